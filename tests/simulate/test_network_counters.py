@@ -76,6 +76,27 @@ def test_payload_that_takes_another_cable_is_counted_there(fidelity: str) -> Non
     assert wire[cable] > 1.02 * payload[cable]
 
 
+@pytest.mark.parametrize("fidelity", ["flow", "message"])
+def test_what_begins_after_a_cable_is_lost_is_counted_elsewhere(fidelity: str) -> None:
+    """The cable breaks while a collective is being launched: no byte has gone over it."""
+    topology = build_topology("dgx-a100", hosts=2, fabric="rail-optimised")
+    machine = Machine(topology, library_on(load_library("nccl"), topology))
+    lowered = UncontendedTimer(machine).best("all_reduce", NBYTES, range(16), 0)[0]
+    used = (arc for stage in lowered.stages for arc in stage.edges.arcs.tolist())
+    cable = next(arc for arc in used if arc >= topology.first_cable)
+    env = simpy.Environment()
+    network: Any = network_class(fidelity)(env, UncontendedTimer(machine))
+    ended = network.launch([lowered])
+    other = replace(machine, topology=remove_links(topology, arcs=[cable]))
+    env.timeout(lowered.launch_s / 2).callbacks.append(lambda _: network.become(other))
+    env.run(until=ended)
+    cables = range(topology.first_cable, len(topology.arcs))
+    leaving = [arc for arc in cables if topology.arcs.names[arc][0].startswith("n0/")]
+    payload = network.counted.payload_bytes
+    assert payload[cable] == pytest.approx(0.0, abs=1e-3)
+    assert payload[leaving].sum() == pytest.approx(2 * 15 / 16 * NBYTES, rel=1e-6)
+
+
 def test_a_stream_is_payload_as_it_is() -> None:
     counted = zero_counters(3)
     count_stream(counted, np.array([0, 2]), 5.0)

@@ -56,6 +56,8 @@ class FlowNetwork(Network):
     """Whether messages on sockets would be nearer to what the library does."""
     _uncounted: dict[int, tuple[LoweredCollective, int]] = field(default_factory=dict, init=False)
     _link_users: LinkUsers[Job] = field(default_factory=LinkUsers, init=False)
+    _launching: dict[simpy.Event, LoweredCollective] = field(default_factory=dict, init=False)
+    """Collectives that have not sent anything yet, by the event of their end."""
     _active: dict[Job, None] = field(default_factory=dict, init=False)
     _changed: list[Job | frozenset[int]] = field(default_factory=list, init=False)
     _timer: UncontendedTimer = field(init=False)  # of the machine as it is now
@@ -89,9 +91,9 @@ class FlowNetwork(Network):
         return tuple(note for why, note in NOTES.items() if why in reasons)
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
-        now = self._rerouted.now(lowered)
-        self._uncounted[id(now)] = (now, self._uncounted.get(id(now), (now, 0))[1] + 1)
+        self._rerouted.now(lowered)  # raises where no route is left
         ended = self.env.event()
+        self._launching[ended] = lowered
         call_at(self.env, self.env.now + lowered.launch_s, self._make_begin(lowered, ended))
         return ended
 
@@ -111,6 +113,8 @@ class FlowNetwork(Network):
         self._note_change(machine)
         same = machine is self.timer.machine
         self._timer = self.timer if same else UncontendedTimer(machine)
+        for lowered in self._launching.values():
+            self._rerouted.now(lowered)  # raises where no route is left
         for job in self._active:
             if isinstance(job, Flow):
                 route = reroute_stream(machine, job.stage.edges.arcs.tolist())
@@ -130,6 +134,8 @@ class FlowNetwork(Network):
     ) -> Callable[[simpy.Event], None]:
         def begin(_: simpy.Event) -> None:
             now = self._rerouted.now(lowered)
+            del self._launching[done]
+            self._uncounted[id(now)] = (now, self._uncounted.get(id(now), (now, 0))[1] + 1)
             if not now.stages:
                 done.succeed()
                 return

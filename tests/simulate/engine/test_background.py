@@ -13,6 +13,7 @@ from perfmodel.simulate.engine.background import BackgroundJob, Change, Traffic
 from perfmodel.simulate.engine.engine import Fidelity, simulate
 from perfmodel.simulate.engine.rank_class import participants_of
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.placement import place_plan
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.model import Topology
@@ -224,8 +225,9 @@ def test_a_lost_nic_is_routed_around_and_costs_time(pair: Topology, fidelity: Fi
     assert whole_s < half_s < most_s < 3 * whole_s
 
 
+@pytest.mark.parametrize("when", ["being launched", "under way"])
 @BOTH
-def test_who_is_out_of_reach_is_named(pair: Topology, fidelity: Fidelity) -> None:
+def test_who_is_out_of_reach_is_named(pair: Topology, fidelity: Fidelity, when: str) -> None:
     machine = Machine(pair, load_library("nccl"))
     nics = [name for name in pair.graph if name.startswith("n1/nic")]
     cut_off = Machine(remove_links(pair, nodes=nics), load_library("nccl"))
@@ -234,7 +236,9 @@ def test_who_is_out_of_reach_is_named(pair: Topology, fidelity: Fidelity) -> Non
              Collective("all_reduce", 64 * 1024 * 1024, "dp", "r")),
         ranks=range(16),
     )  # fmt: skip
-    change = Change(1e-4, cut_off, "n1 lost its NICs")
+    collective = UncontendedTimer(machine).best("all_reduce", 64 * 1024 * 1024, range(16), 0)[0]
+    at_s = collective.launch_s * (0.5 if when == "being launched" else 1.5)
+    change = Change(at_s, cut_off, "n1 lost its NICs")
     with pytest.raises(SimulationError) as caught:
         simulate(step, machine, fidelity=fidelity, changes=[change])
     text = str(caught.value)

@@ -247,8 +247,8 @@ def test_what_cannot_be_simulated_says_so() -> None:
 
 
 def test_more_sends_on_shared_cores_than_can_be_simulated_are_refused() -> None:
-    topology = build_topology("shaped-ethernet", hosts=400, fabric="one-switch")
-    with pytest.raises(InputError, match="nodes: found 400 ranks that share cores"):
+    topology = build_topology("shaped-ethernet", hosts=800, fabric="one-switch")
+    with pytest.raises(InputError, match="nodes: found 800 ranks that share cores"):
         collective_rows(topology, sizes=[256 * MIB], library="gloo")
 
 
