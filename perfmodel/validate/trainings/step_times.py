@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from perfmodel.library.machine import Machine, make_machine
+from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.library.settings import LibrarySettings
@@ -65,9 +65,22 @@ def _timer(machine: HostText, nodes: int, gpus: int, nccl: str | None) -> Uncont
     return UncontendedTimer(make_machine(topology, load_library("nccl"), settings=settings))
 
 
-def timer_of(row: TrainingRow) -> UncontendedTimer:
-    """Times of collectives on the machine and with the library of a row."""
-    return _timer(row.machine, len(row.shares), max(row.shares), row.software.nccl)
+@lru_cache(maxsize=64)
+def _bound_timers(
+    machine: HostText, nodes: int, gpus: int, nccl: str | None
+) -> tuple[UncontendedTimer, ...]:
+    """Timers of both ends of the interval of collectives."""
+    likely = _timer(machine, nodes, gpus, nccl)
+    return tuple(likely.on(each) for each in bound_machines(likely.machine))
+
+
+def timer_of(row: TrainingRow, network: Literal[0, 1] | None = None) -> UncontendedTimer:
+    """Times of collectives on the machine and with the library of a row.
+
+    `network`: as for `training_step_s`.
+    """
+    key = row.machine, len(row.shares), max(row.shares), row.software.nccl
+    return _timer(*key) if network is None else _bound_timers(*key)[network]
 
 
 @lru_cache(maxsize=1024)
@@ -104,9 +117,7 @@ def training_step_s(
     times = _scaled(_layer_times(row), compute)
     if row.gpus == 1:
         return step_s(times)
-    timer = timer_of(row)
-    if network is not None:
-        timer = timer.on(_bounds(timer)[network])
+    timer = timer_of(row, network)
     request = StepRequest(
         build_named(row.model),
         times,
@@ -143,11 +154,6 @@ def step_uncertainties(
                         training_step_s(row, compute, network=1)),
         ]  # fmt: skip
     return tuple(parts)
-
-
-@lru_cache(maxsize=64)
-def _bounds(timer: UncontendedTimer) -> tuple[Machine, ...]:
-    return bound_machines(timer.machine)
 
 
 def _scaled(times: LayerTimes, factor: float) -> LayerTimes:
