@@ -82,8 +82,8 @@ def test_parts_that_do_not_fit_together(changes: dict[str, Any], words: str) -> 
 @pytest.mark.parametrize(
     ("value", "interval", "words"),
     [
-        ("x 1e10", ["x 1e9", "x 1e11"], "a factor from 1e-9 to 1e9"),
-        ("x 1e-10", ["x 1e-11", "x 1e-9"], "a factor from 1e-9 to 1e9"),
+        ("x 1e10", ["x 1e9", "x 1e11"], "a factor from 1e-09 to 1e+09"),
+        ("x 1e-10", ["x 1e-11", "x 1e-9"], "a factor from 1e-09 to 1e+09"),
         ("x nan", ["x 1", "x 2"], "more than zero"),
         ("5 GB/s", ["2 GB/s", "4 GB/s"], "an interval around '5 GB/s', from low to high"),
         ("0 GB/s", ["0 GB/s", "4 GB/s"], "more than zero"),

@@ -234,7 +234,7 @@ def test_an_unwritable_report_folder(scenario_file, tmp_path):
     (tmp_path / "taken").write_text("a file")
     result = perf("run", scenario_file(), "-o", tmp_path / "taken")
     assert result.exit_code == 2
-    assert "a place that can be written" in result.stderr
+    assert "(a file); allowed: a folder, new or not" in result.stderr
 
 
 def test_a_failed_answer_is_exit_code_1(monkeypatch):

@@ -66,17 +66,21 @@ def _timer(machine: HostText, nodes: int, gpus: int, nccl: str | None) -> Uncont
 
 
 @lru_cache(maxsize=64)
-def _timers_at_ends(
+def _bound_timers(
     machine: HostText, nodes: int, gpus: int, nccl: str | None
 ) -> tuple[UncontendedTimer, ...]:
-    """Timers with the shortest and the longest times of collectives of like machines."""
-    timer = _timer(machine, nodes, gpus, nccl)
-    return tuple(timer.on(bound) for bound in bound_machines(timer.machine))
+    """Timers of both ends of the interval of collectives."""
+    likely = _timer(machine, nodes, gpus, nccl)
+    return tuple(likely.on(each) for each in bound_machines(likely.machine))
 
 
-def timer_of(row: TrainingRow) -> UncontendedTimer:
-    """Times of collectives on the machine and with the library of a row."""
-    return _timer(row.machine, len(row.shares), max(row.shares), row.software.nccl)
+def timer_of(row: TrainingRow, network: Literal[0, 1] | None = None) -> UncontendedTimer:
+    """Times of collectives on the machine and with the library of a row.
+
+    `network`: as for `training_step_s`.
+    """
+    key = row.machine, len(row.shares), max(row.shares), row.software.nccl
+    return _timer(*key) if network is None else _bound_timers(*key)[network]
 
 
 @lru_cache(maxsize=1024)
@@ -113,11 +117,7 @@ def training_step_s(
     times = _scaled(_layer_times(row), compute)
     if row.gpus == 1:
         return step_s(times)
-    timer = timer_of(row)
-    if network is not None:
-        timer = _timers_at_ends(row.machine, len(row.shares), max(row.shares), row.software.nccl)[
-            network
-        ]
+    timer = timer_of(row, network)
     request = StepRequest(
         build_named(row.model),
         times,

@@ -101,13 +101,18 @@ def test_a_family_left_out_has_no_say(two_families):
 
 
 def test_the_shipped_refits_leave_out_each_family_that_counts():
-    """Names of numbers exist, and every family of a fitted sweep is there."""
+    """Names of numbers exist, and every family of a fitted sweep is there.
+
+    No family moves a number by more than a factor of 2.2, so that one that is further off is of
+    another place: names count variants, and one more or less in NCCL's file shifts them.
+    """
     fitted = fitted_on()[0].sweeps
     families = {observed(name).family for name in fitted if not SWEEPS[name].table}
     assert families <= set(left_out().families)
-    names = {number.name for number in NUMBERS}
+    shipped = {number.name: number.value for number in NUMBERS}
     for family, changed in left_out().families.items():
-        assert set(changed) <= names
+        assert set(changed) <= set(shipped)
+        assert all(1 / 3 < value / shipped[name] < 3 for name, value in changed.items())
         assert library_without(family) is not None
     assert library_without("no such family") is None
 

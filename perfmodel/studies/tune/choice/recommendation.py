@@ -53,7 +53,7 @@ def recommend(
 
 def _is_sure(choice: Choice) -> bool:
     """Whether a setting is quicker than the default anywhere in the interval, noise or not."""
-    return min(*choice.gains, *choice.gains_nearby) > 0.0 and choice.gains[0] > choice.noise
+    return min(choice.gains + choice.gains_nearby) > 0.0 and choice.gains[0] > choice.noise
 
 
 # ---------------------------------------------------------------- what there is to choose from
