@@ -69,11 +69,11 @@ def _coverage(
     published: Sequence[tuple[Pair | None, float]], weights: NDArray[np.float64]
 ) -> dict[str, float]:
     """Share of published numbers inside their interval, and how wide it is; empty without any."""
-    known = [at for at, (interval, _) in enumerate(published) if interval is not None]
-    if not known:
+    places = [at for at, (interval, _) in enumerate(published) if interval is not None]
+    if not places:
         return {}
-    ends = np.array([published[at][0] for at in known])
-    numbers, own = np.array([published[at][1] for at in known]), weights[known]
+    ends = np.array([published[at][0] for at in places])
+    numbers, own = np.array([published[at][1] for at in places]), weights[places]
     inside = (ends[:, 0] <= numbers) & (numbers <= ends[:, 1])
     return {
         "inside": float(own[inside].sum() / own.sum()),

@@ -153,8 +153,8 @@ def _intervals(own: ParsedRow, base: ParsedRow | None) -> dict[Measure, Pair]:
     if base is not None:
         other = base.row
         ends = ratio_interval((training_step_s(other), step_uncertainties(other)), (step_s, parts))
-        alike = row.batch / other.batch
-        intervals["efficiency"] = ends[0] * alike, ends[1] * alike
+        batches = row.batch / other.batch
+        intervals["efficiency"] = ends[0] * batches, ends[1] * batches
     return intervals
 
 
