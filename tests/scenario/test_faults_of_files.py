@@ -74,7 +74,7 @@ def test_a_file_that_is_named_as_another_kind_is_not_shown(tmp_path: Path, overr
         path = str(tmp_path / name)
         error = refusal(TEXT, tmp_path / "s.yaml", (override.format(path),))
         assert "secret" not in str(error)
-        assert path in str(error)
+        assert path[:40] in str(error)  # a long one is cut
 
 
 def test_a_scenario_that_is_another_file_is_not_shown(tmp_path: Path) -> None:
