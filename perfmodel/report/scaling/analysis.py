@@ -90,6 +90,15 @@ def throughput_interval(point: SizeResult) -> Range | None:
     return samples / high_s, samples / low_s
 
 
+def _relative_interval(point: SizeResult) -> Range | None:
+    """Samples per second at both ends of the efficiency; of the throughput where it has none."""
+    if point.scaling_efficiency_interval is None:
+        return throughput_interval(point)
+    low, high = point.scaling_efficiency_interval
+    ideal = point.samples_per_s / point.scaling_efficiency
+    return low * ideal, high * ideal
+
+
 def kind_of(bottleneck: str) -> str:
     """Kind of a bottleneck: the same link of another host or switch is the same kind.
 
@@ -164,11 +173,13 @@ def _reach(sizes: Sequence[int], values: Sequence[float], least: float) -> Reach
 
 
 def ends(result: Result) -> tuple[list[float], list[float]] | None:
-    """Throughput of every size at the slow and at the quick end of its interval.
+    """Throughput of every size at the slow and at the quick end of its efficiency.
 
-    For sizes without an interval both are the predicted value. None where no size has one.
+    The size that efficiency is relative to is held at its predicted throughput, so that what all
+    sizes share, as the error of compute, cancels. For sizes without an interval both are the
+    predicted value. None where no size has one.
     """
-    intervals = [throughput_interval(point) for point in result.points]
+    intervals = [_relative_interval(point) for point in result.points]
     if all(interval is None for interval in intervals):
         return None
     pairs = [

@@ -124,6 +124,24 @@ def test_knee_moves_between_the_ends_of_the_intervals(curve: Callable[..., Resul
     assert "ends of the" not in knee_sentence(curve(speeds))
 
 
+def test_what_all_sizes_share_does_not_move_the_knee(curve: Callable[..., Result]) -> None:
+    """Steps are known to 20 %, all of them off alike, and efficiency to a percent."""
+    sizes = [(1, 100.0), (2, 198.0), (4, 390.0)]
+    wide = {gpus: (0.8 * 10 * gpus / speed, 1.2 * 10 * gpus / speed) for gpus, speed in sizes}
+    steps = curve(sizes, wide)
+    sure = replace(
+        steps,
+        points=tuple(
+            replace(p, scaling_efficiency_interval=(p.scaling_efficiency - 0.01, 1.0))
+            for p in steps.points
+        ),
+    )
+    slow, quick = analysis.ends(sure) or ([], [])
+    assert slow == pytest.approx([99.0, 196.0, 386.0])
+    assert quick == pytest.approx([100.0, 200.0, 400.0])
+    assert "the same at both ends" in plain(knee_sentence(sure))
+
+
 def test_same_link_of_another_host_is_no_change(curve: Callable[..., Result]) -> None:
     names = ["compute", "n0/nic0 -> leaf0 (ethernet)", "n3/nic1 -> leaf2 (ethernet)"]
     found = curve([(1, 10.0), (8, 70.0), (16, 130.0)], bottlenecks=names)
