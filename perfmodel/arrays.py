@@ -1,4 +1,4 @@
-"""Types that all of the package shares: arrays of indices and of numbers, and groups of ranks."""
+"""What all of the package shares: types of arrays and of groups of ranks, and a few numbers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ FloatArray = NDArray[np.float64]
 
 KEPT_BITS = 40
 """Significant bits of a random number or a table that answers rest on."""
+
+Z80 = 1.2815515655446004
+"""Half width of the middle 80 % of a normal distribution, in standard deviations."""
 
 RankGroup = range | tuple[int, ...]
 """Ranks of the topology that take part in a collective, in their order; hashable, a cache key."""

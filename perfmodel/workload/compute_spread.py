@@ -12,14 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from perfmodel.arrays import Z80
 from perfmodel.files import read_yaml
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.model import Workload
 
 Factors = tuple[float, float]
 """Low and high end of 80 %, as factors on the likely value."""
-Z80 = 1.2815515655446004
-"""Half width of the middle 80 % of a normal distribution, in standard deviations."""
 
 
 @cache

@@ -74,9 +74,15 @@ def layer_times(
     ------
     InputError
         A model without work, an unknown optimizer, a precision that the GPU does not have, a batch
-        or an efficiency out of range.
+        or an efficiency out of range, `compiled` for a model that does not state what fuses.
     """
     _check_arguments(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
+    if compiled and not any(
+        layer.fused_bytes is not None or (layer.score_elements and not fused_attention)
+        for layer in workload.layers
+    ):
+        model_text = f"true for {workload.name!r}, whose file does not state what can be fused"
+        raise InputError(Fault("compiled", model_text, "false, or a model of the zoo"))
     gpu = _with_efficiencies(gpu, precision, matmul_efficiency, memory_efficiency)
     pricing = make_pricing(
         gpu,

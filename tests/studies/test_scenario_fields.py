@@ -54,7 +54,6 @@ OTHER_COMMAND = "another command reads it, and `compare` says so; its own contex
 NO_CONVOLUTION = "the model has no convolution to lay out; the context of a job tries it"
 NO_ATTENTION = "the model has no attention to fuse; the context of a transformer tries it"
 BUSY = "the device hides the host; the contexts of a job and of a transformer try it"
-NO_CHAIN = "the model's file does not say what a fused chain moves; the context of a job tries it"
 RINGS = dict.fromkeys(
     ("cluster.fabric.oversubscription", "cluster.fabric.routing"),
     "a ring leaves each leaf once, so that one uplink is enough; the test of fabrics tries it",
@@ -88,8 +87,7 @@ CONTEXTS = {
     "data parallel": Context(
         "strategy: {kind: data_parallel}\ncluster: {node: v100-x8-25g, gpus_per_node: 2}",
         "strategy. model. compute.", {
-        "compute.fused_attention": NO_ATTENTION, "compute.channels_last": NO_CONVOLUTION,
-        "compute.compiled": NO_CHAIN}, USUAL),
+        "compute.fused_attention": NO_ATTENTION, "compute.channels_last": NO_CONVOLUTION}, USUAL),
     "accumulating": Context("strategy: {kind: ddp, accumulate: 2}", "strategy."),
     **{f"fabric {shape}": Context(
         f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {shape}"

@@ -10,10 +10,10 @@ from dataclasses import asdict
 from statistics import NormalDist
 from typing import Any
 
+from perfmodel.arrays import Z80
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.studies.plan.failures import daly_s, young_s
 from perfmodel.studies.plan.model import PlanOption, PlanResult, Training, UpgradeOutcome
-from perfmodel.studies.run.steps.output_analysis import Z80
 
 CSV_COLUMNS = (
     "candidate", "node", "fabric", "nodes", "gpus", "status", "reason", "pareto", "in_time",

@@ -24,6 +24,7 @@ from perfmodel.validate.trainings.step_times import (
 )
 from perfmodel.workload import zoo
 from perfmodel.workload.compute_spread import measured_factors
+from perfmodel.workload.model import scale_times
 from perfmodel.workload.roofline import layer_times, step_s
 
 LEFT_OUT = "left_out.csv"
@@ -213,6 +214,8 @@ def _single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:
         channels_last=cells.get("channels_last") == "1",
         fused_attention=cells.get("fused_attention") != "0",
     )
+    step = step_s(times)
+    low_s, high_s = (step_s(scale_times(times, factor)) for factor in times.spread)
     return TrainingRun(
         model=cells["model"],
         gpu=cells["gpu"],
@@ -222,6 +225,7 @@ def _single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:
         precision=cells["precision"],
         network=ONE_GPU,
         published=float(cells["samples_per_s"]),
-        predicted=batch / step_s(times),
+        predicted=batch / step,
+        intervals={"one_gpu": (batch / high_s, batch / low_s)},
         source=cells.get("source", ""),
     )

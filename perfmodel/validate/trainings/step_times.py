@@ -27,7 +27,7 @@ from perfmodel.validate.sweeps.match import Allocation, build_cluster
 from perfmodel.validate.trainings.rows.model_names import build_named, is_convolutional
 from perfmodel.validate.trainings.rows.parse import TrainingRow
 from perfmodel.workload.compute_spread import Factors, overlap_slowdowns
-from perfmodel.workload.model import LayerTimes
+from perfmodel.workload.model import LayerTimes, scale_times
 from perfmodel.workload.roofline import layer_times, step_s
 
 STEPS = 3
@@ -114,7 +114,7 @@ def training_step_s(
     PerfmodelError
         The machine cannot be built, or the model does not run on it.
     """
-    times = _scaled(_layer_times(row), compute)
+    times = scale_times(_layer_times(row), compute)
     if row.gpus == 1:
         return step_s(times)
     timer = timer_of(row, network)
@@ -154,17 +154,6 @@ def step_uncertainties(
                         training_step_s(row, compute, network=1)),
         ]  # fmt: skip
     return tuple(parts)
-
-
-def _scaled(times: LayerTimes, factor: float) -> LayerTimes:
-    """Compute and the launches that feed it, a factor slower; copies of buckets as they are."""
-    return replace(
-        times,
-        forward_s=times.forward_s * factor,
-        backward_s=times.backward_s * factor,
-        optimizer_s=times.optimizer_s * factor,
-        launch_s=times.launch_s * factor,
-    )
 
 
 def _on_ranks(plan: StepPlan, shares: tuple[int, ...]) -> StepPlan:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 
 from perfmodel.report.validation.training_tables import (
     by_table_table,
+    coverage_table,
     fitted_note,
     group_table,
     scored,
@@ -128,3 +130,24 @@ def test_the_sentence_names_networks_and_one_gpu() -> None:
     assert "in large." in fitted_note(Validation("x", (), {}, (fitted, TABLES[1])))
     assert fitted_note(Validation("x", (), {}, TABLES)) == ""
     assert training_headline(Validation("x", (), {})) == ""
+
+
+def test_how_many_lie_inside_and_how_wide_intervals_are() -> None:
+    """Of one table half are inside, of the other none; a run without an interval does not count."""
+    inside = {"efficiency": (0.9, 1.1)}  # published: 1
+    outside = {"efficiency": (1.05, 1.3)}
+    tables = (
+        dataset("a", run(0.0, intervals=inside), run(0.1, intervals=outside), run(0.2)),
+        dataset("b", run(0.1, intervals={"efficiency": (0.5, 0.9)})),
+    )
+    score = score_runs(entries_of(tables), "efficiency")
+    assert score is not None
+    # weights of a third each in the first table, one in the second
+    assert score.inside == pytest.approx((1 / 3) / (2 / 3 + 1))
+    assert score.width == pytest.approx(math.log(0.9 / 0.5))
+    alone = score_runs(entries_of(TABLES), "efficiency")
+    assert alone is not None
+    assert alone.inside is alone.width is None
+    rows = coverage_table(Validation("x", (), {}, tables)).rows
+    assert [cells(cell) for cell in rows[0]] == ["all", "-", "-", "20 %, 80 % wide", "-"]
+    assert coverage_table(Validation("x", (), {}, TABLES)).rows == []

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+from perfmodel.arrays import Z80
 from perfmodel.errors import Fault, InputError
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.training.step_plan import StepPlan
@@ -33,8 +34,6 @@ FEWEST_RANDOM, MOST_RANDOM = 30, 200
 """Steps with jitter: enough for a nearly normal mean, and few enough to take seconds."""
 FEWEST_AT_ALL = 5
 """Steps with jitter where there are so many ranks that each step takes seconds."""
-Z80 = 1.2815515655446004
-"""Half width of an 80 % interval of a normal distribution, in standard deviations."""
 MEAN_WITHIN = 0.005
 """Target for the half width of the 80 % interval of the mean step, as a share of the step."""
 RANK_TASKS = 4e8

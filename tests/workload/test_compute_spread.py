@@ -1,0 +1,50 @@
+"""How sure predicted times of computing are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.workload.compute_spread import measured_factors, roofline_factors
+from perfmodel.workload.model import Layer, ParameterTensor, Workload
+from perfmodel.workload.zoo import build_model
+
+
+def width(factors: tuple[float, float]) -> float:
+    low, high = factors
+    assert low * high == pytest.approx(1.0)
+    return math.log(high)
+
+
+def test_what_is_assumed_or_estimated_is_less_sure() -> None:
+    measured = load_gpu("a100-sxm4-80gb")
+    assert not measured.efficiency_assumed
+    assert load_gpu("a10").efficiency_assumed
+    model = build_model("resnet50")
+    usual = width(roofline_factors(model, measured, "fp16"))
+    guessed = width(roofline_factors(model, replace(measured, efficiency_assumed=True), "fp16"))
+    estimated = width(roofline_factors(replace(model, notes=("estimated",)), measured, "fp16"))
+    assert 0.1 < usual < 0.3
+    assert guessed > usual
+    assert estimated > usual
+
+
+def test_families_have_their_own_spread() -> None:
+    gpu = load_gpu("a100-sxm4-80gb")
+    own = {
+        name: width(roofline_factors(build_model(name), gpu, "fp16"))
+        for name in ("resnet50", "bert-base")
+    }
+    assert own["bert-base"] < own["resnet50"]
+    plain = Workload("plain", (ParameterTensor("w", (4, 4)),), (Layer("fc", (0,), 32.0),))
+    assert width(roofline_factors(plain, gpu, "fp16")) == max(own.values())
+
+
+def test_a_measured_step_is_less_sure_the_farther_the_batch_is() -> None:
+    widths = [width(measured_factors(batch, 64)) for batch in (64, 128, 256)]
+    assert widths == sorted(widths)
+    assert width(measured_factors(32, 64)) == pytest.approx(widths[1])
+    assert widths[0] < 0.05
