@@ -26,13 +26,11 @@ folder = scenario_fields.folder
 NO_CHANCE, NO_EVENT = scenario_fields.NO_CHANCE, scenario_fields.NO_EVENT
 OTHER_COMMAND = scenario_fields.OTHER_COMMAND
 JOB, IMAGINED = scenario_fields.CONTEXTS["job"], scenario_fields.CONTEXTS["what if"]
-NOT_IN_FILE = (
-    "the model's file has no convolution and no fused chain; the context of resnet tries it"
-)
+NOT_IN_FILE = "the model's file has no convolution; the context of resnet tries it"
 SLOWER = "the network is slower, and no step changes; the context of PCIe tries it"
 CONTEXTS = {
     "job": Context("", "", {
-        **JOB.idle, "compute.channels_last": NOT_IN_FILE, "compute.compiled": NOT_IN_FILE,
+        **JOB.idle, "compute.channels_last": NOT_IN_FILE,
         "scale": OTHER_COMMAND,
     }, JOB.implied),
     "resnet": Context("model: {name: resnet18}", "compute.", {

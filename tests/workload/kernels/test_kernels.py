@@ -181,3 +181,15 @@ def test_recorded_kernels(records, kind, median, most):
     )
     assert statistics.median(errors) < median
     assert errors[int(0.9 * len(errors))] < most
+
+
+@pytest.mark.parametrize("groups", [1, 4, 32])
+def test_a_grouped_convolution_multiplies_within_its_groups(groups: int) -> None:
+    """One multiply-add per output element, input channel of its group and kernel position."""
+    conv = Convolution(128, 256, (28, 28), (28, 28), (3, 3), groups=groups)
+    expected = 256 * 28 * 28 * (128 // groups) * 9
+    for product in (
+        forward_product(conv), input_gradient_product(conv), weight_gradient_product(conv),
+    ):  # fmt: skip
+        assert product.rows * product.columns * product.depth == expected
+    assert conv.weight_elements == 256 * (128 // groups) * 9
