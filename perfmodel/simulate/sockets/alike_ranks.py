@@ -3,8 +3,10 @@
 In a ring every rank sends to its neighbour in every round. If the hosts and their links are alike,
 what happens on one host happens on each of them at the same time, and the first `period` ranks are
 enough: what they send to others arrives at them from their likes. It is exact where no link carries
-data of two ranks that stand for each other, or never makes what it carries wait. Links on which
-nothing ever waits are left out, too, also where all ranks differ.
+data of two ranks that stand for each other, or never makes what it carries wait, and where segments
+are all as long; where they are not, and several collectives are under way, a few bytes may decide
+whose message is first, and the time be off by some percent (see the tests). Links on which nothing
+ever waits are left out, too, also where all ranks differ.
 """
 
 from __future__ import annotations
