@@ -11,8 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import connection, resource_tracker
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from perfmodel.errors import DataMismatch, MeasurementError, PerfmodelError
 from perfmodel.measure.job import MeasurementJob
 from perfmodel.measure.processes import status as rank_status
+from perfmodel.measure.processes.interrupts import shield_from_interrupt
 from perfmodel.measure.record import MeasurementRow
 
 Progress = Callable[[int, int], None]
@@ -78,7 +78,7 @@ def run_processes(
 
 
 def _start_processes(team: _RankProcesses, context: Any, folder: str) -> None:
-    with _shield_from_interrupt():
+    with shield_from_interrupt(resource_tracker.ensure_running):
         for rank in range(team.job.ranks):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
@@ -91,17 +91,6 @@ def _start_processes(team: _RankProcesses, context: Any, folder: str) -> None:
             theirs.close()
             team.processes.append(process)
             team.pipes.append(ours)
-
-
-@contextmanager
-def _shield_from_interrupt() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C: the parent ends them, without their tracebacks."""
-    resource_tracker.ensure_running()  # started later, it would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_processes(team: _RankProcesses) -> None:

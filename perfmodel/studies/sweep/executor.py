@@ -107,12 +107,16 @@ def _map_on_processes(
     function: Callable[..., R], calls: Sequence[tuple[Any, ...]], jobs: int, threads: int | None
 ) -> Iterator[R]:
     from joblib import Parallel, delayed, parallel_config
+    from joblib.externals.loky.backend import resource_tracker
     from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    from perfmodel.measure.processes.interrupts import shield_from_interrupt
 
     tasks: Iterable[Any] = (delayed(_call)(os.getpid(), function, call) for call in calls)
     with parallel_config("loky", n_jobs=jobs, inner_max_num_threads=threads):
         # of a batch of several calls, what was done would be lost with the worker
-        results = Parallel(return_as="generator_unordered", batch_size=1)(tasks)
+        with shield_from_interrupt(resource_tracker.ensure_running):
+            results = Parallel(return_as="generator_unordered", batch_size=1)(tasks)
         try:
             yield from results
         except TerminatedWorkerError:

@@ -345,6 +345,18 @@ def gone(session: int) -> bool:
     return not members(session)
 
 
+def interrupted(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+    return number
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no masks of signals here")
+def test_no_worker_hears_ctrl_c() -> None:
+    calls = iter_of(*range(6))
+    assert sorted(map_unordered(interrupted, calls, jobs=2)) == list(range(6))
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
     one, path = started(tmp_path)
