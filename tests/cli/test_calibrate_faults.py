@@ -123,3 +123,18 @@ def test_numbers_of_our_schedule_can_be_chosen(tmp_path):
     without = busy("--profile-rows", "schedule")
     assert without.exit_code == 2
     assert "--profile-rows" in without.stderr
+
+
+def test_matrices_that_tell_no_rate_of_a_link_are_named_with_the_reason(tmp_path):
+    log = tmp_path / "copies.log"
+    log.write_text(
+        "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]\n"
+        "Unidirectional P2P=Disabled Bandwidth Matrix (GB/s)\n"
+        "   D\\D     0      1\n     0 1575.10  17.65\n     1  18.50 1594.01\n"
+    )
+    words = ["calibrate", str(log), "--topology", "dgx-a100", "-o", str(tmp_path / "p.yaml")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2
+    assert "copies.log: matrix: found none that tells the rate of a link" in done.stderr
+    assert "without peer access" in done.stderr
+    assert not (tmp_path / "p.yaml").exists()

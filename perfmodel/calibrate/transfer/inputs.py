@@ -11,7 +11,7 @@ from perfmodel.calibrate.checks import ConfiguredMachine, differences
 from perfmodel.calibrate.profile import Profile, Source
 from perfmodel.calibrate.readers import LinkMatrix, MeasurementFile, Sweep, SweepRow
 from perfmodel.calibrate.transfer.fit import SweepRun, fit_profile
-from perfmodel.calibrate.transfer.link_matrices import measure_links
+from perfmodel.calibrate.transfer.link_matrices import SINGLE_COPY_TESTS, measure_links
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
 from perfmodel.library.settings import settings_of
@@ -145,13 +145,28 @@ def profile_of(
         raise InputError(faults)
     topology = next(iter(inputs.topologies.values()), None) or inputs.build_topology(1, None)
     direct, unused = measure_links(inputs.matrices, topology) if inputs.matrices else ([], ())
-    profile = fit_profile(
-        inputs.runs, topology=topology, name=name, files=inputs.files, sources=inputs.sources,
-        direct=direct,
-    )  # fmt: skip
+    if inputs.matrices and not direct and not inputs.runs:
+        raise InputError(_faults_of_unused(inputs.matrices, unused))
+    try:
+        profile = fit_profile(
+            inputs.runs, topology=topology, name=name, files=inputs.files, sources=inputs.sources,
+            direct=direct,
+        )  # fmt: skip
+    except InputError as error:
+        raise error.located(", ".join(dict.fromkeys(file.file for file in files))) from None
     notes = (*inputs.notes, *inputs.compare_runs(), *unused)
     (fit,) = profile.fits
     return profile.model_copy(update={"fits": (fit.model_copy(update={"notes": notes}),)})
+
+
+def _faults_of_unused(matrices: Sequence[LinkMatrix], reasons: Sequence[str]) -> list[Fault]:
+    """A fault for each file: none of its matrices says how fast a link is."""
+    actual = "none that tells the rate of a link (" + "; ".join(reasons) + ")"
+    allowed = "copies of one pair at a time with peer access, such as " + " or ".join(
+        repr(test) for test in sorted(SINGLE_COPY_TESTS)[:2]
+    )
+    files = dict.fromkeys(matrix.file for matrix in matrices)
+    return [Fault("matrix", actual, allowed, file) for file in files]
 
 
 def _prefer_out_of_place(sweeps: Sequence[Sweep]) -> list[Sweep]:
