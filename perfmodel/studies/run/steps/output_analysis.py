@@ -7,13 +7,14 @@ samples (Law, Simulation Modeling and Analysis, 5th ed. 2015, section 9.4; warm-
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
 from perfmodel.arrays import Z80
 from perfmodel.errors import Fault, InputError
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.step_plan import Compute, StepPlan
 from perfmodel.units import format_time
 
 WARM_UP = 2
@@ -30,6 +31,8 @@ BURSTS = 3
 """Bursts of repeated traffic that the counted steps contain."""
 MOST_BURSTS = 100
 """Bursts of one sender in a step; more take minutes to simulate and equal a steady stream."""
+MOST_OTHER_STEPS = 200
+"""Steps of another job during one step of this one: with `JOB_STEPS` a run then takes seconds."""
 FEWEST_RANDOM, MOST_RANDOM = 30, 200
 """Steps with jitter: enough for a nearly normal mean, and few enough to take seconds."""
 FEWEST_AT_ALL = 5
@@ -66,9 +69,31 @@ def count_needed_steps(disturbances: Sequence[Disturbance], step_s: float, plan:
         for flow in each.traffic[:1]
         if flow.every_s is not None and step_s / flow.every_s > MOST_BURSTS
     ]
+    faults += [
+        Fault(
+            each.origin,
+            f"{each.description}: up to {step_s / other_s:,.0f} of its steps in one of this job's, "
+            f"which takes {format_time(step_s)}",
+            f"at most {MOST_OTHER_STEPS}: a larger batch there, or a smaller one here",
+        )
+        for each in disturbances
+        if each.background_job is not None
+        for other_s in [max(busiest_stream_s(each.background_job.plan), 1e-9)]
+        if step_s > MOST_OTHER_STEPS * other_s
+    ]
     if faults:
         raise InputError(faults)
     return max((_needed_steps(each, step_s, plan) for each in disturbances), default=1)
+
+
+def busiest_stream_s(plan: StepPlan) -> float:
+    """Time that the stream with most to compute takes at least: no step is shorter."""
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for task in plan.tasks:
+        if isinstance(task.work, Compute):
+            sums[task.rank_class, task.stream] += task.work.duration_s
+    workers = {stream.name: stream.workers for stream in plan.streams}
+    return max((total / workers[name] for (_, name), total in sums.items()), default=0.0)
 
 
 def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan) -> int:

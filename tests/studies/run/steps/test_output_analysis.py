@@ -97,3 +97,14 @@ def test_the_interval_of_a_mean_is_students() -> None:
     error = statistics.stdev(steps_s) / math.sqrt(30)
     exact = stats.t.interval(0.8, 29, loc=statistics.fmean(steps_s), scale=error)
     assert mean_interval_s(steps_s) == pytest.approx(exact, abs=0.002 * error)
+
+
+def test_another_job_with_far_shorter_steps_is_refused() -> None:
+    """Its 3 tasks of a second follow each other, so that no step of it is below 3 s."""
+    job = BackgroundJob(plan_of(1, 3))
+    allowed = Disturbance("job b on 2 nodes", "jobs.0", background_job=job)
+    assert count_needed_steps([allowed], 600.0, plan_of(2)) == 20
+    with pytest.raises(
+        InputError, match=r"jobs\.0: .*b on 2 nodes: up to 201 of its"
+    ):
+        count_needed_steps([allowed], 603.0, plan_of(2))
