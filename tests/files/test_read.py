@@ -1,49 +1,15 @@
 """Strict reading of text and YAML 1.2."""
 
-from typing import Annotated, Literal
-
 import pytest
-from pydantic import Field
 
 from perfmodel.errors import InputError
 from perfmodel.files import (
-    Bandwidth,
-    Bytes,
-    Count,
-    FileModel,
-    FlopRate,
-    Seconds,
     line_of,
     load_document,
     plain,
     read_yaml,
 )
-
-
-class Cat(FileModel):
-    kind: Literal["cat"]
-    lives: Count = 9
-
-
-class Dog(FileModel):
-    kind: Literal["dog"]
-    bark: str = "wuff"
-
-
-class Example(FileModel):
-    size: Bytes
-    speed: Bandwidth = 1.0
-    delay: Seconds = 0.0
-    compute: FlopRate = 1.0
-    ratio: float = 1.0
-    items: tuple[Count, ...] = ()
-    pet: Annotated[Cat | Dog, Field(discriminator="kind")] | None = None
-
-
-def write(tmp_path, text, name="x.yaml"):
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    return path
+from tests.files.documents import Example, write
 
 
 def test_yaml_is_version_1_2(tmp_path):

@@ -1,52 +1,11 @@
 """Types of fields that are quantities."""
 
-from typing import Annotated, Literal
-
 import pytest
-from pydantic import Field
 
-from perfmodel.errors import InputError
 from perfmodel.files import (
-    Bandwidth,
-    Bytes,
-    Count,
-    FileModel,
-    FlopRate,
-    Seconds,
     load_document,
 )
-
-
-class Cat(FileModel):
-    kind: Literal["cat"]
-    lives: Count = 9
-
-
-class Dog(FileModel):
-    kind: Literal["dog"]
-    bark: str = "wuff"
-
-
-class Example(FileModel):
-    size: Bytes
-    speed: Bandwidth = 1.0
-    delay: Seconds = 0.0
-    compute: FlopRate = 1.0
-    ratio: float = 1.0
-    items: tuple[Count, ...] = ()
-    pet: Annotated[Cat | Dog, Field(discriminator="kind")] | None = None
-
-
-def write(tmp_path, text, name="x.yaml"):
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def faults_of(tmp_path, text):
-    with pytest.raises(InputError) as caught:
-        load_document(Example, write(tmp_path, text))
-    return caught.value.faults
+from tests.files.documents import Example, faults_of, write
 
 
 def test_quantities_are_read_into_si(tmp_path):

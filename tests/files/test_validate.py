@@ -1,53 +1,17 @@
 """Faults of a document in the terms of the file."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import pytest
 from pydantic import Field
 
 from perfmodel.errors import InputError
 from perfmodel.files import (
-    Bandwidth,
-    Bytes,
     Count,
     FileModel,
-    FlopRate,
-    Seconds,
-    load_document,
     validate_document,
 )
-
-
-class Cat(FileModel):
-    kind: Literal["cat"]
-    lives: Count = 9
-
-
-class Dog(FileModel):
-    kind: Literal["dog"]
-    bark: str = "wuff"
-
-
-class Example(FileModel):
-    size: Bytes
-    speed: Bandwidth = 1.0
-    delay: Seconds = 0.0
-    compute: FlopRate = 1.0
-    ratio: float = 1.0
-    items: tuple[Count, ...] = ()
-    pet: Annotated[Cat | Dog, Field(discriminator="kind")] | None = None
-
-
-def write(tmp_path, text, name="x.yaml"):
-    path = tmp_path / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def faults_of(tmp_path, text):
-    with pytest.raises(InputError) as caught:
-        load_document(Example, write(tmp_path, text))
-    return caught.value.faults
+from tests.files.documents import Example, faults_of
 
 
 def test_every_fault_is_found_at_once_with_its_line(tmp_path):

@@ -104,7 +104,5 @@ def test_another_job_with_far_shorter_steps_is_refused() -> None:
     job = BackgroundJob(plan_of(1, 3))
     allowed = Disturbance("job b on 2 nodes", "jobs.0", background_job=job)
     assert count_needed_steps([allowed], 600.0, plan_of(2)) == 20
-    with pytest.raises(
-        InputError, match=r"jobs\.0: .*b on 2 nodes: up to 201 of its"
-    ):
+    with pytest.raises(InputError, match=r"jobs\.0: .*b on 2 nodes: up to 201 of its"):
         count_needed_steps([allowed], 603.0, plan_of(2))
