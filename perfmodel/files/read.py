@@ -88,17 +88,16 @@ def _parse_unbounded(text: str, file: str | None) -> Any:
     if file is None and len(text) <= SHORT:
         with suppress(UnsupportedYaml):
             return parse_with_libyaml(text)
-    from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
-        return YAML(typ="rt", pure=True).load(text)
+        return _load_with_ruamel(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
         problem = (error.problem or "not YAML").splitlines()[0].removeprefix("found ")
         raise InputError(
-            Fault("file", problem, "YAML 1.2 with each key given once", file, line)
+            Fault("file", problem, "YAML 1.2 whose keys are words, each given once", file, line)
         ) from None
     except (YAMLError, ValueError, RecursionError) as error:
         first = (str(error).splitlines() or ["unreadable"])[0]
@@ -106,6 +105,26 @@ def _parse_unbounded(text: str, file: str | None) -> Any:
     except Exception as error:  # noqa: BLE001  (ruamel's own, on keys that are no scalars)
         problem = f"what is no YAML ({type(error).__name__}: {error})"
         raise InputError(Fault("file", problem, "YAML 1.2 whose keys are words", file)) from None
+
+
+def _load_with_ruamel(text: str) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.constructor import ConstructorError, RoundTripConstructor
+    from ruamel.yaml.nodes import MappingNode, ScalarNode
+
+    class Constructor(RoundTripConstructor):
+        """Refuses keys that are lists or mappings: hashing nested ones takes exponential time."""
+
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            for key, _ in node.value if isinstance(node, MappingNode) else ():
+                if not isinstance(key, ScalarNode):
+                    problem = "a key that is a list or a mapping"
+                    raise ConstructorError(None, None, problem, key.start_mark)
+            return super().construct_object(node, deep)
+
+    parser = YAML(typ="rt", pure=True)
+    parser.Constructor = Constructor
+    return parser.load(text)
 
 
 def line_of(document: Any, path: Sequence[str | int]) -> int | None:

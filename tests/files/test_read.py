@@ -34,6 +34,9 @@ def test_anchors_keep_their_type(tmp_path):
         ("a: 1\n\tb: 2\n", 2, "cannot start any token"),
         ("a: 1\n---\nb: 2\n", 2, "another document"),
         ("a: *nope\n", 1, "undefined alias"),
+        ("a: 1\n[b, c]: 2\n", 2, "a key that is a list or a mapping"),
+        ("a: 1\nb: !!set {? {c: d}}\n", 2, "a key that is a list or a mapping"),
+        ("? " * 300 + "1\n", 1, "a key that is a list or a mapping"),  # hashed, it never ends
         ("", None, "nothing"),
         ("# only a comment\n", None, "nothing"),
     ],
