@@ -18,6 +18,7 @@ from perfmodel.topology.from_text.gpu_text import says_nothing
 from perfmodel.topology.from_text.match_template import HostText, read_host
 from perfmodel.training.ddp.options import FIRST_BUCKET_BYTES, DdpOptions, cap_bytes
 from perfmodel.validate.sweeps.match import MOST_RANKS, one_line
+from perfmodel.validate.trainings.rows.corrections import correct
 from perfmodel.validate.trainings.rows.model_names import NamedModel, read_model
 from perfmodel.validate.trainings.rows.software import StatedSoftware, read_software
 
@@ -50,8 +51,6 @@ _PERCENTILES = ("p50_s", "p75_s", "p90_s", "p95_s")
 _STEP_TIMES = {"step_time", "iteration_time", "time_per_step", *_PERCENTILES}
 _METRICS = {"throughput", "rate", *_STEP_TIMES}
 DEFAULT_CAP_MB = 25.0
-_WHOLE_HEAD = "the head scores every position, a third more work than BERT's pre-training"
-"""DLPerf's reports of NVIDIA's PyTorch BERT."""
 _GROUPED = "grouped convolutions, which the roofline takes for large matrix products"
 
 
@@ -90,6 +89,7 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
     UnsupportedRow
         It cannot be expressed.
     """
+    cells = correct(cells)
     framework = cells.get("framework", "").lower()
     if "torch" not in framework:
         raise UnsupportedRow(
@@ -108,15 +108,8 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
     batch = _batch(cells, sum(shares))
     from_nvidia = cells.get("dataset", "").startswith(_CHANNELS_LAST)
     last = from_nvidia and precision == "fp16" and model.name.startswith("resnet")
-    unlike = _unlike(cells, model)
+    unlike = _GROUPED if model.name.startswith("resnext") else ""
     return TrainingRow(model, precision, batch, machine, shares, last, options, software, unlike)
-
-
-def _unlike(cells: Mapping[str, str], model: NamedModel) -> str:
-    """Why compute is not that of the model as it is built; empty: it is."""
-    if cells.get("dataset", "").startswith("dlperf") and model.name.startswith("bert"):
-        return _WHOLE_HEAD
-    return _GROUPED if model.name.startswith("resnext") else ""
 
 
 def samples_per_s(cells: Mapping[str, str], row: TrainingRow) -> float:
