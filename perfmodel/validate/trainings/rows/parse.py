@@ -72,6 +72,8 @@ class TrainingRow:
     channels_last: bool
     options: DdpOptions
     software: StatedSoftware
+    fused_optimizer: bool = False
+    """Whether the optimizer is one of Apex."""
     unlike: str = ""
     """Why compute is not that of the zoo's model; empty: it is."""
 
@@ -108,8 +110,17 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
     batch = _batch(cells, sum(shares))
     from_nvidia = cells.get("dataset", "").startswith(_CHANNELS_LAST)
     last = from_nvidia and precision == "fp16" and model.name.startswith("resnet")
-    unlike = _GROUPED if model.name.startswith("resnext") else ""
-    return TrainingRow(model, precision, batch, machine, shares, last, options, software, unlike)
+    unlike = _GROUPED if model.name.startswith("resnext") else cells.get("unlike", "")
+    return TrainingRow(
+        model, precision, batch, machine, shares, last, options, software,
+        fused_optimizer=_is_nvidias(cells) and model.name.startswith("bert"), unlike=unlike,
+    )  # fmt: skip
+
+
+def _is_nvidias(cells: Mapping[str, str]) -> bool:
+    """Whether it ran NVIDIA's DeepLearningExamples, whose BERT has Apex's FusedLAMB."""
+    text = f"{cells.get('dataset', '')}; {cells.get('framework', '')}".lower()
+    return _CHANNELS_LAST in text or "deeplearningexamples" in text.replace(" ", "")
 
 
 def samples_per_s(cells: Mapping[str, str], row: TrainingRow) -> float:
