@@ -93,7 +93,7 @@ def _head(s: int, h: int) -> list[Module]:
     )  # fmt: skip
     decoder = linear(
         f"{prefix}.decoder", s, h, VOCABULARY, parameters=bias, ready=names(bias),
-        vector_elements=float(LOSS_PASSES * logits),
+        vector_elements=float(LOSS_PASSES * logits), wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits),
         saved_elements=float(s * h + logits), kernels=4,
     )  # fmt: skip
