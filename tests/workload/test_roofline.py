@@ -15,7 +15,8 @@ from perfmodel.workload import Layer, ParameterTensor, Workload, build_model, la
 from perfmodel.workload.kernels.kernel_constants import kernel_constants
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
 from perfmodel.workload.layer_cost import likely_product
-from perfmodel.workload.roofline import optimizer_launches, step_s
+from perfmodel.workload.memory import optimizer_launches
+from perfmodel.workload.roofline import step_s
 
 GPU = Gpu(
     name="ideal",
@@ -187,10 +188,13 @@ def test_kernels_cost_their_ramp():
 
 
 def test_optimizer_time_is_its_traffic():
-    made = layer_times(build_model("gpt2"), GPU, batch=1, precision="fp32", optimizer="adam")
+    made = layer_times(build_model("gpt2"), GPU, batch=1, precision="fp32", optimizer="adam",
+                       optimizer_kernels="fused")  # fmt: skip
     assert made.optimizer_s == pytest.approx(28 * 124439808 / TRAFFIC)
     # 36 tensors and 320 blocks of 65536 elements per launch (MultiTensorApply.cuh)
-    assert made.optimizer_kernels == optimizer_launches(build_model("gpt2"), "adam") == 5 + 5
+    assert made.optimizer_kernels == optimizer_launches(build_model("gpt2"), "adam", "fused") == 10
+    usual = layer_times(build_model("gpt2"), GPU, batch=1, precision="fp32", optimizer="adam")
+    assert usual.optimizer_s == pytest.approx(72 * 124439808 / TRAFFIC)
     assert made.copy_Bps == TRAFFIC / 2
     assert made.source == "roofline on ideal"
 

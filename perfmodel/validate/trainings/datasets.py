@@ -26,7 +26,8 @@ def datasets_in(folder: Path) -> list[Dataset]:
 
     ``testbed/ddp*_iters.csv`` with ``models.csv`` and ``linkcal*.csv`` (or these in the folder
     itself); ``training/*.csv``;
-    ``ddp/pytorch_ddp_benchmark.csv``; ``single_gpu.csv``; ``llm_steps.csv``. What is not there is left out.
+    ``ddp/pytorch_ddp_benchmark.csv``; ``single_gpu.csv``; ``llm_steps.csv``. What is not there is
+    left out.
 
     Raises
     ------

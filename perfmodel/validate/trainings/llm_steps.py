@@ -30,11 +30,11 @@ from perfmodel.workload.zoo.llama import LlamaShape, llama
 
 TITLE = "Model FLOP/s utilisation of LLM steps"
 FIRST_FLASH = 0.5
-"""Rate of FlashAttention 1, in Triton or CUDA, against FlashAttention 2: 44 to 57 % on an A100 where
-attention is causal (Dao-AILab/flash-attention, benchmark figures)."""
+"""Rate of FlashAttention 1, in Triton or CUDA, against FlashAttention 2: 44 to 57 % on an A100
+where attention is causal (Dao-AILab/flash-attention, benchmark figures)."""
 NO_OPTIMIZER = "none"
 """The row is a difference of two steps: the optimizer is not in it."""
-GROUP = "llm"
+LLM = "llm-"
 """How the names of these datasets begin."""
 
 
@@ -46,21 +46,23 @@ def llm_datasets(path: Path, faults: list[Fault]) -> list[Dataset]:
         cells = record.cells
         table = cells["table"]
         try:
-            tables.setdefault(table, []).append(_run_and_case(cells))
+            run = llm_run(cells)
+            tables.setdefault(table, []).append((run, _utilisation(cells, run)))
         except PerfmodelError as error:
             reasons = omitted.setdefault(table, {})
             reason = f"model or GPU is not known: {one_line(error, 100)}"
             reasons[reason] = reasons.get(reason, 0) + 1
     return [
         Dataset(
-            f"{GROUP}-{name}", f"{TITLE}, {name}", [case for _, case in rows],
+            f"{LLM}{name}", f"{TITLE}, {name}", [case for _, case in rows],
             omitted.get(name, {}), [run for run, _ in rows],
         )
         for name, rows in tables.items()
     ]  # fmt: skip
 
 
-def _run_and_case(cells: Mapping[str, str]) -> tuple[TrainingRun, Case]:
+def llm_run(cells: Mapping[str, str]) -> TrainingRun:
+    """Predict a row."""
     workload, gpu = llm_workload(cells), load_gpu(cells["gpu"])
     times = llm_times(cells, workload, gpu)
     samples = int(cells["batch"]) * int(cells["accumulation"])
@@ -70,7 +72,7 @@ def _run_and_case(cells: Mapping[str, str]) -> tuple[TrainingRun, Case]:
         for by in reversed(times.spread)
     )
     published, precision = float(cells["samples_per_s"]), cells["precision"]
-    run = TrainingRun(
+    return TrainingRun(
         model=f"{cells['model']}, {cells['sequence_length']} tokens",
         gpu=cells["gpu"],
         nodes=1,
@@ -83,9 +85,13 @@ def _run_and_case(cells: Mapping[str, str]) -> tuple[TrainingRun, Case]:
         intervals={"one_gpu": (low, high)},
         source=cells["source"],
     )
-    percent = 100 * model_flops(workload) / gpu.peak_flops[precision]
-    name = f"{run.model}, {run.gpu}, batch {run.batch}, {precision}"
-    return run, Case(name, published * percent, predicted * percent, "% MFU", run.source)
+
+
+def _utilisation(cells: Mapping[str, str], run: TrainingRun) -> Case:
+    """Operations of the model over those of the GPU's peak; per cent."""
+    percent = 100 * model_flops(llm_workload(cells)) / load_gpu(run.gpu).peak_flops[run.precision]
+    name = f"{run.model}, {run.gpu}, batch {run.batch}, {run.precision}"
+    return Case(name, run.published * percent, run.predicted * percent, "% MFU", run.source)
 
 
 def llm_workload(cells: Mapping[str, str]) -> Workload:
@@ -130,7 +136,7 @@ def _optimizer_kernels(text: str) -> OptimizerKernels:
     """How the optimizer runs, as the column says."""
     for kernels in get_args(OptimizerKernels):
         if text == kernels:
-            return cast(OptimizerKernels, kernels)
+            return cast("OptimizerKernels", kernels)
     if text == NO_OPTIMIZER:
         return "fused"
     allowed = (*get_args(OptimizerKernels), NO_OPTIMIZER)

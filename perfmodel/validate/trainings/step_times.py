@@ -91,8 +91,8 @@ def timer_of(row: TrainingRow, network: Literal[0, 1] | None = None) -> Unconten
     return _timer(*key) if network is None else _bound_timers(*key)[network]
 
 
-@lru_cache(maxsize=1024)
-def _layer_times(row: TrainingRow) -> LayerTimes:
+def row_layer_times(row: TrainingRow) -> LayerTimes:
+    """Predict the layers of a row on one GPU."""
     gpu = topology_of(row).gpu
     return layer_times(
         build_named(row.model),
@@ -104,6 +104,9 @@ def _layer_times(row: TrainingRow) -> LayerTimes:
         channels_last=row.channels_last,
         fused_attention=False,
     )
+
+
+_layer_times = lru_cache(maxsize=1024)(row_layer_times)
 
 
 @lru_cache(maxsize=8192)

@@ -154,9 +154,7 @@ def kernel_constants() -> KernelConstants:
         },
         norm=NormConstants(**values("norm")),
         elementwise_backward=float(data["elementwise"]["backward"]["value"]),
-        optimizers={
-            name: OptimizerKind(**entry) for name, entry in data["optimizers"].items()
-        },
+        optimizers={name: OptimizerKind(**entry) for name, entry in data["optimizers"].items()},
         elements_per_launch=int(data["elements_per_launch"]),
         tensors_per_operation=int(data["tensors_per_operation"]),
         for_loop=ForLoopConstants(**values("for_loop")),

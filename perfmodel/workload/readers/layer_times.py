@@ -86,7 +86,8 @@ def read_layer_times(
     forward_s, backward_s = _sum_by_layer(measured, workload, path)
     kernels = np.array([layer.kernels for layer in workload.layers], dtype=np.int64)
     copy_Bps = math.inf if gpu is None else gpu.memory_Bps * gpu.memory_efficiency / 2
-    step_s = 0.0 if gpu is None else optimizer_bytes(workload, optimizer, optimizer_kernels) / (2 * copy_Bps)
+    moved = optimizer_bytes(workload, optimizer, optimizer_kernels)
+    step_s = 0.0 if gpu is None else moved / (2 * copy_Bps)
     return LayerTimes(
         forward_s=forward_s,
         backward_s=backward_s,

@@ -10,7 +10,7 @@ from typing import Literal
 from perfmodel.files import FileModel, load_document
 
 
-class Correction(FileModel):
+class Erratum(FileModel):
     """Columns of some rows, and where it stands what they should say."""
 
     dataset: str
@@ -26,18 +26,18 @@ class Correction(FileModel):
         return named and cells.get("dataset", "").startswith(self.dataset)
 
 
-class Corrections(FileModel):
-    """The file of corrections (``corrections.yaml``)."""
+class Errata(FileModel):
+    """The file of errata (``errata.yaml``)."""
 
     perfmodel: Literal[1]
-    kind: Literal["corrections"]
-    corrections: list[Correction]
+    kind: Literal["errata"]
+    errata: list[Erratum]
 
 
 @cache
-def shipped_corrections() -> tuple[Correction, ...]:
+def shipped_errata() -> tuple[Erratum, ...]:
     """Return what ships with perfmodel."""
-    return tuple(load_document(Corrections, Path(__file__).with_suffix(".yaml")).corrections)
+    return tuple(load_document(Errata, Path(__file__).with_suffix(".yaml")).errata)
 
 
 def correct(cells: Mapping[str, str]) -> dict[str, str]:
@@ -51,7 +51,7 @@ def correct(cells: Mapping[str, str]) -> dict[str, str]:
     'FP16/AMP'
     """
     corrected = dict(cells)
-    for each in shipped_corrections():
+    for each in shipped_errata():
         if each.fits(cells):
             corrected |= each.columns
     return corrected
