@@ -193,8 +193,8 @@ class Widths:
 def widths(records: Sequence[StepRecord], errors: Sequence[float]) -> Widths:
     """Fit them to errors."""
     sizes = np.abs(errors)
-    by_family = {}
-    for family in ("convolutional", "transformer"):
+    by_family: dict[str, float] = {}
+    for family in sorted({record.family for record in records}):
         own = [at for at, record in enumerate(records) if record.family == family]
         by_family[family] = quantile(sizes[own], table_weights([records[at] for at in own]))
     tables: dict[str, set[str]] = defaultdict(set)

@@ -304,3 +304,32 @@ def test_compiling_what_states_no_chains_is_refused() -> None:
     plain = Workload("mine", (ParameterTensor("w", (64, 64)),), (Layer("fc", (0,), 8192.0),))
     with pytest.raises(InputError, match="compiled: found true for 'mine'"):
         layer_times(plain, load_gpu("a100-sxm4-80gb"), batch=1, precision="fp16", compiled=True)
+
+
+def test_a_bias_costs_a_sum_over_its_gradient():
+    """Backward reads the result's gradient once more, and runs a kernel more."""
+    plain = Layer("l", matmul_flops=2.0**31, matrix=MatrixProduct(1024, 1024, 1024))
+    biased = replace(plain, matrix=replace(plain.matrix, has_bias=True))
+    forward, backward = times(plain, batch=1)
+    forward_biased, backward_biased = times(biased, batch=1)
+    assert forward_biased == forward
+    assert backward_biased - backward == pytest.approx(4 * 1024 * 1024 / TRAFFIC)
+
+
+def test_losses_and_single_norms_stay_wide_where_parameters_are_narrow():
+    """Half precision halves the traffic of what is not wide."""
+    gpu = replace(GPU, peak_flops={**GPU.peak_flops, "bf16": 1e15},
+                  matmul_efficiency={**GPU.matmul_efficiency, "bf16": 1.0})  # fmt: skip
+    plain = Layer("l", vector_bytes=8e9, norm_bytes=4e9)
+
+    def forward_s(layer):
+        tensor = ParameterTensor("w", (4,), "bf16")
+        return layer_times(Workload("m", (tensor,), (layer,)), gpu, batch=1,
+                           precision="bf16").forward_s[0]  # fmt: skip
+
+    usual = forward_s(plain)
+    loss = forward_s(replace(plain, wide_bytes=4e9))
+    assert loss - usual == pytest.approx(2e9 / TRAFFIC)
+    assert forward_s(replace(plain, wide_norm=True)) - usual == pytest.approx(
+        2e9 / TRAFFIC, rel=0.3
+    )

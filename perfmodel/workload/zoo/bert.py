@@ -78,7 +78,10 @@ def bert(
 
 
 def _head(s: int, h: int) -> list[Module]:
-    """Map, GELU, normalise; then the transposed word embedding, whose gradient it shares."""
+    """Map, GELU, normalise; the transposed word embedding, whose gradient it shares; a classifier.
+
+    The embedding's gradient is ready in the embedding's backward.
+    """
     prefix = "cls.predictions"
     dense = weight_and_bias(f"{prefix}.transform.dense", h, h)
     norm = norm_parameters(f"{prefix}.transform.LayerNorm", h)
@@ -97,7 +100,8 @@ def _head(s: int, h: int) -> list[Module]:
         fused_elements=float(FUSED_LOSS_PASSES * logits),
         saved_elements=float(s * h + logits), kernels=4,
     )  # fmt: skip
-    return [transform, decoder]
+    relation = weight_and_bias("cls.seq_relationship", 2, h)
+    return [transform, decoder, linear("cls.seq_relationship", 1, h, 2, parameters=relation)]
 
 
 def _embeddings(s: int, h: int) -> Module:
