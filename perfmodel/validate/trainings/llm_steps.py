@@ -7,6 +7,7 @@ left out. What the table states of sharding, accumulation and recomputation is c
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -65,19 +66,21 @@ def llm_run(cells: Mapping[str, str]) -> TrainingRun:
     """Predict a row."""
     workload, gpu = llm_workload(cells), load_gpu(cells["gpu"])
     times = llm_times(cells, workload, gpu)
-    samples = int(cells["batch"]) * int(cells["accumulation"])
+    samples = _count(cells, "batch") * _count(cells, "accumulation")
     predicted = samples / llm_step_s(cells, workload, times)
     low, high = (
         samples / llm_step_s(cells, workload, scale_times(times, by))
         for by in reversed(times.spread)
     )
     published, precision = float(cells["samples_per_s"]), cells["precision"]
+    if not 0 < published < math.inf:
+        raise InputError(Fault("samples_per_s", cells["samples_per_s"], "a number above zero"))
     return TrainingRun(
         model=f"{cells['model']}, {cells['sequence_length']} tokens",
         gpu=cells["gpu"],
         nodes=1,
         gpus=1,
-        batch=int(cells["batch"]),
+        batch=_count(cells, "batch"),
         precision=precision,
         network=ONE_GPU,
         published=published,
@@ -97,7 +100,7 @@ def _utilisation(cells: Mapping[str, str], run: TrainingRun) -> Case:
 def llm_workload(cells: Mapping[str, str]) -> Workload:
     """Build the model of a row from its dimensions."""
     layers, width, heads, kv, mlp, vocabulary, tokens = (
-        int(cells[name])
+        _count(cells, name)
         for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary",
                      "sequence_length")
     )  # fmt: skip
@@ -111,12 +114,19 @@ def llm_workload(cells: Mapping[str, str]) -> Workload:
     return llama(cells["model"], dtype=cells["dtype"], sequence_length=tokens, shape=shape)
 
 
+def _count(cells: Mapping[str, str], name: str) -> int:
+    """Read a whole number from 1 on."""
+    if not re.fullmatch(r"[1-9]\d{0,8}", cells[name]):
+        raise InputError(Fault(name, repr(cells[name]), "a whole number, 1 or more"))
+    return int(cells[name])
+
+
 def llm_times(cells: Mapping[str, str], workload: Workload, gpu: Gpu) -> LayerTimes:
     """Predict the layers of one micro-batch."""
     times = layer_times(
         workload,
         gpu,
-        batch=int(cells["batch"]),
+        batch=_count(cells, "batch"),
         precision=cells["precision"],
         optimizer="adamw",
         optimizer_kernels=_optimizer_kernels(cells["optimizer_kernels"]),
@@ -149,7 +159,7 @@ def llm_step_s(cells: Mapping[str, str], workload: Workload, times: LayerTimes) 
     Recomputation repeats forward of every layer between embedding and head. Gradients of further
     micro-batches are added to those of the first; an optimizer that is sharded has its share.
     """
-    shards = 1.0 if cells["sharded"] == "none" else float(cells["gpus"])
+    shards = 1.0 if cells["sharded"] == "none" else float(_count(cells, "gpus"))
     if cells["optimizer_kernels"] == NO_OPTIMIZER:
         shards = math.inf
     if cells["recompute"] == "1":
@@ -161,7 +171,7 @@ def llm_step_s(cells: Mapping[str, str], workload: Workload, times: LayerTimes) 
             backward_kernels=times.backward_kernels + again * times.forward_kernels,
         )
     micro_step_s = step_s(replace(times, optimizer_s=0.0, optimizer_kernels=0))
-    further = int(cells["accumulation"]) - 1
+    further = _count(cells, "accumulation") - 1
     added_s = 0.0 if cells["sharded"] == "all" else 1.5 * workload.nbytes / times.copy_Bps
     return (further + 1) * micro_step_s + further * added_s + times.optimizer_s / shards
 

@@ -12,6 +12,7 @@ from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.trainings.llm_steps import (
     LLM,
     llm_datasets,
+    llm_run,
     llm_step_s,
     llm_times,
     llm_workload,
@@ -56,9 +57,14 @@ def test_columns_do_what_they_say() -> None:
     assert step_s(accumulation="8") / usual == pytest.approx(2.0, abs=0.05)
 
 
-def test_an_unknown_kind_of_optimizer_is_named() -> None:
-    with pytest.raises(InputError, match="optimizer_kernels"):
-        step_s(optimizer_kernels="quick")
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [("optimizer_kernels", "quick"), ("heads", "0"), ("batch", "-1"), ("accumulation", "two"),
+     ("samples_per_s", "0"), ("gpu", "a1000")],
+)  # fmt: skip
+def test_a_cell_that_means_nothing_is_named(column: str, text: str) -> None:
+    with pytest.raises(InputError, match=column):
+        llm_run(GPT3_XL | {column: text})
 
 
 def test_published_utilisation_of_gpt_like_models() -> None:
