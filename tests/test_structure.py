@@ -74,6 +74,7 @@ SMALL_MODULES = {
     "studies/tune/assumptions": "as in the other studies",
     "report/validation/residuals": "a figure with the heavy import of its own",
     "validate/predict/baselines": "the rivals' formulas, apart from our own",
+    "validate/trainings/rows/errata": "one question, which a reader looks for by name",
     "validate/trainings/rows/software": "one question, which a reader looks for by name",
 }
 """Modules under 110 lines with fewer than two importers, and why they stand alone."""

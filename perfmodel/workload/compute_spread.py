@@ -1,7 +1,7 @@
 """How far measured times of computing lie from predicted ones: factors with 80 % between them.
 
-Of whole steps predicted by kernels, ``kernels/spread.yaml`` has the standard deviations with each
-GPU left out of the fit; ``compute_spread.yaml`` has the rest, with sources.
+Of steps predicted by kernels, ``kernels/spread.yaml`` has the half widths that hold eight tenths of
+published steps, made without their GPU; ``compute_spread.yaml`` has the rest, with sources.
 """
 
 from __future__ import annotations
@@ -29,28 +29,25 @@ def _shipped(name: str) -> Any:
 def roofline_factors(workload: Workload, gpu: Gpu, precision: str) -> Factors:
     """Factors on a step that is predicted from a data sheet.
 
-    Steps of one family of models (with attention or with convolutions) share a spread, the root
-    mean square over precisions, because some of these rest on few GPUs; a model of neither takes
-    the wider one. Guessed efficiencies and guessed work add to it.
+    Steps of one family of models (with attention or with convolutions) share a width, because
+    precisions rest on few tables each; a model of neither takes the wider one. GPUs of a generation
+    of which few steps were published take that of generations left out. Guessed efficiencies and
+    guessed work add to it.
     """
     kinds = {layer.kind for layer in workload.layers}
-    spread: Mapping[str, Any] = _shipped("kernels/spread")["kinds"]
-    transformer, convolutional = (
-        _step_sd(spread, family) for family in ("transformer", "convolutional")
-    )
-    rest = convolutional if "conv" in kinds else max(transformer, convolutional)
-    parts = [Z80 * (transformer if "attention" in kinds else rest)]
+    spread = _shipped("kernels/spread")
+    steps: Mapping[str, Any] = spread["steps"]
+    rest = "convolutional" if "conv" in kinds else None
+    family = "transformer" if "attention" in kinds else rest
+    half = float(steps[family] if family else max(steps["transformer"], steps["convolutional"]))
+    if gpu.generation not in steps["seen_generations"]:
+        half = max(half, float(steps["unseen"]))
+    parts = [half]
     if gpu.efficiency_assumed:
-        parts.append(Z80 * float(spread[f"product {precision}"]["unseen"]["log_sd"]))
+        parts.append(Z80 * float(spread["kinds"][f"product {precision}"]["unseen"]["log_sd"]))
     if workload.notes:
         parts.append(float(_shipped("compute_spread")["estimated"]["width"]))
     return _factors(math.hypot(*parts))
-
-
-def _step_sd(spread: Mapping[str, Any], family: str) -> float:
-    """Standard deviation of the logarithm of steps of a family, over precisions."""
-    sds = [each["seen"]["log_sd"] for kind, each in spread.items() if f"step {family}" in kind]
-    return math.hypot(*sds) / math.sqrt(len(sds))
 
 
 def measured_factors(batch: int = 1, measured_batch: int = 1) -> Factors:

@@ -113,10 +113,12 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
     item = device.item_bytes if layer.kind == "conv" else pricing.vector_item_bytes
     scale = pricing.batch * item / STATED_BYTES
     vector_bytes, norm_bytes, kernels = layer.vector_bytes, layer.norm_bytes, layer.kernels
+    wide_bytes = layer.wide_bytes
     if pricing.compiled and layer.fused_bytes is not None:
         vector_bytes, norm_bytes, kernels = layer.fused_bytes, 0.0, layer.fused_kernels
+        wide_bytes = 0.0
     kernels -= int(layer.matmul_flops > 0)
-    nbytes = (vector_bytes - norm_bytes) * scale
+    nbytes = (vector_bytes - norm_bytes - wide_bytes) * scale + wide_bytes * pricing.batch
     if layer.score_elements and not pricing.fused_attention:
         unfused = device.constants.attention
         # products of the scores in the matrix kernels' precision, softmax in the other
@@ -124,14 +126,15 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
         passes = unfused.compiled_passes if pricing.compiled else unfused.unfused_passes
         nbytes += passes * score_bytes * pricing.batch
         kernels += 1 if pricing.compiled else unfused.unfused_kernels
-    norm_bytes *= scale
+    norm_item = STATED_BYTES if layer.wide_norm else item
+    norm_bytes *= pricing.batch * norm_item / STATED_BYTES
     ramps_s = kernels * device.ramp_s
     is_map = layer.kind == "conv"
     plain_s = feature_map_s(nbytes, item, device) if is_map else nbytes / device.memory_Bps
-    forward_s = plain_s + norm_s(norm_bytes, item, device) + ramps_s
+    forward_s = plain_s + norm_s(norm_bytes, norm_item, device) + ramps_s
     backward_s = (
         plain_s * device.constants.elementwise_backward
-        + norm_s(norm_bytes, item, device, backward=True)
+        + norm_s(norm_bytes, norm_item, device, backward=True)
         + ramps_s
     )
     return forward_s, backward_s, kernels
@@ -157,7 +160,11 @@ def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, passes: int) -> LayerCo
             device = pricing.device
             gradients = (product.weight_gradient, product.input_gradient)[:passes]
             backward_s = sum(product_s(gradient, device) for gradient in gradients)
-            return LayerCost(product_s(product, device), backward_s, 1, passes)
+            if product.has_bias:
+                summed = device.item_bytes * product.rows * product.columns
+                backward_s += elementwise_s(summed, 1, device)
+            kernels = passes + product.has_bias
+            return LayerCost(product_s(product, device), backward_s, 1, kernels)
 
 
 def _attention_cost(attention: Attention, pricing: Pricing) -> LayerCost:

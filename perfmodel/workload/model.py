@@ -79,6 +79,11 @@ class Layer:
         published formulas and FLOP counters do.)
     norm_bytes : float
         Part of `vector_bytes` that normalisations over rows move (layer and RMS norm).
+    wide_norm : bool
+        Whether these normalisations run as single operations in fp32, whatever the precision.
+    wide_bytes : float
+        Part of `vector_bytes`, beside those of normalisations, that moves in fp32 whatever the
+        precision (losses).
     fused_bytes : float, optional
         What is left of `vector_bytes` where a compiler fuses chains of element-wise kernels; None
         where the chains are not known, and nothing is taken to be saved.
@@ -98,6 +103,8 @@ class Layer:
     score_elements: float = 0.0
     matrix: MatrixKernel | None = None
     norm_bytes: float = 0.0
+    wide_norm: bool = False
+    wide_bytes: float = 0.0
     fused_bytes: float | None = None
     fused_kernels: int = 1
 

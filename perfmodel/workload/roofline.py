@@ -14,7 +14,6 @@ is copied first; where TF32 would lose by that, cuDNN's fp32 kernels are taken.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -23,10 +22,15 @@ import numpy as np
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
-from perfmodel.workload.kernels.kernel_constants import kernel_constants
 from perfmodel.workload.kernels.memory_bound import elementwise_s
 from perfmodel.workload.layer_cost import layer_cost, make_pricing
-from perfmodel.workload.memory import activation_bytes, cast_weights, optimizer_bytes
+from perfmodel.workload.memory import (
+    OptimizerKernels,
+    activation_bytes,
+    cast_weights,
+    optimizer_bytes,
+    optimizer_launches,
+)
 from perfmodel.workload.model import LayerTimes, Workload
 
 
@@ -37,6 +41,7 @@ def layer_times(
     batch: int,
     precision: str,
     optimizer: str = "sgd-momentum",
+    optimizer_kernels: OptimizerKernels = "foreach",
     channels_last: bool = False,
     fused_attention: bool = True,
     compiled: bool = False,
@@ -55,6 +60,8 @@ def layer_times(
         "fp32", "tf32", "fp16" or "bf16", as far as the GPU has it.
     optimizer : str
         "sgd", "sgd-momentum", "adam" or "adamw".
+    optimizer_kernels : str
+        "foreach" (PyTorch's default), "fused" or "for-loop" (before PyTorch 2.0).
     channels_last : bool
         Whether convolutions run in NHWC. PyTorch's default, contiguous NCHW, costs tensor-core
         convolutions a transposed copy of each operand.
@@ -94,8 +101,8 @@ def layer_times(
         compiled=compiled,
     )
     costs = [layer_cost(layer, pricing, first=i == 0) for i, layer in enumerate(workload.layers)]
-    launches = optimizer_launches(workload, optimizer)
-    optimizer_traffic = optimizer_bytes(workload, optimizer)
+    launches = optimizer_launches(workload, optimizer, optimizer_kernels)
+    optimizer_traffic = optimizer_bytes(workload, optimizer, optimizer_kernels)
     return LayerTimes(
         forward_s=np.array([cost.forward_s for cost in costs]),
         backward_s=np.array([cost.backward_s for cost in costs]),
@@ -120,18 +127,6 @@ def _with_efficiencies(gpu: Gpu, precision: str, matmul: float | None, memory: f
         matmul_efficiency={**gpu.matmul_efficiency, **of_precision},
         memory_efficiency=memory or gpu.memory_efficiency,
     )
-
-
-def optimizer_launches(workload: Workload, optimizer: str) -> int:
-    """Kernels of one optimizer step: a launch has a limit of tensors and one of elements.
-
-    Source: ATen/native/cuda/MultiTensorApply.cuh.
-    """
-    constants = kernel_constants()
-    trained = workload.ready_order
-    elements = sum(workload.tensors[index].numel for index in trained)
-    by_tensors = math.ceil(len(trained) / constants.optimizer(optimizer).tensors_per_launch)
-    return by_tensors + elements // constants.elements_per_launch
 
 
 def step_s(times: LayerTimes) -> float:

@@ -5,7 +5,8 @@
 
 Constants of matrix products are refitted without each GPU in turn; "seen" is a GPU whose own
 efficiency is measured, "unseen" takes the mean efficiency of the other GPUs. Of whole steps, the
-two fitted rates of convolutional networks are refitted without each GPU. Logarithms of predicted
+two fitted rates of convolutional networks are refitted without each GPU, and without each model
+(`reports.kernels.steps`). Logarithms of predicted
 over measured time; spreads are the width of the middle 80 %, as standard deviations of a normal.
 """
 
@@ -32,16 +33,20 @@ from reports.kernels.records import (
     kernel_s,
     memory_records,
     product_records,
-    samples_per_s,
+)
+from reports.kernels.steps import (
+    CAP,
+    STEPS,
+    StepRecord,
+    Widths,
+    errors_without,
+    print_coverage,
     step_records,
+    widths,
 )
 
 SPREAD = DATA.parent.parent / "workload/kernels/spread.yaml"
 
-STEPS = (0.7, 1.0, 1.4)
-"""Factors tried on a constant in one round of a fit."""
-CAP = 0.5
-"""Larger logarithms of a row count as this in a fit: it is not a row's to decide."""
 FEW = 4
 """Rows of one GPU below which they tell no spread."""
 NORMAL_80 = 2.563
@@ -129,40 +134,13 @@ def other_errors() -> Errors:
     return errors
 
 
-def step_errors() -> tuple[Errors, dict[str, list[float]]]:
-    """Whole steps: convolutional networks by rates fitted without their GPU; and by table."""
-    records, errors = step_records(), Errors()
-    tables: dict[str, list[float]] = defaultdict(list)
-    convolutional = [record for record in records if "convolutional" in record.kind]
-    fitted = {name: _without(name, convolutional) for name in gpus(convolutional)}
-    for record in records:
-        constants = fitted[record.gpu] if "convolutional" in record.kind else None
-        error = _step_error(record, constants)
-        errors.setdefault((record.kind, record.gpu, "seen"), []).append(error)
-        tables[record.table].append(error)
-    return errors, tables
-
-
-def _without(name: str, records: Sequence[Record]) -> KernelConstants:
-    """Fit the rates of feature maps and copies on the other GPUs, each weighing the same."""
-    by_gpu: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        if record.gpu != name and record.table != "gavel":
-            by_gpu[record.gpu].append(record)
-
-    def objective(constants: KernelConstants) -> float:
-        return statistics.fmean(
-            cost(_step_error(record, constants) for record in rows[:6]) for rows in by_gpu.values()
-        )
-
-    return descend(
-        objective, kernel_constants(), "convolution", ("map_elements_per_s", "copy_elements_per_s")
-    )
-
-
-def _step_error(record: Record, constants: KernelConstants | None = None) -> float:
-    """Logarithm of predicted over measured time of a step."""
-    return math.log(float(record.cells["samples_per_s"]) / samples_per_s(record, constants))
+def step_errors(records: Sequence[StepRecord], errors_: Sequence[float]) -> Errors:
+    """Whole steps by kind and GPU."""
+    errors = Errors()
+    for record, error in zip(records, errors_, strict=True):
+        kind = f"step {record.family} {record.precision}"
+        errors.setdefault((kind, record.gpu, "seen"), []).append(error)
+    return errors
 
 
 def spread(errors: Sequence[float]) -> tuple[float, float, float, float]:
@@ -200,7 +178,7 @@ def spread_of_kind(gpus_: Sequence[Sequence[float]]) -> tuple[float, float]:
     return statistics.median(medians), math.hypot(within, between)
 
 
-def write(pooled: dict[tuple[str, str], list[list[float]]]) -> None:
+def write(pooled: dict[tuple[str, str], list[list[float]]], steps: Widths) -> None:
     """Keep the spread by kind beside the constants."""
     lines = [Path(SPREAD).read_text(encoding="utf-8").split("kinds:")[0] + "kinds:"]
     kinds = sorted({kind for kind, _ in pooled})
@@ -211,6 +189,10 @@ def write(pooled: dict[tuple[str, str], list[list[float]]]) -> None:
                 bias, sd = spread_of_kind(pooled[kind, seen])
                 entries.append(f"{seen}: {{bias: {bias:.3f}, log_sd: {sd:.3f}}}")
         lines.append(f"  {kind}: {{{', '.join(entries)}}}")
+    lines.append("steps:")
+    lines += [f"  {family}: {half:.3f}" for family, half in steps.families.items()]
+    lines.append(f"  unseen: {steps.unseen:.3f}")
+    lines.append(f"  seen_generations: [{', '.join(steps.seen)}]")
     Path(SPREAD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -219,19 +201,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {SPREAD.name}")
     options = parser.parse_args()
-    steps, tables = step_errors()
-    errors = product_errors() | other_errors() | steps
+    records = step_records()
+    without_gpu = errors_without(records, lambda record: record.gpu)
+    errors = product_errors() | other_errors() | step_errors(records, without_gpu)
     print_table(
         "kind, GPU", {f"{kind}, {gpu}, {seen}": rows for (kind, gpu, seen), rows in errors.items()}
     )
-    print_table("steps by table", tables)
+    without_model = errors_without(records, lambda record: record.model)
+    for title, errors_, key in (
+        ("steps by table", without_gpu, lambda record: record.table),
+        ("steps by model, left out", without_model, lambda record: record.model),
+    ):
+        groups: dict[str, list[float]] = defaultdict(list)
+        for record, error in zip(records, errors_, strict=True):
+            groups[key(record)].append(error)
+        print_table(title, groups)
     pooled = by_kind(errors)
     print(f"\n{'kind':40} GPUs    bias  spread within and between GPUs")
     for (kind, seen), values in sorted(pooled.items()):
         bias, sd = spread_of_kind(values)
         print(f"{kind + ', ' + seen:40} {len(values):4} {bias:+7.1%} {sd:7.3f}")
+    print_coverage(records, without_gpu)
     if options.write:
-        write(pooled)
+        write(pooled, widths(records, without_gpu))
 
 
 if __name__ == "__main__":

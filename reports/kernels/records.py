@@ -13,13 +13,13 @@ from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.kernels.attention import fused_attention_s, unfused_products_s
 from perfmodel.workload.kernels.device import Device, make_device
-from perfmodel.workload.kernels.kernel_constants import KernelConstants, kernel_constants
+from perfmodel.workload.kernels.kernel_constants import KernelConstants
 from perfmodel.workload.kernels.memory_bound import norm_s
 from perfmodel.workload.kernels.products import product_s
 from perfmodel.workload.kernels.shapes import Attention, MatrixProduct
-from perfmodel.workload.model import ITEM_BYTES, Workload
+from perfmodel.workload.model import ITEM_BYTES
 from perfmodel.workload.roofline import layer_times, step_s
-from perfmodel.workload.zoo import bert, build_model, gpt, llama
+from perfmodel.workload.zoo import bert
 from perfmodel.workload.zoo.layers import DROPOUT_PASSES
 
 DATA = Path(perfmodel.__file__).parent / "validate/data"
@@ -66,21 +66,9 @@ def memory_records() -> list[Record]:
     ]
 
 
-def step_records() -> list[Record]:
-    """Whole steps: of the published table, and of this folder's."""
-    published = [
-        Record("", cells["gpu"], cells["source"].split(",")[0].split(" (")[0], cells)
-        for cells in read("single_gpu", "")
-        if "llm-foundry" not in cells["source"]
-    ]
-    others = [Record("", cells["gpu"], cells["table"], cells) for cells in read("steps")]
-    return [replace(record, kind=_step_kind(record.cells)) for record in (*published, *others)]
-
-
-def _step_kind(cells: Mapping[str, str]) -> str:
-    convolutional = cells["model"].startswith(("resnet", "vgg", "inception", "alexnet"))
-    network = "convolutional" if convolutional else "transformer"
-    return f"step {network} {cells['precision']}"
+def bert_records() -> list[Record]:
+    """Whole steps of BERTs that are not in the zoo."""
+    return [Record("", cells["gpu"], cells["table"], cells) for cells in read("steps")]
 
 
 def kernel_s(record: Record, gpu: Gpu, constants: KernelConstants | None = None) -> float:
@@ -130,46 +118,25 @@ def _attention_s(cells: Mapping[str, str], device: Device) -> float:
     return total_s
 
 
-def samples_per_s(record: Record, constants: KernelConstants | None = None) -> float:
-    """Predicted throughput of a step."""
-    cells = record.cells
-    batch = int(float(cells["batch"] or 256))
-    with patch(
-        "perfmodel.workload.kernels.device.kernel_constants",
-        lambda: constants or kernel_constants(),
-    ):
-        times = layer_times(
-            _workload(cells),
-            load_gpu(record.gpu),
-            batch=batch,
-            precision=cells["precision"],
-            optimizer=cells.get("optimizer") or "sgd-momentum",
-            channels_last=cells.get("channels_last") == "1",
-            fused_attention=cells.get("fused_attention") != "0",
-            compiled=cells.get("compiled") == "1",
-        )
-    return batch / step_s(times)
-
-
-def _workload(cells: Mapping[str, str]) -> Workload:
-    length = int(cells["sequence_length"]) if cells.get("sequence_length") else None
-    family = cells.get("family")
-    if not family:
-        return build_model(cells["model"], sequence_length=length)
-    layers, width, heads, kv, mlp, vocabulary = (
-        int(cells[name])
-        for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary")
+def bert_samples_per_s(record: Record) -> float:
+    """Predicted throughput of a step of a BERT."""
+    cells, batch = record.cells, int(record.cells["batch"])
+    shape = bert.BertShape(*(int(cells[name]) for name in ("layers", "width", "heads")))
+    with patch.dict(bert.SHAPES, {"recorded": shape}):
+        workload = bert.bert(
+            "recorded", dtype="fp32", sequence_length=int(cells["sequence_length"])
+        )  # fmt: skip
+    times = layer_times(
+        workload,
+        load_gpu(record.gpu),
+        batch=batch,
+        precision=cells["precision"],
+        optimizer=cells["optimizer"],
+        optimizer_kernels="fused",
+        fused_attention=cells["fused_attention"] == "1",
+        compiled=cells["compiled"] == "1",
     )
-    length = length or 0
-    if family == "bert":
-        with patch.dict(bert.SHAPES, {"recorded": bert.BertShape(layers, width, heads)}):
-            return bert.bert("recorded", dtype="fp32", sequence_length=length)
-    if family == "gpt":
-        with patch.dict(gpt.SHAPES, {"recorded": gpt.GptShape(layers, width, heads, length)}):
-            return gpt.gpt("recorded", dtype="fp32", sequence_length=length)
-    shape = llama.LlamaShape(layers, width, heads, kv, mlp, vocabulary, length)
-    with patch.dict(llama.SHAPES, {"recorded": shape}):
-        return llama.llama("recorded", dtype="fp32", sequence_length=length)
+    return batch / step_s(times)
 
 
 def gpus(records: Sequence[Record]) -> list[str]:

@@ -6,7 +6,12 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.workload import Layer, ParameterTensor, Workload, build_model
-from perfmodel.workload.memory import activation_bytes, optimizer_bytes, optimizer_state_bytes
+from perfmodel.workload.memory import (
+    activation_bytes,
+    optimizer_bytes,
+    optimizer_launches,
+    optimizer_state_bytes,
+)
 
 
 def workload(numel=100, dtype="fp32", *, trained=True):
@@ -21,7 +26,7 @@ def workload(numel=100, dtype="fp32", *, trained=True):
     [("sgd", 12, 0), ("sgd-momentum", 20, 4), ("adam", 28, 8), ("adamw", 28, 8)],
 )
 def test_bytes_per_fp32_parameter(optimizer, moved, state):
-    assert optimizer_bytes(workload(), optimizer) == 100 * moved
+    assert optimizer_bytes(workload(), optimizer, "fused") == 100 * moved
     assert optimizer_state_bytes(workload(), optimizer) == 100 * state
 
 
@@ -29,7 +34,25 @@ def test_half_precision_parameters_have_master_weights():
     # ZeRO (arXiv 1910.02054), section 3.1: 12 bytes of Adam state per half-precision parameter
     assert optimizer_state_bytes(workload(dtype="fp16"), "adam") == 1200
     # gradient 2, weight written 2, master weight and two states read and written 24
-    assert optimizer_bytes(workload(dtype="fp16"), "adam") == 2800
+    assert optimizer_bytes(workload(dtype="fp16"), "adam", "fused") == 2800
+
+
+# torch/optim/adam.py, _multi_tensor_adam: lerp_ (3 passes), mul_ (2), addcmul_ (3), sqrt (2),
+# div_ (2), add_ (2), addcdiv_ (4); AdamW's decay mul_ (2). sgd.py, _multi_tensor_sgd: decay add
+# (3), momentum mul_ (2) and add_ (3), step add_ (3).
+@pytest.mark.parametrize(
+    ("optimizer", "passes", "operations"),
+    [("sgd", 3, 1), ("sgd-momentum", 11, 4), ("adam", 18, 7), ("adamw", 20, 8)],
+)
+def test_an_optimizer_that_is_not_fused_runs_operation_by_operation(optimizer, passes, operations):
+    assert optimizer_bytes(workload(), optimizer) == 100 * 4 * passes
+    assert optimizer_launches(workload(), optimizer) == operations
+    # PyTorch before 2.0 zeroes gradients (a pass) and adds to them (read twice, written)
+    assert optimizer_bytes(workload(), optimizer, "for-loop") == 100 * 4 * (passes + 4)
+    model = build_model("gpt2")
+    loops = optimizer_launches(model, optimizer, "for-loop")
+    assert loops == len(model.tensors) * (operations + 2)
+    assert optimizer_launches(model, optimizer, "fused") < optimizer_launches(model, optimizer)
 
 
 def test_frozen_parameters_have_no_state():

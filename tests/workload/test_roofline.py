@@ -15,7 +15,8 @@ from perfmodel.workload import Layer, ParameterTensor, Workload, build_model, la
 from perfmodel.workload.kernels.kernel_constants import kernel_constants
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
 from perfmodel.workload.layer_cost import likely_product
-from perfmodel.workload.roofline import optimizer_launches, step_s
+from perfmodel.workload.memory import optimizer_launches
+from perfmodel.workload.roofline import step_s
 
 GPU = Gpu(
     name="ideal",
@@ -187,10 +188,13 @@ def test_kernels_cost_their_ramp():
 
 
 def test_optimizer_time_is_its_traffic():
-    made = layer_times(build_model("gpt2"), GPU, batch=1, precision="fp32", optimizer="adam")
+    made = layer_times(build_model("gpt2"), GPU, batch=1, precision="fp32", optimizer="adam",
+                       optimizer_kernels="fused")  # fmt: skip
     assert made.optimizer_s == pytest.approx(28 * 124439808 / TRAFFIC)
     # 36 tensors and 320 blocks of 65536 elements per launch (MultiTensorApply.cuh)
-    assert made.optimizer_kernels == optimizer_launches(build_model("gpt2"), "adam") == 5 + 5
+    assert made.optimizer_kernels == optimizer_launches(build_model("gpt2"), "adam", "fused") == 10
+    usual = layer_times(build_model("gpt2"), GPU, batch=1, precision="fp32", optimizer="adam")
+    assert usual.optimizer_s == pytest.approx(72 * 124439808 / TRAFFIC)
     assert made.copy_Bps == TRAFFIC / 2
     assert made.source == "roofline on ideal"
 
@@ -300,3 +304,32 @@ def test_compiling_what_states_no_chains_is_refused() -> None:
     plain = Workload("mine", (ParameterTensor("w", (64, 64)),), (Layer("fc", (0,), 8192.0),))
     with pytest.raises(InputError, match="compiled: found true for 'mine'"):
         layer_times(plain, load_gpu("a100-sxm4-80gb"), batch=1, precision="fp16", compiled=True)
+
+
+def test_a_bias_costs_a_sum_over_its_gradient():
+    """Backward reads the result's gradient once more, and runs a kernel more."""
+    plain = Layer("l", matmul_flops=2.0**31, matrix=MatrixProduct(1024, 1024, 1024))
+    biased = replace(plain, matrix=replace(plain.matrix, has_bias=True))
+    forward, backward = times(plain, batch=1)
+    forward_biased, backward_biased = times(biased, batch=1)
+    assert forward_biased == forward
+    assert backward_biased - backward == pytest.approx(4 * 1024 * 1024 / TRAFFIC)
+
+
+def test_losses_and_single_norms_stay_wide_where_parameters_are_narrow():
+    """Half precision halves the traffic of what is not wide."""
+    gpu = replace(GPU, peak_flops={**GPU.peak_flops, "bf16": 1e15},
+                  matmul_efficiency={**GPU.matmul_efficiency, "bf16": 1.0})  # fmt: skip
+    plain = Layer("l", vector_bytes=8e9, norm_bytes=4e9)
+
+    def forward_s(layer):
+        tensor = ParameterTensor("w", (4,), "bf16")
+        return layer_times(Workload("m", (tensor,), (layer,)), gpu, batch=1,
+                           precision="bf16").forward_s[0]  # fmt: skip
+
+    usual = forward_s(plain)
+    loss = forward_s(replace(plain, wide_bytes=4e9))
+    assert loss - usual == pytest.approx(2e9 / TRAFFIC)
+    assert forward_s(replace(plain, wide_norm=True)) - usual == pytest.approx(
+        2e9 / TRAFFIC, rel=0.3
+    )

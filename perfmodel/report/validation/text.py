@@ -182,7 +182,11 @@ def trainings_csv(validation: Validation) -> str:
     rows: list[tuple[object, ...]] = []
     for data in validation.trainings:
         if data.runs:
-            rows += [_training_row(data.id, run.case, run) for run in data.runs]
+            cases = [run.case for run in data.runs]
+            if len(data.cases) == len(cases):  # in their own unit
+                cases = list(data.cases)
+            pairs = zip(cases, data.runs, strict=True)
+            rows += [_training_row(data.id, case, run) for case, run in pairs]
         else:
             rows += [_training_row(data.id, case, None) for case in data.cases]
     return csv_text(titles, rows)

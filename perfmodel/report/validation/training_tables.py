@@ -10,6 +10,7 @@ from perfmodel.report.common.document import Table
 from perfmodel.report.validation.tables import percent, signed
 from perfmodel.validate.score.training_scores import (
     ALL,
+    GPT_LIKE,
     PRECISIONS,
     SEVERAL_NODES,
     TrainingScore,
@@ -98,9 +99,9 @@ def _covered(score: TrainingScore | None) -> str:
 
 def _groups() -> list[tuple[str, str, str]]:
     """Kind, name and title of each group of runs, in the order of the tables."""
-    titled = {ALL: "all", SEVERAL_NODES: "all between nodes"}
+    titled = {ALL: "all", SEVERAL_NODES: "all between nodes", GPT_LIKE: "GPT-like, MFU"}
     names = [(ALL, ALL), *(("network", name) for name in (*NETWORKS, SEVERAL_NODES)),
-             *(("precision", name) for name in PRECISIONS)]  # fmt: skip
+             *(("precision", name) for name in PRECISIONS), ("model", GPT_LIKE)]  # fmt: skip
     return [(kind, name, titled.get(name, name)) for kind, name in names]
 
 
@@ -172,6 +173,12 @@ def training_headline(validation: Validation) -> str:
         sentence += (
             f"; throughput of one GPU ({_tables(single)} that nothing was fitted to) by "
             f"{percent(single.median_abs_error)} and {percent(single.p90_abs_error)}"
+        )
+    language = groups.get("one_gpu", {}).get("model", {}).get(GPT_LIKE)
+    if language is not None:
+        sentence += (
+            f", utilisation (MFU) of GPT-like models ({_tables(language)}) by "
+            f"{percent(language.median_abs_error)} and {percent(language.p90_abs_error)}"
         )
     return sentence
 

@@ -85,6 +85,11 @@ class ComputeSection(FileModel):
         description="factor on compute while a collective runs on the same GPU; default: the GPU's",
     )
     optimizer: Literal["sgd", "sgd-momentum", "adam", "adamw"] = "sgd-momentum"
+    optimizer_kernels: Literal["foreach", "fused", "for-loop"] = Field(
+        default="foreach",
+        description="how the optimizer runs: an operation at a time on all tensors (PyTorch's "
+        "default), in one pass (fused=True, Apex), or tensor by tensor (PyTorch before 2.0)",
+    )
     channels_last: Switch = Field(
         default=False, description="convolutions in NHWC, which spares tensor cores a transposition"
     )

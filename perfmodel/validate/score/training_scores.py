@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 
 from perfmodel.files import as_json
 from perfmodel.validate.score.points import weighted_quantile
+from perfmodel.validate.trainings.llm_steps import LLM
 from perfmodel.validate.trainings.model import MEASURES, Dataset, Measure, Pair, TrainingRun
 from perfmodel.validate.trainings.series import NETWORKS, ONE_GPU
 
 ALL = "all"
 SEVERAL_NODES = "several nodes"
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+GPT_LIKE = "GPT-like"
+"""Language models, of which utilisation of the GPU's peak is printed."""
 
 Entry = tuple[str, TrainingRun]
 """A run and the table that lists it."""
@@ -93,7 +96,7 @@ def entries_of(datasets: Iterable[Dataset]) -> list[Entry]:
 
 
 def by_group(entries: Sequence[Entry]) -> dict[Measure, dict[str, dict[str, TrainingScore]]]:
-    """Score each measure over all runs ("all"), by network ("network") and by precision.
+    """Score each measure over all runs ("all"), by network ("network"), by precision and by model.
 
     "several nodes" stands among the networks for all runs that leave their node.
     """
@@ -104,6 +107,7 @@ def by_group(entries: Sequence[Entry]) -> dict[Measure, dict[str, dict[str, Trai
             "network": {name: [e for e in entries if e[1].network == name] for name in NETWORKS}
             | {SEVERAL_NODES: [e for e in entries if e[1].nodes > 1]},
             "precision": {p: [e for e in entries if e[1].precision == p] for p in PRECISIONS},
+            "model": {GPT_LIKE: [e for e in entries if e[0].startswith(LLM)]},
         }
         for kind, named in groups.items():
             for name, own in named.items():

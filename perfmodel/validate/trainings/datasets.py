@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.validate.trainings.llm_steps import llm_datasets
 from perfmodel.validate.trainings.model import Dataset
 from perfmodel.validate.trainings.published import (
     ddp_benchmark_dataset,
@@ -14,6 +15,8 @@ from perfmodel.validate.trainings.published import (
 )
 from perfmodel.validate.trainings.testbed import gloo_dataset
 
+LLM_STEPS = "llm_steps.csv"
+"""Steps of language models on one GPU."""
 STEPS = "ddp*_iters.csv"
 """Tables of steps over shaped links."""
 
@@ -23,7 +26,8 @@ def datasets_in(folder: Path) -> list[Dataset]:
 
     ``testbed/ddp*_iters.csv`` with ``models.csv`` and ``linkcal*.csv`` (or these in the folder
     itself); ``training/*.csv``;
-    ``ddp/pytorch_ddp_benchmark.csv``; ``single_gpu.csv``. What is not there is left out.
+    ``ddp/pytorch_ddp_benchmark.csv``; ``single_gpu.csv``; ``llm_steps.csv``. What is not there is
+    left out.
 
     Raises
     ------
@@ -34,6 +38,7 @@ def datasets_in(folder: Path) -> list[Dataset]:
     readers: tuple[tuple[Path, Callable[[Path, list[Fault]], list[Dataset]]], ...] = (
         (testbed_folder(folder), lambda path, faults: _one(gloo_dataset(path, faults))),
         (folder / "single_gpu.csv", lambda path, faults: _one(single_dataset(path, faults))),
+        (folder / LLM_STEPS, llm_datasets),
         (
             folder / "ddp" / "pytorch_ddp_benchmark.csv",
             lambda path, faults: _one(ddp_benchmark_dataset(path, faults)),
@@ -65,7 +70,7 @@ def has_trainings(folder: Path) -> bool:
     """Whether a folder has any table of trainings."""
     return any(testbed_folder(folder).glob(STEPS)) or any(
         (folder / name).exists()
-        for name in ("training", "single_gpu.csv", "ddp/pytorch_ddp_benchmark.csv")
+        for name in ("training", "single_gpu.csv", LLM_STEPS, "ddp/pytorch_ddp_benchmark.csv")
     )
 
 

@@ -191,7 +191,7 @@ def single_dataset(path: Path, faults: list[Fault]) -> Dataset | None:
     omitted: dict[str, int] = {}
     for record in read_table(path, faults):
         try:
-            runs.append(_single_gpu_run(record.cells))
+            runs.append(single_gpu_run(record.cells))
         except PerfmodelError as error:
             reason = f"model or GPU is not known: {one_line(error, 100)}"
             omitted[reason] = omitted.get(reason, 0) + 1
@@ -202,7 +202,8 @@ def single_dataset(path: Path, faults: list[Fault]) -> Dataset | None:
     return Dataset(SINGLE, title, cases, omitted, runs, fitted=SINGLE in FITTED)
 
 
-def _single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:
+def single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:
+    """Predict a row of ``single_gpu.csv``."""
     batch = int(cells.get("batch") or UNSTATED_BATCH)
     length = cells.get("sequence_length")
     times = layer_times(

@@ -27,6 +27,7 @@ from perfmodel.validate.sweeps.match import Allocation, build_cluster
 from perfmodel.validate.trainings.rows.model_names import build_named, is_convolutional
 from perfmodel.validate.trainings.rows.parse import TrainingRow
 from perfmodel.workload.compute_spread import Factors, overlap_slowdowns
+from perfmodel.workload.memory import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, scale_times
 from perfmodel.workload.roofline import layer_times, step_s
 
@@ -46,6 +47,13 @@ def compute_precision(row: TrainingRow, gpu: Gpu) -> str:
         return row.precision
     plain = row.software.plain_matmul and not is_convolutional(row.model)
     return "fp32" if plain else "tf32"
+
+
+def _optimizer_kernels(row: TrainingRow) -> OptimizerKernels:
+    """How the optimizer of a row runs: NVIDIA's examples of transformers have one of Apex."""
+    if row.fused_optimizer:
+        return "fused"
+    return "for-loop" if row.software.loops_over_tensors else "foreach"
 
 
 def topology_of(row: TrainingRow) -> Topology:
@@ -83,8 +91,8 @@ def timer_of(row: TrainingRow, network: Literal[0, 1] | None = None) -> Unconten
     return _timer(*key) if network is None else _bound_timers(*key)[network]
 
 
-@lru_cache(maxsize=1024)
-def _layer_times(row: TrainingRow) -> LayerTimes:
+def row_layer_times(row: TrainingRow) -> LayerTimes:
+    """Predict the layers of a row on one GPU."""
     gpu = topology_of(row).gpu
     return layer_times(
         build_named(row.model),
@@ -92,9 +100,13 @@ def _layer_times(row: TrainingRow) -> LayerTimes:
         batch=row.batch,
         precision=compute_precision(row, gpu),
         optimizer="sgd-momentum" if is_convolutional(row.model) else "adam",
+        optimizer_kernels=_optimizer_kernels(row),
         channels_last=row.channels_last,
         fused_attention=False,
     )
+
+
+_layer_times = lru_cache(maxsize=1024)(row_layer_times)
 
 
 @lru_cache(maxsize=8192)

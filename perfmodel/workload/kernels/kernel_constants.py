@@ -77,10 +77,25 @@ class NormConstants:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerKind:
-    """An optimizer's fp32 state per parameter element, and its batching of tensors."""
+    """An optimizer's fp32 state per parameter element, and its kernels.
+
+    `tensors_per_launch`: of the fused kernel.
+    `operations`, `passes`: where it is not fused: element-wise operations, and how often these
+        read or write a tensor of the parameters' size.
+    """
 
     state_tensors: int
     tensors_per_launch: int
+    operations: int
+    passes: int
+
+
+@dataclass(frozen=True)
+class ForLoopConstants:
+    """Operations and passes that keeping gradients costs, where each tensor has its own kernels."""
+
+    operations: int
+    passes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +104,7 @@ class KernelConstants:
 
     `elementwise_backward`: traffic of backward over that of forward.
     `elements_per_launch`: parameter elements that one optimizer launch can cover.
+    `tensors_per_operation`: tensors that a launch of one of its operations covers, not fused.
     """
 
     product: ProductConstants
@@ -99,6 +115,8 @@ class KernelConstants:
     elementwise_backward: float
     optimizers: Mapping[str, OptimizerKind]
     elements_per_launch: int
+    tensors_per_operation: int
+    for_loop: ForLoopConstants
 
     def attention_rate(self, generation: str) -> AttentionRate:
         """Rate of a generation, or that of `other`."""
@@ -136,9 +154,8 @@ def kernel_constants() -> KernelConstants:
         },
         norm=NormConstants(**values("norm")),
         elementwise_backward=float(data["elementwise"]["backward"]["value"]),
-        optimizers={
-            name: OptimizerKind(int(entry["state_tensors"]), int(entry["tensors_per_launch"]))
-            for name, entry in data["optimizers"].items()
-        },
+        optimizers={name: OptimizerKind(**entry) for name, entry in data["optimizers"].items()},
         elements_per_launch=int(data["elements_per_launch"]),
+        tensors_per_operation=int(data["tensors_per_operation"]),
+        for_loop=ForLoopConstants(**values("for_loop")),
     )

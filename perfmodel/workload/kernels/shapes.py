@@ -21,6 +21,8 @@ class MatrixProduct:
     columns: int
     depth: int
     count: int = 1
+    has_bias: bool = False
+    """Whether a vector is added to each row of the result; backward sums its gradient over rows."""
 
     @property
     def flops(self) -> float:

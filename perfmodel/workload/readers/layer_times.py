@@ -14,12 +14,16 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import measured_factors
-from perfmodel.workload.memory import activation_bytes, optimizer_bytes
+from perfmodel.workload.memory import (
+    OptimizerKernels,
+    activation_bytes,
+    optimizer_bytes,
+    optimizer_launches,
+)
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
 from perfmodel.workload.readers.fields import list_first
 from perfmodel.workload.readers.spec import ModelSpec
-from perfmodel.workload.roofline import optimizer_launches
 
 
 class _MeasuredTimes(NamedTuple):
@@ -39,6 +43,7 @@ def read_layer_times(
     batch: int = 1,
     precision: str = "fp32",
     optimizer: str = "sgd-momentum",
+    optimizer_kernels: OptimizerKernels = "foreach",
 ) -> LayerTimes:
     """Read the time of every layer from a CSV or YAML file.
 
@@ -55,7 +60,7 @@ def read_layer_times(
     gpu : Gpu, optional
         Gives the optimizer's time and the rate of copies if the file does not; without it they
         take no time.
-    batch, precision, optimizer
+    batch, precision, optimizer, optimizer_kernels
         Of the measurement; for activations and the optimizer's time.
 
     Returns
@@ -81,7 +86,8 @@ def read_layer_times(
     forward_s, backward_s = _sum_by_layer(measured, workload, path)
     kernels = np.array([layer.kernels for layer in workload.layers], dtype=np.int64)
     copy_Bps = math.inf if gpu is None else gpu.memory_Bps * gpu.memory_efficiency / 2
-    step_s = 0.0 if gpu is None else optimizer_bytes(workload, optimizer) / (2 * copy_Bps)
+    moved = optimizer_bytes(workload, optimizer, optimizer_kernels)
+    step_s = 0.0 if gpu is None else moved / (2 * copy_Bps)
     return LayerTimes(
         forward_s=forward_s,
         backward_s=backward_s,
@@ -89,7 +95,7 @@ def read_layer_times(
         backward_kernels=2 * kernels,
         launch_s=0.0 if spec.launch is None else spec.launch,
         optimizer_s=step_s if spec.optimizer is None else spec.optimizer,
-        optimizer_kernels=optimizer_launches(workload, optimizer),
+        optimizer_kernels=optimizer_launches(workload, optimizer, optimizer_kernels),
         copy_Bps=spec.copy_rate or copy_Bps,
         activation_bytes=spec.activations or activation_bytes(workload, batch, precision),
         source=str(path),

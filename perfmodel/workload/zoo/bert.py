@@ -1,4 +1,4 @@
-"""BERT with Hugging Face's tensors: the encoder and its pooler, without pre-training heads."""
+"""BERT with Hugging Face's tensors: the encoder and its pooler, with or without pre-training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,
+    FUSED_LOSS_PASSES,
+    FUSED_NORM_PASSES,
     JOIN_PASSES,
+    LOSS_PASSES,
     MASK_ELEMENTS,
     NORM_PASSES,
     Module,
@@ -39,8 +42,15 @@ SHAPES = {"bert-base": BertShape(12, 768, 12), "bert-large": BertShape(24, 1024,
 """Devlin et al. 2018 (arXiv 1810.04805), section 3; uncased vocabulary."""
 
 
-def bert(name: str, *, dtype: str, sequence_length: int) -> Workload:
-    """Bidirectional encoder; the loss reads the pooled first token."""
+def bert(
+    name: str, *, dtype: str, sequence_length: int, whole_head: bool = False
+) -> Workload:  # fmt: skip
+    """Bidirectional encoder; the loss reads the pooled first token.
+
+    `whole_head`: with the heads of pre-training (``BertForPreTraining``), where every position is
+    mapped to the vocabulary and enters the loss. Without, pre-training scores the masked positions
+    alone, a sixth of them, which is left out.
+    """
     shape, s = SHAPES[name], sequence_length
     h = shape.width
     parts = [_embeddings(s, h)]
@@ -53,6 +63,8 @@ def bert(name: str, *, dtype: str, sequence_length: int) -> Workload:
             fused_elements=ACTIVATION_PASSES * h, saved_elements=2.0 * h, kernels=2,
         )
     )  # fmt: skip
+    if whole_head:
+        parts += _head(s, h)
     return assemble(
         name,
         parts,
@@ -60,9 +72,36 @@ def bert(name: str, *, dtype: str, sequence_length: int) -> Workload:
         sample=f"sequence of {s} tokens",
         source="Hugging Face BertModel; Devlin et al. 2018, arXiv 1810.04805",
         input_elements=s,
-        output_elements=h,
+        output_elements=s * VOCABULARY if whole_head else h,
         buffers=(Buffers("int64", 2, 2 * 8 * POSITIONS),),  # position_ids and token_type_ids
     )
+
+
+def _head(s: int, h: int) -> list[Module]:
+    """Map, GELU, normalise; the transposed word embedding, whose gradient it shares; a classifier.
+
+    The embedding's gradient is ready in the embedding's backward.
+    """
+    prefix = "cls.predictions"
+    dense = weight_and_bias(f"{prefix}.transform.dense", h, h)
+    norm = norm_parameters(f"{prefix}.transform.LayerNorm", h)
+    bias: tuple[Parameter, ...] = ((f"{prefix}.bias", (VOCABULARY,)),)
+    logits = s * VOCABULARY
+    transform = linear(
+        f"{prefix}.transform.dense", s, h, h, parameters=dense + norm,
+        ready=names(norm) + names_reversed(dense),
+        vector_elements=float(ACTIVATION_PASSES * s * h), norm_elements=float(NORM_PASSES * s * h),
+        fused_elements=float((ACTIVATION_PASSES + FUSED_NORM_PASSES) * s * h),
+        saved_elements=3.0 * s * h, kernels=3,
+    )  # fmt: skip
+    decoder = linear(
+        f"{prefix}.decoder", s, h, VOCABULARY, parameters=bias, ready=names(bias),
+        vector_elements=float(LOSS_PASSES * logits), wide_elements=float(LOSS_PASSES * logits),
+        fused_elements=float(FUSED_LOSS_PASSES * logits),
+        saved_elements=float(s * h + logits), kernels=4,
+    )  # fmt: skip
+    relation = weight_and_bias("cls.seq_relationship", 2, h)
+    return [transform, decoder, linear("cls.seq_relationship", 1, h, 2, parameters=relation)]
 
 
 def _embeddings(s: int, h: int) -> Module:

@@ -33,12 +33,13 @@ VOCABULARY = 50257
 
 @dataclass(frozen=True, slots=True)
 class GptShape:
-    """Layers, width, heads and longest sequence."""
+    """Layers, width, heads, longest sequence and vocabulary."""
 
     layers: int
     width: int
     heads: int
     positions: int
+    vocabulary: int = VOCABULARY
 
 
 GPT2 = "Hugging Face GPT2LMHeadModel; Radford et al. 2019, table 2"
@@ -57,33 +58,44 @@ SHAPES = {
 }
 
 
-def gpt(name: str, *, dtype: str, sequence_length: int) -> Workload:
-    """Decoder-only transformer trained to predict the next token."""
-    shape = SHAPES[name]
-    s, h = sequence_length, shape.width
+def gpt(
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    shape: GptShape | None = None,
+    dropout: bool = True,
+) -> Workload:
+    """Decoder-only transformer trained to predict the next token.
+
+    `shape`: of a model that is not in the zoo.
+    """
+    shape = shape or SHAPES[name]
+    s, h, vocabulary = sequence_length, shape.width, shape.vocabulary
     tables: tuple[Parameter, ...] = (
-        ("wte.weight", (VOCABULARY, h)),
+        ("wte.weight", (vocabulary, h)),
         ("wpe.weight", (shape.positions, h)),
     )
     # rows read and written twice, added, dropped out
-    gathered = (2 * ACTIVATION_PASSES + ADD_PASSES + DROPOUT_PASSES) * s * h
+    gathered = (2 * ACTIVATION_PASSES + ADD_PASSES + dropout * DROPOUT_PASSES) * s * h
     parts = [
         embedding(
             "embeddings", tables, ("wpe.weight", "wte.weight"), vector_elements=gathered,
             fused_elements=float(JOIN_PASSES * s * h),
-            saved_elements=MASK_ELEMENTS * s * h, kernels=4,
+            saved_elements=dropout * MASK_ELEMENTS * s * h, kernels=3 + dropout,
         )
     ]  # fmt: skip
-    block = BlockShape(s, h, shape.heads, 4 * h, causal=True, dropout=True)
+    block = BlockShape(s, h, shape.heads, 4 * h, causal=True, dropout=dropout)
     for number in range(shape.layers):
         parts += pre_norm_block(f"h.{number}", block, _block_parameters(f"h.{number}", h))
     last_norm = norm_parameters("ln_f", h)
     parts.append(
         linear(
-            "lm_head", s, h, VOCABULARY, parameters=last_norm, ready=names(last_norm),
-            norm_elements=NORM_PASSES * s * h, vector_elements=LOSS_PASSES * s * VOCABULARY,
-            fused_elements=FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * s * VOCABULARY,
-            saved_elements=float(2 * s * h + s * VOCABULARY), kernels=5,
+            "lm_head", s, h, vocabulary, parameters=last_norm, ready=names(last_norm),
+            norm_elements=NORM_PASSES * s * h, vector_elements=LOSS_PASSES * s * vocabulary,
+            wide_elements=float(LOSS_PASSES * s * vocabulary),
+            fused_elements=FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * s * vocabulary,
+            saved_elements=float(2 * s * h + s * vocabulary), kernels=5,
         )
     )  # fmt: skip
     return assemble(
@@ -93,7 +105,7 @@ def gpt(name: str, *, dtype: str, sequence_length: int) -> Workload:
         sample=f"sequence of {s} tokens",
         source=GPT3 if name.startswith("gpt3") else GPT2,
         input_elements=s,
-        output_elements=s * VOCABULARY,
+        output_elements=s * vocabulary,
     )
 
 

@@ -213,6 +213,8 @@ def linear(
     ready: tuple[str, ...] | None = None,
     vector_elements: float = 0.0,
     norm_elements: float = 0.0,
+    wide_norm: bool = False,
+    wide_elements: float = 0.0,
     fused_elements: float = 0.0,
     saved_elements: float = 0.0,
     kernels: int = 1,
@@ -224,6 +226,8 @@ def linear(
     `ready`: ready order; the reverse of `parameters` if not given.
     `vector_elements`: element passes of the other kernels, per sample.
     `norm_elements`: those of normalisations over rows, beside `vector_elements`.
+    `wide_norm`: whether these are single operations in fp32.
+    `wide_elements`: part of `vector_elements` that is fp32 in any precision.
     `fused_elements`: of all of them, where a compiler makes each chain one kernel.
     `kernels`: with the matrix product.
     """
@@ -235,12 +239,24 @@ def linear(
         weight_elements=float(inputs * outputs),
         saved_elements=saved_elements,
         kernels=kernels,
-        matrix=MatrixProduct(tokens, outputs, inputs),
+        matrix=MatrixProduct(tokens, outputs, inputs, has_bias=_has_bias(parameters)),
         norm_bytes=ELEMENT_BYTES * norm_elements,
+        wide_norm=wide_norm,
+        wide_bytes=ELEMENT_BYTES * wide_elements,
         fused_bytes=ELEMENT_BYTES * fused_elements,
         fused_kernels=1 + (fused_elements > 0),
     )
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
+
+
+def _has_bias(parameters: Sequence[Parameter]) -> bool:
+    """Whether a linear map is among parameters with a bias: one beside a matrix, or alone."""
+    shapes = dict(parameters)
+    return any(
+        len(shapes.get(f"{name.removesuffix('bias')}weight", (0, 0))) > 1
+        for name in shapes
+        if name.endswith(".bias")
+    )
 
 
 def classifier(image: Image, prefix: str = "", *, classes: int = CLASSES) -> list[Module]:

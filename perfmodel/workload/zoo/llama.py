@@ -58,9 +58,14 @@ SHAPES = {
 """The models' published config.json (meta-llama on huggingface.co)."""
 
 
-def llama(name: str, *, dtype: str, sequence_length: int) -> Workload:
-    """Decoder-only transformer with rotary positions, RMS normalisation and gated feed-forward."""
-    shape, s = SHAPES[name], sequence_length
+def llama(
+    name: str, *, dtype: str, sequence_length: int, shape: LlamaShape | None = None
+) -> Workload:  # fmt: skip
+    """Decoder-only transformer with rotary positions, RMS normalisation and gated feed-forward.
+
+    `shape`: of a model that is not in the zoo.
+    """
+    shape, s = shape or SHAPES[name], sequence_length
     h = shape.width
     table = (("model.embed_tokens.weight", (shape.vocabulary, h)),)
     first = embedding(
@@ -74,6 +79,7 @@ def llama(name: str, *, dtype: str, sequence_length: int) -> Workload:
     last = linear(
         "lm_head", s, h, shape.vocabulary, parameters=norm + head, ready=names(head) + names(norm),
         norm_elements=float(RMS_NORM_PASSES * s * h), vector_elements=float(LOSS_PASSES * logits),
+        wide_norm=True, wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * logits),
         saved_elements=float(2 * s * h + logits), kernels=4,
     )  # fmt: skip
@@ -118,6 +124,7 @@ def _block(prefix: str, s: int, shape: LlamaShape) -> list[Module]:
             f"{prefix}.{name}", s, inputs, outputs, parameters=before + own,
             ready=names(own) + names(before),
             vector_elements=vector, norm_elements=bool(norm) * float(RMS_NORM_PASSES * s * h),
+            wide_norm=bool(norm),
             fused_elements=fused + bool(norm) * float(FUSED_NORM_PASSES * s * h),
             saved_elements=saved + bool(norm) * 2.0 * s * h,
             kernels=kernels + RMS_NORM_KERNELS * bool(norm),

@@ -94,7 +94,7 @@ def test_a_measured_step_scales_compute_and_narrows_it(batch: int) -> None:
     assert guessed.interval_s is not None
     wide = guessed.interval_s[1] / guessed.interval_s[0]
     narrow = known.interval_s[1] / known.interval_s[0]
-    assert narrow < wide
+    assert narrow < wide * (1 + 1e-9), "from another batch never wider than the prediction"
     assert (narrow < 1.07) == (batch == 256)
 
 

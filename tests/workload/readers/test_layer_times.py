@@ -41,7 +41,8 @@ def test_the_step_of_the_optimizer_takes_its_traffic(write):
     path = write("times.csv", "name,forward,backward\n" + "".join(
         f"{layer.name},1 us,2 us\n" for layer in workload.layers))  # fmt: skip
     gpu = load_gpu("v100-sxm2-32gb")
-    times = read_layer_times(path, workload, gpu=gpu, optimizer="sgd-momentum")
+    times = read_layer_times(path, workload, gpu=gpu, optimizer="sgd-momentum",
+                             optimizer_kernels="fused")  # fmt: skip
     elements = sum(tensor.numel for tensor in workload.tensors)
     expected_s = 20 * elements / (gpu.memory_Bps * gpu.memory_efficiency)
     assert times.optimizer_s == pytest.approx(expected_s, rel=1e-12)

@@ -7,6 +7,7 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.workload import build_model, zoo_names
+from perfmodel.workload.zoo.bert import bert
 
 # Parameters, tensors, and the start of the SHA-256 of "name:64x3x7x7" lines in registration order.
 # ResNet, VGG, AlexNet, Inception, ViT: torchvision 0.29. BERT, GPT-2, Llama: Hugging Face
@@ -100,6 +101,17 @@ def test_every_tensor_stands_in_exactly_one_layer(name):
 def test_gradients_get_ready_in_the_order_of_the_real_model(name):
     workload = build_model(name)
     assert digest(workload.tensors[i].name for i in workload.ready_order) == READY[name]
+
+
+def test_bert_for_pre_training():
+    """Hugging Face's BertForPreTraining: 110,106,428 parameters (bert-base-uncased)."""
+    made = bert("bert-base", dtype="fp32", sequence_length=128, whole_head=True)
+    assert made.parameters == 110106428
+    plain = build_model("bert-base", sequence_length=128)
+    more = sum(layer.matmul_flops for layer in made.layers)
+    more -= sum(layer.matmul_flops for layer in plain.layers)
+    # transform and decoder for each token, classifier for the first
+    assert more == 2 * 128 * 768 * (768 + 30522) + 2 * 768 * 2
 
 
 def test_resnet50_fills_the_buckets_of_a_recorded_run():

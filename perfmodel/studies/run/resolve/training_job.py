@@ -115,6 +115,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
                 batch=batch,
                 precision=compute.precision,
                 optimizer=compute.optimizer,
+                optimizer_kernels=compute.optimizer_kernels,
             )
         times = _predict_layers(job, batch)
         if compute.measured_step is None:
@@ -130,6 +131,7 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         batch=batch,
         precision=compute.precision,
         optimizer=compute.optimizer,
+        optimizer_kernels=compute.optimizer_kernels,
         channels_last=compute.channels_last,
         fused_attention=compute.fused_attention,
         compiled=compute.compiled,

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from perfmodel.workload import zoo
 from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo import bert
 from perfmodel.workload.zoo.resnet import resnet
 
 _NAMES: tuple[tuple[str, str], ...] = (
@@ -46,13 +47,15 @@ class NamedModel:
     name: str
     sequence_length: int | None = None
     image_size: int | None = None
+    whole_head: bool = False
+    """Whether BERT's pre-training head scores every position (`zoo.bert`)."""
 
     @property
     def text(self) -> str:
         """As it stands in tables of a report."""
         if self.image_size is not None:
             return f"{self.name} at {self.image_size}x{self.image_size}"
-        return self.name
+        return f"{self.name} for pre-training" if self.whole_head else self.name
 
 
 def read_model(cells: Mapping[str, str]) -> NamedModel | None:
@@ -78,7 +81,8 @@ def read_model(cells: Mapping[str, str]) -> NamedModel | None:
         return None
     text = "; ".join(cells.get(key) or "" for key in ("model", "dataset", "source_path", "note"))
     if name.startswith(("bert", "gpt")):
-        return NamedModel(name, _sequence_length(name, cells, text.lower()))
+        length = _sequence_length(name, cells, text.lower())
+        return NamedModel(name, length, whole_head=cells.get("head") == "every position")
     if _CIFAR.search(text.lower()):  # of the other nets the classifier is another one there
         plain_net = name.startswith("resnet")
         return NamedModel(name, image_size=CIFAR_SIZE) if plain_net else None
@@ -111,6 +115,9 @@ def build_named(model: NamedModel) -> Workload:
     if model.image_size == CIFAR_SIZE:
         depth = int(model.name.removeprefix("resnet"))
         return resnet(depth, dtype="fp32", image_size=CIFAR_SIZE, small_images=True)
+    if model.whole_head:
+        length = model.sequence_length or bert.POSITIONS
+        return bert.bert(model.name, dtype="fp32", sequence_length=length, whole_head=True)
     return zoo.build_model(model.name, sequence_length=model.sequence_length)
 
 

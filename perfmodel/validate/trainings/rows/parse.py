@@ -18,6 +18,7 @@ from perfmodel.topology.from_text.gpu_text import says_nothing
 from perfmodel.topology.from_text.match_template import HostText, read_host
 from perfmodel.training.ddp.options import FIRST_BUCKET_BYTES, DdpOptions, cap_bytes
 from perfmodel.validate.sweeps.match import MOST_RANKS, one_line
+from perfmodel.validate.trainings.rows.errata import correct
 from perfmodel.validate.trainings.rows.model_names import NamedModel, read_model
 from perfmodel.validate.trainings.rows.software import StatedSoftware, read_software
 
@@ -50,8 +51,6 @@ _PERCENTILES = ("p50_s", "p75_s", "p90_s", "p95_s")
 _STEP_TIMES = {"step_time", "iteration_time", "time_per_step", *_PERCENTILES}
 _METRICS = {"throughput", "rate", *_STEP_TIMES}
 DEFAULT_CAP_MB = 25.0
-_WHOLE_HEAD = "the head scores every position, a third more work than BERT's pre-training"
-"""DLPerf's reports of NVIDIA's PyTorch BERT."""
 _GROUPED = "grouped convolutions, which the roofline takes for large matrix products"
 
 
@@ -73,6 +72,8 @@ class TrainingRow:
     channels_last: bool
     options: DdpOptions
     software: StatedSoftware
+    fused_optimizer: bool = False
+    """Whether the optimizer is one of Apex."""
     unlike: str = ""
     """Why compute is not that of the zoo's model; empty: it is."""
 
@@ -90,6 +91,7 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
     UnsupportedRow
         It cannot be expressed.
     """
+    cells = correct(cells)
     framework = cells.get("framework", "").lower()
     if "torch" not in framework:
         raise UnsupportedRow(
@@ -108,15 +110,17 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
     batch = _batch(cells, sum(shares))
     from_nvidia = cells.get("dataset", "").startswith(_CHANNELS_LAST)
     last = from_nvidia and precision == "fp16" and model.name.startswith("resnet")
-    unlike = _unlike(cells, model)
-    return TrainingRow(model, precision, batch, machine, shares, last, options, software, unlike)
+    unlike = _GROUPED if model.name.startswith("resnext") else cells.get("unlike", "")
+    return TrainingRow(
+        model, precision, batch, machine, shares, last, options, software,
+        fused_optimizer=_is_nvidias(cells) and model.name.startswith("bert"), unlike=unlike,
+    )  # fmt: skip
 
 
-def _unlike(cells: Mapping[str, str], model: NamedModel) -> str:
-    """Why compute is not that of the model as it is built; empty: it is."""
-    if cells.get("dataset", "").startswith("dlperf") and model.name.startswith("bert"):
-        return _WHOLE_HEAD
-    return _GROUPED if model.name.startswith("resnext") else ""
+def _is_nvidias(cells: Mapping[str, str]) -> bool:
+    """Whether it ran NVIDIA's DeepLearningExamples, whose BERT has Apex's FusedLAMB."""
+    text = f"{cells.get('dataset', '')}; {cells.get('framework', '')}".lower()
+    return _CHANNELS_LAST in text or "deeplearningexamples" in text.replace(" ", "")
 
 
 def samples_per_s(cells: Mapping[str, str], row: TrainingRow) -> float:

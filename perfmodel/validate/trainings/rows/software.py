@@ -31,6 +31,8 @@ class Software(FileModel):
     explicit_cap_source: str
     matmul_fp32: str
     matmul_fp32_source: str
+    foreach: str
+    foreach_source: str
 
 
 @cache
@@ -53,6 +55,11 @@ class StatedSoftware:
     def keeps_first_bucket(self) -> bool:
         """Whether an explicit bucket cap leaves the small first bucket as it is."""
         return self.torch is not None and self.torch < _release(releases().explicit_cap_for_all)
+
+    @property
+    def loops_over_tensors(self) -> bool:
+        """Whether optimizers take one tensor after the other."""
+        return self.torch is not None and self.torch < _release(releases().foreach)
 
     @property
     def plain_matmul(self) -> bool:
