@@ -66,5 +66,10 @@ def overlap_slowdowns() -> Factors:
     return float(low), float(high)
 
 
+def gpu_speeds() -> float:
+    """Standard deviation, over their mean, of the speeds of GPUs of one model."""
+    return float(_shipped("compute_spread")["gpus"]["speeds"])
+
+
 def _factors(width: float) -> Factors:
     return math.exp(-width), math.exp(width)

@@ -70,6 +70,8 @@ class HostParts:
     """Whether PCIe switches stand between GPUs and CPUs."""
     p2p: bool
     network: Network | None
+    crowded: bool = False
+    """Whether the CPUs have too few lanes for all GPUs."""
 
     @property
     def gpus(self) -> int:
@@ -161,10 +163,11 @@ def _plug_gpus(draft: Draft, host: HostParts, domains: int) -> list[str]:
 def _switch_count(host: HostParts, cpus: int) -> int:
     """PCIe switches of a host: one per GPU of a Hopper board with a NIC each, else one per two.
 
-    Assumption, as in the layouts of DGX-1, DGX A100 and DGX H100; cards share one per CPU.
+    Assumption, as in the layouts of DGX-1, DGX A100 and DGX H100; cards share one per CPU where
+    switches are stated, and two share one where the CPUs have too few lanes for all.
     """
     if not host.part.on_board:
-        return cpus
+        return -(-host.gpus // 2) if host.crowded else cpus
     nics = host.network.nics if host.network else host.gpus
     single = host.part.sm >= 90 and nics >= host.gpus
     return max(cpus, host.gpus if single else -(-host.gpus // 2))

@@ -33,7 +33,7 @@ SINGLE = "single-gpu"
 FITTED = (SINGLE, "nvidia_dle")
 """Tables to whose throughputs of one GPU the roofline's constant was fitted
 (``workload/kernel_constants.yaml``); those of NVIDIA's ResNet-50 stand in both."""
-NO_SMALLER_RUN = "no smaller run of the same model, GPU, batch and precision"
+NO_SMALLER_RUN = "no smaller run of the same model, GPU, kind of host, batch and precision"
 NO_SINGLE_RUN = "no run of one GPU to scale compute to"
 
 

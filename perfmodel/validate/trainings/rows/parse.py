@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.errors import InputError
@@ -21,13 +21,16 @@ from perfmodel.validate.sweeps.match import MOST_RANKS, one_line
 from perfmodel.validate.trainings.rows.model_names import NamedModel, read_model
 from perfmodel.validate.trainings.rows.software import StatedSoftware, read_software
 
+_ALL_AT_ONCE = 1e15
+"""Bucket cap that no model reaches: one all-reduce when backward has ended."""
 _STRATEGIES = (
     (
         r"(?:(?:py)?torch )?(?:ddp|distributed ?data ?parallel)(?:,? \(?(?:all-?reduce|nccl)\)?)*$",
         None,
     ),
     (r"(?:nccl |ring )?all-?reduce(?: data parallel)?$", None),
-    (r"bsp-a2a: allreduce, no overlap$", 1e15),
+    (r"all-?reduce after backward$", _ALL_AT_ONCE),
+    (r"bsp-a2a: allreduce, no overlap$", _ALL_AT_ONCE),
     (r"wfbp-a2a: allreduce with overlap per tensor\b", 1.0),
 )
 """Spelling of a strategy, and the bucket cap with which DDP does the same (None: its default): all
@@ -97,12 +100,16 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
         )
     if cells["metric"] not in _METRICS or not _positive(cells["value"]):
         raise UnsupportedRow(f"no step time or throughput: {cells['metric']!r}")
+    if cells.get("left_out"):
+        raise UnsupportedRow(cells["left_out"])
     shares = shares_of(cells)
     software = read_software(cells)
-    options = _options(cells, software, sum(shares))
     model = read_model(cells)
     if model is None:
         raise UnsupportedRow(f"model is not in the zoo: {cells['model'][:40]}")
+    options = replace(_options(cells, software, sum(shares)), accumulate=_accumulate(cells))
+    if model.name.startswith("bert") and _reduces_after_backward(cells):
+        options = replace(options, bucket_cap_bytes=_ALL_AT_ONCE)
     machine = _machine(cells, shares)
     precision = _precision(cells.get("precision", ""))
     batch = _batch(cells, sum(shares))
@@ -110,6 +117,25 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
     last = from_nvidia and precision == "fp16" and model.name.startswith("resnet")
     unlike = _unlike(cells, model)
     return TrainingRow(model, precision, batch, machine, shares, last, options, software, unlike)
+
+
+def _accumulate(cells: Mapping[str, str]) -> int:
+    """Micro-steps of a step, of which the last one communicates."""
+    text = cells.get("accumulate") or "1"
+    if not re.fullmatch(r"[1-9]\d{0,4}", text):
+        raise UnsupportedRow(f"micro-steps of a step are not a number: {text[:24]}")
+    return int(text)
+
+
+def _reduces_after_backward(cells: Mapping[str, str]) -> bool:
+    """Whether a script is NVIDIA's BERT, whose all-reduce does not overlap with backward.
+
+    ``run_pretraining.py`` calls Apex' DistributedDataParallel with messages of 250 million
+    elements, more than the model has, or reduces one flat buffer after backward
+    (``--allreduce_post_accumulation``).
+    """
+    text = f"{cells.get('dataset', '')} {cells.get('framework', '')}".lower()
+    return "nvidia_dle" in text or "nvidiadeeplearningexamples" in text
 
 
 def _unlike(cells: Mapping[str, str], model: NamedModel) -> str:
