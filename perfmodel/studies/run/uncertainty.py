@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from perfmodel.studies.run.result import Uncertainty
+from perfmodel.workload.slowest_gpu import slowest_factor, slowest_factors
 
 Interval = tuple[float, float]
 """Low and high end, 80 %."""
@@ -34,6 +37,28 @@ def ratio_interval(
     moves += [each.logs(above_s) for each in above if not each.is_shared]
     moves += [(-low, -high) for low, high in (e.logs(below_s) for e in below if not e.is_shared)]
     return _around(above_s / below_s, moves)
+
+
+def speeds_of_gpus(
+    step_s: float, compute: Uncertainty, factors: Interval, ranks: int, spread: float
+) -> Uncertainty:
+    """Uncertainty of a step for the speeds of the GPUs that it happens to get.
+
+    It is of its own in each step: which GPU a run of one gets is as uncertain as which is the
+    slowest of many.
+
+    `compute`: the step at both ends of the times of its layers; `factors`: these ends. Between
+        them and the likely step it is taken as linear.
+    `ranks`, `spread`: how many GPUs it waits for, and the standard deviation of their speeds.
+    """
+    expected = slowest_factor(ranks, spread)
+    ends = (
+        np.interp(
+            by / expected, (factors[0], 1.0, factors[1]), (compute.low_s, step_s, compute.high_s)
+        )
+        for by in slowest_factors(ranks, spread)
+    )
+    return Uncertainty("speeds of GPUs", *map(float, ends), is_shared=False)
 
 
 def _around(value: float, moves: Iterable[tuple[float, float]]) -> Interval:

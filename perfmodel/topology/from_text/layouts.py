@@ -136,7 +136,7 @@ def _pairs(board: Board) -> Iterator[tuple[int, int, int]]:
 
 
 def _plug_gpus(draft: Draft, host: HostParts, domains: int) -> list[str]:
-    """Plug GPUs under CPUs; returns the switch or CPU above each group of GPUs."""
+    """Plug GPUs under CPUs; returns the switches or CPUs that NICs are plugged into."""
     used = 1 if host.network and host.network.across else domains
     if host.part.c2c is not None:
         draft.link(host.part.c2c, stock_link(host.part.c2c))
@@ -157,6 +157,8 @@ def _plug_gpus(draft: Draft, host: HostParts, domains: int) -> list[str]:
         draft.join(pattern("gpu", len(group), group[0]), f"pcie{switch}", host.pcie)
     for cpu, group in enumerate(_shares(count, used)):
         draft.join(pattern("pcie", len(group), group[0]), f"cpu{cpu}", host.pcie)
+    if host.crowded:  # the lanes that switches spare are for NICs
+        return [f"cpu{i}" for i in range(used)]
     return [f"pcie{i}" for i in range(count)]
 
 

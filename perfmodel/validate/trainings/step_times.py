@@ -17,6 +17,7 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.machine import bound_machines
 from perfmodel.studies.run.result import Uncertainty
+from perfmodel.studies.run.uncertainty import speeds_of_gpus
 from perfmodel.topology.from_text.describe import find_host
 from perfmodel.topology.from_text.match_template import HostText
 from perfmodel.topology.model import Gpu, Topology
@@ -146,11 +147,12 @@ def step_uncertainties(
     `compute`: as for `training_step_s`. `spread`: factors on that; default: those of a prediction.
     """
     low, high = _layer_times(row).spread if spread is None else spread
-    parts = [
-        Uncertainty(
-            "compute", training_step_s(row, compute * low), training_step_s(row, compute * high)
-        )
-    ]
+    step_s = training_step_s(row, compute)
+    ends = Uncertainty(
+        "compute", training_step_s(row, compute * low), training_step_s(row, compute * high)
+    )
+    speeds = spread_of(topology_of(row).gpu)
+    parts = [ends, speeds_of_gpus(step_s, ends, (low, high), row.gpus, speeds)]
     if row.gpus > 1:
         least, most = (training_step_s(row, compute, each) for each in overlap_slowdowns())
         kind = kind_of_machine(topology_of(row))
