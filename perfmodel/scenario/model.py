@@ -213,7 +213,12 @@ _NOT_IN_DIGEST = frozenset({"sweep", "plan"})
 
 _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
     "library": {"workers": None, "host_step": None},
-    "compute": {"compiled": False, "cuda_graphs": False, "measured_step": None},
+    "compute": {
+        "compiled": False,
+        "cuda_graphs": False,
+        "gpu_spread": None,
+        "measured_step": None,
+    },
 }
 """Newer fields by section, with their defaults: scenarios without them keep their digests."""
 

@@ -40,25 +40,25 @@ def ratio_interval(
 
 
 def speeds_of_gpus(
-    step_s: float, compute: Uncertainty, factors: Interval, ranks: int, spread: float
+    step_s: float, compute: Uncertainty, factors: Interval, gpus: tuple[int, str], spread: float
 ) -> Uncertainty:
     """Uncertainty of a step for the speeds of the GPUs that it happens to get.
 
-    It is of its own in each step: which GPU a run of one gets is as uncertain as which is the
-    slowest of many.
+    As many GPUs of one model are taken for the same ones: between two settings on them it cancels,
+    between two numbers of GPUs it does not.
 
     `compute`: the step at both ends of the times of its layers; `factors`: these ends. Between
         them and the likely step it is taken as linear.
-    `ranks`, `spread`: how many GPUs it waits for, and the standard deviation of their speeds.
+    `gpus`: how many it waits for, and of which model. `spread`: standard deviation of their speeds.
     """
+    ranks, model = gpus
     expected = slowest_factor(ranks, spread)
-    ends = (
-        np.interp(
-            by / expected, (factors[0], 1.0, factors[1]), (compute.low_s, step_s, compute.high_s)
-        )
+    known_s = compute.low_s, step_s, compute.high_s
+    low_s, high_s = (
+        float(np.interp(by / expected, (factors[0], 1.0, factors[1]), known_s))
         for by in slowest_factors(ranks, spread)
     )
-    return Uncertainty("speeds of GPUs", *map(float, ends), is_shared=False)
+    return Uncertainty(f"speed of {ranks} x {model}", low_s, high_s)
 
 
 def _around(value: float, moves: Iterable[tuple[float, float]]) -> Interval:

@@ -151,8 +151,9 @@ def step_uncertainties(
     ends = Uncertainty(
         "compute", training_step_s(row, compute * low), training_step_s(row, compute * high)
     )
-    speeds = spread_of(topology_of(row).gpu)
-    parts = [ends, speeds_of_gpus(step_s, ends, (low, high), row.gpus, speeds)]
+    gpu = topology_of(row).gpu
+    gpus = row.gpus, gpu.name
+    parts = [ends, speeds_of_gpus(step_s, ends, (low, high), gpus, spread_of(gpu))]
     if row.gpus > 1:
         least, most = (training_step_s(row, compute, each) for each in overlap_slowdowns())
         kind = kind_of_machine(topology_of(row))

@@ -48,11 +48,9 @@ def simulate_uncertainties(
     ends = _StepEnds(sized, reported, _base_s(sized, reported))
     compute = ends.of_compute()
     parts = [compute]
-    spread = gpu_spread(sized.job)
-    if spread:
-        parts.append(
-            speeds_of_gpus(reported.step_s, compute, sized.compute_spread, sized.size.gpus, spread)
-        )
+    if spread := gpu_spread(sized.job):
+        gpus = sized.size.gpus, sized.job.gpu.name
+        parts.append(speeds_of_gpus(reported.step_s, compute, sized.compute_spread, gpus, spread))
     if communicates:
         parts += [*ends.of_overlap(), ends.of_network()]
     disturbance = point.disturbance

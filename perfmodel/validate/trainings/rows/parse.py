@@ -100,8 +100,6 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
         )
     if cells["metric"] not in _METRICS or not _positive(cells["value"]):
         raise UnsupportedRow(f"no step time or throughput: {cells['metric']!r}")
-    if cells.get("left_out"):
-        raise UnsupportedRow(cells["left_out"])
     shares = shares_of(cells)
     software = read_software(cells)
     model = read_model(cells)
