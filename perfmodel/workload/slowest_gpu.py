@@ -48,7 +48,7 @@ def slowest_factors(ranks: int, spread: float) -> tuple[float, float]:
     """Low and high end, 80 %, of the time of the slowest of `ranks` GPUs over the mean of all."""
     normal = NormalDist()
     low, high = (normal.inv_cdf(share ** (1 / ranks)) for share in (0.1, 0.9))
-    return math.exp(spread * low), math.exp(spread * high)
+    return 1.0 + spread * low, 1.0 + spread * high
 
 
 @lru_cache(maxsize=1024)

@@ -31,7 +31,7 @@ PCIE_S, ETHERNET_S = 0.5e-6, 20.09e-6
 SMALL = """# How long is a step of one large tensor?
 perfmodel: 1
 model: {file: model.csv}
-compute: {source: file, times: times.csv, precision: fp32}
+compute: {source: file, times: times.csv, precision: fp32, gpu_spread: 0}
 strategy: {broadcast_buffers: false, bucket_cap: 64 MiB}
 cluster: {node: ethernet-10g, nodes: 4, fabric: one-switch}
 training: {batch_per_gpu: 1}
