@@ -66,6 +66,11 @@ def overlap_slowdowns() -> Factors:
     return float(low), float(high)
 
 
+def run_factors() -> Factors:
+    """Factors on a step for the run in which it is measured, whatever its GPUs are."""
+    return _factors(_shipped("compute_spread")["measured"]["another_run"]["width"])
+
+
 def gpu_speeds() -> float:
     """Standard deviation, over their mean, of the speeds of GPUs of one model."""
     return float(_shipped("compute_spread")["gpus"]["speeds"])

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from perfmodel.studies.run.result import Uncertainty
+from perfmodel.workload.compute_spread import run_factors
 from perfmodel.workload.slowest_gpu import slowest_factor, slowest_factors
 
 Interval = tuple[float, float]
@@ -39,13 +40,13 @@ def ratio_interval(
     return _around(above_s / below_s, moves)
 
 
-def speeds_of_gpus(
+def chance_of_gpus(
     step_s: float, compute: Uncertainty, factors: Interval, gpus: tuple[int, str], spread: float
-) -> Uncertainty:
-    """Uncertainty of a step for the speeds of the GPUs that it happens to get.
+) -> tuple[Uncertainty, ...]:
+    """Uncertainties of a step for the GPUs that it happens to get, and for the run.
 
-    As many GPUs of one model are taken for the same ones: between two settings on them it cancels,
-    between two numbers of GPUs it does not.
+    As many GPUs of one model are taken for the same ones in one run: between two settings on them
+    both cancel, between two numbers of GPUs they do not.
 
     `compute`: the step at both ends of the times of its layers; `factors`: these ends. Between
         them and the likely step it is taken as linear.
@@ -58,7 +59,11 @@ def speeds_of_gpus(
         float(np.interp(by / expected, (factors[0], 1.0, factors[1]), known_s))
         for by in slowest_factors(ranks, spread)
     )
-    return Uncertainty(f"speed of {ranks} x {model}", low_s, high_s)
+    quick, slow = run_factors()
+    return (
+        Uncertainty(f"speed of {ranks} x {model}", low_s, high_s),
+        Uncertainty(f"run on {ranks} x {model}", step_s * quick, step_s * slow),
+    )
 
 
 def _around(value: float, moves: Iterable[tuple[float, float]]) -> Interval:

@@ -17,7 +17,7 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.machine import bound_machines
 from perfmodel.studies.run.result import Uncertainty
-from perfmodel.studies.run.uncertainty import speeds_of_gpus
+from perfmodel.studies.run.uncertainty import chance_of_gpus
 from perfmodel.topology.from_text.describe import find_host
 from perfmodel.topology.from_text.match_template import HostText
 from perfmodel.topology.model import Gpu, Topology
@@ -153,7 +153,7 @@ def step_uncertainties(
     )
     gpu = topology_of(row).gpu
     gpus = row.gpus, gpu.name
-    parts = [ends, speeds_of_gpus(step_s, ends, (low, high), gpus, spread_of(gpu))]
+    parts = [ends, *chance_of_gpus(step_s, ends, (low, high), gpus, spread_of(gpu))]
     if row.gpus > 1:
         least, most = (training_step_s(row, compute, each) for each in overlap_slowdowns())
         kind = kind_of_machine(topology_of(row))

@@ -22,7 +22,7 @@ from perfmodel.studies.run.result import SizeResult, Uncertainty
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
-from perfmodel.studies.run.uncertainty import speeds_of_gpus
+from perfmodel.studies.run.uncertainty import chance_of_gpus
 from perfmodel.units import format_time
 from perfmodel.workload.compute_spread import overlap_slowdowns
 
@@ -48,9 +48,9 @@ def simulate_uncertainties(
     ends = _StepEnds(sized, reported, _base_s(sized, reported))
     compute = ends.of_compute()
     parts = [compute]
-    if spread := gpu_spread(sized.job):
-        gpus = sized.size.gpus, sized.job.gpu.name
-        parts.append(speeds_of_gpus(reported.step_s, compute, sized.compute_spread, gpus, spread))
+    if sized.job.gpu.generation != "cpu":
+        gpus, spread = (sized.size.gpus, sized.job.gpu.name), gpu_spread(sized.job)
+        parts += chance_of_gpus(reported.step_s, compute, sized.compute_spread, gpus, spread)
     if communicates:
         parts += [*ends.of_overlap(), ends.of_network()]
     disturbance = point.disturbance
