@@ -11,8 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.compute_spread import gpu_speeds
-from perfmodel.workload.slowest_gpu import largest_of, slowest_factor, slowest_factors, spread_of
+from perfmodel.workload.compute_spread import (
+    gpu_speeds,
+    largest_of,
+    slowest_factor,
+    slowest_factors,
+    spread_of,
+)
 
 
 @pytest.mark.parametrize(

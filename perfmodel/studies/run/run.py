@@ -20,7 +20,7 @@ from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.studies.run.uncertainty import ratio_interval
 from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
-from perfmodel.workload.slowest_gpu import slowest_factor
+from perfmodel.workload.compute_spread import slowest_factor
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from perfmodel.studies.run.result import Uncertainty
-from perfmodel.workload.compute_spread import run_factors
-from perfmodel.workload.slowest_gpu import slowest_factor, slowest_factors
+from perfmodel.workload.compute_spread import run_factors, slowest_factor, slowest_factors
 
 Interval = tuple[float, float]
 """Low and high end, 80 %."""

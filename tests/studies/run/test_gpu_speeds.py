@@ -9,7 +9,7 @@ from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.result import Result
 from perfmodel.studies.tune.objective.evaluator import make_evaluator
-from perfmodel.workload.slowest_gpu import slowest_factor
+from perfmodel.workload.compute_spread import slowest_factor
 
 
 def answer(name: str, *fields: str) -> Result:

@@ -22,11 +22,10 @@ from perfmodel.training.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
-from perfmodel.workload.compute_spread import measured_factors
+from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times, step_s
-from perfmodel.workload.slowest_gpu import slowest_factor, spread_of
 
 
 @dataclass(frozen=True, slots=True)
