@@ -126,7 +126,9 @@ def _capacity_faults(
 
 
 def usual_domains(part: GpuConnector, gpus: int, cpu: str) -> int:
-    """NUMA domains of a host, as is usual."""
+    """NUMA domains of a host, as is usual; two where one CPU lacks lanes for the cards."""
+    if not part.on_board and part.c2c is None and _lacks_slots(cpu, gpus, 1):
+        return 2
     if gpus <= 2 or (gpus <= 4 and not part.on_board):
         return 1
     return 4 if cpu == "epyc" and part.on_board and gpus == 8 else 2
