@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 DATASHEET_INTERVAL = (
     "The interval holds eight of ten recorded collectives of like machines about predictions from "
-    "datasheets, all those of a step off the same way, and {compute}."
+    "datasheets, all those of a step off the same way, {compute}, and what GPUs of one model and "
+    "runs differ in."
 )
 """Meaning of an interval without a profile."""
 
