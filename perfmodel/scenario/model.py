@@ -216,6 +216,7 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
     "compute": {
         "compiled": False,
         "cuda_graphs": False,
+        "gpu_spread": None,
         "measured_step": None,
         "optimizer_kernels": "foreach",
     },

@@ -239,3 +239,15 @@ def scale_times(times: LayerTimes, by: float, source: str | None = None) -> Laye
         copy_Bps=times.copy_Bps / by,
         source=times.source if source is None else source,
     )
+
+
+def slow_device(times: LayerTimes, by: float) -> LayerTimes:
+    """Return the times with kernels on the device `by` times as long, and the host as it is."""
+    if by == 1:
+        return times
+    return replace(
+        times,
+        forward_s=times.forward_s * by,
+        backward_s=times.backward_s * by,
+        optimizer_s=times.optimizer_s * by,
+    )

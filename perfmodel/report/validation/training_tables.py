@@ -35,8 +35,8 @@ MEASURE_MEANINGS = {
     "one GPU": "throughput of one GPU",
     "several GPUs": "throughput of all GPUs together",
     "scaling efficiency": (
-        "throughput per GPU over that of the table's smallest run of the same model, GPU, batch "
-        "and precision"
+        "throughput per GPU over that of the table's smallest run of the same model, GPU, kind of "
+        "host, batch and precision"
     ),
     "several, compute scaled": (
         "throughput of all GPUs with compute scaled to the measured rate of one GPU, so that what "

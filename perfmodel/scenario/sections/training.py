@@ -84,6 +84,11 @@ class ComputeSection(FileModel):
         default=None,
         description="factor on compute while a collective runs on the same GPU; default: the GPU's",
     )
+    gpu_spread: Annotated[float, Field(strict=True, ge=0, le=0.5)] | None = Field(
+        default=None,
+        description="standard deviation over mean of the speeds of GPUs of one model, the slowest "
+        "of which a step waits for; default: 0.015, and 0 for processes on CPUs",
+    )
     optimizer: Literal["sgd", "sgd-momentum", "adam", "adamw"] = "sgd-momentum"
     optimizer_kernels: Literal["foreach", "fused", "for-loop"] = Field(
         default="foreach",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes_left_out
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
-from perfmodel.studies.run.resolve.training_job import TrainingJob
+from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
 from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, routing_cost
@@ -20,13 +20,15 @@ from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.studies.run.uncertainty import ratio_interval
 from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
+from perfmodel.workload.compute_spread import slowest_factor
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
 DATASHEET_INTERVAL = (
     "The interval holds eight of ten recorded collectives of like machines about predictions from "
-    "datasheets, all those of a step off the same way, and {compute}."
+    "datasheets, all those of a step off the same way, {compute}, and what GPUs of one model and "
+    "runs differ in."
 )
 """Meaning of an interval without a profile."""
 
@@ -89,7 +91,7 @@ def _assemble_result(
         topology=topology,
         routing_cost=hashed,
         assumptions=(
-            *_list_assumptions(job, machine),
+            *_list_assumptions(job, machine, largest.size.gpus),
             *sizes_left_out(scenario, largest.size),
             *points[-1].notes,
             *describe_routing(hashed, largest_bytes),
@@ -166,7 +168,8 @@ def _describe_disturbances(point: SizeResult, job: TrainingJob) -> tuple[str, ..
         "no other jobs": {"jobs"},
     }  # fmt: skip
     missing = [text for text, of_kinds in absent.items() if not of_kinds & kinds]
-    begin = "There are" if "jitter" in kinds else "All GPUs of a class are alike;"
+    unlike = "jitter" in kinds or gpu_spread(job) > 0
+    begin = "There are" if unlike else "All GPUs of a class are alike;"
     lines = [f"{begin} {', '.join(missing)}."] if missing else []
     disturbance = point.disturbance
     if disturbance is None:
@@ -212,13 +215,27 @@ def _describe_staging(machine: Machine) -> tuple[str, ...]:
     return ("Traffic is staged in host memory, whose own bandwidth is taken as no limit.",)
 
 
-def _list_assumptions(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
+def _describe_speeds(job: TrainingJob, ranks: int) -> tuple[str, ...]:
+    """Say how much longer than a usual GPU the slowest one is taken to compute."""
+    spread = gpu_spread(job)
+    if ranks == 1 or not spread:
+        return ()
+    sentence = (
+        f"GPUs of one model differ in speed, by a standard deviation of {spread:.2g} of it; the "
+        f"slowest of {ranks:,}, which a step waits for, takes {slowest_factor(ranks, spread):.3g} "
+        "times as long as a usual one."
+    )
+    return (sentence,)
+
+
+def _list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[str, ...]:
     """List the assumptions of the model in sentences."""
     slow = job.scenario.compute.overlap_slowdown or machine.topology.gpu.overlap_slowdown
     source = "a file" if job.scenario.compute.source == "file" else f"a roofline of {job.gpu.name}"
     return (
         *describe_what_if(what_if_of(job.scenario)),
         *job.workload.notes,
+        *_describe_speeds(job, ranks),
         f"Compute times come from {source}; the input pipeline never holds a GPU up.",
         f"Compute takes {slow:g} times as long while a collective runs on the same GPU."
         if slow != 1

@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from perfmodel.studies.run.result import Uncertainty
+from perfmodel.workload.compute_spread import run_factors, slowest_factor, slowest_factors
 
 Interval = tuple[float, float]
 """Low and high end, 80 %."""
@@ -34,6 +37,32 @@ def ratio_interval(
     moves += [each.logs(above_s) for each in above if not each.is_shared]
     moves += [(-low, -high) for low, high in (e.logs(below_s) for e in below if not e.is_shared)]
     return _around(above_s / below_s, moves)
+
+
+def chance_of_gpus(
+    step_s: float, compute: Uncertainty, factors: Interval, gpus: tuple[int, str], spread: float
+) -> tuple[Uncertainty, ...]:
+    """Uncertainties of a step for the GPUs that it happens to get, and for the run.
+
+    As many GPUs of one model are taken for the same ones in one run: between two settings on them
+    both cancel, between two numbers of GPUs they do not.
+
+    `compute`: the step at both ends of the times of its layers; `factors`: these ends. Between
+        them and the likely step it is taken as linear.
+    `gpus`: how many it waits for, and of which model. `spread`: standard deviation of their speeds.
+    """
+    ranks, model = gpus
+    expected = slowest_factor(ranks, spread)
+    known_s = compute.low_s, step_s, compute.high_s
+    low_s, high_s = (
+        float(np.interp(by / expected, (factors[0], 1.0, factors[1]), known_s))
+        for by in slowest_factors(ranks, spread)
+    )
+    quick, slow = run_factors()
+    return (
+        Uncertainty(f"speed of {ranks} x {model}", low_s, high_s),
+        Uncertainty(f"run on {ranks} x {model}", step_s * quick, step_s * slow),
+    )
 
 
 def _around(value: float, moves: Iterable[tuple[float, float]]) -> Interval:

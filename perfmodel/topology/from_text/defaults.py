@@ -62,12 +62,17 @@ def usual_host(
     cpu = intra.cpu or part.cpu
     notes = [] if intra.cpu else [f"assumption: CPUs of the kind {cpu}, usual with this GPU"]
     board = part.on_board and whole > 1 and part.c2c is None
-    switches = board if intra.switches is None else intra.switches
-    if intra.switches is None and not board and whole > 1 and part.c2c is None:
-        notes.append("assumption: each GPU straight under a CPU, no PCIe switch")
     domains = whole if intra.own_domains else intra.domains or usual_domains(part, whole, cpu)
     if intra.domains is None and not intra.own_domains:
         notes.append(f"assumption: {domains} NUMA domain{'s' if domains > 1 else ''}")
+    crowded = not board and part.c2c is None and _lacks_slots(cpu, whole, domains)
+    switches = board or crowded if intra.switches is None else intra.switches
+    if intra.switches is None and not board and whole > 1 and part.c2c is None:
+        notes.append(
+            f"assumption: two GPUs behind each PCIe switch, as {cpu} CPUs have too few lanes"
+            if crowded
+            else "assumption: each GPU straight under a CPU, no PCIe switch"
+        )
     if p2p is None and part.geforce and whole > 1:
         notes.append("assumption: the driver keeps GeForce GPUs from copying over PCIe")
     nvlink, lanes = _generation(part, intra), intra.lanes or part.lanes
@@ -81,7 +86,14 @@ def usual_host(
         switches=switches,
         p2p=not part.geforce if p2p is None else p2p,
         network=network,
+        crowded=crowded,
     ), tuple(notes)
+
+
+def _lacks_slots(cpu: str, gpus: int, domains: int) -> bool:
+    """Whether a CPU has fewer lanes than its GPUs, with sixteen each."""
+    slots = hardware_parts().cpus[cpu].slots
+    return slots is not None and gpus > slots * domains
 
 
 def _generation(part: GpuConnector, intra: IntraText) -> str | None:
@@ -114,7 +126,9 @@ def _capacity_faults(
 
 
 def usual_domains(part: GpuConnector, gpus: int, cpu: str) -> int:
-    """NUMA domains of a host, as is usual."""
+    """NUMA domains of a host, as is usual; two where one CPU lacks lanes for the cards."""
+    if not part.on_board and part.c2c is None and _lacks_slots(cpu, gpus, 1):
+        return 2
     if gpus <= 2 or (gpus <= 4 and not part.on_board):
         return 1
     return 4 if cpu == "epyc" and part.on_board and gpus == 8 else 2

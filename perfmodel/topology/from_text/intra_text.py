@@ -123,7 +123,14 @@ def read_pcie(text: str) -> str | None:
     return f"pcie{_RATES_GTps[rate[1]]}" if rate and re.search(name, text) else None
 
 
+_IN_A_NODE = re.compile(
+    r"\b(?:inside|within|in|per|each|every|the|a|one|single|of)\s+(?:a |the |one )?node\b"
+)
+"""Words on a host, where NODE alone is a path between GPUs as ``nvidia-smi topo -m`` has it."""
+
+
 def _switches(text: str) -> bool | None:
+    text = _IN_A_NODE.sub(" ", text)
     if re.search(r"root (complex|port)|phb|\bnode\b|straight|direct", text):
         return False
     return True if re.search(r"pix|pxb|plx|(?<!nv)(?<!nv )switch", text) else None

@@ -70,6 +70,8 @@ class HostParts:
     """Whether PCIe switches stand between GPUs and CPUs."""
     p2p: bool
     network: Network | None
+    crowded: bool = False
+    """Whether the CPUs have too few lanes for all GPUs."""
 
     @property
     def gpus(self) -> int:
@@ -134,7 +136,7 @@ def _pairs(board: Board) -> Iterator[tuple[int, int, int]]:
 
 
 def _plug_gpus(draft: Draft, host: HostParts, domains: int) -> list[str]:
-    """Plug GPUs under CPUs; returns the switch or CPU above each group of GPUs."""
+    """Plug GPUs under CPUs; returns the switches or CPUs that NICs are plugged into."""
     used = 1 if host.network and host.network.across else domains
     if host.part.c2c is not None:
         draft.link(host.part.c2c, stock_link(host.part.c2c))
@@ -155,16 +157,19 @@ def _plug_gpus(draft: Draft, host: HostParts, domains: int) -> list[str]:
         draft.join(pattern("gpu", len(group), group[0]), f"pcie{switch}", host.pcie)
     for cpu, group in enumerate(_shares(count, used)):
         draft.join(pattern("pcie", len(group), group[0]), f"cpu{cpu}", host.pcie)
+    if host.crowded:  # the lanes that switches spare are for NICs
+        return [f"cpu{i}" for i in range(used)]
     return [f"pcie{i}" for i in range(count)]
 
 
 def _switch_count(host: HostParts, cpus: int) -> int:
     """PCIe switches of a host: one per GPU of a Hopper board with a NIC each, else one per two.
 
-    Assumption, as in the layouts of DGX-1, DGX A100 and DGX H100; cards share one per CPU.
+    Assumption, as in the layouts of DGX-1, DGX A100 and DGX H100; cards share one per CPU where
+    switches are stated, and two share one where the CPUs have too few lanes for all.
     """
     if not host.part.on_board:
-        return cpus
+        return -(-host.gpus // 2) if host.crowded else cpus
     nics = host.network.nics if host.network else host.gpus
     single = host.part.sm >= 90 and nics >= host.gpus
     return max(cpus, host.gpus if single else -(-host.gpus // 2))

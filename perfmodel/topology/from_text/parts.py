@@ -59,6 +59,7 @@ class CpuPart(FileModel):
     dram: Bandwidth
     dram_source: Source
     pcie: str
+    slots: int | None = None
 
     @property
     def amd(self) -> bool:

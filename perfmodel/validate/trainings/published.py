@@ -10,7 +10,8 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, PerfmodelError
 from perfmodel.files.csv_rows import read_table
-from perfmodel.studies.run.uncertainty import ratio_interval, step_interval
+from perfmodel.studies.run.result import Uncertainty
+from perfmodel.studies.run.uncertainty import chance_of_gpus, ratio_interval, step_interval
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.validate.sweeps.match import one_line
 from perfmodel.validate.trainings.model import Dataset, Measure, Pair, TrainingRun
@@ -23,7 +24,7 @@ from perfmodel.validate.trainings.step_times import (
     training_step_s,
 )
 from perfmodel.workload import zoo
-from perfmodel.workload.compute_spread import measured_factors
+from perfmodel.workload.compute_spread import measured_factors, spread_of
 from perfmodel.workload.model import scale_times
 from perfmodel.workload.roofline import layer_times, step_s
 
@@ -33,7 +34,7 @@ SINGLE = "single-gpu"
 FITTED = (SINGLE, "nvidia_dle")
 """Tables to whose throughputs of one GPU the roofline's constant was fitted
 (``workload/kernel_constants.yaml``); those of NVIDIA's ResNet-50 stand in both."""
-NO_SMALLER_RUN = "no smaller run of the same model, GPU, batch and precision"
+NO_SMALLER_RUN = "no smaller run of the same model, GPU, kind of host, batch and precision"
 NO_SINGLE_RUN = "no run of one GPU to scale compute to"
 
 
@@ -205,10 +206,10 @@ def single_dataset(path: Path, faults: list[Fault]) -> Dataset | None:
 def single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:
     """Predict a row of ``single_gpu.csv``."""
     batch = int(cells.get("batch") or UNSTATED_BATCH)
-    length = cells.get("sequence_length")
+    length, gpu = cells.get("sequence_length"), load_gpu(cells["gpu"])
     times = layer_times(
         zoo.build_model(cells["model"], sequence_length=int(length) if length else None),
-        load_gpu(cells["gpu"]),
+        gpu,
         batch=batch,
         precision=cells["precision"],
         optimizer=cells.get("optimizer") or "sgd-momentum",
@@ -216,7 +217,10 @@ def single_gpu_run(cells: Mapping[str, str]) -> TrainingRun:
         fused_attention=cells.get("fused_attention") != "0",
     )
     step = step_s(times)
-    low_s, high_s = (step_s(scale_times(times, factor)) for factor in times.spread)
+    quick_s, slow_s = (step_s(scale_times(times, factor)) for factor in times.spread)
+    compute = Uncertainty("compute", quick_s, slow_s)
+    chance = chance_of_gpus(step, compute, times.spread, (1, gpu.name), spread_of(gpu))
+    low_s, high_s = step_interval(step, (compute, *chance))
     return TrainingRun(
         model=cells["model"],
         gpu=cells["gpu"],

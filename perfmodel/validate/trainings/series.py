@@ -34,9 +34,9 @@ class ParsedRow:
     @cached_property
     def series(self) -> tuple[object, ...]:
         """What runs of one scaling series share: all but the number of GPUs and their network."""
-        row, framework = self.row, self.cells.get("framework")
+        row, framework, host = self.row, self.cells.get("framework"), self.cells.get("host")
         gpu = _COUNT.sub("", self.cells["gpu"].lower())
-        return row.model, row.precision, row.batch, gpu, framework, row.channels_last
+        return row.model, row.precision, row.batch, gpu, host, framework, row.channels_last
 
     @property
     def throughput(self) -> float:

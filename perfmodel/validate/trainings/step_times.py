@@ -17,6 +17,7 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.machine import bound_machines
 from perfmodel.studies.run.result import Uncertainty
+from perfmodel.studies.run.uncertainty import chance_of_gpus
 from perfmodel.topology.from_text.describe import find_host
 from perfmodel.topology.from_text.match_template import HostText
 from perfmodel.topology.model import Gpu, Topology
@@ -26,9 +27,9 @@ from perfmodel.training.strategy import StepRequest
 from perfmodel.validate.sweeps.match import Allocation, build_cluster
 from perfmodel.validate.trainings.rows.model_names import build_named, is_convolutional
 from perfmodel.validate.trainings.rows.parse import TrainingRow
-from perfmodel.workload.compute_spread import Factors, overlap_slowdowns
+from perfmodel.workload.compute_spread import Factors, overlap_slowdowns, slowest_factor, spread_of
 from perfmodel.workload.memory import OptimizerKernels
-from perfmodel.workload.model import LayerTimes, scale_times
+from perfmodel.workload.model import LayerTimes, scale_times, slow_device
 from perfmodel.workload.roofline import layer_times, step_s
 
 STEPS = 3
@@ -116,7 +117,9 @@ def training_step_s(
     slowdown: float | None = None,
     network: Literal[0, 1] | None = None,
 ) -> float:
-    """Time of one step whose compute takes `compute` times as long as the roofline says; seconds.
+    """Time of one micro-step whose compute takes `compute` times what the roofline says; seconds.
+
+    Of steps with several micro-steps the mean; elsewhere that is the step.
 
     `slowdown`: of compute beside collectives; default: the GPU's.
     `network`: 0 for the quick end of the interval of collectives, 1 for the slow one.
@@ -127,21 +130,24 @@ def training_step_s(
         The machine cannot be built, or the model does not run on it.
     """
     times = scale_times(_layer_times(row), compute)
-    if row.gpus == 1:
+    accumulate = row.options.accumulate
+    if row.gpus == accumulate == 1:
         return step_s(times)
     timer = timer_of(row, network)
+    gpu = timer.machine.topology.gpu
+    times = slow_device(times, slowest_factor(row.gpus, spread_of(gpu)))
     request = StepRequest(
         build_named(row.model),
         times,
         row.gpus,
         row.batch,
         comm_workers=timer.machine.library.workers,
-        kernel_s=timer.machine.topology.gpu.kernel_overhead_s,
+        kernel_s=gpu.kernel_overhead_s,
         segments=_SEGMENTS,
     )
     plan = _on_ranks(ddp_plan(request, row.options), row.shares)
     run = simulate(plan, timer.machine, steps=STEPS, timer=timer, overlap_slowdown=slowdown)
-    return run.step_time_s
+    return run.step_time_s / accumulate
 
 
 def step_uncertainties(
@@ -152,11 +158,13 @@ def step_uncertainties(
     `compute`: as for `training_step_s`. `spread`: factors on that; default: those of a prediction.
     """
     low, high = _layer_times(row).spread if spread is None else spread
-    parts = [
-        Uncertainty(
-            "compute", training_step_s(row, compute * low), training_step_s(row, compute * high)
-        )
-    ]
+    step_s = training_step_s(row, compute)
+    ends = Uncertainty(
+        "compute", training_step_s(row, compute * low), training_step_s(row, compute * high)
+    )
+    gpu = topology_of(row).gpu
+    gpus = row.gpus, gpu.name
+    parts = [ends, *chance_of_gpus(step_s, ends, (low, high), gpus, spread_of(gpu))]
     if row.gpus > 1:
         least, most = (training_step_s(row, compute, each) for each in overlap_slowdowns())
         kind = kind_of_machine(topology_of(row))

@@ -147,6 +147,36 @@ def test_pcie_by_words() -> None:
     assert not describe("L40S", gpus=2, intra="PCIe4, no P2P").node.gpu_p2p
 
 
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "intra", "cpus", "switches"),
+    [
+        ("RTX 2080 Ti", 2, "PCIe", 1, 0),
+        ("RTX 2080 Ti", 3, "PCIe", 1, 0),
+        ("RTX 2080 Ti", 4, "PCIe", 2, 0),
+        ("RTX 2080 Ti", 4, "PCIe inside node", 2, 0),
+        ("RTX 2080 Ti", 4, "PCIe, one Xeon", 1, 2),
+        ("RTX 2080 Ti", 4, "PCIe, one Xeon, NODE", 1, 0),
+        ("RTX 2080 Ti", 4, "PCIe, one Xeon, inside node", 1, 2),
+        ("RTX 2080 Ti", 8, "PCIe", 2, 4),
+        ("A100 PCIe 80GB", 8, "PCIe", 2, 0),
+        ("H100 PCIe", 4, "PCIe", 1, 0),
+    ],
+)
+def test_cards_that_one_cpu_has_no_lanes_for_are_under_two_or_behind_switches(
+    gpu: str, gpus: int, intra: str, cpus: int, switches: int
+) -> None:
+    """Sixteen lanes a card; a socket has 48 (Skylake), 80 (Sapphire Rapids) or 128 (EPYC)."""
+    topology = built(describe(gpu, gpus=gpus, intra=intra), 1, gpus)
+    assert topology.arcs.kinds.count("pcie") == 2 * (gpus + switches)
+    assert sum(device.kind == "cpu" for device in topology.devices.values()) == cpus
+
+
+def test_a_nic_has_lanes_of_its_own_beside_switches_of_cards() -> None:
+    found = describe("RTX 2080 Ti", gpus=4, intra="PCIe, one Xeon", network="100 Gbit/s InfiniBand")
+    topology = built(found, 2, 4)
+    assert ("n0/cpu0", "n0/nic0") in topology.arcs.names
+
+
 def test_what_does_not_go_together_is_refused_all_at_once() -> None:
     with pytest.raises(InputError, match="L4 has no NVLink"):
         describe("L4", gpus=2, intra="NVLink3 NVSwitch")

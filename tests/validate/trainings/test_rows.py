@@ -241,3 +241,32 @@ def test_precisions(text: str, precision: str) -> None:
 def test_other_precisions(text: str) -> None:
     with pytest.raises(UnsupportedRow, match="precision"):
         parse_row(ROW | {"precision": text})
+
+
+# ---------------------------------------------------------------- all-reduces
+
+
+@pytest.mark.parametrize(
+    ("cells", "at_once"),
+    [
+        ({"model": "BERT-base"}, False),
+        ({"model": "BERT-base", "sync_mode": "allreduce after backward"}, True),
+        ({"model": "BERT-base", "framework": "NVIDIADeepLearningExamples/PyTorch"}, True),
+        ({"model": "LanguageModeling/BERT", "dataset": "nvidia_dle"}, True),
+        ({"model": "ResNet50", "dataset": "nvidia_dle"}, False),
+    ],
+)
+def test_nvidias_bert_reduces_all_gradients_after_backward(
+    cells: dict[str, str], at_once: bool
+) -> None:
+    """run_pretraining.py: Apex with messages of 250 million elements, or one flat buffer."""
+    row = parse_row(ROW | cells)
+    assert (len(ddp_buckets(build_named(row.model), row.options)) == 1) == at_once
+
+
+def test_micro_steps_are_read() -> None:
+    assert parse_row(ROW).options.accumulate == 1
+    assert parse_row(ROW | {"accumulate": "88"}).options.accumulate == 88
+    for text in ("0", "many", "1.5", "-3"):
+        with pytest.raises(UnsupportedRow, match="micro-steps"):
+            parse_row(ROW | {"accumulate": text})

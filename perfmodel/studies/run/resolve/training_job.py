@@ -22,8 +22,8 @@ from perfmodel.training.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
-from perfmodel.workload.compute_spread import measured_factors
-from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times
+from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
+from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times, step_s
 
@@ -150,6 +150,11 @@ def _scale_to_measured(
     return replace(scale_times(times, by, source), spread=(low, high))
 
 
+def gpu_spread(job: TrainingJob) -> float:
+    """Standard deviation of the speeds of the job's GPUs, over their mean."""
+    return spread_of(job.gpu, job.scenario.compute.gpu_spread)
+
+
 MERGED, UNMERGED = 128, 1_000_000
 """Segments per pass at most: enough for overlap, or so many that each layer stays its own task."""
 
@@ -166,9 +171,13 @@ def plan_step(
 ) -> StepPlan:
     """One step of the strategy at one size; layers merged into fewer tasks, or each its own.
 
+    All ranks compute as long as the slowest of them is expected to, which a synchronous step waits
+    for.
+
     `sockets`: what processes on CPUs share on this machine.
     """
     options, faster = job.options, what_if_of(job.scenario).compute
+    slowest = slow_device(layer_times_, slowest_factor(ranks, gpu_spread(job)))
     gradients = [job.workload.tensors[tensor].nbytes for tensor in job.workload.ready_order]
     host = host_work(
         job.library, job.gpu, sockets or Sockets(), gradients, ranks,
@@ -176,7 +185,7 @@ def plan_step(
     )  # fmt: skip
     request = StepRequest(
         workload=job.workload,
-        times=layer_times_,
+        times=slowest,
         ranks=ranks,
         batch_per_gpu=batch,
         iteration=iteration,

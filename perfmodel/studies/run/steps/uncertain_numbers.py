@@ -16,11 +16,13 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.scenario.sections.what_if import WhatIf
 from perfmodel.simulate.engine.engine import uses_sockets
+from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.studies.run.result import SizeResult, Uncertainty
 from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
+from perfmodel.studies.run.uncertainty import chance_of_gpus
 from perfmodel.units import format_time
 from perfmodel.workload.compute_spread import overlap_slowdowns
 
@@ -44,7 +46,11 @@ def simulate_uncertainties(
     if communicates and not sized.ensemble.alternatives:
         return None
     ends = _StepEnds(sized, reported, _base_s(sized, reported))
-    parts = [ends.of_compute()]
+    compute = ends.of_compute()
+    parts = [compute]
+    if sized.job.gpu.generation != "cpu":
+        gpus, spread = (sized.size.gpus, sized.job.gpu.name), gpu_spread(sized.job)
+        parts += chance_of_gpus(reported.step_s, compute, sized.compute_spread, gpus, spread)
     if communicates:
         parts += [*ends.of_overlap(), ends.of_network()]
     disturbance = point.disturbance

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.errors import InputError
@@ -22,13 +22,16 @@ from perfmodel.validate.trainings.rows.errata import correct
 from perfmodel.validate.trainings.rows.model_names import NamedModel, read_model
 from perfmodel.validate.trainings.rows.software import StatedSoftware, read_software
 
+_ALL_AT_ONCE = 1e15
+"""Bucket cap that no model reaches: one all-reduce when backward has ended."""
 _STRATEGIES = (
     (
         r"(?:(?:py)?torch )?(?:ddp|distributed ?data ?parallel)(?:,? \(?(?:all-?reduce|nccl)\)?)*$",
         None,
     ),
     (r"(?:nccl |ring )?all-?reduce(?: data parallel)?$", None),
-    (r"bsp-a2a: allreduce, no overlap$", 1e15),
+    (r"all-?reduce after backward$", _ALL_AT_ONCE),
+    (r"bsp-a2a: allreduce, no overlap$", _ALL_AT_ONCE),
     (r"wfbp-a2a: allreduce with overlap per tensor\b", 1.0),
 )
 """Spelling of a strategy, and the bucket cap with which DDP does the same (None: its default): all
@@ -101,10 +104,12 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
         raise UnsupportedRow(f"no step time or throughput: {cells['metric']!r}")
     shares = shares_of(cells)
     software = read_software(cells)
-    options = _options(cells, software, sum(shares))
     model = read_model(cells)
     if model is None:
         raise UnsupportedRow(f"model is not in the zoo: {cells['model'][:40]}")
+    options = replace(_options(cells, software, sum(shares)), accumulate=_accumulate(cells))
+    if model.name.startswith("bert") and _is_nvidias(cells):
+        options = replace(options, bucket_cap_bytes=_ALL_AT_ONCE)
     machine = _machine(cells, shares)
     precision = _precision(cells.get("precision", ""))
     batch = _batch(cells, sum(shares))
@@ -118,9 +123,23 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
 
 
 def _is_nvidias(cells: Mapping[str, str]) -> bool:
-    """Whether it ran NVIDIA's DeepLearningExamples, whose BERT has Apex's FusedLAMB."""
+    """Whether it ran NVIDIA's DeepLearningExamples.
+
+    Their BERT has Apex's FusedLAMB, and its all-reduce does not overlap with backward:
+    ``run_pretraining.py`` calls Apex' DistributedDataParallel with messages of 250 million
+    elements, more than the model has, or reduces one flat buffer after backward
+    (``--allreduce_post_accumulation``).
+    """
     text = f"{cells.get('dataset', '')}; {cells.get('framework', '')}".lower()
     return _CHANNELS_LAST in text or "deeplearningexamples" in text.replace(" ", "")
+
+
+def _accumulate(cells: Mapping[str, str]) -> int:
+    """Micro-steps of a step, of which the last one communicates."""
+    text = cells.get("accumulate") or "1"
+    if not re.fullmatch(r"[1-9]\d{0,4}", text):
+        raise UnsupportedRow(f"micro-steps of a step are not a number: {text[:24]}")
+    return int(text)
 
 
 def samples_per_s(cells: Mapping[str, str], row: TrainingRow) -> float:

@@ -20,6 +20,7 @@ from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import build_ensemble, machine
 from perfmodel.studies.run.resolve.what_if import apply_what_if
 from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.topology.templates.build import build_topology, load_node, template_names
 
 MIB = 1 << 20
@@ -31,7 +32,7 @@ PCIE_S, ETHERNET_S = 0.5e-6, 20.09e-6
 SMALL = """# How long is a step of one large tensor?
 perfmodel: 1
 model: {file: model.csv}
-compute: {source: file, times: times.csv, precision: fp32}
+compute: {source: file, times: times.csv, precision: fp32, gpu_spread: 0}
 strategy: {broadcast_buffers: false, bucket_cap: 64 MiB}
 cluster: {node: ethernet-10g, nodes: 4, fabric: one-switch}
 training: {batch_per_gpu: 1}
@@ -138,9 +139,9 @@ def test_twice_the_network_halves_a_step_that_it_binds(small: Path) -> None:
 def test_without_communication_a_step_is_compute_alone(small: Path) -> None:
     free = step(small, "what_if.communication=false")
     assert free.comm_s == free.exposed_comm_s == 0
-    (compute,) = free.uncertainties or ()  # none of a network
-    assert compute.origin.startswith("compute of")
-    assert free.interval_s == pytest.approx((compute.low_s, compute.high_s), rel=1e-12)
+    parts = free.uncertainties or ()  # none of a network
+    assert [part.origin.split(" ")[0] for part in parts] == ["compute", "run"]
+    assert free.interval_s == pytest.approx(step_interval(free.step_time_s, parts), rel=1e-12)
     assert free.step_time_s == pytest.approx(free.compute_s, rel=1e-12)
     everything = (
         "what_if={network_bandwidth: infinite, network_latency: 0, node_bandwidth: infinite, "
