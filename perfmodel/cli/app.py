@@ -42,7 +42,8 @@ class Commands(TyperGroup):
             raise typer.Exit(SIGPIPE_EXIT) from None
         except OSError as error:  # files are read and written where the errors of each are caught
             _discard_stdout()
-            fault = Fault("stdout", error.strerror or str(error), "a place that can be written")
+            place = error.filename if isinstance(error.filename, str) else "stdout"
+            fault = Fault(place, error.strerror or str(error), "a place that can be written")
             typer.echo(str(fault), err=True)
             raise typer.Exit(2) from None
         else:

@@ -5,7 +5,15 @@ an error. A file is validated by a pydantic model, and each fault becomes one li
 file, the line, the field, what was found and what is allowed.
 """
 
-from perfmodel.files.find import USER_FOLDER, data_folder, find_file, list_shipped
+from perfmodel.files.find import (
+    USER_FOLDER,
+    data_folder,
+    find_file,
+    is_file,
+    is_folder,
+    list_shipped,
+    path_of,
+)
 from perfmodel.files.read import line_of, plain, read_text, read_yaml
 from perfmodel.files.spec import (
     Bandwidth,
@@ -47,9 +55,12 @@ __all__ = [
     "csv_text",
     "data_folder",
     "find_file",
+    "is_file",
+    "is_folder",
     "line_of",
     "list_shipped",
     "load_document",
+    "path_of",
     "plain",
     "read_text",
     "read_yaml",

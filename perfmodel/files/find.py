@@ -37,6 +37,21 @@ def is_shipped(path: Path) -> bool:
     return any(path.resolve().is_relative_to(home) for home in homes)
 
 
+def path_of(name: str) -> Path:
+    """Return a user's path; ``~nobody`` stays as it is, where `Path.expanduser` raises."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file exists; where `Path.is_file` raises, as for too long a name, it does not."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder exists, whatever its name."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
 def find_file(name: str, kind: str, *, field: str = "name") -> Path:
     """Find a file by path or by name.
 
@@ -48,14 +63,14 @@ def find_file(name: str, kind: str, *, field: str = "name") -> Path:
     InputError
         Nothing by that name; the message lists the names that exist and the nearest one.
     """
-    path = Path(os.path.expanduser(name))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
-    if os.path.isfile(path):  # noqa: PTH113  (never raises, whatever the name)
+    path = path_of(name)
+    if is_file(path):
         return path
     for root in (Path(kind), USER_FOLDER.expanduser() / kind, data_folder(kind)):
         candidate = root / f"{name}.yaml"
-        if name and os.path.isfile(candidate):  # noqa: PTH113
+        if name and is_file(candidate):
             return candidate
-    if os.path.isdir(path):  # noqa: PTH112
+    if is_folder(path):
         text = f"{name!r}, which is a folder"
     elif path.suffix in {".yaml", ".yml", ".json"} or os.sep in name:
         text = f"{name!r}, and there is no such file"

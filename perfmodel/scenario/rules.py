@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from perfmodel.errors import Fault, allowed_names
+from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.model import Scenario, divisible_by, is_resized_by_flag
 from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.scenario.source_map import SourceMap
@@ -103,9 +104,9 @@ def broken_rules(content: Mapping[str, Any], origin: SourceMap) -> list[Fault]:
 def _files_exist(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     for section, key in (("model", "file"), ("compute", "times")):
         value = getattr(parts.get(section), key, None)
-        if value is not None and not origin.resolve(f"{section}.{key}", value).is_file():
+        if value is not None and not is_file(origin.resolve(f"{section}.{key}", value)):
             path: Path = origin.resolve(f"{section}.{key}", value)
-            problem = "which is a folder" if path.is_dir() else "and there is no such file"
+            problem = "which is a folder" if is_folder(path) else "and there is no such file"
             yield origin.fault(f"{section}.{key}", f"{str(path)!r}, {problem}", "a readable file")
 
 

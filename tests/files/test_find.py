@@ -8,6 +8,8 @@ from perfmodel.files import (
     list_shipped,
     write_atomically,
 )
+from perfmodel.scenario import load_scenario
+from perfmodel.studies.run import run_scenario
 
 
 def write(tmp_path, text, name="x.yaml"):
@@ -51,3 +53,17 @@ def test_what_is_not_found_lists_what_there_is(name, words):
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(InputError, match="which is a folder"):
         find_file(str(tmp_path), "scenarios")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model.name={name}", "model={{file: {name}}}", "cluster.fabric={name}",
+        "cluster.node={name}", "compute={{source: file, times: {name}, precision: fp16}}",
+    ],
+)  # fmt: skip
+def test_a_name_too_long_for_the_file_system_is_a_fault_of_its_field(text):
+    with pytest.raises(InputError) as caught:
+        run_scenario(load_scenario("resnet50-dgx-a100", [text.format(name="n" * 300)]))
+    fields = [fault.field.removeprefix("--set ") for fault in caught.value.faults]
+    assert fields[0].startswith(text.partition("=")[0])

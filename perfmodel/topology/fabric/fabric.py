@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.files import data_folder, find_file, line_of, read_yaml, validate_document
+from perfmodel.files import (
+    data_folder,
+    find_file,
+    is_file,
+    line_of,
+    read_yaml,
+    validate_document,
+)
 from perfmodel.topology.templates.spec import (
     FABRIC_KINDS,
     FabricFile,
@@ -78,7 +85,7 @@ def _path(name: str) -> Path:
     if name.endswith((".yaml", ".yml")) or name.startswith("fabrics/"):
         return find_file(name, "topologies", field="fabric")
     own = Path("topologies") / "fabrics" / f"{name}.yaml"
-    if own.is_file():
+    if is_file(own):
         return own
     raise InputError(Fault("fabric", repr(name), allowed_names(FABRIC_KINDS, name)))
 

@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.files import line_of, read_yaml, validate_document
+from perfmodel.files import is_file, line_of, path_of, read_yaml, validate_document
 from perfmodel.workload.estimated_work import ELEMENT_BYTES, Stated, complete_work
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
@@ -57,8 +57,8 @@ def load_workload(
             image_size=image_size,
             sequence_length=sequence_length,
         )
-    path = Path(name_or_path).expanduser()
-    if not path.is_file():
+    path = path_of(name_or_path)
+    if not is_file(path):
         raise InputError(_missing_fault(name_or_path, path))
     zoo_arguments = {"dtype": dtype, "image_size": image_size, "sequence_length": sequence_length}
     faults = [
