@@ -27,10 +27,14 @@ class RankRound:
     """Of the round."""
     needs: int
     """How many of the rank's first rounds must be over before it begins."""
-    sends: list[tuple[int, float]] = field(default_factory=list)
+    sends: tuple[tuple[int, float], ...]
     """Receiver and bytes."""
-    receives: list[int] = field(default_factory=list)
+    receives: tuple[int, ...]
     """Senders."""
+
+
+_Messages = tuple[tuple[tuple[int, float], ...], tuple[int, ...]]
+"""What one rank sends and receives in a round."""
 
 
 def rank_rounds(schedule: Schedule, credits: int) -> tuple[tuple[RankRound, ...], ...]:
@@ -40,18 +44,17 @@ def rank_rounds(schedule: Schedule, credits: int) -> tuple[tuple[RankRound, ...]
     """
     ranks = schedule.ranks + schedule.switches
     rounds: list[list[RankRound]] = [[] for _ in range(ranks)]
+    alike: dict[_Messages, _Messages] = {}  # most rounds of a rank send the same: kept once
     for number, (part, ahead, drained) in enumerate(_rounds(schedule, credits)):
-        mine: dict[int, RankRound] = {}
+        mine: dict[int, tuple[list[tuple[int, float]], list[int]]] = {}
         for src, dst, nbytes in _messages(part):
-            for rank in (src, dst):
-                if rank not in mine:
-                    before = len(rounds[rank])
-                    mine[rank] = RankRound(
-                        number, before if drained else max(0, before + 1 - ahead)
-                    )
-                    rounds[rank].append(mine[rank])
-            mine[src].sends.append((dst, nbytes))
-            mine[dst].receives.append(src)
+            mine.setdefault(src, ([], []))[0].append((dst, nbytes))
+            mine.setdefault(dst, ([], []))[1].append(src)
+        for rank, (sends, receives) in mine.items():
+            before = len(rounds[rank])
+            needs = before if drained else max(0, before + 1 - ahead)
+            messages = (tuple(sends), tuple(receives))
+            rounds[rank].append(RankRound(number, needs, *alike.setdefault(messages, messages)))
     return tuple(tuple(own) for own in rounds)
 
 
@@ -70,13 +73,14 @@ def folded_rounds(
             sends[src].append((dst, nbytes))
             rank = dst % folding.period
             receives[rank].append((src - (dst - rank)) % folding.ranks)
+        messages = [(tuple(a), tuple(b)) for a, b in zip(sends, receives, strict=True)]
         for repeat in range(phase.repeat):
             ahead = credits if phase.lag > 1 else 1
             for rank, mine in enumerate(rounds):
                 before = len(mine)
                 drained = phase.drained and repeat == 0
                 needs = before if drained else max(0, before + 1 - ahead)
-                mine.append(RankRound(number, needs, sends[rank], receives[rank]))
+                mine.append(RankRound(number, needs, *messages[rank]))
             number += 1
     return tuple(tuple(own) for own in rounds)
 
