@@ -29,10 +29,10 @@ from perfmodel.simulate.network import (
 )
 from perfmodel.simulate.sockets.alike_ranks import Folding, fold, fold_pair, messages_of
 from perfmodel.simulate.sockets.connection import Connection, Cores
+from perfmodel.simulate.sockets.core_work import CoreWork
 from perfmodel.simulate.sockets.event_queue import EventQueue
-from perfmodel.simulate.sockets.processing import Processing
 from perfmodel.simulate.sockets.rank_loops import RankLoops
-from perfmodel.simulate.sockets.wiring import WiredCollective, Wiring
+from perfmodel.simulate.sockets.wires import WiredCollective, Wires
 
 TURN_BYTES, MOST_PIECES = 16384, 16
 """Pieces of a message whose connection shares links with other groups': they take turns. TCP's turn
@@ -55,18 +55,18 @@ class SocketNetwork(Network):
     """Whether ranks that are not exactly alike stood for each other."""
     _in_progress: Counter[tuple[bytes, ...]] = field(default_factory=Counter, init=False)
     """Collectives, by the edges over which they send."""
-    _wiring: Wiring = field(init=False)
+    _wires: Wires = field(init=False)
     """Of what is in progress."""
     _queue: EventQueue = field(init=False)
-    _processing: Processing = field(init=False)
+    _core_work: CoreWork = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         sockets = self.machine.topology.sockets
-        self._wiring = Wiring(self.machine, None)
+        self._wires = Wires(self.machine, None)
         self._queue = EventQueue(self.env)
         cores = Cores(sockets.cores, sockets.core_speed)
-        self._processing = Processing(self.machine.library, sockets, self._queue, cores)
+        self._core_work = CoreWork(self.machine.library, sockets, self._queue, cores)
 
     @property
     def notes(self) -> tuple[ApproximationNote, ...]:
@@ -75,14 +75,14 @@ class SocketNetwork(Network):
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
         folding = None
-        if self.tolerance is not None and (self._wiring.folding or not self._in_progress):
+        if self.tolerance is not None and (self._wires.folding or not self._in_progress):
             folding = fold(self.machine, lowered, self.tolerance)
             self._nearly |= folding is not None and self.tolerance > EXACTLY_ALIKE
         self._check_suits(lowered, folding)
-        if folding is not self._wiring.folding:
+        if folding is not self._wires.folding:
             self._refold(folding)
         count_collective(self._counted, lowered)
-        return self._start(self._wiring.wire(lowered))
+        return self._start(self._wires.wire(lowered))
 
     def _check_suits(self, lowered: LoweredCollective, folding: Folding | None) -> None:
         """Refuse what is too much to simulate message by message."""
@@ -93,11 +93,11 @@ class SocketNetwork(Network):
         """Fold otherwise: nothing is on its way, so that all links and connections are idle."""
         if self._in_progress:
             raise UnsuitedNetworkError("collectives that fold each in its own way")
-        self._wiring = Wiring(self.machine, folding)
+        self._wires = Wires(self.machine, folding)
 
     def occupy(self, work_s: float, ranks: int) -> None:
         """Keep one core of each of some ranks' processes busy for `work_s` from now on."""
-        self._processing.occupy(work_s, ranks)
+        self._core_work.occupy(work_s, ranks)
 
     def stream(self, _route: tuple[int, ...], _cap_Bps: float, _nbytes: float) -> simpy.Event:
         """Refuse: the engine chooses another network where there is background traffic."""
@@ -109,7 +109,7 @@ class SocketNetwork(Network):
 
     def _start(self, wired: WiredCollective) -> simpy.Event:
         done = self.env.event()
-        queue, processing = self._queue, self._processing
+        queue, core_work = self._queue, self._core_work
         core_message = self.machine.library.core_message
 
         def send_ready(receiver: int, sender: int, number: int) -> None:
@@ -130,7 +130,7 @@ class SocketNetwork(Network):
                 rest_s = software_s - (queue.now_s - call_s)
 
                 def arrive(at_s: float) -> None:
-                    processing.receive(at_s, at_s + rest_s, nbytes, forward.rate_Bps, land)
+                    core_work.receive(at_s, at_s + rest_s, nbytes, forward.rate_Bps, land)
 
                 self._send(forward, nbytes * wired.lowered.wire_factor, arrive)
 
@@ -140,7 +140,7 @@ class SocketNetwork(Network):
                     self._end(wired)
                     call_at(self.env, queue.now_s, lambda _: done.succeed())
 
-            processing.when_free(core_message, write)
+            core_work.when_free(core_message, write)
 
         loops = RankLoops(wired.rounds, wired.ranks, send_ready, send)
         if loops.ended:
@@ -184,4 +184,4 @@ class SocketNetwork(Network):
         connection.send_in_order(actions, lambda at_s, act: queue.at(max(queue.now_s, at_s), act))
 
     def _call(self, loops: RankLoops, rank: int) -> None:
-        self._processing.when_free(self.machine.library.core_call, partial(loops.begin, rank))
+        self._core_work.when_free(self.machine.library.core_call, partial(loops.begin, rank))

@@ -47,6 +47,22 @@ def test_pieces_count_too():
         check_message_size(dgx1, [("broadcast", 512 << 30)])
 
 
+def test_messages_on_sockets_are_limited_by_their_time():
+    """Of the sends of a ring: 2 (N - 1) N of two segments, whichever takes longer to simulate."""
+    machine = Machine(
+        build_topology("shaped-ethernet", hosts=100, fabric="one-switch"), load_library("gloo")
+    )
+    small, large = [("all_reduce", 4 << 20)], [("all_reduce", 400 << 20)]
+    check_message_size(machine, small * 29, sockets=True, by_cores=True)
+    with pytest.raises(InputError, match=r"100 ranks that share cores .* 60 s; fewer ranks"):
+        check_message_size(machine, small * 30, sockets=True, by_cores=True)
+    with pytest.raises(InputError, match=r"in 5 of 29 collectives, \d+ s of CPU time"):
+        check_message_size(machine, small * 29, sockets=True, by_cores=True, simulations=6)
+    check_message_size(machine, large * 5, sockets=True, by_cores=True)
+    with pytest.raises(InputError, match="in 6 of 30 collectives"):
+        check_message_size(machine, large * 30, sockets=True, by_cores=True)
+
+
 def test_jobs_that_share_a_network_have_a_largest_size():
     """The job that is to blame is named; without other jobs nothing is refused."""
     scenario = load_scenario("two-jobs")

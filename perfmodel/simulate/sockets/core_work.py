@@ -17,7 +17,7 @@ PIECE_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
-class Processing:
+class CoreWork:
     """Work on the cores that all processes of a machine share, first come first served."""
 
     library: CommLibrary

@@ -35,7 +35,7 @@ class WiredCollective:
 
 
 @dataclass(slots=True)
-class Wiring:
+class Wires:
     """Links and connections of a machine, made when a collective first needs them."""
 
     machine: Machine
