@@ -7,7 +7,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import ClusterSize, load_scenario
 from perfmodel.studies.run.resolve.limits import (
-    MOST_SHARING_GPUS,
+    MOST_SHARED_WORK,
     check_cluster_size,
     check_message_size,
     check_sharing_jobs,
@@ -67,11 +67,14 @@ def test_jobs_that_share_a_network_have_a_largest_size():
     """The job that is to blame is named; without other jobs nothing is refused."""
     scenario = load_scenario("two-jobs")
     (job,) = scenario.jobs
-    most = MOST_SHARING_GPUS // 8
+    most = MOST_SHARED_WORK // 2 // 8
     fits = scenario.model_copy(update={"jobs": (job.model_copy(update={"nodes": most - 2}),)})
     check_sharing_jobs(fits, ClusterSize(16, 2, 8))
-    with pytest.raises(InputError, match=r"jobs\.0\.nodes: found 254 nodes, of 2,056 GPUs in 2"):
+    with pytest.raises(InputError, match=r"jobs\.0\.nodes: found 94 nodes, of 776 GPUs in 2"):
         check_sharing_jobs(fits, ClusterSize(24, 3, 8))
     with pytest.raises(InputError, match=r"cluster\.nodes: found 300 nodes"):
         check_sharing_jobs(fits, ClusterSize(2400, 300, 8))
+    three = fits.model_copy(update={"jobs": (*fits.jobs, job.model_copy(update={"nodes": 1}))})
+    with pytest.raises(InputError, match=r"760 GPUs in 3 jobs; allowed: at most 512 GPUs"):
+        check_sharing_jobs(three, ClusterSize(0, 0, 8))
     check_sharing_jobs(scenario.model_copy(update={"jobs": ()}), ClusterSize(2400, 300, 8))
