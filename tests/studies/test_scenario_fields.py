@@ -249,13 +249,12 @@ def read_base(folder: Path) -> Scenario:
 
 
 def answer(document: Document, folder: Path, *, quick: bool = False) -> object:
-    """The answer to a document; `quick`: without what-ifs, costs of events and intervals."""
+    """The answer to a document; `quick`: without its what-ifs and intervals."""
     text = f"{quick} {json.dumps(document)}"
     if text not in ANSWERS:
         with pytest.MonkeyPatch.context() as patch:
             if quick:
                 patch.setattr(one_size, "simulate_reliefs", lambda *_: ())
-                patch.setattr(one_size, "simulate_costs", lambda *_: None)
                 patch.setattr(one_size, "simulate_uncertainties", lambda *_: None)
                 patch.setattr(one_size, "describe_sensitivity", lambda *_: ())
             result = to_json(run_scenario(scenario_of(document, folder)))
