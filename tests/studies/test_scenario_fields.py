@@ -19,6 +19,7 @@ from perfmodel.files.read import parse_yaml
 from perfmodel.report.run.export import to_json
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.steps import one_size
 from tests.fields import Document, acts, list_fields, other_values, value_at
 
 BASE = """
@@ -247,14 +248,31 @@ def read_base(folder: Path) -> Scenario:
     return load_scenario(path)
 
 
-def answer(document: Document, folder: Path) -> object:
-    text = json.dumps(document)
+def answer(document: Document, folder: Path, *, quick: bool = False) -> object:
+    """The answer to a document; `quick`: without its what-ifs and intervals."""
+    text = f"{quick} {json.dumps(document)}"
     if text not in ANSWERS:
-        result = to_json(run_scenario(scenario_of(document, folder)))
+        with pytest.MonkeyPatch.context() as patch:
+            if quick:
+                patch.setattr(one_size, "simulate_reliefs", lambda *_: ())
+                patch.setattr(one_size, "simulate_uncertainties", lambda *_: None)
+                patch.setattr(one_size, "describe_sensitivity", lambda *_: ())
+            result = to_json(run_scenario(scenario_of(document, folder)))
         ANSWERS[text] = {
             name: _rounded(part) for name, part in result.items() if name not in ECHOED
         }
     return ANSWERS[text]
+
+
+def acts_on_run(document: Document, folder: Path, name: str, values: list[Any]) -> bool:
+    """Whether a field acts: on the steps alone, or on all of an answer where it does not."""
+
+    def steps(asked: Document) -> object:
+        return answer(asked, folder, quick=True)
+
+    return acts(document, steps, name, values) or acts(
+        document, lambda asked: answer(asked, folder), name, values
+    )
 
 
 def _rounded(part: object) -> object:
@@ -295,6 +313,6 @@ def test_every_field_acts_or_is_refused(context: Context, name: str, folder: Pat
     document = document_of(context)
     values = values_for(context, name)
     assert values, f"no other value for {name}: give one in VALUES"
-    effect = acts(document, lambda asked: answer(asked, folder), name, values)
+    effect = acts_on_run(document, folder, name, values)
     reason = context.idle.get(name)
     assert effect == (reason is None), f"{name} with {values}: acts {effect}, listed: {reason}"

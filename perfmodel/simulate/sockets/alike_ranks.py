@@ -4,9 +4,8 @@ In a ring every rank sends to its neighbour in every round. If the hosts and the
 what happens on one host happens on each of them at the same time, and the first `period` ranks are
 enough: what they send to others arrives at them from their likes. It is exact where no link carries
 data of two ranks that stand for each other, or never makes what it carries wait, and where segments
-are all as long; where they are not, and several collectives are under way, a few bytes may decide
-whose message is first, and the time be off by some percent (see the tests). Links on which nothing
-ever waits are left out, too, also where all ranks differ.
+are all as long (but for a few bytes: see `rank_loops.EVEN_BYTES`). Links on which nothing ever
+waits are left out.
 """
 
 from __future__ import annotations

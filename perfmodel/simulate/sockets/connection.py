@@ -61,8 +61,9 @@ class Connection:
             if number >= self.own:
                 most = float("inf")
             ahead = min(link.waiting_bytes(at_s), most)
-            most -= ahead
-            at_s += ahead / link.rate_Bps
+            if ahead:
+                most -= ahead
+                at_s += ahead / link.rate_Bps
         return at_s + self.latency_s
 
     def send_in_order(self, actions: Sequence[Callable[[], None]], schedule: Schedule) -> None:
@@ -71,6 +72,9 @@ class Connection:
         Each begins when what was sent before it begins to arrive, so that no more than one piece of
         a message is ahead of what other connections send over the same links.
         """
+        if not self.waiting and len(actions) == 1:
+            actions[0]()
+            return
         idle = not self.waiting
         self.waiting.extend(actions)
         if idle:

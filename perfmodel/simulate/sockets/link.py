@@ -33,24 +33,36 @@ class FreeCapacity:
 
     def forget(self, before_s: float) -> None:
         """Drop what is past: nothing will be sent before this time."""
-        past = bisect_right(self._times_s, before_s) - 1
-        if past > 0:
+        if len(self._times_s) > 1 and self._times_s[1] <= before_s:
+            past = bisect_right(self._times_s, before_s) - 1
             del self._times_s[:past], self._free_Bps[:past]
 
     def take(self, first_s: float, last_s: float, nbytes: float) -> tuple[float, float]:
         """Send bytes that arrive evenly between two times; return when they start and end."""
+        if first_s >= self._times_s[-1]:
+            return first_s, self._take_behind_all(first_s, last_s, nbytes)
         begin = self._split(first_s)
-        if begin == len(self._times_s) - 1:
-            end_s = first_s + nbytes / self.rate_Bps
-            if end_s >= last_s:
-                self._use(begin, end_s, self.rate_Bps)
-            else:
-                end_s = last_s
-                self._use(begin, end_s, nbytes / (last_s - first_s))
-            return first_s, end_s
         start_s, end_s, index = self._take_what_is_free(begin, first_s, last_s, nbytes)
         self._join(begin, index)
         return start_s, end_s
+
+    def _take_behind_all(self, first_s: float, last_s: float, nbytes: float) -> float:
+        """Send bytes that find the link idle, now and later; return when they end."""
+        times_s, free_Bps, rate_Bps = self._times_s, self._free_Bps, self.rate_Bps
+        if first_s > times_s[-1]:
+            times_s.append(first_s)
+            free_Bps.append(free_Bps[-1])
+        end_s = first_s + nbytes / rate_Bps
+        if end_s < last_s:
+            end_s, rate_Bps = last_s, nbytes / (last_s - first_s)
+        left_Bps = free_Bps[-1] - rate_Bps
+        if end_s < math.inf:
+            times_s.append(end_s)
+            free_Bps.append(free_Bps[-1])
+            free_Bps[-2] = left_Bps if left_Bps > ROUNDING * self.rate_Bps else 0.0
+        else:
+            free_Bps[-1] = left_Bps if left_Bps > ROUNDING * self.rate_Bps else 0.0
+        return end_s
 
     def _take_what_is_free(
         self, index: int, first_s: float, last_s: float, nbytes: float
@@ -112,21 +124,8 @@ def _service(free_Bps: float, input_Bps: float, waiting: float) -> tuple[float, 
     return free_Bps, waiting / (free_Bps - input_Bps) if free_Bps > input_Bps else math.inf
 
 
-@dataclass(slots=True)
-class _Booking:
-    """Bytes at a link: when they arrive and when they leave."""
-
-    first_s: float
-    last_s: float
-    start_s: float
-    end_s: float
-    nbytes: float
-
-    def waiting_bytes(self, at_s: float) -> float:
-        """Return the bytes that have arrived by a time and have not left."""
-        return self.nbytes * (
-            _share(at_s, self.first_s, self.last_s) - _share(at_s, self.start_s, self.end_s)
-        )
+_Booking = tuple[float, float, float, float, float]
+"""Bytes at a link: when they begin and end to arrive, begin and end to leave, and how many."""
 
 
 def _share(at_s: float, from_s: float, to_s: float) -> float:
@@ -144,6 +143,8 @@ class Link:
     """Size of the token bucket."""
     _capacity: FreeCapacity = field(init=False)
     _bookings: deque[_Booking] = field(default_factory=deque)
+    _empty_s: float = -math.inf
+    """From when on nothing waits."""
 
     def __post_init__(self) -> None:
         self._capacity = FreeCapacity(self.rate_Bps)
@@ -162,11 +163,20 @@ class Link:
         start_s, end_s = self._capacity.take(first_s, last_s, max(nbytes, LEAST_BYTES))
         early_s = self.burst_bytes / self.rate_Bps
         start_s, end_s = max(first_s, start_s - early_s), max(last_s, end_s - early_s)
-        while self._bookings and self._bookings[0].end_s <= at_s:
-            self._bookings.popleft()
-        self._bookings.append(_Booking(first_s, last_s, start_s, end_s, nbytes))
+        bookings = self._bookings
+        while bookings and bookings[0][3] <= at_s:
+            bookings.popleft()
+        bookings.append((first_s, last_s, start_s, end_s, nbytes))
+        self._empty_s = max(self._empty_s, end_s)
         return start_s, end_s
 
     def waiting_bytes(self, at_s: float) -> float:
         """Return the bytes that have arrived by a time and have not left."""
-        return sum(booking.waiting_bytes(at_s) for booking in self._bookings)
+        waiting = 0.0
+        if at_s < self._empty_s:
+            for first_s, last_s, start_s, end_s, nbytes in self._bookings:
+                if at_s < end_s:
+                    waiting += nbytes * (
+                        _share(at_s, first_s, last_s) - _share(at_s, start_s, end_s)
+                    )
+        return waiting

@@ -18,6 +18,13 @@ import numpy as np
 from perfmodel.collectives.schedule import Phase, Round, Schedule
 from perfmodel.simulate.sockets.alike_ranks import Folding, fold_pair
 
+EVEN_BYTES = 1024.0
+"""Difference of segments up to which all are taken for as long as their mean: Gloo cuts a buffer
+into whole elements, so that the last segment is some hundred bytes shorter at most (below 128
+ranks). Where collectives meet, these would decide whose message is first, for one rank otherwise
+than for the others, and ranks that do the same would not stand for each other: a step would be off
+by up to 4.5 %."""
+
 
 @dataclass(slots=True)
 class RankRound:
@@ -27,10 +34,14 @@ class RankRound:
     """Of the round."""
     needs: int
     """How many of the rank's first rounds must be over before it begins."""
-    sends: list[tuple[int, float]] = field(default_factory=list)
+    sends: tuple[tuple[int, float], ...]
     """Receiver and bytes."""
-    receives: list[int] = field(default_factory=list)
+    receives: tuple[int, ...]
     """Senders."""
+
+
+_Messages = tuple[tuple[tuple[int, float], ...], tuple[int, ...]]
+"""What one rank sends and receives in a round."""
 
 
 def rank_rounds(schedule: Schedule, credits: int) -> tuple[tuple[RankRound, ...], ...]:
@@ -40,18 +51,17 @@ def rank_rounds(schedule: Schedule, credits: int) -> tuple[tuple[RankRound, ...]
     """
     ranks = schedule.ranks + schedule.switches
     rounds: list[list[RankRound]] = [[] for _ in range(ranks)]
-    for number, (part, ahead, drained) in enumerate(_rounds(schedule, credits)):
-        mine: dict[int, RankRound] = {}
-        for src, dst, nbytes in _messages(part):
-            for rank in (src, dst):
-                if rank not in mine:
-                    before = len(rounds[rank])
-                    mine[rank] = RankRound(
-                        number, before if drained else max(0, before + 1 - ahead)
-                    )
-                    rounds[rank].append(mine[rank])
-            mine[src].sends.append((dst, nbytes))
-            mine[dst].receives.append(src)
+    shared: dict[_Messages, _Messages] = {}  # most rounds of a rank send the same: kept once
+    for number, (part, ahead, drained, even) in enumerate(_rounds(schedule, credits)):
+        mine: dict[int, tuple[list[tuple[int, float]], list[int]]] = {}
+        for src, dst, nbytes in _messages(part, even):
+            mine.setdefault(src, ([], []))[0].append((dst, nbytes))
+            mine.setdefault(dst, ([], []))[1].append(src)
+        for rank, (sends, receives) in mine.items():
+            before = len(rounds[rank])
+            needs = before if drained else max(0, before + 1 - ahead)
+            messages = (tuple(sends), tuple(receives))
+            rounds[rank].append(RankRound(number, needs, *shared.setdefault(messages, messages)))
     return tuple(tuple(own) for own in rounds)
 
 
@@ -65,41 +75,51 @@ def folded_rounds(
         pairs = folding.pairs(phase)
         sends: list[list[tuple[int, float]]] = [[] for _ in rounds]
         receives: list[list[int]] = [[] for _ in rounds]
+        even = _even_bytes(phase)
         mean = folding.likes(phase.nbytes).mean(axis=0).tolist()
-        for (src, dst), nbytes in zip(pairs, mean, strict=True):
+        each = mean if even is None else [even] * len(pairs)
+        for (src, dst), nbytes in zip(pairs, each, strict=True):
             sends[src].append((dst, nbytes))
             rank = dst % folding.period
             receives[rank].append((src - (dst - rank)) % folding.ranks)
+        messages = [(tuple(a), tuple(b)) for a, b in zip(sends, receives, strict=True)]
         for repeat in range(phase.repeat):
             ahead = credits if phase.lag > 1 else 1
             for rank, mine in enumerate(rounds):
                 before = len(mine)
                 drained = phase.drained and repeat == 0
                 needs = before if drained else max(0, before + 1 - ahead)
-                mine.append(RankRound(number, needs, sends[rank], receives[rank]))
+                mine.append(RankRound(number, needs, *messages[rank]))
             number += 1
     return tuple(tuple(own) for own in rounds)
 
 
-def _rounds(schedule: Schedule, credits: int) -> Iterator[tuple[Round, int, bool]]:
-    """Rounds, how many may be in progress, and whether all earlier ones must be over."""
+def _rounds(schedule: Schedule, credits: int) -> Iterator[tuple[Round, int, bool, float | None]]:
+    """Rounds, how many may be in progress, whether earlier ones must be over, and bytes if even."""
     rounds = schedule.rounds()
     for phase in schedule.phases:
+        even = _even_bytes(phase)
         for repeat in range(phase.repeat):
             part = next(rounds, None)
             if part is None:
                 return
             ahead = credits if phase.lag > 1 else 1
-            yield part, ahead, phase.drained and repeat == 0
+            yield part, ahead, phase.drained and repeat == 0, even
 
 
-def _messages(part: Round) -> Iterator[tuple[int, int, float]]:
+def _even_bytes(phase: Phase) -> float | None:
+    """Return the bytes of each message of a phase; None where they differ by more than a few."""
+    if (phase.first != 0).any() or (phase.active != phase.repeat).any():
+        return None
+    return float(phase.nbytes.mean()) if np.ptp(phase.nbytes) <= EVEN_BYTES else None
+
+
+def _messages(part: Round, even: float | None) -> Iterator[tuple[int, int, float]]:
     """Sender, receiver and bytes of each message: one message a round for each pair."""
+    nbytes = np.asarray(part.nbytes, float) if even is None else np.full(len(part.src), even)
     total: dict[tuple[int, int], float] = {}
-    for src, dst, nbytes in zip(
-        part.src.tolist(), part.dst.tolist(), np.asarray(part.nbytes, float).tolist(), strict=True
-    ):
-        total[src, dst] = total.get((src, dst), 0.0) + nbytes
+    for src, dst, each in zip(part.src.tolist(), part.dst.tolist(), nbytes.tolist(), strict=True):
+        total[src, dst] = total.get((src, dst), 0.0) + each
     return ((src, dst, nbytes) for (src, dst), nbytes in total.items())
 
 

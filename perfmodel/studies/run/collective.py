@@ -135,10 +135,11 @@ def collective_rows(
         drawn = [apply(p, nominal, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)]
     timer, alternatives = UncontendedTimer(machine), [UncontendedTimer(other) for other in drawn]
     pairs = [(op, nbytes) for nbytes in all_sizes]
+    sockets = named is None and uses_sockets(machine, fidelity)
     if fidelity == "message":
-        check_message_size(machine, pairs, algorithm=named)
-    elif has_shared_cores(machine) and uses_sockets(machine, fidelity):
-        check_message_size(machine, pairs, "nodes", algorithm=named, by_cores=True)
+        check_message_size(machine, pairs, algorithm=named, sockets=sockets)
+    elif has_shared_cores(machine) and sockets:
+        check_message_size(machine, pairs, "nodes", sockets=True, by_cores=True)
     # Schedules of our own are not Gloo's loops.
     network = on_network if named is None else _on_plain_network
     rows = []

@@ -65,13 +65,21 @@ def usual_routing(kind: str, network: str) -> str:
 # ---------------------------------------------------------------- from files
 
 
-def resolve_fabric(fabric: FabricSpec | str) -> Fabric:
+def states_routing(fabric: FabricSpec | str) -> bool:
+    """Whether a fabric, or the file that it is the name of, says how flows choose."""
+    stated = _read(_path(fabric)).fabric if isinstance(fabric, str) else fabric
+    return stated.routing is not None
+
+
+def resolve_fabric(fabric: FabricSpec | Fabric | str) -> Fabric:
     """Fill what a fabric leaves open from the file of its shape.
 
     `fabric`: a shape with overrides, the name of a shape, or the path of a fabric file.
 
     Raises `InputError`: unknown shape, unreadable or wrong file.
     """
+    if isinstance(fabric, Fabric):
+        return fabric
     if isinstance(fabric, str):
         file = _read(_path(fabric))
         return _merge(file, None if fabric in FABRIC_KINDS else file.fabric)

@@ -19,7 +19,12 @@ from perfmodel.topology.fabric.assemble import (
     expand_host,
     name_devices,
 )
-from perfmodel.topology.fabric.fabric import resolve_fabric, usual_routing
+from perfmodel.topology.fabric.fabric import (
+    Fabric,
+    resolve_fabric,
+    states_routing,
+    usual_routing,
+)
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
 from perfmodel.topology.templates.references import reference_faults
@@ -71,25 +76,30 @@ def load_node(name_or_path: str) -> NodeSpec:
 
 def with_usual_routing(
     node: NodeSpec | str, fabric: FabricSpec | str | None
-) -> FabricSpec | str | None:
-    """A fabric by its shape, with the routing that is usual on the node's network if it names none.
+) -> FabricSpec | Fabric | str | None:
+    """A fabric, with the routing usual on the node's network if neither it nor its file names one.
 
     `build_topology` itself takes the hash: its parts keep the names of single switches and cables.
     """
     if isinstance(fabric, str) and fabric in FABRIC_KINDS:
         fabric = FabricSpec.model_validate({"kind": fabric})
-    if fabric is None or isinstance(fabric, str) or fabric.routing is not None:
+    if fabric is None or states_routing(fabric):
         return fabric
+    kind = (resolve_fabric(fabric) if isinstance(fabric, str) else fabric).kind
     ports = expand_host(load_node(node) if isinstance(node, str) else node).ports
-    routing = usual_routing(fabric.kind, ports[0].network_kind if ports else "none")
-    return fabric if routing == "ecmp" else fabric.model_copy(update={"routing": routing})
+    routing = usual_routing(kind, ports[0].network_kind if ports else "none")
+    if routing == "ecmp":
+        return fabric
+    if isinstance(fabric, FabricSpec):
+        return fabric.model_copy(update={"routing": routing})
+    return replace(resolve_fabric(fabric), routing=routing)
 
 
 def build_topology(
     node: NodeSpec | str,
     *,
     hosts: int = 1,
-    fabric: FabricSpec | str | None = None,
+    fabric: FabricSpec | Fabric | str | None = None,
     gpus_per_host: int | None = None,
 ) -> Topology:
     """Build a host or a cluster.
@@ -174,7 +184,7 @@ def _faults(
     spec: NodeSpec,
     host: Host,
     hosts: int,
-    fabric: FabricSpec | str | None,
+    fabric: FabricSpec | Fabric | str | None,
     gpus_per_host: int | None,
 ) -> Iterator[Fault]:
     if hosts < 1:

@@ -78,27 +78,21 @@ def period_of(machine: Machine, alike: float = EXACTLY_ALIKE, op: str = "all_red
 def test_some_stand_for_all(
     machine: tuple[str, int, str], nbytes: int, at_once: int, op: str
 ) -> None:
-    """One at a time to 1e-4; more at once mostly, but for sizes that do not divide by the ranks.
-
-    Segments are as long as those of the others on average. Where two collectives meet on a link, a
-    few bytes may decide whose message is first: of 1,400 random cases each, two at once were more
-    than a thousandth off in 11 (1.6 % at worst), three in 47 (4.2 %).
-    """
+    """Also where several meet, and where the buffer does not divide by the ranks."""
     timer = UncontendedTimer(gloo_on(*machine))
     all_of_them = timed(partial(SocketNetwork, tolerance=None), timer, nbytes, at_once, op)
     folded = timed(SocketNetwork, timer, nbytes, at_once, op)
-    assert folded == pytest.approx(all_of_them, rel={1: 1e-4, 2: 0.03, 3: 0.08}[at_once])
+    assert folded == pytest.approx(all_of_them, rel=1e-4)
 
 
 @pytest.mark.parametrize("at_once", [2, 3])
-def test_nearly_all_stand_for_all_to_a_thousandth(at_once: int) -> None:
-    timer = UncontendedTimer(gloo_on("ethernet-10g", 7))  # the worst of the machines above
-    off = []
-    for nbytes in np.geomspace(1e3, 3e7, 60).astype(int).tolist():
-        exact_s = timed(partial(SocketNetwork, tolerance=None), timer, 4 * nbytes, at_once)
-        off.append(abs(timed(SocketNetwork, timer, 4 * nbytes, at_once) / exact_s - 1))
-    assert np.quantile(off, 0.75) <= 1e-3
-    assert max(off) <= 0.08
+@pytest.mark.parametrize("nbytes", [231_640, 272_396, 392_732, 574_680, 1_259_064])
+@pytest.mark.parametrize("hosts", [7, 14])
+def test_a_few_bytes_do_not_make_ranks_unlike(hosts: int, nbytes: int, at_once: int) -> None:
+    """Sizes at which folded ranks were up to 4.5 % off, as one segment is some bytes shorter."""
+    timer = UncontendedTimer(gloo_on("ethernet-10g", hosts))
+    all_of_them = timed(partial(SocketNetwork, tolerance=None), timer, nbytes, at_once)
+    assert timed(SocketNetwork, timer, nbytes, at_once) == pytest.approx(all_of_them, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -54,3 +55,8 @@ def test_the_probability_of_a_deadline_is_that_of_the_interval(planned):
     assert probability_in_time(known, None) is None
     unknown = replace(option, training=replace(training, wall_interval_s=None))
     assert probability_in_time(unknown, 90.0) is None
+
+
+def test_a_plan_is_the_same_after_pickling(planned):
+    _, plan = planned
+    assert to_json(pickle.loads(pickle.dumps(plan))) == to_json(plan)

@@ -27,7 +27,7 @@ from perfmodel.studies.run.collective import collective_rows
 from perfmodel.studies.run.resolve.placement import place_plan
 from perfmodel.topology.model import Sockets
 from perfmodel.topology.templates.build import build_topology, load_node
-from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.topology.templates.spec import DeviceSpec, NodeSpec
 from perfmodel.training.step_plan import (
     Collective,
     Communicator,
@@ -258,3 +258,43 @@ def test_more_lanes(library: str, case: tuple[str, str, int], nbytes: int) -> No
     )
     if before == after:
         assert after_s <= before_s * (1 + 1e-9)
+
+
+def with_nics(node: NodeSpec, nics: int) -> NodeSpec:
+    """The node with so many NICs, all where its first NIC is."""
+    port = next(device.port for device in node.nodes if device.kind == "nic")
+    edge = next(edge for edge in node.edges if "nic" in edge.from_)
+    switch = next(d.id for d in node.nodes if d.kind in {"pcie_switch", "cpu"})
+    own = f"nic[0-{nics - 1}]"
+    joined = edge.model_copy(update={"from_": own, "to": switch, "lanes": 1, "pattern": "all"})
+    others = tuple(edge for edge in node.edges if "nic" not in edge.from_ + edge.to)
+    devices = tuple(device for device in node.nodes if device.kind != "nic")
+    added = DeviceSpec(id=own, kind="nic", port=port)
+    return node.model_copy(update={"nodes": (*devices, added), "edges": (*others, joined)})
+
+
+@pytest.mark.parametrize("fidelity", get_args(Fidelity))
+@pytest.mark.parametrize("library", LIBRARIES)
+@given(
+    name=st.sampled_from(["v100-x8-25g", "v100-x8-100g", "aws-g4dn-12xlarge"]),
+    fabric=st.sampled_from(["one-switch", "leaf-spine"]),
+    nics=st.sampled_from([(1, 2), (2, 4), (1, 4)]),
+    nbytes=st.floats(np.log(64), np.log(3e7)).map(lambda x: 4 * int(np.exp(x) / 4)),
+)
+@settings(max_examples=8, deadline=None)
+def test_more_nics(
+    library: str, fidelity: Fidelity, name: str, fabric: str, nics: tuple[int, int], nbytes: int
+) -> None:
+    """More NICs are no slower, where hosts stay as near to each other.
+
+    In a fat tree more ports a host put it under another switch, by a half percent; on rails, what
+    leaves by one and enters by another crosses the spine.
+    """
+    choices, times_s = [], []
+    for number in nics:
+        topology = build_topology(with_nics(load_node(name), number), hosts=2, fabric=fabric)
+        choices.append(choice_of(make_machine(topology, load_library(library)), nbytes)[1])
+        (row,) = collective_rows(topology, sizes=[nbytes], library=library, fidelity=fidelity)
+        times_s.append(row["time_s"])
+    if choices[0] == choices[1]:
+        assert times_s[1] <= times_s[0] * (1 + 1e-6)

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from perfmodel.collectives.dependencies import messages_in
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario
+from perfmodel.simulate.sockets.core_work import PIECE_BYTES
 from perfmodel.topology.templates.build import MOST_GPUS
 
 MESSAGE_SENDS = 2_000_000
 """Sends that fidelity "message" is allowed: a minute or two, some seconds with the extra `fast`."""
+MOST_SOCKETS_S = 60.0
+"""CPU time that messages on sockets are allowed, all simulations of a size together."""
+SEND_S, LINK_S, PIECE_S = 10e-6, 4e-6, 5e-6
+"""CPU time of a message on sockets, of each link that it crosses, and of each piece of it that a
+receiver has to process where processes share cores. Measured on one core of an AMD EPYC: 18 us for
+3 links, 40 to 55 us for 10, 79 to 105 us with 9 pieces."""
 
 
 def check_message_size(
@@ -21,31 +31,41 @@ def check_message_size(
     field: str = "fidelity",
     *,
     algorithm: str | None = None,
+    sockets: bool = False,
     by_cores: bool = False,
+    simulations: float = 1.0,
 ) -> None:
     """Refuse a run of single messages whose sends would take minutes.
 
     `collectives`: among all ranks. Sends are those of the library's schedule: rings, pieces of
         trees and chains, segments.
     `algorithm`: as for `perfmodel.library.lowering.lower.lower_collective`.
+    `sockets`: whether messages are on sockets, and so limited by their CPU time.
     `by_cores`: whether it simulates messages because ranks share cores, and not by its fidelity.
+    `simulations`: how often all of them are simulated.
     Raises `InputError`: says how many sends there would be and what to use instead.
     """
     if len(machine.topology.ranks) < 2:
         return
     group = range(len(machine.topology.ranks))
-    sends_of: dict[tuple[str, int], int] = {}
-    sends = 0
+    work_of: dict[tuple[str, int], tuple[int, float]] = {}
+    sends, work_s = 0, 0.0
     requested = list(collectives)
     for number, (op, nbytes) in enumerate(requested, 1):
-        if (op, nbytes) not in sends_of:
+        if (op, nbytes) not in work_of:
             lowered = lower_collective(
                 machine, op, nbytes, group, root=group[0], algorithm=algorithm
             )[0]
-            sends_of[op, nbytes] = messages_in(lowered.schedule)
-        sends += sends_of[op, nbytes]
-        if sends > MESSAGE_SENDS:
+            each = messages_in(lowered.schedule)
+            work_of[op, nbytes] = (each, simulations * _sockets_s(machine, lowered, each))
+        sends += work_of[op, nbytes][0]
+        work_s += work_of[op, nbytes][1]
+        if work_s > MOST_SOCKETS_S if sockets else sends > MESSAGE_SENDS:
             progress = f"{sends:,} sends in {number} of {len(requested)} collectives"
+            allowed = f"at most {MESSAGE_SENDS:,} sends"
+            if sockets:
+                progress += f", {work_s:.0f} s of CPU time"
+                allowed = f"at most {MOST_SOCKETS_S:.0f} s"
             simulated = "" if by_cores else "'message' for "
             why = "ranks that share cores" if by_cores else "ranks"
             instead = "fewer ranks" if by_cores else "use 'flow', fewer ranks"
@@ -53,29 +73,41 @@ def check_message_size(
                 Fault(
                     field,
                     f"{simulated}{len(group)} {why} ({progress})",
-                    f"at most {MESSAGE_SENDS:,} sends; {instead} or smaller buffers",
+                    f"{allowed}; {instead} or smaller buffers",
                 )
             )
 
 
-MOST_SHARING_GPUS = 2_048
-"""GPUs of all jobs of a scenario with several: a change of rates is followed through every step of
-every ring, so that this many take a minute of CPU time (ResNet-50 beside VGG-16)."""
+def _sockets_s(machine: Machine, lowered: LoweredCollective, messages: int) -> float:
+    """Estimate the CPU time of simulating a collective of so many messages on sockets; seconds."""
+    stages = lowered.stages
+    edges = sum(len(stage.edges) for stage in stages)
+    links = sum(len(stage.edges.arcs) for stage in stages) / max(1, edges)
+    longest = max(
+        (float(np.max(phase.nbytes)) for stage in stages for phase in stage.phases), default=0.0
+    )
+    pieces = 0.0 if machine.topology.sockets.cores is None else longest / PIECE_BYTES
+    return messages * (SEND_S + LINK_S * links + PIECE_S * pieces)
+
+
+MOST_SHARED_WORK = 1_536
+"""GPUs of all jobs of a scenario with several, times their number: a change of rates is followed
+through every step of every ring. Two jobs on 640 GPUs take 10 to 15 s of CPU time (ResNet-50 beside
+VGG-16), on 1,024 half a minute."""
 
 
 def check_sharing_jobs(scenario: Scenario, size: ClusterSize) -> None:
-    """Refuse jobs that share a network among more GPUs than can be followed in a minute or so."""
+    """Refuse jobs that share a network among more GPUs than can be followed in 20 s or so."""
     if not scenario.jobs:
         return
     nodes = [size.nodes, *(job.nodes for job in scenario.jobs)]
     gpus = sum(nodes) * size.gpus_per_node
-    if gpus > MOST_SHARING_GPUS:
+    most = MOST_SHARED_WORK // len(nodes)
+    if gpus > most:
         largest = nodes.index(max(nodes))
         field = f"jobs.{largest - 1}.nodes" if largest else "cluster.nodes"
         request = f"{max(nodes):,} nodes, of {gpus:,} GPUs in {len(nodes)} jobs"
-        allowed = (
-            f"at most {MOST_SHARING_GPUS:,} GPUs in all jobs; a larger job runs without 'jobs'"
-        )
+        allowed = f"at most {most:,} GPUs in all jobs; a larger job runs without 'jobs'"
         raise InputError(scenario.origin.fault(field, request, allowed))
 
 

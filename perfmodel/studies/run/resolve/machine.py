@@ -59,11 +59,10 @@ def machine(
         check_cluster_size(count, _field_of_hosts(scenario, size))
     check_sharing_jobs(scenario, size)
     fabric = _resolve_fabric(scenario)
-    if not _names_cables(scenario):
-        fabric = with_usual_routing(node, fabric)
     with relocated_errors(scenario, "cluster"):
+        routed = fabric if _names_cables(scenario) else with_usual_routing(node, fabric)
         topology = build_topology(
-            node, hosts=hosts or size.nodes, fabric=fabric, gpus_per_host=size.gpus_per_node
+            node, hosts=hosts or size.nodes, fabric=routed, gpus_per_host=size.gpus_per_node
         )
     if scenario.library.host_step is not None and topology.gpu.generation != "cpu":
         allowed = f"nothing with {topology.gpu.name}, only for processes on CPUs"

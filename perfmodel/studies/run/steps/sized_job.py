@@ -158,12 +158,16 @@ class SizedJob:
     def check_message_count(self, steps: int) -> None:
         """Refuse more messages, where they are simulated one by one, than minutes allow."""
         machine = self.ensemble.likely
-        by_cores = has_shared_cores(machine) and uses_sockets(machine, self.fidelity)
+        sockets = uses_sockets(machine, self.fidelity)
+        by_cores = has_shared_cores(machine) and sockets
         if self.fidelity == "message" or by_cores:
             works = [t.work for t in self.plan_for(None).tasks if isinstance(t.work, Collective)]
             sent = [(work.op, work.nbytes) for work in works] * steps
             field = "fidelity" if self.fidelity == "message" else "cluster.nodes"
-            check_message_size(machine, sent, field, by_cores=field != "fidelity")
+            check_message_size(
+                machine, sent, field, sockets=sockets, by_cores=field != "fidelity",
+                simulations=SIMULATIONS,
+            )  # fmt: skip
 
 
 def size_job(
@@ -206,6 +210,9 @@ def _explain_unreachable(sized: SizedJob, error: SimulationError) -> PerfmodelEr
 
 
 # ---------------------------------------------------------------- runs
+
+SIMULATIONS = 6
+"""Of one size over sockets: the run, limits of the step, and four machines nearby."""
 
 
 @dataclass(frozen=True, slots=True)

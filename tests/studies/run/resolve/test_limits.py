@@ -7,7 +7,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import ClusterSize, load_scenario
 from perfmodel.studies.run.resolve.limits import (
-    MOST_SHARING_GPUS,
+    MOST_SHARED_WORK,
     check_cluster_size,
     check_message_size,
     check_sharing_jobs,
@@ -47,15 +47,34 @@ def test_pieces_count_too():
         check_message_size(dgx1, [("broadcast", 512 << 30)])
 
 
+def test_messages_on_sockets_are_limited_by_their_time():
+    """Of the sends of a ring: 2 (N - 1) N of two segments, whichever takes longer to simulate."""
+    machine = Machine(
+        build_topology("shaped-ethernet", hosts=100, fabric="one-switch"), load_library("gloo")
+    )
+    small, large = [("all_reduce", 4 << 20)], [("all_reduce", 400 << 20)]
+    check_message_size(machine, small * 29, sockets=True, by_cores=True)
+    with pytest.raises(InputError, match=r"100 ranks that share cores .* 60 s; fewer ranks"):
+        check_message_size(machine, small * 30, sockets=True, by_cores=True)
+    with pytest.raises(InputError, match=r"in 5 of 29 collectives, \d+ s of CPU time"):
+        check_message_size(machine, small * 29, sockets=True, by_cores=True, simulations=6)
+    check_message_size(machine, large * 5, sockets=True, by_cores=True)
+    with pytest.raises(InputError, match="in 6 of 30 collectives"):
+        check_message_size(machine, large * 30, sockets=True, by_cores=True)
+
+
 def test_jobs_that_share_a_network_have_a_largest_size():
     """The job that is to blame is named; without other jobs nothing is refused."""
     scenario = load_scenario("two-jobs")
     (job,) = scenario.jobs
-    most = MOST_SHARING_GPUS // 8
+    most = MOST_SHARED_WORK // 2 // 8
     fits = scenario.model_copy(update={"jobs": (job.model_copy(update={"nodes": most - 2}),)})
     check_sharing_jobs(fits, ClusterSize(16, 2, 8))
-    with pytest.raises(InputError, match=r"jobs\.0\.nodes: found 254 nodes, of 2,056 GPUs in 2"):
+    with pytest.raises(InputError, match=r"jobs\.0\.nodes: found 94 nodes, of 776 GPUs in 2"):
         check_sharing_jobs(fits, ClusterSize(24, 3, 8))
     with pytest.raises(InputError, match=r"cluster\.nodes: found 300 nodes"):
         check_sharing_jobs(fits, ClusterSize(2400, 300, 8))
+    three = fits.model_copy(update={"jobs": (*fits.jobs, job.model_copy(update={"nodes": 1}))})
+    with pytest.raises(InputError, match=r"760 GPUs in 3 jobs; allowed: at most 512 GPUs"):
+        check_sharing_jobs(three, ClusterSize(0, 0, 8))
     check_sharing_jobs(scenario.model_copy(update={"jobs": ()}), ClusterSize(2400, 300, 8))
