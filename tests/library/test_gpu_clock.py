@@ -2,8 +2,7 @@
 
 import pytest
 
-from perfmodel.library.model import load_library, library_on
-from perfmodel.topology.from_text.describe import describe
+from perfmodel.library.model import library_on, load_library
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu
 

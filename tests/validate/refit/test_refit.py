@@ -70,7 +70,7 @@ def test_names_are_unique_and_do_not_depend_on_where_a_variant_stands():
 def test_numbers_left_out_that_the_library_lacks_are_named(monkeypatch):
     table = left_out().model_copy(update={"families": {"a family": {"hopper ll: lunch": 1e-6}}})
     monkeypatch.setattr(numbers, "left_out", lambda: table)
-    with pytest.raises(InputError, match="left_out.yaml: a family: found 'hopper ll: lunch'"):
+    with pytest.raises(InputError, match=r"left_out\.yaml: a family: found 'hopper ll: lunch'"):
         library_without.__wrapped__("a family")
 
 
