@@ -305,6 +305,9 @@ class CommLibrary(FileModel):
     awaited_source: str = ""
     sockets: SocketCosts | None = None
     """Over TCP; none: the links decide."""
+    clock_GHz: float | None = Field(None, gt=0)
+    """Clock of a GPU at which the times of its kernels are stated (`library_on`)."""
+    clock_source: str = ""
     sources: dict[str, str]
 
 
@@ -319,19 +322,53 @@ def own_algorithm(library: CommLibrary, op: str, nbytes: float, ranks: int) -> s
 
 
 def library_on(library: CommLibrary, topology: Topology) -> CommLibrary:
-    """Return the library with the numbers of a machine's generation of GPU and kind of network."""
+    """Return the library with the numbers of a machine's generation of GPU and kind of network.
+
+    Times that a GPU spends in instructions are stated at the library's clock, and are shorter on a
+    GPU with a higher one.
+    """
     network = topology.network if topology.hosts > 1 else "none"
     fitting = [v for v in library.variants if v.fits(topology.gpu.generation, network)]
     named = {algorithm for variant in fitting for algorithm in variant.algorithms}
+    slower = _slower(library, topology)
     return library.model_copy(
         update={
             "variants": (),
-            "protocols": _apply_variants(library, fitting, ""),
+            "protocols": _at_clock(_apply_variants(library, fitting, ""), slower),
             "by_algorithm": {
-                name: _apply_variants(library, fitting, name) for name in sorted(named)
+                name: _at_clock(_apply_variants(library, fitting, name), slower)
+                for name in sorted(named)
             },
         }
     )
+
+
+def _slower(library: CommLibrary, topology: Topology) -> float:
+    """Clock at which times are stated over that of the GPU; 1 where either is not known."""
+    clock_Hz = topology.gpu.clock_Hz
+    if library.clock_GHz is None or topology.gpu.generation == "cpu" or clock_Hz <= 0:
+        return 1.0
+    return library.clock_GHz * 1e9 / clock_Hz
+
+
+def _at_clock(protocols: Mapping[str, Protocol], slower: float) -> dict[str, Protocol]:
+    """Protocols with the times that a GPU spends in instructions, on a GPU of another clock."""
+    return {name: _scale_kernel_times(protocol, slower) for name, protocol in protocols.items()}
+
+
+def _scale_kernel_times(protocol: Protocol, slower: float) -> Protocol:
+    step, copy_rate = protocol.step, protocol.copy_rate
+    inside = {"nvlink": step.nvlink * slower, "pcie": step.pcie * slower}
+    return protocol.model_copy(
+        update={name: getattr(protocol, name) * slower for name in CLOCKED}
+        | {"step": step.model_copy(update=inside)}
+        | ({} if copy_rate is None else {"copy_rate": copy_rate / slower})
+    )
+
+
+CLOCKED = ("launch", "unevenness", "each_peer")
+"""Times of a protocol that kernels spend, beside the steps inside a host and copies; between hosts
+it is the proxy's and the NIC's time that counts."""
 
 
 def protocols_of(library: CommLibrary, algorithm: str) -> Mapping[str, Protocol]:

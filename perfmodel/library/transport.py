@@ -31,6 +31,14 @@ ACROSS_SOCKETS_BPS = 6.45e9
 all_reduce between two hosts with an A100 PCIe each and an adapter of 200 Gbit/s on the other
 socket, GPUDirect forced: 6.4 GB/s from 4 MiB on (NVIDIA/nccl-tests issue 293)."""
 
+STAGED_LINKS = 1.0
+"""Copies between GPUs through a host's memory carry together as much as the link of one GPU: GPUs
+write and read that memory over one interconnect of the CPUs, which degrades with traffic from all
+of them (S. Jeaugey in NVIDIA/nccl issue 1285). Assumption, near what is known: rings of four and of
+eight L40S move 20 and 10 to 17 GB/s in all where a link carries 24 (ai-dynamo/aiconfigurator), four
+RTX 2080 Ti about 16 of 12, by the scaling of BERT-Base (HKBU-HPML/ddl-benchmarks); hosts with
+memory close to each GPU (AMD's NPS4) do better."""
+
 NVLINK_PATHS = frozenset({"NVL", "NVB", "C2C"})
 
 
@@ -46,6 +54,8 @@ class Path:
     """Most that this path can carry whatever its links allow."""
     staged: bool = False
     """Whether the bytes pass through host memory."""
+    together_Bps: float = float("inf")
+    """Most that all such paths of a host carry together."""
 
 
 def path_type_between(router: Router, src: str, dst: str) -> str:
@@ -153,7 +163,9 @@ def local_path(topology: Topology, router: Router, src: str, dst: str) -> Path:
     kinds = {topology.arcs.kinds[arc] for arc in up + across}
     if kinds == {"memory"}:  # processes of one machine: the copy is the link
         return Path(up + across, "memory", cap, staged=True)
-    return Path(up + _memory_arcs(router, cpu) + across, "pcie", cap, staged=True)
+    arcs = up + _memory_arcs(router, cpu) + across
+    link_Bps = float(topology.arcs.bandwidth_Bps[up[0]])
+    return Path(arcs, "pcie", cap, staged=True, together_Bps=STAGED_LINKS * link_Bps)
 
 
 def _path_by_nic(topology: Topology, router: Router, src: str, dst: str) -> Path:

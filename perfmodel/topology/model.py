@@ -18,6 +18,13 @@ NetworkKind = Literal["none", "infiniband", "roce", "efa", "tcp", "tcpx", "tcpxo
 GPUDirect-TCPX (and TCPXO), Omni-Path; "none" for a machine without NICs."""
 
 
+FEW_LANES = 64
+"""fp32 lanes of a multiprocessor from P100 to A100; later ones and GeForce have twice as many."""
+
+FASTEST_CLOCK_HZ = 3e9
+"""No GPU's boost clock reaches it (RTX 4090: 2.5 GHz)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One model of GPU, from its datasheet and from published measurements.
@@ -61,6 +68,17 @@ class Gpu:
     generation: str
     power_W: float | None = None
     efficiency_assumed: bool = False
+
+    @property
+    def clock_Hz(self) -> float:
+        """Boost clock behind the data sheet's fp32 peak, two operations a lane and cycle.
+
+        A multiprocessor has 64 lanes (P100 to A100), or 128 where 64 would need a clock that no GPU
+        has (GeForce Ampere, Ada, Hopper, Blackwell); 0 where no peak is stated.
+        """
+        lanes = self.streaming_multiprocessors * FEW_LANES
+        clock_Hz = self.peak_flops.get("fp32", 0.0) / (2 * lanes)
+        return clock_Hz if clock_Hz < FASTEST_CLOCK_HZ else clock_Hz / 2
 
 
 @dataclass(frozen=True, slots=True)

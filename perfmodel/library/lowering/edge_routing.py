@@ -12,7 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.library.lowering.edges import HOP_KINDS, Edges, edges_over, ranges, select_edges
+from perfmodel.library.lowering.edges import (
+    HOP_KINDS,
+    Edges,
+    HostCopies,
+    edges_over,
+    join_copies,
+    ranges,
+    select_edges,
+)
 from perfmodel.library.transport import NVLINK_PATHS, Path, gdr_paths, local_path, nic_path
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.fabric_routes import NoRoute
@@ -148,7 +156,12 @@ def _replace_edges(topology: Topology, edges: Edges, selection: IntArray, others
     ]
     arcs[ranges(starts[selection], lengths[selection])] = others.arcs
     staged = edges.staged or others.staged
-    return edges_over(topology, edges.src, edges.dst, lengths, arcs, cap_Bps, hop, staged)
+    copies = join_copies([edges, others])
+    if copies is not None:
+        host = copies.host[: len(edges)].copy()
+        host[selection] = copies.host[len(edges) :]
+        copies = replace(copies, host=host)
+    return edges_over(topology, edges.src, edges.dst, lengths, arcs, cap_Bps, hop, staged, copies)
 
 
 # ---------------------------------------------------------------- many at once
@@ -166,6 +179,7 @@ class _HostPaths:
     lengths: IntArray
     arcs: IntArray
     cap_Bps: FloatArray
+    together_Bps: FloatArray
     hop: IntArray
     staged: bool
 
@@ -214,7 +228,13 @@ def _lay(
     cap_Bps[near], hop[near] = local.cap_Bps[local.of], local.hop[local.of]
     cap_Bps[far] = np.minimum(head.cap_Bps[head.of], tail.cap_Bps[tail.of])
     staged = local.staged or head.staged or tail.staged
-    return edges_over(topology, src, dst, lengths, arcs, cap_Bps, hop, staged)
+    copies = None
+    shared = np.isfinite(local.together_Bps)
+    if shared.any():
+        host = np.full(len(src), -1)
+        host[near] = np.where(shared[local.of], src_host[near], -1)
+        copies = HostCopies(host, float(local.together_Bps[shared].min()))
+    return edges_over(topology, src, dst, lengths, arcs, cap_Bps, hop, staged, copies)
 
 
 def _host_paths(
@@ -248,6 +268,7 @@ def _host_paths(
              for arc in path.arcs], dtype=np.int64,
         ),
         cap_Bps=np.array([path.cap_Bps for path in paths], dtype=float),
+        together_Bps=np.array([path.together_Bps for path in paths], dtype=float),
         hop=np.array([HOP_KINDS.index(path.hop) for path in paths], dtype=np.int64),
         staged=any(path.staged for path in paths),
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,16 @@ from perfmodel.topology.model import Topology
 
 HOP_KINDS = ("nvlink", "pcie", "network", "memory")
 """Kinds of hop; `Edges.hop` holds positions in this tuple."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopies:
+    """Edges that are copies between GPUs through host memory, which those of a host share."""
+
+    host: IntArray
+    """Host of each edge; -1 where it is no such copy. Shape (edges,)."""
+    together_Bps: float
+    """Payload that all of one host carry together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,8 @@ class Edges:
     """Position in `HOP_KINDS`. Shape (edges,)."""
     staged: bool
     """Whether any edge rests in host memory."""
+    copies: HostCopies | None = None
+    """Which edges are copies between GPUs through the memory of a host; None: none."""
 
     def __len__(self) -> int:
         return len(self.src)
@@ -52,13 +64,14 @@ def edges_over(
     cap_Bps: FloatArray,
     hop: IntArray,
     staged: bool = False,
+    copies: HostCopies | None = None,
 ) -> Edges:
     """Edges over links of a topology, `lengths` of the `arcs` each, with the links' latencies."""
     pointers = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     latency_s = topology.arcs.latency_s[arcs]
     if len(src):
         latency_s = np.add.reduceat(latency_s, pointers[:-1])
-    return Edges(src, dst, pointers, arcs, latency_s, cap_Bps, hop, staged)
+    return Edges(src, dst, pointers, arcs, latency_s, cap_Bps, hop, staged, copies)
 
 
 def select_edges(edges: Edges, selection: IntArray) -> Edges:
@@ -73,6 +86,9 @@ def select_edges(edges: Edges, selection: IntArray) -> Edges:
         cap_Bps=edges.cap_Bps[selection],
         hop=edges.hop[selection],
         staged=edges.staged,
+        copies=None
+        if edges.copies is None
+        else replace(edges.copies, host=edges.copies.host[selection]),
     )
 
 
@@ -89,7 +105,17 @@ def join_edges(parts: list[Edges]) -> Edges:
         cap_Bps=np.concatenate([part.cap_Bps for part in parts]),
         hop=np.concatenate([part.hop for part in parts]),
         staged=any(part.staged for part in parts),
+        copies=join_copies(parts),
     )
+
+
+def join_copies(parts: list[Edges]) -> HostCopies | None:
+    """`Edges.copies` of several sets of edges, in order."""
+    bounds = [part.copies.together_Bps for part in parts if part.copies is not None]
+    if not bounds:
+        return None
+    hosts = [np.full(len(p), -1) if p.copies is None else p.copies.host for p in parts]
+    return HostCopies(np.concatenate(hosts), min(bounds))
 
 
 def merge_edges(parts: list[Edges], places: list[IntArray]) -> Edges:

@@ -33,6 +33,7 @@ from perfmodel.library.lowering.rings import (
 )
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import Protocol, own_algorithm
+from perfmodel.library.nccl.communicator import channels_of
 from perfmodel.library.nccl.lowering.dispatch import (
     NCCL_USUAL,
     allowed_protocols,
@@ -133,7 +134,9 @@ def lower_without_corrections(
 def _channels(
     machine: Machine, op: str, name: str, protocol: str, nbytes: int, group: RankGroup
 ) -> int:
-    """Channels on which NCCL runs a ring; nothing else asks for them."""
+    """Channels on which NCCL runs a ring or an all-to-all; nothing else asks for them."""
+    if machine.library.name == "nccl" and op == "all_to_all":
+        return channels_of(system_on(machine, group), "ring", machine.settings)
     if machine.library.name != "nccl" or name != "ring" or op not in NCCL_ALGORITHMS:
         return 1
     system = system_on(machine, group)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.catalog import bus_factor
-from perfmodel.collectives.schedule import Schedule
+from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.library.lowering.edges import HOP_KINDS, Edges
 from perfmodel.library.model import Protocol
 
@@ -27,11 +28,13 @@ def start_s(protocol: Protocol, schedule: Schedule) -> float:
 def uneven_s(protocol: Protocol, schedule: Schedule, nbytes: float, channels: int) -> float:
     """Time that grows with the bytes and that no link sees; seconds.
 
-    `channels`: those that work on the message.
+    `channels`: those that work on the message. A ring ends with a copy within each GPU, and what an
+    all-to-all leaves where it is takes the blocks that send.
     """
     carried = nbytes * bus_factor(schedule.collective, schedule.ranks)
     lost_s = protocol.unevenness * math.sqrt(carried / MIB)
-    if protocol.copy_rate is None or schedule.algorithm != "ring":
+    copies = schedule.algorithm == "ring" or schedule.collective == "all_to_all"
+    if protocol.copy_rate is None or not copies:
         return lost_s
     return lost_s + nbytes / schedule.ranks / (channels * protocol.copy_rate)
 
@@ -111,6 +114,30 @@ def rate_limit_Bps(protocol: Protocol, edges: Edges, schedule: Schedule) -> Floa
         return cap_Bps
     channels = 1 + max((int(phase.channel.max()) for phase in schedule.phases), default=0)
     return np.minimum(cap_Bps, protocol.max_rate / channels)
+
+
+def caps_Bps(
+    protocol: Protocol,
+    edges: Edges,
+    schedule: Schedule,
+    phases: Sequence[Phase],
+    load: FloatArray,
+) -> FloatArray:
+    """Most that each edge may carry in these phases; bytes on the wire per second, shape (edges,).
+
+    Copies through the memory of a host share what it carries; an edge that no phase uses takes no
+    share. `load`: bytes on the links per byte of payload.
+    """
+    own_Bps = rate_limit_Bps(protocol, edges, schedule)
+    if edges.copies is None:
+        return own_Bps
+    working = np.any([phase.active > 0 for phase in phases], axis=0)
+    sharing = working & (edges.copies.host >= 0)
+    hosts = edges.copies.host[sharing]
+    share_Bps = np.full(len(edges), np.inf)
+    if len(hosts):
+        share_Bps[sharing] = edges.copies.together_Bps / np.bincount(hosts)[hosts]
+    return np.minimum(own_Bps, share_Bps * load)
 
 
 def _sharing(edges: Edges) -> FloatArray:

@@ -15,9 +15,9 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.library.lowering.edges import HOP_KINDS, Edges
 from perfmodel.library.lowering.lowered import LaidSchedule, LoweredCollective, Stage
 from perfmodel.library.lowering.protocol_costs import (
+    caps_Bps,
     chunk_bytes,
     credits_of,
-    rate_limit_Bps,
     start_s,
     step_latency_s,
     uneven_s,
@@ -97,7 +97,7 @@ def with_protocol(
             phases=tuple(replace(phase, nbytes=phase.nbytes * load) for phase in phases),
             edges=edges,
             latency_s=step_latency_s(protocol, edges, schedule),
-            cap_Bps=rate_limit_Bps(protocol, edges, schedule),
+            cap_Bps=caps_Bps(protocol, edges, schedule, phases, load),
             load=load,
         )
 

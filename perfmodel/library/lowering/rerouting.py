@@ -9,7 +9,7 @@ import numpy as np
 from perfmodel.library.lowering.edge_routing import reroute_edges
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
-from perfmodel.library.lowering.protocol_costs import rate_limit_Bps, step_latency_s
+from perfmodel.library.lowering.protocol_costs import caps_Bps, step_latency_s
 from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
 
@@ -44,7 +44,7 @@ def _reroute_stage(lowered: LoweredCollective, stage: Stage, machine: Machine) -
         phases=stage.phases,
         edges=edges,
         latency_s=np.where(rest_s == 0, after_s, after_s + rest_s),
-        cap_Bps=rate_limit_Bps(protocol, edges, lowered.schedule),
+        cap_Bps=caps_Bps(protocol, edges, lowered.schedule, stage.phases, stage.load),
         load=stage.load,
     )
 

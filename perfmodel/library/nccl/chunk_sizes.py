@@ -15,6 +15,11 @@ STEP_BYTES = {"ll": 32 * KIB, "ll128": 576_000, "simple": 512 * KIB}
 """Payload of one step: LL 512 threads x 8 lines x 8 bytes; LL128 120 elements x 640 threads x
 8 bytes, of which 15/16 are payload; Simple an eighth of NCCL_BUFFSIZE (4 MiB)."""
 
+PASSED_ON_BYTES = {"ll": 4 * KIB, "ll128": 38_400}
+"""Payload after which a thread block has passed on what came first: LL 512 threads x 8 bytes, LL128
+640 threads x 64 bytes, of which 15/16 are payload (``src/device/prims_ll.h``, ``prims_ll128.h``:
+each line carries its flag, so nothing waits for the end of a step)."""
+
 NVLS_BYTES = 128 * KIB
 """NCCL_NVLS_CHUNKSIZE."""
 
@@ -25,15 +30,17 @@ def pieces_of_share(nbytes: float, shares: int, chunk: float) -> int:
 
 
 def tree_bytes(protocol: str, nbytes: float, channels: int, nodes: int, per_node: int) -> float:
-    """Bytes that a tree moves at a time on each channel; LL128 takes less of small messages."""
+    """Bytes that a tree moves at a time on each channel.
+
+    LL and LL128 pass on lines as they come; the steps of LL128 are shorter for small messages.
+    """
     chunk = float(STEP_BYTES.get(protocol, STEP_BYTES["simple"]))
-    if protocol != "ll128":
-        return chunk
-    steps = 1 + math.floor(math.log2(nodes)) + 0.1 * per_node
-    for fill, least in ((64, 128 * KIB), (16, 32 * KIB)):
-        while nbytes // (channels * chunk) < steps * fill / per_node and chunk > least:
-            chunk /= 2
-    return chunk
+    if protocol == "ll128":
+        steps = 1 + math.floor(math.log2(nodes)) + 0.1 * per_node
+        for fill, least in ((64, 128 * KIB), (16, 32 * KIB)):
+            while nbytes // (channels * chunk) < steps * fill / per_node and chunk > least:
+                chunk /= 2
+    return min(chunk, float(PASSED_ON_BYTES.get(protocol, chunk)))
 
 
 def nvls_bytes(nbytes: float, at_once: int) -> float:

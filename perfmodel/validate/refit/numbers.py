@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, load_document
 from perfmodel.library.model import CommLibrary, Variant, load_library
 
@@ -47,6 +48,9 @@ class FittedNumber:
     kind : {"time", "rate", "share"}
     value : float
         SI.
+    name : str
+        The place in words: of a variant, by the hardware and algorithms that it is of, so that it
+        is the same wherever the variant stands in the file.
     parents : tuple of Place
         Numbers that would hold in its place without it: of protocols, or of variants that say less
         of the hardware. Empty for a number of a protocol.
@@ -55,12 +59,24 @@ class FittedNumber:
     place: Place
     kind: Kind
     value: float
+    name: str
     parents: tuple[Place, ...] = ()
 
-    @property
-    def name(self) -> str:
-        """The place in words."""
-        return ".".join(str(key) for key in self.place)
+
+def _words(place: Place) -> str:
+    return ".".join(str(key) for key in place)
+
+
+def variant_label(variant: Variant) -> str:
+    """What a variant is of, in words.
+
+    Examples
+    --------
+    >>> variant_label(Variant(generations=("ampere", "ada"), protocols=("ll",), source="fitted"))
+    'ampere+ada ll'
+    """
+    conditions = (variant.generations, variant.networks, variant.algorithms, variant.protocols)
+    return " ".join("+".join(names) for names in conditions if names)
 
 
 def fitted_numbers(library: CommLibrary) -> list[FittedNumber]:
@@ -73,11 +89,13 @@ def _of_protocols(library: CommLibrary) -> Iterator[FittedNumber]:
         for field, source in _SOURCES.items():
             value = getattr(protocol, field)
             if getattr(protocol, source) == FITTED and value:
-                yield FittedNumber(("protocols", name, field), _KINDS[field], value)
+                place = ("protocols", name, field)
+                yield FittedNumber(place, _KINDS[field], value, _words(place))
         if protocol.step.source == FITTED:
             for hop in ("nvlink", "pcie", "network"):
                 value = getattr(protocol.step, hop)
-                yield FittedNumber(("protocols", name, "step", hop), "time", value)
+                hop_place = ("protocols", name, "step", hop)
+                yield FittedNumber(hop_place, "time", value, _words(hop_place))
 
 
 def _of_variants(library: CommLibrary) -> Iterator[FittedNumber]:
@@ -87,7 +105,8 @@ def _of_variants(library: CommLibrary) -> Iterator[FittedNumber]:
         for field, value in stated(variant).items():
             kind = _KINDS.get(field[0], "time")
             parents = tuple(dict.fromkeys(_parents(library, at, field)))
-            yield FittedNumber(("variants", at, *field), kind, value, parents)
+            name = f"{variant_label(variant)}: {_words(field)}"
+            yield FittedNumber(("variants", at, *field), kind, value, name, parents)
 
 
 def stated(variant: Variant) -> dict[tuple[str, ...], float]:
@@ -185,6 +204,15 @@ def library_without(family: str) -> CommLibrary | None:
         return None
     library = load_library("nccl")
     places = {number.name: number.place for number in fitted_numbers(library)}
+    unknown = sorted(changed.keys() - places.keys())
+    if unknown:
+        raise InputError(
+            Fault(
+                f"{FILE.name}: {family}",
+                ", ".join(repr(name) for name in unknown),
+                "what nccl.yaml marks as fitted (reports/calibration/refit_nccl.py --write)",
+            )
+        )
     return with_numbers(library, {places[name]: value for name, value in changed.items()})
 
 

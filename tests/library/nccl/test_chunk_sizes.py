@@ -2,7 +2,12 @@
 
 import pytest
 
-from perfmodel.library.nccl.chunk_sizes import collnet_bytes, nvls_bytes, nvls_tree_bytes
+from perfmodel.library.nccl.chunk_sizes import (
+    collnet_bytes,
+    nvls_bytes,
+    nvls_tree_bytes,
+    tree_bytes,
+)
 
 MIB = 1 << 20
 AT_ONCE = 16 * 8
@@ -47,3 +52,16 @@ def test_nvls(nbytes, chunk):
 )  # fmt: skip
 def test_collnet_chain(nbytes, chunk):
     assert collnet_bytes(nbytes, 16, 9) == chunk
+
+
+@pytest.mark.parametrize(
+    ("protocol", "nbytes", "chunk"),
+    [
+        # LL passes on 512 threads x 8 bytes, LL128 640 threads x 64 bytes x 15/16, at any size but
+        # where its steps are shorter (32 KiB least); Simple whole steps of 4 MiB / 8.
+        ("ll", 1, 4096), ("ll", 1 << 34, 4096), ("ll128", 1 << 34, 38400), ("ll128", 1, 18000),
+        ("simple", 1, 524288), ("simple", 1 << 34, 524288),
+    ],
+)  # fmt: skip
+def test_tree(protocol, nbytes, chunk):
+    assert tree_bytes(protocol, nbytes, channels=16, nodes=2, per_node=8) == chunk

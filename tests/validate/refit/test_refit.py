@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfmodel.errors import InputError
 from perfmodel.library.model import load_library
+from perfmodel.validate.refit import numbers
 from perfmodel.validate.refit.fit import centres, fit, refitted, solve
 from perfmodel.validate.refit.numbers import (
     fitted_numbers,
@@ -58,6 +60,20 @@ def test_a_number_is_changed_where_it_stands_and_nowhere_else(at, factor):
         assert number_at(other, number.place) == pytest.approx(expected)
 
 
+def test_names_are_unique_and_do_not_depend_on_where_a_variant_stands():
+    names = [number.name for number in NUMBERS]
+    assert len(set(names)) == len(names)
+    turned = LIBRARY.model_copy(update={"variants": LIBRARY.variants[::-1]})
+    assert {n.name: n.value for n in fitted_numbers(turned)} == {n.name: n.value for n in NUMBERS}
+
+
+def test_numbers_left_out_that_the_library_lacks_are_named(monkeypatch):
+    table = left_out().model_copy(update={"families": {"a family": {"hopper ll: lunch": 1e-6}}})
+    monkeypatch.setattr(numbers, "left_out", lambda: table)
+    with pytest.raises(InputError, match=r"left_out\.yaml: a family: found 'hopper ll: lunch'"):
+        library_without.__wrapped__("a family")
+
+
 def test_every_number_of_a_protocol_has_a_centre_and_of_a_variant_a_parent():
     for number in NUMBERS:
         if number.place[0] == "protocols":
@@ -101,11 +117,8 @@ def test_a_family_left_out_has_no_say(two_families):
 
 
 def test_the_shipped_refits_leave_out_each_family_that_counts():
-    """Names of numbers exist, and every family of a fitted sweep is there.
-
-    No family moves a number by more than a factor of 2.2, so that one that is further off is of
-    another place: names count variants, and one more or less in NCCL's file shifts them.
-    """
+    """Names of numbers exist, every family of a fitted sweep is there, and none moves a number so
+    far that it must be of another place."""
     fitted = fitted_on()[0].sweeps
     families = {observed(name).family for name in fitted if not SWEEPS[name].table}
     assert families <= set(left_out().families)
