@@ -20,7 +20,7 @@ from perfmodel.calibrate.transfer.gaussian_process import (
     row_variance,
     run_deviation,
 )
-from perfmodel.calibrate.transfer.noise_model import fit_noise
+from perfmodel.calibrate.transfer.noise_model import FactorCovariance, fit_noise
 from perfmodel.calibrate.transfer.priors import Priors
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.corrections import CollectiveContext
@@ -213,7 +213,8 @@ def fold_of(
     )
     contexts = ContextArrays.of(own.contexts, own.shares.tolist())
     number = np.repeat(np.arange(len(fitted)), [len(run.nbytes) for run in fitted])
-    noise = fit_noise(slopes @ before @ slopes.T, fitted_contexts, number, over, priors)
+    noise = fit_noise(FactorCovariance(slopes, before), fitted_contexts, number, over, priors)
+    before = before + np.diag(noise.factor_variances)
     own_slopes = own.slopes_along(parameters)
     common = own_slopes @ before @ slopes.T
     common = common + residual_covariance(contexts, fitted_contexts, noise.residual, priors.runs)

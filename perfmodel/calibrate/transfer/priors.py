@@ -98,10 +98,13 @@ class NoisePrior(FileModel):
 class Priors(FileModel):
     """Everything that a fit of sweeps assumes before it sees data; `priors.yaml`.
 
-    `levers`: of factors, by name; `left`: of the residual; `runs`: of the noise.
+    `levers`: of factors, by name; `tails`: their degrees of freedom (Student's t), because now and
+    then a machine is several times slower than its datasheet; 0: normally distributed. `left`: of
+    the residual; `runs`: of the noise.
     """
 
     levers: dict[ParameterName, FactorPrior]
+    tails: float = Field(0.0, ge=0, le=1e9)
     left: ResidualPrior
     runs: NoisePrior
     source: str

@@ -23,6 +23,7 @@ from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
 from perfmodel.validate.refit.numbers import library_without
 from perfmodel.validate.sweeps.match import Matched, one_line
 from perfmodel.validate.sweeps.read import Sweep
+from perfmodel.validate.sweeps.times import without_spikes
 
 Mode = Literal["left out", "datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta"]
 """Datasheet numbers with constants fitted without this family of machines; datasheet numbers with
@@ -263,7 +264,7 @@ def _transferred(own: Matched, others: Sequence[Pair], sizes: Sequence[int]) -> 
         return f"no other sweep with like settings; {excluded}"
     gpu = own.topology.gpu  # the same chip, perhaps with other memory
     runs = [
-        (replace(matched.topology, gpu=gpu), matched.settings, matched.op, other.rows)
+        (replace(matched.topology, gpu=gpu), matched.settings, matched.op, without_spikes(other.rows))
         for other, matched in comparable
     ]
     names = [other.id for other, _ in comparable]
