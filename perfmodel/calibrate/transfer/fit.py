@@ -34,6 +34,7 @@ from perfmodel.calibrate.transfer.priors import (
     ResidualPrior,
     prior_of,
     shipped_priors,
+    tails_of,
 )
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.machine import Machine, make_machine
@@ -77,7 +78,7 @@ def fit_profile(
     runs: Sequence[SweepRun],
     *,
     topology: Topology | None = None,
-    library: str = "nccl",
+    library: str | CommLibrary = "nccl",
     name: str = "measured",
     files: Sequence[str] = (),
     sources: Sequence[Source] = (),
@@ -92,7 +93,8 @@ def fit_profile(
     runs : sequence of (Topology, LibrarySettings, str, rows)
     topology : Topology, optional
         Machine that the profile is named after; default: the first run's.
-    library : str
+    library : str or CommLibrary
+        By name, or with numbers of its own.
     name : str
         Of the profile.
     files : sequence of str
@@ -116,7 +118,8 @@ def fit_profile(
     if faults or first is None:
         raise InputError(faults)
     names = tuple(files) or tuple(f"run {number + 1}" for number in range(len(runs)))
-    observations = _observations(runs, load_library(library))
+    model = load_library(library) if isinstance(library, str) else library
+    observations = _observations(runs, model)
     fit = _fit_factors(FactorModel(observations), direct, priors or shipped_priors()).model_copy(
         update={
             "files": names,
@@ -127,7 +130,7 @@ def fit_profile(
     return Profile(
         name=name,
         topology=first.template,
-        library=library,
+        library=model.name,
         date=date or dt.datetime.now(tz=dt.UTC).date().isoformat(),
         source=tuple(sources),
         fits=(fit.with_errors(),),
@@ -139,7 +142,7 @@ def _fit_factors(forward: FactorModel, direct: Sequence[DirectMeasurement], prio
     measured_directly = (measurement.parameter for measurement in direct)
     parameters = list(dict.fromkeys([*forward.parameters(), *measured_directly]))
     prior = prior_of(parameters, priors, direct)
-    noise = SweepNoise(forward, invert(prior.information), priors)
+    noise = SweepNoise(forward, invert(prior.information), tails_of(parameters, priors), priors)
     steps = MAX_STEPS if forward.observations else 0  # 0: the prior with direct measurements
     fitted = estimate(forward, parameters, prior, noise, steps=steps, converged=CONVERGED)
     return Fit(

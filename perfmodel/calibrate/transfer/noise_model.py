@@ -49,11 +49,15 @@ class SweepNoise:
     forward : FactorModel
     by_prior : ndarray of float, shape (factors, factors)
         Covariance of the factors before any sweep.
+    tails : ndarray of float, shape (factors,)
+        As `FactorCovariance`.
     priors : Priors
     """
 
-    def __init__(self, forward: FactorModel, by_prior: FloatArray, priors: Priors) -> None:
-        self._forward, self._by_prior, self._priors = forward, by_prior, priors
+    def __init__(
+        self, forward: FactorModel, by_prior: FloatArray, tails: FloatArray, priors: Priors
+    ) -> None:
+        self._forward, self._by_prior, self._tails, self._priors = forward, by_prior, tails, priors
         self.contexts = ContextArrays.of(())
         none = np.zeros(0)
         self.model = NoiseModel(priors.left, none, none, np.zeros(len(by_prior)), none[None][:0])
@@ -64,7 +68,7 @@ class SweepNoise:
         contexts = ContextArrays.of(forward.contexts(values), forward.shares(values).tolist())
         model = self.model
         if not iterate.last:
-            factors = FactorCovariance(iterate.slopes, self._by_prior)
+            factors = FactorCovariance(iterate.slopes, self._by_prior, self._tails)
             model = fit_noise(factors, contexts, forward.run, iterate.by_prior, priors)
         residual = residual_covariance(contexts, contexts, model.residual, priors.runs)
         self.contexts, self.model = contexts, model
@@ -110,10 +114,13 @@ class FactorCovariance:
     slopes : ndarray of float, shape (rows, factors)
     prior : ndarray of float, shape (factors, factors)
         Covariance of the logarithms of the factors.
+    tails : ndarray of float, shape (factors,)
+        Degrees of freedom of each factor's distribution; 0: normal.
     """
 
     slopes: FloatArray
     prior: FloatArray
+    tails: FloatArray
 
     def of_rows(self, own: FloatArray) -> FloatArray:
         """Covariance of the rows, the factors with variances of their `own` beside the prior."""
@@ -146,7 +153,7 @@ def fit_noise(
     for _ in range(ROUNDS):
         inverse = invert(base + factor**2 * by_residual + np.diag(rows))
         # First what the mechanism explains: the others would take all of it for outliers.
-        own, inverse = _own_variances(factors, own, inverse, over, priors.tails)
+        own, inverse = _own_variances(factors, own, inverse, over)
         weights = inverse @ over
         rows = _row_variances(rows * weights, prior_rows, priors.runs.freedom)
         run_factors = _run_factors(by_runs, run, run_factors, weights, inverse, priors.runs.odd)
@@ -158,32 +165,30 @@ def fit_noise(
 
 
 def _own_variances(
-    factors: FactorCovariance, own: FloatArray, inverse: FloatArray, over: FloatArray, tails: float
+    factors: FactorCovariance, own: FloatArray, inverse: FloatArray, over: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Likeliest variance of each factor beyond its prior, and the rows' inverse covariance with it.
 
     Factors that explain most come first. A variance adds a matrix of rank one to the covariance of
     the rows, so that its likelihood is known in closed form. Before any data a factor's whole
-    variance is that of Student's t with `tails` degrees of freedom.
+    variance is that of Student's t.
     """
-    if tails == 0.0:
-        return own, inverse
     updated, usual = own.copy(), np.diag(factors.prior)
     known = np.einsum("ij,ik,kj->j", factors.slopes, inverse, factors.slopes)
     gain = (factors.slopes.T @ inverse @ over) ** 2 / np.maximum(known, TOLD_NOTHING)
     squared = OWN_DEVIATIONS**2
-    expected = -0.5 * tails * (np.log(squared) + 1.0 / squared)
+    expected = -0.5 * (np.log(squared) + 1.0 / squared)
     for at in np.argsort(-gain).tolist():
         along = inverse @ factors.slopes[:, at]
         information = float(factors.slopes[:, at] @ along)
-        if information <= TOLD_NOTHING:
+        if information <= TOLD_NOTHING or factors.tails[at] == 0.0:
             continue
         without = 1.0 - updated[at] * information
         information_left, score = information / without, float(along @ over) / without
         tried = (squared - 1.0) * usual[at]
         density = 0.5 * (tried * score**2 / (1.0 + tried * information_left)
                          - np.log1p(tried * information_left))  # fmt: skip
-        variance = float(tried[int(np.argmax(density + expected))])
+        variance = float(tried[int(np.argmax(density + factors.tails[at] * expected))])
         change = variance - updated[at]
         inverse = inverse - np.outer(along, along) * change / (1.0 + change * information)
         updated[at] = variance

@@ -16,6 +16,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.parameters import (
     FactorPrior,
     Parameter,
@@ -98,13 +99,10 @@ class NoisePrior(FileModel):
 class Priors(FileModel):
     """Everything that a fit of sweeps assumes before it sees data; `priors.yaml`.
 
-    `levers`: of factors, by name; `tails`: their degrees of freedom (Student's t), because now and
-    then a machine is several times slower than its datasheet; 0: normally distributed. `left`: of
-    the residual; `runs`: of the noise.
+    `levers`: of factors, by name; `left`: of the residual; `runs`: of the noise.
     """
 
     levers: dict[ParameterName, FactorPrior]
-    tails: float = Field(0.0, ge=0, le=1e9)
     left: ResidualPrior
     runs: NoisePrior
     source: str
@@ -123,6 +121,11 @@ class DirectMeasurement:
     parameter: Parameter
     log: float
     deviation: float
+
+
+def tails_of(parameters: Sequence[Parameter], priors: Priors) -> FloatArray:
+    """Degrees of freedom of each factor's prior; 0: a normal one."""
+    return np.array([priors.levers[parameter.name].tails for parameter in parameters])
 
 
 def prior_of(
