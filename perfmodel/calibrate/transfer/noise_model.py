@@ -226,7 +226,7 @@ def _log_densities(base: FloatArray, by_residual: FloatArray, over: FloatArray) 
 
     Both covariances are made diagonal at once, so that one decomposition serves all factors.
     """
-    whiten = invert(np.linalg.cholesky(base))
+    whiten = np.linalg.inv(np.linalg.cholesky(base))
     variances, axes = np.linalg.eigh(whiten @ by_residual @ whiten.T)
     spread = 1.0 + np.outer(FACTORS**2, np.maximum(variances, 0.0))
     standardised = axes.T @ (whiten @ over)

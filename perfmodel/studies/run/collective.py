@@ -15,6 +15,7 @@ import simpy
 from perfmodel.arrays import RankGroup
 from perfmodel.calibrate import Profile, draws, interval_s, measured_at
 from perfmodel.calibrate.apply import apply
+from perfmodel.calibrate.checks import AskedCollective, describe_beyond
 from perfmodel.calibrate.profile import Rows
 from perfmodel.collectives.algorithms.chain import PIECE_BYTES
 from perfmodel.collectives.catalog import bus_factor, maker
@@ -151,6 +152,15 @@ def collective_rows(
         if progress is not None:
             progress(done + 1, len(all_sizes))
     return rows
+
+
+def profile_notes(
+    topology: Topology, *, op: str, sizes: Iterable[int], profile: Profile, rows: Rows | None = None
+) -> tuple[str, ...]:
+    """Say what is beyond what a profile was measured with."""
+    ranks, hosts = len(topology.ranks), topology.hosts
+    asked = [AskedCollective(op, nbytes, ranks, hosts) for nbytes in sizes]
+    return describe_beyond(profile, asked, rows) if ranks > 1 else ()
 
 
 def routing_notes(
