@@ -17,8 +17,9 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.prediction_error import kind_of_machine
+from perfmodel.simulate.repetition import hidden_s
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.collective import collective_rows, hidden_s
+from perfmodel.studies.run.collective import collective_rows
 from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
 from perfmodel.validate.refit.numbers import library_without
 from perfmodel.validate.sweeps.match import Matched, one_line
@@ -202,7 +203,9 @@ def with_profile(
     ranks = range(len(own.topology.ranks))
 
     def observed_s(timer: UncontendedTimer, nbytes: int) -> float:
-        return observed_time_s(timer.machine, timer.best(own.op, nbytes, ranks, 0, None)[1])
+        lowered, alone_s = timer.best(own.op, nbytes, ranks, 0, None)
+        repeated_s = alone_s - hidden_s(timer, lowered, own.op, ranks)
+        return observed_time_s(timer.machine, repeated_s)
 
     timer = UncontendedTimer(apply(profile, plain))
     likely = [observed_s(timer, nbytes) for nbytes in sizes]
