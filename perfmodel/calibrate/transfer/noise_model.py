@@ -68,7 +68,8 @@ class SweepNoise:
         contexts = ContextArrays.of(forward.contexts(values), forward.shares(values).tolist())
         model = self.model
         if not iterate.last:
-            factors = FactorCovariance(iterate.slopes, self._by_prior, self._tails)
+            own = model.factor_variances
+            factors = FactorCovariance(iterate.slopes, self._by_prior, self._tails, own)
             model = fit_noise(factors, contexts, forward.run, iterate.by_prior, priors)
         residual = residual_covariance(contexts, contexts, model.residual, priors.runs)
         self.contexts, self.model = contexts, model
@@ -116,11 +117,15 @@ class FactorCovariance:
         Covariance of the logarithms of the factors.
     tails : ndarray of float, shape (factors,)
         Degrees of freedom of each factor's distribution; 0: normal.
+    own : ndarray of float, shape (factors,)
+        Variance of each beyond its prior from which a fit begins: which of two factors with the
+        same effect is taken then stays the same from step to step.
     """
 
     slopes: FloatArray
     prior: FloatArray
     tails: FloatArray
+    own: FloatArray
 
     def of_rows(self, own: FloatArray) -> FloatArray:
         """Covariance of the rows, the factors with variances of their `own` beside the prior."""
@@ -147,7 +152,7 @@ def fit_noise(
     by_residual = residual_covariance(contexts, contexts, priors.left, priors.runs)
     by_runs = run_covariance(contexts, run, priors.runs)
     prior_rows = row_variance(contexts, priors.runs)
-    rows, own = prior_rows, np.zeros(factors.slopes.shape[1])
+    rows, own = prior_rows, factors.own
     run_factors, factor = np.ones(int(run.max(initial=-1)) + 1), 1.0
     base = factors.of_rows(own) + by_runs
     for _ in range(ROUNDS):

@@ -140,7 +140,8 @@ def test_spreads_are_found_again_in_what_was_drawn_with_them():
     number = np.repeat([0, 1], len(situations))
     noise = run_covariance(places, number, expected.runs) + 1e-4 * np.eye(len(number))
     mechanism = 16 * residual_covariance(places, places, expected.left, expected.runs)
-    no_factors = FactorCovariance(np.zeros((len(number), 0)), np.zeros((0, 0)), np.zeros(0))
+    none = np.zeros(0)
+    no_factors = FactorCovariance(np.zeros((len(number), 0)), np.zeros((0, 0)), none, none)
     factors = []
     for _ in range(12):
         over = np.linalg.cholesky(mechanism + noise) @ rng.standard_normal(len(number))
