@@ -1,15 +1,10 @@
-"""Checks of measurements: can a machine have made them, do two runs measure the same thing.
-
-And of questions: is what is asked among what was measured.
-"""
+"""Checks of measurements: can a machine have made them, do two runs measure the same thing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from perfmodel.errors import Fault
 from perfmodel.files import FileModel, load_document
@@ -18,11 +13,6 @@ from perfmodel.library.settings import LibrarySettings
 from perfmodel.library.transport import apply_settings, peer_paths
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
-from perfmodel.training.step_plan import Collective, StepPlan
-from perfmodel.units import format_bytes
-
-if TYPE_CHECKING:
-    from perfmodel.calibrate.profile import Profile, Rows
 
 PROCESSES = "cpu"
 """Generation of what takes a GPU's place where ranks are processes that compute on a CPU."""
@@ -197,70 +187,3 @@ def _transport_differences(first: ConfiguredMachine, second: ConfiguredMachine) 
 
 def _join_names(names: frozenset[str] | None) -> str:
     return "free" if names is None else "/".join(sorted(names)) or "none"
-
-
-# ---------------------------------------------------------------- what is asked of a profile
-
-
-@dataclass(frozen=True, slots=True)
-class AskedCollective:
-    """A collective whose time a profile is asked for."""
-
-    op: str
-    nbytes: int
-    ranks: int
-    hosts: int
-
-
-def asked_by(plan: StepPlan, gpus_per_host: int) -> Iterator[AskedCollective]:
-    """Collectives of a step among more than one rank."""
-    groups = {each.name: each.groups for each in plan.communicators}
-    for task in plan.tasks:
-        if isinstance(task.work, Collective):
-            group = max(groups[task.work.communicator], key=len)
-            hosts = len({rank // gpus_per_host for rank in group})
-            if len(group) > 1:
-                yield AskedCollective(task.work.op, task.work.nbytes, len(group), hosts)
-
-
-def describe_beyond(
-    profile: Profile, asked: Iterable[AskedCollective], rows: Rows | None = None
-) -> tuple[str, ...]:
-    """Say which of the collectives asked for are beyond those that a profile was measured with.
-
-    Their times follow from the mechanism with the profile's numbers and are less sure.
-    """
-    fit = profile.fit_of(rows)
-    questions, points = list(asked), fit.points
-    if not questions or not points:
-        return ()
-    beyond = []
-    for name, unit in (("op", ""), ("ranks", " ranks"), ("hosts", " hosts")):
-        measured = {getattr(point, name) for point in points}
-        others = sorted({getattr(each, name) for each in questions} - measured)
-        if others:
-            beyond.append(f"{_join_counts(others, unit)} (measured: "
-                          f"{_join_counts(sorted(measured), unit)})")  # fmt: skip
-    smallest, largest = (end(point.nbytes for point in points) for end in (min, max))
-    sizes = [each.nbytes for each in questions]
-    if min(sizes) < smallest:
-        beyond.append(f"{format_bytes(min(sizes))} (measured from {format_bytes(smallest)} on)")
-    if max(sizes) > largest:
-        beyond.append(f"{format_bytes(max(sizes))} (measured up to {format_bytes(largest)})")
-    if not beyond:
-        return ()
-    less = (
-        "there the datasheets' shape holds, with the measured factors, and the interval is wider"
-        if fit.left is not None
-        else "there no interval rests on a measurement"
-    )
-    return (f"Beyond what profile {profile.name} was measured with: {'; '.join(beyond)}: {less}.",)
-
-
-def _join_counts(values: Sequence[object], unit: str) -> str:
-    words = [str(value) for value in values]
-    most = 4
-    if len(words) > most:
-        words = [*words[: most - 1], f"... {words[-1]}"]
-    listed = ", ".join(words)
-    return f"{listed}{unit.removesuffix('s')}" if listed == "1" else f"{listed}{unit}"

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from perfmodel.calibrate.checks import AskedCollective, asked_by, describe_beyond
 from perfmodel.calibrate.profile import write_profile
+from perfmodel.calibrate.sampling import CollectiveRequest, describe_beyond, requests_of
 from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.cli.app import app
 from perfmodel.library.settings import LibrarySettings
@@ -38,7 +38,7 @@ PROFILE = profile()
 
 
 def test_what_was_measured_is_not_beyond_it():
-    asked = [AskedCollective("all_reduce", nbytes, 16, 2) for nbytes in (*SIZES, 5 * 2**20)]
+    asked = [CollectiveRequest("all_reduce", nbytes, 16, 2) for nbytes in (*SIZES, 5 * 2**20)]
     assert describe_beyond(PROFILE, asked) == ()
     assert describe_beyond(PROFILE, []) == ()
 
@@ -54,7 +54,7 @@ def test_what_was_measured_is_not_beyond_it():
     ],
 )
 def test_each_thing_beyond_is_named(asked, named):
-    (sentence,) = describe_beyond(PROFILE, [AskedCollective(*asked)])
+    (sentence,) = describe_beyond(PROFILE, [CollectiveRequest(*asked)])
     assert sentence.startswith("Beyond what profile mine was measured with: ")
     assert named in sentence
     assert sentence.endswith("the interval is wider.")
@@ -66,7 +66,7 @@ def test_each_thing_beyond_is_named(asked, named):
 )  # fmt: skip
 def test_something_is_said_exactly_where_something_is_beyond(op, nbytes, ranks, hosts):
     inside = op == "all_reduce" and SIZES[0] <= nbytes <= SIZES[-1] and (ranks, hosts) == (16, 2)
-    assert (describe_beyond(PROFILE, [AskedCollective(op, nbytes, ranks, hosts)]) == ()) == inside
+    assert (describe_beyond(PROFILE, [CollectiveRequest(op, nbytes, ranks, hosts)]) == ()) == inside
 
 
 def test_collectives_of_a_step_are_those_between_ranks():
@@ -76,8 +76,8 @@ def test_collectives_of_a_step_are_those_between_ranks():
         tuple(Task(name, "", "", "", Collective("all_gather", 64, name, name)) for name in groups),
         1,
     )  # fmt: skip
-    assert list(asked_by(plan, 8)) == [
-        AskedCollective("all_gather", 64, 16, 2), AskedCollective("all_gather", 64, 2, 1)
+    assert list(requests_of(plan, 8)) == [
+        CollectiveRequest("all_gather", 64, 16, 2), CollectiveRequest("all_gather", 64, 2, 1)
     ]  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_collectives_of_a_step_are_those_between_ranks():
 
 def test_collective_says_it(tmp_path):
     write_profile(PROFILE, tmp_path / "mine.yaml")
-    words = "collective --topology dgx-a100 --nodes 4 --fabric rail-optimised --json --profile"
+    words = "collective dgx-a100 --nodes 4 --fabric rail-optimised --json --profile"
     sizes = ["-b", "1 KiB", "-e", "1 KiB"]
     done = CliRunner().invoke(app, [*words.split(), str(tmp_path / "mine.yaml"), *sizes])
     notes = json.loads(done.stdout)["notes"]

@@ -34,7 +34,7 @@ OWN_DEVIATIONS = np.exp2(np.arange(0.0, 7.1, 0.5))
 """Deviations of a factor that are tried, in multiples of what is usual: to 128, with which a rate
 that is usually a few percent off may be a tenth of its datasheet's."""
 
-TOLD_NOTHING = 1e-9
+NO_INFORMATION = 1e-9
 """Of what rows tell of the logarithm of a factor (inverse variance): no more than rounding."""
 
 FACTORS = np.exp2(np.arange(-0.5, 3.6, 0.5))
@@ -165,8 +165,8 @@ def fit_noise(
         base = factors.of_rows(own) + by_runs * run_factors[run][:, None]
         factor = _likeliest_factor(base + np.diag(rows), by_residual, over, priors.left.open)
     whole = base + factor**2 * by_residual + np.diag(rows)
-    left = scale_residual(priors.left, factor)
-    return NoiseModel(left, run_factors, rows, own, invert(whole))
+    residual = scale_residual(priors.left, factor)
+    return NoiseModel(residual, run_factors, rows, own, invert(whole))
 
 
 def _own_variances(
@@ -179,21 +179,21 @@ def _own_variances(
     variance is that of Student's t.
     """
     updated, usual = own.copy(), np.diag(factors.prior)
-    known = np.einsum("ij,ik,kj->j", factors.slopes, inverse, factors.slopes)
-    gain = (factors.slopes.T @ inverse @ over) ** 2 / np.maximum(known, TOLD_NOTHING)
+    informations = np.einsum("ij,ik,kj->j", factors.slopes, inverse, factors.slopes)
+    gain = (factors.slopes.T @ inverse @ over) ** 2 / np.maximum(informations, NO_INFORMATION)
     squared = OWN_DEVIATIONS**2
     expected = -0.5 * (np.log(squared) + 1.0 / squared)
     for at in np.argsort(-gain).tolist():
         along = inverse @ factors.slopes[:, at]
         information = float(factors.slopes[:, at] @ along)
-        if information <= TOLD_NOTHING or factors.tails[at] == 0.0:
+        if information <= NO_INFORMATION or factors.tails[at] == 0.0:
             continue
         without = 1.0 - updated[at] * information
         information_left, score = information / without, float(along @ over) / without
-        tried = (squared - 1.0) * usual[at]
-        density = 0.5 * (tried * score**2 / (1.0 + tried * information_left)
-                         - np.log1p(tried * information_left))  # fmt: skip
-        variance = float(tried[int(np.argmax(density + factors.tails[at] * expected))])
+        candidates = (squared - 1.0) * usual[at]
+        density = 0.5 * (candidates * score**2 / (1.0 + candidates * information_left)
+                         - np.log1p(candidates * information_left))  # fmt: skip
+        variance = float(candidates[int(np.argmax(density + factors.tails[at] * expected))])
         change = variance - updated[at]
         inverse = inverse - np.outer(along, along) * change / (1.0 + change * information)
         updated[at] = variance
@@ -213,7 +213,7 @@ def scale_residual(residual: ResidualPrior, factor: float) -> ResidualPrior:
 def _likeliest_factor(
     base: FloatArray, by_residual: FloatArray, over: FloatArray, open_: float
 ) -> float:
-    """Likeliest factor on the residual's deviations, by a parabola between those tried."""
+    """Likeliest factor on the residual's deviations, by a parabola between those that are tried."""
     if open_ == 0.0 or not len(over):
         return 1.0
     logs = np.log(FACTORS)

@@ -14,8 +14,8 @@ import simpy
 
 from perfmodel.calibrate import Profile, draws, interval_s, measured_at
 from perfmodel.calibrate.apply import apply
-from perfmodel.calibrate.checks import AskedCollective, describe_beyond
 from perfmodel.calibrate.profile import Rows
+from perfmodel.calibrate.sampling import CollectiveRequest, describe_beyond
 from perfmodel.collectives.catalog import bus_factor, maker
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.machine import Machine, make_machine, observed_time_s
@@ -123,8 +123,8 @@ def profile_notes(
 ) -> tuple[str, ...]:
     """Say what is beyond what a profile was measured with."""
     ranks, hosts = len(topology.ranks), topology.hosts
-    asked = [AskedCollective(op, nbytes, ranks, hosts) for nbytes in sizes]
-    return describe_beyond(profile, asked, rows) if ranks > 1 else ()
+    requests = [CollectiveRequest(op, nbytes, ranks, hosts) for nbytes in sizes]
+    return describe_beyond(profile, requests, rows) if ranks > 1 else ()
 
 
 def routing_notes(

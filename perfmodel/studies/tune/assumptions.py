@@ -45,10 +45,10 @@ def _describe_profile(evaluator: Evaluator) -> tuple[str, ...]:
     profile, size = prepared.sized.ensemble.profile, prepared.size
     if profile is None:
         return ()
-    from perfmodel.calibrate.checks import AskedCollective, describe_beyond
+    from perfmodel.calibrate.sampling import CollectiveRequest, describe_beyond
 
     return describe_beyond(profile, (
-        AskedCollective("all_reduce", bucket.nbytes, size.gpus, size.nodes)
+        CollectiveRequest("all_reduce", bucket.nbytes, size.gpus, size.nodes)
         for outcome in evaluator.outcomes.values()
         for bucket in outcome.buckets
     ))  # fmt: skip

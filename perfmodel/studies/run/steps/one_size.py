@@ -104,9 +104,9 @@ def _describe_profile(sized: SizedJob, reported: ReportedRun) -> tuple[str, ...]
     profile = sized.ensemble.profile
     if profile is None:
         return ()
-    from perfmodel.calibrate.checks import asked_by, describe_beyond
+    from perfmodel.calibrate.sampling import describe_beyond, requests_of
 
-    return describe_beyond(profile, asked_by(reported.plan, sized.size.gpus_per_node))
+    return describe_beyond(profile, requests_of(reported.plan, sized.size.gpus_per_node))
 
 
 def _longest_step(reported: ReportedRun) -> tuple[Span, ...]:
