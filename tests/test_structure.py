@@ -71,7 +71,6 @@ SMALL_MODULES = {
     "files/write": "used by all packages through files/__init__",
     "report/comparison/page": "the page of a product, as in the others",
     "studies/sweep/export": "CSV and Parquet, as in the other studies",
-    "studies/tune/assumptions": "as in the other studies",
     "report/validation/residuals": "a figure with the heavy import of its own",
     "validate/predict/baselines": "the rivals' formulas, apart from our own",
     "validate/trainings/rows/errata": "one question, which a reader looks for by name",

@@ -136,8 +136,23 @@ class Iterate:
     last: bool
 
 
-RowNoise = Callable[[Iterate], FloatArray]
-"""Fits the noise of the rows to them; inverse of its covariance, shape (rows, rows)."""
+@dataclass(frozen=True)
+class Precision:
+    """Inverse covariances that a step of an estimate weighs with.
+
+    Parameters
+    ----------
+    rows : ndarray of float, shape (rows, rows)
+    values : ndarray of float, shape (values, values)
+        Of the logarithms of values before any data.
+    """
+
+    rows: FloatArray
+    values: FloatArray
+
+
+Weighting = Callable[[Iterate], Precision]
+"""Fits the noise of the rows, and how far values are from usual, to the rows."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +176,10 @@ class Estimate:
 
 
 def estimate(
-    forward: ForwardModel, keys: Sequence[Parameter], prior: Prior, noise: RowNoise,
+    forward: ForwardModel, keys: Sequence[Parameter], prior: Prior, weigh: Weighting,
     *, steps: int, converged: float, halvings: int = 0,
 ) -> Estimate:  # fmt: skip
-    """Maximise the posterior by Gauss-Newton steps, the noise fitted anew in each.
+    """Maximise the posterior by Gauss-Newton steps, the weights fitted anew in each.
 
     Parameters
     ----------
@@ -172,7 +187,7 @@ def estimate(
     keys : sequence of Parameter
     prior : Prior
         The steps begin at its mean.
-    noise : RowNoise
+    weigh : Weighting
     steps : int
         Most that are taken; times are nearly linear unless another algorithm takes over.
     converged : float
@@ -189,18 +204,20 @@ def estimate(
             slopes, since = forward.slopes(values, fitted_s), 0.0
         over = measured - np.log(fitted_s)
         by_prior, last = over + slopes @ (logs - prior.mean), number == steps or moved < converged
-        rows = noise(Iterate(values, over, by_prior, slopes, last))
-        curvature = slopes.T @ rows @ slopes + prior.information
+        precision = weigh(Iterate(values, over, by_prior, slopes, last))
+        curvature = slopes.T @ precision.rows @ slopes + precision.values
         if last:
             break
-        gradient = slopes.T @ rows @ over + prior.information @ (prior.mean - logs)
+        pull = precision.values @ (prior.mean - logs)
+        gradient = slopes.T @ precision.rows @ over + pull
         step = np.clip(np.linalg.solve(curvature, gradient), -MAX_LOG_STEP, MAX_LOG_STEP)
-        before = _misfit(over, rows, logs, prior)
+        before = _misfit(over, precision, logs - prior.mean)
         for halving in range(halvings + 1):
             reached = logs + step / 2**halving
             values = _values_of(keys, reached)
             fitted_s = forward.times_s(values)
-            if _misfit(measured - np.log(fitted_s), rows, reached, prior) <= before:
+            missed = measured - np.log(fitted_s)
+            if _misfit(missed, precision, reached - prior.mean) <= before:
                 break
         moved = float(np.abs(reached - logs).max(initial=0.0))
         since += moved
@@ -212,7 +229,6 @@ def _values_of(keys: Sequence[Parameter], logs: FloatArray) -> dict[Parameter, f
     return dict(zip(keys, np.exp(logs).tolist(), strict=True))
 
 
-def _misfit(over: FloatArray, rows: FloatArray, logs: FloatArray, prior: Prior) -> float:
+def _misfit(over: FloatArray, precision: Precision, moved: FloatArray) -> float:
     """Twice the negative logarithm of the posterior, but for a constant."""
-    pulled = logs - prior.mean
-    return float(over @ rows @ over + pulled @ prior.information @ pulled)
+    return float(over @ precision.rows @ over + moved @ precision.values @ moved)

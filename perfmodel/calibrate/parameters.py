@@ -189,12 +189,15 @@ class FactorPrior(FileModel):
     """Prior of values of one name: how far machines usually differ from where the fit begins.
 
     `deviation` is that of the logarithm; `alike` is the correlation between values of the same
-    name, `pieces` that between rates of one link for chunks of different sizes.
+    name, `pieces` that between rates of one link for chunks of different sizes. `tails` are degrees
+    of freedom (Student's t), where now and then a machine is several times off; 0: a normal
+    distribution.
     """
 
     deviation: float = Field(gt=0)
     alike: float = Field(0.0, ge=0, lt=1)
     pieces: float = Field(0.0, ge=0, lt=1)
+    tails: float = Field(0.0, ge=0, le=1e9)
 
     def correlation(self, first: Parameter, second: Parameter) -> float:
         """Correlation of two values, of which the first has this prior."""

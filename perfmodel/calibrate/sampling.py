@@ -1,9 +1,12 @@
-"""Profiles drawn from the uncertainty of a profile: what puts an interval on a prediction."""
+"""Profiles drawn from the uncertainty of a profile: what puts an interval on a prediction.
+
+And what is asked of a profile beyond what it was measured with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -11,6 +14,8 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.parameters import RATES, draw_logs
 from perfmodel.calibrate.profile import Fit, Profile, Rows
+from perfmodel.training.step_plan import Collective, StepPlan
+from perfmodel.units import format_bytes
 
 GOLDEN = (5.0**0.5 - 1.0) / 2.0
 """Multiples of it fill the unit interval evenly however many they are (Kronecker sequence)."""
@@ -121,3 +126,70 @@ def _run_logs(fit: Fit, rng: np.random.Generator, deviations: float) -> FloatArr
         spread = fit.run_spread
         both += rng.standard_t(spread.freedom, 2) * [spread.times, spread.rates]
     return np.array([-both[1] if v.parameter in RATES else both[0] for v in fit.values])
+
+
+# ---------------------------------------------------------------- what is asked of a profile
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRequest:
+    """A collective whose time a profile is asked for."""
+
+    op: str
+    nbytes: int
+    ranks: int
+    hosts: int
+
+
+def requests_of(plan: StepPlan, gpus_per_host: int) -> Iterator[CollectiveRequest]:
+    """Collectives of a step among more than one rank."""
+    groups = {each.name: each.groups for each in plan.communicators}
+    for task in plan.tasks:
+        if isinstance(task.work, Collective):
+            group = max(groups[task.work.communicator], key=len)
+            hosts = len({rank // gpus_per_host for rank in group})
+            if len(group) > 1:
+                yield CollectiveRequest(task.work.op, task.work.nbytes, len(group), hosts)
+
+
+def describe_beyond(
+    profile: Profile, requests: Iterable[CollectiveRequest], rows: Rows | None = None
+) -> tuple[str, ...]:
+    """Say which of the collectives asked for are beyond those that a profile was measured with.
+
+    Their times follow from the mechanism with the profile's numbers and are less sure.
+    """
+    fit = profile.fit_of(rows)
+    questions, points = list(requests), fit.points
+    if not questions or not points:
+        return ()
+    beyond = []
+    for name, unit in (("op", ""), ("ranks", " ranks"), ("hosts", " hosts")):
+        measured = {getattr(point, name) for point in points}
+        others = sorted({getattr(each, name) for each in questions} - measured)
+        if others:
+            beyond.append(f"{_join_counts(others, unit)} (measured: "
+                          f"{_join_counts(sorted(measured), unit)})")  # fmt: skip
+    smallest, largest = (end(point.nbytes for point in points) for end in (min, max))
+    sizes = [each.nbytes for each in questions]
+    if min(sizes) < smallest:
+        beyond.append(f"{format_bytes(min(sizes))} (measured from {format_bytes(smallest)} on)")
+    if max(sizes) > largest:
+        beyond.append(f"{format_bytes(max(sizes))} (measured up to {format_bytes(largest)})")
+    if not beyond:
+        return ()
+    less = (
+        "there the datasheets' shape holds, with the measured factors, and the interval is wider"
+        if fit.left is not None
+        else "there no interval rests on a measurement"
+    )
+    return (f"Beyond what profile {profile.name} was measured with: {'; '.join(beyond)}: {less}.",)
+
+
+def _join_counts(values: Sequence[object], unit: str) -> str:
+    texts = [str(value) for value in values]
+    most = 4
+    if len(texts) > most:
+        texts = [*texts[: most - 1], f"... {texts[-1]}"]
+    listed = ", ".join(texts)
+    return f"{listed}{unit.removesuffix('s')}" if listed == "1" else f"{listed}{unit}"

@@ -84,10 +84,11 @@ def collective(
         print_note(text)
     machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
-    from perfmodel.studies.run.collective import collective_rows, routing_notes
+    from perfmodel.studies.run.collective import collective_rows, profile_notes, routing_notes
 
     if profile is None and rows is not None:
         raise InputError(Fault("--profile-rows", repr(rows), "nothing without --profile"))
+    measured = load_profile(profile)
     with progress_bar("simulating") as progress, flags_as_fields(FLAGS):
         times = collective_rows(
             machine,
@@ -96,7 +97,7 @@ def collective(
             algorithm=algorithm,
             library=library,
             settings=settings,
-            profile=load_profile(profile),
+            profile=measured,
             profile_rows=rows,
             fidelity=fidelity or "flow",
             progress=progress,
@@ -104,6 +105,10 @@ def collective(
     notes = routing_notes(
         machine, op=op, nbytes=max(sizes), algorithm=algorithm, library=library, settings=settings
     )
+    if measured is not None:
+        notes = (
+            *notes, *profile_notes(machine, op=op, sizes=sizes, profile=measured, rows=rows)
+        )  # fmt: skip
     if json:
         print_json({"rows": times, "notes": list(notes)})
         return

@@ -126,8 +126,7 @@ def validate(
     profile : Profile, optional
         A user's own numbers, as one more mode.
     transfer : bool
-        Whether to fit profiles of other sweeps of the same hardware, for sweeps that are not one of
-        many in a table.
+        Whether to fit profiles of other sweeps of the same hardware.
     processes : int
         More than one only from a program whose main module may be imported again.
     progress : callable, optional
@@ -153,7 +152,7 @@ def validate(
         PredictionTask(
             (sweep, home),
             profile,
-            _others(sweep, own, available) if transfer and not sweep.table else None,
+            _others(sweep, own, available) if transfer else None,
             left_out=data is None,
         )
         for sweep, own in matched

@@ -1,11 +1,16 @@
-"""Sweeps predicted from others of the same hardware, with times linear in the factors."""
+"""Sweeps predicted from others of the same hardware, with times linear in the factors.
+
+The mechanism's constants are those fitted without the kind of machine that a sweep was measured on:
+with constants that had seen it, machines would look more alike than those of a user are.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -20,12 +25,14 @@ from perfmodel.calibrate.transfer.gaussian_process import (
     row_variance,
     run_deviation,
 )
-from perfmodel.calibrate.transfer.noise_model import fit_noise
-from perfmodel.calibrate.transfer.priors import Priors
+from perfmodel.calibrate.transfer.noise_model import FactorCovariance, fit_noise
+from perfmodel.calibrate.transfer.priors import Priors, tails_of
 from perfmodel.errors import PerfmodelError
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
+from perfmodel.library.prediction_error import kind_of_machine
+from perfmodel.validate.refit.numbers import library_without
 from perfmodel.validate.sweeps.match import Matched, match
 from perfmodel.validate.sweeps.read import Sweep, read_sweeps
 
@@ -36,6 +43,28 @@ FEWEST_TRUST = 3
 LARGE_BYTES = 256 * 1024
 """From this size on a sweep is judged on its own."""
 
+CUT_BYTES = 1 << 20
+"""Sizes from here on are predicted from those below, and the other way round."""
+
+FEWEST_ROWS = 4
+"""On both sides of the cut."""
+
+MOST_OTHERS = 4
+"""Sweeps that one is predicted from: those of the most alike numbers of ranks."""
+
+EVERY = 4
+"""Of a sweep's rows, each of so many tells those between them."""
+
+Kind = Literal[
+    "another run", "another collective", "other ranks", "smaller", "larger", "sizes between"
+]
+"""From what a sweep is predicted: the same collective in other tables, at any scale; another
+collective in its own table; the same in its own table among other numbers of ranks; some of its
+own sizes."""
+
+OWN_ROWS = frozenset({"smaller", "larger", "sizes between"})
+"""Kinds that predict some rows of a sweep from others of it."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -45,6 +74,9 @@ class Prepared:
     ----------
     hardware : str
         As `perfmodel.validate.sweeps.match.Matched`.
+    table : str
+        Sweeps of one table, or of one source, are of one machine.
+    ranks : int
     op : str
     nbytes : ndarray of int, shape (rows,)
     over : ndarray of float, shape (rows,)
@@ -61,6 +93,8 @@ class Prepared:
     """
 
     hardware: str
+    table: str
+    ranks: int
     op: str
     nbytes: np.ndarray
     over: np.ndarray
@@ -73,7 +107,10 @@ class Prepared:
 
     def thinned(self) -> Prepared:
         """The rows that a fit uses."""
-        at = self.thin
+        return self.only(self.thin)
+
+    def only(self, at: np.ndarray) -> Prepared:
+        """Some of the rows."""
         return replace(
             self, nbytes=self.nbytes[at], over=self.over[at], slopes=self.slopes[at],
             contexts=tuple(self.contexts[row] for row in at), shares=self.shares[at],
@@ -89,12 +126,21 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class Question:
+    """A sweep to predict, and from which others (for `OWN_ROWS` from itself)."""
+
+    kind: Kind
+    name: str
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Fold:
     """A sweep left out.
 
     Parameters
     ----------
-    name : str
+    name, table : str
     nbytes : ndarray of int, shape (rows,)
     over : ndarray of float, shape (rows,)
         Logarithm of measured over predicted time.
@@ -105,6 +151,7 @@ class Fold:
     """
 
     name: str
+    table: str
     nbytes: np.ndarray
     over: np.ndarray
     expected: np.ndarray
@@ -123,8 +170,9 @@ class Fold:
         """Rows from 256 KiB on, or those below."""
         at = (self.nbytes >= LARGE_BYTES) == large
         return Fold(
-            self.name, self.nbytes[at], self.over[at], self.expected[at], self.deviation[at]
-        )
+            self.name, self.table, self.nbytes[at], self.over[at], self.expected[at],
+            self.deviation[at],
+        )  # fmt: skip
 
 
 def prepare(folder: Path) -> dict[str, Prepared]:
@@ -151,7 +199,8 @@ def prepare(folder: Path) -> dict[str, Prepared]:
 
 
 def _prepare(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared:
-    machine = make_machine(matched.topology, load_library("nccl"), settings=matched.settings)
+    library = library_without(kind_of_machine(matched.topology)) or load_library("nccl")
+    machine = make_machine(matched.topology, library, settings=matched.settings)
     rows = [row for row in sweep.rows if row.nbytes > 0 and row.time_s > 0]
     used = {row.nbytes for row in thin(rows)}
     ranks = len(machine.topology.ranks)
@@ -163,6 +212,8 @@ def _prepare(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared
     times_s = forward.times_s(ones)
     return Prepared(
         hardware=matched.hardware,
+        table=sweep.table or sweep.source.partition(",")[0],
+        ranks=ranks,
         op=matched.op,
         nbytes=np.array([row.nbytes for row in rows]),
         over=np.log(forward.measured_s / times_s),
@@ -175,34 +226,63 @@ def _prepare(sweep: Sweep, matched: Matched, unlike: frozenset[str]) -> Prepared
     )
 
 
-def folds(runs: Mapping[str, Prepared]) -> list[tuple[str, list[str]]]:
-    """Each sweep that has others of its hardware, collective and settings, and these."""
-    groups = []
-    for name, run in runs.items():
-        others = [
-            other
-            for other, candidate in runs.items()
-            if other != name
-            and (candidate.hardware, candidate.op) == (run.hardware, run.op)
-            and not np.array_equal(candidate.over, run.over)
-            and other not in run.unlike
-        ]
-        if others:
-            groups.append((name, others))
-    return groups
+def questions(runs: Mapping[str, Prepared]) -> list[Question]:
+    """Everything that may be asked of a sweep: `Kind`."""
+    return [question for name in runs for question in _questions_of(name, runs)]
+
+
+def _questions_of(name: str, runs: Mapping[str, Prepared]) -> Iterator[Question]:
+    run = runs[name]
+    alike = {
+        other: candidate
+        for other, candidate in runs.items()
+        if other != name
+        and candidate.hardware == run.hardware
+        and other not in run.unlike
+        and not np.array_equal(candidate.over, run.over)
+    }
+    own = {other: candidate for other, candidate in alike.items() if candidate.table == run.table}
+    by_kind: dict[Kind, list[str]] = {
+        "another run": [o for o, c in alike.items() if c.op == run.op and o not in own],
+        "another collective": [
+            o for o, c in own.items() if c.op != run.op and c.ranks == run.ranks
+        ],
+        "other ranks": [o for o, c in own.items() if c.op == run.op and c.ranks != run.ranks],
+    }
+    for kind, others in by_kind.items():
+        nearest = sorted(others, key=lambda other: abs(np.log(runs[other].ranks / run.ranks)))
+        most = MOST_OTHERS if kind == "another run" else 1
+        if nearest:
+            yield Question(kind, name, tuple(nearest[:most]))
+    below = int(np.sum(run.nbytes < CUT_BYTES))
+    if min(below, len(run.nbytes) - below) >= FEWEST_ROWS:
+        yield Question("smaller", name, (name,))
+        yield Question("larger", name, (name,))
+        yield Question("sizes between", name, (name,))
+
+
+def rows_of(
+    runs: Mapping[str, Prepared], question: Question, *, every: bool
+) -> tuple[Prepared, list[Prepared]]:
+    """Rows to predict (`every` one, or so many for each factor of two), and those to fit."""
+    run = runs[question.name]
+    if question.kind not in OWN_ROWS:
+        own = run if every else run.thinned()
+        return own, [runs[other].thinned() for other in question.others]
+    rows = np.arange(len(run.nbytes)) if every else run.thin
+    small = run.nbytes < CUT_BYTES
+    if question.kind == "sizes between":
+        fitted = np.arange(0, len(run.nbytes), EVERY)
+        return run.only(np.setdiff1d(rows, fitted)), [run.only(fitted)]
+    asked = small if question.kind == "smaller" else ~small
+    return run.only(rows[asked[rows]]), [run.only(run.thin[~asked[run.thin]])]
 
 
 def fold_of(
-    runs: Mapping[str, Prepared],
-    name: str,
-    others: Sequence[str],
-    priors: Priors,
-    *,
-    every: bool = True,
+    runs: Mapping[str, Prepared], question: Question, priors: Priors, *, every: bool = True
 ) -> Fold:
-    """Predict a sweep from others: every row, or as many for each factor of two in size."""
-    own = runs[name] if every else runs[name].thinned()
-    fitted = [runs[other].thinned() for other in others]
+    """Predict a sweep from what a question says."""
+    own, fitted = rows_of(runs, question, every=every)
     parameters = sorted({parameter for run in (own, *fitted) for parameter in run.parameters})
     before = prior_covariance(parameters, priors.levers)
     slopes = np.concatenate([run.slopes_along(parameters) for run in fitted])
@@ -213,7 +293,10 @@ def fold_of(
     )
     contexts = ContextArrays.of(own.contexts, own.shares.tolist())
     number = np.repeat(np.arange(len(fitted)), [len(run.nbytes) for run in fitted])
-    noise = fit_noise(slopes @ before @ slopes.T, fitted_contexts, number, over, priors)
+    none = np.zeros(len(parameters))
+    factors = FactorCovariance(slopes, before, tails_of(parameters, priors), none)
+    noise = fit_noise(factors, fitted_contexts, number, over, priors)
+    before = before + np.diag(noise.factor_variances)
     own_slopes = own.slopes_along(parameters)
     common = own_slopes @ before @ slopes.T
     common = common + residual_covariance(contexts, fitted_contexts, noise.residual, priors.runs)
@@ -223,4 +306,5 @@ def fold_of(
     run_variance = run_deviation(contexts, priors.runs) ** 2
     variance = np.maximum(own_variance - explained, 0.0) + run_variance
     variance += row_variance(contexts, priors.runs)
-    return Fold(name, own.nbytes, own.over, common @ noise.inverse @ over, np.sqrt(variance))
+    expected = common @ noise.inverse @ over
+    return Fold(question.name, own.table, own.nbytes, own.over, expected, np.sqrt(variance))

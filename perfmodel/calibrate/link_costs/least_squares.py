@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.calibrate.estimation import Estimate, Iterate, estimate
+from perfmodel.calibrate.estimation import Estimate, Iterate, Precision, estimate
 from perfmodel.calibrate.link_costs.forward_model import CostModel
 from perfmodel.calibrate.parameters import (
     PROBABILITY,
@@ -114,12 +114,13 @@ def solve(forward: CostModel, start: Values) -> Solution:
     information = invert(prior_covariance(keys, shipped_cost_priors().levers))
     prior = Prior(np.log(list(start.values())), information)
 
-    def noise(iterate: Iterate) -> FloatArray:
+    def weigh(iterate: Iterate) -> Precision:
         scatter = max(robust_deviation(iterate.over, freedom), MIN_SCATTER)
-        return np.diag(robust_weights(iterate.over, scatter) / scatter**2)
+        rows = np.diag(robust_weights(iterate.over, scatter) / scatter**2)
+        return Precision(rows, information)
 
     fitted = estimate(
-        forward, keys, prior, noise, steps=MAX_STEPS, converged=CONVERGED, halvings=MAX_HALVINGS
+        forward, keys, prior, weigh, steps=MAX_STEPS, converged=CONVERGED, halvings=MAX_HALVINGS
     )
     residuals = np.log(fitted.fitted_s / forward.measured_s)
     scatter = robust_deviation(residuals, freedom)

@@ -21,6 +21,7 @@ from perfmodel.calibrate.parameters import (
 )
 from perfmodel.calibrate.profile import (
     Fit,
+    FittedObservation,
     Profile,
     Source,
     fitted_observations,
@@ -33,6 +34,7 @@ from perfmodel.calibrate.transfer.priors import (
     ResidualPrior,
     prior_of,
     shipped_priors,
+    tails_of,
 )
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.machine import Machine, make_machine
@@ -51,7 +53,8 @@ CONVERGED = 0.01
 
 METHOD = (
     "maximum a posteriori of factors on the mechanism's numbers beside a Gaussian process over "
-    "size and scale; rows and runs with Student's t; spreads expected before any data: priors.yaml"
+    "size and scale; factors, rows and runs with Student's t; spreads expected before any data: "
+    "priors.yaml"
 )
 
 
@@ -75,7 +78,7 @@ def fit_profile(
     runs: Sequence[SweepRun],
     *,
     topology: Topology | None = None,
-    library: str = "nccl",
+    library: str | CommLibrary = "nccl",
     name: str = "measured",
     files: Sequence[str] = (),
     sources: Sequence[Source] = (),
@@ -90,7 +93,8 @@ def fit_profile(
     runs : sequence of (Topology, LibrarySettings, str, rows)
     topology : Topology, optional
         Machine that the profile is named after; default: the first run's.
-    library : str
+    library : str or CommLibrary
+        By name, or with numbers of its own.
     name : str
         Of the profile.
     files : sequence of str
@@ -113,41 +117,55 @@ def fit_profile(
     faults = _faults(runs, direct)
     if faults or first is None:
         raise InputError(faults)
-    priors = priors or shipped_priors()
-    names = list(files) or [f"run {number + 1}" for number in range(len(runs))]
-    forward = FactorModel(_observations(runs, load_library(library)))
-    measured_directly = (measurement.parameter for measurement in direct)
-    parameters = list(dict.fromkeys([*forward.parameters(), *measured_directly]))
-    prior = prior_of(parameters, priors, direct)
-    noise = SweepNoise(forward, invert(prior.information), priors)
-    steps = MAX_STEPS if forward.observations else 0  # 0: the prior with direct measurements
-    fitted = estimate(forward, parameters, prior, noise, steps=steps, converged=CONVERGED)
-    chosen = zip(noise.contexts.algorithm.tolist(), noise.contexts.protocol.tolist(), strict=True)
-    fit = Fit(
-        rows="library",
-        method=METHOD,
-        values=tuple(_values(fitted, priors, forward.nominal_values())),
-        covariance=rounded_rows(fitted.covariance),
-        points=fitted_observations(
-            forward.observations, fitted, list(chosen), noise.model.row_variances**0.5,
-            np.clip(noise.contexts.shares, 0.0, 1.0),
-        ),
-        slopes=rounded_rows(fitted.slopes),
-        files=tuple(names),
-        gpu=model_of(first.gpu.name),
-        left=_round_prior(noise.model.residual),
-        noise=priors.runs,
-        odd=tuple(round_digits(x) for x in noise.model.run_factors),
-        settings=tuple(settings for _, settings, *_ in runs),
-    )  # fmt: skip
+    names = tuple(files) or tuple(f"run {number + 1}" for number in range(len(runs)))
+    model = load_library(library) if isinstance(library, str) else library
+    observations = _observations(runs, model)
+    fit = _fit_factors(FactorModel(observations), direct, priors or shipped_priors()).model_copy(
+        update={
+            "files": names,
+            "gpu": model_of(first.gpu.name),
+            "settings": tuple(settings for _, settings, *_ in runs),
+        }
+    )
     return Profile(
         name=name,
         topology=first.template,
-        library=library,
+        library=model.name,
         date=date or dt.datetime.now(tz=dt.UTC).date().isoformat(),
         source=tuple(sources),
         fits=(fit.with_errors(),),
     )
+
+
+def _fit_factors(forward: FactorModel, direct: Sequence[DirectMeasurement], priors: Priors) -> Fit:
+    """Fit factors, residual and noise to the rows and to what was measured by itself."""
+    measured_directly = (measurement.parameter for measurement in direct)
+    parameters = list(dict.fromkeys([*forward.parameters(), *measured_directly]))
+    prior = prior_of(parameters, priors, direct)
+    noise = SweepNoise(forward, invert(prior.information), tails_of(parameters, priors), priors)
+    steps = MAX_STEPS if forward.observations else 0  # 0: the prior with direct measurements
+    fitted = estimate(forward, parameters, prior, noise, steps=steps, converged=CONVERGED)
+    return Fit(
+        rows="library",
+        method=METHOD,
+        values=tuple(_values(fitted, noise, priors, forward.nominal_values())),
+        covariance=rounded_rows(fitted.covariance),
+        points=_points(forward, fitted, noise),
+        slopes=rounded_rows(fitted.slopes),
+        left=_round_prior(noise.model.residual),
+        noise=priors.runs,
+        odd=tuple(round_digits(x) for x in noise.model.run_factors),
+    )
+
+
+def _points(
+    forward: FactorModel, fitted: Estimate, noise: SweepNoise
+) -> tuple[FittedObservation, ...]:
+    """The rows as a profile has them."""
+    contexts = noise.contexts
+    chosen = zip(contexts.algorithm.tolist(), contexts.protocol.tolist(), strict=True)
+    deviations, shares = noise.model.row_variances**0.5, np.clip(contexts.shares, 0.0, 1.0)
+    return fitted_observations(forward.observations, fitted, list(chosen), deviations, shares)
 
 
 def _faults(runs: Sequence[SweepRun], direct: Sequence[DirectMeasurement]) -> list[Fault]:
@@ -187,9 +205,10 @@ def thin(rows: Iterable[Timed], per_octave: int = PER_OCTAVE) -> list[Timed]:
 
 
 def _values(
-    fitted: Estimate, priors: Priors, nominal: Mapping[Parameter, float]
+    fitted: Estimate, noise: SweepNoise, priors: Priors, nominal: Mapping[Parameter, float]
 ) -> Iterator[Value]:
-    before = np.sqrt(np.diag(prior_covariance(list(fitted.values), priors.levers)))
+    usual = np.diag(prior_covariance(list(fitted.values), priors.levers))
+    before = np.sqrt(usual + noise.model.factor_variances)
     after = np.sqrt(np.diag(fitted.covariance))
     effects = np.abs(fitted.slopes).max(axis=0, initial=0.0)
     for at, (parameter, factor) in enumerate(fitted.values.items()):

@@ -24,6 +24,7 @@ from perfmodel.library.lowering.edges import HOP_KINDS
 from perfmodel.library.lowering.lower import apply_corrections
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, observed_time_s
+from perfmodel.simulate.repetition import hidden_s
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.graph import Arcs
 from perfmodel.topology.model import Topology
@@ -109,12 +110,13 @@ class FactorModel(ForwardModel):
         times, chosen, shares = [], [], []
         corrections = corrections_of(factors)
         for machine, candidates in self._candidates:
-            timed = [(c.time_s(machine, factors, timers), c.context) for c in candidates]
-            best_s, context = min(timed, key=lambda pair: pair[0])
+            timed = [(c.time_s(machine, factors, timers), c) for c in candidates]
+            alone_s, best = min(timed, key=lambda pair: pair[0])
+            best_s = alone_s - best.hidden_s(factors)
             observed_s = observed_time_s(machine, best_s, corrections)
             longer_s = observed_time_s(machine, best_s * (1.0 + self.log_step), corrections)
             times.append(observed_s)
-            chosen.append(context)
+            chosen.append(best.context)
             shares.append((longer_s / observed_s - 1.0) / self.log_step)
         return np.array(times)[self._position], chosen, np.array(shares)[self._position]
 
@@ -131,6 +133,8 @@ class _Candidate:
         The factors that its time depends on, but for the launch.
     uneven_s : float
         Part of the launch that is what uneven channels lose.
+    hidden : float
+        Share of the time without the launch that the next repetition hides (`hidden_s`).
     cache : dict
         Time without the launch by factors of `parameters`; seconds.
     """
@@ -139,6 +143,7 @@ class _Candidate:
     context: CollectiveContext
     parameters: tuple[Parameter, ...]
     uneven_s: float
+    hidden: float
     cache: dict[tuple[float, ...], float]
 
     def time_s(
@@ -148,7 +153,7 @@ class _Candidate:
         timers: dict[int, UncontendedTimer],
     ) -> float:
         """Time under some factors; seconds. `timers` holds those of machines with the factors."""
-        key = tuple(factors.get(parameter, 1.0) for parameter in self.parameters)
+        key = self._key(factors)
         if key not in self.cache:
             if id(machine) not in timers:
                 topology = scale_bandwidths(machine.topology, bandwidth_factors(factors))
@@ -158,6 +163,13 @@ class _Candidate:
             self.cache[key] = timers[id(machine)].time_s(corrected)
         launch_s = (self.lowered.launch_s - self.uneven_s) * factors.get(LAUNCH, 1.0)
         return self.cache[key] + launch_s + self.uneven_s * factors.get(UNEVEN, 1.0)
+
+    def hidden_s(self, factors: Values) -> float:
+        """Time that the next repetition hides, after `time_s` with the same factors; seconds."""
+        return self.hidden * self.cache[self._key(factors)] if self.hidden else 0.0
+
+    def _key(self, factors: Values) -> tuple[float, ...]:
+        return tuple(factors.get(parameter, 1.0) for parameter in self.parameters)
 
 
 def _nominal_value(lowered: LoweredCollective, parameter: Parameter, arcs: Arcs) -> float:
@@ -181,8 +193,16 @@ def _candidates(observation: Observation) -> list[_Candidate]:
             lowered.schedule.algorithm, lowered.protocol,
         )  # fmt: skip
         parameters = tuple(_parameters_of(lowered, topology))
-        candidates.append(_Candidate(lowered, context, parameters, lowered.uneven_s, {}))
+        hidden = _hidden_share(lowered, observation)
+        candidates.append(_Candidate(lowered, context, parameters, lowered.uneven_s, hidden, {}))
     return candidates
+
+
+def _hidden_share(lowered: LoweredCollective, observation: Observation) -> float:
+    """Share of the time without the launch that the next repetition hides."""
+    timer = UncontendedTimer(observation.machine)
+    hiding_s = hidden_s(timer, lowered, observation.op, range(observation.ranks))
+    return hiding_s / (timer.time_s(lowered) - lowered.launch_s) if hiding_s else 0.0
 
 
 def _parameters_of(lowered: LoweredCollective, topology: Topology) -> Iterator[Parameter]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perfmodel.calibrate.checks import ConfiguredMachine, differences
 from perfmodel.calibrate.profile import Profile, Source
 from perfmodel.calibrate.readers import LinkMatrix, MeasurementFile, Sweep, SweepRow
+from perfmodel.calibrate.readers.sweep_records import spikes
 from perfmodel.calibrate.transfer.fit import SweepRun, fit_profile
 from perfmodel.calibrate.transfer.link_matrices import SINGLE_COPY_TESTS, measure_links
 from perfmodel.errors import Fault, InputError, allowed_names
@@ -170,9 +171,35 @@ def _faults_of_unused(matrices: Sequence[LinkMatrix], reasons: Sequence[str]) ->
 
 
 def _prefer_out_of_place(sweeps: Sequence[Sweep]) -> list[Sweep]:
-    """Out of place where a table has both: that is what NCCL's own numbers are quoted for."""
-    both = {(s.op, s.line, s.ranks, s.dtype) for s in sweeps if not s.in_place}
-    return [s for s in sweeps if not s.in_place or (s.op, s.line, s.ranks, s.dtype) not in both]
+    """Out of place where a table has both: that is what NCCL's own numbers are quoted for.
+
+    Where only the time out of place is a spike (the first iterations of a run often are), that in
+    place stands for it.
+    """
+    in_place = {_table_of(sweep): sweep for sweep in sweeps if sweep.in_place}
+    both = {_table_of(sweep) for sweep in sweeps if not sweep.in_place}
+    return [
+        _without_spikes(sweep, in_place.get(_table_of(sweep)))
+        for sweep in sweeps
+        if not sweep.in_place or _table_of(sweep) not in both
+    ]
+
+
+def _table_of(sweep: Sweep) -> tuple[str, int, int, str]:
+    return sweep.op, sweep.line, sweep.ranks, sweep.dtype
+
+
+def _without_spikes(sweep: Sweep, in_place: Sweep | None) -> Sweep:
+    if sweep.in_place or in_place is None:
+        return sweep
+    times_s, others_s = ({row.nbytes: row.time_s for row in s.rows} for s in (sweep, in_place))
+    instead_s = spikes(times_s, others_s)
+    if not instead_s:
+        return sweep
+    rows = tuple(SweepRow(n, instead_s.get(n, time_s)) for n, time_s in times_s.items())
+    sizes = ", ".join(f"{n:,} B" for n in instead_s)
+    note = f"times in place taken for {sizes}: out of place they are spikes"
+    return replace(sweep, rows=rows, notes=(*sweep.notes, note))
 
 
 def _layout(sweep: Sweep, request: MachineRequest) -> tuple[int, int]:

@@ -4,7 +4,9 @@ The priors say how large they usually are. Here a row or a run that is an outlie
 variance of its own (Student's t, by reweighting), and a machine on which the mechanism is less
 accurate than usual a larger residual: its rows then weigh more for its other runs. MacKay,
 Bayesian interpolation, Neural Computation 4(3), 1992 (evidence, number of well-determined
-parameters).
+parameters). A factor of the mechanism has heavy tails too: where rows show that one is far from
+what is usual, its prior gets a variance of its own, as large as makes the rows likeliest (Tipping
+and Faul, Fast marginal likelihood maximisation for sparse Bayesian models, AISTATS 2003).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.calibrate.estimation import Iterate
+from perfmodel.calibrate.estimation import Iterate, Precision
 from perfmodel.calibrate.parameters import invert
 from perfmodel.calibrate.transfer.forward_model import FactorModel
 from perfmodel.calibrate.transfer.gaussian_process import (
@@ -28,6 +30,13 @@ from perfmodel.calibrate.transfer.priors import Priors, ResidualPrior
 ROUNDS = 4
 """Of fitting variances of rows, of runs and of the residual in turn."""
 
+OWN_DEVIATIONS = np.exp2(np.arange(0.0, 7.1, 0.5))
+"""Deviations of a factor that are tried, in multiples of what is usual: to 128, with which a rate
+that is usually a few percent off may be a tenth of its datasheet's."""
+
+NO_INFORMATION = 1e-9
+"""Of what rows tell of the logarithm of a factor (inverse variance): no more than rounding."""
+
 FACTORS = np.exp2(np.arange(-0.5, 3.6, 0.5))
 """Factors on the residual's deviations that are tried: from 0.7 to 11."""
 
@@ -40,25 +49,32 @@ class SweepNoise:
     forward : FactorModel
     by_prior : ndarray of float, shape (factors, factors)
         Covariance of the factors before any sweep.
+    tails : ndarray of float, shape (factors,)
+        As `FactorCovariance`.
     priors : Priors
     """
 
-    def __init__(self, forward: FactorModel, by_prior: FloatArray, priors: Priors) -> None:
-        self._forward, self._by_prior, self._priors = forward, by_prior, priors
+    def __init__(
+        self, forward: FactorModel, by_prior: FloatArray, tails: FloatArray, priors: Priors
+    ) -> None:
+        self._forward, self._by_prior, self._tails, self._priors = forward, by_prior, tails, priors
         self.contexts = ContextArrays.of(())
-        self.model = NoiseModel(priors.left, np.zeros(0), np.zeros(0), np.zeros((0, 0)))
+        none = np.zeros(0)
+        self.model = NoiseModel(priors.left, none, none, np.zeros(len(by_prior)), none[None][:0])
 
-    def __call__(self, iterate: Iterate) -> FloatArray:
-        """Fit the variances; inverse covariance of the rows by residual and noise."""
+    def __call__(self, iterate: Iterate) -> Precision:
+        """Fit the variances; precisions of the rows by residual and noise, and of the factors."""
         forward, priors, values = self._forward, self._priors, iterate.values
         contexts = ContextArrays.of(forward.contexts(values), forward.shares(values).tolist())
         model = self.model
         if not iterate.last:
-            by_factors = iterate.slopes @ self._by_prior @ iterate.slopes.T
-            model = fit_noise(by_factors, contexts, forward.run, iterate.by_prior, priors)
+            own = model.factor_variances
+            factors = FactorCovariance(iterate.slopes, self._by_prior, self._tails, own)
+            model = fit_noise(factors, contexts, forward.run, iterate.by_prior, priors)
         residual = residual_covariance(contexts, contexts, model.residual, priors.runs)
         self.contexts, self.model = contexts, model
-        return invert(residual + model.covariance(contexts, forward.run, priors))
+        rows = invert(residual + model.covariance(contexts, forward.run, priors))
+        return Precision(rows, invert(self._by_prior + np.diag(model.factor_variances)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +89,15 @@ class NoiseModel:
         Factor on the variance of each run.
     row_variances : ndarray of float, shape (rows,)
         Variance that is each row's own.
+    factor_variances : ndarray of float, shape (factors,)
+        Variance that is each factor's own, beyond its prior: of one that is far from usual.
     inverse : ndarray of float, shape (rows, rows)
     """
 
     residual: ResidualPrior
     run_factors: FloatArray
     row_variances: FloatArray
+    factor_variances: FloatArray
     inverse: FloatArray
 
     def covariance(self, contexts: ContextArrays, run: IntArray, priors: Priors) -> FloatArray:
@@ -87,15 +106,42 @@ class NoiseModel:
         return by_runs + np.diag(self.row_variances)
 
 
+@dataclass(frozen=True, eq=False)
+class FactorCovariance:
+    """What factors of the mechanism make rows differ by, before any data.
+
+    Parameters
+    ----------
+    slopes : ndarray of float, shape (rows, factors)
+    prior : ndarray of float, shape (factors, factors)
+        Covariance of the logarithms of the factors.
+    tails : ndarray of float, shape (factors,)
+        Degrees of freedom of each factor's distribution; 0: normal.
+    own : ndarray of float, shape (factors,)
+        Variance of each beyond its prior from which a fit begins: which of two factors with the
+        same effect is taken then stays the same from step to step.
+    """
+
+    slopes: FloatArray
+    prior: FloatArray
+    tails: FloatArray
+    own: FloatArray
+
+    def of_rows(self, own: FloatArray) -> FloatArray:
+        """Covariance of the rows, the factors with variances of their `own` beside the prior."""
+        covariance: FloatArray = self.slopes @ (self.prior + np.diag(own)) @ self.slopes.T
+        return covariance
+
+
 def fit_noise(
-    by_factors: FloatArray, contexts: ContextArrays, run: IntArray, over: FloatArray, priors: Priors
-) -> NoiseModel:
+    factors: FactorCovariance, contexts: ContextArrays, run: IntArray, over: FloatArray,
+    priors: Priors,
+) -> NoiseModel:  # fmt: skip
     """Fit the variances.
 
     Parameters
     ----------
-    by_factors : ndarray of float, shape (rows, rows)
-        Covariance of the rows by the prior of the factors.
+    factors : FactorCovariance
     contexts : ContextArrays
     run : ndarray of int, shape (rows,)
         From 0 on.
@@ -106,18 +152,52 @@ def fit_noise(
     by_residual = residual_covariance(contexts, contexts, priors.left, priors.runs)
     by_runs = run_covariance(contexts, run, priors.runs)
     prior_rows = row_variance(contexts, priors.runs)
-    rows = prior_rows
+    rows, own = prior_rows, factors.own
     run_factors, factor = np.ones(int(run.max(initial=-1)) + 1), 1.0
-    base = by_factors + by_runs
+    base = factors.of_rows(own) + by_runs
     for _ in range(ROUNDS):
         inverse = invert(base + factor**2 * by_residual + np.diag(rows))
+        # First what the mechanism explains: the others would take all of it for outliers.
+        own, inverse = _own_variances(factors, own, inverse, over)
         weights = inverse @ over
         rows = _row_variances(rows * weights, prior_rows, priors.runs.freedom)
         run_factors = _run_factors(by_runs, run, run_factors, weights, inverse, priors.runs.odd)
-        base = by_factors + by_runs * run_factors[run][:, None]
+        base = factors.of_rows(own) + by_runs * run_factors[run][:, None]
         factor = _likeliest_factor(base + np.diag(rows), by_residual, over, priors.left.open)
     whole = base + factor**2 * by_residual + np.diag(rows)
-    return NoiseModel(scale_residual(priors.left, factor), run_factors, rows, invert(whole))
+    residual = scale_residual(priors.left, factor)
+    return NoiseModel(residual, run_factors, rows, own, invert(whole))
+
+
+def _own_variances(
+    factors: FactorCovariance, own: FloatArray, inverse: FloatArray, over: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Likeliest variance of each factor beyond its prior, and the rows' inverse covariance with it.
+
+    Factors that explain most come first. A variance adds a matrix of rank one to the covariance of
+    the rows, so that its likelihood is known in closed form. Before any data a factor's whole
+    variance is that of Student's t.
+    """
+    updated, usual = own.copy(), np.diag(factors.prior)
+    informations = np.einsum("ij,ik,kj->j", factors.slopes, inverse, factors.slopes)
+    gain = (factors.slopes.T @ inverse @ over) ** 2 / np.maximum(informations, NO_INFORMATION)
+    squared = OWN_DEVIATIONS**2
+    expected = -0.5 * (np.log(squared) + 1.0 / squared)
+    for at in np.argsort(-gain).tolist():
+        along = inverse @ factors.slopes[:, at]
+        information = float(factors.slopes[:, at] @ along)
+        if information <= NO_INFORMATION or factors.tails[at] == 0.0:
+            continue
+        without = 1.0 - updated[at] * information
+        information_left, score = information / without, float(along @ over) / without
+        candidates = (squared - 1.0) * usual[at]
+        density = 0.5 * (candidates * score**2 / (1.0 + candidates * information_left)
+                         - np.log1p(candidates * information_left))  # fmt: skip
+        variance = float(candidates[int(np.argmax(density + factors.tails[at] * expected))])
+        change = variance - updated[at]
+        inverse = inverse - np.outer(along, along) * change / (1.0 + change * information)
+        updated[at] = variance
+    return updated, inverse
 
 
 def scale_residual(residual: ResidualPrior, factor: float) -> ResidualPrior:
@@ -133,11 +213,11 @@ def scale_residual(residual: ResidualPrior, factor: float) -> ResidualPrior:
 def _likeliest_factor(
     base: FloatArray, by_residual: FloatArray, over: FloatArray, open_: float
 ) -> float:
-    """Likeliest factor on the residual's deviations, by a parabola between those tried."""
+    """Likeliest factor on the residual's deviations, by a parabola between those that are tried."""
     if open_ == 0.0 or not len(over):
         return 1.0
     logs = np.log(FACTORS)
-    density = np.array([_log_density(base + f**2 * by_residual, over) for f in FACTORS])
+    density = _log_densities(base, by_residual, over)
     density -= 0.5 * (logs / open_) ** 2
     at = int(np.clip(np.argmax(density), 1, len(density) - 2))
     before, middle, after = density[at - 1 : at + 2]
@@ -146,11 +226,17 @@ def _likeliest_factor(
     return float(np.exp(logs[at] + float(np.clip(shift, -1, 1)) * (logs[1] - logs[0])))
 
 
-def _log_density(covariance: FloatArray, over: FloatArray) -> float:
-    """Logarithm of a normal density, but for a constant."""
-    root = np.linalg.cholesky(covariance)
-    standardised = np.linalg.solve(root, over)
-    return -float(np.log(np.diag(root)).sum()) - 0.5 * float(standardised @ standardised)
+def _log_densities(base: FloatArray, by_residual: FloatArray, over: FloatArray) -> FloatArray:
+    """Logarithms of normal densities with each of `FACTORS`, but for a constant.
+
+    Both covariances are made diagonal at once, so that one decomposition serves all factors.
+    """
+    whiten = np.linalg.inv(np.linalg.cholesky(base))
+    variances, axes = np.linalg.eigh(whiten @ by_residual @ whiten.T)
+    spread = 1.0 + np.outer(FACTORS**2, np.maximum(variances, 0.0))
+    standardised = axes.T @ (whiten @ over)
+    densities: FloatArray = -0.5 * (np.log(spread) + standardised**2 / spread).sum(axis=1)
+    return densities
 
 
 def _run_factors(

@@ -16,6 +16,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.parameters import (
     FactorPrior,
     Parameter,
@@ -120,6 +121,11 @@ class DirectMeasurement:
     parameter: Parameter
     log: float
     deviation: float
+
+
+def tails_of(parameters: Sequence[Parameter], priors: Priors) -> FloatArray:
+    """Degrees of freedom of each factor's prior; 0: a normal one."""
+    return np.array([priors.levers[parameter.name].tails for parameter in parameters])
 
 
 def prior_of(

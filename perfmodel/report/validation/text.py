@@ -71,8 +71,9 @@ MODE_MEANINGS = {
         "the same with the constants that ship, which were fitted to most of these sweeps"
     ),
     "transferred": (
-        "a profile fitted on other sweeps of the same hardware and collective at any scale, the "
-        "sweep itself left out"
+        "a profile fitted on other sweeps of the same hardware, of the same collective at any "
+        "scale or of another one on the same machine, the sweep itself left out, as are all "
+        "machines of its kind from the constants that the profile corrects"
     ),
     "NCCL's own formula": "the cost that NCCL's tuner computes for what it would choose",
     "alpha-beta": "steps of a ring times one latency, plus bytes over the nominal rate",

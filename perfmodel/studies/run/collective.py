@@ -12,15 +12,12 @@ from typing import Any, get_args
 import numpy as np
 import simpy
 
-from perfmodel.arrays import RankGroup
 from perfmodel.calibrate import Profile, draws, interval_s, measured_at
 from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.profile import Rows
-from perfmodel.collectives.algorithms.chain import PIECE_BYTES
+from perfmodel.calibrate.sampling import CollectiveRequest, describe_beyond
 from perfmodel.collectives.catalog import bus_factor, maker
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.library.lowering.lower import lower_collective
-from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import datasheet_interval_s
@@ -33,43 +30,11 @@ from perfmodel.simulate.engine.engine import (
     uses_sockets,
 )
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.uncontended import UncontendedTimer, stage_bytes
+from perfmodel.simulate.repetition import hidden_s
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, hash_cost
 from perfmodel.topology.model import Topology
-
-
-def hidden_s(
-    timer: UncontendedTimer, lowered: LoweredCollective, op: str, group: RankGroup
-) -> float:
-    """Time of a broadcast or a reduction that overlaps with the next repetition; seconds.
-
-    nccl-tests starts the next one without waiting for the last, and divides the time of 20 by 20.
-    A rank of a chain is done when it has passed its last piece on, before the end of the chain is.
-    So the time in which a single piece passes along the chain counts once, not in each repetition.
-    """
-    schedule = lowered.schedule
-    hops = schedule.ranks - 1
-    if schedule.algorithm != "chain" or op not in {"broadcast", "reduce"} or hops < 2:
-        return 0.0
-    chains = 1 + max(int(phase.channel.max()) for phase in schedule.phases)
-    piece = min(schedule.nbytes, PIECE_BYTES * chains)
-    pieces = lower_collective(timer.machine, op, piece, group, algorithm="chain")
-    first = next((each for each in pieces if each.protocol == lowered.protocol), None)
-    if first is None:
-        return 0.0
-    travel_s = (timer.time_s(first) - first.launch_s) * (1 - 1 / hops)
-    slack_s = timer.time_s(lowered) - lowered.launch_s - _busy_s(timer, lowered)
-    return max(0.0, min(travel_s, slack_s))
-
-
-def _busy_s(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
-    """Least time that the busiest edge needs for its bytes; seconds."""
-    return max(
-        float(np.max(stage_bytes(lowered, stage) / timer.rates(stage)))
-        for stage in timer.legs(lowered)
-    )
-
 
 DRAWS = 40
 """Draws of a profile that an interval rests on."""
@@ -152,6 +117,15 @@ def collective_rows(
         if progress is not None:
             progress(done + 1, len(all_sizes))
     return rows
+
+
+def profile_notes(
+    topology: Topology, *, op: str, sizes: Iterable[int], profile: Profile, rows: Rows | None = None
+) -> tuple[str, ...]:
+    """Say what is beyond what a profile was measured with."""
+    ranks, hosts = len(topology.ranks), topology.hosts
+    requests = [CollectiveRequest(op, nbytes, ranks, hosts) for nbytes in sizes]
+    return describe_beyond(profile, requests, rows) if ranks > 1 else ()
 
 
 def routing_notes(

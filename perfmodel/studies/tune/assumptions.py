@@ -33,9 +33,25 @@ def assumptions(
             "likely one, longer or shorter by what the all-reduces add bucket by bucket. All sizes "
             "are taken to be quicker or slower together."
         )
+    lines += _describe_profile(evaluator)
     if not evaluator.gradients.single_dtype:
         lines.append("The caps of a list hold for the first, second ... bucket of each dtype.")
     return tuple(lines)
+
+
+def _describe_profile(evaluator: Evaluator) -> tuple[str, ...]:
+    """Say which buckets are beyond what the profile was measured with."""
+    prepared = evaluator.prepared
+    profile, size = prepared.sized.ensemble.profile, prepared.size
+    if profile is None:
+        return ()
+    from perfmodel.calibrate.sampling import CollectiveRequest, describe_beyond
+
+    return describe_beyond(profile, (
+        CollectiveRequest("all_reduce", bucket.nbytes, size.gpus, size.nodes)
+        for outcome in evaluator.outcomes.values()
+        for bucket in outcome.buckets
+    ))  # fmt: skip
 
 
 def _describe_caps(points: int) -> str:

@@ -17,16 +17,19 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.prediction_error import kind_of_machine
+from perfmodel.simulate.repetition import hidden_s
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.collective import collective_rows, hidden_s
+from perfmodel.studies.run.collective import collective_rows
 from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
 from perfmodel.validate.refit.numbers import library_without
 from perfmodel.validate.sweeps.match import Matched, one_line
 from perfmodel.validate.sweeps.read import Sweep
+from perfmodel.validate.sweeps.times import without_spikes
 
 Mode = Literal["left out", "datasheet", "transferred", "calibrated", "nccl tuner", "alpha-beta"]
 """Datasheet numbers with constants fitted without this family of machines; datasheet numbers with
-the shipped constants; a profile fitted to other sweeps of the same hardware; the user's profile;
+the shipped constants; a profile fitted to other sweeps of the same hardware (constants left out
+where "left out" is predicted); the user's profile;
 NCCL's own formula; latency plus bytes over the nominal rate."""
 
 Interval = tuple[float, float] | None
@@ -123,7 +126,8 @@ class Task:
     others : tuple of Pair, or None
         Other sweeps of the same hardware; None: do not fit a profile of them.
     left_out : bool
-        Whether to predict with constants fitted without this family of machines, too.
+        Whether to predict with constants fitted without this family of machines, too; a profile of
+        others is then one on these.
     """
 
     sweep: Sweep
@@ -147,6 +151,7 @@ def _forecast(task: Task) -> Forecast:
     rows = collective_rows(own.topology, op=own.op, sizes=sizes, settings=own.settings)
     times: dict[Mode, Times] = {"datasheet": _times(rows)}
     missing: dict[Mode, str] = {}
+    without = None
     if task.left_out:
         without = library_without(kind_of_machine(own.topology))
         if without is None:
@@ -159,15 +164,13 @@ def _forecast(task: Task) -> Forecast:
     except PerfmodelError as error:
         missing["nccl tuner"] = f"the formula does not cover it: {one_line(error)}"
     if profile is not None:
-        times["calibrated"] = with_profile(profile, own, sizes)
+        times["calibrated"] = with_profile(profile, own, sizes, load_library("nccl"))
     if others is not None:
-        transferred = _transferred(own, others, sizes)
+        transferred = _transferred(own, others, sizes, without or load_library("nccl"))
         if isinstance(transferred, Times):
             times["transferred"] = transferred
         else:
             missing["transferred"] = transferred
-    elif task.sweep.table:
-        missing["transferred"] = "not tried for one of many sweeps of a table"
     lowered = tuple(f"{row['algorithm']} {row['protocol']}" for row in rows)
     return Forecast(times, missing, lowered)
 
@@ -192,13 +195,17 @@ def _times(rows: Sequence[Mapping[str, Any]], note: str = "") -> Times:
     )
 
 
-def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str = "") -> Times:
+def with_profile(
+    profile: Profile, own: Matched, sizes: Sequence[int], library: CommLibrary, note: str = ""
+) -> Times:
     """Predict with a profile; intervals are drawn at some sizes and interpolated between them."""
-    plain = make_machine(own.topology, load_library("nccl"), settings=own.settings)
+    plain = make_machine(own.topology, library, settings=own.settings)
     ranks = range(len(own.topology.ranks))
 
     def observed_s(timer: UncontendedTimer, nbytes: int) -> float:
-        return observed_time_s(timer.machine, timer.best(own.op, nbytes, ranks, 0, None)[1])
+        lowered, alone_s = timer.best(own.op, nbytes, ranks, 0, None)
+        repeated_s = alone_s - hidden_s(timer, lowered, own.op, ranks)
+        return observed_time_s(timer.machine, repeated_s)
 
     timer = UncontendedTimer(apply(profile, plain))
     likely = [observed_s(timer, nbytes) for nbytes in sizes]
@@ -224,34 +231,47 @@ def with_profile(profile: Profile, own: Matched, sizes: Sequence[int], note: str
 
 
 def partners(sweep: Sweep, own: Matched, candidates: Sequence[Pair]) -> list[Pair]:
-    """Other sweeps of the same hardware and collective at any scale.
+    """Other sweeps of the same hardware that a user might have to calibrate with.
 
-    Same hardware: same GPU, links of a host, and network.
-
-    A copy of the sweep itself (the same times) is no other sweep, nor is one of the same table. Of
-    many, those of the most alike numbers of ranks.
+    Same hardware: same GPU, links of a host, and network, at any scale. Of the same collective, or
+    of another one on the same machine: from the same table or source. A copy of the sweep itself
+    (the same times) is no other sweep. Of many, the nearest.
     """
     comparable = [
         (other, matched)
         for other, matched in candidates
         if other.id != sweep.id
         and other.rows != sweep.rows
-        and not (sweep.table and other.table == sweep.table)
         and other.trust >= 3
         and not matched.unstated
         and matched.hardware == own.hardware
-        and matched.op == own.op
+        and (matched.op == own.op or _same_machine(sweep, other))
     ]
-    nearest = sorted(comparable, key=lambda pair: abs(math.log(pair[0].nranks / sweep.nranks)))
-    return nearest[:MOST_PARTNERS]
+    return sorted(comparable, key=lambda pair: _distance(sweep, own, *pair))[:MOST_PARTNERS]
 
 
-def _transferred(own: Matched, others: Sequence[Pair], sizes: Sequence[int]) -> Times | str:
+def _distance(sweep: Sweep, own: Matched, other: Sweep, matched: Matched) -> float:
+    """How little another sweep tells: an octave in ranks as much as two other differences."""
+    octaves = abs(math.log2(other.nranks / sweep.nranks))
+    return 2 * octaves + (matched.op != own.op) + (not _same_machine(sweep, other))
+
+
+def _same_machine(sweep: Sweep, other: Sweep) -> bool:
+    """Whether two sweeps of the same hardware are of one machine: of one table or source."""
+    if sweep.table or other.table:
+        return sweep.table == other.table
+    origin, other_origin = (s.source.partition(",")[0] for s in (sweep, other))
+    return bool(origin) and origin == other_origin
+
+
+def _transferred(
+    own: Matched, others: Sequence[Pair], sizes: Sequence[int], library: CommLibrary
+) -> Times | str:
     """Predict from a profile of the others; the reason where there is none."""
     if own.unstated:
         return "the hardware is not stated, so that no other sweep is known to be of the same"
     if not others:
-        return "no other sweep of this hardware and collective"
+        return "no other sweep of this hardware: of this collective, or of this machine"
     machine = (own.topology, own.settings)
     reasons = {
         other.id: "; ".join(differences(own.op, machine, (matched.topology, matched.settings)))
@@ -263,12 +283,13 @@ def _transferred(own: Matched, others: Sequence[Pair], sizes: Sequence[int]) -> 
         return f"no other sweep with like settings; {excluded}"
     gpu = own.topology.gpu  # the same chip, perhaps with other memory
     runs = [
-        (replace(matched.topology, gpu=gpu), matched.settings, matched.op, other.rows)
-        for other, matched in comparable
+        (replace(matched.topology, gpu=gpu), matched.settings, matched.op, without_spikes(o.rows))
+        for o, matched in comparable
     ]
     names = [other.id for other, _ in comparable]
     note = "from " + ", ".join(names) + (f"; {excluded}" if excluded else "")
     try:
-        return with_profile(fit_profile(runs, files=names), own, sizes, note)
+        profile = fit_profile(runs, library=library, files=names)
+        return with_profile(profile, own, sizes, library, note)
     except PerfmodelError as error:
         return f"no profile: {one_line(error)}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from perfmodel.calibrate.readers.sweep_records import spikes
 from perfmodel.files.csv_rows import Record, RowReader
 
 _SIZES = ("size_bytes", "nbytes", "bytes", "size")
@@ -20,10 +21,14 @@ _UNIT_FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Time of one size, out of place where both were recorded."""
+    """Time of one size, out of place where both were recorded.
+
+    `in_place_s` is that in place, if it was recorded beside the other.
+    """
 
     nbytes: int
     time_s: float
+    in_place_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ def times_of(records: Sequence[Record], meta: RowReader) -> Times:
         time_s = None if nbytes is None else _time(reader, nbytes, notes)
         if nbytes is None or time_s is None:
             continue
-        rows.append(Row(nbytes, time_s))
+        rows.append(Row(nbytes, time_s, _in_place(reader)))
         if (named := reader.count("nranks")) is not None:
             ranks.add(named)
         algbw = _printed(reader, "algbw_GBps")
@@ -59,7 +64,7 @@ def times_of(records: Sequence[Record], meta: RowReader) -> Times:
 
 
 def _printed(reader: RowReader, field: str) -> float | None:
-    """Return a printed bandwidth; small ones are printed as 0.0."""
+    """Return a printed number above zero; small bandwidths are printed as 0.0."""
     try:
         value = float(reader.text(field))
     except ValueError:
@@ -97,6 +102,21 @@ def _time(reader: RowReader, nbytes: int, notes: dict[str, None]) -> float | Non
         return None
     notes["times derived from the printed bandwidth"] = None
     return nbytes / algbw / 1e9
+
+
+def _in_place(reader: RowReader) -> float | None:
+    """Time in place, if there is one; seconds."""
+    for name, scale in _IN_PLACE.items():
+        if (value := _printed(reader, name)) is not None:
+            return value * scale
+    return None
+
+
+def without_spikes(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows for a fit: with the time in place where only that out of place is a spike."""
+    in_place_s = {row.nbytes: row.in_place_s for row in rows if row.in_place_s is not None}
+    instead_s = spikes({row.nbytes: row.time_s for row in rows}, in_place_s)
+    return tuple(replace(row, time_s=instead_s.get(row.nbytes, row.time_s)) for row in rows)
 
 
 def _check_unit(ratios: Sequence[float], records: Sequence[Record], meta: RowReader) -> None:

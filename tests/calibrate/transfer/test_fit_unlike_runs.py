@@ -13,7 +13,7 @@ from perfmodel.calibrate.transfer.gaussian_process import (
     residual_covariance,
     run_covariance,
 )
-from perfmodel.calibrate.transfer.noise_model import fit_noise
+from perfmodel.calibrate.transfer.noise_model import FactorCovariance, fit_noise
 from perfmodel.calibrate.transfer.priors import shipped_priors
 from perfmodel.library.corrections import CollectiveContext
 from perfmodel.library.machine import make_machine, observed_time_s
@@ -140,11 +140,13 @@ def test_spreads_are_found_again_in_what_was_drawn_with_them():
     number = np.repeat([0, 1], len(situations))
     noise = run_covariance(places, number, expected.runs) + 1e-4 * np.eye(len(number))
     mechanism = 16 * residual_covariance(places, places, expected.left, expected.runs)
+    none = np.zeros(0)
+    no_factors = FactorCovariance(np.zeros((len(number), 0)), np.zeros((0, 0)), none, none)
     factors = []
     for _ in range(12):
         over = np.linalg.cholesky(mechanism + noise) @ rng.standard_normal(len(number))
-        found = fit_noise(np.zeros(noise.shape), places, number, over, expected)
+        found = fit_noise(no_factors, places, number, over, expected)
         factors.append(found.residual.deviation / expected.left.deviation)
     assert 2.0 < np.median(factors) < 5.0  # drawn towards 1, as is expected
-    calm = fit_noise(np.zeros(noise.shape), places, number, 0 * over, expected)
+    calm = fit_noise(no_factors, places, number, 0 * over, expected)
     assert calm.residual.deviation <= expected.left.deviation

@@ -16,8 +16,9 @@ from perfmodel.errors import InputError
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
+from perfmodel.simulate.repetition import hidden_s
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.collective import collective_rows, hidden_s
+from perfmodel.studies.run.collective import collective_rows
 from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
 from perfmodel.topology.templates.build import build_topology
 

@@ -39,6 +39,56 @@ def test_runs_of_other_rules_and_protocols_are_named_and_not_used():
     assert "NCCL 2.9.9 against 2.17.1" in said
 
 
+def test_the_nearest_sweeps_of_the_hardware_are_taken_first_those_of_the_machine():
+    """An octave in ranks is as far as another collective and another machine together."""
+    names = [
+        "sb_a100_1n_reduce_scatter", "sb_a100_1n_reduce", "a100_8gpu_sp_allreduce",
+        "vtrain_a100_8gpu_allreduce", "vtrain_a100_4gpu_allreduce",
+        "aic_a100_nccl2273_allgather_8g",
+    ]  # fmt: skip
+    own, *others = (pair(name) for name in ("sb_a100_1n_all_reduce", *names))
+    found = [sweep.id for sweep, _ in partners(*own, [own, *others])]
+    assert set(found) == {*names[:4]}
+    assert names[4] in [sweep.id for sweep, _ in partners(*own, [own, *others[2:]])]
+    assert names[5] not in [sweep.id for sweep, _ in partners(*own, [own, others[5]])]
+
+
+def test_sweeps_of_one_table_are_of_one_machine():
+    own, other = pair("aic_h100_nccl2273_allgather_8g"), pair("aic_h100_nccl2273_allreduce_8g")
+    assert [sweep.id for sweep, _ in partners(*own, [own, other])] == [other[0].id]
+    elsewhere = pair("aic_h100_nccl2292_allreduce_8g")
+    assert partners(*own, [own, elsewhere]) == []
+
+
+def test_a_profile_of_others_corrects_constants_that_have_not_seen_the_machine():
+    """From "left out" it is judged against "left out": with shipped ones it would gain less."""
+    own, other = pair("aic_h100_nccl2273_allgather_8g"), pair("aic_h100_nccl2273_allreduce_8g")
+    tasks = [Task(*thin(own), None, (thin(other),), left_out=left) for left in (True, False)]
+    left, shipped = (np.array(predict(task).times["transferred"].time_s) for task in tasks)
+    measured = np.array([row.time_s for row in thin(own)[0].rows])
+    without = np.array(predict(tasks[0]).times["left out"].time_s)
+    assert not np.allclose(left, shipped, rtol=0.01)
+
+    def off(predicted):
+        return np.median(np.abs(predicted / measured - 1))
+
+    assert off(left) < 0.67 * off(without)
+
+
+def test_a_spike_out_of_place_does_not_go_into_a_profile():
+    """A first row five times too long, beside one in place that is as long as its neighbours."""
+    like = pair("aws_p5_2n_doeks_allreduce")
+    rows = like[0].rows[::4]
+    spiked = (replace(rows[0], time_s=5 * rows[0].time_s, in_place_s=rows[0].time_s), *rows[1:])
+    in_place = tuple(replace(row, in_place_s=row.in_place_s or row.time_s) for row in spiked)
+    own = thin(pair("aws_p5_2n_allreduce"))
+    first, second = (
+        forecast(own, (replace(like[0], rows=each), like[1])).times["transferred"].time_s
+        for each in (rows, in_place)
+    )
+    assert second == pytest.approx(first, rel=1e-3)
+
+
 def test_the_others_are_used_all_the_same_and_the_note_says_which():
     one = thin(pair("aws_p5_2n_allreduce"))
     like = thin(pair("aws_p5_2n_doeks_allreduce"))

@@ -179,11 +179,13 @@ class MachineEnsemble:
 
     `drawn` are draws from a profile; `bounds`, without one, have the shortest and the longest
     times of collectives that recorded machines of its kind had. Both empty: no interval is known.
+    `profile` has the measured numbers, where there are any.
     """
 
     likely: Machine
     drawn: tuple[Machine, ...] = ()
     bounds: tuple[Machine, ...] = ()
+    profile: Profile | None = None
 
     @property
     def alternatives(self) -> tuple[Machine, ...]:
@@ -216,11 +218,10 @@ def build_ensemble(
 
     likely = apply_what_if(what_if, apply(profile, nominal))
     if not (what_if.communication and measured_at(profile, size.gpus, "all_reduce")):
-        return MachineEnsemble(likely)
+        return MachineEnsemble(likely, profile=profile)
     profiles = draws(profile, DRAWS, seed=scenario.seed)
-    return MachineEnsemble(
-        likely, tuple(apply_what_if(what_if, apply(drawn, nominal)) for drawn in profiles)
-    )
+    drawn = tuple(apply_what_if(what_if, apply(each, nominal)) for each in profiles)
+    return MachineEnsemble(likely, drawn, profile=profile)
 
 
 def bound_machines(machine: Machine) -> tuple[Machine, ...]:

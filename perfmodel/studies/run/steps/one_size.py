@@ -55,7 +55,11 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
             bottleneck=name_bottleneck(sized, reported, point, reliefs),
             reliefs=reliefs,
             uncertainties=uncertainties,
-            notes=(*point.notes, *describe_sensitivity(sized, reported)),
+            notes=(
+                *point.notes,
+                *_describe_profile(sized, reported),
+                *describe_sensitivity(sized, reported),
+            ),
             interval_s=None
             if uncertainties is None
             else step_interval(point.step_time_s, uncertainties),
@@ -93,6 +97,16 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         mode=f"{sized.fidelity}, {reported.mode}{means}",
         notes=tuple(str(note) for note in run.notes),
     )
+
+
+def _describe_profile(sized: SizedJob, reported: ReportedRun) -> tuple[str, ...]:
+    """Say which collectives of the step are beyond what the profile was measured with."""
+    profile = sized.ensemble.profile
+    if profile is None:
+        return ()
+    from perfmodel.calibrate.sampling import describe_beyond, requests_of
+
+    return describe_beyond(profile, requests_of(reported.plan, sized.size.gpus_per_node))
 
 
 def _longest_step(reported: ReportedRun) -> tuple[Span, ...]:
