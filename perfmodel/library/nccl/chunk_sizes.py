@@ -15,10 +15,14 @@ STEP_BYTES = {"ll": 32 * KIB, "ll128": 576_000, "simple": 512 * KIB}
 """Payload of one step: LL 512 threads x 8 lines x 8 bytes; LL128 120 elements x 640 threads x
 8 bytes, of which 15/16 are payload; Simple an eighth of NCCL_BUFFSIZE (4 MiB)."""
 
-PASSED_ON_BYTES = {"ll": 4 * KIB, "ll128": 38_400}
-"""Payload after which a thread block has passed on what came first: LL 512 threads x 8 bytes, LL128
-640 threads x 64 bytes, of which 15/16 are payload (``src/device/prims_ll.h``, ``prims_ll128.h``:
-each line carries its flag, so nothing waits for the end of a step)."""
+PASSED_ON_BYTES = {"ll": (256, 4 * KIB), "ll128": (1_920, 38_400)}
+"""Payload that a warp, and a block of all its warps, has passed on before it takes more: LL 32 and
+512 threads x 8 bytes, LL128 32 and 640 threads x 64 bytes, of which 15/16 are payload
+(``src/device/prims_ll.h``, ``prims_ll128.h``: each line carries its flag, so that nothing waits for
+the end of a step)."""
+
+LEAST_PARTS = 8
+"""Parts at least that a longer message of LL or LL128 is passed on in, where warps have so much."""
 
 NVLS_BYTES = 128 * KIB
 """NCCL_NVLS_CHUNKSIZE."""
@@ -40,7 +44,10 @@ def tree_bytes(protocol: str, nbytes: float, channels: int, nodes: int, per_node
         for fill, least in ((64, 128 * KIB), (16, 32 * KIB)):
             while nbytes // (channels * chunk) < steps * fill / per_node and chunk > least:
                 chunk /= 2
-    return min(chunk, float(PASSED_ON_BYTES.get(protocol, chunk)))
+    if protocol not in PASSED_ON_BYTES:
+        return chunk
+    least, most = PASSED_ON_BYTES[protocol]
+    return min(chunk, max(float(least), min(float(most), nbytes / (channels * LEAST_PARTS))))
 
 
 def nvls_bytes(nbytes: float, at_once: int) -> float:

