@@ -39,7 +39,7 @@ def test_without_events_nothing_is_said_of_them(quiet: Result) -> None:
     document = to_json(quiet)
     assert document["events"] == document["waits"] == document["jobs"] == document["steps_s"] == []
     assert document["undisturbed_s"] is None
-    (line,) = [line for line in quiet.assumptions if line.startswith("All GPUs of a class")]
+    (line,) = [line for line in quiet.assumptions if line.startswith("There are no stragglers")]
     for words in (
         "no stragglers",
         "no jitter",
