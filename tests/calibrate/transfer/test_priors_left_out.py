@@ -45,10 +45,10 @@ def test_no_row_is_predicted_from_itself(runs, every):
 
 
 def test_constants_have_not_seen_the_machine(runs):
-    """H100 with NVSwitch below 64 KiB: 40 to 60 % off without the family, 10 % with it."""
+    """H100 with NVSwitch below 64 KiB: 26 to 40 % off without the family, 10 % with it."""
     run = runs["aic_h100_nccl2273_allreduce_8g"]
     small = run.over[run.nbytes < 2**16]
-    assert abs(small).min() > 0.3
+    assert abs(small).min() > 0.2
 
 
 def test_a_profile_of_the_machine_gains_what_the_constants_lack(runs):

@@ -103,9 +103,9 @@ def test_the_first_iteration_does_not_overlap(tmp_path: Path) -> None:
         (("training.batch_per_gpu=256",), "compute"),
         (("cluster.node=v100-x8-25g",), "n0/nic0 -> fabric/switch0 (ethernet)"),
         (
-            ("cluster.node=rtx4090-x4", "cluster.nodes=1", "scale.gpus=[4]", "model.name=vgg16",
+            ("cluster.node=rtx4090-x4", "cluster.nodes=1", "cluster.gpus_per_node=2", "model.name=vgg16",
              "training.batch_per_gpu=8"),
-            "staging in host memory, over n0/mem0 -> n0/cpu0 (memory)",
+            "n0/gpu0 -> n0/cpu0 (pcie) and staging in host memory",
         ),
         (
             ("cluster.nodes=16", "scale=null", "training.batch_per_gpu=16",

@@ -66,7 +66,7 @@ def read_model(cells: Mapping[str, str]) -> NamedModel | None:
     Examples
     --------
     >>> read_model({"model": "BERT-Large uncased, seq 512"})
-    NamedModel(name='bert-large', sequence_length=512, image_size=None)
+    NamedModel(name='bert-large', sequence_length=512, image_size=None, whole_head=False)
     >>> read_model({"model": "ResNet-18 (CIFAR-10)"}).image_size
     32
     """
