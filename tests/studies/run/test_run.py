@@ -103,8 +103,8 @@ def test_the_first_iteration_does_not_overlap(tmp_path: Path) -> None:
         (("training.batch_per_gpu=256",), "compute"),
         (("cluster.node=v100-x8-25g",), "n0/nic0 -> fabric/switch0 (ethernet)"),
         (
-            ("cluster.node=rtx4090-x4", "cluster.nodes=1", "cluster.gpus_per_node=2", "model.name=vgg16",
-             "training.batch_per_gpu=8"),
+            ("cluster.node=rtx4090-x4", "cluster.nodes=1", "cluster.gpus_per_node=2",
+             "model.name=vgg16", "training.batch_per_gpu=8"),
             "n0/gpu0 -> n0/cpu0 (pcie) and staging in host memory",
         ),
         (
