@@ -149,6 +149,17 @@ def limit(point: SizeResult) -> str:
     return f"{text}."
 
 
+def slowest(result: Result) -> str:
+    """Say what the slowest GPU costs; nothing where that is less than 1 %."""
+    behind = result.slowest_gpu - 1.0
+    if behind < 0.01:
+        return ""
+    return (
+        f"GPUs differ in speed: a step waits for the slowest of {result.main.gpus:,}, which "
+        f"computes {percent_column(behind)} longer than a usual one (compute.gpu_spread)."
+    )
+
+
 def interval(point: SizeResult) -> str:
     """Say how sure the step time is."""
     if point.interval_s is None:

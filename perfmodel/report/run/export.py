@@ -19,7 +19,7 @@ def to_json(result: Result) -> dict[str, Any]:
 
     Raises `InputError`: a number is infinite or not a number; names the field.
     """
-    names = "scenario question workload strategy machine scaling efficiency_base"
+    names = "scenario question workload strategy machine scaling efficiency_base slowest_gpu"
     document = {
         **attributes(result, names),
         **size_to_json(result.main),

@@ -36,7 +36,7 @@ def result_lines(result: Result) -> list[Block]:
     lines = [quantities.memory(main.memory) + ".", *main.memory.advice]
     if not_fitting := [f"{p.gpus:,}" for p in result.points[:-1] if not p.memory.fits]:
         lines.append(f"Does not fit on {', '.join(not_fitting)} GPUs: those rows are hypothetical.")
-    lines += filter(None, [quantities.limit(main)])
+    lines += filter(None, [quantities.limit(main), quantities.slowest(result)])
     lines.append(f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.")
     return [
         Paragraph(quantities.headline(result), "headline"),

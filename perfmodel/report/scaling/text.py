@@ -57,6 +57,7 @@ def findings(result: Result) -> list[str]:
         knee_sentence(result),
         good_sentence(result),
         *_limits(result),
+        quantities.slowest(result),
         _quickest_size(result),
     ]
     sentences += [*_without_interval(result), *_not_fitting(result)]

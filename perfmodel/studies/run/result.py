@@ -290,6 +290,9 @@ class Result:
     routing_cost : float
         How many times as long the largest bucket's all-reduce takes as without collisions of flows
         in the fabric.
+    slowest_gpu : float
+        How many times as long as a usual GPU the slowest of the last point's computes, which a
+        step waits for.
     """
 
     scenario: str
@@ -306,6 +309,7 @@ class Result:
     sources: Mapping[str, str]
     provenance: Mapping[str, str]
     routing_cost: float = 1.0
+    slowest_gpu: float = 1.0
 
     @property
     def main(self) -> SizeResult:

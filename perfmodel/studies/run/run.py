@@ -90,6 +90,7 @@ def _assemble_result(
         samples=job.workload.sample,
         topology=topology,
         routing_cost=hashed,
+        slowest_gpu=slowest_factor(largest.size.gpus, gpu_spread(job)),
         assumptions=(
             *_list_assumptions(job, machine, largest.size.gpus),
             *sizes_left_out(scenario, largest.size),

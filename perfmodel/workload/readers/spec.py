@@ -8,14 +8,24 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds
+from perfmodel.units import format_bytes
 from perfmodel.workload.readers.fields import MOST_ELEMENTS, TRAINABLE, parse_dtype, parse_shape
 
 Name = Annotated[str, Field(min_length=1)]
 Shape = Annotated[tuple[int, ...], BeforeValidator(parse_shape)]
 Dtype = Annotated[str, BeforeValidator(parse_dtype)]
+
+MOST_BUFFER_BYTES = 100e9
+"""As much as a large GPU has memory; each 250 MiB of them is a broadcast of its own."""
+
+
+def _check_buffers(nbytes: float) -> float:
+    if nbytes > MOST_BUFFER_BYTES:
+        raise ValueError(f"at most {format_bytes(MOST_BUFFER_BYTES)}")
+    return nbytes
 
 
 class ParameterSpec(FileModel):
@@ -74,7 +84,7 @@ class ModelSpec(FileModel):
     sample: Name = "sample"
     parameters: tuple[ParameterSpec, ...] = ()
     layers: tuple[LayerSpec, ...] = ()
-    buffers: Bytes | None = None
+    buffers: Annotated[Bytes, AfterValidator(_check_buffers)] | None = None
     launch: Seconds | None = None
     optimizer: Seconds | None = None
     activations: Bytes | None = None

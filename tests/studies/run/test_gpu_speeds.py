@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.report.common import quantities
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.prepared import prepare
@@ -76,3 +77,19 @@ def test_tune_steps_what_run_answers() -> None:
     )
     quicker = make_evaluator(alike).surrogate.before_s / make_evaluator(prepared).surrogate.before_s
     assert quicker == pytest.approx(1 / slowest_factor(16, 0.015), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("fields", "behind"),
+    [((), "2.1 %"), (("compute.gpu_spread=0.05",), "7.1 %"), (("compute.gpu_spread=0",), None)],
+)
+def test_what_the_slowest_costs_is_said_where_it_matters(
+    fields: tuple[str, ...], behind: str | None
+) -> None:
+    """On 8: 1.4236 standard deviations (Tippett 1925)."""
+    result = answer("resnet50-dgx-a100", "cluster.nodes=1", "scale.gpus=[1]", *fields)
+    text = quantities.slowest(result)
+    if behind is None:
+        assert text == ""
+    else:
+        assert f"the slowest of 8, which computes {behind} longer" in text.replace("\xa0", " ")

@@ -101,3 +101,9 @@ def test_arguments_of_the_zoo_do_not_fit_a_file(write):
     with pytest.raises(InputError) as raised:
         load_workload(path, dtype="bf16", image_size=3)
     assert [fault.field for fault in raised.value.faults] == ["dtype", "image_size"]
+
+
+def test_buffers_beyond_a_gpus_memory_are_refused(write):
+    (fault,) = faults(load_workload, write("toy.yaml", YAML.replace("1 KiB", "1 PB")))
+    assert (fault.field, fault.found) == ("buffers", "'1 PB'")
+    assert fault.allowed == "at most 93.13 GiB"
