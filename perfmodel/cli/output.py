@@ -195,5 +195,5 @@ def _is_same_file(path: Path, other: Path) -> bool:
         if path.exists() and other.exists():
             return path.samefile(other)
         return path.resolve() == other.resolve()
-    except OSError:  # a name that is too long is no file
+    except (OSError, ValueError):  # a name too long, or with a zero byte, is no file
         return False

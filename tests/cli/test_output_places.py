@@ -177,3 +177,13 @@ def test_faults_of_what_was_made_name_the_imported_file(tmp_path):
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
     assert done.stderr.startswith(f"{dump}: nodes.0.id of the topology made from it: found ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_zero_byte_in_a_file_that_the_scenario_names_is_its_fault(tmp_path, command):
+    scenario = tmp_path / "mine.yaml"
+    scenario.write_text(SCENARIO.replace("name: resnet18", 'file: "a\\0b"'))
+    done = call(command, scenario, tmp_path / "out")
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert "mine.yaml:" in done.stderr
+    assert "model.file" in done.stderr

@@ -7,7 +7,7 @@ from how far recorded runs of similar machines were off predictions from datashe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -216,7 +216,9 @@ def build_ensemble(
     from perfmodel.calibrate import draws, measured_at
     from perfmodel.calibrate.apply import apply
 
-    likely = apply_what_if(what_if, apply(profile, nominal))
+    with relocated_errors(scenario, "profile") if scenario.profile else nullcontext():
+        measured = apply(profile, nominal)
+    likely = apply_what_if(what_if, measured)
     if not (what_if.communication and measured_at(profile, size.gpus, "all_reduce")):
         return MachineEnsemble(likely, profile=profile)
     profiles = draws(profile, DRAWS, seed=scenario.seed)

@@ -182,3 +182,17 @@ def test_other_libraries_have_neither_nccls_algorithms_nor_its_processes(library
 
 def test_ranks_that_are_no_gpus_have_a_time():
     assert rows("cpu-loopback")[0]["time_s"] > 0
+
+
+def test_a_profile_of_another_library_is_a_fault_of_the_scenarios_field(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "# How long?\nperfmodel: 1\nmodel: {name: resnet18}\ncompute: {precision: fp32}\n"
+        "cluster: {node: cpu-loopback, gpus_per_node: 2}\ntraining: {batch_per_gpu: 8}\n"
+        "profile: epyc-2-cores-gloo-2-ranks\n"
+    )
+    with pytest.raises(InputError) as caught:
+        run_scenario(load_scenario(path))
+    first = caught.value.faults[0]
+    assert (first.file, first.line, first.field) == (str(path), 7, "profile")
+    assert "made for library 'gloo'" in first.found
