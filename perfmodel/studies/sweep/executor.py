@@ -106,8 +106,10 @@ def map_unordered(
 def _map_on_processes(
     function: Callable[..., R], calls: Sequence[tuple[Any, ...]], jobs: int, threads: int | None
 ) -> Iterator[R]:
+    from multiprocessing import resource_tracker
+
     from joblib import Parallel, delayed, parallel_config
-    from joblib.externals.loky.backend import resource_tracker
+    from joblib.externals.loky.backend import resource_tracker as loky_tracker
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     from perfmodel.measure.processes.interrupts import shield_from_interrupt
@@ -115,7 +117,8 @@ def _map_on_processes(
     tasks: Iterable[Any] = (delayed(_call)(os.getpid(), function, call) for call in calls)
     with parallel_config("loky", n_jobs=jobs, inner_max_num_threads=threads):
         # of a batch of several calls, what was done would be lost with the worker
-        with shield_from_interrupt(resource_tracker.ensure_running):
+        trackers = resource_tracker.ensure_running, loky_tracker.ensure_running
+        with shield_from_interrupt(*trackers):
             results = Parallel(return_as="generator_unordered", batch_size=1)(tasks)
         try:
             yield from results
