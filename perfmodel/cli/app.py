@@ -42,9 +42,11 @@ class Commands(TyperGroup):
             raise typer.Exit(SIGPIPE_EXIT) from None
         except OSError as error:  # files are read and written where the errors of each are caught
             _discard_stdout()
-            place = error.filename if isinstance(error.filename, str) else "stdout"
-            fault = Fault(place, error.strerror or str(error), "a place that can be written")
-            typer.echo(str(fault), err=True)
+            reason = error.strerror or str(error)
+            fault = Fault("stdout", reason, "a place that can be written")
+            if isinstance(error.filename, str):
+                fault = Fault("file", reason, "a file that can be used", error.filename)
+            typer.echo(printable(str(fault)), err=True)
             raise typer.Exit(2) from None
         else:
             return answer

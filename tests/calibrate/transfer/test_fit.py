@@ -1,6 +1,6 @@
 """Profiles from sweeps: what they find, what they leave open, and how they carry over."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from perfmodel.report.validation.residuals import write_residuals
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.templates.build import build_topology
+from tests.calibrate.transfer.machines import SIZES, Row, dgx
 
 EXPECTED = Priors.model_validate(
     {
@@ -49,22 +50,9 @@ EXPECTED = Priors.model_validate(
 )  # fmt: skip
 """Of a mechanism that is worse, and so leaves more to the data, than the shipped one."""
 
-SIZES = [2**n for n in range(10, 33, 2)]
-
-
-@dataclass(frozen=True)
-class Row:
-    nbytes: int
-    time_s: float
-
 
 def fit(runs, **more):
     return fit_profile(runs, **({"priors": EXPECTED} | more))
-
-
-def dgx(hosts=1, gpus=8):
-    return build_topology("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None,
-                 gpus_per_host=gpus)  # fmt: skip
 
 
 def times(machine, op="all_reduce", sizes=SIZES):

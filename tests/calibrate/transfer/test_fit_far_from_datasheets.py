@@ -1,6 +1,6 @@
 """Machines far from their datasheets, few rows, sizes that were not measured."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,24 +16,13 @@ from perfmodel.library.model import load_library
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.simulate.repetition import hidden_s
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.templates.build import build_topology
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.sweeps.match import match
 from perfmodel.validate.sweeps.read import read_sweeps
+from tests.calibrate.transfer.machines import SIZES, Row, dgx
 
-SIZES = [2**n for n in range(10, 33, 2)]
 LARGE = [2**n for n in range(26, 33)]
 SWEEPS = {sweep.id: sweep for sweep in read_sweeps(shipped_folder())}
-
-
-@dataclass(frozen=True)
-class Row:
-    nbytes: int
-    time_s: float
-
-
-def dgx(hosts=1):
-    return build_topology("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
 
 
 def plain(topology, settings=None):

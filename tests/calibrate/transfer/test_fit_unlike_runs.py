@@ -1,6 +1,6 @@
 """How a fit treats runs that do not agree, and runs with other settings."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,19 +20,7 @@ from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.topology.templates.build import build_topology
-
-SIZES = [2**n for n in range(10, 33, 2)]
-
-
-@dataclass(frozen=True)
-class Row:
-    nbytes: int
-    time_s: float
-
-
-def dgx(hosts=1):
-    return build_topology("dgx-a100", hosts=hosts, fabric="rail-optimised" if hosts > 1 else None)
+from tests.calibrate.transfer.machines import SIZES, Row, dgx
 
 
 def times(machine, sizes=SIZES):
