@@ -155,6 +155,26 @@ def backward_segments(
     )
 
 
+def visit_segments(
+    workload: Workload, times: LayerTimes, layers: Sequence[int], *, at_most: int, backward: bool
+) -> tuple[Segment, ...]:
+    """Return some consecutive layers as segments of one pass; backward runs them in reverse.
+
+    `layers`: in the order of forward.
+    """
+    seconds = times.backward_s if backward else times.forward_s
+    kernels = times.backward_kernels if backward else times.forward_kernels
+    order = list(reversed(layers)) if backward else list(layers)
+    return tuple(
+        Segment(
+            _name(workload, group), *_sums(group, seconds, kernels),
+            tuple(tensor for index in group for tensor in workload.layers[index].tensors),
+            len(group),
+        )
+        for group in _group(order, at_most, cuts=())
+    )  # fmt: skip
+
+
 def check_times(workload: Workload, times: LayerTimes) -> None:
     """Raise ScheduleError unless there is one finite time, zero or more, per layer and pass."""
     layers = len(workload.layers)

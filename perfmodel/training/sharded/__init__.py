@@ -1,0 +1,1 @@
+"""Training whose parameters, gradients or optimizer states are split over the ranks."""
