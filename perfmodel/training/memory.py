@@ -16,9 +16,13 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import read_yaml
 from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.sharded.options import FsdpOptions
 from perfmodel.units import format_bytes
 from perfmodel.workload.memory import activation_bytes, optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
+
+StepOptions = DdpOptions | FsdpOptions
+"""Options of a strategy."""
 
 GIB = 2**30
 GATHERED_UNITS = 2
@@ -41,7 +45,7 @@ class Setup:
     optimizer: str
     ranks: int
     batch_per_gpu: int
-    options: DdpOptions = field(default_factory=DdpOptions)
+    options: StepOptions = field(default_factory=DdpOptions)
     hook: Hook = "none"
     fused_attention: bool = True
     activations_bytes: float | None = None
@@ -62,11 +66,13 @@ class MemoryUse:
     optimizer_bytes: float
     buckets_bytes: float
     activations_bytes: float
+    gathered_bytes: float = 0.0
+    """Of sharded parameters and gradients while they are whole."""
 
     @property
     def total_bytes(self) -> float:
         """Sum of all parts."""
-        return self.states_bytes + self.buckets_bytes + self.activations_bytes
+        return self.states_bytes + self.buckets_bytes + self.activations_bytes + self.gathered_bytes
 
     @property
     def states_bytes(self) -> float:
@@ -132,14 +138,15 @@ def _proposals(setup: Setup, capacity_bytes: float, memory: MemoryRule) -> Itera
     else:
         least = memory(_with_batch(setup, 1)).total_bytes
         yield f"no smaller batch: even one sample per GPU takes {format_bytes(least)}"
-    views = replace(setup, options=replace(setup.options, gradient_as_bucket_view=True))
-    views_bytes = memory(views).total_bytes
-    if views_bytes < memory(setup).total_bytes:
-        yield _verdict("gradient_as_bucket_view=True", views_bytes, capacity_bytes)
+    if isinstance(setup.options, DdpOptions):
+        views = replace(setup, options=replace(setup.options, gradient_as_bucket_view=True))
+        views_bytes = memory(views).total_bytes
+        if views_bytes < memory(setup).total_bytes:
+            yield _verdict("gradient_as_bucket_view=True", views_bytes, capacity_bytes)
     if ITEM_BYTES[setup.precision] > ITEM_BYTES["bf16"] and setup.activations_bytes is None:
         autocast = memory(replace(setup, precision="bf16")).total_bytes
         yield _verdict("bf16 activations (autocast)", autocast, capacity_bytes)
-    if setup.ranks > 1:
+    if setup.ranks > 1 and isinstance(setup.options, DdpOptions):
         sharding = (
             f"FSDP (ZeRO-3), which shards parameters, gradients and optimizer over {setup.ranks}"
         )

@@ -14,8 +14,7 @@ from typing import Any, get_args
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.scenario.sections.strategy import Hook
 from perfmodel.training.ddp.buckets import Bucket, Iteration
-from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory import MemoryUse, Setup, count_faults
+from perfmodel.training.memory import MemoryUse, Setup, StepOptions, count_faults
 from perfmodel.training.step_plan import StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
@@ -108,10 +107,10 @@ class Strategy:
     """
 
     name: str
-    options: Callable[[Any], DdpOptions]
-    plan: Callable[[StepRequest, DdpOptions], StepPlan]
+    options: Callable[[Any], StepOptions]
+    plan: Callable[[StepRequest, Any], StepPlan]
     memory: Callable[[Setup], MemoryUse]
-    buckets: Callable[[Workload, DdpOptions], tuple[Bucket, ...]] | None = None
+    buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
     assumptions: tuple[str, ...] = ()
 
     @property

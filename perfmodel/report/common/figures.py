@@ -150,6 +150,7 @@ def draw_memory(part: Memory) -> go.Figure:
         "optimizer states": part.optimizer_bytes,
         "buckets": part.buckets_bytes,
         "activations": part.activations_bytes,
+        "gathered units": part.gathered_bytes,
     }
     figure = new_figure(150, barmode="stack")
     for name, nbytes in parts.items():

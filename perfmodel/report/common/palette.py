@@ -33,6 +33,7 @@ MEMORY: Mapping[str, str] = {
     "optimizer states": "#86aed0",
     "buckets": "#e69f00",
     "activations": "#b9c4cf",
+    "gathered units": "#c98500",
 }
 """Colour per part of a GPU's memory; buckets share the colour of communication."""
 

@@ -11,13 +11,14 @@ from typing import Any
 from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
 from perfmodel.scenario import Scenario, change_scenario
+from perfmodel.scenario.sections.strategy import DdpStrategy
 from perfmodel.scenario.sections.what_if import INFINITE
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
 from perfmodel.studies.run.result import Result
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, DdpOptions
-from perfmodel.training.strategies import STRATEGIES
+from perfmodel.training.ddp.strategy import ddp_options
 
 MOST_POINTS, LEAST_POINTS = 360, 54
 """Settings that are simulated at most, each in a fraction of a second; and how few suffice for
@@ -151,17 +152,15 @@ def _place_stops(points: Sequence[Stop], between: Iterable[Stop]) -> tuple[Stop,
 
 def _caps(scenario: Scenario, result: Result) -> list[float]:
     """Caps from the smallest of `CAPS` to one that takes the whole model in one bucket."""
-    strategy, options = STRATEGIES[scenario.strategy.kind], _bucket_options(scenario)
     total = sum(bucket.nbytes for bucket in result.main.buckets)
-    if not strategy.has_buckets or options.caps_list_bytes or not total:
+    if not isinstance(scenario.strategy, DdpStrategy) or not total:
+        return []
+    options = ddp_options(scenario.strategy)
+    if options.caps_list_bytes:
         return []
     mib = 2.0**20
     whole = math.ceil(total / mib) * mib
     return sorted({*(cap for cap in CAPS if cap < 0.8 * whole), whole, _cap_asked(options)})
-
-
-def _bucket_options(scenario: Scenario) -> DdpOptions:
-    return STRATEGIES[scenario.strategy.kind].options(scenario.strategy)
 
 
 def _cap_asked(options: DdpOptions) -> float:
@@ -169,7 +168,8 @@ def _cap_asked(options: DdpOptions) -> float:
 
 
 def _cap_axis(scenario: Scenario, caps: Sequence[float]) -> Axis:
-    options = _bucket_options(scenario)
+    assert isinstance(scenario.strategy, DdpStrategy)  # what else has caps
+    options = ddp_options(scenario.strategy)
     first = options.first_bucket_bytes
     if options.bucket_cap_bytes is None and first is None:
         first = FIRST_BUCKET_BYTES  # naming a cap would drop it

@@ -34,7 +34,10 @@ def to_json(result: Result) -> dict[str, Any]:
 def size_to_json(point: SizeResult) -> dict[str, Any]:
     """Return the numbers of one cluster size."""
     memory = point.memory
-    needs = "parameters_bytes gradients_bytes optimizer_bytes buckets_bytes activations_bytes"
+    needs = (
+        "parameters_bytes gradients_bytes optimizer_bytes buckets_bytes activations_bytes "
+        "gathered_bytes"
+    )
     return {
         **attributes(
             point,

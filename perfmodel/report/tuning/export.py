@@ -8,10 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from perfmodel.files import as_json, attributes, csv_text
+from perfmodel.scenario.sections.strategy import DdpStrategy
 from perfmodel.studies.tune.caps import format_caps, number
 from perfmodel.studies.tune.choice.minimax_regret import MinimaxCap, SharedCap
 from perfmodel.studies.tune.model import Choice, Horovod, TuneResult
-from perfmodel.training.strategies import STRATEGIES
+from perfmodel.training.ddp.strategy import ddp_options
 
 
 def tuned_json(tuned: TuneResult) -> dict[str, Any]:
@@ -84,7 +85,8 @@ def snippet(tuned: TuneResult, choice: Choice) -> str:
     Examples of what it returns: ``DistributedDataParallel(model, bucket_cap_mb=49)``.
     """
     strategy = tuned.scenario.strategy
-    options = STRATEGIES[strategy.kind].options(strategy)
+    assert isinstance(strategy, DdpStrategy)  # what else is tuned
+    options = ddp_options(strategy)
     arguments = ["model", *_caps(choice)]
     arguments += [
         f"{name}=True"

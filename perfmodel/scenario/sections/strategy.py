@@ -58,12 +58,42 @@ class DataParallelStrategy(FileModel):
     hook: ClassVar[Hook] = "none"
 
 
+class FsdpStrategy(FileModel):
+    """FullyShardedDataParallel (version 1) or fully_shard (version 2), with PyTorch's names."""
+
+    kind: Literal["fsdp"]
+    one_node_only: ClassVar[bool] = False
+    overlaps: ClassVar[bool] = True
+    hook: ClassVar[Hook] = "none"
+    version: Literal[1, 2] = Field(default=2, description="2: fully_shard, one tensor at a time")
+    wrap: Literal["block", "layer", "model"] = Field(
+        default="block", description="what is gathered at once"
+    )
+    reshard_after_forward: Switch = Field(
+        default=True, description="false: units stay whole until backward (SHARD_GRAD_OP)"
+    )
+    regather_gpus: Count | None = Field(
+        default=None, description="GPUs that hold a unit between them after forward"
+    )
+    shard_gpus: Count | None = Field(
+        default=None, description="GPUs that a unit is split over, the others hold copies (HSDP)"
+    )
+    backward_prefetch: Literal["pre", "post", "none"] = "pre"
+    limit_all_gathers: Switch = True
+    param_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    accumulate: Annotated[Count, Field(le=MOST_MICRO_STEPS)] = 1
+    reduce_each: Switch = Field(
+        default=True, description="false: only the last micro-step reduces gradients"
+    )
+
+
 def _ddp_unless_named(value: object) -> object:
     return {"kind": "ddp", **value} if isinstance(value, Mapping) else value
 
 
 StrategySection = Annotated[
-    Annotated[DdpStrategy | DataParallelStrategy, Field(discriminator="kind")],
+    Annotated[DdpStrategy | DataParallelStrategy | FsdpStrategy, Field(discriminator="kind")],
     BeforeValidator(_ddp_unless_named),
 ]
 """The strategies by `kind`; DDP without one. Each class has a row of the same kind in

@@ -62,6 +62,7 @@ class Memory:
     optimizer_bytes: float
     buckets_bytes: float
     activations_bytes: float
+    gathered_bytes: float
     capacity_bytes: float
     advice: tuple[str, ...] = ()
     low_bytes: float | None = None
@@ -77,6 +78,7 @@ class Memory:
             + self.optimizer_bytes
             + self.buckets_bytes
             + self.activations_bytes
+            + self.gathered_bytes
         )
 
     @property

@@ -26,11 +26,13 @@ def ddp_memory(setup: Setup) -> MemoryUse:
         return use
     elements = sum(tensor.numel for tensor in setup.trained)
     compressed = 0 if setup.hook == "none" else ITEM_BYTES[setup.hook] * elements
-    copies = 0.0 if setup.options.gradient_as_bucket_view else use.gradients_bytes
+    views = isinstance(setup.options, DdpOptions) and setup.options.gradient_as_bucket_view
+    copies = 0.0 if views else use.gradients_bytes
     return replace(use, buckets_bytes=compressed + copies)
 
 
-def _options(section: DdpStrategy) -> DdpOptions:
+def ddp_options(section: DdpStrategy) -> DdpOptions:
+    """What DistributedDataParallel is called with."""
     return DdpOptions(
         bucket_cap_bytes=section.bucket_cap,
         first_bucket_bytes=section.first_bucket,
@@ -43,4 +45,4 @@ def _options(section: DdpStrategy) -> DdpOptions:
     )
 
 
-DDP = Strategy("DistributedDataParallel", _options, ddp_plan, ddp_memory, ddp_buckets)
+DDP = Strategy("DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets)

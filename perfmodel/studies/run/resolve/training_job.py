@@ -17,7 +17,7 @@ from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory import Setup, advice, reserve_bytes
+from perfmodel.training.memory import Setup, StepOptions, advice, reserve_bytes
 from perfmodel.training.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest, Strategy
@@ -39,7 +39,7 @@ class TrainingJob:
     workload: Workload
     gpu: Gpu
     library: CommLibrary
-    chosen: DdpOptions | None = None
+    chosen: StepOptions | None = None
 
     @property
     def strategy(self) -> Strategy:
@@ -52,11 +52,18 @@ class TrainingJob:
         return self.scenario.strategy.hook
 
     @property
-    def options(self) -> DdpOptions:
-        """What DistributedDataParallel is called with."""
+    def options(self) -> StepOptions:
+        """What the strategy is called with."""
         if self.chosen is not None:
             return self.chosen
         return self.strategy.options(self.scenario.strategy)
+
+    @property
+    def ddp_options(self) -> DdpOptions:
+        """What DistributedDataParallel is called with, where it is the strategy."""
+        options = self.options
+        assert isinstance(options, DdpOptions)
+        return options
 
 
 def resolve_workload(
@@ -181,7 +188,7 @@ def plan_step(
     gradients = [job.workload.tensors[tensor].nbytes for tensor in job.workload.ready_order]
     host = host_work(
         job.library, job.gpu, sockets or Sockets(), gradients, ranks,
-        views=options.gradient_as_bucket_view,
+        views=isinstance(options, DdpOptions) and options.gradient_as_bucket_view,
     )  # fmt: skip
     request = StepRequest(
         workload=job.workload,

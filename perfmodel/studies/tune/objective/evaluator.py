@@ -75,7 +75,7 @@ class Evaluator:
     @property
     def options(self) -> DdpOptions:
         """Options of DDP as the scenario sets them."""
-        return self.prepared.job.options
+        return self.prepared.job.ddp_options
 
     @property
     def workers(self) -> int:
@@ -151,9 +151,9 @@ class Evaluator:
 def make_evaluator(prepared: PreparedSize) -> Evaluator:
     """Return the evaluator of a scenario, its surrogate built."""
     sized, job = prepared.sized, prepared.job
-    gradients = order_gradients(job.workload, job.options)
+    gradients = order_gradients(job.workload, job.ddp_options)
     constant = [disturbance for disturbance in sized.disturbances if _is_constant(disturbance)]
-    finest = sized.with_options(with_cap(job.options, 1.0)).plan_for(None)
+    finest = sized.with_options(with_cap(job.ddp_options, 1.0)).plan_for(None)
     surrogate = build_surrogate(
         finest, gradients, _before_s(prepared, constant), _slowdown(prepared)
     )
