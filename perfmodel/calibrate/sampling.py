@@ -14,7 +14,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.parameters import RATES, draw_logs
 from perfmodel.calibrate.profile import Fit, Profile, Rows
-from perfmodel.training.step_plan import Collective, StepPlan
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.units import format_bytes
 
 GOLDEN = (5.0**0.5 - 1.0) / 2.0

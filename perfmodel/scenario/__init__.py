@@ -28,7 +28,8 @@ from perfmodel.scenario.sections.plan import (
     TargetSection,
     UpgradeSection,
 )
-from perfmodel.scenario.sections.strategy import DataParallelStrategy, DdpStrategy
+from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStrategy
+from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.training import ModelSection
 from perfmodel.scenario.sections.what_if import WhatIf
 

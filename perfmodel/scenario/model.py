@@ -18,7 +18,8 @@ from perfmodel.scenario.sections.cluster import ClusterSection
 from perfmodel.scenario.sections.events import EventSection, OtherJob
 from perfmodel.scenario.sections.library import LibrarySection
 from perfmodel.scenario.sections.plan import PlanSection
-from perfmodel.scenario.sections.strategy import DdpStrategy, StrategySection
+from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
+from perfmodel.scenario.sections.strategies.strategy_section import StrategySection
 from perfmodel.scenario.sections.sweep import SweepSection
 from perfmodel.scenario.sections.training import (
     ComputeSection,

@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
 from perfmodel.errors import ScheduleError, allowed_names
-from perfmodel.training.step_plan import Collective, Communicator, Compute, StepPlan, Transfer
+from perfmodel.training.plan.step_plan import Collective, Communicator, Compute, StepPlan, Transfer
 
 
 def check_plan(plan: StepPlan) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfmodel.training.data_parallel import DATA_PARALLEL
 from perfmodel.training.ddp.strategy import DDP
+from perfmodel.training.servers.data_parallel import DATA_PARALLEL
 from perfmodel.training.sharded.strategy import FSDP
 from perfmodel.training.strategy import Strategy
 

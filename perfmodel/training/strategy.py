@@ -1,7 +1,7 @@
 """What a strategy is to the rest of the package: how it plans a step and what it keeps in memory.
 
 A new strategy is a module or folder beside this one that defines a `Strategy`, a section class in
-``perfmodel/scenario/sections/strategy.py``, and a row in ``perfmodel/training/strategies.py``.
+``perfmodel/scenario/sections/strategies``, and a row in ``perfmodel/training/strategies.py``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.scenario.sections.strategy import Hook
+from perfmodel.scenario.sections.strategies.ddp import Hook
 from perfmodel.training.ddp.buckets import Bucket, Iteration
-from perfmodel.training.memory import MemoryUse, Setup, StepOptions, count_faults
-from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
+from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
 

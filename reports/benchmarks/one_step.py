@@ -27,7 +27,7 @@ from perfmodel.studies.run.resolve.training_job import (  # noqa: E402
     resolve_workload,
 )
 from perfmodel.topology.templates.build import load_node  # noqa: E402
-from perfmodel.training.step_plan import StepPlan  # noqa: E402
+from perfmodel.training.plan.step_plan import StepPlan  # noqa: E402
 
 IMPORTED_S = time.perf_counter() - begun
 BATCH = 4

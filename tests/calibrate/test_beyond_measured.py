@@ -17,7 +17,7 @@ from perfmodel.scenario.load import load_scenario
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.tune.run import tune_scenario
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.training.step_plan import Collective, Communicator, StepPlan, Task
+from perfmodel.training.plan.step_plan import Collective, Communicator, StepPlan, Task
 
 SIZES = (2**12, 2**20, 2**28)
 

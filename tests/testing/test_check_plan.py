@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.errors import ScheduleError
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.step_plan import (
+from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
     Compute,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfmodel.training.step_plan import Collective, StepPlan
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
 collect_ignore = ["ddp/ddp_on_gloo.py"]

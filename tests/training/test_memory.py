@@ -11,10 +11,12 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
 from perfmodel.studies.run.result import Memory
-from perfmodel.training.data_parallel import data_parallel_memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory
-from perfmodel.training.memory import Setup, advice, largest_batch, reserve_bytes
+from perfmodel.training.memory.advice import advice, largest_batch
+from perfmodel.training.memory.reserve import reserve_bytes
+from perfmodel.training.memory.use import Setup
+from perfmodel.training.servers.data_parallel import data_parallel_memory
 from perfmodel.units import format_bytes
 from perfmodel.workload.zoo import build_model
 
@@ -136,7 +138,7 @@ def memory_of(share: float) -> Memory:
     """A GPU of 80 GiB of which training takes a share."""
     capacity = 80 * 2.0**30
     reserve = reserve_bytes(share * capacity, nccl=True)
-    return Memory(share * capacity, 0, 0, 0, 0, capacity, reserve_bytes=reserve)
+    return Memory(share * capacity, 0, 0, 0, 0, 0, capacity, reserve_bytes=reserve)
 
 
 @pytest.mark.parametrize(

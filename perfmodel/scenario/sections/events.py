@@ -17,7 +17,7 @@ from perfmodel.files import (
     Seconds,
 )
 from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
-from perfmodel.scenario.sections.strategy import DdpStrategy
+from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.training import ModelSection
 
 

@@ -15,7 +15,7 @@ import simpy
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import Network
-from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

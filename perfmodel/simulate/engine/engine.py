@@ -27,7 +27,7 @@ from perfmodel.simulate.network import (
     schedule_last,
 )
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import StepPlan
 
 __all__ = ["Fidelity", "Run", "simulate"]
 

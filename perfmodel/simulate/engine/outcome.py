@@ -11,7 +11,7 @@ from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.timeline import Span, Timeline
-from perfmodel.training.step_plan import Compute, Task
+from perfmodel.training.plan.step_plan import Compute, Task
 
 TaskExecution = tuple[Task, int, float, float, float, float]
 """A task as it ran, as `span_of` takes it: task, step, start, end, ready and stretch."""

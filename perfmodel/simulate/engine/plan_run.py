@@ -21,7 +21,7 @@ from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.engine.outcome import TaskExecution
 from perfmodel.simulate.engine.rank_class import ComputeResource, participants_of
 from perfmodel.simulate.network import Network
-from perfmodel.training.step_plan import (
+from perfmodel.training.plan.step_plan import (
     Collective,
     Compute,
     RankClass,

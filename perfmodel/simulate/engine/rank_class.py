@@ -10,7 +10,7 @@ import numpy as np
 import simpy
 
 from perfmodel.arrays import RankGroup
-from perfmodel.training.step_plan import Communicator, RankClass, StepPlan
+from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan
 
 
 class Participants(NamedTuple):

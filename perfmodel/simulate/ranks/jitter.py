@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, round_bits
-from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import StepPlan
 
 Kind = Literal["normal", "lognormal", "gamma", "exponential"]
 
@@ -66,7 +66,7 @@ class Variation:
     """Factor on each task on each rank of its class; a `Stretch` of the engine.
 
     Work on the host is not varied. Copies of a task in several classes (see
-    `perfmodel.training.split_class`) are the same piece of work.
+    `perfmodel.training.plan.split_class`) are the same piece of work.
     """
 
     plan: StepPlan

@@ -26,7 +26,7 @@ from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.network import LinkCounters, Network, sum_counters, zero_counters
 from perfmodel.simulate.ranks.task_order import Node, execution_order, why_unsuited
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.training.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
 Clock = float | FloatArray
 """A time for each rank of a class, or one time for all of them; seconds."""

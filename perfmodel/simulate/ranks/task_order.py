@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfmodel.errors import SimulationError
-from perfmodel.training.step_plan import Collective, StepPlan, Transfer
+from perfmodel.training.plan.step_plan import Collective, StepPlan, Transfer
 
 Node = tuple[int, int]
 """A task of a step: (step, index)."""

@@ -25,7 +25,7 @@ from perfmodel.studies.run.steps.sized_job import (
     size_job,
 )
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import StepPlan
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfmodel.training.ddp.buckets import Bucket
-from perfmodel.training.forward_backward import Step, add_backward_segment, backward_segments
+from perfmodel.training.plan.forward_backward import Step, add_backward_segment, backward_segments
 
 GROUP = "data parallel"
 """Name of the communicator of all ranks."""

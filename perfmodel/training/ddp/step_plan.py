@@ -13,12 +13,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from perfmodel.training.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.reducer import GROUP, add_copy_out, add_reducing_backward
-from perfmodel.training.forward_backward import Step, add_forward, add_local_backward
-from perfmodel.training.step_plan import Communicator, RankClass, StepPlan, Stream
+from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
+from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes, Workload
 

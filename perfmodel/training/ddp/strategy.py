@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.scenario.sections.strategy import DdpStrategy
+from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.memory import MemoryUse, Setup, replicated
+from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.strategy import Strategy
 from perfmodel.workload.model import ITEM_BYTES
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.training.builder import COMPUTE, HOST
+from perfmodel.training.plan.builder import COMPUTE, HOST
+from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.sharded.options import FsdpOptions
 from perfmodel.training.sharded.step import (
     COPIES,
@@ -21,7 +22,6 @@ from perfmodel.training.sharded.step import (
     add_forward,
     begin_step,
 )
-from perfmodel.training.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
 
 STREAMS = (
@@ -79,8 +79,8 @@ def _add_optimizer(step: ShardedStep) -> None:
         "optimizer", "optimizer", times.optimizer_s / step.shard_ranks, RANKS,
         after=dict.fromkeys((*issued, *step.reduced)),
     )  # fmt: skip
-    seen: set[str] = {HOST.name}
+    streams: set[str] = {HOST.name}
     for index, task in enumerate(step.tasks.tasks):
-        if task.stream not in seen and index != end:
-            seen.add(task.stream)
+        if task.stream not in streams and index != end:
+            streams.add(task.stream)
             step.tasks.tasks[index] = replace(task, after_previous=(end,))

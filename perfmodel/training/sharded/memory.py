@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.training.memory import MemoryUse, Setup, replicated
+from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.sharded.options import FsdpOptions
-from perfmodel.training.sharded.units import ShardUnit, flat_elements, row_elements, wrap_units
+from perfmodel.training.sharded.shard_units import (
+    ShardUnit,
+    flat_elements,
+    row_elements,
+    wrap_units,
+)
 from perfmodel.workload.model import ITEM_BYTES
 
 WHOLE_UNITS = {1: 3, 2: 2}

@@ -15,7 +15,7 @@ Prefetch = Literal["pre", "post", "none"]
 class FsdpOptions:
     """Options of ``FullyShardedDataParallel`` (version 1) and ``fully_shard`` (version 2).
 
-    `wrap`: what each unit holds (see `perfmodel.training.sharded.units.wrap_units`).
+    `wrap`: what each unit holds (see `perfmodel.training.sharded.shard_units.wrap_units`).
     `reshard_after_forward`: whether units are freed between forward and backward. In version 1
         False is ``SHARD_GRAD_OP``.
     `regather_ranks`: ranks that hold a unit between them after forward, instead of all of a shard

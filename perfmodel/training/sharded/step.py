@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfmodel.training.builder import TaskList
-from perfmodel.training.forward_backward import Segment, visit_segments
+from perfmodel.training.plan.builder import TaskList
+from perfmodel.training.plan.forward_backward import Segment, visit_segments
 from perfmodel.training.sharded.options import FsdpOptions
-from perfmodel.training.sharded.units import (
+from perfmodel.training.sharded.shard_units import (
     ShardUnit,
     Visit,
     flat_elements,
@@ -183,9 +183,9 @@ def add_backward(step: ShardedStep, micro_batch: int) -> None:
     step.copied_out, step.freed = [], []
     order = list(reversed(step.visits))
     ends: dict[str, int] = {}
-    left = {visit.unit.name: 0 for visit in order}
+    visits_left = {visit.unit.name: 0 for visit in order}
     for visit in order:
-        left[visit.unit.name] += 1
+        visits_left[visit.unit.name] += 1
     for place, visit in enumerate(order):
         unit, following = visit.unit, order[place + 1 :]
         if unit.tensors and unit.name not in step.gathered:
@@ -193,8 +193,8 @@ def add_backward(step: ShardedStep, micro_batch: int) -> None:
         if step.options.backward_prefetch == "pre":
             _prefetch(step, following, micro_batch)
         ends[unit.name] = _add_layers(step, visit, micro_batch, backward=True)
-        left[unit.name] -= 1
-        if left[unit.name]:
+        visits_left[unit.name] -= 1
+        if visits_left[unit.name]:
             continue
         step.freed.append(ends[unit.name])
         step.gathered.pop(unit.name, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.scenario.sections.strategy import FsdpStrategy
+from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
 from perfmodel.training.sharded.fsdp import fsdp_plan
 from perfmodel.training.sharded.memory import fsdp_memory
 from perfmodel.training.sharded.options import FsdpOptions

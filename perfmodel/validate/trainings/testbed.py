@@ -18,14 +18,14 @@ import numpy as np
 from perfmodel.errors import Fault
 from perfmodel.files.csv_rows import Record, read_table
 from perfmodel.library.machine import Machine
-from perfmodel.scenario.sections.strategy import Hook
+from perfmodel.scenario.sections.strategies.ddp import Hook
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
 from perfmodel.training.ddp.step_plan import ddp_plan, unbucketed_plan
-from perfmodel.training.split_class import ClassPart, split
-from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.plan.split_class import ClassPart, split
+from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.validate.trainings.model import Case, Dataset
 from perfmodel.validate.trainings.shaped_links import (

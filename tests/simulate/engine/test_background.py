@@ -18,8 +18,8 @@ from perfmodel.studies.run.resolve.placement import place_plan
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.training.split_class import ClassPart, split
-from perfmodel.training.step_plan import (
+from perfmodel.training.plan.split_class import ClassPart, split
+from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
     Compute,

@@ -12,7 +12,7 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.topology.model import Topology
-from perfmodel.training.step_plan import (
+from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
     Compute,

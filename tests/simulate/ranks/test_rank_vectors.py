@@ -20,8 +20,8 @@ from perfmodel.simulate.ranks.jitter import Jitter, Kind, SlowSteps, Variation
 from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Topology
-from perfmodel.training.split_class import ClassPart, one_class_per_rank, split
-from perfmodel.training.step_plan import (
+from perfmodel.training.plan.split_class import ClassPart, one_class_per_rank, split
+from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
     Compute,

@@ -25,7 +25,7 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.model import Sockets
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.training.step_plan import (
+from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
     Compute,

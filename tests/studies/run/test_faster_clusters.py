@@ -28,7 +28,7 @@ from perfmodel.studies.run.resolve.placement import place_plan
 from perfmodel.topology.model import Sockets
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.spec import DeviceSpec, NodeSpec
-from perfmodel.training.step_plan import (
+from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,
     Compute,

@@ -20,7 +20,14 @@ from perfmodel.studies.run.collective import collective_rows
 from perfmodel.studies.sweep import run_sweep, variants
 from perfmodel.studies.tune.run import tune_scenario
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.training.step_plan import Collective, Communicator, RankClass, StepPlan, Stream, Task
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
 
 
 def scenario(*overrides: str) -> Any:

@@ -13,7 +13,7 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model

@@ -56,12 +56,9 @@ class RecordingGroup(dist.ProcessGroup):
         _note("all_reduce", tensors, self, reduce=_name(op))
         if _name(op) == "AVG":
             opts.reduceOp = dist.ReduceOp.SUM
-        work = (
-            self.inner.allreduce(tensors, opts)
-            if opts is not None
-            else self.inner.allreduce(tensors)
-        )
-        return work
+        if opts is None:
+            return self.inner.allreduce(tensors)
+        return self.inner.allreduce(tensors, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         _note("all_reduce_coalesced", tensors, self)
@@ -180,3 +177,8 @@ def take_calls() -> list[dict[str, Any]]:
     calls = list(CALLS)
     CALLS.clear()
     return calls
+
+
+def enter_phase(name: str) -> None:
+    """Note the calls that follow under this name."""
+    PHASE[0] = name

@@ -20,7 +20,7 @@ from perfmodel.studies.run.resolve.training_job import (
     price_layers,
     resolve_workload,
 )
-from perfmodel.training.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 from perfmodel.workload.model import Workload
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
-from perfmodel.scenario.sections.strategy import Hook
+from perfmodel.scenario.sections.strategies.ddp import Hook
 from perfmodel.scenario.sections.training import MeasuredStep
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
@@ -17,8 +17,10 @@ from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory import Setup, StepOptions, advice, reserve_bytes
-from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.memory.advice import advice
+from perfmodel.training.memory.reserve import reserve_bytes
+from perfmodel.training.memory.use import Setup, StepOptions
+from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times

@@ -13,7 +13,7 @@ from perfmodel.studies.run.result import BackgroundJobStep, DisturbanceCost, Eve
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, mean_interval_s
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
-from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import StepPlan
 
 ROUNDING_S = 1e-12
 """Waits below this are rounding errors of sums."""

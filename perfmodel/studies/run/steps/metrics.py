@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.timeline import Span, covered_s, exposed_s
-from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import StepPlan
 
 PARTS = ("forward", "backward", "copies", "optimizer", "slowdown", "exposed communication", "idle")
 

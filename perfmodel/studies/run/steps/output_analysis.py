@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from perfmodel.arrays import Z80
 from perfmodel.errors import Fault, InputError
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.training.step_plan import Compute, StepPlan
+from perfmodel.training.plan.step_plan import Compute, StepPlan
 from perfmodel.units import format_time
 
 WARM_UP = 2

@@ -21,8 +21,8 @@ from perfmodel.studies.run.resolve.disturbance import (
     join_names,
 )
 from perfmodel.topology.faults import degrade_links, remove_links
-from perfmodel.training.split_class import ClassPart, one_class_per_rank, split
-from perfmodel.training.step_plan import StepPlan
+from perfmodel.training.plan.split_class import ClassPart, one_class_per_rank, split
+from perfmodel.training.plan.step_plan import StepPlan
 
 MOST_SINGLE_RANKS = 128
 """Ranks at most that get a process each, where vectors of ranks would not be exact."""

@@ -36,7 +36,7 @@ from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.step_plan import Collective, StepPlan
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 
 

@@ -18,7 +18,14 @@ from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer, link_times_s
-from perfmodel.training.step_plan import Collective, Communicator, RankClass, StepPlan, Stream, Task
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
 
 AlgorithmProtocol = tuple[str, str]
 """Algorithm and protocol of a size."""

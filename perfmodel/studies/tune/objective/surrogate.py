@@ -16,7 +16,7 @@ from functools import cached_property
 
 from perfmodel.studies.tune.objective.allreduce_times import TimeOf
 from perfmodel.studies.tune.objective.gradients import Cuts, GradientOrder, Groups
-from perfmodel.training.step_plan import Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import Compute, StepPlan, Task
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.step_plan import Compute, StepPlan
+from perfmodel.training.plan.step_plan import Compute, StepPlan
 from perfmodel.training.strategy import CoreWork, StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 

@@ -24,7 +24,7 @@ from perfmodel.studies.run.steps.output_analysis import (
     jitter_steps,
     mean_interval_s,
 )
-from perfmodel.training.step_plan import Compute, RankClass, StepPlan, Stream, Task
+from perfmodel.training.plan.step_plan import Compute, RankClass, StepPlan, Stream, Task
 
 
 def plan_of(ranks: int, tasks: int = 1) -> StepPlan:

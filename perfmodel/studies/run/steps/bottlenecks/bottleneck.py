@@ -22,7 +22,7 @@ from perfmodel.studies.run.steps.bottlenecks.reliefs import (
 )
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
-from perfmodel.training.step_plan import Collective, StepPlan
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 
 def name_bottleneck(

@@ -23,7 +23,7 @@ from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.topology.graph import Arcs
-from perfmodel.training.step_plan import Collective, StepPlan
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 WORTH_NAMING = 0.01
 """Share of the step that something must save to be called a bottleneck: less is within what any

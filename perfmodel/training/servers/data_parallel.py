@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel.training.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.forward_backward import backward_segments, forward_segments
-from perfmodel.training.memory import MemoryUse, Setup, replicated
-from perfmodel.training.step_plan import Communicator, Op, RankClass, StepPlan, Stream
+from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.forward_backward import backward_segments, forward_segments
+from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 

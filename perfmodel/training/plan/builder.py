@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfmodel.training.step_plan import Collective, Compute, Op, Stream, Task
+from perfmodel.training.plan.step_plan import Collective, Compute, Op, Stream, Task
 
 HOST = Stream("host", "host")
 COMPUTE = Stream("compute", "compute")

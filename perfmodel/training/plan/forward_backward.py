@@ -15,8 +15,8 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.errors import ScheduleError
-from perfmodel.training.builder import TaskList
 from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 

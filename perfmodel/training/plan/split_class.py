@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.errors import ScheduleError
-from perfmodel.training.step_plan import Compute, RankClass, StepPlan, Task
+from perfmodel.training.plan.step_plan import Compute, RankClass, StepPlan, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Strategies of a scenario, one class for each `kind`."""

@@ -1,0 +1,25 @@
+"""The strategy section of a scenario: one class for each strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStrategy
+from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
+from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
+
+
+def _ddp_unless_named(value: object) -> object:
+    return {"kind": "ddp", **value} if isinstance(value, Mapping) else value
+
+
+StrategySection = Annotated[
+    Annotated[DdpStrategy | DataParallelStrategy | FsdpStrategy, Field(discriminator="kind")],
+    BeforeValidator(_ddp_unless_named),
+]
+"""The strategies by `kind`; DDP without one. Each class has a row of the same kind in
+`perfmodel.training.strategies`, and says `accumulate`, `hook`, `one_node_only`, and whether its
+communication `overlaps` layers."""

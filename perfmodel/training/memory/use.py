@@ -1,0 +1,122 @@
+"""Memory that training takes on a GPU.
+
+`MemoryUse` has the parts of ``result.Memory`` under the same names. The CUDA context, NCCL's
+buffers and the allocator take more (`perfmodel.training.memory.reserve`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.scenario.sections.strategies.ddp import Hook
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.workload.memory import activation_bytes, optimizer_state_bytes
+from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
+
+
+class StepOptions(Protocol):
+    """Options of any strategy."""
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches per step."""
+        ...  # pragma: no cover
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything that the memory of training depends on, besides the strategy.
+
+    `precision`: of the compute: "fp32", "tf32", "bf16", "fp16".
+    `optimizer`: "sgd", "sgd-momentum", "adam", "adamw".
+    `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
+    `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
+    `kept_share`: factor on what layers keep for backward (see `activation_bytes`).
+    """
+
+    workload: Workload
+    precision: str
+    optimizer: str
+    ranks: int
+    batch_per_gpu: int
+    options: StepOptions = field(default_factory=DdpOptions)
+    hook: Hook = "none"
+    fused_attention: bool = True
+    activations_bytes: float | None = None
+    kept_share: float = 1.0
+
+    @property
+    def trained(self) -> tuple[ParameterTensor, ...]:
+        """Tensors with a gradient."""
+        return tuple(self.workload.tensors[index] for index in self.workload.ready_order)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes on the fullest GPU during backward; the parts add up."""
+
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    buckets_bytes: float
+    activations_bytes: float
+    gathered_bytes: float = 0.0
+    """Of sharded parameters and gradients while they are whole."""
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of all parts."""
+        return self.states_bytes + self.buckets_bytes + self.activations_bytes + self.gathered_bytes
+
+    @property
+    def states_bytes(self) -> float:
+        """Parameters, gradients and optimizer states, which sharding can split."""
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+MemoryRule = Callable[[Setup], MemoryUse]
+"""Memory of a setup under one strategy, on the fullest GPU."""
+
+
+def replicated(setup: Setup) -> MemoryUse:
+    """Add up the memory of training without sharding and without buckets.
+
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
+    """
+    _check(setup)
+    workload = setup.workload
+    activations = setup.activations_bytes
+    if activations is None:
+        activations = activation_bytes(
+            workload, setup.batch_per_gpu, setup.precision, fused_attention=setup.fused_attention,
+            kept_share=setup.kept_share,
+        )  # fmt: skip
+    return MemoryUse(
+        parameters_bytes=workload.nbytes + workload.buffer_bytes,
+        gradients_bytes=sum(tensor.nbytes for tensor in setup.trained),
+        optimizer_bytes=optimizer_state_bytes(workload, setup.optimizer),
+        buckets_bytes=0.0,
+        activations_bytes=activations,
+    )
+
+
+def count_faults(ranks: int, batch_per_gpu: int) -> list[Fault]:
+    """Faults of numbers of ranks and samples that are below 1."""
+    return [
+        Fault(name, repr(value), "a whole number, 1 or more")
+        for name, value in (("ranks", ranks), ("batch_per_gpu", batch_per_gpu))
+        if value < 1
+    ]
+
+
+def _check(setup: Setup) -> None:
+    faults = count_faults(setup.ranks, setup.batch_per_gpu)
+    if setup.precision not in ITEM_BYTES:
+        faults.append(
+            Fault("precision", repr(setup.precision), allowed_names(ITEM_BYTES, setup.precision))
+        )
+    if faults:
+        raise InputError(faults)

@@ -1,0 +1,1 @@
+"""Training in which a server holds the parameters."""

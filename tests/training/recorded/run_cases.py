@@ -1,0 +1,74 @@
+"""Run cases of real PyTorch in several processes and return the collectives that they called."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfmodel.training.plan.step_plan import Collective, StepPlan
+
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective of rank 0.
+
+    `nbytes`: as nccl-tests counts it; `group_ranks`: ranks that take part; `dtype` as PyTorch names
+    it.
+    """
+
+    op: str
+    nbytes: int
+    group_ranks: int
+    dtype: str = ""
+    phase: str = ""
+
+    @property
+    def issued(self) -> tuple[str, int, int]:
+        """What a plan says of it, too."""
+        return self.op, self.nbytes, self.group_ranks
+
+
+def run_cases(module: str, ranks: int, folder: Path) -> dict[str, list[Call]]:
+    """Run ``CASES`` of a module in `ranks` processes; calls by case.
+
+    Raises `AssertionError`: a case that failed, with its traceback.
+    """
+    environment = {
+        **os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    command = [sys.executable, "-P", "-m", "tests.training.recorded.worker", module]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(ranks), str(folder)], env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    printed = [process.communicate(timeout=300)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), printed
+    report = json.loads((folder / "calls.json").read_text(encoding="utf-8"))
+    failed = {name: text for name, text in report.items() if isinstance(text, str)}
+    assert not failed, "\n".join(f"{name}: {text}" for name, text in failed.items())
+    return {name: [_call(each, ranks) for each in calls] for name, calls in report.items()}
+
+
+def _call(noted: dict[str, Any], ranks: int) -> Call:
+    group_ranks = len(noted["group"]) or ranks
+    return Call(noted["op"], noted["bytes"], group_ranks, noted["dtype"], noted["phase"])
+
+
+def planned_calls(plan: StepPlan) -> list[tuple[str, int, int]]:
+    """Collectives of a plan in the order in which they are issued: operation, bytes, ranks."""
+    ranks = {each.name: len(each.groups[0]) for each in plan.communicators}
+    return [
+        (task.work.op, task.work.nbytes, ranks[task.work.communicator])
+        for task in plan.tasks
+        if isinstance(task.work, Collective)
+    ]
