@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.sections.strategies.ddp import Hook
-from perfmodel.scenario.sections.training import MeasuredStep
+from perfmodel.scenario.sections.training import MeasuredStep, RecomputedBlocks
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
@@ -25,6 +25,7 @@ from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
+from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times, step_s
@@ -59,6 +60,14 @@ class TrainingJob:
         if self.chosen is not None:
             return self.chosen
         return self.strategy.options(self.scenario.strategy)
+
+    @property
+    def recompute(self) -> Recompute:
+        """What backward runs forward of once more."""
+        recompute = self.scenario.compute.recompute
+        if isinstance(recompute, RecomputedBlocks):
+            return Recompute("full", recompute.blocks)
+        return NO_RECOMPUTE if recompute == "none" else Recompute(recompute)
 
     @property
     def ddp_options(self) -> DdpOptions:
@@ -117,7 +126,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
     with relocated_errors(job.scenario, "compute"):
         if compute.source == "file":
             path = job.scenario.origin.resolve("compute.times", compute.times or "")
-            return read_layer_times(
+            read = read_layer_times(
                 path,
                 job.workload,
                 gpu=job.gpu,
@@ -126,6 +135,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
                 optimizer=compute.optimizer,
                 optimizer_kernels=compute.optimizer_kernels,
             )
+            return add_recompute(job.workload, read, job.recompute)
         times = _predict_layers(job, batch)
         if compute.measured_step is None:
             return times
@@ -134,7 +144,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
 
 def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
     compute = job.scenario.compute
-    return layer_times(
+    times = layer_times(
         job.workload,
         job.gpu,
         batch=batch,
@@ -145,6 +155,7 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         fused_attention=compute.fused_attention,
         compiled=compute.compiled,
     )
+    return add_recompute(job.workload, times, job.recompute)
 
 
 def _scale_to_measured(
@@ -233,6 +244,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         options=job.options,
         hook=job.hook,
         fused_attention=compute.fused_attention,
+        recompute=job.recompute,
     )
     setup = replace(setup, activations_bytes=_measured_activations(job))
     use, rule = job.strategy.memory(setup), job.strategy.memory
