@@ -120,7 +120,7 @@ def _add_all_reduce(step: Step, bucket: Bucket, filling: _Filling) -> int:
     done = tasks.collective(
         f"all-reduce {name}", "all_reduce", nbytes, step.rank_class,
         communicator=GROUP, key=name, after=ready,
-        dtype=bucket.dtype if step.item_bytes is None else step.request.hook, **marks,
+        dtype=bucket.dtype if item_bytes is None else step.options.hook, **marks,
     )  # fmt: skip
     if item_bytes is not None:
         done = tasks.copy(
