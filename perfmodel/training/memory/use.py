@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.scenario.sections.strategies.ddp import Hook
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload.memory import activation_bytes, optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
@@ -43,7 +42,6 @@ class Setup:
     ranks: int
     batch_per_gpu: int
     options: StepOptions = field(default_factory=DdpOptions)
-    hook: Hook = "none"
     fused_attention: bool = True
     activations_bytes: float | None = None
     kept_share: float = 1.0
