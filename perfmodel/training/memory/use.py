@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.scenario.sections.strategies.ddp import Hook
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
@@ -38,6 +37,7 @@ class Setup:
     `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
     `kept_share`: factor on what layers keep for backward (see `activation_bytes`).
     `recompute`: what backward runs forward of once more.
+    `held_dtype`: of the parameters that layers run with, where it is not their own.
     """
 
     workload: Workload
@@ -46,11 +46,11 @@ class Setup:
     ranks: int
     batch_per_gpu: int
     options: StepOptions = field(default_factory=DdpOptions)
-    hook: Hook = "none"
     fused_attention: bool = True
     activations_bytes: float | None = None
     kept_share: float = 1.0
     recompute: Recompute = NO_RECOMPUTE
+    held_dtype: str | None = None
 
     @property
     def trained(self) -> tuple[ParameterTensor, ...]:
@@ -118,6 +118,7 @@ def _counted_bytes(setup: Setup, recompute: Recompute) -> float:
     return activation_bytes(
         setup.workload, setup.batch_per_gpu, setup.precision,
         fused_attention=setup.fused_attention, kept_share=setup.kept_share, recompute=recompute,
+        held_dtype=setup.held_dtype,
     )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ class _Keeping:
 
 def activation_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
-    kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE,
+    kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
 ) -> float:  # fmt: skip
     """Bytes that forward keeps for backward: activations, and weights cast by autocast.
 
@@ -62,6 +62,7 @@ def activation_bytes(
     `precision`: of the compute; "fp16" and "bf16" keep 2 bytes per element.
     `fused_attention`: otherwise softmax and dropout of all attention scores are kept too.
     `kept_share`: factor on what layers keep, for an end of `Workload.kept_range`.
+    `held_dtype`: of the parameters that layers run with, where it is not their own.
     Raises `InputError`: an unknown precision, or nothing of what is to be recomputed.
     """
     if precision not in ITEM_BYTES:
@@ -69,9 +70,9 @@ def activation_bytes(
             Fault("precision", repr(precision), allowed_names(ITEM_BYTES, str(precision)))
         )
     check_recompute(workload, recompute)
-    casts = cast_weights(workload, precision)
+    casts = cast_weights(workload, precision, held_dtype)
     keeping = _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, kept_share)
-    return _kept_bytes(workload, keeping, recompute) + _cast_bytes(workload, precision)
+    return _kept_bytes(workload, keeping, recompute) + _cast_bytes(workload, keeping)
 
 
 def _kept_bytes(workload: Workload, keeping: _Keeping, recompute: Recompute) -> float:
@@ -89,15 +90,20 @@ def _kept_bytes(workload: Workload, keeping: _Keeping, recompute: Recompute) -> 
     return sum(each) + in_hand
 
 
-def _cast_bytes(workload: Workload, precision: str) -> float:
+def _cast_bytes(workload: Workload, keeping: _Keeping) -> float:
     """Bytes of the copies of weights that autocast works on."""
-    if not cast_weights(workload, precision):
+    if not keeping.casts:
         return 0.0
     weights = sum(layer.weight_elements for layer in workload.layers if layer.matmul_flops)
-    return ITEM_BYTES[precision] * weights
+    return keeping.item_bytes * weights
 
 
-def cast_weights(workload: Workload, precision: str) -> bool:
-    """Whether compute in this precision works on cast copies of the weights (autocast)."""
+def cast_weights(workload: Workload, precision: str, held_dtype: str | None = None) -> bool:
+    """Whether compute in this precision works on cast copies of the weights (autocast).
+
+    `held_dtype`: of the parameters that layers run with, where it is not their own.
+    """
+    if held_dtype is not None:
+        return ITEM_BYTES[held_dtype] > ITEM_BYTES[precision]
     widest = max((ITEM_BYTES[tensor.dtype] for tensor in workload.tensors), default=0)
     return widest > ITEM_BYTES[precision]

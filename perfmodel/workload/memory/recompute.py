@@ -101,7 +101,8 @@ def input_elements(layer: Layer) -> float:
         case Convolution() as convolution:
             return float(convolution.in_elements)
         case Attention() as attention:
-            rows = attention.sequences * attention.tokens * attention.head_size
-            return float(rows * (attention.heads + 2 * attention.kv_heads))
+            queries = attention.tokens * attention.heads
+            pairs = 2 * attention.all_keys * attention.kv_heads
+            return float(attention.sequences * attention.head_size * (queries + pairs))
     moved = layer.matmul_bytes if layer.matmul_flops else layer.vector_bytes
     return moved / ELEMENT_BYTES / 2  # read and written
