@@ -31,9 +31,8 @@ def gather(step: ShardedStep, unit: ShardUnit, *, backward: bool) -> None:
 
     Version 1's host waits for a freed unit even where there is nothing to gather.
     """
-    if step.options.version == 1 and step.options.limit_all_gathers:
-        if len(step.free_events) >= IN_FLIGHT:
-            step.host_waits.append(step.free_events.popleft())
+    if len(step.free_events) >= IN_FLIGHT:
+        step.host_waits.append(step.free_events.popleft())
     if unit.name in step.whole:
         return
     name = f"gather {unit.name}"
