@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from perfmodel.training.ddp.strategy import DDP
 from perfmodel.training.servers.data_parallel import DATA_PARALLEL
-from perfmodel.training.sharded.strategy import FSDP
+from perfmodel.training.sharded.fsdp.strategy import FSDP
 from perfmodel.training.strategy import Strategy
 
 STRATEGIES: Mapping[str, Strategy] = {"ddp": DDP, "data_parallel": DATA_PARALLEL, "fsdp": FSDP}
