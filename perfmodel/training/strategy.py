@@ -15,7 +15,7 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.scenario.sections.strategies.ddp import Hook
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import Op, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
 
@@ -38,6 +38,15 @@ class CoreWork:
 
 
 NO_CORE_WORK = CoreWork()
+
+CollectiveTime = Callable[[Op, int, str | None], float]
+"""Time of a collective of so many bytes among all ranks, alone on the network, by the job's library
+or another by name; seconds."""
+
+
+def _instant(*_: object) -> float:
+    """Time of collectives where no machine is known; seconds."""
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,8 @@ class StepRequest:
         work. By default the device does, at the rate of its copies.
     `core`: work of backward on a core of each rank's process.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
+    `ranks_per_host`: GPUs of each host that the job has.
+    `collective_s`: time of collectives alone, for strategies whose choices depend on it.
     Raises `InputError`: ranks or batch below 1, or a hook that does not exist.
     """
 
@@ -83,6 +94,8 @@ class StepRequest:
     cast_Bps: float | None = None
     core: CoreWork = NO_CORE_WORK
     ready_order: Sequence[int] | None = None
+    ranks_per_host: int = 1
+    collective_s: CollectiveTime = _instant
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)
