@@ -9,7 +9,6 @@ from pydantic import Field
 from perfmodel.files import FileModel, Seconds, SizeOrNothing
 from perfmodel.scenario.sections.base import Index
 from perfmodel.scenario.sections.strategies.counts import MicroSteps
-from perfmodel.scenario.sections.strategies.ddp import Hook
 
 
 class HorovodStrategy(FileModel):
@@ -18,7 +17,6 @@ class HorovodStrategy(FileModel):
     kind: Literal["horovod"]
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
-    hook: ClassVar[Hook] = "none"
     fusion_threshold: SizeOrNothing = Field(
         default=128 * 1024 * 1024, description="HOROVOD_FUSION_THRESHOLD; 0 B fuses nothing"
     )

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from perfmodel.files import Bytes, FileModel
 from perfmodel.scenario.sections.strategies.counts import MicroSteps
-from perfmodel.scenario.sections.strategies.ddp import Hook
 
 
 class PriorityStrategy(FileModel):
@@ -21,7 +20,6 @@ class PriorityStrategy(FileModel):
     kind: Literal["priority"]
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
-    hook: ClassVar[Hook] = "none"
     partition_size: Bytes = Field(default=4e6, description="tensors are cut to such pieces")
     credit: Bytes | None = Field(
         default=None, description="pieces in flight, which none can overtake; default: four"
