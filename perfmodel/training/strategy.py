@@ -14,7 +14,7 @@ from typing import Any
 from perfmodel.errors import InputError
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import Op, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
 
@@ -37,6 +37,15 @@ class CoreWork:
 
 
 NO_CORE_WORK = CoreWork()
+
+CollectiveTime = Callable[[Op, int, str | None], float]
+"""Time of a collective of so many bytes among all ranks, alone on the network, by the job's library
+or another by name; seconds."""
+
+
+def _instant(*_: object) -> float:
+    """Time of collectives where no machine is known; seconds."""
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,8 @@ class StepRequest:
     `host_optimizer_s`: time of the optimizer on the host's CPUs, of all parameters, while those of
         the host's other ranks run; seconds.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
+    `ranks_per_host`: GPUs of each host that the job has.
+    `collective_s`: time of collectives alone, for strategies whose choices depend on it.
     Raises `InputError`: ranks or batch below 1.
     """
 
@@ -86,6 +97,8 @@ class StepRequest:
     host_link_Bps: float = math.inf
     host_optimizer_s: float = 0.0
     ready_order: Sequence[int] | None = None
+    ranks_per_host: int = 1
+    collective_s: CollectiveTime = _instant
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)

@@ -21,7 +21,7 @@ from perfmodel.training.memory.reserve import reserve_bytes
 from perfmodel.training.memory.use import Setup, StepOptions
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
-from perfmodel.training.strategy import StepRequest, Strategy
+from perfmodel.training.strategy import CollectiveTime, StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
@@ -183,6 +183,8 @@ def plan_step(
     *,
     merge: bool = True,
     sockets: Sockets | None = None,
+    ranks_per_host: int = 1,
+    collective_s: CollectiveTime | None = None,
 ) -> StepPlan:
     """One step of the strategy at one size; layers merged into fewer tasks, or each its own.
 
@@ -190,6 +192,8 @@ def plan_step(
     for.
 
     `sockets`: what processes on CPUs share on this machine.
+    `ranks_per_host`: GPUs of each host that the job has.
+    `collective_s`: time of collectives of all its ranks alone.
     """
     options, faster = job.options, what_if_of(job.scenario).compute
     slowest = slow_device(layer_times_, slowest_factor(ranks, gpu_spread(job)))
@@ -213,7 +217,10 @@ def plan_step(
         bucket_copy_Bps=host.copies_Bps,
         cast_Bps=None if host.cast_Bps is None else host.cast_Bps * faster,
         core=host.core,
+        ranks_per_host=min(ranks_per_host, ranks),
     )
+    if collective_s is not None:
+        request = replace(request, collective_s=collective_s)
     return job.strategy.plan(request, options)
 
 

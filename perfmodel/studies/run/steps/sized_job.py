@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 
 from perfmodel.errors import InputError, PerfmodelError, SimulationError, TopologyError
@@ -32,6 +33,7 @@ from perfmodel.studies.run.resolve.training_job import (
     price_layers,
 )
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
+from perfmodel.studies.run.steps.collective_times import collective_s
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration
@@ -64,6 +66,7 @@ class SizedJob:
         default_factory=dict, init=False
     )
     _timers: dict[tuple[str, ...], UncontendedTimer] = field(default_factory=dict, init=False)
+    _alone: dict[str, UncontendedTimer] = field(default_factory=dict, init=False)
     _times: dict[str | None, LayerTimes] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -109,6 +112,7 @@ class SizedJob:
         """Return the same job on the machine with other numbers, at fidelity "flow"."""
         other = copy(self)
         other.ensemble, other.fidelity, other._timers = MachineEnsemble(machine), "flow", {}
+        other._alone = {}
         return other
 
     def plan_for(
@@ -131,6 +135,10 @@ class SizedJob:
             step = plan_step(
                 job, layers, self.size.gpus, self.batch, iteration, merge=not per_layer,
                 sockets=self.ensemble.likely.topology.sockets,
+                ranks_per_host=self.size.gpus_per_node,
+                collective_s=partial(
+                    collective_s, self.ensemble.likely, self.allocation.own, self._alone
+                ),
             )  # fmt: skip
             self._plans[key] = place_plan(step, self.allocation.own)
         return self._plans[key]
