@@ -6,7 +6,13 @@ from collections.abc import Mapping
 
 from perfmodel.training.ddp.strategy import DDP
 from perfmodel.training.servers.data_parallel import DATA_PARALLEL
+from perfmodel.training.servers.parameter_server import PARAMETER_SERVER
 from perfmodel.training.sharded.strategy import FSDP
 from perfmodel.training.strategy import Strategy
 
-STRATEGIES: Mapping[str, Strategy] = {"ddp": DDP, "data_parallel": DATA_PARALLEL, "fsdp": FSDP}
+STRATEGIES: Mapping[str, Strategy] = {
+    "ddp": DDP,
+    "data_parallel": DATA_PARALLEL,
+    "parameter_server": PARAMETER_SERVER,
+    "fsdp": FSDP,
+}

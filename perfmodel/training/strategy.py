@@ -15,6 +15,7 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.scenario.sections.strategies.ddp import Hook
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
+from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
@@ -63,6 +64,8 @@ class StepRequest:
     `cast_Bps`: the hook converts gradients at this rate (of their own bytes) beside the device's
         work. By default the device does, at the rate of its copies.
     `core`: work of backward on a core of each rank's process.
+    `nodes`: hosts that the ranks are on, equally many on each.
+    `optimizer`: "sgd", "sgd-momentum", "adam", "adamw"; for those that do not run it in `times`.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
     Raises `InputError`: ranks or batch below 1, or a hook that does not exist.
     """
@@ -83,6 +86,8 @@ class StepRequest:
     cast_Bps: float | None = None
     core: CoreWork = NO_CORE_WORK
     ready_order: Sequence[int] | None = None
+    nodes: int = 1
+    optimizer: str = "sgd-momentum"
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)
@@ -99,7 +104,8 @@ class Strategy:
 
     `name`: for people.
     `options`: from the section of the scenario to options of the strategy.
-    `plan`: one training step.
+    `plan`: one training step, which all ranks share. None: they share none, see `loops`.
+    `loops`: workers and servers that loop on their own.
     `memory`: bytes on the fullest GPU.
     `buckets`: gradient buckets of the steady state in launch order. None: the strategy has none, so
         that there are no bucket caps to tune.
@@ -108,10 +114,11 @@ class Strategy:
 
     name: str
     options: Callable[[Any], StepOptions]
-    plan: Callable[[StepRequest, Any], StepPlan]
+    plan: Callable[[StepRequest, Any], StepPlan] | None
     memory: Callable[[Setup], MemoryUse]
     buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
     assumptions: tuple[str, ...] = ()
+    loops: Callable[[StepRequest, Any], LoopPlan] | None = None
 
     @property
     def has_buckets(self) -> bool:
