@@ -125,9 +125,7 @@ def allocate_ranks(scenario: Scenario, size: ClusterSize) -> RankAllocation:
         free = [host for host in free if host not in assigned]
         allocated.append(_list_ranks(hosts, size.gpus_per_node))
     apart = server_nodes(scenario.strategy)
-    return RankAllocation(
-        allocated[0], tuple(allocated[1:]), tuple(free[:apart]) if apart else own
-    )
+    return RankAllocation(allocated[0], tuple(allocated[1:]), tuple(free[:apart]) if apart else own)
 
 
 def _list_ranks(hosts: tuple[int, ...], gpus_per_host: int) -> Ranks:
@@ -180,7 +178,8 @@ def _with_local_times(
     """Time what the GPUs of a worker add up before a push and share after a pull."""
     nbytes = round(exchange.local_bytes)
     before_s, after_s = (
-        timer.best(op, nbytes, group)[1] if nbytes else 0.0 for op in ("reduce_scatter", "all_gather")
+        timer.best(op, nbytes, group)[1] if nbytes else 0.0
+        for op in ("reduce_scatter", "all_gather")
     )
     return replace(exchange, before_s=before_s, after_s=after_s)
 

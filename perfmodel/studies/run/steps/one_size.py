@@ -92,7 +92,7 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         memory=estimate_memory(sized.job, sized.size.gpus, sized.batch, other_gpus),
         interval_s=None,
         buckets=_time_buckets(spans, assign_buckets(sized.job), sized.job.workload),
-        links=_sum_link_uses(topology, run.counted, reported.steps, step_s),
+        links=sum_link_uses(topology, run.counted, reported.steps, step_s),
         timeline=Timeline(spans),
         mode=f"{sized.fidelity}, {reported.mode}{means}",
         notes=tuple(str(note) for note in run.notes),
@@ -147,7 +147,7 @@ def _time_buckets(
     )
 
 
-def _sum_link_uses(
+def sum_link_uses(
     topology: Topology, counters: LinkCounters, steps: int, step_s: float
 ) -> tuple[LinkUse, ...]:
     """Traffic per step on the links of the first hosts and on those of the fabric."""
