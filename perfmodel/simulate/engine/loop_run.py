@@ -251,7 +251,7 @@ class _Loops:
             self.records.add_message(
                 Message(number, iteration, exchange, True, ready_s, begun_s, self.env.now)
             )
-            self._serve(number, iteration, exchange, spec)
+            self._serve(number, exchange, spec)
 
         def send() -> None:
             connection.send(spec.push_bytes, arrive)
@@ -275,7 +275,7 @@ class _Loops:
 
     # ------------------------------------------------------------ servers
 
-    def _serve(self, number: int, iteration: int, exchange: int, spec: Exchange) -> None:
+    def _serve(self, number: int, exchange: int, spec: Exchange) -> None:
         """Serve a push that has arrived, after those before it."""
         service_s = spec.each_s
         if self.plan.together:

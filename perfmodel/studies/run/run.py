@@ -264,13 +264,13 @@ def _describe_compute(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
 def _describe_communication(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
     """Say what carries the job's bytes."""
     if job.strategy.loops is None:
-        return (
-            f"Communication is {machine.library.description}{_describe_choice(machine)}.",
-            *_describe_staging(machine),
-            "A collective starts when its last rank has reached it, and shares links max-min "
-            "fairly.",
-        )
-    return (
-        "Messages use what links carry, over the NIC nearest to each GPU and to each server, and "
-        "wait for the links' latencies; a transport's own work on them is left out.",
-    )
+        library = f"{machine.library.description}{_describe_choice(machine)}"
+        return f"Communication is {library}.", *_describe_staging(machine), MEETING
+    return (MESSAGES,)
+
+
+MEETING = "A collective starts when its last rank has reached it, and shares links max-min fairly."
+MESSAGES = (
+    "Messages use what links carry, over the NIC nearest to each GPU and to each server, and wait "
+    "for the links' latencies; a transport's own work on them is left out."
+)

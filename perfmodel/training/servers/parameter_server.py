@@ -65,7 +65,7 @@ class ServerOptions:
     accumulate: int = 1
 
     def count(self, nodes: int) -> int:
-        """How many servers there are for workers on so many nodes, each of which has one at most."""
+        """How many servers there are for workers on so many nodes, one on each at most."""
         if self.colocated:
             return min(self.servers or nodes, nodes)
         return self.servers or 1
@@ -185,8 +185,10 @@ def _parts(
     parts: list[_Part] = []
     for key in sorted(elements):
         pieces = max(1, slices[key] // coarser) if sliced else 1
-        for piece in even_parts(elements[key], pieces):
-            parts.append(_Part(*key, piece, sizes[key] * piece / elements[key]))
+        parts += [
+            _Part(*key, piece, sizes[key] * piece / elements[key])
+            for piece in even_parts(elements[key], pieces)
+        ]
     return [part for part in parts if part.elements]
 
 
@@ -355,18 +357,24 @@ def server_bytes(
     return share * (gradients + states + copies * gradients)
 
 
+REQUESTS = (
+    "A push and the pull that answers it are one request; messages of a worker to a server follow "
+    "each other, those of different pairs share links max-min fairly."
+)
+QUEUES = (
+    "A server updates one message at a time, in order of arrival, at the rate of its memory and "
+    "cores; that its traffic in memory slows down others on its host is left out."
+)
+EFFICIENCY = (
+    "How much a late gradient slows learning down (statistical efficiency) is not modelled: "
+    "updates per second of two settings are not alike."
+)
+
 PARAMETER_SERVER = Strategy(
     "a parameter server",
     server_options,
     None,
     parameter_server_memory,
     loops=parameter_server_loops,
-    assumptions=(
-        "A push and the pull that answers it are one request; messages of a worker to a server "
-        "follow each other, those of different pairs share links max-min fairly.",
-        "A server updates one message at a time, in order of arrival, at the rate of its memory "
-        "and cores; that its traffic in memory slows down others on its host is left out.",
-        "How much a late gradient slows learning down (statistical efficiency) is not modelled: "
-        "updates per second of two settings are not alike.",
-    ),
+    assumptions=(REQUESTS, QUEUES, EFFICIENCY),
 )

@@ -25,7 +25,7 @@ class ParameterServerStrategy(FileModel):
     staleness: Index | None = Field(default=None, description="iterations, with mode: bounded")
     servers: Count | None = Field(
         default=None,
-        description="default: 1 on a host of its own, or one on each node if colocated",
+        description="default: 1 on its own node, or one on each node if colocated",
     )
     placement: Literal["dedicated", "colocated"] = Field(
         default="dedicated",
@@ -48,7 +48,8 @@ class ParameterServerStrategy(FileModel):
     )
     slice: Bytes | None = Field(
         default=None,
-        description="instead, every tensor is cut into slices of at most this size (BytePS: 4.096 MB)",
+        description="instead, all tensors are cut into slices of at most this size; BytePS has "
+        "4.096 MB",
     )
     overlap: Switch = Field(
         default=True,

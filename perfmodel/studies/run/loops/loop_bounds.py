@@ -1,8 +1,8 @@
 """What no loops of workers can be faster than: the asymptotic bounds of closed queueing networks.
 
-With N workers, of which worker i computes for Z_i an iteration, and demands D_k of links and servers
-for each update, the throughput X is at most sum 1/Z_i and at most 1/max D_k. Source: Lazowska et
-al., Quantitative System Performance, 1984, section 5.2.
+With N workers, of which worker i computes for Z_i an iteration, and demands D_k of links and
+servers for each update, the throughput X is at most sum 1/Z_i and at most 1/max D_k. Source:
+Lazowska et al., Quantitative System Performance, 1984, section 5.2.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel.arrays import FloatArray
 from perfmodel.library.machine import Machine
 from perfmodel.training.plan.loop_plan import LoopPlan
 
@@ -64,9 +65,7 @@ def loop_bounds(plan: LoopPlan, machine: Machine) -> LoopBounds:
     )
 
 
-def _link_demands_s(
-    plan: LoopPlan, machine: Machine
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _link_demands_s(plan: LoopPlan, machine: Machine) -> FloatArray:
     """Mean time of an update on each link; seconds."""
     topology = machine.topology
     pushed, pulled = np.zeros(len(plan.servers)), np.zeros(len(plan.servers))
@@ -85,7 +84,5 @@ def _link_demands_s(
             ):
                 np.add.at(nbytes, list(machine.router.route(src, dst)), size / len(plan.workers))
     rates = topology.arcs.bandwidth_Bps
-    demands_s: np.ndarray[tuple[int], np.dtype[np.float64]] = np.divide(
-        nbytes, rates, out=np.zeros(len(nbytes)), where=rates > 0
-    )
+    demands_s: FloatArray = np.divide(nbytes, rates, out=np.zeros(len(nbytes)), where=rates > 0)
     return demands_s

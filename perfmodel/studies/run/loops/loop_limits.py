@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfmodel.arrays import FloatArray
 from perfmodel.scenario.sections.what_if import WhatIf
 from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
@@ -49,8 +50,7 @@ def _relieve_communication(metrics: LoopMetrics) -> list[Relief]:
     if max(metrics.server_busy()) > WORTH_NAMING:
         job = replace(metrics.job, idle_servers=True)
         reliefs.append(_relief(metrics, job, "servers that update in no time", SERVERS, {}))
-    for part in _busy_parts(metrics):
-        reliefs.append(_relieve_part(metrics, part))
+    reliefs += [_relieve_part(metrics, part) for part in _busy_parts(metrics)]
     best_s = max((relief.saves_s for relief in reliefs), default=0.0)
     waits_s = metrics.breakdown_s()["exposed communication"]
     if best_s < MOST_OF_IT * waits_s:
@@ -64,20 +64,18 @@ def _relieve_communication(metrics: LoopMetrics) -> list[Relief]:
 
 def _busy_parts(metrics: LoopMetrics) -> list[Part]:
     """Kinds of links of which one is busy for long."""
-    arcs, run = metrics.job.machine.topology.arcs, metrics.run
-    kinds = np.array(arcs.kinds)
+    kinds = np.array(metrics.job.machine.topology.arcs.kinds)
     busy = _busy(metrics)
-    del run
     return [
         part for part in LINKS if busy[np.isin(kinds, list(part.kinds))].max(initial=0.0) > BUSY
     ]
 
 
-def _busy(metrics: LoopMetrics) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _busy(metrics: LoopMetrics) -> FloatArray:
     """Share of the time in which each link is busy."""
     arcs, run = metrics.job.machine.topology.arcs, metrics.run
     rates = arcs.bandwidth_Bps
-    shares: np.ndarray[tuple[int], np.dtype[np.float64]] = np.divide(
+    shares: FloatArray = np.divide(
         run.counted.wire_bytes, rates * run.length_s, out=np.zeros(len(arcs)), where=rates > 0
     )
     return shares

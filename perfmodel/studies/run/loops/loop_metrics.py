@@ -158,7 +158,7 @@ class LoopMetrics:
             for worker, _, index, start_s, _ in self.run.items
             if worker == usual and index == 0 and start_s >= self.from_s
         ]
-        start_s, end_s = (starts_s[-2:] + [self.run.length_s])[:2] if starts_s else (0.0, math.inf)
+        start_s, end_s = [*starts_s[-2:], self.run.length_s, math.inf][:2]
         servers = {server.name for server in plan.servers}
         drawn = {plan.workers[number].name for number in tracked_workers(plan)}
         drawn |= {server.name for server in plan.servers[:DRAWN_SERVERS]}

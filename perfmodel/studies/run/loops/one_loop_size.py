@@ -45,7 +45,7 @@ def simulate_loop_size(sized: SizedJob, *, with_first: bool = True) -> SizeResul
 
 
 def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeResult:
-    run, plan, step_s = metrics.run, metrics.run.plan, metrics.step_s()
+    plan, step_s = metrics.run.plan, metrics.step_s()
     machine = metrics.job.machine
     breakdown_s = metrics.breakdown_s()
     others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
@@ -86,7 +86,8 @@ def _link_uses(metrics: LoopMetrics, machine: Machine) -> tuple[LinkUse, ...]:
 
 def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> ServerUse:
     plan, options, section = metrics.run.plan, sized.job.options, sized.job.scenario.strategy
-    assert isinstance(options, ServerOptions) and isinstance(section, ParameterServerStrategy)
+    assert isinstance(options, ServerOptions)
+    assert isinstance(section, ParameterServerStrategy)
     bounds, rates = loop_bounds(plan, machine), metrics.rates_per_s()
     together = len(plan.workers) if plan.together else 1
     return ServerUse(
@@ -95,7 +96,7 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
         servers=tuple(f"{server.name}: {server.device}" for server in plan.servers),
         updates_per_s=len(plan.workers) / metrics.step_s() / together,
         most_updates_per_s=bounds.least_per_s / together,
-        bound_by=_bound_by(bounds, plan, machine),
+        bound_by=_bound_by(bounds, machine),
         staleness=metrics.staleness(),
         server_busy=metrics.server_busy(),
         queue_wait_s=metrics.queue_wait_s(),
@@ -109,7 +110,7 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
     )  # fmt: skip
 
 
-def _bound_by(bounds: LoopBounds, plan: LoopPlan, machine: Machine) -> str:
+def _bound_by(bounds: LoopBounds, machine: Machine) -> str:
     if bounds.least_per_s == bounds.workers_per_s:
         return "computing"
     if bounds.least_per_s == bounds.servers_per_s or bounds.link is None:
@@ -119,10 +120,9 @@ def _bound_by(bounds: LoopBounds, plan: LoopPlan, machine: Machine) -> str:
 
 def _notes(plan: LoopPlan) -> tuple[str, ...]:
     pushes = len(plan.workers) * len(plan.exchanges)
-    notes = [
-        f"A worker's gradients travel in {len(plan.exchanges):,} messages an iteration; tensors of "
-        "neighbouring layers for one server are one message where there would be more."
-    ]
+    messages = f"{len(plan.exchanges):,} messages an iteration"
+    merged = "tensors of neighbouring layers for one server are one message where there are more"
+    notes = [f"A worker's gradients travel in {messages}; {merged}."]
     if pushes > EXACT_PUSHES:
         notes.append(
             f"Rates of messages are solved at most {QUANTA:,} times in the time of a step: a "

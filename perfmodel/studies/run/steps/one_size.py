@@ -148,7 +148,7 @@ def _time_buckets(
 
 
 def sum_link_uses(
-    topology: Topology, counters: LinkCounters, steps: int, step_s: float
+    topology: Topology, counters: LinkCounters, steps: float, step_s: float
 ) -> tuple[LinkUse, ...]:
     """Traffic per step on the links of the first hosts and on those of the fabric."""
     arcs = topology.arcs
