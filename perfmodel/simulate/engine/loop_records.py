@@ -102,12 +102,12 @@ class LoopRun:
             )  # fmt: skip
         for message in self.messages:
             exchange = plan.exchanges[message.exchange]
-            way, nbytes = ("push", exchange.push_bytes)
+            direction, nbytes = ("push", exchange.push_bytes)
             if not message.is_push:
-                way, nbytes = ("pull", exchange.pull_bytes)
+                direction, nbytes = ("pull", exchange.pull_bytes)
             spans.append(
                 Span(
-                    f"{way} {exchange.name}", "communication", names[message.worker], way,
+                    f"{direction} {exchange.name}", "communication", names[message.worker], direction,
                     message.iteration, message.start_s, message.end_s, message.ready_s,
                     round(nbytes), message.exchange,
                 )

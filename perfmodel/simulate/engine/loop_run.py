@@ -212,7 +212,8 @@ class _Loops:
     def _work(self, number: int, worker: Worker) -> Generator[simpy.Event, Any, None]:
         """Run iteration after iteration."""
         env, items = self.env, self.plan.items[worker.like]
-        host_s, iteration = 0.0, 0
+        host_s, iteration = worker.start_s, 0
+        yield env.timeout(worker.start_s)
         while True:
             waited_s = 0.0
             busy: dict[str, float] = {}

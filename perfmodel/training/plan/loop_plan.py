@@ -61,12 +61,14 @@ class Worker:
     `ranks`: its GPUs; its messages begin and end at the first.
     `scale`: factor on its time on the device.
     `like`: index of the list of items in `LoopPlan.items` that it runs.
+    `start_s`: when it begins; seconds since the start of the run.
     """
 
     name: str
     ranks: tuple[int, ...]
     scale: float = 1.0
     like: int = 0
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ request, as ``ZPushPull`` of ps-lite and ``push_pull`` of BytePS). Synchronous s
 gradients of all workers first. Sources: Li et al., "Scaling distributed machine learning with the
 parameter server", OSDI 2014; bounded staleness: Ho et al., "More effective distributed ML via a
 stale synchronous parallel parameter server", NIPS 2013; what is assigned to which server: see
-`sharding.py`.
+`shards.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from perfmodel.training.plan.forward_backward import (
     visit_segments,
 )
 from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server, Worker, WorkItem
-from perfmodel.training.servers.sharding import SPLIT_BYTES, Assignment, even_parts, shard
+from perfmodel.training.servers.shards import SPLIT_BYTES, Assignment, even_parts, shard
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.units import parse_bandwidth
 from perfmodel.workload.memory import optimizer_bytes, optimizer_state_bytes

@@ -98,10 +98,26 @@ class LoopJob:
             )
             for worker in plan.workers
         )
+        if plan.slack != 0:
+            workers = self._spread_out(replace(plan, workers=workers))
         exchanges = plan.exchanges
         if self.idle_servers:
             exchanges = tuple(replace(each, each_s=0.0, all_s=0.0) for each in exchanges)
         return replace(plan, workers=workers, exchanges=exchanges, items=(*plan.items, *others))
+
+    def _spread_out(self, plan: LoopPlan) -> tuple[Worker, ...]:
+        """Let workers begin at random times of a round.
+
+        Real ones draw apart by chance; here those that begin together and are alike would stay
+        together for long, and crowd links that then lie idle.
+        """
+        round_s = len(plan.workers) / loop_bounds(plan, self.machine).least_per_s
+        phases = np.random.default_rng(self.sized.job.scenario.seed).random(len(plan.workers))
+        starts_s = round_bits(phases * round_s).tolist()
+        return tuple(
+            replace(worker, start_s=start_s)
+            for worker, start_s in zip(plan.workers, starts_s, strict=True)
+        )
 
     def _name(self, worker: Worker) -> str:
         ranks = self.sized.ensemble.likely.topology.ranks

@@ -177,10 +177,10 @@ class LoopMetrics:
 
 def _percentile(weights: dict[int, float], share: float) -> int:
     """Smallest number of updates that at least this share of gradients does not exceed."""
-    wanted, total = share * sum(weights.values()), 0.0
+    enough, total = share * sum(weights.values()), 0.0
     for updates in sorted(weights):
         total += weights[updates]
-        if total >= wanted * (1 - 1e-9):
+        if total >= enough * (1 - 1e-9):
             break
     return updates
 
