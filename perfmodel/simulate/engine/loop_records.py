@@ -102,12 +102,12 @@ class LoopRun:
             )  # fmt: skip
         for message in self.messages:
             exchange = plan.exchanges[message.exchange]
-            direction, nbytes = ("push", exchange.push_bytes)
+            lane, nbytes = ("push", exchange.push_bytes)
             if not message.is_push:
-                direction, nbytes = ("pull", exchange.pull_bytes)
+                lane, nbytes = ("pull", exchange.pull_bytes)
             spans.append(
                 Span(
-                    f"{direction} {exchange.name}", "communication", names[message.worker], direction,
+                    f"{lane} {exchange.name}", "communication", names[message.worker], lane,
                     message.iteration, message.start_s, message.end_s, message.ready_s,
                     round(nbytes), message.exchange,
                 )

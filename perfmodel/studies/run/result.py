@@ -49,6 +49,26 @@ class LinkUse:
 
 
 @dataclass(frozen=True, slots=True)
+class CommunicationUse:
+    """One operation in a step, of a rank of the class that computes longest.
+
+    `op`: "all_reduce", "all_gather", "reduce_scatter", "send" ...
+    `calls`: times that it is called.
+    `nbytes`: sizes of all calls, as nccl-tests counts them.
+    `sent_bytes`: what a rank sends in them if they run on rings.
+    `busy_s`: while at least one call is in flight.
+    `exposed_s`: its part of the exposed communication; those of all operations add up to it.
+    """
+
+    op: str
+    calls: int
+    nbytes: int
+    sent_bytes: float
+    busy_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes per GPU (the fullest one), and whether they fit.
 
@@ -285,6 +305,10 @@ class SizeResult:
     `reliefs`: what a step saves without each of the limits that were tried, the largest first.
     `server_use`: where there are parameter servers: then a step is the time in which as many
         updates are made as there are workers, the harmonic mean of the workers' iterations.
+    `communication`: what a rank communicates, by operation, in the order of the step.
+    `mfu`: model FLOPs utilisation: matrix products of forward and backward (recomputation not
+        counted, masked scores of attention counted) over what the GPUs could do at their dense
+        peak; None where either is not known.
     """
 
     gpus: int
@@ -312,6 +336,13 @@ class SizeResult:
     notes: tuple[str, ...] = ()
     reliefs: tuple[Relief, ...] = ()
     server_use: ServerUse | None = None
+    communication: tuple[CommunicationUse, ...] = ()
+    mfu: float | None = None
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a rank sends in a step if all operations run on rings."""
+        return sum(each.sent_bytes for each in self.communication)
 
     @property
     def relief(self) -> Relief | None:
