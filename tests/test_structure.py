@@ -44,6 +44,7 @@ REPEATED_STEMS = {
     "strategy": LAYERS + "; a row of the table",
     "options": ROLES + ": what a strategy or the CLI is called with",
     "data_parallel": LAYERS,
+    "parameter_server": LAYERS + "; and the collective of the same name",
     "fsdp": LAYERS,
     "step_plan": "the type, and the function of each strategy that makes one",
     "nvls": "the algorithm, and how NCCL lays it on links",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from perfmodel.training.ddp.strategy import DDP
 from perfmodel.training.fusion.strategy import HOROVOD, PRIORITY
 from perfmodel.training.servers.data_parallel import DATA_PARALLEL
+from perfmodel.training.servers.parameter_server import PARAMETER_SERVER
 from perfmodel.training.sharded.fsdp.strategy import FSDP
 from perfmodel.training.strategy import Strategy
 
@@ -16,4 +17,5 @@ STRATEGIES: Mapping[str, Strategy] = {
     "fsdp": FSDP,
     "horovod": HOROVOD,
     "priority": PRIORITY,
+    "parameter_server": PARAMETER_SERVER,
 }

@@ -14,6 +14,7 @@ from typing import Any
 from perfmodel.errors import InputError
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
+from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Op, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
@@ -74,6 +75,8 @@ class StepRequest:
         of the host copy.
     `host_optimizer_s`: time of the optimizer on the host's CPUs, of all parameters, while those of
         the host's other ranks run; seconds.
+    `nodes`: hosts that the ranks are on, equally many on each.
+    `optimizer`: "sgd", "sgd-momentum", "adam", "adamw"; for those that do not run it in `times`.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
     `ranks_per_host`: GPUs of each host that the job has.
     `collective_s`: time of collectives alone, for strategies whose choices depend on it.
@@ -99,6 +102,8 @@ class StepRequest:
     ready_order: Sequence[int] | None = None
     ranks_per_host: int = 1
     collective_s: CollectiveTime = _instant
+    nodes: int = 1
+    optimizer: str = "sgd-momentum"
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)
@@ -112,7 +117,8 @@ class Strategy:
 
     `name`: for people.
     `options`: from the section of the scenario to options of the strategy.
-    `plan`: one training step.
+    `plan`: one training step, which all ranks share. None: they share none, see `loops`.
+    `loops`: workers and servers that loop on their own.
     `memory`: bytes on the fullest GPU.
     `buckets`: gradient buckets of the steady state in launch order. None: the strategy has none, so
         that there are no bucket caps to tune.
@@ -122,11 +128,12 @@ class Strategy:
 
     name: str
     options: Callable[[Any], StepOptions]
-    plan: Callable[[StepRequest, Any], StepPlan]
+    plan: Callable[[StepRequest, Any], StepPlan] | None
     memory: Callable[[Setup], MemoryUse]
     buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
     held_dtype: Callable[[Any], str | None] = lambda _options: None
     assumptions: tuple[str, ...] = ()
+    loops: Callable[[StepRequest, Any], LoopPlan] | None = None
 
     @property
     def has_buckets(self) -> bool:

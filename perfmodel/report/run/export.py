@@ -25,6 +25,7 @@ def to_json(result: Result) -> dict[str, Any]:
         **size_to_json(result.main),
         "buckets": result.main.buckets,
         **_disturbance(result.main.disturbance),
+        "server_use": result.main.server_use,
         "curve": [size_to_json(point) for point in result.points],
         **attributes(result, "assumptions sources provenance"),
     }

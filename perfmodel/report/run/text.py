@@ -15,7 +15,7 @@ from perfmodel.report.common.document import (
     section,
 )
 from perfmodel.report.common.markdown import render_markdown
-from perfmodel.report.run import events, tables
+from perfmodel.report.run import events, servers, tables
 from perfmodel.report.scaling.text import basis, findings
 from perfmodel.studies.run.result import Result
 
@@ -42,6 +42,7 @@ def result_lines(result: Result) -> list[Block]:
     return [
         Paragraph(quantities.headline(result), "headline"),
         _short_sizes(result),
+        *paragraphs(servers.lines(main)),
         *paragraphs(events.lines(main)),
         *paragraphs(lines, "note"),
     ]
@@ -76,12 +77,13 @@ def run_markdown(result: Result) -> str:
     """Write the answer, the findings, the sizes, the parts of the step and what it rests on."""
     main = result.main
     explained = [*tables.hints(result), "sizes.csv holds every number in SI units."]
-    happening = events.lines(main)
+    happening, serving = events.lines(main), servers.lines(main)
     facts = {"scenario": result.scenario, "simulated as": main.mode, **result.provenance}
     memory = [Paragraph(f"{quantities.memory(main.memory)}."), Bullets(main.memory.advice)]
     return render_markdown(
         [
             result_header(result),
+            *([section("Parameter servers", "", Bullets(serving))] if serving else []),
             *([section("What happens around it", "", Bullets(happening))] if happening else []),
             section(
                 "Scaling",

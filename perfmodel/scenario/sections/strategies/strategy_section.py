@@ -11,6 +11,7 @@ from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStr
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
 from perfmodel.scenario.sections.strategies.horovod import HorovodStrategy
+from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
 from perfmodel.scenario.sections.strategies.priority import PriorityStrategy
 
 
@@ -20,7 +21,12 @@ def _ddp_unless_named(value: object) -> object:
 
 StrategySection = Annotated[
     Annotated[
-        DdpStrategy | DataParallelStrategy | FsdpStrategy | HorovodStrategy | PriorityStrategy,
+        DdpStrategy
+        | DataParallelStrategy
+        | ParameterServerStrategy
+        | FsdpStrategy
+        | HorovodStrategy
+        | PriorityStrategy,
         Field(discriminator="kind"),
     ],
     BeforeValidator(_ddp_unless_named),

@@ -19,6 +19,7 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.advice import advice
 from perfmodel.training.memory.reserve import reserve_bytes
 from perfmodel.training.memory.use import Setup, StepOptions
+from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import CollectiveTime, StepRequest, Strategy
@@ -221,7 +222,32 @@ def plan_step(
     )
     if collective_s is not None:
         request = replace(request, collective_s=collective_s)
-    return job.strategy.plan(request, options)
+    make = job.strategy.plan
+    assert make is not None  # else it has loops
+    return make(request, options)
+
+
+def plan_loops(
+    job: TrainingJob, layer_times_: LayerTimes, ranks: int, nodes: int, batch: int, *, merge: bool
+) -> LoopPlan:
+    """Loops of the strategy at one size, whose workers do not wait for the slowest GPU.
+
+    `nodes`: that the ranks are on.
+    `merge`: as in `plan_step`.
+    """
+    make = job.strategy.loops
+    assert make is not None
+    request = StepRequest(
+        workload=job.workload,
+        times=layer_times_,
+        ranks=ranks,
+        batch_per_gpu=batch,
+        kernel_s=job.gpu.kernel_overhead_s / what_if_of(job.scenario).compute,
+        segments=MERGED if merge else UNMERGED,
+        nodes=nodes,
+        optimizer=job.scenario.compute.optimizer,
+    )
+    return make(request, job.options)
 
 
 def assign_buckets(job: TrainingJob) -> tuple[Bucket, ...]:

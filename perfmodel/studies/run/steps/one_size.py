@@ -94,7 +94,7 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         memory=estimate_memory(sized.job, sized.size.gpus, sized.batch, other_gpus),
         interval_s=None,
         buckets=_time_buckets(spans, assign_buckets(sized.job), sized.job.workload),
-        links=_sum_link_uses(topology, run.counted, reported.steps, step_s),
+        links=sum_link_uses(topology, run.counted, reported.steps, step_s),
         timeline=Timeline(spans),
         communication=_communication(reported, spans),
         mfu=_mfu(sized, reported.plan.samples / step_s),
@@ -166,8 +166,8 @@ def _time_buckets(
     )
 
 
-def _sum_link_uses(
-    topology: Topology, counters: LinkCounters, steps: int, step_s: float
+def sum_link_uses(
+    topology: Topology, counters: LinkCounters, steps: float, step_s: float
 ) -> tuple[LinkUse, ...]:
     """Traffic per step on the links of the first hosts and on those of the fabric."""
     arcs = topology.arcs
