@@ -224,7 +224,6 @@ def plan_loops(
         times=layer_times_,
         ranks=ranks,
         batch_per_gpu=batch,
-        hook=job.hook,
         kernel_s=job.gpu.kernel_overhead_s / what_if_of(job.scenario).compute,
         segments=MERGED if merge else UNMERGED,
         nodes=nodes,
