@@ -62,6 +62,7 @@ class ServerOptions:
     slice_bytes: float | None = None
     overlap: bool = True
     local_reduce: bool = False
+    gradient_dtype: str | None = None
     accumulate: int = 1
 
     def count(self, nodes: int) -> int:
@@ -89,6 +90,7 @@ def server_options(section: ParameterServerStrategy) -> ServerOptions:
         slice_bytes=section.slice,
         overlap=section.overlap,
         local_reduce=section.local_reduce,
+        gradient_dtype=section.gradient_dtype,
         accumulate=section.accumulate,
     )
 
@@ -196,8 +198,8 @@ def _exchange(
     request: StepRequest, options: ServerOptions, part: _Part, segment: Segment
 ) -> Exchange:
     sent = part.nbytes
-    if request.hook != "none":
-        sent = part.elements * ITEM_BYTES[request.hook]
+    if options.gradient_dtype is not None:
+        sent = part.elements * ITEM_BYTES[options.gradient_dtype]
     rate_Bps = options.rate_Bps or 2 * request.times.copy_Bps  # a copied byte is read and written
     update_s = part.elements * _moved_per_element(request) / rate_Bps
     summed_s = (sent + (SUM_PASSES - 1) * part.nbytes) / rate_Bps
@@ -229,7 +231,7 @@ def _items(
     """Forward and backward of all micro-batches; the last backward pushes."""
     workload, times = request.workload, request.times
     coarse = 8 if options.accumulate <= MANY_MICRO_BATCHES else 1
-    last = options.accumulate - 1
+    last, casts = options.accumulate - 1, options.gradient_dtype is not None
     pushed = _pushed_by(options, len(segments), parts)
     items: list[WorkItem] = []
     for micro_batch in range(options.accumulate):
@@ -246,7 +248,7 @@ def _items(
             ]
         if micro_batch == last:
             items += [
-                _item(request, "backward", part, micro_batch, sends=sends)
+                _item(request, "backward", part, micro_batch, sends=sends, casts=casts)
                 for part, sends in zip(segments, pushed, strict=True)
             ]
         else:
@@ -288,6 +290,7 @@ def _item(
     *,
     needs: tuple[int, ...] = (),
     sends: tuple[int, ...] = (),
+    casts: bool = False,
 ) -> WorkItem:
     duration_s, kernels = part.duration_s, part.kernels
     nbytes = sum(request.workload.tensors[tensor].nbytes for tensor in part.tensors)
@@ -295,7 +298,7 @@ def _item(
     if own and micro_batch > 0:  # gradients are added up in place: two values read, one written
         duration_s += 1.5 * nbytes / request.times.copy_Bps + own * request.kernel_s
         kernels += own
-    if own and sends and request.hook != "none":  # half as much is written as is read
+    if own and casts:  # half as much is written as is read
         duration_s += 0.75 * nbytes / request.times.copy_Bps + own * request.kernel_s
         kernels += own
     return WorkItem(
@@ -319,8 +322,9 @@ def parameter_server_memory(setup: Setup) -> MemoryUse:
     options = setup.options
     assert isinstance(options, ServerOptions)
     compressed = 0
-    if setup.hook != "none":
-        compressed = sum(tensor.numel for tensor in setup.trained) * ITEM_BYTES[setup.hook]
+    if options.gradient_dtype is not None:
+        elements = sum(tensor.numel for tensor in setup.trained)
+        compressed = elements * ITEM_BYTES[options.gradient_dtype]
     if options.rate_Bps is not None or not options.colocated:
         return replace(use, buckets_bytes=float(compressed))
     share = most_held(setup.workload, options, options.count(1))

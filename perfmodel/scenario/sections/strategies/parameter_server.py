@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel
 from perfmodel.scenario.sections.base import Index, Switch
 from perfmodel.scenario.sections.strategies.counts import MicroSteps
-from perfmodel.scenario.sections.strategies.ddp import Hook
 
 
 class ParameterServerStrategy(FileModel):
@@ -60,7 +59,9 @@ class ParameterServerStrategy(FileModel):
         default=False,
         description="the GPUs of a node add up their gradients first, and are one worker (BytePS)",
     )
-    hook: Hook = Field(default="none", description="gradients travel in 16 bits; parameters whole")
+    gradient_dtype: Literal["fp16", "bf16"] | None = Field(
+        default=None, description="gradients travel in 16 bits; parameters whole"
+    )
     accumulate: MicroSteps = 1
 
     @model_validator(mode="after")

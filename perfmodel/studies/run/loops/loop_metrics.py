@@ -10,7 +10,7 @@ from statistics import fmean
 
 from perfmodel.simulate.engine.loop_records import LoopRun
 from perfmodel.studies.run.loops.loop_job import LoopJob, tracked_workers
-from perfmodel.studies.run.result import Staleness
+from perfmodel.studies.run.result import CommunicationUse, Staleness
 from perfmodel.studies.run.steps.metrics import PARTS
 from perfmodel.timeline import Span, covered_s
 
@@ -101,13 +101,35 @@ class LoopMetrics:
         workers = range(len(self.run.plan.workers))
         return min(1.0, fmean(self._shares(at)["exposed communication"] for at in workers))
 
-    def comm_s(self) -> float:
-        """Time per iteration in which a usual worker has messages under way; seconds."""
+    def communication(self, exposed_s: float) -> tuple[CommunicationUse, ...]:
+        """Messages of an iteration by direction; waiting is shared out by their times under way."""
+        exchanges = self.run.plan.exchanges
+        busy_s = {push: self.comm_s((push,)) for push in (True, False)}
+        total_s = sum(busy_s.values()) or 1.0
+        pushed = sum(each.push_bytes for each in exchanges)
+        pulled = sum(each.pull_bytes for each in exchanges)
+        return tuple(
+            CommunicationUse(
+                op, len(exchanges), round(nbytes), sent, busy_s[push],
+                exposed_s * busy_s[push] / total_s,
+            )
+            for op, push, nbytes, sent in (
+                ("push", True, pushed, pushed), ("pull", False, pulled, 0.0)
+            )
+        )  # fmt: skip
+
+    def comm_s(self, directions: tuple[bool, ...] = (True, False)) -> float:
+        """Time per iteration in which a usual worker has messages under way; seconds.
+
+        `directions`: True for pushes, False for pulls.
+        """
         usual = tracked_workers(self.run.plan)[0]
         under_way = [
             (message.start_s, message.end_s)
             for message in self.run.messages
-            if message.worker == usual and message.start_s >= self.from_s
+            if message.worker == usual
+            and message.is_push in directions
+            and message.start_s >= self.from_s
         ]
         iterations = {m.iteration for m in self.run.messages if m.worker == usual}
         counted = max(1, len(iterations) - self.job.length.warm_up)

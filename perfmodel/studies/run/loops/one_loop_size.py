@@ -19,7 +19,7 @@ from perfmodel.studies.run.result import (
     ServerUse,
     SizeResult,
 )
-from perfmodel.studies.run.steps.one_size import sum_link_uses
+from perfmodel.studies.run.steps.one_size import mfu_of, sum_link_uses
 from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
 from perfmodel.timeline import Timeline
@@ -73,6 +73,8 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         timeline=Timeline(metrics.spans()),
         mode=f"flow, {len(plan.workers)} workers and {len(plan.servers)} servers as processes, "
         f"mean of {rounds.counted} rounds after {rounds.warm_up}",
+        communication=metrics.communication(exposed_s),
+        mfu=mfu_of(sized, plan.samples / step_s),
         notes=_notes(plan),
         server_use=use,
     )

@@ -97,7 +97,7 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         links=sum_link_uses(topology, run.counted, reported.steps, step_s),
         timeline=Timeline(spans),
         communication=_communication(reported, spans),
-        mfu=_mfu(sized, reported.plan.samples / step_s),
+        mfu=mfu_of(sized, reported.plan.samples / step_s),
         mode=f"{sized.fidelity}, {reported.mode}{means}",
         notes=tuple(str(note) for note in run.notes),
     )
@@ -109,7 +109,7 @@ def _communication(reported: ReportedRun, spans: Sequence[Span]) -> tuple[Commun
     return communication_uses(reported.plan, reported.run, reported.counted_steps, rank_class)
 
 
-def _mfu(sized: SizedJob, samples_per_s: float) -> float | None:
+def mfu_of(sized: SizedJob, samples_per_s: float) -> float | None:
     """Model FLOPs utilisation on GPUs of one kind."""
     compute, flops = sized.job.scenario.compute, sized.job.workload.training_flops
     peak = sized.job.gpu.peak_flops.get(compute.precision)
