@@ -58,7 +58,7 @@ class FsdpOptions:
     """
 
     version: Literal[1, 2] = 2
-    wrap: Wrap = "block"
+    wrap: Wrap | tuple[str, ...] = "block"
     wrap_elements: int = MIN_WRAPPED
     reshard_after_forward: bool = True
     reshard_root: bool = False
