@@ -45,7 +45,6 @@ REPEATED_STEMS = {
     "strategy": LAYERS + "; a row of the table",
     "options": ROLES + ": what a strategy or the CLI is called with",
     "data_parallel": LAYERS,
-    "fsdp": LAYERS,
     "step_plan": "the type, and the function of each strategy that makes one",
     "nvls": "the algorithm, and how NCCL lays it on links",
     "collnet": "the algorithm, and how NCCL lays it on links",

@@ -61,8 +61,8 @@ class StepRequest:
     `cast_Bps`: the hook converts gradients at this rate (of their own bytes) beside the device's
         work. By default the device does, at the rate of its copies.
     `core`: work of backward on a core of each rank's process.
-    `host_link_Bps`: rate of copies between a GPU and the memory of its host, one way, while all GPUs
-        of the host copy.
+    `host_link_Bps`: rate of copies between a GPU and the memory of its host, one way, while all
+        GPUs of the host copy.
     `host_optimizer_s`: time of the optimizer on the host's CPUs, of all parameters, while those of
         the host's other ranks run; seconds.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).

@@ -50,15 +50,15 @@ class FsdpOptions:
         (``set_requires_all_reduce(False)``, version 2 with copies).
     `reshard_after_backward`: whether units are freed after the backward of a micro-batch that does
         not reduce (version 2).
-    `reduce_buffers`: reductions whose input is kept at once (``set_reduce_scatter_max_input_buffers``,
-        version 2).
+    `reduce_buffers`: reductions whose input is kept at once
+        (``set_reduce_scatter_max_input_buffers``, version 2).
     `separate_reduce`: whether reductions have a communicator of their own
         (``set_separate_reduce_scatter_group``, version 2).
     Raises `InputError`: counts below 1, or options of the other version; all of them at once.
     """
 
     version: Literal[1, 2] = 2
-    wrap: Wrap = "block"
+    wrap: Wrap | tuple[str, ...] = "block"
     wrap_elements: int = MIN_WRAPPED
     reshard_after_forward: bool = True
     reshard_root: bool = False

@@ -15,8 +15,8 @@ from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
-from perfmodel.training.sharded.fsdp.passes import add_backward, add_forward
-from perfmodel.training.sharded.fsdp.sharded_step import (
+from perfmodel.training.sharded.fsdp.step.passes import add_backward, add_forward
+from perfmodel.training.sharded.fsdp.step.sharded_step import (
     AVERAGES,
     COPIES,
     GATHER_COPIES,
@@ -30,7 +30,7 @@ from perfmodel.training.sharded.fsdp.sharded_step import (
     begin_step,
     close_step,
 )
-from perfmodel.training.sharded.fsdp.updates import add_broadcasts, add_update
+from perfmodel.training.sharded.fsdp.step.updates import add_broadcasts, add_update
 from perfmodel.training.strategy import StepRequest
 
 STREAMS = (

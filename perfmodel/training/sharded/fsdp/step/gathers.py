@@ -7,7 +7,7 @@ torch/distributed/fsdp/_runtime_utils.py. Version 2: ``unshard``, ``wait_for_uns
 
 from __future__ import annotations
 
-from perfmodel.training.sharded.fsdp.sharded_step import (
+from perfmodel.training.sharded.fsdp.step.sharded_step import (
     GATHER_COPIES,
     GATHERS,
     REGATHERED,
