@@ -48,6 +48,8 @@ def fsdp_plan(request: StepRequest, options: FsdpOptions) -> StepPlan:
     if request.ranks == 1:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
     faults = list(group_faults(request.ranks, options))
+    if options.offload and request.host_link_Bps is None:
+        faults.append(Fault("offload", "true", "a node whose topology connects GPUs with CPUs"))
     if faults:
         raise InputError(faults)
     step = _add_step(request, options, 0)

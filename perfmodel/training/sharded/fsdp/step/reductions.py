@@ -17,6 +17,7 @@ from perfmodel.training.sharded.fsdp.step.sharded_step import (
     beside,
     communicate,
     copy_s,
+    host_copy_s,
     issue,
     run,
 )
@@ -110,5 +111,5 @@ def _keep(step: ShardedStep, unit: ShardUnit, sent: int) -> tuple[int, ...]:
     if step.micro_batch > 0 and step.options.sync != "last" and not step.options.offload:
         duration_s += copy_s(step, ADDED * shard)
     if step.options.offload:
-        duration_s += shard / step.request.host_link_Bps
+        duration_s += host_copy_s(step, shard)
     return beside(step, f"keep {unit.name}", duration_s, REDUCTION_COPIES, (sent,))
