@@ -72,7 +72,7 @@ class StepRequest:
         work. By default the device does, at the rate of its copies.
     `core`: work of backward on a core of each rank's process.
     `host_link_Bps`: rate of copies between a GPU and the memory of its host, one way, while all
-        GPUs of the host copy.
+        GPUs of the host copy. None: there is no way.
     `host_optimizer_s`: time of the optimizer on the host's CPUs, of all parameters, while those of
         the host's other ranks run; seconds.
     `nodes`: hosts that the ranks are on, equally many on each.
@@ -97,7 +97,7 @@ class StepRequest:
     bucket_copy_Bps: float | None = None
     cast_Bps: float | None = None
     core: CoreWork = NO_CORE_WORK
-    host_link_Bps: float = math.inf
+    host_link_Bps: float | None = None
     host_optimizer_s: float = 0.0
     ready_order: Sequence[int] | None = None
     ranks_per_host: int = 1

@@ -98,8 +98,7 @@ def _modules_by_path(workload: Workload, paths: Sequence[str]) -> frozenset[str]
     matched: set[str] = set()
     faults = []
     for path in paths:
-        wanted = path.split(".")
-        matches = {".".join(module) for module in modules if _matches(module, wanted)}
+        matches = {".".join(module) for module in modules if _matches(module, path.split("."))}
         matched |= matches
         if not matches:
             examples = sorted({".".join(parts) for parts in names}, key=len)[:3]
@@ -110,9 +109,9 @@ def _modules_by_path(workload: Workload, paths: Sequence[str]) -> frozenset[str]
     return frozenset(matched)
 
 
-def _matches(module: Sequence[str], wanted: Sequence[str]) -> bool:
-    return len(module) == len(wanted) and all(
-        name in ("*", part) for part, name in zip(module, wanted, strict=True)
+def _matches(module: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(module) == len(pattern) and all(
+        name in ("*", part) for part, name in zip(module, pattern, strict=True)
     )
 
 

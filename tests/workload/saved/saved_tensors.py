@@ -85,9 +85,7 @@ def saved_bytes(
     module: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Tensor], *, autocast: bool
 ) -> float:
     """Bytes of all storages that forward saves, without parameters and buffers."""
-    own = {
-        tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())
-    }
+    own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
     held: dict[int, Any] = {}
     names: dict[int, str] = {}
 

@@ -1,11 +1,14 @@
-"""CPU time of a step in the process that runs it, where ranks are processes on CPUs."""
+"""What a step takes of the host: CPU time of its process, and rates of its memory."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfmodel.errors import TopologyError
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary
 from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.training.strategy import NO_CORE_WORK, CoreWork
@@ -55,3 +58,42 @@ def host_work(
     copied_s = sum(gradients_bytes) / library.host_copies * (0.5 if views else 1.0)
     casts_Bps = None if library.host_casts is None else library.host_casts / in_turn
     return HostWork((python_s + copied_s) * in_turn, casts_Bps, math.inf, core)
+
+
+# ---------------------------------------------------------------- memory of the host
+
+CPU_MEMORY_BPS = 204.8e9
+"""Memory bandwidth of a CPU where the topology has no memory: eight channels of DDR4-3200 (AMD EPYC
+7002 data sheet). Assumption: element-wise work of all its cores reaches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Shares of one GPU while all GPUs of its host do the same; bytes per second.
+
+    `link_Bps`: of the way between a GPU and its host's memory, one direction; None where the
+        topology has no such way.
+    `memory_Bps`: of the memory bandwidth of the host's CPUs.
+    """
+
+    link_Bps: float | None
+    memory_Bps: float
+
+
+NO_HOST_MEMORY = HostMemory(None, CPU_MEMORY_BPS)
+
+
+def host_memory(machine: Machine) -> HostMemory:
+    """Find the rates of the first host, whose GPUs share what their ways have in common."""
+    topology, router = machine.topology, machine.router
+    gpus = topology.ranks[: topology.gpus_per_host]
+    cpus = [name for name, each in topology.devices.items() if each.kind == "cpu" and not each.host]
+    try:
+        ends = {gpu: router.nearest_cpu(gpu) for gpu in gpus}
+        ways = [router.route(gpu, router.memory_of(cpu) or cpu) for gpu, cpu in ends.items()]
+    except TopologyError:
+        return NO_HOST_MEMORY
+    users = Counter(arc for way in ways for arc in way)
+    rates = topology.arcs.bandwidth_Bps
+    link_Bps = min((float(rates[arc]) / number for arc, number in users.items()), default=None)
+    return HostMemory(link_Bps, len(cpus) * CPU_MEMORY_BPS / len(gpus))

@@ -164,15 +164,17 @@ def _gather(state: _Allocated, unit: ShardUnit | None) -> None:
 def _forward(state: _Allocated, walk: Sequence[Moment], order: Sequence[ShardUnit]) -> None:
     options, entered = state.sizes.options, 0
     for moment in walk:
+        stays = moment.unit is not None and moment.unit.is_root and not options.reshard_root
         if moment.kind == "enter" and moment.unit:
             entered += 1
             _gather(state, moment.unit)
             # the host is ahead: version 2 by a gather, version 1 by as many as its limit allows
             for ahead in order[entered : entered + max(1, options.forward_prefetch)]:
                 _gather(state, ahead)
-        elif moment.kind == "leave" and moment.unit and options.reshard_after_forward:
-            if not moment.unit.is_root or options.reshard_root:
-                _shrink(state, moment.unit)
+        elif moment.unit is None or moment.kind == "layers":
+            continue
+        elif options.reshard_after_forward and not stays:
+            _shrink(state, moment.unit)
 
 
 def _shrink(state: _Allocated, unit: ShardUnit) -> None:
@@ -196,8 +198,8 @@ def _backward(state: _Allocated, walk: Sequence[Moment]) -> None:
             _gather(state, unit)
             if options.backward_prefetch == "pre":
                 _gather(state, order[entered] if entered < len(order) else None)
-            kept = state.gradients.get(unit.name, 0)
-            state.gradients[unit.name] = max(kept, sizes.gradient_bytes(unit))
+            earlier = state.gradients.get(unit.name, 0)
+            state.gradients[unit.name] = max(earlier, sizes.gradient_bytes(unit))
             state.note()
         elif moment.is_first:
             state.whole.pop(f"share of {unit.name}", None)
@@ -210,9 +212,7 @@ def _reduce(state: _Allocated, unit: ShardUnit) -> None:
     sizes, options = state.sizes, state.sizes.options
     copies = options.version == 2 or sizes.reduced_dtype(unit) != sizes.gathered_dtype(unit)
     copies = copies or sizes.is_padded(unit)
-    state.inputs = (
-        state.inputs[-(options.reduce_buffers - 1) :] if options.reduce_buffers > 1 else []
-    )
+    del state.inputs[: max(0, len(state.inputs) - options.reduce_buffers + 1)]
     gradients = state.gradients.pop(unit.name, 0)
     state.inputs.append(sizes.reduced_bytes(unit) if copies else gradients)
     state.note(gradients if copies else 0)

@@ -50,8 +50,8 @@ class FsdpOptions:
         (``set_requires_all_reduce(False)``, version 2 with copies).
     `reshard_after_backward`: whether units are freed after the backward of a micro-batch that does
         not reduce (version 2).
-    `reduce_buffers`: reductions whose input is kept at once (``set_reduce_scatter_max_input_buffers``,
-        version 2).
+    `reduce_buffers`: reductions whose input is kept at once
+        (``set_reduce_scatter_max_input_buffers``, version 2).
     `separate_reduce`: whether reductions have a communicator of their own
         (``set_separate_reduce_scatter_group``, version 2).
     Raises `InputError`: counts below 1, or options of the other version; all of them at once.

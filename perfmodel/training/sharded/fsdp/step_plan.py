@@ -15,8 +15,8 @@ from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
-from perfmodel.training.sharded.fsdp.passes import add_backward, add_forward
-from perfmodel.training.sharded.fsdp.sharded_step import (
+from perfmodel.training.sharded.fsdp.step.passes import add_backward, add_forward
+from perfmodel.training.sharded.fsdp.step.sharded_step import (
     AVERAGES,
     COPIES,
     GATHER_COPIES,
@@ -30,7 +30,7 @@ from perfmodel.training.sharded.fsdp.sharded_step import (
     begin_step,
     close_step,
 )
-from perfmodel.training.sharded.fsdp.updates import add_broadcasts, add_update
+from perfmodel.training.sharded.fsdp.step.updates import add_broadcasts, add_update
 from perfmodel.training.strategy import StepRequest
 
 STREAMS = (
@@ -48,6 +48,8 @@ def fsdp_plan(request: StepRequest, options: FsdpOptions) -> StepPlan:
     if request.ranks == 1:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
     faults = list(group_faults(request.ranks, options))
+    if options.offload and request.host_link_Bps is None:
+        faults.append(Fault("offload", "true", "a node whose topology connects GPUs with CPUs"))
     if faults:
         raise InputError(faults)
     step = _add_step(request, options, 0)

@@ -7,7 +7,7 @@ in _fsdp_collectives.py.
 
 from __future__ import annotations
 
-from perfmodel.training.sharded.fsdp.sharded_step import (
+from perfmodel.training.sharded.fsdp.step.sharded_step import (
     AVERAGES,
     COPIES,
     REDUCTION_COPIES,
@@ -17,6 +17,7 @@ from perfmodel.training.sharded.fsdp.sharded_step import (
     beside,
     communicate,
     copy_s,
+    host_copy_s,
     issue,
     run,
 )
@@ -101,14 +102,14 @@ def predivide_factor(ranks: int) -> float:
 def _keep(step: ShardedStep, unit: ShardUnit, sent: int) -> tuple[int, ...]:
     """Cast and add up the shard of the gradients; with offloading, copy it to the host."""
     sizes, ranks = step.sizes, step.shard_ranks
-    received, kept = sizes.reduced_bytes(unit) / ranks, sizes.kept_gradient_bytes(unit) / ranks
+    received, shard = sizes.reduced_bytes(unit) / ranks, sizes.kept_gradient_bytes(unit) / ranks
     duration_s = 0.0
     if step.options.version == 1 and step.request.ranks / predivide_factor(step.request.ranks) > 1:
         duration_s += copy_s(step, received)
     if sizes.reduced_dtype(unit) != sizes.own_dtype(unit):
-        duration_s += copy_s(step, (received + kept) / 2)
+        duration_s += copy_s(step, (received + shard) / 2)
     if step.micro_batch > 0 and step.options.sync != "last" and not step.options.offload:
-        duration_s += copy_s(step, ADDED * kept)
+        duration_s += copy_s(step, ADDED * shard)
     if step.options.offload:
-        duration_s += kept / step.request.host_link_Bps
+        duration_s += host_copy_s(step, shard)
     return beside(step, f"keep {unit.name}", duration_s, REDUCTION_COPIES, (sent,))

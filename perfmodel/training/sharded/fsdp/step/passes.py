@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfmodel.training.plan.forward_backward import visit_segments
-from perfmodel.training.sharded.fsdp.gathers import (
+from perfmodel.training.sharded.fsdp.step.gathers import (
     free_after_backward,
     free_after_forward,
     gather,
     wait_for,
 )
-from perfmodel.training.sharded.fsdp.reductions import ADDED, reduce
-from perfmodel.training.sharded.fsdp.sharded_step import (
+from perfmodel.training.sharded.fsdp.step.reductions import ADDED, reduce
+from perfmodel.training.sharded.fsdp.step.sharded_step import (
     ShardedStep,
     copy_s,
     issue,
@@ -117,7 +117,7 @@ def _units_left(
     gradient of a unit's input; where that is not trained, for the end of backward (`behind`).
     """
     if step.options.version == 1:
-        return [each for each, made in reversed(step.views) if made == place]
+        return [each for each, viewed_at in reversed(step.views) if viewed_at == place]
     moment = step.walk[place]
     if not moment.is_first:
         return []

@@ -7,7 +7,7 @@ torch/distributed/fsdp/_runtime_utils.py. Version 2: ``unshard``, ``wait_for_uns
 
 from __future__ import annotations
 
-from perfmodel.training.sharded.fsdp.sharded_step import (
+from perfmodel.training.sharded.fsdp.step.sharded_step import (
     GATHER_COPIES,
     GATHERS,
     REGATHERED,
@@ -16,6 +16,7 @@ from perfmodel.training.sharded.fsdp.sharded_step import (
     beside,
     communicate,
     copy_s,
+    host_copy_s,
     issue,
     run,
 )
@@ -60,7 +61,7 @@ def _copy_in_s(step: ShardedStep, unit: ShardUnit, smaller: int | None) -> float
     casts = options.param_dtype not in (None, sizes.own_dtype(unit)) and not smaller
     duration_s = copy_s(step, (own + sent) / 2) if casts else 0.0
     if options.offload and not smaller:
-        duration_s += own / step.request.host_link_Bps
+        duration_s += host_copy_s(step, own)
     return duration_s + (copy_s(step, sent) if options.version == 2 else 0.0)
 
 

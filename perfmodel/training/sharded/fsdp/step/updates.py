@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfmodel.training.ddp.buckets import assign_buckets
 from perfmodel.training.plan.builder import COMPUTE
-from perfmodel.training.sharded.fsdp.sharded_step import (
+from perfmodel.training.sharded.fsdp.step.sharded_step import (
     COPIES,
     GATHERS,
     RANKS,
@@ -77,9 +77,9 @@ def add_broadcasts(step: ShardedStep) -> None:
 def _pieces(step: ShardedStep, unit: ShardUnit) -> list[tuple[int, str]]:
     """Bytes and dtype of each broadcast of a unit's states."""
     tensors = step.sizes.tensors(unit)
-    kept = step.request.workload.buffers if unit.is_root else ()
+    buffers = step.request.workload.buffers if unit.is_root else ()
     return [
-        *((group.nbytes, group.dtype) for group in kept),
+        *((group.nbytes, group.dtype) for group in buffers),
         *(
             (sum(tensors[index].nbytes for index in piece), tensors[piece[0]].dtype)
             for piece in assign_buckets(tensors, (BROADCAST_BYTES,))

@@ -157,6 +157,12 @@ def copy_s(step: ShardedStep, nbytes: float, kernels: int = 1) -> float:
     return nbytes / step.tasks.copy_Bps + kernels * step.tasks.kernel_s if nbytes else 0.0
 
 
+def host_copy_s(step: ShardedStep, nbytes: float) -> float:
+    """Time of a copy between the GPU and the memory of its host."""
+    assert step.request.host_link_Bps is not None
+    return nbytes / step.request.host_link_Bps
+
+
 def beside(
     step: ShardedStep, name: str, duration_s: float, stream: str, after: Sequence[int]
 ) -> tuple[int, ...]:
