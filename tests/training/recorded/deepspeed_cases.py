@@ -11,7 +11,6 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 
 import deepspeed
 import torch
-import torch.distributed as dist
 
 from tests.training.recorded.recording_group import CALLS, enter_phase
 from tests.training.recorded.toy import INPUTS, Net

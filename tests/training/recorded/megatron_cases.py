@@ -40,14 +40,14 @@ torch.cuda.Stream = CpuStream  # type: ignore[assignment, misc]
 torch.cuda.stream = lambda stream: nullcontext()  # type: ignore[assignment, misc]
 torch.cuda.default_stream = lambda *_: CpuStream()  # type: ignore[assignment, return-value]
 
-from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-from megatron.core.distributed.finalize_model_grads import finalize_model_grads
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.transformer import TransformerConfig
+from megatron.core import parallel_state  # noqa: E402
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig  # noqa: E402
+from megatron.core.distributed.finalize_model_grads import finalize_model_grads  # noqa: E402
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.transformer import TransformerConfig  # noqa: E402
 
-from tests.training.recorded.recording_group import CALLS, enter_phase
-from tests.training.recorded.toy import INPUTS, Net
+from tests.training.recorded.recording_group import CALLS, enter_phase  # noqa: E402
+from tests.training.recorded.toy import INPUTS, Net  # noqa: E402
 
 STEPS = 3
 """Overlap of the reduction begins in the second step."""

@@ -1,6 +1,7 @@
 """Record what DeepSpeed and Megatron-Core call, for tests without them.
 
-``python -m tests.training.recorded.record_libraries NAME ...`` where both are installed: README.md says how.
+``python -m tests.training.recorded.record_libraries NAME ...`` where they are installed: README.md
+says how.
 """
 
 from __future__ import annotations
