@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.scenario.sections.strategies.ddp import Hook
+from perfmodel.errors import InputError
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
 from perfmodel.training.plan.step_plan import StepPlan
@@ -49,7 +48,6 @@ class StepRequest:
     `batch_per_gpu`: samples per GPU and micro-batch.
     `iteration`: whether buckets are the initial or the rebuilt ones. With ``static_graph`` the
         first iteration reduces after backward.
-    `hook`: communication hook that compresses each bucket to 16 bits.
     `item_bytes`: bytes per element of inputs and outputs.
     `comm_workers`: all-reduces in progress at once: 1 for NCCL's stream, 2 for Gloo's worker
         threads.
@@ -64,7 +62,7 @@ class StepRequest:
         work. By default the device does, at the rate of its copies.
     `core`: work of backward on a core of each rank's process.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
-    Raises `InputError`: ranks or batch below 1, or a hook that does not exist.
+    Raises `InputError`: ranks or batch below 1.
     """
 
     workload: Workload
@@ -72,7 +70,6 @@ class StepRequest:
     ranks: int
     batch_per_gpu: int
     iteration: Iteration = "steady"
-    hook: Hook = "none"
     item_bytes: int = 4
     comm_workers: int = 1
     blocking_wait: bool = False
@@ -86,9 +83,6 @@ class StepRequest:
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)
-        hooks = get_args(Hook)
-        if self.hook not in hooks:
-            faults.append(Fault("hook", repr(self.hook), allowed_names(hooks, self.hook)))
         if faults:
             raise InputError(faults)
 
@@ -103,6 +97,7 @@ class Strategy:
     `memory`: bytes on the fullest GPU.
     `buckets`: gradient buckets of the steady state in launch order. None: the strategy has none, so
         that there are no bucket caps to tune.
+    `held_dtype`: of the parameters that layers run with, by its options; None: their own.
     `assumptions`: of its plan, as sentences.
     """
 
@@ -111,6 +106,7 @@ class Strategy:
     plan: Callable[[StepRequest, Any], StepPlan]
     memory: Callable[[Setup], MemoryUse]
     buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
+    held_dtype: Callable[[Any], str | None] = lambda _options: None
     assumptions: tuple[str, ...] = ()
 
     @property

@@ -61,7 +61,7 @@ def test_buckets_are_a_copy_of_the_gradients_unless_views() -> None:
     views = DdpOptions(gradient_as_bucket_view=True)
     assert memory(setup).buckets_bytes == nbytes
     assert memory(replace(setup, options=views)).buckets_bytes == 0
-    assert memory(replace(setup, hook="bf16")).buckets_bytes == 1.5 * nbytes
+    assert memory(replace(setup, options=DdpOptions(hook="bf16"))).buckets_bytes == 1.5 * nbytes
     assert memory(replace(setup, ranks=1)).buckets_bytes == 0
 
 

@@ -42,14 +42,14 @@ def test_rows_answer_for_every_kind(kind: str, ranks: int) -> None:
     plan = strategy.plan(
         StepRequest(
             workload=model, times=times, ranks=ranks, batch_per_gpu=8, iteration="steady",
-            hook=section.hook, item_bytes=4, comm_workers=1, blocking_wait=False, kernel_s=0.0,
+            item_bytes=4, comm_workers=1, blocking_wait=False, kernel_s=0.0,
             segments=16, host_s=0.0,
         ),
         options,
     )  # fmt: skip
     check_plan(plan)
     assert plan.samples == ranks * 8 * section.accumulate
-    use = strategy.memory(Setup(model, "fp32", "sgd", ranks, 8, options=options, hook=section.hook))
+    use = strategy.memory(Setup(model, "fp32", "sgd", ranks, 8, options=options))
     whole = model.nbytes + model.buffer_bytes
     share = ranks if kind in SHARDS_PARAMETERS else 1
     assert whole / share <= use.parameters_bytes < 1.01 * whole / share

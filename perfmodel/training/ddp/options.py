@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import get_args
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.scenario.sections.strategies.ddp import Hook
+from perfmodel.workload.model import ITEM_BYTES
 
 MIB = 1024 * 1024
 """What PyTorch calls MB in ``bucket_cap_mb``; bytes (_MB_TO_BYTES in distributed.py)."""
@@ -32,7 +35,9 @@ class DdpOptions:
     `accumulate`: micro-batches per step; all but the last run under ``no_sync()``.
     `set_last_bucket_cap`: environment variable ``DDP_SET_LAST_BUCKET_CAP=1``: the small bucket is
         launched last.
-    Raises `InputError`: a cap that is not a number above zero, an empty list, or no micro-batch.
+    `hook`: communication hook that compresses each bucket to 16 bits.
+    Raises `InputError`: a cap that is not a number above zero, an empty list, no micro-batch, or a
+        hook that does not exist.
     """
 
     bucket_cap_bytes: float | None = None
@@ -44,6 +49,7 @@ class DdpOptions:
     broadcast_buffers: bool = True
     accumulate: int = 1
     set_last_bucket_cap: bool = False
+    hook: Hook = "none"
 
     def __post_init__(self) -> None:
         named = [
@@ -60,8 +66,16 @@ class DdpOptions:
             faults.append(Fault("caps_list_bytes", "an empty list", "at least one cap"))
         if self.accumulate < 1:
             faults.append(Fault("accumulate", repr(self.accumulate), "1 or more micro-batches"))
+        hooks = get_args(Hook)
+        if self.hook not in hooks:
+            faults.append(Fault("hook", repr(self.hook), allowed_names(hooks, self.hook)))
         if faults:
             raise InputError(faults)
+
+    @property
+    def sent_item_bytes(self) -> int | None:
+        """Bytes per element that a compressing hook sends; None without a hook."""
+        return None if self.hook == "none" else ITEM_BYTES[self.hook]
 
     @property
     def rebuilds(self) -> bool:

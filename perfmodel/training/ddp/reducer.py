@@ -113,14 +113,16 @@ def _add_all_reduce(step: Step, bucket: Bucket, filling: _Filling) -> int:
     marks: dict[str, Any] = {"bucket": bucket.index, "micro_batch": step.last_micro_batch}
     complete = filling.copied[bucket.index], max(filling.copied[: bucket.index + 1])
     ready, nbytes = tuple(dict.fromkeys(complete)), bucket.nbytes
-    if step.item_bytes is not None:  # one cast, then one division in place (default_hooks.py)
-        nbytes = step.item_bytes * sum(tensors[tensor].numel for tensor in bucket.tensors)
+    item_bytes = step.options.sent_item_bytes
+    if item_bytes is not None:  # one cast, then one division in place (default_hooks.py)
+        nbytes = item_bytes * sum(tensors[tensor].numel for tensor in bucket.tensors)
         ready = (_add_compression(step, bucket, nbytes, ready, marks),)
     done = tasks.collective(
         f"all-reduce {name}", "all_reduce", nbytes, step.rank_class,
-        communicator=GROUP, key=name, after=ready, **marks,
+        communicator=GROUP, key=name, after=ready,
+        dtype=bucket.dtype if item_bytes is None else step.options.hook, **marks,
     )  # fmt: skip
-    if step.item_bytes is not None:
+    if item_bytes is not None:
         done = tasks.copy(
             f"decompress {name}", (bucket.nbytes + nbytes) / 2, 1, step.rank_class,
             after=(done,), stream="hook", **marks,
@@ -148,7 +150,7 @@ def _add_used_map_reduction(step: Step, *, after: int) -> int:
     trained = len(step.request.workload.ready_order)
     return step.tasks.collective(
         "all-reduce used-parameter map", "all_reduce", USED_MAP_ITEM_BYTES * trained,
-        step.rank_class, communicator=GROUP, key="used map", after=(after,),
+        step.rank_class, communicator=GROUP, key="used map", after=(after,), dtype="int32",
         micro_batch=step.last_micro_batch,
     )  # fmt: skip
 

@@ -10,7 +10,6 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.strategy import Strategy
-from perfmodel.workload.model import ITEM_BYTES
 
 
 def ddp_memory(setup: Setup) -> MemoryUse:
@@ -24,10 +23,11 @@ def ddp_memory(setup: Setup) -> MemoryUse:
     use = replicated(setup)
     if setup.ranks == 1:
         return use
+    options = setup.options
+    assert isinstance(options, DdpOptions)
     elements = sum(tensor.numel for tensor in setup.trained)
-    compressed = 0 if setup.hook == "none" else ITEM_BYTES[setup.hook] * elements
-    views = isinstance(setup.options, DdpOptions) and setup.options.gradient_as_bucket_view
-    copies = 0.0 if views else use.gradients_bytes
+    compressed = (options.sent_item_bytes or 0) * elements
+    copies = 0.0 if options.gradient_as_bucket_view else use.gradients_bytes
     return replace(use, buckets_bytes=compressed + copies)
 
 
@@ -42,6 +42,7 @@ def ddp_options(section: DdpStrategy) -> DdpOptions:
         gradient_as_bucket_view=section.gradient_as_bucket_view,
         broadcast_buffers=section.broadcast_buffers,
         accumulate=section.accumulate,
+        hook=section.hook,
     )
 
 

@@ -9,7 +9,6 @@ from pydantic import Field
 from perfmodel.files import Count, FileModel
 from perfmodel.scenario.sections.base import Switch
 from perfmodel.scenario.sections.strategies.counts import MicroSteps
-from perfmodel.scenario.sections.strategies.ddp import Hook
 
 
 class FsdpStrategy(FileModel):
@@ -18,7 +17,6 @@ class FsdpStrategy(FileModel):
     kind: Literal["fsdp"]
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
-    hook: ClassVar[Hook] = "none"
     version: Literal[1, 2] = Field(default=2, description="2: fully_shard, one tensor at a time")
     wrap: Literal["block", "layer", "model"] = Field(
         default="block", description="what is gathered at once"

@@ -26,5 +26,5 @@ StrategySection = Annotated[
     BeforeValidator(_ddp_unless_named),
 ]
 """The strategies by `kind`; DDP without one. Each class has a row of the same kind in
-`perfmodel.training.strategies`, and says `accumulate`, `hook`, `one_node_only`, and whether its
+`perfmodel.training.strategies`, and says `accumulate`, `one_node_only`, and whether its
 communication `overlaps` layers."""

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
-from perfmodel.scenario.sections.strategies.ddp import Hook
 from perfmodel.scenario.sections.training import MeasuredStep
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
@@ -47,11 +46,6 @@ class TrainingJob:
     def strategy(self) -> Strategy:
         """The row of its strategy."""
         return STRATEGIES[self.scenario.strategy.kind]
-
-    @property
-    def hook(self) -> Hook:
-        """The communication hook."""
-        return self.scenario.strategy.hook
 
     @property
     def options(self) -> StepOptions:
@@ -144,6 +138,7 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         channels_last=compute.channels_last,
         fused_attention=compute.fused_attention,
         compiled=compute.compiled,
+        held_dtype=job.strategy.held_dtype(job.options),
     )
 
 
@@ -198,7 +193,6 @@ def plan_step(
         ranks=ranks,
         batch_per_gpu=batch,
         iteration=iteration,
-        hook=job.hook,
         item_bytes=ITEM_BYTES[job.scenario.compute.precision],
         comm_workers=job.library.workers,
         blocking_wait=job.library.host_staged,
@@ -231,8 +225,8 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         ranks=ranks,
         batch_per_gpu=batch,
         options=job.options,
-        hook=job.hook,
         fused_attention=compute.fused_attention,
+        held_dtype=job.strategy.held_dtype(job.options),
     )
     setup = replace(setup, activations_bytes=_measured_activations(job))
     use, rule = job.strategy.memory(setup), job.strategy.memory

@@ -33,8 +33,8 @@ TIMES = LayerTimes(
 OPTIONS = DdpOptions(broadcast_buffers=False, bucket_cap_bytes=1)
 
 
-def planned(**given: object) -> StepPlan:
-    return ddp_plan(StepRequest(MODEL, TIMES, 2, 1, **given), OPTIONS)  # type: ignore[arg-type]
+def planned(options: DdpOptions = OPTIONS, **given: object) -> StepPlan:
+    return ddp_plan(StepRequest(MODEL, TIMES, 2, 1, **given), options)  # type: ignore[arg-type]
 
 
 def test_the_next_step_waits_for_the_end_of_this_one() -> None:
@@ -51,9 +51,13 @@ def test_a_host_that_converts_does_not_hold_up_the_device() -> None:
     machine = Machine(
         build_topology("shaped-ethernet", hosts=2, fabric="one-switch"), load_library("plain")
     )
-    run = simulate(planned(hook="fp16", cast_Bps=8000.0), machine, fidelity="free")
+    run = simulate(
+        planned(replace(OPTIONS, hook="fp16"), cast_Bps=8000.0), machine, fidelity="free"
+    )
     assert run.step_time_s == pytest.approx(6.0 + 0.5)
-    run = simulate(planned(hook="fp16", cast_Bps=8000.0), machine, steps=3, fidelity="free")
+    run = simulate(
+        planned(replace(OPTIONS, hook="fp16"), cast_Bps=8000.0), machine, steps=3, fidelity="free"
+    )
     assert run.step_times_s[-1] == pytest.approx(6.5)
     spans = {span.name: span for span in run.timeline.spans if span.step == 0}
     assert spans["compress bucket 0"].end_s - spans["compress bucket 0"].start_s == 1.5
