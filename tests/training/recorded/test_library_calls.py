@@ -18,7 +18,7 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import MemoryUse, Setup
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
 from perfmodel.training.strategies import STRATEGIES
-from tests.training.recorded.run_cases import planned_calls
+from tests.training.recorded.run_cases import Call, planned_calls
 from tests.training.recorded.toy import request
 
 SECTIONS = {"zero": ZeroStrategy, "megatron": MegatronStrategy}
@@ -55,8 +55,8 @@ def test_plans_issue_what_the_library_called(kind: str, name: str, ranks: int) -
     case = load(kind)[name]
     plan = STRATEGIES[kind].plan(request_of(case, ranks), options_of(kind, case))
     check_plan(plan)
-    called = [(op, nbytes, among) for op, nbytes, among, *_ in case["calls"][str(ranks)]]
-    assert planned_calls(plan) == [call for call in called if call[2] > 1]
+    called = [Call(*row) for row in case["calls"][str(ranks)]]
+    assert planned_calls(plan) == [call.issued for call in called if call.group_ranks > 1]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

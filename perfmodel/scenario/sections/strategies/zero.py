@@ -9,7 +9,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from perfmodel.files import Count, FileModel
 from perfmodel.scenario.sections.base import Index, Switch
 from perfmodel.scenario.sections.strategies.counts import MicroSteps
-from perfmodel.scenario.sections.strategies.ddp import Hook
 
 STAGE_3 = (
     "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
@@ -42,7 +41,6 @@ class ZeroStrategy(FileModel):
     kind: Literal["zero"]
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
-    hook: ClassVar[Hook] = "none"
     stage: Literal[1, 2, 3] = Field(
         default=2, description="what is split: optimizer states, gradients too, parameters too"
     )

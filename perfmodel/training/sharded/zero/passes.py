@@ -104,19 +104,21 @@ def add_collective(
     step: ShardingStep[Any],
     name: str,
     op: Op,
-    nbytes: int,
+    elements: int,
     *,
+    dtype: str,
     after: Sequence[int],
     communicator: str = EVERYONE,
     root: int = 0,
     bucket: int | None = None,
     micro_batch: int = 0,
 ) -> int:
-    """Add a collective, after what it waits for on the device."""
+    """Add a collective of so many elements, after what it waits for on the device."""
+    nbytes = elements * ITEM_BYTES[dtype]
     index = step.tasks.collective(
         name, op, nbytes, RANKS, communicator=communicator,
         key=f"{name} {len(step.tasks.tasks)}", after=dict.fromkeys(after),
-        bucket=bucket, micro_batch=micro_batch,
+        bucket=bucket, micro_batch=micro_batch, dtype=dtype,
     )  # fmt: skip
     if root:
         task = step.tasks.tasks[index]
@@ -127,7 +129,7 @@ def add_collective(
 def add_agreement(
     step: ShardingStep[Any],
     name: str,
-    nbytes: int,
+    dtype: str,
     read_bytes: float,
     communicator: str | None = EVERYONE,
 ) -> None:
@@ -142,7 +144,7 @@ def add_agreement(
     agreed = counted
     if communicator is not None:
         agreed = add_collective(
-            step, name, "all_reduce", nbytes, after=(counted,), communicator=communicator
+            step, name, "all_reduce", 1, after=(counted,), communicator=communicator, dtype=dtype
         )
     step.device_waits = step.host_waits = (agreed,)
 
