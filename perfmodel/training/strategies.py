@@ -8,6 +8,7 @@ from perfmodel.training.ddp.strategy import DDP
 from perfmodel.training.servers.data_parallel import DATA_PARALLEL
 from perfmodel.training.sharded.megatron.strategy import MEGATRON
 from perfmodel.training.sharded.strategy import FSDP
+from perfmodel.training.sharded.zero.redundancy import ZERO_REDUNDANCY
 from perfmodel.training.sharded.zero.strategy import ZERO
 from perfmodel.training.strategy import Strategy
 
@@ -16,5 +17,6 @@ STRATEGIES: Mapping[str, Strategy] = {
     "data_parallel": DATA_PARALLEL,
     "fsdp": FSDP,
     "zero": ZERO,
+    "zero_redundancy": ZERO_REDUNDANCY,
     "megatron": MEGATRON,
 }

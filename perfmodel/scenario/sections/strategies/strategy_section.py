@@ -12,6 +12,7 @@ from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
 from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
 from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundancyStrategy
 
 
 def _ddp_unless_named(value: object) -> object:
@@ -20,7 +21,12 @@ def _ddp_unless_named(value: object) -> object:
 
 StrategySection = Annotated[
     Annotated[
-        DdpStrategy | DataParallelStrategy | FsdpStrategy | ZeroStrategy | MegatronStrategy,
+        DdpStrategy
+        | DataParallelStrategy
+        | FsdpStrategy
+        | ZeroStrategy
+        | MegatronStrategy
+        | ZeroRedundancyStrategy,
         Field(discriminator="kind"),
     ],
     BeforeValidator(_ddp_unless_named),
