@@ -11,8 +11,11 @@ from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStr
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
 from perfmodel.scenario.sections.strategies.horovod import HorovodStrategy
+from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
 from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
 from perfmodel.scenario.sections.strategies.priority import PriorityStrategy
+from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundancyStrategy
 
 
 def _ddp_unless_named(value: object) -> object:
@@ -26,7 +29,10 @@ StrategySection = Annotated[
         | ParameterServerStrategy
         | FsdpStrategy
         | HorovodStrategy
-        | PriorityStrategy,
+        | PriorityStrategy
+        | ZeroStrategy
+        | MegatronStrategy
+        | ZeroRedundancyStrategy,
         Field(discriminator="kind"),
     ],
     BeforeValidator(_ddp_unless_named),
