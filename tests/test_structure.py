@@ -46,6 +46,8 @@ REPEATED_STEMS = {
     "options": ROLES + ": what a strategy or the CLI is called with",
     "data_parallel": LAYERS,
     "fsdp": LAYERS,
+    "horovod": LAYERS,
+    "priority": LAYERS,
     "step_plan": "the type, and the function of each strategy that makes one",
     "nvls": "the algorithm, and how NCCL lays it on links",
     "collnet": "the algorithm, and how NCCL lays it on links",

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.fusion.cycles import (
     BATCH_PADDING,
@@ -70,8 +71,12 @@ class _Reducing:
 def horovod_plan(request: StepRequest, options: HorovodOptions) -> StepPlan:
     """Return one step under Horovod; of plain training for one rank.
 
+    Raises `InputError`: a torus through host memory.
     Raises `ScheduleError`: times that do not fit the workload.
     """
+    if request.blocking_wait and options.allreduce == "torus":
+        actual = "'torus', which is NCCL's, with another library"
+        raise InputError(Fault("strategy.allreduce", actual, "'flat', or library.name: nccl"))
     if request.bucket_copy_Bps is not None:
         request = replace(request, times=replace(request.times, copy_Bps=request.bucket_copy_Bps))
     tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
