@@ -143,7 +143,9 @@ def tune_settings(
         allowed = "2 or more: one GPU communicates nothing, so that settings change nothing"
         raise scenario.fault("cluster.nodes", "1 GPU in all", allowed)
     settings = row.settings(prepared.job.workload, scenario.strategy)
-    default = _choice_of(settings, type(scenario.strategy)(kind=scenario.strategy.kind))
+    default = _choice_of(
+        settings, type(scenario.strategy).model_validate({"kind": scenario.strategy.kind})
+    )
     trials = _Trials(prepared, settings, progress or (lambda _: None), default)
     own = _choice_of(settings, scenario.strategy)
     for start in (default, own):
