@@ -112,7 +112,7 @@ class Setting:
 
     field: str
     values: tuple[Any, ...]
-    unit: Literal["bytes", "seconds"] | None = None
+    unit: Literal["bytes", "seconds", "elements"] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,9 +80,8 @@ def _row(tuned: SettingsTuning, name: str, trial: Trial) -> tuple[str, ...]:
 
 
 def yaml_snippet(tuned: SettingsTuning) -> str:
-    """The best settings as the strategy section has them; the kind alone for the defaults."""
-    values = {} if tuned.best is None else tuned.best.values
-    fields = {"kind": tuned.kind, **values}
+    """The strategy section of the scenario with the best settings."""
+    fields = tuned.section or {"kind": tuned.kind}
     return f"strategy: {{{', '.join(f'{name}: {_yaml(value)}' for name, value in fields.items())}}}"
 
 

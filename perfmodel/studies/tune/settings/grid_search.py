@@ -75,9 +75,10 @@ def _refine(setting: Setting, place: int, best: Choice, cost: Cost) -> Choice:
 
 
 def _between(low: float, high: float, unit: str | None) -> float:
-    """The geometric mean in few digits: whole MiB or KiB, or two digits of a time."""
+    """The geometric mean in few digits: whole MiB or KiB, or two digits of others."""
     middle = math.sqrt(low * high)
     if unit == "bytes":
         step = MIB if middle > FEW * MIB else KIB
         return float(max(1, round(middle / step)) * step)
-    return float(f"{middle:.2g}")
+    rounded = float(f"{middle:.2g}")
+    return int(rounded) if unit == "elements" else rounded

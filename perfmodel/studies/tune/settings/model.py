@@ -41,6 +41,7 @@ class SettingsTuning:
         that was tried fits.
     `trials`: all that were tried, the shortest step first.
     `refused`: choices that do not hold together.
+    `section`: the scenario's strategy section with the best settings, as a file has it.
     `own_words`: the best settings as the library takes them.
     """
 
@@ -57,6 +58,7 @@ class SettingsTuning:
     best: Trial | None
     trials: tuple[Trial, ...] = field(repr=False)
     refused: int
+    section: Values
     own_words: tuple[str, ...]
     assumptions: tuple[str, ...]
     provenance: Mapping[str, str]

@@ -43,14 +43,19 @@ class _Trials:
     tried: dict[Choice, Trial | None] = field(default_factory=dict)
     by_options: dict[StepOptions, Trial] = field(default_factory=dict)
 
+    def section(self, choice: Choice) -> dict[str, Any]:
+        """The strategy section with a choice of settings, as a file has it."""
+        own = self.prepared.job.scenario.origin.content["strategy"]
+        names = {setting.field for setting in self.settings}
+        others = {name: value for name, value in own.items() if name not in names}
+        return {**others, **self.values(choice)}
+
     def changed(self, choice: Choice) -> Scenario:
         """Return the scenario with a choice of settings.
 
         Raises `InputError`: they do not hold together.
         """
-        names = (f"strategy.{setting.field}" for setting in self.settings)
-        values = map(_written, self.settings, choice)
-        return change_scenario(self.prepared.job.scenario, dict(zip(names, values, strict=True)))
+        return change_scenario(self.prepared.job.scenario, {"strategy": self.section(choice)})
 
     def values(self, choice: Choice) -> Mapping[str, Any]:
         """Settings of a choice that are not the library's defaults, as a file has them."""
@@ -191,6 +196,7 @@ def _assemble(trials: _Trials, own: Choice) -> SettingsTuning:
         best=None if chosen is None else trials.tried[chosen],
         trials=tuple(sorted(distinct.values(), key=lambda each: each.step_time_s or math.inf)),
         refused=sum(trial is None for trial in trials.tried.values()),
+        section={} if chosen is None else trials.section(chosen),
         own_words=words(trials.changed(chosen).strategy) if words and chosen is not None else (),
         assumptions=job.strategy.assumptions,
         provenance={
