@@ -45,6 +45,8 @@ REPEATED_STEMS = {
     "options": ROLES + ": what a strategy or the CLI is called with",
     "data_parallel": LAYERS,
     "parameter_server": LAYERS + "; and the collective of the same name",
+    "horovod": LAYERS,
+    "priority": LAYERS,
     "step_plan": "the type, and the function of each strategy that makes one",
     "nvls": "the algorithm, and how NCCL lays it on links",
     "collnet": "the algorithm, and how NCCL lays it on links",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from perfmodel.errors import InputError
 from perfmodel.training.ddp.buckets import Bucket, Iteration
@@ -112,6 +112,21 @@ class StepRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of a strategy's section that can be tuned.
+
+    `field`: its name.
+    `values`: a coarse grid, by rising value where there is one.
+    `unit`: of numbers, which may be tried between those of the grid too; None: there is nothing
+        between.
+    """
+
+    field: str
+    values: tuple[Any, ...]
+    unit: Literal["bytes", "seconds", "elements"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """One row of the table of strategies.
 
@@ -124,6 +139,8 @@ class Strategy:
         that there are no bucket caps to tune.
     `held_dtype`: of the parameters that layers run with, by its options; None: their own.
     `assumptions`: of its plan, as sentences.
+    `settings`: what can be tuned, from the model and the section; None: nothing beside buckets.
+    `own_words`: how a section is said to the library: arguments, environment variables, JSON.
     """
 
     name: str
@@ -134,6 +151,8 @@ class Strategy:
     held_dtype: Callable[[Any], str | None] = lambda _options: None
     assumptions: tuple[str, ...] = ()
     loops: Callable[[StepRequest, Any], LoopPlan] | None = None
+    settings: Callable[[Workload, Any], tuple[Setting, ...]] | None = None
+    own_words: Callable[[Any], tuple[str, ...]] | None = None
 
     @property
     def has_buckets(self) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from perfmodel.scenario.sections.strategies.horovod import HorovodStrategy
 from perfmodel.scenario.sections.strategies.priority import PriorityStrategy
 from perfmodel.training.fusion.horovod import horovod_plan
-from perfmodel.training.fusion.options import HorovodOptions, PriorityOptions
+from perfmodel.training.fusion.options import MIB, HorovodOptions, PriorityOptions
 from perfmodel.training.fusion.priority import priority_plan
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
-from perfmodel.training.strategy import Strategy
+from perfmodel.training.strategy import Setting, Strategy
 from perfmodel.workload.model import ITEM_BYTES
 
 
@@ -45,6 +45,26 @@ def horovod_options(section: HorovodStrategy) -> HorovodOptions:
     )
 
 
+def horovod_settings(*_: object) -> tuple[Setting, ...]:
+    """What HOROVOD_AUTOTUNE tunes too, but for the cache (parameter_manager.cc)."""
+    thresholds = (0.0, *(float(mib * MIB) for mib in (1, 4, 16, 32, 64, 128, 256, 512)))
+    cycles = (0.5e-3, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3)
+    return (
+        Setting("fusion_threshold", thresholds, "bytes"),
+        Setting("cycle_time", cycles, "seconds"),
+        Setting("allreduce", ("flat", "torus")),
+    )
+
+
+def horovod_words(section: HorovodStrategy) -> tuple[str, ...]:
+    """Environment variables of a section."""
+    return (
+        f"HOROVOD_FUSION_THRESHOLD={round(section.fusion_threshold)}",
+        f"HOROVOD_CYCLE_TIME={section.cycle_time * 1e3:g}",
+        *(("HOROVOD_TORUS_ALLREDUCE=1",) if section.allreduce == "torus" else ()),
+    )
+
+
 HOROVOD = Strategy(
     "Horovod",
     horovod_options,
@@ -61,6 +81,8 @@ HOROVOD = Strategy(
             "HOROVOD_HIERARCHICAL_ALLREDUCE (MPI between hosts) are not modelled."
         ),
     ),
+    settings=horovod_settings,
+    own_words=horovod_words,
 )
 
 
@@ -72,6 +94,26 @@ def priority_options(section: PriorityStrategy) -> PriorityOptions:
         credit_bytes=credit,
         order=section.order,
         accumulate=section.accumulate,
+    )
+
+
+def priority_settings(*_: object) -> tuple[Setting, ...]:
+    """The two numbers that ByteScheduler tunes, and P3's order against the usual one."""
+    pieces = (2e5, 1e6, 4e6, 16e6, 64e6, 256e6)
+    return (
+        Setting("partition_size", pieces, "bytes"),
+        Setting("credit", (None, *pieces)),
+        Setting("order", ("priority", "fifo")),
+    )
+
+
+def priority_words(section: PriorityStrategy) -> tuple[str, ...]:
+    """Environment variables of ByteScheduler, which counts parameters."""
+    options = priority_options(section)
+    item = ITEM_BYTES["fp32"]
+    return (
+        f"BYTESCHEDULER_PARTITION={round(options.partition_bytes / item)}",
+        f"BYTESCHEDULER_CREDIT={round(options.credit_bytes / item)}",
     )
 
 
@@ -87,4 +129,6 @@ PRIORITY = Strategy(
             "layer's update takes its share of the optimizer's."
         ),
     ),
+    settings=priority_settings,
+    own_words=priority_words,
 )

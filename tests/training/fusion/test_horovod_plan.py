@@ -12,7 +12,8 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.fusion.cycles import bit_vector_bytes
-from perfmodel.training.fusion.horovod import agreement_s, handed_over_s, horovod_plan
+from perfmodel.training.fusion.hand_over import agreement_s, handed_over_s
+from perfmodel.training.fusion.horovod import horovod_plan
 from perfmodel.training.fusion.options import MIB, HorovodOptions
 from perfmodel.training.fusion.strategy import HOROVOD
 from perfmodel.training.memory.use import Setup

@@ -18,7 +18,7 @@ class HorovodStrategy(FileModel):
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
     fusion_threshold: SizeOrNothing = Field(
-        default=128 * 1024 * 1024, description="HOROVOD_FUSION_THRESHOLD; 0 B fuses nothing"
+        default=128.0 * 1024 * 1024, description="HOROVOD_FUSION_THRESHOLD; 0 B fuses nothing"
     )
     cycle_time: Seconds = Field(default=1e-3, description="HOROVOD_CYCLE_TIME")
     cache_capacity: Index = Field(

@@ -47,12 +47,12 @@ def collective_s(
         other = make_machine(machine.topology, load_library(name)) if name != own else machine
         timers[name] = UncontendedTimer(other)
     if name == own and machine.library.in_order:
-        return _simulated_s(timers[name], group, op, nbytes)
+        return simulated_s(timers[name], group, op, nbytes)
     return timers[name].best(op, nbytes, group)[1]
 
 
-def _simulated_s(timer: UncontendedTimer, group: RankGroup, op: Op, nbytes: int) -> float:
-    """Messages of one connection are in order, so that each is simulated."""
+def simulated_s(timer: UncontendedTimer, group: RankGroup, op: Op, nbytes: int) -> float:
+    """Time of a collective by simulation, where the messages of a connection are in order."""
     ranks = tuple(group)
     plan = StepPlan(
         f"one {op}",

@@ -40,7 +40,7 @@ from perfmodel.studies.run.steps.collective_times import collective_s
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration
-from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.memory.use import StepOptions
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
@@ -96,8 +96,8 @@ class SizedJob:
         jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.allocation)
         return filter_disturbances(what_if_of(scenario), (*events, *jobs))
 
-    def with_options(self, options: DdpOptions) -> SizedJob:
-        """Return the same job with other options of DDP; times of collectives are shared."""
+    def with_options(self, options: StepOptions) -> SizedJob:
+        """Return the same job with other options; times of collectives are shared."""
         other = copy(self)
         other.job, other._plans = replace(self.job, chosen=options), {}
         return other
