@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -62,7 +63,7 @@ class LinkUsers(Generic[T]):
         """Links of a job."""
         return self._links[job]
 
-    def components(self, links: frozenset[int]) -> list[set[T]]:
+    def components(self, links: AbstractSet[int]) -> list[set[T]]:
         """Jobs on some links and all connected to them through shared links, by component.
 
         Jobs of different components share no link.
@@ -74,14 +75,16 @@ class LinkUsers(Generic[T]):
         return components
 
     def _component(self, job: T) -> set[T]:
-        component, todo = {job}, [job]
-        while todo:
-            fresh = self._users(self._links[todo.pop()]) - component
+        component, todo, visited = {job}, [job], set[int]()
+        while todo:  # every link is looked at once, however many jobs cross it
+            links = self._links[todo.pop()].difference(visited)
+            visited |= links
+            fresh = self._users(links) - component
             component |= fresh
             todo += fresh
         return component
 
-    def _users(self, links: frozenset[int]) -> set[T]:
+    def _users(self, links: AbstractSet[int]) -> set[T]:
         jobs = {job for job in self._large if not links.isdisjoint(self._links[job])}
         if len(links) <= len(self._by_link):
             for link in links:
