@@ -12,7 +12,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.library.lowering.edges import join_edges
 from perfmodel.library.lowering.lowered import Stage
-from perfmodel.simulate.sharing.max_min import max_min_rates
+from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
 
 T = TypeVar("T")
 
@@ -148,11 +148,12 @@ def shared_rates(capacity_Bps: FloatArray, shares: Sequence[Share]) -> list[Floa
     """
     caps = [share.stage.cap_Bps for share in shares]
     edges = join_edges([share.stage.edges for share in shares])
+    sharing = LinkSharing.of(edges.pointers, edges.arcs)
     ends = np.cumsum([len(cap) for cap in caps])[:-1]
 
     def solved(limits: Iterable[FloatArray]) -> list[FloatArray]:
         limit = np.concatenate(list(limits))
-        return np.split(max_min_rates(capacity_Bps, edges.pointers, edges.arcs, limit), ends)
+        return np.split(sharing.rates(capacity_Bps, limit), ends)
 
     rates = solved(caps)
     if len(shares) < 2 or any(not part.all() for part in rates):
