@@ -13,6 +13,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.critical_path import pipelines_s
 from perfmodel.collectives.timing.recurrence_steps import (
     LinkRates,
     RecurrenceState,
@@ -74,9 +75,27 @@ class Clocks:
 
     def ends(self) -> CompletionTimes:
         """How the sends end if nothing changes any more."""
+        pieces = self._pieces_over_trees()
+        if pieces is not None:
+            return pieces
         stand = self._stand.copy()
         self._run(stand, np.inf)
         return ends_of(self.course, stand)
+
+    def _pieces_over_trees(self) -> CompletionTimes | None:
+        """How trees that begin at one rate end, without stepping; None if it has to be stepped."""
+        pace, begin_s = self._paces[-1], self.begin_s
+        is_fresh = self._stand.step == 0 and pace.from_s <= begin_s.min(initial=np.inf)
+        if not is_fresh or not self.course.pipelined or len(self.course.phases) > 1:
+            return None
+        if (begin_s != begin_s[0]).any() or (pace.rate_Bps <= 0).any():
+            return None
+        phase, credits = self.course.phases[0], self.course.credits
+        times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits)
+        if times is None:
+            return None
+        landed_s = times[1] + begin_s[0]
+        return CompletionTimes(float((landed_s - pace.latency_s).max()), landed_s)
 
     def left(self) -> FloatArray:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
