@@ -39,7 +39,6 @@ REPEATED_STEMS = {
     "worker": ROLES + ": what a started process does",
     "network": "the network at each level of detail, and what they share",
     "machine": LAYERS,
-    "memory": "bytes per GPU: of the model, and of the strategy",
     "events": LAYERS,
     "what_if": LAYERS,
     "strategy": LAYERS + "; a row of the table",

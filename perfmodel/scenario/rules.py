@@ -157,6 +157,18 @@ def _overlap_exists(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fau
     yield origin.fault("compute.overlap_slowdown", f"{compute.overlap_slowdown:g}", allowed)
 
 
+def _recompute_within_units(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse recomputed blocks of several units that are gathered again, which no plan has."""
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    if not compute or not getattr(strategy, "regathers_recomputed", False):
+        return
+    if compute.recompute not in ("none", "selective"):
+        allowed = (
+            "'block', or version 2: with compute.recompute units in a block are gathered again"
+        )
+        yield origin.fault("strategy.wrap", "'layer'", allowed)
+
+
 def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster = parts.get("cluster")
     if cluster is None or cluster.fabric is not None:
@@ -230,6 +242,7 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 
 _RULES = (
-    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists, _network_given,
-    _jobs_fit, _placement_has_choice, _job_names_differ, _events_fit, _plan_is_valid,
+    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
+    _recompute_within_units, _network_given, _jobs_fit, _placement_has_choice, _job_names_differ,
+    _events_fit, _plan_is_valid,
 )  # fmt: skip

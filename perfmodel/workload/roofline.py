@@ -24,10 +24,9 @@ from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.memory_bound import elementwise_s
 from perfmodel.workload.layer_cost import layer_cost, make_pricing
-from perfmodel.workload.memory import (
+from perfmodel.workload.memory.activations import activation_bytes, cast_weights
+from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
-    activation_bytes,
-    cast_weights,
     optimizer_bytes,
     optimizer_launches,
 )

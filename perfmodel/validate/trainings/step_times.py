@@ -28,7 +28,7 @@ from perfmodel.validate.sweeps.match import Allocation, build_cluster
 from perfmodel.validate.trainings.rows.model_names import build_named, is_convolutional
 from perfmodel.validate.trainings.rows.parse import TrainingRow
 from perfmodel.workload.compute_spread import Factors, overlap_slowdowns, slowest_factor, spread_of
-from perfmodel.workload.memory import OptimizerKernels
+from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, scale_times, slow_device
 from perfmodel.workload.roofline import layer_times, step_s
 

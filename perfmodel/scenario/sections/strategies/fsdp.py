@@ -38,3 +38,12 @@ class FsdpStrategy(FileModel):
     reduce_each: Switch = Field(
         default=True, description="false: only the last micro-step reduces gradients"
     )
+
+    @property
+    def regathers_recomputed(self) -> bool:
+        """Whether a recomputed block is gathered once more than it is without recomputation.
+
+        That is so where FullyShardedDataParallel wraps parts of the block; `fully_shard` keeps
+        what forward in backward gathers.
+        """
+        return self.version == 1 and self.wrap == "layer"

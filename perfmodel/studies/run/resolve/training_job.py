@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
-from perfmodel.scenario.sections.training import MeasuredStep
+from perfmodel.scenario.sections.training import MeasuredStep, RecomputedBlocks
 from perfmodel.studies.run.resolve.host_overhead import host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
@@ -24,6 +24,7 @@ from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
+from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times, step_s
@@ -53,6 +54,14 @@ class TrainingJob:
         if self.chosen is not None:
             return self.chosen
         return self.strategy.options(self.scenario.strategy)
+
+    @property
+    def recompute(self) -> Recompute:
+        """What backward runs forward of once more."""
+        recompute = self.scenario.compute.recompute
+        if isinstance(recompute, RecomputedBlocks):
+            return Recompute("full", recompute.blocks)
+        return NO_RECOMPUTE if recompute == "none" else Recompute(recompute)
 
     @property
     def ddp_options(self) -> DdpOptions:
@@ -111,7 +120,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
     with relocated_errors(job.scenario, "compute"):
         if compute.source == "file":
             path = job.scenario.origin.resolve("compute.times", compute.times or "")
-            return read_layer_times(
+            read = read_layer_times(
                 path,
                 job.workload,
                 gpu=job.gpu,
@@ -120,6 +129,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
                 optimizer=compute.optimizer,
                 optimizer_kernels=compute.optimizer_kernels,
             )
+            return add_recompute(job.workload, read, job.recompute)
         times = _predict_layers(job, batch)
         if compute.measured_step is None:
             return times
@@ -128,7 +138,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
 
 def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
     compute = job.scenario.compute
-    return layer_times(
+    times = layer_times(
         job.workload,
         job.gpu,
         batch=batch,
@@ -140,6 +150,7 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         compiled=compute.compiled,
         held_dtype=job.strategy.held_dtype(job.options),
     )
+    return add_recompute(job.workload, times, job.recompute)
 
 
 def _scale_to_measured(
@@ -226,6 +237,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         batch_per_gpu=batch,
         options=job.options,
         fused_attention=compute.fused_attention,
+        recompute=job.recompute,
         held_dtype=job.strategy.held_dtype(job.options),
     )
     setup = replace(setup, activations_bytes=_measured_activations(job))
