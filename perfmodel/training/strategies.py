@@ -6,7 +6,15 @@ from collections.abc import Mapping
 
 from perfmodel.training.ddp.strategy import DDP
 from perfmodel.training.servers.data_parallel import DATA_PARALLEL
+from perfmodel.training.sharded.megatron.strategy import MEGATRON
 from perfmodel.training.sharded.strategy import FSDP
+from perfmodel.training.sharded.zero.strategy import ZERO
 from perfmodel.training.strategy import Strategy
 
-STRATEGIES: Mapping[str, Strategy] = {"ddp": DDP, "data_parallel": DATA_PARALLEL, "fsdp": FSDP}
+STRATEGIES: Mapping[str, Strategy] = {
+    "ddp": DDP,
+    "data_parallel": DATA_PARALLEL,
+    "fsdp": FSDP,
+    "zero": ZERO,
+    "megatron": MEGATRON,
+}
