@@ -113,6 +113,12 @@ class SizedJob:
         other.compute, other._plans, other._loops = by, {}, {}
         return other
 
+    def with_spread(self, spread: tuple[float, float]) -> SizedJob:
+        """Return the same job with times of layers that are surer, or less sure, than predicted."""
+        other = copy(self)
+        other._times = {None: replace(self._layer_times(None), spread=spread)}
+        return other
+
     def on_machine(self, machine: Machine) -> SizedJob:
         """Return the same job on the machine with other numbers, at fidelity "flow"."""
         other = copy(self)
