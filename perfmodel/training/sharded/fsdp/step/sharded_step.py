@@ -36,6 +36,8 @@ class ShardedStep:
     sizes : UnitSizes
     tasks : TaskList
     walk : tuple of Moment
+    units : int
+        How many there are.
     micro_batch : int
     whole : dict
         Units that are whole or on the way, with the gather after which they are. None: whole since
@@ -75,6 +77,7 @@ class ShardedStep:
     sizes: UnitSizes
     tasks: TaskList
     walk: tuple[Moment, ...]
+    units: int
     micro_batch: int = 0
     whole: dict[str, int | None] = field(default_factory=dict)
     copied: set[str] = field(default_factory=set)
@@ -123,9 +126,9 @@ def begin_step(request: StepRequest, options: FsdpOptions, freed_before: int) ->
     units = wrap_units(request.workload, options.wrap, options.wrap_elements)
     walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
     ranks = options.shard_gpus or request.ranks
+    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
     return ShardedStep(
-        request, options, unit_sizes(request.workload, options, ranks),
-        TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps), walk,
+        request, options, unit_sizes(request.workload, options, ranks), tasks, walk, len(units),
         free_events=deque(range(-freed_before, 0)),
     )  # fmt: skip
 
