@@ -108,11 +108,11 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
     classes = list(dict.fromkeys(rank_class for rank_class, _ in streams))
     rows: list[tuple[int, int, Row]] = []
     roles = {key: _role(members) for key, members in streams.items()}
-    alike = Counter((rank_class, role) for (rank_class, _), role in roles.items())
+    streams_of = Counter((rank_class, role) for (rank_class, _), role in roles.items())
     for (rank_class, stream), members in streams.items():
         role = roles[rank_class, stream]
         prefix = f"{rank_class}: " if len(classes) > 1 else ""
-        name = stream if alike[rank_class, role] > 1 else role
+        name = stream if streams_of[rank_class, role] > 1 else role
         for number, lane in enumerate(assign_lanes(members)):
             title = f"{prefix}{name}" + (f" {number + 1}" if number else "")
             row = Row(title, role, _bars(lane, origin, gap_s))

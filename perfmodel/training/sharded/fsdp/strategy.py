@@ -41,5 +41,9 @@ def _held_dtype(options: FsdpOptions) -> str | None:
 
 
 FSDP = Strategy(
-    "fully sharded data parallel", _options, fsdp_plan, fsdp_memory, held_dtype=_held_dtype
-)
+    "fully sharded data parallel", _options, fsdp_plan, fsdp_memory, held_dtype=_held_dtype,
+    assumptions=(
+        "Gathers and reductions of units follow each other in PyTorch's order on one communicator.",
+        "Shard groups are neighbours: a node's GPUs before those of the next one.",
+    ),
+)  # fmt: skip
