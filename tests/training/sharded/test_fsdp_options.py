@@ -141,6 +141,10 @@ FAULTS: list[tuple[dict[str, Any], list[str]]] = [
     ),
     ({"reshard_after_forward": False, "regather_gpus": 2}, ["regather_gpus"]),
     ({"accumulate": 0, "shard_gpus": 0}, ["accumulate", "shard_gpus"]),
+    (
+        {"wrap_elements": 5, "reshard_after_backward": False},
+        ["wrap_elements", "reshard_after_backward"],
+    ),
 ]
 
 
@@ -158,6 +162,7 @@ def test_options_of_the_other_version_are_refused_at_once(
     [
         ({"shard_gpus": 3}, "found 3; allowed: a divisor of the 8 GPUs: 2, 4"),
         ({"shard_gpus": 1}, "found 1; allowed: 2 or more"),
+        ({"sync": "shards"}, "there are no copies"),
         ({"regather_gpus": 3}, "a divisor of the 8 GPUs of a shard group: 2, 4"),
         ({"regather_gpus": 8}, "8 is what reshard_after_forward: true means"),
         ({"wrap": ("hh.*",)}, "did you mean 'h.*'?"),
