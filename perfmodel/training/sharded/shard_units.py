@@ -101,12 +101,16 @@ def _modules_by_path(workload: Workload, paths: Sequence[str]) -> frozenset[str]
         matches = {".".join(module) for module in modules if _matches(module, path.split("."))}
         matched |= matches
         if not matches:
-            examples = sorted({".".join(parts) for parts in names}, key=len)[:3]
-            allowed = f"paths of modules with parameters, such as {allowed_names(examples, path)}"
+            allowed = f"paths of modules with parameters: {allowed_names(_patterns(modules), path)}"
             faults.append(Fault("wrap", repr(path), allowed))
     if faults:
         raise InputError(faults)
     return frozenset(matched)
+
+
+def _patterns(modules: Collection[tuple[str, ...]]) -> list[str]:
+    """Paths of modules, with ``*`` for numbers."""
+    return sorted({".".join("*" if part.isdecimal() else part for part in m) for m in modules})
 
 
 def _matches(module: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -31,8 +31,9 @@ class FsdpStrategy(FileModel):
         description="what is gathered at once: each block, each layer, modules by their size, the "
         "whole model, or a list of paths such as 'model.layers.*' and 'lm_head'",
     )
-    wrap_elements: Count = Field(
-        default=100_000_000, description="parameters of a unit, at least, with 'wrap: size'"
+    wrap_elements: Count | None = Field(
+        default=None,
+        description="parameters of a unit, at least, with 'wrap: size'; default: 100,000,000",
     )
     reshard_after_forward: Switch = Field(
         default=True, description="false: units stay whole until backward (SHARD_GRAD_OP)"

@@ -62,9 +62,9 @@ def host_work(
 
 # ---------------------------------------------------------------- memory of the host
 
-CPU_MEMORY_BPS = 204.8e9
-"""Memory bandwidth of a CPU where the topology has no memory: eight channels of DDR4-3200 (AMD EPYC
-7002 data sheet). Assumption: element-wise work of all its cores reaches it."""
+HOST_MEMORY_BPS = 2 * 204.8e9
+"""Memory bandwidth of a host where the topology has no memory: two CPUs, each with eight channels
+of DDR4-3200 (AMD EPYC 7002 data sheet). Assumption: element-wise work on all cores reaches it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +80,22 @@ class HostMemory:
     memory_Bps: float
 
 
-NO_HOST_MEMORY = HostMemory(None, CPU_MEMORY_BPS)
+NO_HOST_MEMORY = HostMemory(None, HOST_MEMORY_BPS)
 
 
 def host_memory(machine: Machine) -> HostMemory:
     """Find the rates of the first host, whose GPUs share what their ways have in common."""
     topology, router = machine.topology, machine.router
     gpus = topology.ranks[: topology.gpus_per_host]
-    cpus = [name for name, each in topology.devices.items() if each.kind == "cpu" and not each.host]
+    rates = topology.arcs.bandwidth_Bps
     try:
         ends = {gpu: router.nearest_cpu(gpu) for gpu in gpus}
-        ways = [router.route(gpu, router.memory_of(cpu) or cpu) for gpu, cpu in ends.items()]
+        memories = {cpu: router.memory_of(cpu) for cpu in ends.values()}
+        routes = [router.route(gpu, memories[cpu] or cpu) for gpu, cpu in ends.items()]
+        inside = [router.route(cpu, memory) for cpu, memory in memories.items() if memory]
     except TopologyError:
         return NO_HOST_MEMORY
-    users = Counter(arc for way in ways for arc in way)
-    rates = topology.arcs.bandwidth_Bps
+    users = Counter(arc for route in routes for arc in route)
     link_Bps = min((float(rates[arc]) / number for arc, number in users.items()), default=None)
-    return HostMemory(link_Bps, len(cpus) * CPU_MEMORY_BPS / len(gpus))
+    total_Bps = sum(float(rates[list(route)].min()) for route in inside) or HOST_MEMORY_BPS
+    return HostMemory(link_Bps, total_Bps / len(gpus))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
+from perfmodel.training.sharded.fsdp.options import MIN_WRAPPED, FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import UnitSizes, unit_sizes
 from perfmodel.training.sharded.fsdp.walk import Moment, walk_units
 from perfmodel.training.sharded.shard_units import ShardUnit, wrap_units
@@ -32,7 +32,7 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
     assert isinstance(options, FsdpOptions)
     if setup.ranks == 1:
         return use
-    units = wrap_units(setup.workload, options.wrap, options.wrap_elements)
+    units = wrap_units(setup.workload, options.wrap, options.wrap_elements or MIN_WRAPPED)
     sizes = unit_sizes(setup.workload, options, options.shard_gpus or setup.ranks)
     shards = rank_shards(sizes, units, setup.optimizer)
     if options.offload:

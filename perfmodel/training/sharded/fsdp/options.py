@@ -21,7 +21,7 @@ class FsdpOptions:
     """Options of ``FullyShardedDataParallel`` (version 1) and ``fully_shard`` (version 2).
 
     `wrap`: what each unit holds (see `perfmodel.training.sharded.shard_units.wrap_units`).
-    `wrap_elements`: least parameters of a unit with ``wrap="size"``.
+    `wrap_elements`: least parameters of a unit with ``wrap="size"``; None: `MIN_WRAPPED`.
     `reshard_after_forward`: whether units are freed between forward and backward. In version 1
         False is ``SHARD_GRAD_OP``.
     `reshard_root`: whether the outermost unit is, too (``reshard_after_forward=True`` for it,
@@ -59,7 +59,7 @@ class FsdpOptions:
 
     version: Literal[1, 2] = 2
     wrap: Wrap | tuple[str, ...] = "block"
-    wrap_elements: int = MIN_WRAPPED
+    wrap_elements: int | None = None
     reshard_after_forward: bool = True
     reshard_root: bool = False
     regather_gpus: int | None = None
@@ -109,6 +109,15 @@ class FsdpOptions:
             yield Fault("forward_prefetch", repr(self.forward_prefetch), allowed)
         if self.version == 1 and self.sync == "shards":
             yield Fault("sync", "'shards'", "'each' or 'last' with version 1")
+        yield from self._idle_faults()
+
+    def _idle_faults(self) -> Iterator[Fault]:
+        """Options that nothing would come of."""
+        if self.wrap_elements is not None and self.wrap != "size":
+            yield Fault("wrap_elements", repr(self.wrap_elements), "nothing without wrap: size")
+        if not self.reshard_after_backward and self.sync != "last":
+            allowed = "true unless sync: last, as micro-steps that reduce free their units always"
+            yield Fault("reshard_after_backward", "false", allowed)
         if not self.reshard_after_forward:
             for name in ("reshard_root", "regather_gpus"):
                 if getattr(self, name):

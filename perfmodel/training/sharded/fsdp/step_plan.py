@@ -85,6 +85,9 @@ def group_faults(ranks: int, options: FsdpOptions) -> Iterator[Fault]:
         yield Fault("shard_gpus", str(shards), f"a divisor of the {ranks} GPUs: {_divisors(ranks)}")
     elif shards == 1 and ranks > 1:
         yield Fault("shard_gpus", "1", "2 or more; `kind: ddp` keeps all parameters on each GPU")
+    if options.sync == "shards" and shards == ranks:
+        allowed = f"'each' or 'last', or shard_gpus below the {ranks} GPUs: there are no copies"
+        yield Fault("sync", "'shards'", allowed)
     inner = options.regather_gpus
     if inner is not None and (shards % inner or inner in (1, shards)):
         allowed = f"a divisor of the {shards} GPUs of a shard group: {_divisors(shards)}"

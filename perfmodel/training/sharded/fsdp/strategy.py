@@ -59,4 +59,8 @@ def _settings(_: Workload, section: FsdpStrategy) -> tuple[Setting, ...]:
 FSDP = Strategy(
     "fully sharded data parallel", _options, fsdp_plan, fsdp_memory, held_dtype=_held_dtype,
     settings=_settings,
+    assumptions=(
+        "Gathers and reductions of units follow each other in PyTorch's order on one communicator.",
+        "Shard groups are neighbours: a node's GPUs before those of the next one.",
+    ),
 )  # fmt: skip

@@ -23,9 +23,6 @@ from perfmodel.training.sharded.fsdp.walk import Moment
 from perfmodel.training.sharded.shard_units import ShardUnit
 from perfmodel.workload.model import ITEM_BYTES
 
-PARTS = 4
-"""Tasks that the layers of a unit are merged into at most, between units inside it."""
-
 
 def add_forward(step: ShardedStep) -> None:
     """Add forward: each unit is gathered when it is entered, and freed when it is left."""
@@ -67,7 +64,8 @@ def _enter(step: ShardedStep, unit: ShardUnit, following: Sequence[ShardUnit], p
 def _add_layers(step: ShardedStep, moment: Moment, *, backward: bool) -> None:
     workload, times = step.request.workload, step.request.times
     kind = "backward" if backward else "forward"
-    for part in visit_segments(workload, times, moment.layers, at_most=PARTS, backward=backward):
+    at_most = max(1, step.request.segments // step.units)
+    for part in visit_segments(workload, times, moment.layers, at_most=at_most, backward=backward):
         name = f"{kind} {part.name}"
         duration_s, kernels = part.duration_s, part.kernels
         if backward and step.micro_batch > 0 and step.options.sync == "last":

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import Op
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
+from perfmodel.training.sharded.fsdp.options import MIN_WRAPPED, FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import UnitSizes, unit_sizes
 from perfmodel.training.sharded.fsdp.walk import Moment, walk_units
 from perfmodel.training.sharded.shard_units import ShardUnit, wrap_units
@@ -36,6 +36,8 @@ class ShardedStep:
     sizes : UnitSizes
     tasks : TaskList
     walk : tuple of Moment
+    units : int
+        How many there are.
     micro_batch : int
     whole : dict
         Units that are whole or on the way, with the gather after which they are. None: whole since
@@ -75,6 +77,7 @@ class ShardedStep:
     sizes: UnitSizes
     tasks: TaskList
     walk: tuple[Moment, ...]
+    units: int
     micro_batch: int = 0
     whole: dict[str, int | None] = field(default_factory=dict)
     copied: set[str] = field(default_factory=set)
@@ -120,12 +123,12 @@ def begin_step(request: StepRequest, options: FsdpOptions, freed_before: int) ->
 
     `freed_before`: units that the previous step left in version 1's queue.
     """
-    units = wrap_units(request.workload, options.wrap, options.wrap_elements)
+    units = wrap_units(request.workload, options.wrap, options.wrap_elements or MIN_WRAPPED)
     walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
     ranks = options.shard_gpus or request.ranks
+    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
     return ShardedStep(
-        request, options, unit_sizes(request.workload, options, ranks),
-        TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps), walk,
+        request, options, unit_sizes(request.workload, options, ranks), tasks, walk, len(units),
         free_events=deque(range(-freed_before, 0)),
     )  # fmt: skip
 

@@ -37,9 +37,12 @@ def add_update(step: ShardedStep) -> int:
         duration_s = step.request.host_optimizer_s / step.shard_ranks
     waits = dict.fromkeys((*issued, *step.layers_wait))
     step.layers_wait.clear()
-    return step.tasks.compute(
+    end = step.tasks.compute(
         "optimizer", "optimizer", duration_s, RANKS, after=waits, stream=COMPUTE.name, **step.marks
     )
+    if step.request.host_s > 0:
+        end = run(step, "end of the step", "copy", step.request.host_s, after=(end,))
+    return end
 
 
 def _add_clipping(step: ShardedStep) -> None:
