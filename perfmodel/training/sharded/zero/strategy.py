@@ -24,7 +24,7 @@ def zero_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
     if request.ranks % options.hpz_ranks:
         allowed = f"a divisor of the {request.ranks} GPUs"
-        raise InputError([Fault("zero_hpz_partition_size", repr(options.hpz_ranks), allowed)])
+        raise InputError([Fault("strategy.zero_hpz_partition_size", repr(options.hpz_ranks), allowed)])
     if options.stage == 3:
         return sharded_parameters_plan(request, options)
     return sharded_states_plan(request, options)
