@@ -257,8 +257,12 @@ def test_megatron_buffers_hold_each_element_once(sizes: list[int], ranks: int, b
     buckets = buffer_buckets(workload, options, ranks)
     assert [t for each in buckets for t in each.tensors] == list(reversed(range(len(sizes))))
     assert all(each.elements % ranks == 0 and each.elements % 128 == 0 for each in buckets)
-    owned = [owned_elements(workload, buckets, ranks, rank) for rank in range(ranks)]
-    assert sum(owned) == sum(sizes)
+    owned = [0] * ranks
+    for each in buckets:
+        for tensor, start in zip(each.tensors, each.starts, strict=True):
+            for element in range(start, start + sizes[tensor]):
+                owned[element * ranks // each.elements] += 1
+    assert owned_elements(workload, buckets, ranks).tolist() == owned
 
 
 @pytest.mark.parametrize(
