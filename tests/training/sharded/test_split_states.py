@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.sharded.fsdp import fsdp_plan
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
 from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.strategy import megatron_plan
 from perfmodel.training.sharded.options import FsdpOptions
+from perfmodel.training.sharded.zero.fetches import trace_fetches
+from perfmodel.training.sharded.zero.memory import zero_memory
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import partition
 from perfmodel.training.sharded.zero.strategy import zero_plan
@@ -297,3 +300,71 @@ def test_host_and_device_wait_for_the_norm(times_of: Times) -> None:
     norm = next(i for i, task in enumerate(plan.tasks) if task.name == "gradient norm")
     update = next(task for task in plan.tasks if task.name == "issue optimizer")
     assert norm in update.after
+
+
+@pytest.mark.parametrize(("plan_of", "options"), OVERLAPPING)
+def test_the_update_waits_for_every_reduction(
+    plan_of: Callable[..., StepPlan], options: Any, times_of: Times, run_plan: Run
+) -> None:
+    plan = plan_of(request(times_of, model(SIZES), 4), options)
+    spans = run_plan(plan, lambda work: 1.0)
+    names = [task.name for task in plan.tasks]
+    counted = next(i for i, name in enumerate(names) if name.startswith("count "))
+    reductions = [i for i, task in enumerate(plan.tasks[:counted]) if task.bucket is not None]
+    assert spans[counted][0] >= max(spans[i][1] for i in reductions)
+    assert spans[names.index("optimizer")][0] >= spans[counted][1] + 1.0
+
+
+def test_megatron_runs_layers_whose_parameters_have_arrived(times_of: Times, run_plan: Run) -> None:
+    options = MegatronOptions(
+        use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True,
+        bucket_size=100,
+    )  # fmt: skip
+    plan = megatron_plan(request(times_of, model(SIZES), 4), options)
+    spans = run_plan(plan, lambda work: 1.0)
+    starts = [spans[i][0] for i, task in enumerate(plan.tasks) if task.kind == "forward"]
+    assert [int(start) for start in starts] == [1, 2, 2, 3, 4]  # the third shares the second's
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_host_waits_at_the_end_of_each_backward_of_stage_3(
+    accumulate: int, times_of: Times
+) -> None:
+    asked = request(times_of, model(SIZES), 4, launch_s=1e-6)
+    plan = zero_plan(asked, ZeroOptions(stage=3, accumulate=accumulate))
+    ends = [i for i, task in enumerate(plan.tasks) if task.name == "copy out bucket 0"]
+    waiting = [task for task in plan.tasks if task.kind == "issue" and set(task.after) & set(ends)]
+    assert len(ends) == len(waiting) == accumulate
+
+
+@pytest.mark.parametrize(
+    ("options", "buffers"),
+    [
+        (ZeroOptions(stage=1), 1), (ZeroOptions(stage=2, overlap_comm=True), 2),
+        (ZeroOptions(stage=2, overlap_comm=False), 1),
+    ],
+)  # fmt: skip
+def test_buffers_of_gradients_are_allocated_whole(options: ZeroOptions, buffers: int) -> None:
+    use = zero_memory(Setup(model(SIZES, "bf16"), "bf16", "adamw", 4, 1, options=options))
+    assert use.buckets_bytes == buffers * 500_000_000 * 2
+    parameters = 2 * sum(SIZES)
+    own = parameters / 4
+    assert use.gradients_bytes == (own if options.stage == 2 else own + parameters)
+    assert use.optimizer_bytes == 12 * sum(SIZES) / 4
+
+
+def test_stage_3_holds_what_is_whole_at_once() -> None:
+    """One layer of six without prefetch; with it, one more for each module that asks ahead.
+
+    Those are the layer, and at the turn from forward to backward the whole model and the layer.
+    """
+    workload = model([1000] * 6)
+    for prefetch, live in ((0, 1000), (1, 4000)):
+        options = ZeroOptions(
+            stage=3, param_persistence_threshold=0, max_reuse_distance=0,
+            prefetch_bucket_size=prefetch,
+        )  # fmt: skip
+        use = zero_memory(Setup(workload, "fp32", "sgd", 4, 1, options=options))
+        assert trace_fetches(workload, options).most_live == live
+        assert use.parameters_bytes == use.gradients_bytes == 4 * 1500
+        assert use.gathered_bytes == 4 * (live + prefetch)
