@@ -82,9 +82,9 @@ def test_memory_equals_the_buffers_that_megatron_keeps(name: str, ranks: int) ->
     options, model = options_of("megatron", case), request_of(case, ranks).workload
     shards = options.shard_ranks(ranks)
     buckets = buffer_buckets(model, options, ranks)
-    owned = [owned_elements(model, buckets, shards, rank) for rank in range(shards)]
-    assert sum(owned) == model.parameters
-    assert use.optimizer_bytes == (held["optimizer"] + held["master"]) * max(owned) / owned[0]
+    owned = owned_elements(model, buckets, shards)
+    assert owned.sum() == model.parameters
+    assert use.optimizer_bytes == (held["optimizer"] + held["master"]) * owned.max() / owned[0]
     assert use.parameters_bytes == held["parameters"]
     assert use.gradients_bytes == held["gradients"]
 

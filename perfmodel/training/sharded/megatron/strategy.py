@@ -48,10 +48,7 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     trained = sum(tensor.numel for tensor in setup.trained)
     fullest = trained
     if options.use_distributed_optimizer:
-        fullest = max(
-            owned_elements(setup.workload, buckets, shard_ranks, rank)
-            for rank in range(shard_ranks)
-        )
+        fullest = int(owned_elements(setup.workload, buckets, shard_ranks).max())
     parameters = use.parameters_bytes
     if options.use_distributed_optimizer:
         parameters += (elements - trained) * item

@@ -124,12 +124,14 @@ def part_elements(workload: Workload, tensors: Sequence[int], ranks: int) -> int
 
 def sub_groups(workload: Workload, options: ZeroOptions, ranks: int) -> tuple[tuple[int, ...], ...]:
     """Parameters that the optimizer updates at once (``_create_fp16_sub_groups``)."""
-    trained = sorted(workload.ready_order)
     groups: list[list[int]] = [[]]
-    for tensor in trained:
+    elements = 0
+    for tensor in sorted(workload.ready_order):
         groups[-1].append(tensor)
-        if part_elements(workload, groups[-1], ranks) >= options.sub_group_size:
+        elements += part_elements(workload, (tensor,), ranks)
+        if elements >= options.sub_group_size:
             groups.append([])
+            elements = 0
     return tuple(tuple(group) for group in groups if group)
 
 
