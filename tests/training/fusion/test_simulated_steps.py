@@ -10,6 +10,8 @@ from perfmodel.training.plan.step_plan import Collective
 
 LINK_BPS = 10e9 / 8
 """Of the node of the scenario."""
+OVERLAP_SLOWDOWN = 1.25
+"""Of compute beside collectives, at most."""
 
 
 def stepped(*sets: str, nodes: int = 8) -> tuple[StepEstimate, int]:
@@ -60,6 +62,7 @@ def test_a_straggler_is_hidden_until_it_computes_longer_than_all_communicate() -
     for kind in ("horovod", "priority"):
         even, _ = stepped(f"strategy.kind={kind}")
         slow, _ = stepped(f"strategy.kind={kind}", "events=[{slow: {ranks: [3], by: 8}}]")
-        assert slow.step_time_s >= 8 * even.compute_s * (1 - 1e-9)
+        work_s = even.compute_s / OVERLAP_SLOWDOWN  # at least
+        assert slow.step_time_s >= 8 * work_s
         assert slow.step_time_s >= even.step_time_s
         assert slow.step_time_s <= even.step_time_s + 7 * even.compute_s + 1e-3
