@@ -11,7 +11,10 @@ from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStr
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
 from perfmodel.scenario.sections.strategies.horovod import HorovodStrategy
+from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
 from perfmodel.scenario.sections.strategies.priority import PriorityStrategy
+from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundancyStrategy
 
 
 def _ddp_unless_named(value: object) -> object:
@@ -20,7 +23,14 @@ def _ddp_unless_named(value: object) -> object:
 
 StrategySection = Annotated[
     Annotated[
-        DdpStrategy | DataParallelStrategy | FsdpStrategy | HorovodStrategy | PriorityStrategy,
+        DdpStrategy
+        | DataParallelStrategy
+        | FsdpStrategy
+        | ZeroStrategy
+        | MegatronStrategy
+        | ZeroRedundancyStrategy
+        | HorovodStrategy
+        | PriorityStrategy,
         Field(discriminator="kind"),
     ],
     BeforeValidator(_ddp_unless_named),
