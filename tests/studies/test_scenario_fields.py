@@ -89,6 +89,8 @@ CONTEXTS = {
         "strategy: {kind: data_parallel}\ncluster: {node: v100-x8-25g, gpus_per_node: 2}",
         "strategy. model. compute.", {
         "compute.fused_attention": NO_ATTENTION, "compute.channels_last": NO_CONVOLUTION}, USUAL),
+    "horovod": Context("strategy: {kind: horovod}", "strategy."),
+    "priority": Context("strategy: {kind: priority}", "strategy."),
     "accumulating": Context("strategy: {kind: ddp, accumulate: 2}", "strategy."),
     **{f"fabric {shape}": Context(
         f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {shape}"

@@ -55,8 +55,8 @@ def work(threshold: int) -> None:
     hvd.shutdown()
 
 
-def launch(threshold: int) -> str:
-    """Run both processes; returns the trace of rank 0."""
+def launch(threshold: int, command: tuple[str, ...], cycle_ms: int = 80) -> str:
+    """Run a program in both processes; returns the trace of rank 0."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
 
@@ -72,12 +72,12 @@ def launch(threshold: int) -> str:
             "CROSS_SIZE": slot.cross_size, "HOSTNAME": "localhost", "CONTROLLER": "gloo",
             "CPU_OPERATIONS": "gloo", "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
             "GLOO_RENDEZVOUS_PORT": port, "GLOO_IFACE": "lo", "LOG_LEVEL": "trace",
-            "CYCLE_TIME": 80, "FUSION_THRESHOLD": threshold,
+            "CYCLE_TIME": cycle_ms, "FUSION_THRESHOLD": threshold,
         }  # fmt: skip
         named = {f"HOROVOD_{name}": str(value) for name, value in own.items()}
         started.append(
             subprocess.Popen(
-                [sys.executable, __file__, str(threshold)], env=os.environ | named,
+                [sys.executable, "-P", *command], env=os.environ | named,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
         )  # fmt: skip
@@ -107,5 +107,9 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         work(int(sys.argv[1]))
     else:
-        recorded = [case for limit in THRESHOLDS for case in read_trace(limit, launch(limit))]
+        recorded = [
+            case
+            for limit in THRESHOLDS
+            for case in read_trace(limit, launch(limit, (__file__, str(limit))))
+        ]
         print(json.dumps({"horovod": "0.28.1", "ranks": RANKS, "cases": recorded}))
