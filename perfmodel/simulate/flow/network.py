@@ -194,7 +194,7 @@ class FlowNetwork(Network):
         if len(jobs) == 1:
             job = jobs[0]
             if isinstance(job, Flow):
-                self._set_flows(jobs, alone_Bps(self.machine, job.stage))
+                self._set_flows([job], alone_Bps(self.machine, job.stage))
             elif self._timer is job.timer and not job.is_disturbed:
                 self._set(job, job.rates_Bps)
             else:
