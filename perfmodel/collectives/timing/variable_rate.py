@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import pipelines_s
 from perfmodel.collectives.timing.recurrence_steps import (
@@ -96,6 +96,21 @@ class Clocks:
             return None
         landed_s = times[1] + begin_s[0]
         return CompletionTimes(float((landed_s - pace.latency_s).max()), landed_s)
+
+    def least_wire_s(self) -> float:
+        """Least time at which the last byte can have left, without stepping through the sends.
+
+        Every edge still has to send what it has not sent, at its best rate so far at most.
+        """
+        left = self.course.sends - self.course.sent(self._stand.step)
+        best_Bps = self._paces[0].rate_Bps
+        for pace in self._paces[1:]:
+            best_Bps = np.maximum(best_Bps, pace.rate_Bps)
+        nbytes = self.course.phases[0].nbytes
+        for phase in self.course.phases[1:]:
+            nbytes = np.minimum(nbytes, phase.nbytes)
+        least_s = self._stand.free + left * sending_s(nbytes, best_Bps)
+        return float(least_s[self.course.sends > 0].max(initial=0.0))
 
     def left(self) -> FloatArray:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
@@ -184,6 +199,10 @@ class OneStep:
         self._since_s = np.where(under_way, np.maximum(self._since_s, now_s), leave_s)
         self.rate_Bps = rate_Bps
         self.latency_s = np.where(under_way, latency_s, self.latency_s)
+
+    def least_wire_s(self) -> float:
+        """When the last byte has left (see `Clocks.least_wire_s`)."""
+        return self.ends().wire_s
 
     def ends(self) -> CompletionTimes:
         """How the sends end if nothing changes any more."""

@@ -51,6 +51,9 @@ SAME_INSTANT = 1e-14
 """Ends this close (relative to the time) are one instant: equal times that are summed in another
 order differ in the last bits, and would each cost a solution of the rates."""
 
+SLACK = 1e-9
+"""By how much a bound on a time is lowered, so that rounding does not put it behind the time."""
+
 
 @dataclass
 class FlowNetwork(Network):
@@ -214,10 +217,25 @@ class FlowNetwork(Network):
         if not changed and job.timed:
             return
         job.timed = True
+        job.version += 1
+        # Most rates change again before the leg ends: its end is worked out when it may be near.
+        least_s = (1 - SLACK) * job.least_wire_s()
+        if least_s == np.inf or job.start_s + least_s <= self.env.now:
+            self._schedule_end(job)
+            return
+        version = job.version
+
+        def look(_: simpy.Event) -> None:
+            if version == job.version:
+                self._schedule_end(job)
+
+        call_at(self.env, job.start_s + least_s, look)
+
+    def _schedule_end(self, job: Collective) -> None:
+        """Work out when the leg of a collective ends, and end it then."""
         wire_s = job.start_s + self._ends_s(job)[0]
         if np.isinf(wire_s) and self.changes_left == 0:
             raise SimulationError(stage_text(self.machine, job.lowered, job.stage))
-        job.version += 1
         if wire_s < np.inf:
             call_at(self.env, wire_s, self._make_end(job))
 

@@ -86,6 +86,12 @@ class Collective:
             self._ends = self._clocks.ends()
         return self._ends
 
+    def least_wire_s(self) -> float:
+        """Least time at which the last byte of its leg can have left: that of `ends`, or less."""
+        if self._clocks is None or self._ends is not None:
+            return self.ends().wire_s
+        return self._clocks.least_wire_s()
+
     def set_rates(self, now_s: float, rates_Bps: FloatArray, slower: float = 1.0) -> bool:
         """Change rates, the whole leg `slower` times slower; return whether anything changes."""
         rates_Bps = rates_Bps if slower == 1.0 else rates_Bps / slower
