@@ -69,7 +69,16 @@ class Layer:
     weight_elements : float
         Parameter elements read once per pass, whatever the batch.
     saved_elements : float
-        Activation elements kept for backward, per sample.
+        Activation elements kept for backward at the precision of the compute, per sample.
+    stream_elements : float
+        Those kept as they flow between a transformer's blocks: in fp32 under autocast.
+    copied_elements : float
+        Those of an input that other layers keep too, and of which autocast makes each its copy.
+    saved_bytes : float
+        Bytes kept whatever the precision, per sample: masks, indices, sums and losses in fp32.
+    score_dropout, wide_scores, capped_scores : bool
+        Where attention is not fused: whether scores are dropped out after their softmax, whether
+        that is in fp32 in any precision, and whether they pass a tanh before it.
     kernels : int
         Kernels launched by forward.
     kind : {"linear", "conv", "attention"}
@@ -111,6 +120,12 @@ class Layer:
     wide_bytes: float = 0.0
     fused_bytes: float | None = None
     fused_kernels: int = 1
+    stream_elements: float = 0.0
+    copied_elements: float = 0.0
+    saved_bytes: float = 0.0
+    score_dropout: bool = True
+    wide_scores: bool = False
+    capped_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)

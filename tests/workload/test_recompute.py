@@ -74,7 +74,7 @@ def test_full_recomputation_keeps_the_input_of_each_layer() -> None:
     within = (plain - full) / (blocks - 1) + 2 * s * b * h  # what one block keeps
     head = plain - blocks * within
     assert full == pytest.approx(head + within + (blocks - 1) * 2 * s * b * h)
-    assert within == pytest.approx(34 * s * b * h, rel=0.03)
+    assert within == pytest.approx(34 * s * b * h, rel=2e-3)
 
 
 def test_selective_recomputation_saves_the_scores() -> None:
@@ -83,7 +83,7 @@ def test_selective_recomputation_saves_the_scores() -> None:
     unfused = {"fused_attention": False}
     saved = kept(model, NO_RECOMPUTE, **unfused) - kept(model, SELECTIVE, **unfused)
     assert saved == 24 * 5 * 16 * 2048**2 * 4
-    assert kept(model, SELECTIVE, **unfused) == kept(model, NO_RECOMPUTE)
+    assert kept(model, SELECTIVE) == kept(model, SELECTIVE, **unfused)
 
 
 @given(st.sampled_from(sorted(BLOCKS)), st.data())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.workload.kernels.kernel_constants import kernel_constants
+from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.recompute import (
     NO_RECOMPUTE,
     Recompute,
@@ -20,7 +20,9 @@ from perfmodel.workload.memory.recompute import (
 from perfmodel.workload.model import ITEM_BYTES, Layer, Workload
 
 WIDE_BYTES = 4
-"""Under autocast what flows between a transformer's blocks is fp32."""
+"""Of fp32: under autocast what flows between a transformer's blocks, and softmax, are."""
+MASK_BYTES = 1
+"""Of an element that may have been dropped out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,39 @@ class _Keeping:
 
     def layer_bytes(self, layer: Layer) -> float:
         """Bytes that one layer keeps."""
-        saved = self.share * layer.saved_elements
-        if not self.fused_attention:
-            saved += kernel_constants().attention.unfused_saved * layer.score_elements
-        return self.batch * self.item_bytes * saved
+        return self.batch * (self._sample_bytes(layer) + self._score_bytes(layer))
+
+    def kept_between(self, layer: Layer) -> float:
+        """Bytes that one layer keeps where its scores are recomputed."""
+        return self.batch * self._sample_bytes(layer)
+
+    def _sample_bytes(self, layer: Layer) -> float:
+        copied = layer.copied_elements if self.casts else 0.0
+        return (
+            self.item_bytes * (self.share * layer.saved_elements + copied)
+            + self.stream_bytes(layer) * layer.stream_elements
+            + layer.saved_bytes
+        )
+
+    def _score_bytes(self, layer: Layer) -> float:
+        """Of one sample's attention: the sum of each row, or all scores where it is not fused."""
+        if not layer.score_elements:
+            return 0.0
+        if self.fused_attention:
+            keys = layer.matrix.all_keys if isinstance(layer.matrix, Attention) else 0
+            return WIDE_BYTES * layer.score_elements / keys if keys else 0.0
+        softmax = WIDE_BYTES if self.casts or layer.wide_scores else self.item_bytes
+        operand = self.item_bytes if layer.score_dropout or softmax > self.item_bytes else 0
+        operand += layer.capped_scores * self.item_bytes
+        return layer.score_elements * (softmax + operand + layer.score_dropout * MASK_BYTES)
+
+    def stream_bytes(self, layer: Layer) -> int:
+        """Bytes of an element that flows between blocks."""
+        return WIDE_BYTES if self.casts and layer.kind != "conv" else self.item_bytes
 
     def input_bytes(self, layer: Layer) -> float:
         """Bytes of a layer's input, as it flows between blocks."""
-        wide = self.casts and layer.kind != "conv"
-        item_bytes = WIDE_BYTES if wide else self.item_bytes
-        return self.batch * item_bytes * input_elements(layer)
+        return self.batch * self.stream_bytes(layer) * input_elements(layer)
 
 
 def activation_bytes(
@@ -81,8 +106,7 @@ def activation_bytes(
 def _kept_bytes(workload: Workload, keeping: _Keeping, recompute: Recompute) -> float:
     each = [keeping.layer_bytes(layer) for layer in workload.layers]
     for index in recomputed_layers(workload, recompute):
-        saved = keeping.share * workload.layers[index].saved_elements
-        each[index] = keeping.batch * keeping.item_bytes * saved
+        each[index] = keeping.kept_between(workload.layers[index])
     in_hand = 0.0
     for layers in recomputed_blocks(workload, recompute):
         whole = slice(layers.start, layers.stop)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 HALF = torch.bfloat16
 
 NARROWED = frozenset({
-    F.linear, F.conv2d, torch.conv2d, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__,
-    torch.addmm, torch.bmm, torch.baddbmm, F.scaled_dot_product_attention,
+    functional.linear, functional.conv2d, torch.conv2d, torch.matmul, torch.Tensor.matmul,
+    torch.Tensor.__matmul__, torch.addmm, torch.bmm, torch.baddbmm,
+    functional.scaled_dot_product_attention,
 })  # fmt: skip
 WIDENED = frozenset({
-    F.layer_norm, F.softmax, torch.softmax, F.log_softmax, F.cross_entropy, torch.pow,
-    torch.Tensor.pow, torch.rsqrt, torch.Tensor.softmax, F.nll_loss,
+    functional.layer_norm, functional.softmax, torch.softmax, functional.log_softmax,
+    functional.cross_entropy, torch.pow, torch.Tensor.pow, torch.rsqrt, torch.Tensor.softmax,
+    functional.nll_loss,
 })  # fmt: skip
 """What CUDA's autocast runs in half precision and what in fp32 (aten/src/ATen/autocast_mode.h)."""
 
@@ -31,8 +34,8 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> torch.Tensor:
-        batch, heads, tokens, size = query.shape
-        result = query.new_empty(batch, tokens, heads, size).transpose(1, 2)
+        batch, heads, tokens, _ = query.shape
+        result = torch.empty_like(query)
         ctx.save_for_backward(
             query, key, value, result, query.new_empty(batch, heads, tokens, dtype=torch.float32)
         )
@@ -72,9 +75,12 @@ class CudaKernels(TorchFunctionMode):
         if self.autocast and dtype is not None:
             args = self._cast(args, dtype)
             kwargs = {name: self._cast(each, dtype) for name, each in kwargs.items()}
-        if func is F.scaled_dot_product_attention:
+        if func is functional.multi_head_attention_forward:  # written in Python: go on inside of it
+            with self, patch.object(functional, "has_torch_function", lambda _tensors: False):
+                return func(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
             return FusedAttention.apply(*args[:3])
-        if func is F.dropout:
+        if func is functional.dropout:
             rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             training = kwargs.get("training", args[2] if len(args) > 2 else True)
             return torch.native_dropout(args[0], rate, True)[0] if rate and training else args[0]
@@ -85,11 +91,8 @@ def saved_bytes(
     module: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Tensor], *, autocast: bool
 ) -> float:
     """Bytes of all storages that forward saves, without parameters and buffers."""
-    own = {
-        tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())
-    }
+    own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
     held: dict[int, Any] = {}
-    names: dict[int, str] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
