@@ -40,6 +40,7 @@ REPEATED_STEMS = {
     "worker": ROLES + ": what a started process does",
     "network": "the network at each level of detail, and what they share",
     "machine": LAYERS,
+    "memory": ROLES + ": bytes per GPU of a strategy",
     "events": LAYERS,
     "what_if": LAYERS,
     "strategy": LAYERS + "; a row of the table",

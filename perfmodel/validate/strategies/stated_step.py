@@ -126,20 +126,21 @@ def _node(cells: Mapping[str, str]) -> NodeSpec:
     )  # fmt: skip
 
 
+_SWITCHES = ("tied", "dropout", "fused_norms")
 _SIZES = ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "sequence_length")
 
 
 def _workload(cells: Mapping[str, str]) -> Workload:
     sizes = tuple(count(cells, name) for name in _SIZES)
     return _built(
-        cells["model"], cells["family"], sizes, cells["dtype"], cells["tied"] == "1",
-        cells["dropout"] == "1",
+        cells["model"], cells["family"], sizes, cells["dtype"],
+        tuple(name for name in _SWITCHES if cells[name] == "1"),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=256)
 def _built(
-    name: str, family: str, sizes: tuple[int, ...], dtype: str, tied: bool, dropout: bool
+    name: str, family: str, sizes: tuple[int, ...], dtype: str, switches: tuple[str, ...]
 ) -> Workload:
     layers, width, heads, kv_heads, mlp_width, vocabulary, tokens = sizes
     if family == "bert":
@@ -148,10 +149,20 @@ def _built(
         return bert("bert-large", dtype=dtype, sequence_length=tokens, whole_head=True)
     if family == "gpt":
         shape = GptShape(layers, width, heads, tokens, vocabulary)
-        return gpt(name, dtype=dtype, sequence_length=tokens, shape=shape, dropout=dropout)
+        return gpt(
+            name, dtype=dtype, sequence_length=tokens, shape=shape, dropout="dropout" in switches
+        )
     if family == "llama":
         sizes_of = DecoderShape(
-            layers, width, heads, kv_heads, mlp_width, vocabulary, tokens, tied=tied
+            layers,
+            width,
+            heads,
+            kv_heads,
+            mlp_width,
+            vocabulary,
+            tokens,
+            tied="tied" in switches,
+            fused_norms="fused_norms" in switches,
         )
         return llama(name, dtype=dtype, sequence_length=tokens, shape=sizes_of)
     raise InputError(Fault("family", repr(family), "gpt, llama or bert"))

@@ -11,8 +11,11 @@ from perfmodel.workload.memory.recompute import (
     Recompute,
     check_recompute,
     input_elements,
+    kept_results,
+    partly_recomputed_blocks,
     recomputed_blocks,
     recomputed_layers,
+    result_elements,
 )
 from perfmodel.workload.model import ITEM_BYTES, Layer, Workload
 
@@ -111,6 +114,14 @@ def _kept_bytes(workload: Workload, keeping: _Keeping, recompute: Recompute) -> 
         input_bytes = min(keeping.input_bytes(workload.layers[layers[0]]), block_bytes)
         in_hand = max(in_hand, block_bytes - input_bytes)
         each[whole] = [input_bytes] + [0.0] * (len(layers) - 1)
+    for layers in partly_recomputed_blocks(workload, recompute):
+        whole = slice(layers.start, layers.stop)
+        block_bytes = sum(each[whole])
+        results = sum(result_elements(workload.layers[i]) for i in kept_results(workload, layers))
+        kept_bytes = keeping.input_bytes(workload.layers[layers[0]])
+        kept_bytes = min(kept_bytes + keeping.batch * keeping.item_bytes * results, block_bytes)
+        in_hand = max(in_hand, block_bytes - kept_bytes)
+        each[whole] = [kept_bytes] + [0.0] * (len(layers) - 1)
     return sum(each) + in_hand
 
 
