@@ -269,5 +269,8 @@ def check_pairs(sized: SizedJob, plan: LoopPlan) -> None:
     if pairs > most:
         request = f"{len(plan.servers):,} with {len(plan.workers):,} workers, {pairs:,} pairs"
         allowed = f"at most {most:,} pairs: fewer servers or workers"
-        allowed += ", or local_reduce: true, where a node is one worker"
+        if plan.slack != 0 and pairs <= MOST_PAIRS:
+            allowed += f", or workers that stay together ({MOST_PAIRS:,} pairs)"
+        if sized.size.gpus_per_node > 1 and len(plan.workers) == sized.size.gpus:
+            allowed += ", or local_reduce: true, where a node is one worker"
         raise InputError(sized.job.scenario.origin.fault("strategy.servers", request, allowed))
