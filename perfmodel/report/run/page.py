@@ -150,6 +150,8 @@ def _breakdown(result: Result) -> Section:
         f"{quantities.duration(time_s)}, "
         f"{quantities.percent(time_s / main.step_time_s)} of the step."
     )
+    if hot_spot := quantities.hot_spot(main):
+        lead += f" {hot_spot}"
     figure = Figure(draw_breakdown(result), "breakdown", "Parts of the step at each size")
     return section("Where the time goes", lead, figure)
 

@@ -17,7 +17,7 @@ from perfmodel.report.common.document import (
 from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.run import events, servers, tables
 from perfmodel.report.scaling.text import basis, findings
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result import Result, SizeResult
 
 
 def result_header(result: Result) -> Header:
@@ -37,7 +37,9 @@ def result_lines(result: Result) -> list[Block]:
     lines = [quantities.memory(main.memory) + ".", *main.memory.advice]
     if not_fitting := [f"{p.gpus:,}" for p in result.points[:-1] if not p.memory.fits]:
         lines.append(f"Does not fit on {', '.join(not_fitting)} GPUs: those rows are hypothetical.")
-    lines += filter(None, [quantities.limit(main), quantities.slowest(result)])
+    lines += filter(
+        None, [quantities.hot_spot(main), quantities.limit(main), quantities.slowest(result)]
+    )
     lines.append(f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.")
     return [
         Paragraph(quantities.headline(result), "headline"),
@@ -92,7 +94,7 @@ def run_markdown(result: Result) -> str:
                 tables.sizes_table(result),
                 Paragraph(" ".join(explained)),
             ),
-            section("Where the time of a step goes", quantities.limit(main), _breakdown(result)),
+            section("Where the time of a step goes", _limits(main), _breakdown(result)),
             *_communication(result),
             section("Memory", "", *memory),
             section(
@@ -110,6 +112,10 @@ def _communication(result: Result) -> list[Section]:
         return []
     lead = f"A rank's operations in a step on {quantities.gpus(result.main.gpus)}."
     return [section("Communication", lead, tables.communication_table(result.main))]
+
+
+def _limits(main: SizeResult) -> str:
+    return " ".join(filter(None, [quantities.hot_spot(main), quantities.limit(main)]))
 
 
 def _breakdown(result: Result) -> Table:

@@ -108,6 +108,9 @@ class _Connection:
         nbytes, arrive = self.queue.popleft()
         env, network, begun_s = self.loops.env, self.loops.network, self.loops.env.now
         route, latency_s = self.loops.route(self.src, self.dst)
+        sockets = network.machine.topology.sockets
+        between = self.src.partition("/")[0] != self.dst.partition("/")[0]
+        cap_Bps = (between and sockets.flow_Bps) or math.inf
 
         def leave(_: simpy.Event) -> None:
             if latency_s:
@@ -119,7 +122,7 @@ class _Connection:
             if self.queue:
                 self._begin()
 
-        sent = network.stream(route, math.inf, nbytes)
+        sent = network.stream(route, cap_Bps, nbytes)
         assert sent.callbacks is not None  # not processed before this instant is over
         sent.callbacks.append(leave)
 

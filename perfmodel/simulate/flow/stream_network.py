@@ -187,10 +187,12 @@ class StreamNetwork(Network):
             arcs = self._arcs[rows]
             on_link = arcs >= 0
             pointers = np.concatenate([[0], np.cumsum(on_link.sum(axis=1))])
-            self._rates_Bps[rows] = max_min_rates(
-                self.machine.topology.arcs.bandwidth_Bps, pointers, arcs[on_link],
-                self._caps_Bps[rows],
-            )  # fmt: skip
+            capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
+            self._rates_Bps[rows] = (
+                min(self._caps_Bps[rows[0]], capacity_Bps[arcs[on_link]].min(initial=np.inf))
+                if len(rows) == 1
+                else max_min_rates(capacity_Bps, pointers, arcs[on_link], self._caps_Bps[rows])
+            )
             if self.changes_left == 0 and not self._rates_Bps[rows].any():
                 raise SimulationError(f"{len(rows)} messages stall for ever on links without rate")
         self._schedule_next_end()

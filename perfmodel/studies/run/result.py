@@ -214,6 +214,25 @@ class Uncertainty:
 
 
 @dataclass(frozen=True, slots=True)
+class HotSpot:
+    """A GPU that does more than the others, which wait for it: device 0 of nn.DataParallel.
+
+    `gpu`: its name.
+    `busy_s`, `others_busy_s`: time of a step in which it computes, and in which each other does.
+    `link_bytes`, `others_link_bytes`: over its links in a step, both directions, and over those of
+        another GPU on average.
+    `only_there_bytes`: memory that only it needs: optimizer states and reduced gradients.
+    """
+
+    gpu: str
+    busy_s: float
+    others_busy_s: float
+    link_bytes: float
+    others_link_bytes: float
+    only_there_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class Staleness:
     """By how many updates gradients came late; bytes of gradients count.
 
@@ -303,6 +322,7 @@ class SizeResult:
     `disturbance`: cost of events and other jobs; None where there are none.
     `notes`: approximations of the simulation, with their size.
     `reliefs`: what a step saves without each of the limits that were tried, the largest first.
+    `hot_spot`: a GPU that does more than the others; None where all are alike.
     `server_use`: where there are parameter servers: then a step is the time in which as many
         updates are made as there are workers, the harmonic mean of the workers' iterations.
     `communication`: what a rank communicates, by operation, in the order of the step.
@@ -335,6 +355,7 @@ class SizeResult:
     scaling_efficiency_interval: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
     reliefs: tuple[Relief, ...] = ()
+    hot_spot: HotSpot | None = None
     server_use: ServerUse | None = None
     communication: tuple[CommunicationUse, ...] = ()
     mfu: float | None = None

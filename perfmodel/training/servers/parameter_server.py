@@ -34,7 +34,7 @@ from perfmodel.units import parse_bandwidth
 from perfmodel.workload.memory import optimizer_bytes, optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
-MOST_PUSHES, MOST_OF_WORKER = 2048, 64
+MOST_PUSHES, MOST_OF_WORKER = 2048, 32
 """Messages to servers that an iteration of all workers, and of one, is simulated with, unless there
 are more servers: neighbouring tensors travel together then."""
 
@@ -327,7 +327,7 @@ def parameter_server_memory(setup: Setup) -> MemoryUse:
         compressed = elements * ITEM_BYTES[options.gradient_dtype]
     if options.rate_Bps is not None or not options.colocated:
         return replace(use, buckets_bytes=float(compressed))
-    share = most_held(setup.workload, options, options.count(1))
+    share = most_held(setup.workload, options, options.servers or 1)
     return replace(
         use,
         optimizer_bytes=share * optimizer_state_bytes(setup.workload, setup.optimizer),

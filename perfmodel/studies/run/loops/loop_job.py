@@ -18,28 +18,28 @@ from perfmodel.studies.run.loops.loop_bounds import loop_bounds
 from perfmodel.studies.run.resolve.disturbance import Disturbance, background_traffic
 from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import what_if_of
-from perfmodel.studies.run.steps.output_analysis import (
-    MEAN_WITHIN,
-    MOST_RANDOM,
-    count_needed_steps,
-)
+from perfmodel.studies.run.steps.output_analysis import MEAN_WITHIN, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import list_changes, timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.training.plan.loop_plan import LoopPlan, Worker
 
-UPDATES, FEWEST_ROUNDS, MOST_ROUNDS = 256, 4, 24
+UPDATES, FEWEST_ROUNDS, MOST_ROUNDS = 128, 4, 12
 """Updates of all workers together that are counted, and rounds of an update of each at least and at
 most: where nothing is random, all rounds are soon alike."""
 SLOW_ITERATIONS = 4
 """Iterations of the slowest worker that are counted at least."""
-EXACT_PUSHES = 256
+EXACT_PUSHES = 64
 """Pushes of a round up to which rates of messages are solved at each beginning and end."""
-QUANTA = 1000
-"""Beyond it, how often in a round they are solved at most: a message is late by half a thousandth
-of a round, on average."""
-MOST_PAIRS, MOST_LOOSE_PAIRS = 16_384, 4_096
+QUANTA = 400
+"""Beyond it, how often in a round they are solved at most: a message is late by an eighth of a
+per cent of a round, on average."""
+MOST_PAIRS, MOST_LOOSE_PAIRS = 8_192, 2_048
 """Pairs of a worker and a server that can be simulated in half a minute: where all workers send and
 wait together, and where each goes its own way."""
+MOST_JITTER_ROUNDS = 64
+"""Rounds with jitter that are counted at most."""
+MANY_PUSHES = 512
+"""Pushes of a round from which as few rounds are counted as may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,11 @@ class LoopJob:
     idle_servers: bool = False
 
     @property
+    def is_free(self) -> bool:
+        """Whether messages take no time."""
+        return self.free or not what_if_of(self.sized.job.scenario).communication
+
+    @property
     def machine(self) -> Machine:
         """As it is at the start of the run."""
         return timer_of(self.sized.setup(), self.disturbances).machine
@@ -98,12 +103,13 @@ class LoopJob:
             )
             for worker in plan.workers
         )
+        plan = replace(plan, workers=workers, items=(*plan.items, *others))
         if plan.slack != 0:
-            workers = self._spread_out(replace(plan, workers=workers))
+            plan = replace(plan, workers=self._spread_out(plan))
         exchanges = plan.exchanges
         if self.idle_servers:
             exchanges = tuple(replace(each, each_s=0.0, all_s=0.0) for each in exchanges)
-        return replace(plan, workers=workers, exchanges=exchanges, items=(*plan.items, *others))
+        return replace(plan, exchanges=exchanges)
 
     def _spread_out(self, plan: LoopPlan) -> tuple[Worker, ...]:
         """Let workers begin at random times of a round.
@@ -127,17 +133,16 @@ class LoopJob:
     def run(self) -> LoopRun:
         """Simulate."""
         plan, machine = self.plan(), self.machine
-        free = self.free or not what_if_of(self.sized.job.scenario).communication
         setup = self.sized.setup(self.settled_s)
         pushes = len(plan.workers) * len(plan.exchanges)
         quantum_s = 0.0
-        if pushes > EXACT_PUSHES and not free:
+        if pushes > EXACT_PUSHES and not self.is_free:
             quantum_s = len(plan.workers) / loop_bounds(plan, machine).least_per_s / QUANTA
         return simulate_loops(
             plan,
             machine,
             rounds=self.length.rounds,
-            fidelity="free" if free else "flow",
+            fidelity="free" if self.is_free else "flow",
             stretch=self._stretch(plan),
             changes=list_changes(setup, self.disturbances),
             traffic=tuple(background_traffic(self.disturbances, self.settled_s)),
@@ -227,17 +232,19 @@ def settle(sized: SizedJob, disturbances: tuple[Disturbance, ...]) -> LoopJob:
     check_pairs(sized, plan)
     workers = len(plan.workers)
     counted = min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.ceil(UPDATES / workers)))
+    if workers * len(plan.exchanges) > MANY_PUSHES:
+        counted = FEWEST_ROUNDS
     steady = tuple(each for each in disturbances if not each.varies)
     warm_up = warm_up_of(counted)
     job = LoopJob(sized, steady, LoopLength(warm_up, counted))
     scales = [worker.scale for worker in job.plan().workers]
     if plan.slack is None:  # a worker twice as slow makes half as many updates
         slowest = max(scales) * np.mean([1 / scale for scale in scales])
-        counted = max(counted, min(10 * MOST_ROUNDS, math.ceil(SLOW_ITERATIONS * slowest)))
+        counted = max(counted, min(20 * MOST_ROUNDS, math.ceil(SLOW_ITERATIONS * slowest)))
     for each in disturbances:
         if each.jitter is not None:
             needed = math.ceil((Z80 * each.jitter.cv / MEAN_WITHIN) ** 2 / workers)
-            counted = max(counted, min(MOST_RANDOM, needed))
+            counted = max(counted, min(MOST_JITTER_ROUNDS, needed))
     length = LoopLength(warm_up_of(counted), counted)
     if len(steady) == len(disturbances):
         return LoopJob(sized, disturbances, length)
@@ -262,5 +269,8 @@ def check_pairs(sized: SizedJob, plan: LoopPlan) -> None:
     if pairs > most:
         request = f"{len(plan.servers):,} with {len(plan.workers):,} workers, {pairs:,} pairs"
         allowed = f"at most {most:,} pairs: fewer servers or workers"
-        allowed += ", or local_reduce: true, where a node is one worker"
+        if plan.slack != 0 and pairs <= MOST_PAIRS:
+            allowed += f", or workers that stay together ({MOST_PAIRS:,} pairs)"
+        if sized.size.gpus_per_node > 1 and len(plan.workers) == sized.size.gpus:
+            allowed += ", or local_reduce: true, where a node is one worker"
         raise InputError(sized.job.scenario.origin.fault("strategy.servers", request, allowed))

@@ -34,7 +34,7 @@ BUSY = 0.25
 
 def simulate_loop_reliefs(metrics: LoopMetrics) -> tuple[Relief, ...]:
     """Simulate the loops without each limit that may matter; the one that saves most first."""
-    step_s, breakdown_s = metrics.step_s(), metrics.breakdown_s()
+    step_s, breakdown_s = metrics.step_s(), metrics.breakdown_s
     reliefs: list[Relief] = []
     if breakdown_s["idle"] > WORTH_NAMING * step_s:
         job = replace(metrics.job, launches=False)
@@ -47,12 +47,12 @@ def simulate_loop_reliefs(metrics: LoopMetrics) -> tuple[Relief, ...]:
 def _relieve_communication(metrics: LoopMetrics) -> list[Relief]:
     """Try servers that update in no time, and links of each kind that are busy."""
     reliefs = []
-    if max(metrics.server_busy()) > WORTH_NAMING:
+    if max(metrics.server_busy) > WORTH_NAMING:
         job = replace(metrics.job, idle_servers=True)
         reliefs.append(_relief(metrics, job, "servers that update in no time", SERVERS, {}))
     reliefs += [_relieve_part(metrics, part) for part in _busy_parts(metrics)]
     best_s = max((relief.saves_s for relief in reliefs), default=0.0)
-    waits_s = metrics.breakdown_s()["exposed communication"]
+    waits_s = metrics.breakdown_s["exposed communication"]
     if best_s < MOST_OF_IT * waits_s:
         reliefs.append(_relieve_part(metrics, LATENCY))
         free = replace(metrics.job, free=True, idle_servers=True)
@@ -118,7 +118,7 @@ def loop_bottleneck(metrics: LoopMetrics, point: SizeResult, reliefs: Sequence[R
     name = best.parts[0]
     if name == HOST.name:
         return f"host ({HOST.name})"
-    busy = metrics.server_busy()
+    busy = metrics.server_busy
     if name == SERVERS:
         server = metrics.run.plan.servers[int(np.argmax(busy))]
         return f"updates at {server.name} ({server.device})"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 
 from perfmodel.simulate.engine.loop_records import LoopRun
+from perfmodel.studies.run.loops.loop_bounds import LoopBounds, loop_bounds
 from perfmodel.studies.run.loops.loop_job import LoopJob, tracked_workers
 from perfmodel.studies.run.result import CommunicationUse, Staleness
 from perfmodel.studies.run.steps.metrics.step_parts import PARTS
@@ -30,14 +32,25 @@ class LoopMetrics:
     job: LoopJob
     run: LoopRun
 
-    @property
+    @cached_property
+    def ends_s(self) -> list[float]:
+        """When rounds end: those of the warm-up, and those that count."""
+        return self.run.round_ends_s()
+
+    @cached_property
     def from_s(self) -> float:
         """When the counted rounds begin."""
-        return self.run.round_ends_s()[self.job.length.warm_up - 1]
+        return self.ends_s[self.job.length.warm_up - 1]
+
+    @cached_property
+    def bounds(self) -> LoopBounds:
+        """What the throughput cannot exceed on the machine as it is at the start."""
+        bounds = loop_bounds(self.run.plan, self.job.machine)
+        return replace(bounds, links_per_s=math.inf, link=None) if self.job.is_free else bounds
 
     def rounds_s(self) -> tuple[float, ...]:
         """Durations of the counted rounds."""
-        ends_s = self.run.round_ends_s()[self.job.length.warm_up - 1 :]
+        ends_s = self.ends_s[self.job.length.warm_up - 1 :]
         return tuple(after - before for before, after in itertools.pairwise(ends_s))
 
     @property
@@ -45,6 +58,7 @@ class LoopMetrics:
         """Whether rounds differ by what happens, and not only by how workers interleave."""
         return any(each.varies for each in self.job.disturbances)
 
+    @cached_property
     def rates_per_s(self) -> list[float]:
         """Updates per second of each worker.
 
@@ -62,13 +76,18 @@ class LoopMetrics:
         return rates
 
     def step_s(self) -> float:
-        """Time in which as many updates are made as there are workers; seconds."""
+        """Time in which as many updates are made as there are workers; seconds.
+
+        What was on its way as the counted time began may make it seem shorter than it can be.
+        """
         if self.varies:
             return fmean(self.rounds_s())
-        return len(self.run.plan.workers) / sum(self.rates_per_s())
+        count = len(self.run.plan.workers)
+        return count / min(self.bounds.least_per_s, sum(self.rates_per_s))
 
     # ------------------------------------------------------------ time of workers
 
+    @cached_property
     def breakdown_s(self) -> dict[str, float]:
         """Where the mean worker's time goes, scaled to a step; the parts add up to it."""
         shares = [self._shares(worker) for worker in range(len(self.run.plan.workers))]
@@ -84,7 +103,7 @@ class LoopMetrics:
         """Shares of a worker's time by part; those of its complete iterations that count."""
         iterations = self._counted_iterations(worker)
         work, waits = self.run.work_s[worker], self.run.waits_s[worker]
-        rate = self.rates_per_s()[worker]
+        rate = self.rates_per_s[worker]
         shares: dict[str, float] = {}
         for kind in dict.fromkeys(kind for at in iterations for kind in work[at]):
             shares[kind] = rate * fmean(work[at].get(kind, 0.0) for at in iterations)
@@ -137,6 +156,7 @@ class LoopMetrics:
 
     # ------------------------------------------------------------ servers
 
+    @cached_property
     def server_busy(self) -> tuple[float, ...]:
         """Share of the counted time in which each server updates."""
         length_s = self.run.length_s - self.from_s

@@ -7,7 +7,7 @@ from math import nan
 
 from perfmodel.library.machine import Machine
 from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
-from perfmodel.studies.run.loops.loop_bounds import LoopBounds, loop_bounds
+from perfmodel.studies.run.loops.loop_bounds import LoopBounds
 from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, LoopLength, settle
 from perfmodel.studies.run.loops.loop_limits import loop_bottleneck, simulate_loop_reliefs
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
@@ -36,7 +36,7 @@ def simulate_loop_size(sized: SizedJob, *, with_first: bool = True) -> SizeResul
     with locate_errors(sized):
         job = settle(sized, sized.disturbances)
         metrics = LoopMetrics(job, job.run())
-        first_s = metrics.run.round_ends_s()[0] if with_first else nan
+        first_s = metrics.ends_s[0] if with_first else nan
         point = _summarise(sized, metrics, first_s)
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=_costs(metrics))
@@ -47,7 +47,7 @@ def simulate_loop_size(sized: SizedJob, *, with_first: bool = True) -> SizeResul
 def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeResult:
     plan, step_s = metrics.run.plan, metrics.step_s()
     machine = metrics.job.machine
-    breakdown_s = metrics.breakdown_s()
+    breakdown_s = metrics.breakdown_s
     others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
     rounds = metrics.job.length
     use = _server_use(sized, metrics, machine)
@@ -90,7 +90,7 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
     plan, options, section = metrics.run.plan, sized.job.options, sized.job.scenario.strategy
     assert isinstance(options, ServerOptions)
     assert isinstance(section, ParameterServerStrategy)
-    bounds, rates = loop_bounds(plan, machine), metrics.rates_per_s()
+    bounds, rates = metrics.bounds, metrics.rates_per_s
     together = len(plan.workers) if plan.together else 1
     return ServerUse(
         mode=section.mode,
@@ -100,7 +100,7 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
         most_updates_per_s=bounds.least_per_s / together,
         bound_by=_bound_by(bounds, machine),
         staleness=metrics.staleness(),
-        server_busy=metrics.server_busy(),
+        server_busy=metrics.server_busy,
         queue_wait_s=metrics.queue_wait_s(),
         worker_wait=metrics.worker_wait(),
         fastest_s=1 / max(rates),

@@ -12,6 +12,7 @@ from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.resolve.training_job import assign_buckets, estimate_memory
 from perfmodel.studies.run.result import BucketTime, CommunicationUse, LinkUse, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.bottleneck import name_bottleneck
+from perfmodel.studies.run.steps.bottlenecks.hot_spot import find_hot_spot
 from perfmodel.studies.run.steps.bottlenecks.reliefs import simulate_reliefs
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
 from perfmodel.studies.run.steps.metrics.communication import communication_uses
@@ -82,6 +83,7 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
     spans = _longest_step(reported)
     other_gpus = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
     means = "" if counted == 1 else f", mean of {counted} steps"
+    memory = estimate_memory(sized.job, sized.size.gpus, sized.batch, other_gpus)
     return SizeResult(
         gpus=sized.size.gpus,
         nodes=sized.size.nodes,
@@ -96,7 +98,8 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         bottleneck="",
         global_batch=reported.plan.samples,
         batch_per_gpu=sized.batch,
-        memory=estimate_memory(sized.job, sized.size.gpus, sized.batch, other_gpus),
+        memory=memory,
+        hot_spot=find_hot_spot(sized, reported, spans, topology, memory),
         interval_s=None,
         buckets=_time_buckets(spans, assign_buckets(sized.job), sized.job.workload),
         links=sum_link_uses(topology, run.counted, reported.steps, step_s),
