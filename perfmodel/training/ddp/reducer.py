@@ -119,7 +119,8 @@ def _add_all_reduce(step: Step, bucket: Bucket, filling: _Filling) -> int:
         ready = (_add_compression(step, bucket, nbytes, ready, marks),)
     done = tasks.collective(
         f"all-reduce {name}", "all_reduce", nbytes, step.rank_class,
-        communicator=GROUP, key=name, after=ready, **marks,
+        communicator=GROUP, key=name, after=ready,
+        dtype=bucket.dtype if item_bytes is None else step.options.hook, **marks,
     )  # fmt: skip
     if item_bytes is not None:
         done = tasks.copy(
@@ -149,7 +150,7 @@ def _add_used_map_reduction(step: Step, *, after: int) -> int:
     trained = len(step.request.workload.ready_order)
     return step.tasks.collective(
         "all-reduce used-parameter map", "all_reduce", USED_MAP_ITEM_BYTES * trained,
-        step.rank_class, communicator=GROUP, key="used map", after=(after,),
+        step.rank_class, communicator=GROUP, key="used map", after=(after,), dtype="int32",
         micro_batch=step.last_micro_batch,
     )  # fmt: skip
 

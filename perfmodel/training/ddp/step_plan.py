@@ -100,6 +100,7 @@ def _add_buffer_broadcasts(step: Step) -> tuple[int, ...]:
             sent = step.tasks.collective(
                 f"broadcast buffers ({group.dtype})", "broadcast", nbytes, RANKS,
                 communicator=GROUP, key=f"buffers {group.dtype} {piece}", after=(flat,),
+                dtype=group.dtype,
             )  # fmt: skip
             pending.append((sent, nbytes, kernels))
     return tuple(
@@ -146,11 +147,13 @@ def unbucketed_plan(
     backward_s = float(times.backward_s.sum())
     last = tasks.compute("backward", "backward", backward_s, RANKS, after=(start,))
     each = [tensor.nbytes for tensor in reversed(workload.tensors)]
+    dtypes = {tensor.dtype for tensor in workload.tensors}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
     reduced = {"none": [], "flat": [sum(each)], "pertensor": each}[mode] if ranks > 1 else []
     for number, nbytes in enumerate(reduced):
         last = tasks.collective(
             f"all-reduce {number}", "all_reduce", nbytes, RANKS,
-            communicator=GROUP, key=f"tensors {number}", after=(last,),
+            communicator=GROUP, key=f"tensors {number}", after=(last,), dtype=dtype,
         )  # fmt: skip
     end = tasks.compute("end of the step", "copy", host_s, RANKS, after=(last,))
     tasks.tasks[start] = replace(tasks.tasks[start], after_previous=(end,))

@@ -81,9 +81,10 @@ class TaskList:
         key: str,
         after: Iterable[int] = (),
         stream: str = "comm",
+        dtype: str | None = None,
         **marks: Any,
     ) -> int:
         """Take part in a collective (root: rank 0)."""
-        work = Collective(op, nbytes, communicator, key)
+        work = Collective(op, nbytes, communicator, key, dtype=dtype)
         task = Task(name, "communication", rank_class, stream, work, tuple(after), **marks)
         return self.add(task)

@@ -84,13 +84,19 @@ class ShardedStep:
 
     def gathered_bytes(self, unit: ShardUnit) -> int:
         """Bytes of a unit's parameters as they travel."""
-        dtype = self.options.param_dtype or self.tensors(unit)[0].dtype
-        return self.elements(unit) * ITEM_BYTES[dtype]
+        return self.elements(unit) * ITEM_BYTES[self.gathered_dtype(unit)]
 
     def reduced_bytes(self, unit: ShardUnit) -> int:
         """Bytes of a unit's gradients as they travel."""
-        own = self.options.param_dtype or self.tensors(unit)[0].dtype
-        return self.elements(unit) * ITEM_BYTES[self.options.reduce_dtype or own]
+        return self.elements(unit) * ITEM_BYTES[self.reduced_dtype(unit)]
+
+    def gathered_dtype(self, unit: ShardUnit) -> str:
+        """What a unit's parameters travel in."""
+        return self.options.param_dtype or self.tensors(unit)[0].dtype
+
+    def reduced_dtype(self, unit: ShardUnit) -> str:
+        """What a unit's gradients travel in."""
+        return self.options.reduce_dtype or self.gathered_dtype(unit)
 
 
 def begin_step(request: StepRequest, options: FsdpOptions) -> ShardedStep:
@@ -133,7 +139,8 @@ def _gather(step: ShardedStep, unit: ShardUnit, micro_batch: int, *, backward: b
     phase = "backward" if backward else "forward"
     sent = tasks.collective(
         name, "all_gather", nbytes, RANKS, communicator=REGATHERED if regathered else SHARDS,
-        key=f"{name} {phase} {micro_batch}", after=(copied,), **marks,
+        key=f"{name} {phase} {micro_batch}", after=(copied,),
+        dtype=step.gathered_dtype(unit), **marks,
     )  # fmt: skip
     if options.version == 2:
         sent = tasks.copy(f"copy out {unit.name}", nbytes, 1, RANKS, after=(sent,), **marks)
@@ -226,7 +233,8 @@ def _reduce(step: ShardedStep, unit: ShardUnit, micro_batch: int, ready: int) ->
         waits = [ready]
     sent = tasks.collective(
         name, "reduce_scatter", nbytes, RANKS, communicator=SHARDS,
-        key=f"{name} {micro_batch}", after=(*issued, *waits), **marks,
+        key=f"{name} {micro_batch}", after=(*issued, *waits), dtype=step.reduced_dtype(unit),
+        **marks,
     )  # fmt: skip
     if step.options.version == 2:
         step.last_reduction = sent
@@ -234,7 +242,7 @@ def _reduce(step: ShardedStep, unit: ShardUnit, micro_batch: int, ready: int) ->
         sent = tasks.collective(
             f"average {unit.name}", "all_reduce", nbytes // step.shard_ranks, RANKS,
             communicator=COPIES, key=f"average {unit.name} {micro_batch}", after=(sent,),
-            stream=REPLICA_STREAM, **marks,
+            stream=REPLICA_STREAM, dtype=step.reduced_dtype(unit), **marks,
         )  # fmt: skip
     if micro_batch == step.options.accumulate - 1:
         step.reduced.append(sent)

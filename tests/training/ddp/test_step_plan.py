@@ -358,3 +358,17 @@ def test_default_buckets_overlap_backward(times_of: Times, run_plan: Run) -> Non
         task.bucket for task, span in pairs if isinstance(task.work, Collective) and span[1] > end
     ]
     assert tail == [4]
+
+
+@pytest.mark.parametrize(("hook", "sent"), [("none", "bf16"), ("fp16", "fp16"), ("bf16", "bf16")])
+def test_each_collective_names_its_dtype(times_of: Times, hook: str, sent: str) -> None:
+    resnet = build_model("resnet18")
+    half = replace(resnet, tensors=tuple(replace(t, dtype="bf16") for t in resnet.tensors))
+    options = DdpOptions(find_unused_parameters=True)
+    plan = plan_of(half, times_of(half), options=options, hook=hook)
+    check_plan(plan)
+    works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
+    assert {work.dtype for work in works if work.key.startswith("bucket")} == {sent}
+    # running statistics and their counts; the map of used parameters is int32
+    assert [work.dtype for work in works if work.op == "broadcast"] == ["fp32", "int64"]
+    assert works[-1].dtype == "int32"
