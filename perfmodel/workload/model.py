@@ -22,6 +22,10 @@ LayerKind = Literal["linear", "conv", "attention"]
 """Families of matrix kernels with different efficiencies and operand copies."""
 
 
+TRAINING_PASSES = 3
+"""Products of a training step over those of forward: backward has two of the same size."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterTensor:
     """One parameter tensor, in registration order, as ``named_parameters()`` lists it."""
@@ -168,6 +172,15 @@ class Workload:
     def ready_order(self) -> tuple[int, ...]:
         """Trained tensors (indices) in the order in which backward completes their gradients."""
         return tuple(index for layer in reversed(self.layers) for index in layer.tensors)
+
+    @property
+    def training_flops(self) -> float:
+        """Operations of the matrix products of one sample, forward and twice that backward.
+
+        As MFU counts them (Chowdhery et al. 2022, PaLM, appendix B): masked scores of attention are
+        counted, recomputation is not.
+        """
+        return TRAINING_PASSES * sum(layer.matmul_flops for layer in self.layers)
 
     @property
     def buffer_bytes(self) -> int:

@@ -83,6 +83,11 @@ def percent_column(fraction: float) -> str:
     return f"{100 * fraction:.1f}{_SPACE}%"
 
 
+def operation(op: str) -> str:
+    """Name an operation as papers do: "all-reduce"."""
+    return op.replace("_", "-")
+
+
 def samples(result: Result) -> str:
     """Name of samples in the plural: "images", "sequences of 512 tokens"."""
     first, _, rest = result.samples.partition(" ")

@@ -167,7 +167,8 @@ def _step(point: SizeResult) -> Section:
         "with their neighbours; timeline.json, made for ui.perfetto.dev, holds every span."
     )
     figure = Figure(draw_timeline(point), "timeline", "Timeline of one training step")
-    return section("One step", f"{lead}.", figure, Paragraph(hint, "hint"))
+    table = [tables.communication_table(point)] if point.communication else []
+    return section("One step", f"{lead}.", figure, Paragraph(hint, "hint"), *table)
 
 
 def _buckets(point: SizeResult) -> Section | None:

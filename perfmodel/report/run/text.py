@@ -8,6 +8,7 @@ from perfmodel.report.common.document import (
     Bullets,
     Header,
     Paragraph,
+    Section,
     Table,
     header,
     paragraphs,
@@ -90,6 +91,7 @@ def run_markdown(result: Result) -> str:
                 Paragraph(" ".join(explained)),
             ),
             section("Where the time of a step goes", quantities.limit(main), _breakdown(result)),
+            *_communication(result),
             section("Memory", "", *memory),
             section(
                 "What this rests on",
@@ -99,6 +101,13 @@ def run_markdown(result: Result) -> str:
             ),
         ]
     )
+
+
+def _communication(result: Result) -> list[Section]:
+    if not result.main.communication:
+        return []
+    lead = f"A rank's operations in a step on {quantities.gpus(result.main.gpus)}."
+    return [section("Communication", lead, tables.communication_table(result.main))]
 
 
 def _breakdown(result: Result) -> Table:

@@ -49,6 +49,26 @@ class LinkUse:
 
 
 @dataclass(frozen=True, slots=True)
+class CommunicationUse:
+    """One operation in a step, of a rank of the class that computes longest.
+
+    `op`: "all_reduce", "all_gather", "reduce_scatter", "send" ...
+    `calls`: times that it is called.
+    `nbytes`: sizes of all calls, as nccl-tests counts them.
+    `sent_bytes`: what a rank sends in them if they run on rings.
+    `busy_s`: while at least one call is in flight.
+    `exposed_s`: its part of the exposed communication; those of all operations add up to it.
+    """
+
+    op: str
+    calls: int
+    nbytes: int
+    sent_bytes: float
+    busy_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes per GPU (the fullest one), and whether they fit.
 
@@ -232,6 +252,10 @@ class SizeResult:
     `disturbance`: cost of events and other jobs; None where there are none.
     `notes`: approximations of the simulation, with their size.
     `reliefs`: what a step saves without each of the limits that were tried, the largest first.
+    `communication`: what a rank communicates, by operation, in the order of the step.
+    `mfu`: model FLOPs utilisation: matrix products of forward and backward (recomputation not
+        counted, masked scores of attention counted) over what the GPUs could do at their dense
+        peak; None where either is not known.
     """
 
     gpus: int
@@ -258,6 +282,13 @@ class SizeResult:
     scaling_efficiency_interval: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
     reliefs: tuple[Relief, ...] = ()
+    communication: tuple[CommunicationUse, ...] = ()
+    mfu: float | None = None
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a rank sends in a step if all operations run on rings."""
+        return sum(each.sent_bytes for each in self.communication)
 
     @property
     def relief(self) -> Relief | None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError, ScheduleError
+from perfmodel.scenario.sections.strategies.ddp import Hook
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions
@@ -361,11 +362,11 @@ def test_default_buckets_overlap_backward(times_of: Times, run_plan: Run) -> Non
 
 
 @pytest.mark.parametrize(("hook", "sent"), [("none", "bf16"), ("fp16", "fp16"), ("bf16", "bf16")])
-def test_each_collective_names_its_dtype(times_of: Times, hook: str, sent: str) -> None:
+def test_each_collective_names_its_dtype(times_of: Times, hook: Hook, sent: str) -> None:
     resnet = build_model("resnet18")
     half = replace(resnet, tensors=tuple(replace(t, dtype="bf16") for t in resnet.tensors))
-    options = DdpOptions(find_unused_parameters=True)
-    plan = plan_of(half, times_of(half), options=options, hook=hook)
+    options = DdpOptions(find_unused_parameters=True, hook=hook)
+    plan = plan_of(half, times_of(half), options=options)
     check_plan(plan)
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
     assert {work.dtype for work in works if work.key.startswith("bucket")} == {sent}

@@ -58,7 +58,7 @@ def mean_breakdown(parts: list[StepParts], step_s: float) -> dict[str, float]:
 
 
 def _split_step(spans: list[Span], kinds: Mapping[str, str], step_s: float) -> StepParts:
-    busiest = _busiest_class(spans, kinds)
+    busiest = busiest_class(spans, kinds)
     own = [s for s in spans if s.rank_class == busiest and kinds[s.stream] == "compute"]
     compute = [(span.start_s, span.end_s) for span in own]
     comm = [(span.start_s, span.end_s) for span in spans if kinds[span.stream] == "comm"]
@@ -68,7 +68,7 @@ def _split_step(spans: list[Span], kinds: Mapping[str, str], step_s: float) -> S
     )
 
 
-def _busiest_class(spans: list[Span], kinds: Mapping[str, str]) -> str:
+def busiest_class(spans: Sequence[Span], kinds: Mapping[str, str]) -> str:
     """Class that computes longest (nn.DataParallel's device 0 does more than the others)."""
     total: dict[str, float] = {}
     for span in spans:
