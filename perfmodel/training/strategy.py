@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.errors import InputError
+from perfmodel.topology.model import Gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
 from perfmodel.training.plan.step_plan import StepPlan
@@ -62,6 +63,7 @@ class StepRequest:
         work. By default the device does, at the rate of its copies.
     `core`: work of backward on a core of each rank's process.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
+    `gpu`: for matrix products of hooks; by default memory alone bounds them.
     Raises `InputError`: ranks or batch below 1.
     """
 
@@ -80,6 +82,7 @@ class StepRequest:
     cast_Bps: float | None = None
     core: CoreWork = NO_CORE_WORK
     ready_order: Sequence[int] | None = None
+    gpu: Gpu | None = None
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)
