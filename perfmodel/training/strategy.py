@@ -100,6 +100,7 @@ class Strategy:
     `memory`: bytes on the fullest GPU.
     `buckets`: gradient buckets of the steady state in launch order. None: the strategy has none, so
         that there are no bucket caps to tune.
+    `held_dtype`: of the parameters that layers run with, by its options; None: their own.
     `assumptions`: of its plan, as sentences.
     """
 
@@ -108,6 +109,7 @@ class Strategy:
     plan: Callable[[StepRequest, Any], StepPlan]
     memory: Callable[[Setup], MemoryUse]
     buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
+    held_dtype: Callable[[Any], str | None] = lambda _options: None
     assumptions: tuple[str, ...] = ()
 
     @property

@@ -18,7 +18,7 @@ STATE_BYTES = 4
 
 def activation_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
-    kept_share: float = 1.0,
+    kept_share: float = 1.0, held_dtype: str | None = None,
 ) -> float:  # fmt: skip
     """Bytes that forward keeps for backward: activations, and weights cast by autocast.
 
@@ -26,6 +26,7 @@ def activation_bytes(
     `precision`: of the compute; "fp16" and "bf16" keep 2 bytes per element.
     `fused_attention`: otherwise softmax and dropout of all attention scores are kept too.
     `kept_share`: factor on what layers keep, for an end of `Workload.kept_range`.
+    `held_dtype`: of the parameters that layers run with, where it is not their own.
     """
     if precision not in ITEM_BYTES:
         raise InputError(
@@ -37,13 +38,18 @@ def activation_bytes(
         scores = sum(layer.score_elements for layer in workload.layers)
         saved += kernel_constants().attention.unfused_saved * scores
     weights = 0.0
-    if cast_weights(workload, precision):
+    if cast_weights(workload, precision, held_dtype):
         weights = sum(layer.weight_elements for layer in workload.layers if layer.matmul_flops)
     return item * (batch * saved + weights)
 
 
-def cast_weights(workload: Workload, precision: str) -> bool:
-    """Whether compute in this precision works on cast copies of the weights (autocast)."""
+def cast_weights(workload: Workload, precision: str, held_dtype: str | None = None) -> bool:
+    """Whether compute in this precision works on cast copies of the weights (autocast).
+
+    `held_dtype`: of the parameters that layers run with, where it is not their own.
+    """
+    if held_dtype is not None:
+        return ITEM_BYTES[held_dtype] > ITEM_BYTES[precision]
     widest = max((ITEM_BYTES[tensor.dtype] for tensor in workload.tensors), default=0)
     return widest > ITEM_BYTES[precision]
 

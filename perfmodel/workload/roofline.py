@@ -45,6 +45,7 @@ def layer_times(
     channels_last: bool = False,
     fused_attention: bool = True,
     compiled: bool = False,
+    held_dtype: str | None = None,
     matmul_efficiency: float | None = None,
     memory_efficiency: float | None = None,
 ) -> LayerTimes:
@@ -70,6 +71,9 @@ def layer_times(
         its scores.
     compiled : bool
         Whether a compiler (torch.compile) makes one kernel of each chain of element-wise kernels.
+    held_dtype : str, optional
+        Of the parameters that layers run with, where it is not their own: fully sharded training
+        gathers them in another one. Layers then cast nothing that is as narrow as the compute.
     matmul_efficiency, memory_efficiency : float, optional
         Instead of the GPU's.
 
@@ -95,7 +99,7 @@ def layer_times(
         gpu,
         batch,
         precision,
-        casts=cast_weights(workload, precision),
+        casts=cast_weights(workload, precision, held_dtype),
         channels_last=channels_last,
         fused_attention=fused_attention,
         compiled=compiled,

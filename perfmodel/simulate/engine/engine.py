@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeVar, get_args
 
@@ -29,7 +30,7 @@ from perfmodel.simulate.network import (
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import StepPlan
 
-__all__ = ["Fidelity", "Run", "simulate"]
+__all__ = ["Fidelity", "Run", "Surroundings", "simulate"]
 
 Fidelity = Literal["flow", "message"]
 T = TypeVar("T")
@@ -112,6 +113,43 @@ def on_network(
     return run(other(simpy.Environment(), timer))
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What happens beside a plan: changes of the machine, background traffic, other jobs."""
+
+    changes: Sequence[Change] = ()
+    traffic: Sequence[Traffic] = ()
+    background_jobs: Sequence[BackgroundJob | StepPlan] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.changes or self.traffic or self.background_jobs)
+
+    @property
+    def change_network(self) -> bool:
+        """Whether they do what sockets do not have (see `on_network`)."""
+        return bool(self.changes or self.traffic)
+
+    def start(
+        self, network: Network, machine: Machine, in_progress: Callable[[], Sequence[str]]
+    ) -> list[PlanRun]:
+        """Start everything at its time; return the jobs in progress.
+
+        `in_progress`: names of the main plan's collectives in progress.
+        """
+        env, usual = network.env, machine.topology.gpu.overlap_slowdown
+        others = [_start_background_job(env, network, job, usual) for job in self.background_jobs]
+        schedule_changes(
+            env,
+            network,
+            self.changes,
+            lambda: [*in_progress(), *(n for job in others for n in job.in_progress.values())],
+        )
+        start_traffic(env, network, machine, self.changes, self.traffic)
+        for job in others:
+            _detect_deadlock(env, job)
+        return others
+
+
 def simulate(
     plan: StepPlan,
     machine: Machine,
@@ -156,20 +194,15 @@ def simulate(
     timer = timer or UncontendedTimer(machine)
     usual = machine.topology.gpu.overlap_slowdown
     slowdown = usual if overlap_slowdown is None else overlap_slowdown
+    surroundings = Surroundings(changes, traffic, background_jobs)
 
     def run(network: Network) -> Run:
         env = network.env
         main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)
-        others = [_start_background_job(env, network, job, usual) for job in background_jobs]
-        jobs = (main, *others)
-        schedule_changes(
-            env, network, changes, lambda: [n for job in jobs for n in job.in_progress.values()]
-        )
-        start_traffic(env, network, machine, changes, traffic)
+        others = surroundings.start(network, machine, lambda: list(main.in_progress.values()))
         if others or traffic:  # they never run out of events
-            for job in jobs:
-                _detect_deadlock(env, job)
-        _run(env, main)
+            _detect_deadlock(env, main)
+        run_until(env, main.done, main.describe_deadlock)
         return Run(
             main.executions,
             (*main.step_ends_s, *[0.0] * (steps - len(main.step_ends_s))),
@@ -179,7 +212,7 @@ def simulate(
             network.notes,
         )
 
-    return on_network(timer, fidelity, run, changes=bool(changes or traffic))
+    return on_network(timer, fidelity, run, changes=surroundings.change_network)
 
 
 def _start_background_job(
@@ -190,16 +223,18 @@ def _start_background_job(
     return PlanRun(env, network, job.plan, None, slowdown, start_s=job.start_s)
 
 
-def _run(env: simpy.Environment, main: PlanRun) -> None:
-    """Run until the plan has ended; raise on a deadlock, on which SimPy stops silently."""
+def run_until(
+    env: simpy.Environment, until: simpy.Event | float, describe_deadlock: Callable[[], str]
+) -> None:
+    """Run until an event or a time; raise on a deadlock, on which SimPy stops silently."""
     try:
-        env.run(until=main.done)
+        env.run(until=until)
     except PerfmodelError as error:
         if isinstance(error.__cause__, type(error)):  # SimPy raises a copy, made of its text
             raise error.__cause__ from error.__cause__.__cause__
         raise
     except RuntimeError as error:
-        raise SimulationError(main.describe_deadlock()) from error
+        raise SimulationError(describe_deadlock()) from error
 
 
 def _detect_deadlock(env: simpy.Environment, job: PlanRun) -> None:

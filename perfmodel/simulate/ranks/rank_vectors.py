@@ -1,16 +1,16 @@
 """Ranks that differ, as vectors: a recurrence over their clocks instead of a process for each.
 
 Every stream of a class has a clock for each of its ranks. Compute advances each clock by its time
-on that rank; a collective starts when the last rank has arrived, takes its time without other
-traffic, and leaves all clocks equal. That is what the engine does with one class for every rank, as
-long as at most one collective is in progress at a time (see `why_unsuited`).
+on that rank; a collective starts when the last rank has arrived, takes the time that the network
+needs for it then, and leaves all clocks equal. That is what the engine does with one class for
+every rank, as long as at most one collective of the plan is in progress at a time (see
+`why_unsuited`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -19,15 +19,20 @@ from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import CollectiveArrivals
-from perfmodel.simulate.engine.engine import Fidelity, on_network
+from perfmodel.simulate.engine.engine import Fidelity, Surroundings, on_network
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.simulate.engine.plan_run import Stretch
-from perfmodel.simulate.flow.approximation import ApproximationNote
-from perfmodel.simulate.network import LinkCounters, Network, sum_counters, zero_counters
+from perfmodel.simulate.network import Network
+from perfmodel.simulate.ranks.collective_times import (
+    CollectiveTimes,
+    TimesAlone,
+    TimesAmongOthers,
+)
 from perfmodel.simulate.ranks.task_order import Node, execution_order, why_unsuited
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
+ALONE = Surroundings()
 Clock = float | FloatArray
 """A time for each rank of a class, or one time for all of them; seconds."""
 
@@ -41,6 +46,7 @@ def simulate_ranks(
     overlap_slowdown: float | None = None,
     timer: UncontendedTimer | None = None,
     stretch: Stretch | None = None,
+    surroundings: Surroundings = ALONE,
 ) -> Run:
     """Run a plan whose ranks differ for some steps.
 
@@ -50,6 +56,8 @@ def simulate_ranks(
         As for `perfmodel.simulate.engine.engine.simulate`.
     stretch : callable, optional
         Factor on a task's work on each rank of its class, by step and index.
+    surroundings : Surroundings
+        Changes of the machine, other traffic and other jobs.
 
     Returns
     -------
@@ -67,34 +75,16 @@ def simulate_ranks(
     slowdown = (
         machine.topology.gpu.overlap_slowdown if overlap_slowdown is None else overlap_slowdown
     )
-    times = _CollectiveTimes(plan, timer or UncontendedTimer(machine), fidelity)
-    return _Recurrence(plan, times, steps, slowdown, stretch).run()
+    timer = timer or UncontendedTimer(machine)
+    if not surroundings:
+        alone = TimesAlone(plan, timer, fidelity)
+        return _Recurrence(plan, alone, steps, slowdown, stretch).run()
 
+    def run(network: Network) -> Run:
+        shared = TimesAmongOthers(plan, machine, network, surroundings)
+        return _Recurrence(plan, shared, steps, slowdown, stretch).run()
 
-@dataclass
-class _CollectiveTimes:
-    """Time of each collective of a plan without other traffic."""
-
-    plan: StepPlan
-    timer: UncontendedTimer
-    fidelity: Fidelity | Literal["free"]
-    notes: dict[str, ApproximationNote] = field(default_factory=dict)
-    """Where what was simulated is an approximation, by kind."""
-    _cache: dict[Collective, tuple[float, LinkCounters]] = field(default_factory=dict)
-
-    def __call__(self, work: Collective) -> tuple[float, LinkCounters]:
-        """Return its duration in seconds, and its bytes on each arc."""
-        if work not in self._cache:
-            groups = {c.name: c.groups for c in self.plan.communicators}[work.communicator]
-
-            def run(network: Network) -> Network:
-                network.env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
-                return network
-
-            network = on_network(self.timer, self.fidelity, run)
-            self._cache[work] = (float(network.env.now), network.counted)
-            self.notes |= {note.why: note for note in network.notes}
-        return self._cache[work]
+    return on_network(timer, fidelity, run, changes=surroundings.change_network)
 
 
 class _Recurrence:
@@ -103,7 +93,7 @@ class _Recurrence:
     def __init__(
         self,
         plan: StepPlan,
-        times: _CollectiveTimes,
+        times: CollectiveTimes,
         steps: int,
         slowdown: float,
         stretch: Stretch | None,
@@ -121,7 +111,7 @@ class _Recurrence:
         self._executions: list[TaskExecution] = []
         self._arrivals_seen: list[CollectiveArrivals] = []
         self._step_ends = [0.0] * steps
-        self._counted = zero_counters(len(times.timer.machine.topology.arcs))
+        self._end_s = 0.0
 
     def run(self) -> Run:
         for nodes in execution_order(self._plan, self._steps):
@@ -134,9 +124,10 @@ class _Recurrence:
         return Run(
             self._executions,
             tuple(self._step_ends),
-            self._counted,
+            self._times.counted(self._end_s),
             tuple(self._arrivals_seen),
-            notes=tuple(self._times.notes.values()),
+            self._times.others_step_ends_s,
+            self._times.notes,
         )
 
     # ------------------------------------------------------------ tasks
@@ -160,14 +151,12 @@ class _Recurrence:
             for task, at in zip(tasks, ready, strict=True)
         ]
         start_s = max(_last(at) for at in arrived)
-        takes_s, counted = self._times(work)
-        end_s = start_s + takes_s
+        end_s = start_s + self._times.takes_s(tasks, work, start_s)
         if self._to_s and start_s == self._to_s[-1]:
             self._to_s[-1] = end_s
-        elif takes_s > 0:
+        elif end_s > start_s:
             self._from_s.append(start_s)
             self._to_s.append(end_s)
-        self._counted = sum_counters(self._counted, counted)
         for (_, index), task, at in zip(nodes, tasks, ready, strict=True):
             self._record(step, index, task, at, start_s, end_s)
         self._arrivals_seen += _arrivals(step, tasks, arrived, start_s, self._ranks)
@@ -203,8 +192,10 @@ class _Recurrence:
         if self._uses[index]:
             self._end[step, index] = end
             self._uses_left[step, index] = self._uses[index]
+        last_s = _last(end)
+        self._end_s = max(self._end_s, last_s)
         if self._kind[task.stream] != "host":
-            self._step_ends[step] = max(self._step_ends[step], _last(end))
+            self._step_ends[step] = max(self._step_ends[step], last_s)
         first = (_first(start), _first(end), _first(ready), _first(stretch))
         self._executions.append((task, step, *first))
 

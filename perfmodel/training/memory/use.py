@@ -34,6 +34,7 @@ class Setup:
     `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
     `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
     `kept_share`: factor on what layers keep for backward (see `activation_bytes`).
+    `held_dtype`: of the parameters that layers run with, where it is not their own.
     """
 
     workload: Workload
@@ -45,6 +46,7 @@ class Setup:
     fused_attention: bool = True
     activations_bytes: float | None = None
     kept_share: float = 1.0
+    held_dtype: str | None = None
 
     @property
     def trained(self) -> tuple[ParameterTensor, ...]:
@@ -90,7 +92,7 @@ def replicated(setup: Setup) -> MemoryUse:
     if activations is None:
         activations = activation_bytes(
             workload, setup.batch_per_gpu, setup.precision, fused_attention=setup.fused_attention,
-            kept_share=setup.kept_share,
+            kept_share=setup.kept_share, held_dtype=setup.held_dtype,
         )  # fmt: skip
     return MemoryUse(
         parameters_bytes=workload.nbytes + workload.buffer_bytes,

@@ -25,4 +25,10 @@ def _options(section: FsdpStrategy) -> FsdpOptions:
     )
 
 
-FSDP = Strategy("fully sharded data parallel", _options, fsdp_plan, fsdp_memory)
+def _held_dtype(options: FsdpOptions) -> str | None:
+    return options.param_dtype
+
+
+FSDP = Strategy(
+    "fully sharded data parallel", _options, fsdp_plan, fsdp_memory, held_dtype=_held_dtype
+)

@@ -50,7 +50,11 @@ SHAPES = {
     "gpt2-medium": GptShape(24, 1024, 16, 1024),
     "gpt2-large": GptShape(36, 1280, 20, 1024),
     "gpt2-xl": GptShape(48, 1600, 25, 1024),
+    "gpt3-125m": GptShape(12, 768, 12, 2048),
+    "gpt3-350m": GptShape(24, 1024, 16, 2048),
+    "gpt3-760m": GptShape(24, 1536, 16, 2048),
     "gpt3-1.3b": GptShape(24, 2048, 16, 2048),
+    "gpt3-2.7b": GptShape(32, 2560, 32, 2048),
     "gpt3-6.7b": GptShape(32, 4096, 32, 2048),
     # the paper prints a width of 5140, which 40 heads of 128 cannot have
     "gpt3-13b": GptShape(40, 5120, 40, 2048),

@@ -293,11 +293,13 @@ def assemble(
     output_elements: float,
     registered: Sequence[Parameter] | None = None,
     buffers: tuple[Buffers, ...] = (),
+    notes: tuple[str, ...] = (),
 ) -> Workload:
     """Turn parts in execution order into a workload.
 
     `registered`: all parameters in registration order, where that is not the order of the parts.
     `buffers`: that belong to no part.
+    `notes`: what is estimated.
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
@@ -313,6 +315,7 @@ def assemble(
         output_elements=output_elements,
         input_elements=input_elements,
         source=source,
+        notes=notes,
     )
 
 

@@ -28,26 +28,35 @@ from perfmodel.workload.zoo.layers import (
 
 
 def attention(
-    name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool
-) -> Module:
+    name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool,
+    keys: int | None = None, window: int | None = None,
+) -> Module:  # fmt: skip
     """Scores, softmax and weighted sum; it has no parameters.
 
-    Multiply-accumulates: tokens^2 x width for the scores and as many for the sum, so
+    Multiply-accumulates: tokens x keys x width for the scores and as many for the sum, so
     4 x tokens^2 x width operations forward, causal or not. Kept for backward: query, key, value
     and the output.
+
+    `width`: of the queries of all heads; `kv_width`: of keys and values, if heads share them.
+    `keys`: tokens that queries look at, where these are others (cross attention).
+    `window`: tokens that a query sees at most, of causal attention.
     """
-    kv_width = kv_width or width
-    moved = tokens * (2 * width + 2 * kv_width)
+    kv_width, keys = kv_width or width, keys or tokens
+    window = window if window is not None and window < tokens else None
+    moved = 2 * (tokens * width + keys * kv_width)
     layer = Layer(
         name=name,
-        matmul_flops=4.0 * tokens**2 * width,
+        matmul_flops=4.0 * tokens * keys * width,
         matmul_bytes=float(ELEMENT_BYTES * moved),
         saved_elements=float(moved),
         kind="attention",
-        score_elements=float(heads * tokens**2),
-        matrix=Attention(tokens, heads, kv_width * heads // width, width // heads, causal),
+        score_elements=float(heads * tokens * keys),
+        matrix=Attention(
+            tokens, heads, kv_width * heads // width, width // heads, causal,
+            keys=None if keys == tokens else keys, window=window,
+        ),
         fused_bytes=0.0,
-    )
+    )  # fmt: skip
     return Module(layer)
 
 

@@ -138,6 +138,7 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         channels_last=compute.channels_last,
         fused_attention=compute.fused_attention,
         compiled=compute.compiled,
+        held_dtype=job.strategy.held_dtype(job.options),
     )
 
 
@@ -231,6 +232,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         batch_per_gpu=batch,
         options=job.options,
         fused_attention=compute.fused_attention,
+        held_dtype=job.strategy.held_dtype(job.options),
     )
     setup = replace(setup, activations_bytes=_measured_activations(job))
     use, rule = job.strategy.memory(setup), job.strategy.memory

@@ -9,7 +9,7 @@ from typing import Literal
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import Change
-from perfmodel.simulate.engine.engine import Fidelity, simulate
+from perfmodel.simulate.engine.engine import Fidelity, Surroundings, simulate, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.ranks.jitter import SlowSteps, Variation
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -87,12 +87,14 @@ def simulate_steps(
         from perfmodel.simulate.ranks.task_order import why_unsuited
 
         reason = why_unsuited(plan)
-        reason = "the network changes or others use it" if changes or traffic or jobs else reason
+        if jobs and uses_sockets(timer.machine, fidelity):
+            reason = "other jobs keep cores busy on which messages wait"
         if reason is None:
             run = simulate_ranks(
                 plan, timer.machine, steps=steps, fidelity=fidelity,
                 overlap_slowdown=setup.slowdown, timer=timer,
                 stretch=Variation(plan, jitters, slow),
+                surroundings=Surroundings(changes, traffic, jobs),
             )  # fmt: skip
             count = sum(len(each.ranks) for each in plan.classes)
             return plan, run, f"{count:,} ranks as vectors"
