@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from perfmodel.training.ddp.buckets import assign_buckets
 from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
-from perfmodel.training.ddp.options import MIB
+from perfmodel.training.ddp.options import MIB, DdpOptions
+from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import Step
+from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
+from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
 COALESCED_BYTES = 250 * MIB
@@ -24,8 +27,25 @@ NUMBERS_PER_DIMENSION = 2
 """Size and stride, int64 each."""
 
 
-def add_start(step: Step) -> None:
-    """Add the collectives of the constructor before everything else."""
+RANKS = "ranks"
+
+
+def start_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
+    """Return the collectives of the constructor as a plan; without ``init_sync`` it has none."""
+    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    if options.init_sync:
+        _add_collectives(Step(request, options, tasks, RANKS))
+    return StepPlan(
+        name=f"start of DDP, {request.workload.name}",
+        classes=(RankClass(RANKS, range(request.ranks)),),
+        streams=(HOST, COMPUTE, Stream("comm", "comm", request.comm_workers)),
+        communicators=(Communicator(GROUP, options.groups(request.ranks)),),
+        tasks=tuple(tasks.tasks),
+        samples=request.ranks * request.batch_per_gpu,
+    )
+
+
+def _add_collectives(step: Step) -> None:
     tasks, rank_class = step.tasks, step.rank_class
     ranks = step.options.ranks_of_group(step.request.ranks)
     counted = tasks.collective(

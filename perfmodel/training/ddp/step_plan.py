@@ -24,7 +24,7 @@ from perfmodel.training.ddp.reducer import (
     add_reducing_backward,
     add_shadow_reduction,
 )
-from perfmodel.training.ddp.start import COALESCED_BYTES, add_start
+from perfmodel.training.ddp.start import COALESCED_BYTES
 from perfmodel.training.ddp.uneven_inputs import (
     JOINED,
     add_authority,
@@ -65,16 +65,21 @@ def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
     kind = "one GPU" if ranks == 1 else "DDP"
     return StepPlan(
         name=f"{kind}, {request.workload.name}, {request.iteration} iteration",
-        classes=_classes(ranks, options),
+        classes=_classes(request, options),
         streams=_used_streams(tasks, (HOST, COMPUTE, comm, *HOOKS)),
         communicators=() if ranks == 1 else (Communicator(GROUP, options.groups(ranks)),),
         tasks=tuple(tasks.tasks),
-        samples=(ranks - options.joined_ranks) * request.batch_per_gpu * options.accumulate,
+        samples=(ranks - _joined(request, options)) * request.batch_per_gpu * options.accumulate,
     )
 
 
-def _classes(ranks: int, options: DdpOptions) -> tuple[RankClass, ...]:
-    joined = 0 if ranks == 1 else options.joined_ranks
+def _joined(request: StepRequest, options: DdpOptions) -> int:
+    """Ranks without inputs; none in the first iteration, nor where there is one rank only."""
+    return 0 if request.ranks == 1 or request.iteration == "first" else options.joined_ranks
+
+
+def _classes(request: StepRequest, options: DdpOptions) -> tuple[RankClass, ...]:
+    ranks, joined = request.ranks, _joined(request, options)
     if joined >= ranks:
         allowed = f"at most {ranks - 1} of {ranks} ranks: one at least has inputs"
         raise InputError(Fault("strategy.joined_gpus", str(joined), allowed))
@@ -96,8 +101,6 @@ def _add_reduced_step(step: Step) -> None:
         ready_order=request.ready_order,
     )  # fmt: skip
     check_library(step.options.hook, request, buckets)
-    if request.iteration == "first" and step.options.init_sync:
-        add_start(step)
     for micro_batch in range(step.last_micro_batch):
         add_forward(step, micro_batch, after=_add_synchronisation(step, micro_batch))
         add_local_backward(step, micro_batch)
@@ -105,7 +108,7 @@ def _add_reduced_step(step: Step) -> None:
     add_forward(step, last, after=_add_synchronisation(step, last))
     reduced = add_reducing_backward(step, buckets)
     _add_optimizer(step, add_copy_out(step, buckets, reduced))
-    if step.options.joined_ranks:
+    if _joined(request, step.options):
         _add_shadow_step(replace(step, rank_class=JOINED), buckets)
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook, PowerSgdHook
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
+from perfmodel.training.ddp.start import start_plan
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -59,7 +60,7 @@ WITH_STATISTICS = {
     "buffers", "buffers not broadcast", "buffers not synced", "accumulated", "joined, buffers",
     "run out",
 }  # fmt: skip
-LAST, START = ("step 3 forward", "step 3 backward"), ("setup", "step 0 forward", "step 0 backward")
+LAST, FIRST = ("step 3 forward", "step 3 backward"), ("step 0 forward", "step 0 backward")
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -95,13 +96,22 @@ def test_a_settled_step_issues_the_calls_of_a_real_one(
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_first_step_issues_the_calls_of_the_constructor_and_a_real_one(
+def test_a_first_step_issues_the_calls_of_a_real_one(
     recorded: tuple[int, dict[str, list[Call]]], name: str
 ) -> None:
     ranks, cases = recorded
-    phases = {"setup", "step 0"} if name == "accumulated" else {*START}
+    phases = {"step 0"} if name == "accumulated" else {*FIRST}
     real = [call.issued for call in cases[name] if call.phase in phases]
     assert issued(ddp_plan(asked(name, ranks, iteration="first"), OPTIONS[name])) == real
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_constructor_issues_the_calls_of_a_real_one(
+    recorded: tuple[int, dict[str, list[Call]]], name: str
+) -> None:
+    ranks, cases = recorded
+    real = [call.issued for call in cases[name] if call.phase == "setup"]
+    assert issued(start_plan(asked(name, ranks), OPTIONS[name])) == real
 
 
 def test_a_rank_without_inputs_shadows_the_others(
@@ -130,7 +140,7 @@ def test_a_process_group_of_two(recorded: tuple[int, dict[str, list[Call]]]) -> 
 
 
 def test_every_case_is_compared(recorded: tuple[int, dict[str, list[Call]]]) -> None:
-    ranks, cases = recorded
+    _, cases = recorded
     averaging = {"post-local SGD", "local gradients", "periodic", "hierarchical"}
     others = {"run out", "two of all"}
     assert set(cases) - averaging - others == set(OPTIONS)

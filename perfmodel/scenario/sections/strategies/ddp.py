@@ -33,13 +33,6 @@ class DdpStrategy(FileModel):
     static_graph: Switch = False
     gradient_as_bucket_view: Switch = False
     broadcast_buffers: Switch = True
-    forward_sync_buffers: Switch | None = Field(
-        default=None,
-        description="instead of broadcast_buffers: false still syncs buffers in the constructor",
-    )
-    init_sync: Switch = Field(
-        default=True, description="the constructor compares shapes and broadcasts the model"
-    )
     batched_grad_copy: Switch = Field(
         default=False, description="gradients are copied once their bucket is complete"
     )
@@ -61,18 +54,7 @@ class DdpStrategy(FileModel):
     def _check_caps(self) -> DdpStrategy:
         if self.bucket_caps is not None and (self.bucket_cap or self.first_bucket):
             raise ValueError("'bucket_caps', or 'bucket_cap' with 'first_bucket', not both")
-        if self.forward_sync_buffers is not None and "broadcast_buffers" in self.model_fields_set:
-            raise ValueError(
-                "'forward_sync_buffers' or 'broadcast_buffers', which PyTorch ignores beside it"
-            )
         return self
-
-    @property
-    def syncs_buffers(self) -> bool:
-        """Whether buffers are broadcast before forward."""
-        if self.forward_sync_buffers is None:
-            return self.broadcast_buffers
-        return self.forward_sync_buffers
 
     @model_validator(mode="after")
     def _check_join(self) -> DdpStrategy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_serializer, model_validator
 
 from perfmodel.files import Count, FileModel
 from perfmodel.scenario.sections.base import OrName, Switch
@@ -20,6 +20,10 @@ class CastHook(FileModel):
     """
 
     kind: Literal["none", "allreduce", "fp16", "bf16"] = "none"
+
+    @model_serializer
+    def _write_name(self) -> str:
+        return self.kind
 
 
 class PowerSgdHook(FileModel):

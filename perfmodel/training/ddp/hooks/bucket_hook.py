@@ -79,26 +79,26 @@ def hook_bytes(hook: Hook, workload: Workload, buckets: Sequence[Bucket], ranks:
     What hooks keep, of all buckets; what they need in passing, of the largest; for hooks that do
     not wait, all buckets may be in flight.
     """
-    kept, passing = [0], [0]
+    staying, passing = [0], [0]
     for bucket in buckets:
         tensors = tuple(workload.tensors[index] for index in bucket.tensors)
         numel = sum(tensor.numel for tensor in tensors)
         item = ITEM_BYTES[bucket.dtype]
         match hook:
             case CastHook():
-                kept.append(ITEM_BYTES[hook.kind] * numel if hook.kind in ITEM_BYTES else 0)
+                staying.append(ITEM_BYTES[hook.kind] * numel if hook.kind in ITEM_BYTES else 0)
             case PowerSgdHook():
-                kept.append(kept_bytes(hook, bucket, tensors))
+                staying.append(kept_bytes(hook, bucket, tensors))
                 passing.append(passing_bytes(hook, bucket, tensors))
             case TopKHook():
                 each = item + ITEM_BYTES[hook.index_dtype]
                 gathered = (ranks + 1) * largest_elements(hook, numel) * each
-                kept.append(gathered + bucket.nbytes * (1 + hook.use_error_feedback))
+                staying.append(gathered + bucket.nbytes * (1 + hook.use_error_feedback))
             case OneBitHook():
                 gathered = (ranks + 1) * packed_bytes(numel)
-                kept.append(gathered + bucket.nbytes * (1 + hook.use_error_feedback))
+                staying.append(gathered + bucket.nbytes * (1 + hook.use_error_feedback))
             case QuantizationHook():
                 channels, padded = quantised_channels(hook, numel)
                 # lists of gathered scales and bytes, the flat buffer, the sum
-                kept.append((ranks + 1) * 8 * channels + (2 * ranks + 1) * padded + 4 * padded)
-    return float(sum(kept) + max(passing))
+                staying.append((ranks + 1) * 8 * channels + (2 * ranks + 1) * padded + 4 * padded)
+    return float(sum(staying) + max(passing))

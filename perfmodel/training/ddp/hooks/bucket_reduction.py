@@ -103,9 +103,9 @@ class BucketReduction:
     def send(self, name: str, op: Op, nbytes: int, dtype: str, *, after: Iterable[int]) -> int:
         """Run a collective with all ranks."""
         key = f"{name} {self.name}" if name else self.name
-        words = {"all_reduce": "all-reduce", "all_gather": "all-gather"}
+        titles = {"all_reduce": "all-reduce", "all_gather": "all-gather"}
         return self.step.tasks.collective(
-            f"{words[op]} {key}", op, nbytes, self.step.rank_class, communicator=GROUP, key=key,
+            f"{titles[op]} {key}", op, nbytes, self.step.rank_class, communicator=GROUP, key=key,
             after=tuple(after), dtype=dtype, **self.marks,
         )  # fmt: skip
 
