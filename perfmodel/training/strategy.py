@@ -102,6 +102,7 @@ class Strategy:
         that there are no bucket caps to tune.
     `held_dtype`: of the parameters that layers run with, by its options; None: their own.
     `assumptions`: of its plan, as sentences.
+    `remarks`: what its options leave out of a step, as sentences.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Strategy:
     buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
     held_dtype: Callable[[Any], str | None] = lambda _options: None
     assumptions: tuple[str, ...] = ()
+    remarks: Callable[[Any], tuple[str, ...]] = lambda _options: ()
 
     @property
     def has_buckets(self) -> bool:

@@ -244,6 +244,7 @@ def _list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[s
         f"Communication is {machine.library.description}{_describe_choice(machine)}.",
         *_describe_staging(machine),
         *job.strategy.assumptions,
+        *job.strategy.remarks(job.options),
         "A collective starts when its last rank has reached it, and shares links max-min fairly.",
         *machine.topology.assumptions,
     )

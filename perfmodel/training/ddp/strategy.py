@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
+from perfmodel.scenario.sections.strategies.gradient_hooks import (
+    OneBitHook,
+    PowerSgdHook,
+    TopKHook,
+)
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.hooks.bucket_hook import hook_bytes
 from perfmodel.training.ddp.options import DdpOptions
@@ -54,4 +59,28 @@ def ddp_options(section: DdpStrategy) -> DdpOptions:
     )
 
 
-DDP = Strategy("DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets)
+def _remarks(options: DdpOptions) -> tuple[str, ...]:
+    hook = options.hook
+    lines = []
+    if isinstance(hook, PowerSgdHook) and hook.start_iteration:
+        lines.append(
+            f"PowerSGD has started: the {hook.start_iteration:,} steps before it reduce whole "
+            "buckets, as the first step does. It waits for the device in each bucket, so backward "
+            "does not overlap what it reduces."
+        )
+    if isinstance(hook, TopKHook | OneBitHook):
+        lines.append(
+            f"PyTorch has no hook {hook.kind!r}: its kernels read and write memory as often as "
+            "the algorithm needs, none measured."
+        )
+    if options.joined_ranks:
+        lines.append(
+            f"{options.joined_ranks} GPUs have run out of inputs: they reduce zeros, and their "
+            "samples do not count."
+        )
+    return tuple(lines)
+
+
+DDP = Strategy(
+    "DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets, remarks=_remarks
+)

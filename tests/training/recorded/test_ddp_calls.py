@@ -11,6 +11,8 @@ pytest.importorskip("torch")
 
 from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook, PowerSgdHook
 from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.averaging.options import LocalSgdOptions
+from perfmodel.training.averaging.rounds import local_sgd_plan
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
 from perfmodel.training.ddp.start import start_plan
 from perfmodel.training.ddp.step_plan import ddp_plan
@@ -55,6 +57,12 @@ OPTIONS = {
     "powersgd, all whole": power_sgd(min_compression_rate=1000.0),
     "powersgd, batched": power_sgd(rank=4, batch_tensors_with_same_shape=True),
     "powersgd, fp16": power_sgd(wrapper="fp16"),
+}
+AVERAGING = {
+    "post-local SGD": LocalSgdOptions(period=2, warmup_steps=2, gradient_ranks=2),
+    "local gradients": LocalSgdOptions(period=2),
+    "periodic": LocalSgdOptions(period=2),
+    "hierarchical": LocalSgdOptions(period=4, levels=((2, 2),), gradient_ranks=2),
 }
 WITH_STATISTICS = {
     "buffers", "buffers not broadcast", "buffers not synced", "accumulated", "joined, buffers",
@@ -139,8 +147,33 @@ def test_a_process_group_of_two(recorded: tuple[int, dict[str, list[Call]]]) -> 
     assert plan.communicators[0].groups == (range(2), range(2, 4))
 
 
+@pytest.mark.parametrize("name", AVERAGING)
+def test_a_round_of_local_sgd_issues_the_calls_of_real_steps(
+    recorded: tuple[int, dict[str, list[Call]]], name: str
+) -> None:
+    """Rounds begin at a step whose number the period divides."""
+    ranks, cases = recorded
+    if name not in cases:
+        return
+    options = AVERAGING[name]
+    steps = tuple(f"step {4 + at} " for at in range(options.accumulate))
+    if name == "periodic":
+        steps = ("step 2 ", "step 3 ")
+    real = [call.issued for call in cases[name] if call.phase.startswith(steps)]
+    assert len(real) >= 1
+    assert issued(local_sgd_plan(request(ranks), options)) == real
+
+
+def test_the_warm_up_of_local_sgd_reduces_gradients_of_all(
+    recorded: tuple[int, dict[str, list[Call]]],
+) -> None:
+    ranks, cases = recorded
+    plan = local_sgd_plan(request(ranks, iteration="first"), AVERAGING["post-local SGD"])
+    real = [call.issued for call in cases["post-local SGD"] if call.phase.startswith("step 0 ")]
+    assert issued(plan) == real
+
+
 def test_every_case_is_compared(recorded: tuple[int, dict[str, list[Call]]]) -> None:
     _, cases = recorded
-    averaging = {"post-local SGD", "local gradients", "periodic", "hierarchical"}
     others = {"run out", "two of all"}
-    assert set(cases) - averaging - others == set(OPTIONS)
+    assert set(cases) - set(AVERAGING) - others == set(OPTIONS)

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStrategy
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
+from perfmodel.scenario.sections.strategies.local_sgd import LocalSgdStrategy
 
 
 def _ddp_unless_named(value: object) -> object:
@@ -17,7 +18,10 @@ def _ddp_unless_named(value: object) -> object:
 
 
 StrategySection = Annotated[
-    Annotated[DdpStrategy | DataParallelStrategy | FsdpStrategy, Field(discriminator="kind")],
+    Annotated[
+        DdpStrategy | DataParallelStrategy | FsdpStrategy | LocalSgdStrategy,
+        Field(discriminator="kind"),
+    ],
     BeforeValidator(_ddp_unless_named),
 ]
 """The strategies by `kind`; DDP without one. Each class has a row of the same kind in
