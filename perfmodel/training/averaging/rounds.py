@@ -16,6 +16,7 @@ from perfmodel.training.averaging.options import LocalSgdOptions
 from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.builder import COMPUTE, TaskList
+from perfmodel.training.plan.forward_backward import MANY_MICRO_BATCHES
 from perfmodel.training.plan.step_plan import Collective, Communicator, StepPlan, Stream, Task
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
@@ -71,7 +72,8 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdOptions) -> StepPlan:
 def _single_step(request: StepRequest, options: LocalSgdOptions, steps: int) -> StepPlan:
     """One optimizer step of every rank, with the gradients of its group."""
     if options.gradient_ranks is None or request.ranks == 1:
-        at_most = max(SEGMENTS_PER_STEP, request.segments // steps)
+        fewest = SEGMENTS_PER_STEP if steps <= MANY_MICRO_BATCHES else 1
+        at_most = max(fewest, request.segments // steps)
         alone = ddp_plan(replace(request, ranks=1, segments=at_most), options.ddp)
         return replace(alone, classes=(replace(alone.classes[0], ranks=range(request.ranks)),))
     plan = ddp_plan(request, options.hooked)

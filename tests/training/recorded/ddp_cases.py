@@ -15,6 +15,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     post_localSGD_hook,
 )
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks import (
+    quantization_perchannel_hook,
+    quantization_pertensor_hook,
+)
 from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import (
@@ -69,6 +73,36 @@ def hooked(make: Callable[[], tuple[Any, Any]], **options: Any) -> Callable[[], 
 def power_sgd(wrapper: Any = None, **state: Any) -> Callable[[], tuple[Any, Any]]:
     hook = powerSGD_hook if wrapper is None else wrapper(powerSGD_hook)
     return lambda: (PowerSGDState(None, start_powerSGD_iter=2, **state), hook)
+
+
+class _Gathered:
+    """A gather whose future holds one stacked tensor, as NCCL's does and Gloo's does not."""
+
+    def __init__(self, outputs: list[torch.Tensor]) -> None:
+        self.future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self.future.set_result([torch.stack(outputs)])
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        return self.future
+
+
+def quantised(hook: Any) -> Callable[[], None]:
+    """PyTorch's quantisation hooks, which index what NCCL returns."""
+
+    def run() -> None:
+        gather = dist.all_gather
+
+        def all_gather(outputs: list[torch.Tensor], own: torch.Tensor, **_: Any) -> _Gathered:
+            gather(outputs, own)
+            return _Gathered(outputs)
+
+        dist.all_gather = all_gather
+        try:
+            hooked(lambda: (None, hook), bucket_cap_mb=SMALL_CAP_MB)()
+        finally:
+            dist.all_gather = gather
+
+    return run
 
 
 def accumulated() -> None:
@@ -172,6 +206,8 @@ CASES: dict[str, Callable[[], None]] = {
         power_sgd(matrix_approximation_rank=4, batch_tensors_with_same_shape=True)
     ),
     "powersgd, fp16": hooked(power_sgd(default_hooks.fp16_compress_wrapper)),
+    "quantization_pertensor": quantised(quantization_pertensor_hook),
+    "quantization_perchannel": quantised(quantization_perchannel_hook),
     "post-local SGD": averaged(lambda: PeriodicModelAverager(2, warmup_steps=2)),
     "local gradients": averaged(lambda: PeriodicModelAverager(2, warmup_steps=2), gradients=False),
     "periodic": periodic,

@@ -9,7 +9,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook, PowerSgdHook
+from perfmodel.scenario.sections.strategies.gradient_hooks import (
+    CastHook,
+    PowerSgdHook,
+    QuantizationHook,
+)
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.averaging.options import LocalSgdOptions
 from perfmodel.training.averaging.rounds import local_sgd_plan
@@ -33,7 +37,7 @@ def power_sgd(**fields: Any) -> DdpOptions:
     return DdpOptions(hook=PowerSgdHook(kind="powersgd", **fields))
 
 
-OPTIONS = {
+OPTIONS: dict[str, DdpOptions] = {
     "ddp": DdpOptions(),
     "small buckets": DdpOptions(bucket_cap_bytes=SMALL),
     "cap list": DdpOptions(caps_list_bytes=(cap_bytes(0.001), SMALL, cap_bytes(0.01))),
@@ -56,6 +60,10 @@ OPTIONS = {
     "powersgd, cold": power_sgd(warm_start=False, use_error_feedback=False),
     "powersgd, all whole": power_sgd(min_compression_rate=1000.0),
     "powersgd, batched": power_sgd(rank=4, batch_tensors_with_same_shape=True),
+    **{
+        kind: DdpOptions(bucket_cap_bytes=SMALL, hook=QuantizationHook(kind=kind))
+        for kind in ("quantization_pertensor", "quantization_perchannel")
+    },
     "powersgd, fp16": power_sgd(wrapper="fp16"),
 }
 AVERAGING = {
