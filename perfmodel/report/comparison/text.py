@@ -136,7 +136,7 @@ def figures_table(comparison: Comparison) -> Table:
         ("sent per GPU", *(quantities.size(point.sent_bytes) for point in points)),
         ("MFU", *(_or_nothing(point.mfu) for point in points)),
         ("memory per GPU", *map(_memory, sides)),
-        ("limited by", *(point.bottleneck for point in points)),
+        ("limited by", *map(_limited_by, points)),
     ]
     return _with_change(comparison, rows, _changes(comparison))
 
@@ -154,6 +154,14 @@ def _exposed_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:
         )
         for op in ops
     ]
+
+
+def _limited_by(point: SizeResult) -> str:
+    """Name the bottleneck; by kinds of parts where it is several links, whose names are long."""
+    relief = point.relief
+    if relief is None or len(relief.parts) < 2:
+        return point.bottleneck
+    return ", ".join(relief.parts)
 
 
 def _or_nothing(share: float | None) -> str:
