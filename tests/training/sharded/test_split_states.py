@@ -18,8 +18,11 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory.use import Setup
-from perfmodel.training.plan.step_plan import Collective, StepPlan
+from perfmodel.training.plan.split_class import ClassPart, split
+from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.sharded.fsdp import fsdp_plan
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
 from perfmodel.training.sharded.megatron.options import MegatronOptions
@@ -29,6 +32,12 @@ from perfmodel.training.sharded.zero.fetches import trace_fetches
 from perfmodel.training.sharded.zero.memory import zero_memory
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import partition
+from perfmodel.training.sharded.zero.redundancy import (
+    ZeroRedundancyOptions,
+    check_shares_alike,
+    zero_redundancy_memory,
+    zero_redundancy_plan,
+)
 from perfmodel.training.sharded.zero.strategy import zero_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
@@ -368,3 +377,27 @@ def test_stage_3_holds_what_is_whole_at_once() -> None:
         assert trace_fetches(workload, options).most_live == live
         assert use.parameters_bytes == use.gradients_bytes == 4 * 1500
         assert use.gathered_bytes == 4 * (live + prefetch)
+
+
+def test_split_updates_need_ranks_that_train_alike(times_of: Times) -> None:
+    plan = ddp_plan(request(times_of, model(SIZES), 4), DdpOptions())
+    check_shares_alike(plan)
+    groups = replace(plan.communicators[0], groups=(range(2), range(2, 4)))
+    with pytest.raises(InputError, match=r"strategy.ddp.process_group_gpus.*2.*train alike"):
+        check_shares_alike(replace(plan, communicators=(groups,)))
+    with pytest.raises(InputError, match=r"strategy.ddp.joined_gpus.*train alike"):
+        check_shares_alike(split(plan, "ranks", [ClassPart("others", (3,))]))
+
+
+def test_the_fullest_rank_updates_the_largest_parameter(times_of: Times) -> None:
+    asked = request(times_of, model(SIZES), 4)
+    options = ZeroRedundancyOptions()
+    plan = zero_redundancy_plan(asked, options)
+    check_plan(plan)
+    (update,) = [task for task in plan.tasks if task.kind == "optimizer"]
+    assert isinstance(update.work, Compute)
+    assert update.work.duration_s == pytest.approx(1e-3 * 8192 / sum(SIZES))
+    setup = Setup(asked.workload, "fp32", "adamw", 4, 1, options=options)
+    assert zero_redundancy_memory(setup).optimizer_bytes == 8 * 8192
+    last = max(i for i, task in enumerate(plan.tasks) if task.name.startswith("broadcast l"))
+    assert {i for task in plan.tasks for i in task.after_previous} == {last}

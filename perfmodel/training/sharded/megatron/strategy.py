@@ -75,4 +75,7 @@ def _options(section: MegatronStrategy) -> MegatronOptions:
     )
 
 
-MEGATRON = Strategy("Megatron-Core data parallel", _options, megatron_plan, megatron_memory)
+MEGATRON = Strategy(
+    "Megatron-Core data parallel", _options, megatron_plan, megatron_memory,
+    assumptions=("Megatron-Core 0.16, with its gradients clipped by their norm (its default)",),
+)  # fmt: skip

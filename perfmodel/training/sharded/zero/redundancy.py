@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundancyStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.reducer import GROUP
@@ -66,9 +67,9 @@ def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyOptions) -
     plan = ddp_plan(request, options.ddp)
     if request.ranks == 1:
         return plan
-    sizes = {each.name: len(each.groups[0]) for each in plan.communicators}
+    check_shares_alike(plan)
     trained = _trained(request.workload.tensors, request.workload.ready_order)
-    owned = partition_parameters(trained, sizes[GROUP])
+    owned = partition_parameters(trained, request.ranks)
     place = next(i for i, task in enumerate(plan.tasks) if task.kind == "optimizer")
     end = max(i for task in plan.tasks for i in task.after_previous)
     tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
@@ -87,6 +88,20 @@ def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyOptions) -
             for task in tasks.tasks
         ),
     )
+
+
+def check_shares_alike(plan: StepPlan) -> None:
+    """Refuse DDP whose ranks do not all take part in the same collectives.
+
+    Raises `InputError`: several process groups, or ranks that have run out of inputs.
+    """
+    allowed = "nothing with strategy.kind: zero_redundancy, where all GPUs train alike"
+    groups = next(each.groups for each in plan.communicators if each.name == GROUP)
+    if len(groups) > 1:
+        fault = Fault("strategy.ddp.process_group_gpus", repr(len(groups[0])), allowed)
+        raise InputError([fault])
+    if len(plan.classes) > 1:
+        raise InputError([Fault("strategy.ddp.joined_gpus", "GPUs without inputs", allowed)])
 
 
 def _trained(
