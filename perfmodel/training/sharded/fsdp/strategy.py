@@ -6,7 +6,8 @@ from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
 from perfmodel.training.sharded.fsdp.memory import fsdp_memory
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
-from perfmodel.training.strategy import Strategy
+from perfmodel.training.strategy import Setting, Strategy
+from perfmodel.workload.model import Workload
 
 
 def _options(section: FsdpStrategy) -> FsdpOptions:
@@ -39,8 +40,24 @@ def _held_dtype(options: FsdpOptions) -> str | None:
     return options.param_dtype
 
 
+def _settings(_: Workload, section: FsdpStrategy) -> tuple[Setting, ...]:
+    """What changes when things are gathered, and not what is computed."""
+    common = (
+        Setting("wrap", ("block", "layer", "model")),
+        Setting("reshard_after_forward", (True, False)),
+    )
+    if section.version == 2:
+        return common
+    return (
+        *common,
+        Setting("backward_prefetch", ("pre", "post", "none")),
+        Setting("limit_all_gathers", (True, False)),
+    )
+
+
 FSDP = Strategy(
     "fully sharded data parallel", _options, fsdp_plan, fsdp_memory, held_dtype=_held_dtype,
+    settings=_settings,
     assumptions=(
         "Gathers and reductions of units follow each other in PyTorch's order on one communicator.",
         "Shard groups are neighbours: a node's GPUs before those of the next one.",
