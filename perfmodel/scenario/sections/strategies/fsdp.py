@@ -98,4 +98,4 @@ class FsdpStrategy(FileModel):
         That is so where FullyShardedDataParallel wraps parts of the block; `fully_shard` keeps
         what forward in backward gathers.
         """
-        return self.version == 1 and self.wrap == "layer"
+        return self.version == 1 and self.wrap not in ("block", "model")
