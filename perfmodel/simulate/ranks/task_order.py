@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from perfmodel.errors import SimulationError
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Transfer
@@ -27,7 +28,7 @@ def why_unsuited(plan: StepPlan) -> str | None:
         return "semaphores bound what is in flight"
     if any(stream.workers > 1 for stream in plan.streams if stream.name in used):
         return "a stream has several workers, so that collectives share links"
-    if len(collective_streams) > 1:
+    if len(collective_streams) > 1 and not _take_turns(plan):
         return "collectives run on several streams, so that they share links"
     all_ranks = {rank for each in plan.classes for rank in each.ranks}
     for each in plan.communicators:
@@ -36,6 +37,38 @@ def why_unsuited(plan: StepPlan) -> str | None:
         ):
             return f"not all ranks meet in each collective of {each.name!r}"
     return None
+
+
+def _take_turns(plan: StepPlan) -> bool:
+    """Whether each collective waits for the one before it, also from one step to the next."""
+    for each in plan.classes:
+        members = [
+            index
+            for index, task in enumerate(plan.tasks)
+            if task.rank_class == each.name and isinstance(task.work, Collective)
+        ]
+        for before, index in pairwise(members):
+            task = plan.tasks[index]
+            if before not in task.after and task.stream != plan.tasks[before].stream:
+                return False
+        first = plan.tasks[members[0]] if members else None
+        if first is not None and not any(
+            members[-1] in _ancestors_in_step(plan, index) for index in first.after_previous
+        ):
+            return False
+    return True
+
+
+def _ancestors_in_step(plan: StepPlan, index: int) -> set[int]:
+    """Tasks of the same step that a task waits for, and itself."""
+    ancestors = {index}
+    pending = [index]
+    while pending:
+        for other in plan.tasks[pending.pop()].after:
+            if other not in ancestors:
+                ancestors.add(other)
+                pending.append(other)
+    return ancestors
 
 
 def execution_order(plan: StepPlan, steps: int) -> Iterator[tuple[Node, ...]]:

@@ -93,8 +93,8 @@ OPTIONS = {
     "fsdp2, hybrid, average last": options_2(shard_gpus=2, accumulate=3, sync="shards"),
     "fsdp2, hybrid, sync last": options_2(shard_gpus=2, **LAST),
     "fsdp2, hybrid, clip": options_2(shard_gpus=2, clip_norm=True),
-    "fsdp2, regather": options_2(regather_gpus=2),
-    "fsdp2, regather, root": options_2(regather_gpus=2, reshard_root=True),
+    "fsdp2, regather": options_2(reshard_after_forward=2),
+    "fsdp2, regather, root": options_2(reshard_after_forward=2, reshard_root=True),
 }
 ONLY_4_RANKS = ("hybrid", "regather")
 

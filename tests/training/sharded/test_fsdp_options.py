@@ -50,7 +50,7 @@ CHANGES: list[dict[str, Any]] = [
     {"wrap": ("h.*", "wte")},
     {"reshard_after_forward": False},
     {"reshard_root": True},
-    {"regather_gpus": 2},
+    {"reshard_after_forward": 2},
     {"shard_gpus": 4},
     {"forward_prefetch": 2},
     {"param_dtype": "bf16"},
@@ -132,14 +132,17 @@ def test_units_by_size_hold_as_many_parameters() -> None:
 
 
 FAULTS: list[tuple[dict[str, Any], list[str]]] = [
-    ({"version": 1, "regather_gpus": 2, "reshard_root": True}, ["reshard_root", "regather_gpus"]),
+    (
+        {"version": 1, "reshard_after_forward": 2, "reshard_root": True},
+        ["reshard_after_forward", "reshard_root"],
+    ),
     ({"version": 1, "sync": "shards", "forward_prefetch": 2}, ["forward_prefetch", "sync"]),
     ({"backward_prefetch": "post", "buffer_dtype": "bf16"}, ["backward_prefetch", "buffer_dtype"]),
     (
         {"limit_all_gathers": False, "use_orig_params": True},
         ["limit_all_gathers", "use_orig_params"],
     ),
-    ({"reshard_after_forward": False, "regather_gpus": 2}, ["regather_gpus"]),
+    ({"reshard_after_forward": False, "reshard_root": True}, ["reshard_root"]),
     ({"accumulate": 0, "shard_gpus": 0}, ["accumulate", "shard_gpus"]),
     (
         {"wrap_elements": 5, "reshard_after_backward": False},
@@ -163,8 +166,8 @@ def test_options_of_the_other_version_are_refused_at_once(
         ({"shard_gpus": 3}, "found 3; allowed: a divisor of the 8 GPUs: 2, 4"),
         ({"shard_gpus": 1}, "found 1; allowed: 2 or more"),
         ({"sync": "shards"}, "there are no copies"),
-        ({"regather_gpus": 3}, "a divisor of the 8 GPUs of a shard group: 2, 4"),
-        ({"regather_gpus": 8}, "8 is what reshard_after_forward: true means"),
+        ({"reshard_after_forward": 3}, "a divisor of the 8 GPUs of a shard group: 2, 4"),
+        ({"reshard_after_forward": 8}, "or true, which is 8"),
         ({"wrap": ("hh.*",)}, "did you mean 'h.*'?"),
     ],
 )
@@ -185,7 +188,7 @@ model: {name: resnet18}
 cluster: {node: dgx-a100, nodes: 1}
 compute: {precision: fp32, optimizer: sgd}
 training: {batch_per_gpu: 8}
-strategy: {kind: fsdp, shard_gpus: 3, regather_gpus: 2}
+strategy: {kind: fsdp, shard_gpus: 3, reshard_after_forward: 2}
 """
 
 
@@ -197,7 +200,7 @@ def test_a_scenario_names_file_line_and_field(tmp_path: Path) -> None:
     text = str(caught.value)
     assert "sharded.yaml:7" in text
     assert "strategy.shard_gpus: found 3" in text
-    assert "strategy.regather_gpus: found 2" in text
+    assert "strategy.reshard_after_forward: found 2" in text
     path.write_text(SCENARIO.replace("shard_gpus: 3", "param_dtype: bf16"), encoding="utf-8")
     with pytest.raises(InputError, match=r"strategy.param_dtype: found 'bf16' with compute.prec"):
         load_scenario(path)

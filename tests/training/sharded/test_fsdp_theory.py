@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,9 +15,13 @@ from hypothesis import strategies as st
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
+from perfmodel.simulate.ranks.jitter import Jitter, Variation
+from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
+from perfmodel.simulate.ranks.task_order import why_unsuited
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.closed_forms import form
 from perfmodel.topology.model import Topology
+from perfmodel.training.plan.split_class import one_class_per_rank
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
@@ -208,3 +212,32 @@ def test_the_host_waits_for_freed_units(switched_topology: Maker) -> None:
         issued = [s for s in spans if s.name.startswith("issue gather blocks.5") and s.step == 2]
         gathers[limited] = min(span.start_s for span in issued)
     assert gathers[False] < gathers[True]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("per", ["step", "layer"])
+def test_ranks_that_vary_are_a_vector(
+    switched_topology: Maker, version: int, per: Literal["step", "layer"]
+) -> None:
+    """Gathers and reductions take turns: clocks of ranks suffice, as a process for each agrees."""
+    ranks = 4
+    request = request_of(model_of([300, 500, 200], ranks), ranks)
+    request = replace(request, times=replace(request.times, copy_Bps=1e9))
+    options = FsdpOptions(version=version, accumulate=2)  # type: ignore[arg-type]
+    plan = fsdp_plan(request, options)
+    assert why_unsuited(plan) is None
+    machine = Machine(switched_topology([1e8] * ranks, [1e-6] * ranks), load_library("plain"))
+    jitter = (Jitter("normal", 0.2, per, 7),)
+    vector = simulate_ranks(
+        plan, machine, steps=4, overlap_slowdown=1.3, stretch=Variation(plan, jitter, ())
+    )
+    each = one_class_per_rank(plan)
+    engine = simulate(
+        each, machine, steps=4, overlap_slowdown=1.3, stretch=Variation(each, jitter, ())
+    )
+    assert vector.step_ends_s == pytest.approx(engine.step_ends_s, rel=1e-9)
+
+
+def test_reductions_that_overlap_gathers_are_no_vector() -> None:
+    plan = fsdp_plan(request_of(model_of([3, 4], 4), 4), FsdpOptions(separate_reduce=True))
+    assert "several streams" in str(why_unsuited(plan))

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfmodel.training.sharded.options import FsdpOptions
 
 from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.step_plan import Collective, StepPlan
-from perfmodel.training.sharded.fsdp import fsdp_plan
+from perfmodel.training.sharded.fsdp.options import FsdpOptions
+from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
 from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.strategy import megatron_plan

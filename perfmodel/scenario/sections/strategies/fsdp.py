@@ -35,14 +35,13 @@ class FsdpStrategy(FileModel):
         default=None,
         description="parameters of a unit, at least, with 'wrap: size'; default: 100,000,000",
     )
-    reshard_after_forward: Switch = Field(
-        default=True, description="false: units stay whole until backward (SHARD_GRAD_OP)"
+    reshard_after_forward: Switch | Count = Field(
+        default=True,
+        description="false: units stay whole until backward (SHARD_GRAD_OP); a number: so many "
+        "GPUs hold a unit between them (version 2)",
     )
     reshard_root: Switch = Field(
         default=False, description="the outermost unit is freed after forward, too (version 2)"
-    )
-    regather_gpus: Count | None = Field(
-        default=None, description="GPUs that hold a unit between them after forward (version 2)"
     )
     shard_gpus: Count | None = Field(
         default=None, description="GPUs that a unit is split over, the others hold copies (HSDP)"
@@ -99,4 +98,4 @@ class FsdpStrategy(FileModel):
         That is so where FullyShardedDataParallel wraps parts of the block; `fully_shard` keeps
         what forward in backward gathers.
         """
-        return self.version == 1 and self.wrap == "layer"
+        return self.version == 1 and self.wrap not in ("block", "model")

@@ -22,12 +22,11 @@ class FsdpOptions:
 
     `wrap`: what each unit holds (see `perfmodel.training.sharded.shard_units.wrap_units`).
     `wrap_elements`: least parameters of a unit with ``wrap="size"``; None: `MIN_WRAPPED`.
-    `reshard_after_forward`: whether units are freed between forward and backward. In version 1
-        False is ``SHARD_GRAD_OP``.
+    `reshard_after_forward`: whether units are freed between forward and backward; or the number of
+        ranks that hold a unit between them then, instead of all of a shard group (version 2). In
+        version 1 False is ``SHARD_GRAD_OP``.
     `reshard_root`: whether the outermost unit is, too (``reshard_after_forward=True`` for it,
         version 2).
-    `regather_gpus`: ranks that hold a unit between them after forward, instead of all of a shard
-        group (``reshard_after_forward=N``, version 2).
     `shard_gpus`: ranks that a unit is split over; the others hold copies (HSDP). None: all.
     `forward_prefetch`: units that are gathered before the layers of the unit in hand run, in
         forward (``forward_prefetch=True`` for 1 in version 1, ``set_modules_to_forward_prefetch``).
@@ -60,9 +59,8 @@ class FsdpOptions:
     version: Literal[1, 2] = 2
     wrap: Wrap | tuple[str, ...] = "block"
     wrap_elements: int | None = None
-    reshard_after_forward: bool = True
+    reshard_after_forward: bool | int = True
     reshard_root: bool = False
-    regather_gpus: int | None = None
     shard_gpus: int | None = None
     forward_prefetch: int = 0
     backward_prefetch: Prefetch = "pre"
@@ -85,12 +83,18 @@ class FsdpOptions:
         if faults:
             raise InputError(faults)
 
+    @property
+    def regather_gpus(self) -> int | None:
+        """Ranks that hold a unit between them after forward; None where that is no number."""
+        number = self.reshard_after_forward
+        return None if isinstance(number, bool) else number
+
     def _count_faults(self) -> Iterator[Fault]:
         counts = (
             ("accumulate", self.accumulate),
             ("wrap_elements", self.wrap_elements),
             ("shard_gpus", self.shard_gpus),
-            ("regather_gpus", self.regather_gpus),
+            ("reshard_after_forward", self.regather_gpus),
             ("reduce_buffers", self.reduce_buffers),
         )
         for name, count in counts:
@@ -100,6 +104,9 @@ class FsdpOptions:
             yield Fault("forward_prefetch", repr(self.forward_prefetch), "0 or more units")
 
     def _version_faults(self) -> Iterator[Fault]:
+        if self.version == 1 and self.regather_gpus is not None:
+            allowed = "true or false with version 1; a number of GPUs is for version 2"
+            yield Fault("reshard_after_forward", repr(self.regather_gpus), allowed)
         default = FIELDS_OF_OTHER_VERSION[self.version]
         for name, (value, allowed) in default.items():
             if getattr(self, name) != value:
@@ -118,17 +125,13 @@ class FsdpOptions:
         if not self.reshard_after_backward and self.sync != "last":
             allowed = "true unless sync: last, as micro-steps that reduce free their units always"
             yield Fault("reshard_after_backward", "false", allowed)
-        if not self.reshard_after_forward:
-            for name in ("reshard_root", "regather_gpus"):
-                if getattr(self, name):
-                    allowed = "nothing with reshard_after_forward: false"
-                    yield Fault(name, repr(getattr(self, name)), allowed)
+        if self.reshard_root and not self.reshard_after_forward:
+            yield Fault("reshard_root", "true", "false with reshard_after_forward: false")
 
 
 FIELDS_OF_OTHER_VERSION: dict[int, dict[str, tuple[object, str]]] = {
     1: {
         "reshard_root": (False, "false with version 1, whose root is never freed after forward"),
-        "regather_gpus": (None, "nothing with version 1; reshard_after_forward=N is of version 2"),
         "reshard_after_backward": (True, "true with version 1"),
         "reduce_buffers": (1, "1 with version 1"),
         "separate_reduce": (False, "false with version 1"),

@@ -92,8 +92,8 @@ def group_faults(ranks: int, options: FsdpOptions) -> Iterator[Fault]:
     if inner is not None and (shards % inner or inner in (1, shards)):
         allowed = f"a divisor of the {shards} GPUs of a shard group: {_divisors(shards)}"
         if inner == shards:
-            allowed += f"; {shards} is what reshard_after_forward: true means"
-        yield Fault("regather_gpus", str(inner), allowed)
+            allowed += f", or true, which is {shards}"
+        yield Fault("reshard_after_forward", str(inner), allowed)
 
 
 def _divisors(number: int) -> str:

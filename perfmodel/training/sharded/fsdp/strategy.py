@@ -17,7 +17,6 @@ def _options(section: FsdpStrategy) -> FsdpOptions:
         wrap_elements=section.wrap_elements,
         reshard_after_forward=section.reshard_after_forward,
         reshard_root=section.reshard_root,
-        regather_gpus=section.regather_gpus,
         shard_gpus=section.shard_gpus,
         forward_prefetch=section.forward_prefetch,
         backward_prefetch=section.backward_prefetch,
