@@ -162,6 +162,27 @@ def _overlap_exists(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fau
     yield origin.fault("compute.overlap_slowdown", f"{compute.overlap_slowdown:g}", allowed)
 
 
+def _recompute_within_units(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse recomputed blocks of several units that are gathered again, which no plan has."""
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    if not compute or not getattr(strategy, "regathers_recomputed", False):
+        return
+    if compute.recompute not in ("none", "selective"):
+        allowed = (
+            "'block', or version 2: with compute.recompute units in a block are gathered again"
+        )
+        yield origin.fault("strategy.wrap", "'layer'", allowed)
+
+
+def _computes_in_param_dtype(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Layers whose parameters are gathered in 16 bits multiply them in these."""
+    compute, dtype = parts.get("compute"), getattr(parts.get("strategy"), "param_dtype", None)
+    if compute and dtype in ("bf16", "fp16") and compute.precision not in (dtype, "fp8"):
+        combination = f"'{dtype}' with compute.precision: {compute.precision}"
+        allowed = f"'{compute.precision}' or nothing; or compute.precision: {dtype}"
+        yield origin.fault("strategy.param_dtype", combination, allowed)
+
+
 def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster = parts.get("cluster")
     if cluster is None or cluster.fabric is not None:
@@ -261,7 +282,7 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 
 _RULES = (
-    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists, _network_given,
-    _jobs_fit, _placement_has_choice, _job_names_differ, _events_fit, _servers_fit,
-    _plan_is_valid,
+    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
+    _recompute_within_units, _computes_in_param_dtype, _network_given, _jobs_fit,
+    _placement_has_choice, _job_names_differ, _events_fit, _servers_fit, _plan_is_valid,
 )  # fmt: skip

@@ -232,7 +232,10 @@ def _resolve_other_job(
     job = replace(main, scenario=scenario, workload=workload, gpu=topology.gpu, chosen=None)
     batch = section.batch_per_gpu
     times = price_layers(job, batch)
-    step = plan_step(job, times, len(ranks), batch, "steady", sockets=topology.sockets)
+    step = plan_step(
+        job, times, len(ranks), batch, "steady", sockets=topology.sockets,
+        ranks_per_host=topology.gpus_per_host,
+    )  # fmt: skip
     background = BackgroundJob(
         replace(place_plan(step, ranks), name=name),
         section.start,

@@ -14,9 +14,14 @@ from perfmodel.studies.run.result import BucketTime, CommunicationUse, LinkUse, 
 from perfmodel.studies.run.steps.bottlenecks.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.bottlenecks.hot_spot import find_hot_spot
 from perfmodel.studies.run.steps.bottlenecks.reliefs import simulate_reliefs
-from perfmodel.studies.run.steps.communication import communication_uses
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
-from perfmodel.studies.run.steps.metrics import busiest_class, mean, mean_breakdown, parts_of_steps
+from perfmodel.studies.run.steps.metrics.communication import communication_uses
+from perfmodel.studies.run.steps.metrics.step_parts import (
+    busiest_class,
+    mean,
+    mean_breakdown,
+    parts_of_steps,
+)
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
