@@ -137,7 +137,8 @@ def waiting(point: SizeResult) -> str:
 
 
 NO_INTERVAL = "the spread of collectives on this machine has not been measured"
-"""Why a size has no interval."""
+NO_SERVERS = "too few recorded trainings with parameter servers are known to tell one"
+"""Why a size has no interval, and why one with parameter servers has none."""
 
 
 def limit(point: SizeResult) -> str:
@@ -180,7 +181,7 @@ def slowest(result: Result) -> str:
 def interval(point: SizeResult) -> str:
     """Say how sure the step time is."""
     if point.interval_s is None:
-        return f"no interval yet: {NO_INTERVAL}"
+        return f"no interval yet: {NO_INTERVAL if point.server_use is None else NO_SERVERS}"
     low, high = point.interval_s
     return f"80{_SPACE}% interval {duration(low)} to {duration(high)}"
 

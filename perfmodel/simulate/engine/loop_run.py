@@ -302,7 +302,6 @@ class _Loops:
         self.records.add_staleness(self.env.now, missed, spec.push_bytes)
         if not plan.together:
             state.version += 1
-            state.read[number] = state.version  # its own update is none that it has missed
         state.held.append(number)
         if not plan.together or len(state.held) == len(plan.workers):
             self._answer_those_who_may(exchange, spec, state)
@@ -318,7 +317,7 @@ class _Loops:
         if free and self.plan.together:
             state.version += 1
         for other in free:
-            state.read[other] = state.version
+            state.read[other] = state.version  # its own update is none that it has missed
             if slack is not None:
                 self.records.add_lead(state.pushed[other] - slowest)
             self._answer(other, exchange, spec)

@@ -223,6 +223,7 @@ def test_reports_tell_updates_and_staleness(tmp_path: Path) -> None:
     text = shown(result)
     assert "updates/s of the parameters" in text
     assert "updates late on average" in text
+    assert "too few recorded trainings with parameter servers" in text
     page, markdown = report_html(result), run_markdown(result)
     assert "How late gradients are" in page
     assert "Parameter servers" in markdown
