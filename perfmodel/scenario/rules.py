@@ -157,6 +157,15 @@ def _overlap_exists(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fau
     yield origin.fault("compute.overlap_slowdown", f"{compute.overlap_slowdown:g}", allowed)
 
 
+def _computes_in_param_dtype(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Layers whose parameters are gathered in 16 bits multiply them in these."""
+    compute, dtype = parts.get("compute"), getattr(parts.get("strategy"), "param_dtype", None)
+    if compute and dtype in ("bf16", "fp16") and compute.precision not in (dtype, "fp8"):
+        combination = f"'{dtype}' with compute.precision: {compute.precision}"
+        allowed = f"'{compute.precision}' or nothing; or compute.precision: {dtype}"
+        yield origin.fault("strategy.param_dtype", combination, allowed)
+
+
 def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster = parts.get("cluster")
     if cluster is None or cluster.fabric is not None:
@@ -231,5 +240,6 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists, _network_given,
+    _computes_in_param_dtype,
     _jobs_fit, _placement_has_choice, _job_names_differ, _events_fit, _plan_is_valid,
 )  # fmt: skip

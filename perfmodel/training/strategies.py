@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from perfmodel.training.ddp.strategy import DDP
 from perfmodel.training.fusion.strategy import HOROVOD, PRIORITY
 from perfmodel.training.servers.data_parallel import DATA_PARALLEL
+from perfmodel.training.sharded.fsdp.strategy import FSDP
 from perfmodel.training.sharded.megatron.strategy import MEGATRON
-from perfmodel.training.sharded.strategy import FSDP
 from perfmodel.training.sharded.zero.redundancy import ZERO_REDUNDANCY
 from perfmodel.training.sharded.zero.strategy import ZERO
 from perfmodel.training.strategy import Strategy

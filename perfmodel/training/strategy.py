@@ -70,6 +70,10 @@ class StepRequest:
     `cast_Bps`: the hook converts gradients at this rate (of their own bytes) beside the device's
         work. By default the device does, at the rate of its copies.
     `core`: work of backward on a core of each rank's process.
+    `host_link_Bps`: rate of copies between a GPU and the memory of its host, one way, while all
+        GPUs of the host copy. None: there is no way.
+    `host_optimizer_s`: time of the optimizer on the host's CPUs, of all parameters, while those of
+        the host's other ranks run; seconds.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
     `ranks_per_host`: GPUs of each host that the job has.
     `collective_s`: time of collectives alone, for strategies whose choices depend on it.
@@ -90,6 +94,8 @@ class StepRequest:
     bucket_copy_Bps: float | None = None
     cast_Bps: float | None = None
     core: CoreWork = NO_CORE_WORK
+    host_link_Bps: float | None = None
+    host_optimizer_s: float = 0.0
     ready_order: Sequence[int] | None = None
     ranks_per_host: int = 1
     collective_s: CollectiveTime = _instant

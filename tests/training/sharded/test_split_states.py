@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from perfmodel.training.sharded.options import FsdpOptions
 
 from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
@@ -24,7 +25,6 @@ from perfmodel.training.sharded.fsdp import fsdp_plan
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
 from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.strategy import megatron_plan
-from perfmodel.training.sharded.options import FsdpOptions
 from perfmodel.training.sharded.zero.fetches import trace_fetches
 from perfmodel.training.sharded.zero.memory import zero_memory
 from perfmodel.training.sharded.zero.options import ZeroOptions

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.sections.training import MeasuredStep
-from perfmodel.studies.run.resolve.host_overhead import host_work
+from perfmodel.studies.run.resolve.host_overhead import NO_HOST_MEMORY, HostMemory, host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
 from perfmodel.studies.run.result import Memory
@@ -24,6 +24,7 @@ from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import CollectiveTime, StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
+from perfmodel.workload.memory import optimizer_bytes
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times, step_s
@@ -52,7 +53,8 @@ class TrainingJob:
         """What the strategy is called with."""
         if self.chosen is not None:
             return self.chosen
-        return self.strategy.options(self.scenario.strategy)
+        with relocated_errors(self.scenario, "strategy"):
+            return self.strategy.options(self.scenario.strategy)
 
     @property
     def ddp_options(self) -> DdpOptions:
@@ -174,6 +176,7 @@ def plan_step(
     sockets: Sockets | None = None,
     ranks_per_host: int = 1,
     collective_s: CollectiveTime | None = None,
+    memory: HostMemory = NO_HOST_MEMORY,
 ) -> StepPlan:
     """One step of the strategy at one size; layers merged into fewer tasks, or each its own.
 
@@ -183,6 +186,7 @@ def plan_step(
     `sockets`: what processes on CPUs share on this machine.
     `ranks_per_host`: GPUs of each host that the job has.
     `collective_s`: time of collectives of all its ranks alone.
+    `memory`: rates of the memory of the hosts.
     """
     options, faster = job.options, what_if_of(job.scenario).compute
     slowest = slow_device(layer_times_, slowest_factor(ranks, gpu_spread(job)))
@@ -207,10 +211,19 @@ def plan_step(
         cast_Bps=None if host.cast_Bps is None else host.cast_Bps * faster,
         core=host.core,
         ranks_per_host=min(ranks_per_host, ranks),
+        host_link_Bps=memory.link_Bps,
+        host_optimizer_s=_host_optimizer_s(job, memory) / faster,
     )
     if collective_s is not None:
         request = replace(request, collective_s=collective_s)
-    return job.strategy.plan(request, options)
+    with relocated_errors(job.scenario, "strategy"):
+        return job.strategy.plan(request, options)
+
+
+def _host_optimizer_s(job: TrainingJob, memory: HostMemory) -> float:
+    """Time of the optimizer on CPUs, which goes from tensor to tensor (PyTorch's default there)."""
+    moved = optimizer_bytes(job.workload, job.scenario.compute.optimizer, "for-loop")
+    return moved / memory.memory_Bps
 
 
 def assign_buckets(job: TrainingJob) -> tuple[Bucket, ...]:

@@ -17,6 +17,7 @@ from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.events import resolve_events
+from perfmodel.studies.run.resolve.host_overhead import host_memory
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated_errors
 from perfmodel.studies.run.resolve.placement import (
@@ -139,6 +140,7 @@ class SizedJob:
                 collective_s=partial(
                     collective_s, self.ensemble.likely, self.allocation.own, self._alone
                 ),
+                memory=host_memory(self.ensemble.likely),
             )  # fmt: skip
             self._plans[key] = place_plan(step, self.allocation.own)
         return self._plans[key]
