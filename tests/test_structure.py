@@ -17,6 +17,7 @@ LARGE_FOLDERS = {
     ".": "one folder per layer, and the modules below all of them",
     "cli": "one file per command",
     "collectives/algorithms": "one file per family of algorithms",
+    "scenario/sections/strategies": "one file per strategy",
 }
 """Folders with more entries, and why."""
 
@@ -45,9 +46,9 @@ REPEATED_STEMS = {
     "strategy": LAYERS + "; a row of the table",
     "options": ROLES + ": what a strategy or the CLI is called with",
     "data_parallel": LAYERS,
-    "fsdp": LAYERS,
     "horovod": LAYERS,
     "priority": LAYERS,
+    "passes": "forward and backward of each sharded strategy",
     "step_plan": "the type, and the function of each strategy that makes one",
     "nvls": "the algorithm, and how NCCL lays it on links",
     "collnet": "the algorithm, and how NCCL lays it on links",
@@ -77,6 +78,8 @@ SMALL_MODULES = {
     "studies/sweep/export": "CSV and Parquet, as in the other studies",
     "report/validation/residuals": "a figure with the heavy import of its own",
     "validate/predict/baselines": "the rivals' formulas, apart from our own",
+    "studies/tune/horovod": "one question, which a reader looks for by name",
+    "studies/tune/settings/grid_search": "the search, apart from what is simulated",
     "validate/trainings/rows/errata": "one question, which a reader looks for by name",
     "validate/trainings/rows/software": "one question, which a reader looks for by name",
 }

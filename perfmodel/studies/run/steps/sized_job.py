@@ -34,9 +34,9 @@ from perfmodel.studies.run.resolve.training_job import (
     price_layers,
 )
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
-from perfmodel.studies.run.steps.collective_times import collective_s
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
+from perfmodel.studies.run.uncontended_times import collective_s
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory.use import StepOptions
 from perfmodel.training.plan.step_plan import Collective, StepPlan

@@ -68,11 +68,11 @@ _STRATEGIES = {
 def _own_words(section: FsdpStrategy) -> tuple[str, ...]:
     """Arguments of the constructor, for each module that is a unit."""
     if section.version == 2:
-        words = [f"fully_shard(module, reshard_after_forward={section.reshard_after_forward})"]
+        lines = [f"fully_shard(module, reshard_after_forward={section.reshard_after_forward})"]
         if section.forward_prefetch:
             units = int(section.forward_prefetch)
-            words.append(f"module.set_modules_to_forward_prefetch(next_modules[:{units}])")
-        return tuple(words)
+            lines.append(f"module.set_modules_to_forward_prefetch(next_modules[:{units}])")
+        return tuple(lines)
     copies = section.shard_gpus is not None
     prefetch = (
         "None"

@@ -63,8 +63,8 @@ def settings_table(tuned: SettingsTuning) -> Table:
     named = [("defaults", tuned.default), ("the scenario's own", tuned.requested)]
     if tuned.best is not None and not tuned.keep:
         named.append((f"best: {_listed(tuned.best)}", tuned.best))
-    shown = [dict(trial.values) for _, trial in named if trial is not None]
-    others = [trial for trial in tuned.trials if dict(trial.values) not in shown]
+    listed = [dict(trial.values) for _, trial in named if trial is not None]
+    others = [trial for trial in tuned.trials if dict(trial.values) not in listed]
     named += [(_listed(trial), trial) for trial in others[:MOST_ROWS]]
     rows = [_row(tuned, name, trial) for name, trial in named if trial is not None]
     return Table(("settings", ">step", ">exposed", ">to defaults", ">memory"), rows, ruled=False)
@@ -88,18 +88,16 @@ def yaml_snippet(tuned: SettingsTuning) -> str:
 def _notes(tuned: SettingsTuning) -> list[str]:
     """What was tried, and what the answer rests on."""
     count = len(tuned.trials)
-    tried = (
+    search = (
         f"{count} choices of {', '.join(tuned.fields)} were tried: a coarse grid, then between the "
         "values next to the best. The defaults are among them; what saves less than 1 % is no "
         "reason to leave them."
     )
-    notes = [tried]
+    notes = [search]
     if tuned.too_large:
-        notes.append(
-            f"{tuned.too_large} of them do not fit the memory of a GPU and are not recommended."
-        )
+        notes.append(f"Too large for the memory of a GPU, and not recommended: {tuned.too_large}.")
     if tuned.refused:
-        notes.append(f"{tuned.refused} combinations do not hold together.")
+        notes.append(f"Combinations that do not hold together: {tuned.refused}.")
     return [*notes, *tuned.assumptions]
 
 
