@@ -16,8 +16,8 @@ MOST_ENTRIES = 9
 LARGE_FOLDERS = {
     ".": "one folder per layer, and the modules below all of them",
     "cli": "one file per command",
-    "collectives/algorithms": "one file per family of algorithms",
     "scenario/sections/strategies": "one file per strategy",
+    "collectives/algorithms": "one file per family of algorithms",
 }
 """Folders with more entries, and why."""
 
@@ -40,15 +40,16 @@ REPEATED_STEMS = {
     "worker": ROLES + ": what a started process does",
     "network": "the network at each level of detail, and what they share",
     "machine": LAYERS,
-    "memory": "bytes per GPU: of the model, and of the strategy",
+    "memory": ROLES + ": bytes per GPU of a strategy",
     "events": LAYERS,
     "what_if": LAYERS,
     "strategy": LAYERS + "; a row of the table",
     "options": ROLES + ": what a strategy or the CLI is called with",
     "data_parallel": LAYERS,
+    "parameter_server": LAYERS + "; and the collective of the same name",
     "horovod": LAYERS,
     "priority": LAYERS,
-    "passes": "forward and backward of each sharded strategy",
+    "settings": "what a library, or a strategy, is set to; and its tables",
     "step_plan": "the type, and the function of each strategy that makes one",
     "nvls": "the algorithm, and how NCCL lays it on links",
     "collnet": "the algorithm, and how NCCL lays it on links",
@@ -77,9 +78,11 @@ SMALL_MODULES = {
     "report/comparison/page": "the page of a product, as in the others",
     "studies/sweep/export": "CSV and Parquet, as in the other studies",
     "report/validation/residuals": "a figure with the heavy import of its own",
-    "validate/predict/baselines": "the rivals' formulas, apart from our own",
+    "studies/tune/settings/grid_search": "the search, apart from what is searched",
     "studies/tune/horovod": "one question, which a reader looks for by name",
-    "studies/tune/settings/grid_search": "the search, apart from what is simulated",
+    "studies/run/steps/bottlenecks/hot_spot": "one question, which a reader looks for by name",
+    "simulate/flow/link_shares": "rates of flows, apart from the events that change them",
+    "validate/predict/baselines": "the rivals' formulas, apart from our own",
     "validate/trainings/rows/errata": "one question, which a reader looks for by name",
     "validate/trainings/rows/software": "one question, which a reader looks for by name",
 }

@@ -98,7 +98,7 @@ def _tune_settings(
     question: Scenario, profile: str | None, output: Path | None, *, json: bool
 ) -> None:
     """Tune the settings of a strategy without buckets."""
-    from perfmodel.report.tuning import strategy_settings as settings
+    from perfmodel.report.tuning import settings
     from perfmodel.studies.tune.settings.run import tune_settings
 
     if output is not None:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfmodel.errors import InputError
+from perfmodel.topology.model import Gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
+from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Op, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
@@ -74,9 +76,12 @@ class StepRequest:
         GPUs of the host copy. None: there is no way.
     `host_optimizer_s`: time of the optimizer on the host's CPUs, of all parameters, while those of
         the host's other ranks run; seconds.
+    `nodes`: hosts that the ranks are on, equally many on each.
+    `optimizer`: "sgd", "sgd-momentum", "adam", "adamw"; for those that do not run it in `times`.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
     `ranks_per_host`: GPUs of each host that the job has.
     `collective_s`: time of collectives alone, for strategies whose choices depend on it.
+    `gpu`: for matrix products of hooks; by default memory alone bounds them.
     Raises `InputError`: ranks or batch below 1.
     """
 
@@ -99,6 +104,9 @@ class StepRequest:
     ready_order: Sequence[int] | None = None
     ranks_per_host: int = 1
     collective_s: CollectiveTime = _instant
+    nodes: int = 1
+    optimizer: str = "sgd-momentum"
+    gpu: Gpu | None = None
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)
@@ -127,7 +135,8 @@ class Strategy:
 
     `name`: for people.
     `options`: from the section of the scenario to options of the strategy.
-    `plan`: one training step.
+    `plan`: one training step, which all ranks share. None: they share none, see `loops`.
+    `loops`: workers and servers that loop on their own.
     `memory`: bytes on the fullest GPU.
     `buckets`: gradient buckets of the steady state in launch order. None: the strategy has none, so
         that there are no bucket caps to tune.
@@ -135,17 +144,20 @@ class Strategy:
     `assumptions`: of its plan, as sentences.
     `settings`: what can be tuned, from the model and the section; None: nothing beside buckets.
     `own_words`: how a section is said to the library: arguments, environment variables, JSON.
+    `remarks`: what its options leave out of a step, as sentences.
     """
 
     name: str
     options: Callable[[Any], StepOptions]
-    plan: Callable[[StepRequest, Any], StepPlan]
+    plan: Callable[[StepRequest, Any], StepPlan] | None
     memory: Callable[[Setup], MemoryUse]
     buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
     held_dtype: Callable[[Any], str | None] = lambda _options: None
     assumptions: tuple[str, ...] = ()
+    loops: Callable[[StepRequest, Any], LoopPlan] | None = None
     settings: Callable[[Workload, Any], tuple[Setting, ...]] | None = None
     own_words: Callable[[Any], tuple[str, ...]] | None = None
+    remarks: Callable[[Any], tuple[str, ...]] = lambda _options: ()
 
     @property
     def has_buckets(self) -> bool:

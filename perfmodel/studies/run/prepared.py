@@ -14,7 +14,7 @@ from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob
-from perfmodel.studies.run.steps.metrics import mean, parts_of_steps
+from perfmodel.studies.run.steps.metrics.step_parts import mean, parts_of_steps
 from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import ParameterTensor, Workload
 
 ROOT = "root"
@@ -30,25 +31,6 @@ class ShardUnit:
     name: str
     tensors: tuple[int, ...]
     is_root: bool = False
-
-
-def block_of(name: str) -> str | None:
-    """Name of the repeated block that a tensor or layer stands in; None outside of any.
-
-    That is its path up to the last of its first run of numbers.
-
-    Examples
-    --------
-    >>> block_of("model.layers.3.mlp.up_proj.weight")
-    'model.layers.3'
-    >>> block_of("layer1.0.conv1.weight")
-    'layer1.0'
-    >>> block_of("lm_head.weight") is None
-    True
-    """
-    parts = name.split(".")
-    at = next((place for place, part in enumerate(parts) if part.isdecimal()), None)
-    return None if at is None else ".".join(parts[: at + 1])
 
 
 def wrap_units(

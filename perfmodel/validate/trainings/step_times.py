@@ -17,8 +17,8 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.machine import bound_machines
 from perfmodel.studies.run.result import Uncertainty
+from perfmodel.studies.run.steps.alone_times import collective_s
 from perfmodel.studies.run.uncertainty import chance_of_gpus
-from perfmodel.studies.run.uncontended_times import collective_s
 from perfmodel.topology.from_text.describe import find_host
 from perfmodel.topology.from_text.match_template import HostText
 from perfmodel.topology.model import Gpu, Topology
@@ -30,7 +30,7 @@ from perfmodel.validate.sweeps.match import Allocation, build_cluster
 from perfmodel.validate.trainings.rows.model_names import build_named, is_convolutional
 from perfmodel.validate.trainings.rows.parse import TrainingRow
 from perfmodel.workload.compute_spread import Factors, overlap_slowdowns, slowest_factor, spread_of
-from perfmodel.workload.memory import OptimizerKernels
+from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, scale_times, slow_device
 from perfmodel.workload.roofline import layer_times, step_s
 

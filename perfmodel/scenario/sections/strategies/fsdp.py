@@ -91,3 +91,12 @@ class FsdpStrategy(FileModel):
     separate_reduce: Switch = Field(
         default=False, description="reductions have a communicator of their own (version 2)"
     )
+
+    @property
+    def regathers_recomputed(self) -> bool:
+        """Whether a recomputed block is gathered once more than it is without recomputation.
+
+        That is so where FullyShardedDataParallel wraps parts of the block; `fully_shard` keeps
+        what forward in backward gathers.
+        """
+        return self.version == 1 and self.wrap == "layer"

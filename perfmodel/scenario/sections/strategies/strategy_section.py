@@ -11,7 +11,9 @@ from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStr
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
 from perfmodel.scenario.sections.strategies.horovod import HorovodStrategy
+from perfmodel.scenario.sections.strategies.local_sgd import LocalSgdStrategy
 from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
+from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
 from perfmodel.scenario.sections.strategies.priority import PriorityStrategy
 from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
 from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundancyStrategy
@@ -25,12 +27,14 @@ StrategySection = Annotated[
     Annotated[
         DdpStrategy
         | DataParallelStrategy
+        | ParameterServerStrategy
         | FsdpStrategy
+        | HorovodStrategy
+        | PriorityStrategy
         | ZeroStrategy
         | MegatronStrategy
         | ZeroRedundancyStrategy
-        | HorovodStrategy
-        | PriorityStrategy,
+        | LocalSgdStrategy,
         Field(discriminator="kind"),
     ],
     BeforeValidator(_ddp_unless_named),

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from perfmodel.training.sharded.shard_units import ROOT, ShardUnit, block_of, innermost
+from perfmodel.training.sharded.shard_units import ROOT, ShardUnit, innermost
+from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Layer, Workload
 
 

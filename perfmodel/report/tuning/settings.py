@@ -88,12 +88,12 @@ def yaml_snippet(tuned: SettingsTuning) -> str:
 def _notes(tuned: SettingsTuning) -> list[str]:
     """What was tried, and what the answer rests on."""
     count = len(tuned.trials)
-    search = (
+    count_text = (
         f"{count} choices of {', '.join(tuned.fields)} were tried: a coarse grid, then between the "
         "values next to the best. The defaults are among them; what saves less than 1 % is no "
         "reason to leave them."
     )
-    notes = [search]
+    notes = [count_text]
     if tuned.too_large:
         notes.append(f"Too large for the memory of a GPU, and not recommended: {tuned.too_large}.")
     if tuned.refused:
