@@ -95,11 +95,9 @@ def _notes(tuned: SettingsTuning) -> list[str]:
     )
     notes = [count_text]
     if tuned.too_large:
-        notes.append(
-            f"{tuned.too_large} of them do not fit the memory of a GPU and are not recommended."
-        )
+        notes.append(f"Too large for the memory of a GPU, and not recommended: {tuned.too_large}.")
     if tuned.refused:
-        notes.append(f"{tuned.refused} combinations do not hold together.")
+        notes.append(f"Combinations that do not hold together: {tuned.refused}.")
     return [*notes, *tuned.assumptions]
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario
+from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.studies.run.prepared import PreparedSize, prepare
 from perfmodel.studies.tune.model import Fusion, Horovod
 from perfmodel.studies.tune.objective.evaluator import SAME
@@ -43,7 +44,7 @@ def _section(scenario: Scenario) -> dict[str, Any]:
     """The same training under Horovod; its compression has fp16 alone."""
     strategy = scenario.strategy
     section: dict[str, Any] = {"kind": "horovod", "accumulate": strategy.accumulate}
-    if getattr(strategy, "hook", "none") == "fp16":
+    if isinstance(strategy, DdpStrategy) and strategy.hook.kind == "fp16":
         section["compression"] = "fp16"
     return section
 

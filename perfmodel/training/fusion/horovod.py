@@ -39,6 +39,7 @@ from perfmodel.training.plan.forward_backward import (
 )
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.model import ITEM_BYTES
 
 RANKS = "ranks"
 GROUP, HOSTS, ACROSS = "data parallel", "hosts", "across hosts"
@@ -192,7 +193,9 @@ def _add_reduction(reducing: _Reducing, members: tuple[int, ...], agreed: int) -
             f"copy in buffer {number}", "copy", copied_s, RANKS, after=waits, stream=BUFFER.name,
             **marks,
         )  # fmt: skip
-    end = _add_all_reduce(reducing, number, nbytes, (end,) if end >= 0 else tuple(waits), marks)
+    marks_of_data = marks | {"dtype": reducing.rules.dtypes[members[0]]}
+    waits_of_data = (end,) if end >= 0 else tuple(waits)
+    end = _add_all_reduce(reducing, number, nbytes, waits_of_data, marks_of_data)
     if copied_s > 0:
         end = tasks.compute(
             f"copy out buffer {number}", "copy", copied_s, RANKS, after=(end,), stream=BUFFER.name,
@@ -210,7 +213,9 @@ def _add_all_reduce(
             f"all-reduce {name}", "all_reduce", nbytes, RANKS, communicator=GROUP, key=name,
             after=after, **marks,
         )  # fmt: skip
-    share = -(-nbytes // step.request.ranks_per_host)
+    item = ITEM_BYTES[marks["dtype"]]
+    share = -(-nbytes // (item * step.request.ranks_per_host)) * item
+    nbytes = share * step.request.ranks_per_host  # padded, so that ranks can split it
     scattered = step.tasks.collective(
         f"reduce-scatter {name}", "reduce_scatter", nbytes, RANKS, communicator=HOSTS,
         key=f"{name} reduce-scatter", after=after, **marks,

@@ -96,12 +96,13 @@ def _add_pieces(
     arrived: dict[int, list[int]] = {tensor: [] for tensor in ready}
     for index in send_order(pieces, _piece_s(step.request), options.credit_bytes):
         piece = pieces[index]
-        name = step.request.workload.tensors[piece.tensor].name
+        tensor = step.request.workload.tensors[piece.tensor]
+        name = tensor.name
         arrived[piece.tensor].append(
             step.tasks.collective(
                 f"all-reduce {name}, {piece.part}", "all_reduce", piece.nbytes, RANKS,
                 communicator=GROUP, key=f"{name} {piece.part}", after=(ready[piece.tensor][0],),
-                micro_batch=step.last_micro_batch,
+                micro_batch=step.last_micro_batch, dtype=tensor.dtype,
             )
         )  # fmt: skip
     return arrived

@@ -102,7 +102,7 @@ def priority_settings(*_: object) -> tuple[Setting, ...]:
     pieces = (2e5, 1e6, 4e6, 16e6, 64e6, 256e6)
     return (
         Setting("partition_size", pieces, "bytes"),
-        Setting("credit", (None, *pieces)),
+        Setting("credit", (None, *pieces), "bytes"),
         Setting("order", ("priority", "fifo")),
     )
 

@@ -119,6 +119,7 @@ def test_a_torus_reduces_host_by_host(toy: Workload, times_of: Times) -> None:
     groups = {each.name: [list(group) for group in each.groups] for each in plan.communicators}
     assert groups["hosts"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert groups["across hosts"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert {work.dtype for work in works} == {"fp32"}
     flat = horovod_plan(request(toy, times_of(toy), ranks=4, ranks_per_host=4), options)
     assert reductions(flat) == [15_000_000]  # on one host there is nothing to go across
 

@@ -61,7 +61,9 @@ def _with(choice: Choice, place: int, value: object) -> Choice:
 
 def _refine(setting: Setting, place: int, best: Choice, cost: Cost) -> Choice:
     """Try values halfway to the neighbours of the best one, by ratio, ever nearer."""
-    values = sorted({*setting.values, best[place]})
+    if best[place] is None:
+        return best
+    values = sorted({*setting.values, best[place]} - {None})
     for _ in range(HALVINGS):
         at = values.index(best[place])
         near = [

@@ -41,13 +41,16 @@ def _held_dtype(options: FsdpOptions) -> str | None:
 
 
 def _settings(_: Workload, section: FsdpStrategy) -> tuple[Setting, ...]:
-    """What changes when things are gathered, and not what is computed."""
+    """What is gathered at once, and when: nothing that changes what is computed."""
+    wraps = ("block", "layer", "size", "model")
+    own = () if section.wrap in wraps else (section.wrap,)
     common = (
-        Setting("wrap", ("block", "layer", "model")),
+        Setting("wrap", (*wraps, *own)),
         Setting("reshard_after_forward", (True, False)),
+        Setting("forward_prefetch", (0, 1, 2)),
     )
     if section.version == 2:
-        return common
+        return (*common, Setting("reshard_root", (False, True)))
     return (
         *common,
         Setting("backward_prefetch", ("pre", "post", "none")),
@@ -55,11 +58,42 @@ def _settings(_: Workload, section: FsdpStrategy) -> tuple[Setting, ...]:
     )
 
 
+_STRATEGIES = {
+    (True, False): "FULL_SHARD", (False, False): "SHARD_GRAD_OP", (True, True): "HYBRID_SHARD",
+    (False, True): "_HYBRID_SHARD_ZERO2",
+}  # fmt: skip
+
+
+def _own_words(section: FsdpStrategy) -> tuple[str, ...]:
+    """Arguments of the constructor, for each module that is a unit."""
+    if section.version == 2:
+        lines = [f"fully_shard(module, reshard_after_forward={section.reshard_after_forward})"]
+        if section.forward_prefetch:
+            units = int(section.forward_prefetch)
+            lines.append(f"module.set_modules_to_forward_prefetch(next_modules[:{units}])")
+        return tuple(lines)
+    copies = section.shard_gpus is not None
+    prefetch = (
+        "None"
+        if section.backward_prefetch == "none"
+        else (f"BackwardPrefetch.BACKWARD_{section.backward_prefetch.upper()}")
+    )
+    name = _STRATEGIES[section.reshard_after_forward, copies]
+    arguments = (
+        f"sharding_strategy=ShardingStrategy.{name}",
+        f"backward_prefetch={prefetch}",
+        f"forward_prefetch={bool(section.forward_prefetch)}",
+        f"limit_all_gathers={section.limit_all_gathers}",
+    )
+    return (f"FullyShardedDataParallel(model, {', '.join(arguments)})",)
+
+
 FSDP = Strategy(
     "fully sharded data parallel", _options, fsdp_plan, fsdp_memory, held_dtype=_held_dtype,
-    settings=_settings,
     assumptions=(
         "Gathers and reductions of units follow each other in PyTorch's order on one communicator.",
         "Shard groups are neighbours: a node's GPUs before those of the next one.",
     ),
+    settings=_settings,
+    own_words=_own_words,
 )  # fmt: skip

@@ -13,8 +13,8 @@ from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, 
 from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.step_plan import megatron_step
 from perfmodel.training.sharded.zero.zero_passes import MASTER_BYTES
-from perfmodel.training.strategy import StepRequest, Strategy
-from perfmodel.workload.model import ITEM_BYTES
+from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.workload.model import ITEM_BYTES, Workload
 
 
 def megatron_plan(request: StepRequest, options: MegatronOptions) -> StepPlan:
@@ -75,4 +75,30 @@ def _options(section: MegatronStrategy) -> MegatronOptions:
     )
 
 
-MEGATRON = Strategy("Megatron-Core data parallel", _options, megatron_plan, megatron_memory)
+def _settings(_: Workload, section: MegatronStrategy) -> tuple[Setting, ...]:
+    """What goes on beside backward and forward, and in pieces of which size."""
+    millions = (1, 5, 10, 20, 40, 80, 160, 320)
+    sizes = (None, *(n * 1_000_000 for n in millions))
+    gathers = (False, True) if section.use_distributed_optimizer else (False,)
+    return (
+        Setting("overlap_grad_reduce", (False, True)),
+        Setting("overlap_param_gather", gathers),
+        Setting("bucket_size", sizes, "elements"),
+    )
+
+
+def _own_words(section: MegatronStrategy) -> tuple[str, ...]:
+    """Flags of Megatron-LM."""
+    flags = {
+        "--use-distributed-optimizer": section.use_distributed_optimizer,
+        "--overlap-grad-reduce": section.overlap_grad_reduce,
+        "--overlap-param-gather": section.overlap_param_gather,
+        f"--ddp-bucket-size {section.bucket_size}": section.bucket_size is not None,
+    }
+    return tuple(flag for flag, is_set in flags.items() if is_set)
+
+
+MEGATRON = Strategy(
+    "Megatron-Core data parallel", _options, megatron_plan, megatron_memory, settings=_settings,
+    own_words=_own_words,
+)  # fmt: skip

@@ -17,7 +17,7 @@ from perfmodel.training.ddp.strategy import ddp_memory, ddp_options
 from perfmodel.training.memory.use import MemoryUse, Setup
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
-from perfmodel.training.strategy import StepRequest, Strategy
+from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ParameterTensor
 
 
@@ -144,7 +144,17 @@ def _options(section: ZeroRedundancyStrategy) -> ZeroRedundancyOptions:
     return ZeroRedundancyOptions(ddp_options(section.ddp), section.parameters_as_bucket_view)
 
 
+def _settings(*_: object) -> tuple[Setting, ...]:
+    """The optimizer's own; bucket caps are tuned with ``kind: ddp``."""
+    return (Setting("parameters_as_bucket_view", (False, True)),)
+
+
+def _own_words(section: ZeroRedundancyStrategy) -> tuple[str, ...]:
+    views = section.parameters_as_bucket_view
+    return (f"ZeroRedundancyOptimizer(parameters, parameters_as_bucket_view={views}, ...)",)
+
+
 ZERO_REDUNDANCY = Strategy(
     "DistributedDataParallel with ZeroRedundancyOptimizer", _options, zero_redundancy_plan,
-    zero_redundancy_memory,
+    zero_redundancy_memory, settings=_settings, own_words=_own_words,
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
 from perfmodel.training.ddp.options import DdpOptions
@@ -11,7 +13,8 @@ from perfmodel.training.sharded.zero.memory import zero_memory
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.sharded_parameters import sharded_parameters_plan
 from perfmodel.training.sharded.zero.sharded_states import sharded_states_plan
-from perfmodel.training.strategy import StepRequest, Strategy
+from perfmodel.training.strategy import Setting, StepRequest, Strategy
+from perfmodel.workload.model import Workload
 
 
 def zero_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
@@ -51,9 +54,35 @@ def _options(section: ZeroStrategy) -> ZeroOptions:
     )
 
 
+def _settings(_: Workload, section: ZeroStrategy) -> tuple[Setting, ...]:
+    """Sizes of what is reduced and gathered at once, and what goes on beside backward."""
+    millions = (10, 50, 100, 200, 500, 1000)
+    common = (
+        Setting("reduce_bucket_size", tuple(n * 1_000_000 for n in millions), "elements"),
+        Setting("overlap_comm", (None, False, True)),
+    )
+    if section.stage < 3:
+        return (*common, Setting("round_robin_gradients", (False, True)))
+    prefetched = (0, *(n * 1_000_000 for n in (1, 10, 50, 200, 1000)))
+    return (
+        *common,
+        Setting("stage3_prefetch_bucket_size", prefetched, "elements"),
+        Setting("stage3_param_persistence_threshold", (0, 10_000, 100_000, 1_000_000), "elements"),
+        Setting("stage3_max_live_parameters", (100_000_000, 1_000_000_000, 3_000_000_000)),
+    )
+
+
+def _own_words(section: ZeroStrategy) -> tuple[str, ...]:
+    """DeepSpeed's configuration."""
+    values = section.model_dump(exclude_unset=True, exclude={"kind", "accumulate"})
+    return (json.dumps({"zero_optimization": {"stage": section.stage, **values}}),)
+
+
 ZERO = Strategy(
     "ZeRO (DeepSpeed)", _options, zero_plan, zero_memory,
     assumptions=(
         "ZeRO follows DeepSpeed 0.19 with PyTorch 1.13 or later, in steps whose trace is complete",
     ),
+    settings=_settings,
+    own_words=_own_words,
 )  # fmt: skip
