@@ -220,6 +220,7 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
         "gpu_spread": None,
         "measured_step": None,
         "optimizer_kernels": "foreach",
+        "recompute": "none",
     },
     "strategy": {
         "batched_grad_copy": False,

@@ -69,7 +69,16 @@ class Layer:
     weight_elements : float
         Parameter elements read once per pass, whatever the batch.
     saved_elements : float
-        Activation elements kept for backward, per sample.
+        Activation elements kept for backward at the precision of the compute, per sample.
+    stream_elements : float
+        Those kept as they flow between a transformer's blocks: in fp32 under autocast.
+    copied_elements : float
+        Those of an input that other layers keep too, and of which autocast makes each its copy.
+    saved_bytes : float
+        Bytes kept whatever the precision, per sample: masks, indices, sums and losses in fp32.
+    score_dropout, wide_scores, capped_scores : bool
+        Where attention is not fused: whether scores are dropped out after their softmax, whether
+        that is in fp32 in any precision, and whether they pass a tanh before it.
     kernels : int
         Kernels launched by forward.
     kind : {"linear", "conv", "attention"}
@@ -111,6 +120,12 @@ class Layer:
     wide_bytes: float = 0.0
     fused_bytes: float | None = None
     fused_kernels: int = 1
+    stream_elements: float = 0.0
+    copied_elements: float = 0.0
+    saved_bytes: float = 0.0
+    score_dropout: bool = True
+    wide_scores: bool = False
+    capped_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +233,8 @@ class LayerTimes:
         once as one byte copied (so half of the memory's traffic rate).
     activation_bytes : float
         Activations kept for backward, whole micro-batch; bytes.
+    matrix_forward_s : ndarray of float, shape (layers,), optional
+        Part of `forward_s` that matrix kernels take; None where it is not known.
     source : str
         "roofline on <gpu>" or the file that the times come from.
     spread : tuple of float
@@ -236,6 +253,7 @@ class LayerTimes:
     activation_bytes: float
     source: str
     spread: tuple[float, float] = (1.0, 1.0)
+    matrix_forward_s: NDArray[np.float64] | None = None
 
 
 def scale_times(times: LayerTimes, by: float, source: str | None = None) -> LayerTimes:
@@ -251,6 +269,7 @@ def scale_times(times: LayerTimes, by: float, source: str | None = None) -> Laye
         optimizer_s=times.optimizer_s * by,
         copy_Bps=times.copy_Bps / by,
         source=times.source if source is None else source,
+        matrix_forward_s=_scaled(times.matrix_forward_s, by),
     )
 
 
@@ -263,4 +282,9 @@ def slow_device(times: LayerTimes, by: float) -> LayerTimes:
         forward_s=times.forward_s * by,
         backward_s=times.backward_s * by,
         optimizer_s=times.optimizer_s * by,
+        matrix_forward_s=_scaled(times.matrix_forward_s, by),
     )
+
+
+def _scaled(times_s: NDArray[np.float64] | None, by: float) -> NDArray[np.float64] | None:
+    return None if times_s is None else times_s * by

@@ -89,14 +89,20 @@ CONTEXTS = {
         "strategy: {kind: data_parallel}\ncluster: {node: v100-x8-25g, gpus_per_node: 2}",
         "strategy. model. compute.", {
         "compute.fused_attention": NO_ATTENTION, "compute.channels_last": NO_CONVOLUTION}, USUAL),
+    "horovod": Context("strategy: {kind: horovod}", "strategy."),
+    "priority": Context("strategy: {kind: priority}", "strategy."),
+    "parameter server": Context(
+        "strategy: {kind: parameter_server, mode: bounded, staleness: 1, servers: 2}\n"
+        "cluster: {node: v100-x8-25g, nodes: 2, gpus_per_node: 2, fabric: one-switch}",
+        "strategy."),
     "accumulating": Context("strategy: {kind: ddp, accumulate: 2}", "strategy."),
     **{f"hook {fields.partition(',')[0]}": Context(
         f"strategy: {{kind: ddp, hook: {{kind: {fields}}}}}", "strategy.hook.",
         {"strategy.hook.batch_tensors_with_same_shape": "no two tensors are alike here"}
         if fields.startswith("powersgd") else {})
         for fields in (
-            "powersgd, rank: 2, start_iteration: 0, use_error_feedback: false, warm_start: false, "
-            "min_compression_rate: 20.0",
+            "powersgd, start_iteration: 0, use_error_feedback: false, warm_start: false, rank: 2, "
+            + "min_compression_rate: 20.0",
             "topk, ratio: 0.1", "onebit, use_error_feedback: true",
             "quantization_perchannel, bucket_size: 4096")},
     "uneven inputs": Context("strategy: {kind: ddp, join: true}", "strategy."),

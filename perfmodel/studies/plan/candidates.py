@@ -24,7 +24,7 @@ from perfmodel.studies.sweep import Answer, Variant, run_sweep
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.memory import optimizer_state_bytes
+from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.model import Workload
 
 if TYPE_CHECKING:

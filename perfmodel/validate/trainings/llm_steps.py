@@ -23,7 +23,7 @@ from perfmodel.validate.sweeps.match import one_line
 from perfmodel.validate.trainings.model import Case, Dataset, TrainingRun
 from perfmodel.validate.trainings.series import ONE_GPU
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.memory import OptimizerKernels
+from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 from perfmodel.workload.roofline import layer_times, step_s
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape

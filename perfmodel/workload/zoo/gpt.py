@@ -11,10 +11,12 @@ from perfmodel.workload.zoo.layers import (
     DROPOUT_PASSES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
+    INDEX_BYTES,
     JOIN_PASSES,
     LOSS_PASSES,
-    MASK_ELEMENTS,
+    MASK_BYTES,
     NORM_PASSES,
+    WIDE_BYTES,
     Parameter,
     assemble,
     linear,
@@ -86,7 +88,8 @@ def gpt(
         embedding(
             "embeddings", tables, ("wpe.weight", "wte.weight"), vector_elements=gathered,
             fused_elements=float(JOIN_PASSES * s * h),
-            saved_elements=dropout * MASK_ELEMENTS * s * h, kernels=3 + dropout,
+            saved_bytes=float(2 * INDEX_BYTES * s + dropout * MASK_BYTES * s * h),
+            kernels=3 + dropout,
         )
     ]  # fmt: skip
     block = BlockShape(s, h, shape.heads, 4 * h, causal=True, dropout=dropout)
@@ -99,7 +102,8 @@ def gpt(
             norm_elements=NORM_PASSES * s * h, vector_elements=LOSS_PASSES * s * vocabulary,
             wide_elements=float(LOSS_PASSES * s * vocabulary),
             fused_elements=FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * s * vocabulary,
-            saved_elements=float(2 * s * h + s * vocabulary), kernels=5,
+            saved_elements=float(s * h), stream_elements=float(s * h),
+            saved_bytes=float(WIDE_BYTES * s * vocabulary), kernels=5,
         )
     )  # fmt: skip
     return assemble(

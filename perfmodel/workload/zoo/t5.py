@@ -13,9 +13,11 @@ from perfmodel.workload.zoo.layers import (
     ELEMENT_BYTES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
+    INDEX_BYTES,
     JOIN_PASSES,
     LOSS_PASSES,
-    MASK_ELEMENTS,
+    MASK_BYTES,
+    WIDE_BYTES,
     Module,
     Parameter,
     assemble,
@@ -31,6 +33,9 @@ VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512
 CORRUPTED, SPAN = 0.15, 3
 """Share of tokens that pre-training replaces, and how many stand side by side (Raffel et al. 2019,
 arXiv 1910.10683, section 3.1.4)."""
+GELU_SAVED = 4
+"""Elements that v1.1's GELU keeps, in single operations: its input, half of it, tanh, tanh plus 1
+(``NewGELUActivation``); one in a kernel of its own."""
 SOURCE = "Hugging Face T5ForConditionalGeneration; Raffel et al. 2019, arXiv 1910.10683"
 NOTE = "The table of relative positions is looked up, and added to scores, in no time of its own."
 
@@ -134,7 +139,7 @@ def _embedding(stack: str, table: tuple[Parameter, ...], tokens: int, shape: T5S
         f"{stack}.embed_tokens", table, names(table),
         vector_elements=(ACTIVATION_PASSES + DROPOUT_PASSES) * elements,
         fused_elements=float(ACTIVATION_PASSES * elements),
-        saved_elements=MASK_ELEMENTS * elements, kernels=2,
+        saved_bytes=float(INDEX_BYTES * tokens + MASK_BYTES * elements), kernels=2,
     )  # fmt: skip
 
 
@@ -146,7 +151,8 @@ def _final_norm(stack: str, tokens: int, width: int) -> Module:
         f"{stack}.final_layer_norm", parameters, names(parameters),
         vector_elements=normed + dropped,
         fused_elements=float((FUSED_NORM_PASSES + ACTIVATION_PASSES) * tokens * width),
-        saved_elements=(2 + MASK_ELEMENTS) * tokens * width, kernels=RMS_NORM_KERNELS + 1,
+        stream_elements=float(tokens * width),
+        saved_bytes=float((WIDE_BYTES + MASK_BYTES) * tokens * width), kernels=RMS_NORM_KERNELS + 1,
     )  # fmt: skip
     layer = replace(
         part.layer, weight_elements=0.0, norm_bytes=float(ELEMENT_BYTES * normed), wide_norm=True
@@ -164,7 +170,8 @@ def _head(targets: int, shape: T5Shape) -> Module:
         vector_elements=float(LOSS_PASSES * logits + scaled),
         wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),
-        saved_elements=float(targets * h + logits), kernels=4 + (not shape.gated),
+        saved_elements=float(targets * h), saved_bytes=float(WIDE_BYTES * logits),
+        kernels=4 + (not shape.gated),
     )  # fmt: skip
 
 
@@ -184,7 +191,8 @@ def _stack(stack: str, tokens: int, source: int | None, shape: T5Shape) -> list[
 
 def _mapped(
     name: str, tokens: int, inputs: int, outputs: int, *, norm: str = "", added: bool = False,
-    elements: float = 0.0, fused: float = 0.0, saved: float = 0.0, kernels: int = 0,
+    elements: float = 0.0, fused: float = 0.0, saved: float = 0.0, dropped: float = 0.0,
+    shared: bool = False, kernels: int = 0,
 ) -> Module:  # fmt: skip
     """Map, after a norm or before dropout and addition; the rest as a caller states."""
     own = weight_and_bias(name, outputs, inputs, bias=False)
@@ -195,7 +203,9 @@ def _mapped(
         vector_elements=elements + (DROPOUT_PASSES + ADD_PASSES) * tail,
         norm_elements=float(RMS_NORM_PASSES * normed), wide_norm=True,
         fused_elements=float(fused + FUSED_NORM_PASSES * normed + JOIN_PASSES * tail),
-        saved_elements=saved + 2.0 * normed + MASK_ELEMENTS * tail,
+        saved_elements=float(saved + normed), stream_elements=float(normed),
+        copied_elements=float(shared * tokens * inputs),
+        saved_bytes=float(WIDE_BYTES * normed + MASK_BYTES * (tail + dropped)),
         kernels=1 + kernels + RMS_NORM_KERNELS * bool(norm) + 2 * added,
     )  # fmt: skip
 
@@ -213,8 +223,8 @@ def _attention(
         attended = replace(attended, parameters=table, ready=names(table))
     return [
         _mapped(f"{name}.q", tokens, h, inner, norm=f"{prefix}.layer_norm"),
-        _mapped(f"{name}.k", keys, h, inner),
-        _mapped(f"{name}.v", keys, h, inner),
+        _mapped(f"{name}.k", keys, h, inner, shared=True),
+        _mapped(f"{name}.v", keys, h, inner, shared=True),
         attended,
         _mapped(f"{name}.o", tokens, inner, h, added=True),
     ]
@@ -228,11 +238,11 @@ def _feed_forward(prefix: str, tokens: int, shape: T5Shape) -> list[Module]:
     narrow = _mapped(
         f"{name}.wo", tokens, wide, h, added=True, elements=(passes + DROPOUT_PASSES) * inside,
         fused=float((JOIN_PASSES if shape.gated else ACTIVATION_PASSES) * inside),
-        saved=(4.0 if shape.gated else 2.0) * inside + MASK_ELEMENTS * inside,
+        saved=(GELU_SAVED + 3.0 if shape.gated else 2.0) * inside, dropped=inside,
         kernels=2 + shape.gated,
     )  # fmt: skip
     norm = f"{prefix}.layer_norm"
     if not shape.gated:
         return [_mapped(f"{name}.wi", tokens, h, wide, norm=norm), narrow]
     gate = _mapped(f"{name}.wi_0", tokens, h, wide, norm=norm)
-    return [gate, _mapped(f"{name}.wi_1", tokens, h, wide), narrow]
+    return [gate, _mapped(f"{name}.wi_1", tokens, h, wide, shared=True), narrow]

@@ -8,6 +8,8 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.workload import build_model, zoo_names
 from perfmodel.workload.zoo.bert import bert
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.llama import llama
 from perfmodel.workload.zoo.t5 import target_tokens
 
 # Parameters, tensors, and the start of the SHA-256 of "name:64x3x7x7" lines in registration order.
@@ -243,18 +245,20 @@ def test_work_of_decoders_is_two_per_parameter_and_token_plus_attention(name):
 
 def test_activations_of_a_gpt3_layer():
     # Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1: 34 s b h bytes in half precision
-    # and 5 a s^2 b for the scores. Masks are a quarter of an element here, which is half of their
-    # byte in half precision
+    # and 5 a s^2 b for the scores, whose row sums a fused kernel keeps instead
     layers = [layer for layer in build_model("gpt3-175b").layers if layer.name.startswith("h.0.")]
     s, h, heads = 2048, 12288, 96
-    assert 2 * sum(layer.saved_elements for layer in layers) == pytest.approx(34 * s * h, rel=0.04)
+    elements = sum(layer.saved_elements + layer.stream_elements for layer in layers)
+    others = sum(layer.saved_bytes for layer in layers)
+    assert 2 * elements + others == pytest.approx(34 * s * h, rel=1e-3)
     assert sum(layer.score_elements for layer in layers) == heads * s**2
 
 
 def test_activations_of_a_language_model_head():
     # kept: input of the last norm, input of the head, log-softmax of the logits
     head = build_model("gpt2", sequence_length=10).layers[-1]
-    assert head.saved_elements == 10 * (768 + 768 + 50257)
+    assert (head.stream_elements, head.saved_elements) == (10 * 768, 10 * 768)
+    assert head.saved_bytes == 10 * 4 * 50257
 
 
 def test_activations_of_resnet50():
@@ -327,3 +331,18 @@ def test_work_is_finite_and_no_layer_is_empty(name):
         assert all(math.isfinite(value) and value >= 0 for value in work)
         assert layer.matmul_flops + layer.vector_bytes > 0
         assert layer.kernels >= 1
+
+
+def test_a_fused_norm_moves_and_launches_less():
+    plain, fused = (
+        llama("tiny", dtype="bf16", sequence_length=64, shape=DecoderShape(
+            2, 32, 4, 2, 64, 100, 64, fused_norms=fused))
+        for fused in (False, True)
+    )  # fmt: skip
+    assert [t.shape for t in plain.tensors] == [t.shape for t in fused.tensors]
+    # a read and a write of each of the norms' inputs, in the precision of the compute
+    assert sum(layer.norm_bytes for layer in fused.layers) == 5 * 2 * 4 * 64 * 32
+    assert not any(layer.wide_norm for layer in fused.layers)
+    assert sum(layer.kernels for layer in plain.layers) == 4 * 5 + sum(
+        layer.kernels for layer in fused.layers
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
@@ -93,7 +94,18 @@ def _mixed(
     else:
         pool, averaged = pooling(f"{name}.pool", image, 3, stride=2)
         parts.append(pool)
-    return Image(channels + averaged.channels, out.height, out.width)
+    joined = Image(channels + averaged.channels, out.height, out.width)
+    parts[-1] = _join(parts[-1], joined, unread=0 if pooled else averaged.elements)
+    return joined
+
+
+def _join(last: Module, joined: Image, *, unread: int) -> Module:
+    """Let the last part keep what the branches are joined to, a copy that the next layers read.
+
+    `unread`: elements of a branch that nothing reads but the copy.
+    """
+    saved = last.layer.saved_elements + joined.elements - unread
+    return replace(last, layer=replace(last.layer, saved_elements=float(saved)))
 
 
 def _line(*steps: Step) -> Branch:

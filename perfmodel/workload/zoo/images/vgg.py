@@ -7,7 +7,7 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     CLASSES,
     DROPOUT_PASSES,
-    MASK_ELEMENTS,
+    MASK_BYTES,
     Image,
     Module,
     adaptive_pooling,
@@ -88,7 +88,8 @@ def _classifier(
                 parameters=weight_and_bias(name, outputs, inputs),
                 vector_elements=relu * ACTIVATION_PASSES * outputs
                 + dropout[step] * DROPOUT_PASSES * inputs,
-                saved_elements=relu * outputs + dropout[step] * (1 + MASK_ELEMENTS) * inputs,
+                saved_elements=relu * outputs + dropout[step] * inputs,
+                saved_bytes=float(dropout[step] * MASK_BYTES * inputs),
                 kernels=1 + relu + dropout[step],
             )
         )

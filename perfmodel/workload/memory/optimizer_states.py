@@ -1,10 +1,9 @@
-"""Device memory of activations and optimizer state, and the traffic of an optimizer step."""
+"""Device memory of optimizer states, and traffic and launches of an optimizer step."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.kernels.kernel_constants import kernel_constants
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
@@ -14,44 +13,6 @@ of it in one pass (``fused=True``, Apex, DeepSpeed), or tensor by tensor (PyTorc
 
 STATE_BYTES = 4
 """Optimizer state and master weights are fp32."""
-
-
-def activation_bytes(
-    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
-    kept_share: float = 1.0, held_dtype: str | None = None,
-) -> float:  # fmt: skip
-    """Bytes that forward keeps for backward: activations, and weights cast by autocast.
-
-    `batch`: samples of one micro-batch.
-    `precision`: of the compute; "fp16" and "bf16" keep 2 bytes per element.
-    `fused_attention`: otherwise softmax and dropout of all attention scores are kept too.
-    `kept_share`: factor on what layers keep, for an end of `Workload.kept_range`.
-    `held_dtype`: of the parameters that layers run with, where it is not their own.
-    """
-    if precision not in ITEM_BYTES:
-        raise InputError(
-            Fault("precision", repr(precision), allowed_names(ITEM_BYTES, str(precision)))
-        )
-    item = ITEM_BYTES[precision]
-    saved = kept_share * sum(layer.saved_elements for layer in workload.layers)
-    if not fused_attention:
-        scores = sum(layer.score_elements for layer in workload.layers)
-        saved += kernel_constants().attention.unfused_saved * scores
-    weights = 0.0
-    if cast_weights(workload, precision, held_dtype):
-        weights = sum(layer.weight_elements for layer in workload.layers if layer.matmul_flops)
-    return item * (batch * saved + weights)
-
-
-def cast_weights(workload: Workload, precision: str, held_dtype: str | None = None) -> bool:
-    """Whether compute in this precision works on cast copies of the weights (autocast).
-
-    `held_dtype`: of the parameters that layers run with, where it is not their own.
-    """
-    if held_dtype is not None:
-        return ITEM_BYTES[held_dtype] > ITEM_BYTES[precision]
-    widest = max((ITEM_BYTES[tensor.dtype] for tensor in workload.tensors), default=0)
-    return widest > ITEM_BYTES[precision]
 
 
 def optimizer_state_bytes(workload: Workload, optimizer: str) -> int:
