@@ -96,6 +96,20 @@ CONTEXTS = {
         "cluster: {node: v100-x8-25g, nodes: 2, gpus_per_node: 2, fabric: one-switch}",
         "strategy."),
     "accumulating": Context("strategy: {kind: ddp, accumulate: 2}", "strategy."),
+    **{f"hook {fields.partition(',')[0]}": Context(
+        f"strategy: {{kind: ddp, hook: {{kind: {fields}}}}}", "strategy.hook.",
+        {"strategy.hook.batch_tensors_with_same_shape": "no two tensors are alike here"}
+        if fields.startswith("powersgd") else {})
+        for fields in (
+            "powersgd, start_iteration: 0, use_error_feedback: false, warm_start: false, rank: 2, "
+            + "min_compression_rate: 20.0",
+            "topk, ratio: 0.1", "onebit, use_error_feedback: true",
+            "quantization_perchannel, bucket_size: 4096")},
+    "uneven inputs": Context("strategy: {kind: ddp, join: true}", "strategy."),
+    "local sgd": Context(
+        "strategy: {kind: local_sgd, period: 2, gradient_gpus: 2, warmup_steps: 0}", "strategy."),
+    "local sgd by levels": Context(
+        "strategy: {kind: local_sgd, levels: [{period: 2, gpus: 2}]}", "strategy."),
     **{f"fabric {shape}": Context(
         f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {shape}"
         f"{'' if shape == 'one-switch' else ', radix: 8, oversubscription: 2'}}}}}",
@@ -161,6 +175,10 @@ VALUES: Mapping[str, list[Any]] = {
     "compute.source": ["file", "roofline"],
     "training.scaling": ["strong", "weak"],
     "bucket_caps": [["1 MiB", "4 MiB"]],
+    "hook": ["fp16", "powersgd"],
+    "process_group_gpus": [2],
+    "gradient_gpus": [4],
+    "levels": [[{"period": 1, "gpus": 2}]],
     "cluster.node": ["ethernet-25g", "v100-x8-100g"],
     "gpu": ["a100-pcie-40gb"],
     "gpus": [[2]],
