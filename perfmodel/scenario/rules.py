@@ -169,6 +169,16 @@ def _recompute_within_units(parts: Mapping[str, Any], origin: SourceMap) -> Iter
         yield origin.fault("strategy.wrap", "'layer'", allowed)
 
 
+def _masters_kept(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse optimizers without fp32 copies where a library always has them."""
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    if not compute or not strategy or compute.master_weights:
+        return
+    if getattr(strategy, "keeps_masters", False):
+        allowed = f"true with strategy.kind: {strategy.kind}, whose optimizer keeps fp32 copies"
+        yield origin.fault("compute.master_weights", "false", allowed)
+
+
 def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster = parts.get("cluster")
     if cluster is None or cluster.fabric is not None:
@@ -243,6 +253,6 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
-    _recompute_within_units, _network_given, _jobs_fit, _placement_has_choice, _job_names_differ,
-    _events_fit, _plan_is_valid,
+    _recompute_within_units, _masters_kept, _network_given, _jobs_fit, _placement_has_choice,
+    _job_names_differ, _events_fit, _plan_is_valid,
 )  # fmt: skip

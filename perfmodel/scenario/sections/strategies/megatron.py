@@ -20,6 +20,7 @@ class MegatronStrategy(FileModel):
     """
 
     kind: Literal["megatron"]
+    keeps_masters: ClassVar[bool] = True
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
     hook: ClassVar[Hook] = "none"

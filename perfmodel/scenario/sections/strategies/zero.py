@@ -40,6 +40,7 @@ class ZeroStrategy(FileModel):
     """
 
     kind: Literal["zero"]
+    keeps_masters: ClassVar[bool] = True
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
     hook: ClassVar[Hook] = "none"
