@@ -16,6 +16,7 @@ MOST_ENTRIES = 9
 LARGE_FOLDERS = {
     ".": "one folder per layer, and the modules below all of them",
     "cli": "one file per command",
+    "scenario/sections/strategies": "one file per strategy",
     "collectives/algorithms": "one file per family of algorithms",
 }
 """Folders with more entries, and why."""
@@ -45,7 +46,10 @@ REPEATED_STEMS = {
     "strategy": LAYERS + "; a row of the table",
     "options": ROLES + ": what a strategy or the CLI is called with",
     "data_parallel": LAYERS,
-    "fsdp": LAYERS,
+    "parameter_server": LAYERS + "; and the collective of the same name",
+    "horovod": LAYERS,
+    "priority": LAYERS,
+    "settings": "what a library, or a strategy, is set to; and its tables",
     "step_plan": "the type, and the function of each strategy that makes one",
     "nvls": "the algorithm, and how NCCL lays it on links",
     "collnet": "the algorithm, and how NCCL lays it on links",
@@ -74,6 +78,10 @@ SMALL_MODULES = {
     "report/comparison/page": "the page of a product, as in the others",
     "studies/sweep/export": "CSV and Parquet, as in the other studies",
     "report/validation/residuals": "a figure with the heavy import of its own",
+    "studies/tune/settings/grid_search": "the search, apart from what is searched",
+    "studies/tune/horovod": "one question, which a reader looks for by name",
+    "studies/run/steps/bottlenecks/hot_spot": "one question, which a reader looks for by name",
+    "simulate/flow/link_shares": "rates of flows, apart from the events that change them",
     "validate/predict/baselines": "the rivals' formulas, apart from our own",
     "validate/trainings/rows/errata": "one question, which a reader looks for by name",
     "validate/trainings/rows/software": "one question, which a reader looks for by name",

@@ -18,7 +18,7 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import MemoryUse, Setup
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
 from perfmodel.training.strategies import STRATEGIES
-from tests.training.recorded.run_cases import planned_calls
+from tests.training.recorded.run_cases import Call, planned_calls
 from tests.training.recorded.toy import request
 
 SECTIONS = {"zero": ZeroStrategy, "megatron": MegatronStrategy}
@@ -55,8 +55,8 @@ def test_plans_issue_what_the_library_called(kind: str, name: str, ranks: int) -
     case = load(kind)[name]
     plan = STRATEGIES[kind].plan(request_of(case, ranks), options_of(kind, case))
     check_plan(plan)
-    called = [(op, nbytes, among) for op, nbytes, among, *_ in case["calls"][str(ranks)]]
-    assert planned_calls(plan) == [call for call in called if call[2] > 1]
+    called = [Call(*row) for row in case["calls"][str(ranks)]]
+    assert planned_calls(plan) == [call.issued for call in called if call.group_ranks > 1]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -82,9 +82,9 @@ def test_memory_equals_the_buffers_that_megatron_keeps(name: str, ranks: int) ->
     options, model = options_of("megatron", case), request_of(case, ranks).workload
     shards = options.shard_ranks(ranks)
     buckets = buffer_buckets(model, options, ranks)
-    owned = [owned_elements(model, buckets, shards, rank) for rank in range(shards)]
-    assert sum(owned) == model.parameters
-    assert use.optimizer_bytes == (held["optimizer"] + held["master"]) * max(owned) / owned[0]
+    owned = owned_elements(model, buckets, shards)
+    assert owned.sum() == model.parameters
+    assert use.optimizer_bytes == (held["optimizer"] + held["master"]) * owned.max() / owned[0]
     assert use.parameters_bytes == held["parameters"]
     assert use.gradients_bytes == held["gradients"]
 

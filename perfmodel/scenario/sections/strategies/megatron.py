@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from perfmodel.files import Count, FileModel
 from perfmodel.scenario.sections.base import Switch
 from perfmodel.scenario.sections.strategies.counts import MicroSteps
-from perfmodel.scenario.sections.strategies.ddp import Hook
 from perfmodel.scenario.sections.strategies.zero import Elements
 
 
@@ -23,7 +22,6 @@ class MegatronStrategy(FileModel):
     keeps_masters: ClassVar[bool] = True
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
-    hook: ClassVar[Hook] = "none"
     use_distributed_optimizer: Switch = Field(
         default=False, description="optimizer states are split over the GPUs"
     )

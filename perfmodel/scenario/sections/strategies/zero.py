@@ -9,7 +9,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from perfmodel.files import Count, FileModel
 from perfmodel.scenario.sections.base import Index, Switch
 from perfmodel.scenario.sections.strategies.counts import MicroSteps
-from perfmodel.scenario.sections.strategies.ddp import Hook
 
 STAGE_3 = (
     "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
@@ -43,7 +42,6 @@ class ZeroStrategy(FileModel):
     keeps_masters: ClassVar[bool] = True
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
-    hook: ClassVar[Hook] = "none"
     stage: Literal[1, 2, 3] = Field(
         default=2, description="what is split: optimizer states, gradients too, parameters too"
     )

@@ -8,6 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from perfmodel.arrays import IntArray
 from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.workload.model import Workload
 
@@ -59,14 +62,16 @@ def _padded(elements: int, divisor: int) -> int:
 
 
 def owned_elements(
-    workload: Workload, buckets: tuple[BufferBucket, ...], shard_ranks: int, rank: int
-) -> int:
-    """Elements of parameters, without padding, in a rank's part of each bucket."""
-    owned = 0
+    workload: Workload, buckets: tuple[BufferBucket, ...], shard_ranks: int
+) -> IntArray:
+    """Elements of parameters, without padding, in each rank's parts of the buckets."""
+    owned = np.zeros(shard_ranks, dtype=np.int64)
     for bucket in buckets:
         part = bucket.elements // shard_ranks
-        first, end = rank * part, (rank + 1) * part
         for tensor, start in zip(bucket.tensors, bucket.starts, strict=True):
             stop = start + workload.tensors[tensor].numel
-            owned += max(0, min(stop, end) - max(start, first))
+            first, last = start // part, (stop - 1) // part
+            owned[first : last + 1] += part
+            owned[first] -= start - first * part
+            owned[last] -= (last + 1) * part - stop
     return owned

@@ -62,7 +62,8 @@ class MegatronOptions:
         """
         instances = self.num_distributed_optimizer_instances
         if ranks % instances:
+            name = "strategy.num_distributed_optimizer_instances"
             allowed = f"a divisor of the {ranks} GPUs"
-            fault = Fault("num_distributed_optimizer_instances", repr(instances), allowed)
+            fault = Fault(name, repr(instances), allowed)
             raise InputError([fault])
         return ranks // instances if self.use_distributed_optimizer else 1

@@ -24,9 +24,8 @@ from perfmodel.training.plan.forward_backward import (
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan
 from perfmodel.training.sharded.megatron.gradient_buffer import BufferBucket, buffer_buckets
 from perfmodel.training.sharded.megatron.options import MegatronOptions
-from perfmodel.training.sharded.zero.passes import (
+from perfmodel.training.sharded.zero.zero_passes import (
     EVERYONE,
-    MASTER_BYTES,
     ShardingStep,
     add_agreement,
     add_collective,
@@ -38,12 +37,12 @@ from perfmodel.training.sharded.zero.passes import (
     finish_plan,
 )
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import ITEM_BYTES, Workload
 
 INSTANCE, TWINS = "optimizer instance", "holders of the same part"
 """Communicators: of the ranks that hold all states between them, and of those with the same."""
 
-NORM_BYTES = 4
+NORM_DTYPE = "fp32"
 
 
 @dataclass(slots=True)
@@ -69,10 +68,14 @@ class _Sharing:
         return self.step.options.use_distributed_optimizer and self.shard_ranks > 1
 
     @property
+    def gradient_dtype(self) -> str:
+        """What the gradient buffer holds."""
+        return "fp32" if self.step.options.grad_reduce_in_fp32 else self.step.dtype
+
+    @property
     def gradient_bytes(self) -> int:
         """Bytes of an element of the gradient buffer."""
-        fp32 = self.step.options.grad_reduce_in_fp32
-        return MASTER_BYTES if fp32 else self.step.item_bytes
+        return ITEM_BYTES[self.gradient_dtype]
 
     @property
     def shards(self) -> str:
@@ -160,8 +163,8 @@ def _add_gather(sharing: _Sharing, index: int, after: tuple[int, ...]) -> None:
     step, bucket = sharing.step, sharing.buckets[index]
     issued = step.tasks.issue(f"gather bucket {index}", 1, "ranks", after=step.host_waits)
     sharing.gathered[index] = add_collective(
-        step, f"gather bucket {index}", "all_gather", bucket.elements * step.item_bytes,
-        after=(*issued, *after), communicator=sharing.shards, bucket=index,
+        step, f"gather bucket {index}", "all_gather", bucket.elements,
+        dtype=step.dtype, after=(*issued, *after), communicator=sharing.shards, bucket=index,
     )  # fmt: skip
 
 
@@ -231,14 +234,15 @@ def _add_reduction(sharing: _Sharing, bucket: BufferBucket) -> int:
     after = (*step.device_waits, *(() if step.last is None else (step.last,)))
     op: Op = "reduce_scatter" if sharing.splits else "all_reduce"
     sent = add_collective(
-        step, f"reduce {name}", op, nbytes, after=after,
+        step, f"reduce {name}", op, bucket.elements, dtype=sharing.gradient_dtype, after=after,
         communicator=sharing.shards if sharing.splits else EVERYONE, bucket=bucket.index,
         micro_batch=micro_batch,
     )  # fmt: skip
     if sharing.splits and sharing.shard_ranks < step.request.ranks:
         sent = add_collective(
-            step, f"add up {name}", "all_reduce", nbytes // sharing.shard_ranks, after=(sent,),
-            communicator=TWINS, bucket=bucket.index, micro_batch=micro_batch,
+            step, f"add up {name}", "all_reduce", bucket.elements // sharing.shard_ranks,
+            dtype=sharing.gradient_dtype, after=(sent,), communicator=TWINS,
+            bucket=bucket.index, micro_batch=micro_batch,
         )  # fmt: skip
     return sent
 
@@ -248,7 +252,7 @@ def _add_optimizer(sharing: _Sharing, elements: int) -> int:
     step, options = sharing.step, sharing.step.options
     part = elements // sharing.shard_ranks
     add_agreement(
-        step, "gradient norm", NORM_BYTES, part * sharing.gradient_bytes,
+        step, "gradient norm", NORM_DTYPE, part * sharing.gradient_bytes,
         sharing.shards if sharing.splits else None,
     )  # fmt: skip
     end = add_update(step, part)

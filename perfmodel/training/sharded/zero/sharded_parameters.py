@@ -31,7 +31,8 @@ from perfmodel.training.sharded.zero.fetches import (
 )
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import GradientBucket, gradient_buckets
-from perfmodel.training.sharded.zero.passes import (
+from perfmodel.training.sharded.zero.sharded_states import sent_dtype
+from perfmodel.training.sharded.zero.zero_passes import (
     EVERYONE,
     GATHERING,
     RANKS,
@@ -46,11 +47,10 @@ from perfmodel.training.sharded.zero.passes import (
     copy_seconds,
     finish_plan,
 )
-from perfmodel.training.sharded.zero.sharded_states import sent_item_bytes
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import ITEM_BYTES, Workload
 
-NORM_BYTES, OVERFLOW_BYTES = 8, 1
+NORM_DTYPE, OVERFLOW_DTYPE = "fp64", "uint8"
 
 SECONDARY = "holders of second copies"
 """Communicator of the ranks that hold a second copy of the parameters between them."""
@@ -124,12 +124,14 @@ def part_elements(workload: Workload, tensors: Sequence[int], ranks: int) -> int
 
 def sub_groups(workload: Workload, options: ZeroOptions, ranks: int) -> tuple[tuple[int, ...], ...]:
     """Parameters that the optimizer updates at once (``_create_fp16_sub_groups``)."""
-    trained = sorted(workload.ready_order)
     groups: list[list[int]] = [[]]
-    for tensor in trained:
+    elements = 0
+    for tensor in sorted(workload.ready_order):
         groups[-1].append(tensor)
-        if part_elements(workload, groups[-1], ranks) >= options.sub_group_size:
+        elements += part_elements(workload, (tensor,), ranks)
+        if elements >= options.sub_group_size:
             groups.append([])
+            elements = 0
     return tuple(tuple(group) for group in groups if group)
 
 
@@ -197,7 +199,7 @@ def _add_gather(passes: _Passes, gather: Gather) -> None:
         micro_batch=passes.micro_batch,
     )  # fmt: skip
     sent = add_collective(
-        step, name, "all_gather", elements * step.item_bytes, after=(copied,),
+        step, name, "all_gather", elements, dtype=step.dtype, after=(copied,),
         communicator=SECONDARY if gather.secondary else EVERYONE, micro_batch=passes.micro_batch,
     )  # fmt: skip
     passes.gatherings.append(_Gathering(gather, sent))
@@ -246,13 +248,14 @@ def _add_reduction(passes: _Passes) -> None:
     whole = options.contiguous_gradients and not options.reduce_scatter and not bucket.is_oversized
     op: Op = "all_reduce" if whole else "reduce_scatter"
     sent_elements = bucket.elements if whole else part * ranks
-    name, sent_bytes = f"bucket {bucket.index}", sent_item_bytes(step)
+    name, dtype = f"bucket {bucket.index}", sent_dtype(step)
+    sent_bytes = ITEM_BYTES[dtype]
     copied = sent_elements * step.item_bytes * (1 if whole else 2)
     if sent_bytes != step.item_bytes:
         copied += sent_elements * (sent_bytes + step.item_bytes) // 2
     ready = _add_copy(passes, f"average {name}", copied, 3)
     sent = add_collective(
-        step, f"{op.replace('_', '-')} {name}", op, sent_elements * sent_bytes,
+        step, f"{op.replace('_', '-')} {name}", op, sent_elements, dtype=dtype,
         after=(ready,), bucket=bucket.index, micro_batch=passes.micro_batch,
     )  # fmt: skip
     adds = 1.5 if passes.micro_batch > 0 else 1.0
@@ -284,15 +287,15 @@ def _add_optimizer(step: ShardingStep[ZeroOptions]) -> int:
     groups = sub_groups(workload, step.options, ranks)
     parts = [part_elements(workload, group, ranks) for group in groups]
     if step.dtype == "fp16":
-        add_agreement(step, "overflow", OVERFLOW_BYTES, sum(parts) * step.item_bytes)
+        add_agreement(step, "overflow", OVERFLOW_DTYPE, sum(parts) * step.item_bytes)
     for number, part in enumerate(parts):
-        add_agreement(step, f"norm of sub-group {number}", NORM_BYTES, part * step.item_bytes)
+        add_agreement(step, f"norm of sub-group {number}", NORM_DTYPE, part * step.item_bytes)
     end = add_update(step, sum(parts))
     for tensor in persistent_tensors(workload, step.options):
         name = workload.tensors[tensor].name
         issued = step.tasks.issue(f"gather {name}", 1, RANKS)
         elements = part_elements(workload, (tensor,), ranks) * ranks
         end = add_collective(
-            step, f"gather {name}", "all_gather", elements * step.item_bytes, after=(*issued, end)
+            step, f"gather {name}", "all_gather", elements, dtype=step.dtype, after=(*issued, end)
         )
     return end

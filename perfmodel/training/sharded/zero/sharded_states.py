@@ -28,7 +28,7 @@ from perfmodel.training.sharded.zero.partition import (
     gradient_buckets,
     partition,
 )
-from perfmodel.training.sharded.zero.passes import (
+from perfmodel.training.sharded.zero.zero_passes import (
     RANKS,
     REDUCTION,
     ShardingStep,
@@ -44,7 +44,7 @@ from perfmodel.training.sharded.zero.passes import (
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
 
-NORM_BYTES, OVERFLOW_BYTES = 4, 1
+NORM_DTYPE, OVERFLOW_DTYPE = "fp32", "uint8"
 
 
 @dataclass(slots=True)
@@ -82,9 +82,9 @@ def sharded_states_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
     return finish_plan(step, end, f"ZeRO-{options.stage}")
 
 
-def sent_item_bytes(step: ShardingStep[ZeroOptions]) -> int:
-    """Bytes of an element of a gradient that travels."""
-    return ITEM_BYTES[step.options.communication_data_type or step.dtype]
+def sent_dtype(step: ShardingStep[ZeroOptions]) -> str:
+    """What gradients travel in."""
+    return step.options.communication_data_type or step.dtype
 
 
 def _add_forward(step: ShardingStep[ZeroOptions], micro_batch: int) -> None:
@@ -171,7 +171,8 @@ def _add_reduction(
     marks = {"bucket": bucket.index, "micro_batch": reducing.micro_batch}
     name, before = f"bucket {bucket.index}", reducing.ended
     after = [] if step.last is None else [step.last]
-    sent_bytes = sent_item_bytes(step)
+    dtype = sent_dtype(step)
+    sent_bytes = ITEM_BYTES[dtype]
     for sending in bucket.sendings:
         # divided in place, and copied together where it is sent by owners; then cast
         copied = sending.elements * step.item_bytes * (2 if step.options.reduce_scatter else 1)
@@ -181,7 +182,7 @@ def _add_reduction(
         op: Op = "all_reduce" if sending.owner is None else "reduce"
         target = "" if sending.owner is None else f" to rank {sending.owner}"
         sent = add_collective(
-            step, f"{op.replace('_', '-')} {name}{target}", op, sending.elements * sent_bytes,
+            step, f"{op.replace('_', '-')} {name}{target}", op, sending.elements, dtype=dtype,
             after=(ready,), root=sending.owner or 0,
             bucket=bucket.index, micro_batch=reducing.micro_batch,
         )  # fmt: skip
@@ -216,10 +217,10 @@ def _add_optimizer(step: ShardingStep[ZeroOptions], layout: FlatPartition) -> in
     """Agree on the gradients, update a part of the parameters, gather all of them."""
     part = layout.part_elements
     if step.dtype != "fp32":
-        add_agreement(step, "overflow", OVERFLOW_BYTES, part * step.item_bytes)
-    add_agreement(step, "gradient norm", NORM_BYTES, part * step.item_bytes)
+        add_agreement(step, "overflow", OVERFLOW_DTYPE, part * step.item_bytes)
+    add_agreement(step, "gradient norm", NORM_DTYPE, part * step.item_bytes)
     updated = add_update(step, part)
     return add_collective(
-        step, "gather parameters", "all_gather", layout.elements * step.item_bytes,
+        step, "gather parameters", "all_gather", layout.elements, dtype=step.dtype,
         after=(updated,),
     )  # fmt: skip

@@ -23,8 +23,8 @@ def zero_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
     if request.ranks == 1:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
     if request.ranks % options.hpz_ranks:
-        allowed = f"a divisor of the {request.ranks} GPUs"
-        raise InputError([Fault("zero_hpz_partition_size", repr(options.hpz_ranks), allowed)])
+        name, allowed = "strategy.zero_hpz_partition_size", f"a divisor of the {request.ranks} GPUs"
+        raise InputError([Fault(name, repr(options.hpz_ranks), allowed)])
     if options.stage == 3:
         return sharded_parameters_plan(request, options)
     return sharded_states_plan(request, options)

@@ -35,6 +35,7 @@ OptionsT = TypeVar("OptionsT", bound=StepOptions)
 class ShardingStep(Generic[OptionsT]):
     """A step under construction.
 
+    `dtype`: what the model is trained in.
     `device_waits`: what the next kernel of a layer waits for.
     `host_waits`: what the host waits for before it issues the next work.
     `last`: last task on the computing stream.
@@ -43,6 +44,7 @@ class ShardingStep(Generic[OptionsT]):
     request: StepRequest
     options: OptionsT
     tasks: TaskList
+    dtype: str
     device_waits: tuple[int, ...] = ()
     host_waits: tuple[int, ...] = ()
     last: int | None = None
@@ -51,11 +53,6 @@ class ShardingStep(Generic[OptionsT]):
     def item_bytes(self) -> int:
         """Bytes of an element of a parameter."""
         return ITEM_BYTES[self.dtype]
-
-    @property
-    def dtype(self) -> str:
-        """What the model is trained in."""
-        return self.request.workload.tensors[self.request.workload.ready_order[0]].dtype
 
     def numel(self, tensors: Iterable[int]) -> int:
         """Elements of some parameters."""
@@ -69,7 +66,9 @@ class ShardingStep(Generic[OptionsT]):
 def begin_sharding_step(request: StepRequest, options: OptionsT) -> ShardingStep[OptionsT]:
     """Begin an empty list of tasks."""
     tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
-    return ShardingStep(request, options, tasks)
+    workload = request.workload
+    dtype = workload.tensors[workload.ready_order[0]].dtype
+    return ShardingStep(request, options, tasks, dtype)
 
 
 def add_segment(step: ShardingStep[Any], part: Segment, kind: str, micro_batch: int) -> int:
@@ -104,19 +103,21 @@ def add_collective(
     step: ShardingStep[Any],
     name: str,
     op: Op,
-    nbytes: int,
+    elements: int,
     *,
+    dtype: str,
     after: Sequence[int],
     communicator: str = EVERYONE,
     root: int = 0,
     bucket: int | None = None,
     micro_batch: int = 0,
 ) -> int:
-    """Add a collective, after what it waits for on the device."""
+    """Add a collective of so many elements, after what it waits for on the device."""
+    nbytes = elements * ITEM_BYTES[dtype]
     index = step.tasks.collective(
         name, op, nbytes, RANKS, communicator=communicator,
         key=f"{name} {len(step.tasks.tasks)}", after=dict.fromkeys(after),
-        bucket=bucket, micro_batch=micro_batch,
+        bucket=bucket, micro_batch=micro_batch, dtype=dtype,
     )  # fmt: skip
     if root:
         task = step.tasks.tasks[index]
@@ -127,7 +128,7 @@ def add_collective(
 def add_agreement(
     step: ShardingStep[Any],
     name: str,
-    nbytes: int,
+    dtype: str,
     read_bytes: float,
     communicator: str | None = EVERYONE,
 ) -> None:
@@ -142,7 +143,7 @@ def add_agreement(
     agreed = counted
     if communicator is not None:
         agreed = add_collective(
-            step, name, "all_reduce", nbytes, after=(counted,), communicator=communicator
+            step, name, "all_reduce", 1, after=(counted,), communicator=communicator, dtype=dtype
         )
     step.device_waits = step.host_waits = (agreed,)
 
