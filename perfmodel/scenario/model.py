@@ -218,6 +218,7 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
         "compiled": False,
         "cuda_graphs": False,
         "gpu_spread": None,
+        "master_weights": True,
         "measured_step": None,
         "optimizer_kernels": "foreach",
         "recompute": "none",

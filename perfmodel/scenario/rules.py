@@ -174,6 +174,16 @@ def _recompute_within_units(parts: Mapping[str, Any], origin: SourceMap) -> Iter
         yield origin.fault("strategy.wrap", "'layer'", allowed)
 
 
+def _masters_kept(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse optimizers without fp32 copies where a library always has them."""
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    if not compute or not strategy or compute.master_weights:
+        return
+    if getattr(strategy, "keeps_masters", False):
+        allowed = f"true with strategy.kind: {strategy.kind}, whose optimizer keeps fp32 copies"
+        yield origin.fault("compute.master_weights", "false", allowed)
+
+
 def _computes_in_param_dtype(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     """Layers whose parameters are gathered in 16 bits multiply them in these."""
     compute, dtype = parts.get("compute"), getattr(parts.get("strategy"), "param_dtype", None)
@@ -283,6 +293,6 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
-    _recompute_within_units, _computes_in_param_dtype, _network_given, _jobs_fit,
+    _recompute_within_units, _masters_kept, _computes_in_param_dtype, _network_given, _jobs_fit,
     _placement_has_choice, _job_names_differ, _events_fit, _servers_fit, _plan_is_valid,
 )  # fmt: skip

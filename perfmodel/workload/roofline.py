@@ -45,6 +45,7 @@ def layer_times(
     fused_attention: bool = True,
     compiled: bool = False,
     held_dtype: str | None = None,
+    master_weights: bool = True,
     matmul_efficiency: float | None = None,
     memory_efficiency: float | None = None,
 ) -> LayerTimes:
@@ -73,6 +74,8 @@ def layer_times(
     held_dtype : str, optional
         Of the parameters that layers run with, where it is not their own: fully sharded training
         gathers them in another one. Layers then cast nothing that is as narrow as the compute.
+    master_weights : bool
+        Whether narrow parameters have fp32 copies and states; else states are as narrow as they.
     matmul_efficiency, memory_efficiency : float, optional
         Instead of the GPU's.
 
@@ -105,7 +108,9 @@ def layer_times(
     )
     costs = [layer_cost(layer, pricing, first=i == 0) for i, layer in enumerate(workload.layers)]
     launches = optimizer_launches(workload, optimizer, optimizer_kernels)
-    optimizer_traffic = optimizer_bytes(workload, optimizer, optimizer_kernels)
+    optimizer_traffic = optimizer_bytes(
+        workload, optimizer, optimizer_kernels, master_weights=master_weights
+    )
     return LayerTimes(
         forward_s=np.array([cost.forward_s for cost in costs]),
         backward_s=np.array([cost.backward_s for cost in costs]),

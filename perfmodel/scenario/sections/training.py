@@ -110,6 +110,11 @@ class ComputeSection(FileModel):
         description="how the optimizer runs: an operation at a time on all tensors (PyTorch's "
         "default), in one pass (fused=True, Apex), or tensor by tensor (PyTorch before 2.0)",
     )
+    master_weights: Switch = Field(
+        default=True,
+        description="fp32 copies of narrower parameters, and fp32 optimizer states; false: states "
+        "in the dtype of the parameters, as torch.optim keeps them",
+    )
     channels_last: Switch = Field(
         default=False, description="convolutions in NHWC, which spares tensor cores a transposition"
     )

@@ -279,10 +279,10 @@ def sample_at_peak_s(workload: Workload, hardware: Hardware, precision: str) -> 
     return flops / peak if flops and peak else None
 
 
-def checkpoint_bytes(workload: Workload, optimizer: str) -> float:
+def checkpoint_bytes(workload: Workload, optimizer: str, *, master_weights: bool = True) -> float:
     """Size of a checkpoint: parameters, buffers and optimizer states, once.
 
     Ranks of DistributedDataParallel all hold the same, so one of them writes.
     """
-    states = optimizer_state_bytes(workload, optimizer)
+    states = optimizer_state_bytes(workload, optimizer, master_weights=master_weights)
     return float(workload.nbytes + workload.buffer_bytes + states)

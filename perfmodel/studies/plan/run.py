@@ -233,7 +233,8 @@ def _train(shared: _Plan, request: StepRequest, scenario: Scenario, step: Step) 
     target, seed = shared.section.target, shared.scenario.seed
     if failures is None:
         return train(step, target, samples, None)
-    size = checkpoint_bytes(workload, scenario.compute.optimizer)
+    compute = scenario.compute
+    size = checkpoint_bytes(workload, compute.optimizer, master_weights=compute.master_weights)
     upkeep = upkeep_of(failures, request.candidate, request.nodes, step.step_time_s, size)
     runs = failures.runs if request.upgrade is None else 0
     return train(step, target, samples, upkeep, runs=runs, seed=seed)

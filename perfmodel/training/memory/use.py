@@ -37,6 +37,7 @@ class Setup:
     `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
     `kept_share`: factor on what layers keep for backward (see `activation_bytes`).
     `recompute`: what backward runs forward of once more.
+    `master_weights`: whether narrow parameters have fp32 copies and optimizer states.
     `held_dtype`: of the parameters that layers run with, where it is not their own.
     """
 
@@ -50,6 +51,7 @@ class Setup:
     activations_bytes: float | None = None
     kept_share: float = 1.0
     recompute: Recompute = NO_RECOMPUTE
+    master_weights: bool = True
     held_dtype: str | None = None
 
     @property
@@ -95,7 +97,9 @@ def replicated(setup: Setup) -> MemoryUse:
     return MemoryUse(
         parameters_bytes=workload.nbytes + workload.buffer_bytes,
         gradients_bytes=sum(tensor.nbytes for tensor in setup.trained),
-        optimizer_bytes=optimizer_state_bytes(workload, setup.optimizer),
+        optimizer_bytes=optimizer_state_bytes(
+            workload, setup.optimizer, master_weights=setup.master_weights
+        ),
         buckets_bytes=0.0,
         activations_bytes=kept_bytes(setup),
     )
@@ -118,7 +122,7 @@ def _counted_bytes(setup: Setup, recompute: Recompute) -> float:
     return activation_bytes(
         setup.workload, setup.batch_per_gpu, setup.precision,
         fused_attention=setup.fused_attention, kept_share=setup.kept_share, recompute=recompute,
-        held_dtype=setup.held_dtype,
+        held_dtype=setup.held_dtype, with_loss=True,
     )  # fmt: skip
 
 

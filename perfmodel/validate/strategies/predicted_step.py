@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,12 @@ import numpy as np
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob, estimate_memory
 from perfmodel.studies.run.result import Uncertainty
-from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported, size_job
+from perfmodel.studies.run.steps.sized_job import (
+    ReportedRun,
+    SizedJob,
+    simulate_reported,
+    size_job,
+)
 from perfmodel.studies.run.steps.uncertain_numbers import simulate_uncertainties
 from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.training.memory.reserve import unused_bytes
@@ -29,10 +34,15 @@ WITHIN = 1e-3
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """A row, ready to be simulated."""
+    """A row, ready to be simulated.
+
+    `simulated`: runs by factor on compute, which rows of one setup share.
+    """
 
     stated: StatedStep
     sized: SizedJob
+    simulated: dict[float, ReportedRun] = field(default_factory=dict)
+    intervals: dict[tuple[float, bool], Ends | None] = field(default_factory=dict)
 
     @cached_property
     def step_s(self) -> float:
@@ -41,20 +51,27 @@ class PredictedStep:
 
     def with_compute(self, by: float) -> float:
         """Return the step with times of layers `by` times as long; seconds."""
-        return simulate_reported(self.sized.with_compute(by)).step_s
+        return self._run(by).step_s
+
+    def _run(self, by: float) -> ReportedRun:
+        if by not in self.simulated:
+            self.simulated[by] = simulate_reported(self.sized.with_compute(by))
+        return self.simulated[by]
 
     def interval(self, by: float = 1.0, *, measured: bool = False) -> Ends | None:
         """80 % interval of the step; None: nothing is known of its network.
 
         `measured`: compute is scaled to a measured step, of which less is uncertain.
         """
-        sized = self.sized.with_compute(by)
-        if measured:
-            batch = self.sized.batch
-            sized = sized.with_spread(measured_factors(batch, batch))
-        reported = simulate_reported(sized)
-        parts: tuple[Uncertainty, ...] | None = simulate_uncertainties(sized, reported)
-        return None if parts is None else step_interval(reported.step_s, parts)
+        if (by, measured) not in self.intervals:
+            sized, reported = self.sized.with_compute(by), self._run(by)
+            if measured:
+                batch = self.sized.batch
+                sized = sized.with_spread(measured_factors(batch, batch))
+            parts: tuple[Uncertainty, ...] | None = simulate_uncertainties(sized, reported)
+            ends = None if parts is None else step_interval(reported.step_s, parts)
+            self.intervals[by, measured] = ends
+        return self.intervals[by, measured]
 
     @cached_property
     def scale(self) -> float | None:
@@ -83,11 +100,15 @@ class PredictedStep:
         return memory.total_bytes + memory.reserve_bytes
 
 
-def predict_step(stated: StatedStep) -> PredictedStep:
+def predict_step(stated: StatedStep, before: Iterable[PredictedStep] = ()) -> PredictedStep:
     """Resolve a row.
 
+    `before`: other rows; one of the same setup, measured again, shares its simulations.
     Raises `InputError`: a machine or a training that cannot be.
     """
+    for other in before:
+        if stated.is_same_setup(other.stated):
+            return PredictedStep(stated, other.sized, other.simulated, other.intervals)
     size = stated.size
     inputs = ResolvedScenario(
         stated.scenario, stated.node, stated.workload, (), None, "flow", (size,)

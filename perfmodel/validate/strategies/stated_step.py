@@ -29,6 +29,10 @@ COMPUTE_LIKENESS = (
 """Columns that decide how far compute is off: the first six have to agree, and the more of the
 others do, the better, where one row's compute is scaled to another's."""
 HAVE_TO_AGREE = 6
+MEASURED = frozenset(
+    {"step_s", "peak_GB", "memory_kind", "unlike", "presumed", "trust", "source", "note"}
+)
+"""Columns of what was measured, and remarks."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,12 @@ class StatedStep:
     def measured_s(self) -> float | None:
         """Published time of the step; seconds."""
         return positive(self.cells, "step_s")
+
+    def is_same_setup(self, other: StatedStep) -> bool:
+        """Whether both were predicted alike: they differ in what was measured, or in remarks."""
+        return all(
+            text == other.cells[name] for name, text in self.cells.items() if name not in MEASURED
+        )
 
     def likeness(self, other: StatedStep) -> int | None:
         """How many columns agree that decide about compute; None: too few to scale by it."""
@@ -94,6 +104,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         "optimizer_kernels": cells["optimizer_kernels"],
         "fused_attention": cells["attention"] != "materialised",
         "compiled": cells["compiled"] == "1",
+        "master_weights": cells["master_weights"] == "1",
     }
     if cells["recompute"] != "none":
         compute["recompute"] = parse_yaml(cells["recompute"])

@@ -46,7 +46,7 @@ def strategy_tables(path: Path, faults: list[Fault]) -> list[StrategyTable]:
         table = record.cells["table"]
         stated.setdefault(table, [])
         try:
-            predicted = predict_step(read_step(record.cells))
+            predicted = predict_step(read_step(record.cells), stated[table])
             _ = predicted.step_s
             stated[table].append(predicted)
         except PerfmodelError as error:

@@ -81,6 +81,7 @@ class _Keeping:
 def activation_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
     kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
+    with_loss: bool = False,
 ) -> float:  # fmt: skip
     """Bytes that forward keeps for backward: activations, and weights cast by autocast.
 
@@ -91,6 +92,8 @@ def activation_bytes(
     `fused_attention`: otherwise softmax and dropout of all attention scores are kept too.
     `kept_share`: factor on what layers keep, for an end of `Workload.kept_range`.
     `held_dtype`: of the parameters that layers run with, where it is not their own.
+    `with_loss`: with what the backward of a loss over a vocabulary holds beside, where that is more
+        than a recomputed block.
     Raises `InputError`: an unknown precision, or nothing of what is to be recomputed.
     """
     if precision not in ITEM_BYTES:
@@ -100,14 +103,28 @@ def activation_bytes(
     check_recompute(workload, recompute)
     casts = cast_weights(workload, precision, held_dtype)
     keeping = _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, kept_share)
-    return _kept_bytes(workload, keeping, recompute) + _cast_bytes(workload, keeping)
+    passing = loss_bytes(workload, batch, precision) if with_loss else 0.0
+    return _kept_bytes(workload, keeping, recompute, passing) + _cast_bytes(workload, keeping)
 
 
-def _kept_bytes(workload: Workload, keeping: _Keeping, recompute: Recompute) -> float:
+def loss_bytes(workload: Workload, batch: int, precision: str) -> float:
+    """Bytes that the backward of cross entropy holds beside the softmax that forward kept.
+
+    The gradient of the logits is made in fp32, then cast to what the head computes in.
+    """
+    item_bytes = ITEM_BYTES[precision]
+    gradient = WIDE_BYTES + (item_bytes if item_bytes < WIDE_BYTES else 0)
+    logits = (result_elements(layer) for layer in workload.layers if layer.wide_bytes)
+    return batch * gradient * max(logits, default=0.0)
+
+
+def _kept_bytes(
+    workload: Workload, keeping: _Keeping, recompute: Recompute, passing: float
+) -> float:
     each = [keeping.layer_bytes(layer) for layer in workload.layers]
     for index in recomputed_layers(workload, recompute):
         each[index] = keeping.kept_between(workload.layers[index])
-    in_hand = 0.0
+    in_hand = passing
     for layers in recomputed_blocks(workload, recompute):
         whole = slice(layers.start, layers.stop)
         block_bytes = sum(each[whole])

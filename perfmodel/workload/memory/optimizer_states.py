@@ -15,13 +15,19 @@ STATE_BYTES = 4
 """Optimizer state and master weights are fp32."""
 
 
-def optimizer_state_bytes(workload: Workload, optimizer: str) -> int:
+def optimizer_state_bytes(
+    workload: Workload, optimizer: str, *, master_weights: bool = True
+) -> int:
     """Bytes of the optimizer's state over all trained parameters.
 
     fp32 states per element (momentum 1, Adam 2), and fp32 master weights where parameters are
     narrower (Rajbhandari et al. 2019, arXiv 1910.02054, section 3.1: K = 12 for Adam).
+
+    `master_weights`: False: states of the parameters' own dtype and no copies, as torch.optim has.
     """
     states = kernel_constants().optimizer(optimizer).state_tensors
+    if not master_weights:
+        return sum(tensor.nbytes * states for tensor in _trained_tensors(workload))
     return sum(
         tensor.numel * STATE_BYTES * (states + _has_master_weights(tensor))
         for tensor in _trained_tensors(workload)
@@ -29,19 +35,24 @@ def optimizer_state_bytes(workload: Workload, optimizer: str) -> int:
 
 
 def optimizer_bytes(
-    workload: Workload, optimizer: str, kernels: OptimizerKernels = "foreach"
-) -> int:
+    workload: Workload, optimizer: str, kernels: OptimizerKernels = "foreach", *,
+    master_weights: bool = True,
+) -> int:  # fmt: skip
     """Memory traffic of one optimizer step; bytes.
 
     Fused, per fp32 element: gradient read, weight read and written, each state read and written; so
     12 bytes for SGD, 20 with momentum, 28 for Adam. Narrow parameters are only written, and their
     master weights read and written. Not fused, each operation reads and writes its tensors.
+
+    `master_weights`: as for `optimizer_state_bytes`.
     """
     constants = kernel_constants()
     kind = constants.optimizer(optimizer)
     states = kind.state_tensors
     passes = 0 if kernels == "fused" else kind.passes - (3 + 2 * states)
     passes += constants.for_loop.passes if kernels == "for-loop" else 0
+    if not master_weights:
+        return sum(t.nbytes * (3 + 2 * states + passes) for t in _trained_tensors(workload))
     return sum(
         tensor.numel * (_step_bytes(tensor, states) + passes * STATE_BYTES)
         for tensor in _trained_tensors(workload)

@@ -44,6 +44,7 @@ def read_layer_times(
     precision: str = "fp32",
     optimizer: str = "sgd-momentum",
     optimizer_kernels: OptimizerKernels = "foreach",
+    master_weights: bool = True,
 ) -> LayerTimes:
     """Read the time of every layer from a CSV or YAML file.
 
@@ -60,7 +61,7 @@ def read_layer_times(
     gpu : Gpu, optional
         Gives the optimizer's time and the rate of copies if the file does not; without it they
         take no time.
-    batch, precision, optimizer, optimizer_kernels
+    batch, precision, optimizer, optimizer_kernels, master_weights
         Of the measurement; for activations and the optimizer's time.
 
     Returns
@@ -86,7 +87,7 @@ def read_layer_times(
     forward_s, backward_s = _sum_by_layer(measured, workload, path)
     kernels = np.array([layer.kernels for layer in workload.layers], dtype=np.int64)
     copy_Bps = math.inf if gpu is None else gpu.memory_Bps * gpu.memory_efficiency / 2
-    moved = optimizer_bytes(workload, optimizer, optimizer_kernels)
+    moved = optimizer_bytes(workload, optimizer, optimizer_kernels, master_weights=master_weights)
     step_s = 0.0 if gpu is None else moved / (2 * copy_Bps)
     return LayerTimes(
         forward_s=forward_s,

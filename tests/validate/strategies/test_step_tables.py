@@ -98,6 +98,15 @@ def test_memory_grows_from_allocated_to_all_that_is_in_use(tmp_path):
     assert 0 < allocated < reserved < device
 
 
+def test_a_setup_that_was_measured_again_is_simulated_once():
+    first = predict_step(read_step(row(step_s="0.05")))
+    again = predict_step(read_step(row(step_s="0.06", note="another day")), [first])
+    other = predict_step(read_step(row(step_s="0.05", batch="2")), [first])
+    assert again.simulated is first.simulated
+    assert other.simulated is not first.simulated
+    assert again.stated.measured_s == 0.06
+
+
 def test_rows_that_no_scenario_can_express_are_counted(tmp_path):
     rows = [row(), row(strategy="{kind: tensor}"), row(family="mamba")]
     table = strategies_in(written(tmp_path, rows))[0]

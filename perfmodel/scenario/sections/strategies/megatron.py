@@ -19,6 +19,7 @@ class MegatronStrategy(FileModel):
     """
 
     kind: Literal["megatron"]
+    keeps_masters: ClassVar[bool] = True
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
     use_distributed_optimizer: Switch = Field(

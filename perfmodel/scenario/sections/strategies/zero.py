@@ -39,6 +39,7 @@ class ZeroStrategy(FileModel):
     """
 
     kind: Literal["zero"]
+    keeps_masters: ClassVar[bool] = True
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
     stage: Literal[1, 2, 3] = Field(

@@ -131,6 +131,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
                 precision=compute.precision,
                 optimizer=compute.optimizer,
                 optimizer_kernels=compute.optimizer_kernels,
+                master_weights=compute.master_weights,
             )
             return add_recompute(job.workload, read, job.recompute)
         times = _predict_layers(job, batch)
@@ -148,6 +149,7 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         precision=compute.precision,
         optimizer=compute.optimizer,
         optimizer_kernels=compute.optimizer_kernels,
+        master_weights=compute.master_weights,
         channels_last=compute.channels_last,
         fused_attention=compute.fused_attention,
         compiled=compute.compiled,
@@ -285,6 +287,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         workload=job.workload,
         precision=compute.precision,
         optimizer=compute.optimizer,
+        master_weights=compute.master_weights,
         ranks=ranks,
         batch_per_gpu=batch,
         options=job.options,
