@@ -89,8 +89,10 @@ CONTEXTS = {
         "strategy: {kind: data_parallel}\ncluster: {node: v100-x8-25g, gpus_per_node: 2}",
         "strategy. model. compute.", {
         "compute.fused_attention": NO_ATTENTION, "compute.channels_last": NO_CONVOLUTION}, USUAL),
-    "horovod": Context("strategy: {kind: horovod}", "strategy."),
-    "priority": Context("strategy: {kind: priority}", "strategy."),
+    "horovod": Context("strategy: {kind: horovod, cycle_time: 1 ms}", "strategy.", {
+        "strategy.cache_capacity": "gradients are agreed on before the device has them; "
+        "test_horovod_plan tries it"}),
+    "priority": Context("strategy: {kind: priority, partition_size: 4 MB}", "strategy."),
     "parameter server": Context(
         "strategy: {kind: parameter_server, mode: bounded, staleness: 1, servers: 2}\n"
         "cluster: {node: v100-x8-25g, nodes: 2, gpus_per_node: 2, fabric: one-switch}",
