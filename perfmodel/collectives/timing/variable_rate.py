@@ -102,14 +102,14 @@ class Clocks:
 
         Every edge still has to send what it has not sent, at its best rate so far at most.
         """
-        left = self.course.sends - self.course.sent(self._stand.step)
+        unsent = self.course.sends - self.course.sent(self._stand.step)
         best_Bps = self._paces[0].rate_Bps
         for pace in self._paces[1:]:
             best_Bps = np.maximum(best_Bps, pace.rate_Bps)
         nbytes = self.course.phases[0].nbytes
         for phase in self.course.phases[1:]:
             nbytes = np.minimum(nbytes, phase.nbytes)
-        least_s = self._stand.free + left * sending_s(nbytes, best_Bps)
+        least_s = self._stand.free + unsent * sending_s(nbytes, best_Bps)
         return float(least_s[self.course.sends > 0].max(initial=0.0))
 
     def left(self) -> FloatArray:
@@ -201,7 +201,7 @@ class OneStep:
         self.latency_s = np.where(under_way, latency_s, self.latency_s)
 
     def least_wire_s(self) -> float:
-        """When the last byte has left (see `Clocks.least_wire_s`)."""
+        """When the last byte has unsent (see `Clocks.least_wire_s`)."""
         return self.ends().wire_s
 
     def ends(self) -> CompletionTimes:
@@ -210,7 +210,7 @@ class OneStep:
         landed_s = np.where(works, leave_s + self.latency_s, 0.0)
         return CompletionTimes(float(leave_s[works].max(initial=0.0)), landed_s)
 
-    def left(self) -> FloatArray:
+    def unsent(self) -> FloatArray:
         """Share of its bytes that each edge has not yet sent; shape (edges,)."""
         whole = self.phase.nbytes * self.phase.active.astype(float)
         share: FloatArray = np.divide(
