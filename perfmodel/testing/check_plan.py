@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from perfmodel.errors import ScheduleError, allowed_names
 from perfmodel.training.plan.step_plan import Collective, Communicator, Compute, StepPlan, Transfer
+from perfmodel.workload.model import ITEM_BYTES
 
 
 def check_plan(plan: StepPlan) -> None:
@@ -89,6 +90,15 @@ def _tasks(plan: StepPlan) -> Iterator[str]:
         size = task.work.duration_s if isinstance(task.work, Compute) else task.work.nbytes
         if not (math.isfinite(size) and size >= 0):
             yield f"{where}: takes or moves {size}; finite and not negative"
+        elif isinstance(task.work, Collective) and task.work.dtype is not None:
+            yield from (f"{where}: {each}" for each in _dtype_faults(size, task.work.dtype))
+
+
+def _dtype_faults(nbytes: float, dtype: str) -> Iterator[str]:
+    if dtype not in ITEM_BYTES:
+        yield f"dtype {dtype!r}; {allowed_names(ITEM_BYTES, dtype)}"
+    elif nbytes % ITEM_BYTES[dtype]:
+        yield f"{nbytes} bytes of {dtype}; a multiple of {ITEM_BYTES[dtype]}"
 
 
 def _collectives(plan: StepPlan) -> Iterator[str]:

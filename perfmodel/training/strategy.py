@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal
 
-from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.scenario.sections.strategies.ddp import Hook
+from perfmodel.errors import InputError
+from perfmodel.topology.model import Gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.loop_plan import LoopPlan
+from perfmodel.training.plan.step_plan import Op, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
 
@@ -39,6 +40,15 @@ class CoreWork:
 
 NO_CORE_WORK = CoreWork()
 
+CollectiveTime = Callable[[Op, int, str | None], float]
+"""Time of a collective of so many bytes among all ranks, alone on the network, by the job's library
+or another by name; seconds."""
+
+
+def _instant(*_: object) -> float:
+    """Time of collectives where no machine is known; seconds."""
+    return 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
@@ -49,7 +59,6 @@ class StepRequest:
     `batch_per_gpu`: samples per GPU and micro-batch.
     `iteration`: whether buckets are the initial or the rebuilt ones. With ``static_graph`` the
         first iteration reduces after backward.
-    `hook`: communication hook that compresses each bucket to 16 bits.
     `item_bytes`: bytes per element of inputs and outputs.
     `comm_workers`: all-reduces in progress at once: 1 for NCCL's stream, 2 for Gloo's worker
         threads.
@@ -63,8 +72,17 @@ class StepRequest:
     `cast_Bps`: the hook converts gradients at this rate (of their own bytes) beside the device's
         work. By default the device does, at the rate of its copies.
     `core`: work of backward on a core of each rank's process.
+    `host_link_Bps`: rate of copies between a GPU and the memory of its host, one way, while all
+        GPUs of the host copy. None: there is no way.
+    `host_optimizer_s`: time of the optimizer on the host's CPUs, of all parameters, while those of
+        the host's other ranks run; seconds.
+    `nodes`: hosts that the ranks are on, equally many on each.
+    `optimizer`: "sgd", "sgd-momentum", "adam", "adamw"; for those that do not run it in `times`.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
-    Raises `InputError`: ranks or batch below 1, or a hook that does not exist.
+    `ranks_per_host`: GPUs of each host that the job has.
+    `collective_s`: time of collectives alone, for strategies whose choices depend on it.
+    `gpu`: for matrix products of hooks; by default memory alone bounds them.
+    Raises `InputError`: ranks or batch below 1.
     """
 
     workload: Workload
@@ -72,7 +90,6 @@ class StepRequest:
     ranks: int
     batch_per_gpu: int
     iteration: Iteration = "steady"
-    hook: Hook = "none"
     item_bytes: int = 4
     comm_workers: int = 1
     blocking_wait: bool = False
@@ -82,15 +99,34 @@ class StepRequest:
     bucket_copy_Bps: float | None = None
     cast_Bps: float | None = None
     core: CoreWork = NO_CORE_WORK
+    host_link_Bps: float | None = None
+    host_optimizer_s: float = 0.0
     ready_order: Sequence[int] | None = None
+    ranks_per_host: int = 1
+    collective_s: CollectiveTime = _instant
+    nodes: int = 1
+    optimizer: str = "sgd-momentum"
+    gpu: Gpu | None = None
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)
-        hooks = get_args(Hook)
-        if self.hook not in hooks:
-            faults.append(Fault("hook", repr(self.hook), allowed_names(hooks, self.hook)))
         if faults:
             raise InputError(faults)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of a strategy's section that can be tuned.
+
+    `field`: its name.
+    `values`: a coarse grid, by rising value where there is one.
+    `unit`: of numbers, which may be tried between those of the grid too; None: there is nothing
+        between.
+    """
+
+    field: str
+    values: tuple[Any, ...]
+    unit: Literal["bytes", "seconds", "elements"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +135,29 @@ class Strategy:
 
     `name`: for people.
     `options`: from the section of the scenario to options of the strategy.
-    `plan`: one training step.
+    `plan`: one training step, which all ranks share. None: they share none, see `loops`.
+    `loops`: workers and servers that loop on their own.
     `memory`: bytes on the fullest GPU.
     `buckets`: gradient buckets of the steady state in launch order. None: the strategy has none, so
         that there are no bucket caps to tune.
+    `held_dtype`: of the parameters that layers run with, by its options; None: their own.
     `assumptions`: of its plan, as sentences.
+    `settings`: what can be tuned, from the model and the section; None: nothing beside buckets.
+    `own_words`: how a section is said to the library: arguments, environment variables, JSON.
+    `remarks`: what its options leave out of a step, as sentences.
     """
 
     name: str
     options: Callable[[Any], StepOptions]
-    plan: Callable[[StepRequest, Any], StepPlan]
+    plan: Callable[[StepRequest, Any], StepPlan] | None
     memory: Callable[[Setup], MemoryUse]
     buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
+    held_dtype: Callable[[Any], str | None] = lambda _options: None
     assumptions: tuple[str, ...] = ()
+    loops: Callable[[StepRequest, Any], LoopPlan] | None = None
+    settings: Callable[[Workload, Any], tuple[Setting, ...]] | None = None
+    own_words: Callable[[Any], tuple[str, ...]] | None = None
+    remarks: Callable[[Any], tuple[str, ...]] = lambda _options: ()
 
     @property
     def has_buckets(self) -> bool:

@@ -22,6 +22,10 @@ LayerKind = Literal["linear", "conv", "attention"]
 """Families of matrix kernels with different efficiencies and operand copies."""
 
 
+TRAINING_PASSES = 3
+"""Products of a training step over those of forward: backward has two of the same size."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterTensor:
     """One parameter tensor, in registration order, as ``named_parameters()`` lists it."""
@@ -65,7 +69,16 @@ class Layer:
     weight_elements : float
         Parameter elements read once per pass, whatever the batch.
     saved_elements : float
-        Activation elements kept for backward, per sample.
+        Activation elements kept for backward at the precision of the compute, per sample.
+    stream_elements : float
+        Those kept as they flow between a transformer's blocks: in fp32 under autocast.
+    copied_elements : float
+        Those of an input that other layers keep too, and of which autocast makes each its copy.
+    saved_bytes : float
+        Bytes kept whatever the precision, per sample: masks, indices, sums and losses in fp32.
+    score_dropout, wide_scores, capped_scores : bool
+        Where attention is not fused: whether scores are dropped out after their softmax, whether
+        that is in fp32 in any precision, and whether they pass a tanh before it.
     kernels : int
         Kernels launched by forward.
     kind : {"linear", "conv", "attention"}
@@ -107,6 +120,12 @@ class Layer:
     wide_bytes: float = 0.0
     fused_bytes: float | None = None
     fused_kernels: int = 1
+    stream_elements: float = 0.0
+    copied_elements: float = 0.0
+    saved_bytes: float = 0.0
+    score_dropout: bool = True
+    wide_scores: bool = False
+    capped_scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +189,15 @@ class Workload:
         return tuple(index for layer in reversed(self.layers) for index in layer.tensors)
 
     @property
+    def training_flops(self) -> float:
+        """Operations of the matrix products of one sample, forward and twice that backward.
+
+        As MFU counts them (Chowdhery et al. 2022, PaLM, appendix B): masked scores of attention are
+        counted, recomputation is not.
+        """
+        return TRAINING_PASSES * sum(layer.matmul_flops for layer in self.layers)
+
+    @property
     def buffer_bytes(self) -> int:
         """Bytes of all buffers."""
         return sum(group.nbytes for group in self.buffers)
@@ -205,6 +233,8 @@ class LayerTimes:
         once as one byte copied (so half of the memory's traffic rate).
     activation_bytes : float
         Activations kept for backward, whole micro-batch; bytes.
+    matrix_forward_s : ndarray of float, shape (layers,), optional
+        Part of `forward_s` that matrix kernels take; None where it is not known.
     source : str
         "roofline on <gpu>" or the file that the times come from.
     spread : tuple of float
@@ -223,6 +253,7 @@ class LayerTimes:
     activation_bytes: float
     source: str
     spread: tuple[float, float] = (1.0, 1.0)
+    matrix_forward_s: NDArray[np.float64] | None = None
 
 
 def scale_times(times: LayerTimes, by: float, source: str | None = None) -> LayerTimes:
@@ -238,6 +269,7 @@ def scale_times(times: LayerTimes, by: float, source: str | None = None) -> Laye
         optimizer_s=times.optimizer_s * by,
         copy_Bps=times.copy_Bps / by,
         source=times.source if source is None else source,
+        matrix_forward_s=_scaled(times.matrix_forward_s, by),
     )
 
 
@@ -250,4 +282,9 @@ def slow_device(times: LayerTimes, by: float) -> LayerTimes:
         forward_s=times.forward_s * by,
         backward_s=times.backward_s * by,
         optimizer_s=times.optimizer_s * by,
+        matrix_forward_s=_scaled(times.matrix_forward_s, by),
     )
+
+
+def _scaled(times_s: NDArray[np.float64] | None, by: float) -> NDArray[np.float64] | None:
+    return None if times_s is None else times_s * by

@@ -23,11 +23,10 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.memory_bound import elementwise_s
-from perfmodel.workload.layer_cost import layer_cost, make_pricing
-from perfmodel.workload.memory import (
+from perfmodel.workload.layer_cost import layer_cost, make_pricing, matrix_forward_s
+from perfmodel.workload.memory.activations import activation_bytes, cast_weights
+from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
-    activation_bytes,
-    cast_weights,
     optimizer_bytes,
     optimizer_launches,
 )
@@ -45,6 +44,7 @@ def layer_times(
     channels_last: bool = False,
     fused_attention: bool = True,
     compiled: bool = False,
+    held_dtype: str | None = None,
     matmul_efficiency: float | None = None,
     memory_efficiency: float | None = None,
 ) -> LayerTimes:
@@ -70,6 +70,9 @@ def layer_times(
         its scores.
     compiled : bool
         Whether a compiler (torch.compile) makes one kernel of each chain of element-wise kernels.
+    held_dtype : str, optional
+        Of the parameters that layers run with, where it is not their own: fully sharded training
+        gathers them in another one. Layers then cast nothing that is as narrow as the compute.
     matmul_efficiency, memory_efficiency : float, optional
         Instead of the GPU's.
 
@@ -95,7 +98,7 @@ def layer_times(
         gpu,
         batch,
         precision,
-        casts=cast_weights(workload, precision),
+        casts=cast_weights(workload, precision, held_dtype),
         channels_last=channels_last,
         fused_attention=fused_attention,
         compiled=compiled,
@@ -117,7 +120,11 @@ def layer_times(
         ),
         source=f"roofline on {gpu.name}",
         spread=roofline_factors(workload, gpu, precision),
-    )
+        matrix_forward_s=np.array(
+            [matrix_forward_s(layer, pricing, first=i == 0)
+             for i, layer in enumerate(workload.layers)]
+        ),
+    )  # fmt: skip
 
 
 def _with_efficiencies(gpu: Gpu, precision: str, matmul: float | None, memory: float | None) -> Gpu:

@@ -142,7 +142,7 @@ def build_point(gpus: int, base_rate: float | None = None) -> SizeResult:
         samples_per_s=rate, scaling_efficiency=rate / gpus / (base_rate or rate),
         bottleneck="compute" if gpus == 1 else "n0/nic1 -> leaf0 (infiniband)",
         global_batch=BATCH * gpus, batch_per_gpu=BATCH,
-        memory=Memory(0.102e9, 0.102e9, 0.102e9, 0.102e9, 11.2e9, 80e9),
+        memory=Memory(0.102e9, 0.102e9, 0.102e9, 0.102e9, 11.2e9, 0.0, 80e9),
         interval_s=None, buckets=buckets, links=links, timeline=Timeline(spans),
         mode="flow, 1 rank class",
     )  # fmt: skip

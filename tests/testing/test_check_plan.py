@@ -82,6 +82,8 @@ def test_a_good_plan_passes() -> None:
         (changed(0, work=Compute(-1.0)), "takes or moves -1.0"),
         (changed(0, work=Compute(float("nan"))), "takes or moves nan"),
         (changed(2, work=reduce_of(nbytes=9)), "'k': its tasks differ"),
+        (changed(2, work=reduce_of(dtype="fp31")), "did you mean 'fp32'"),
+        (changed(2, work=reduce_of(nbytes=9, dtype="fp16")), "9 bytes of fp16; a multiple of 2"),
         (changed(2, work=reduce_of(key="other")), "class 'b' has 0 tasks in it; 1"),
         (changed(2, rank_class="a"), "class 'a' has 2 tasks in it; 1"),
         (changed(4, work=Transfer(0, 2, 8, "m")), "'m': its tasks differ"),

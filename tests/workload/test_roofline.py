@@ -143,6 +143,20 @@ def conv_layer(matrix):
     )  # fmt: skip
 
 
+def test_parameters_gathered_in_half_precision_are_cast_by_no_layer():
+    """Layers run as if the parameters were narrow; the optimizer still updates fp32 ones."""
+    wide = build_model("gpt2")
+    narrow = replace(wide, tensors=tuple(replace(t, dtype="bf16") for t in wide.tensors))
+    gpu = load_gpu("a100-sxm4-80gb")
+    gathered = layer_times(wide, gpu, batch=2, precision="bf16", held_dtype="bf16")
+    pure = layer_times(narrow, gpu, batch=2, precision="bf16")
+    autocast = layer_times(wide, gpu, batch=2, precision="bf16")
+    assert gathered.forward_s.tolist() == pure.forward_s.tolist()
+    assert gathered.backward_kernels.tolist() == pure.backward_kernels.tolist()
+    assert gathered.forward_s.sum() < autocast.forward_s.sum()
+    assert gathered.optimizer_s == autocast.optimizer_s
+
+
 def test_tensor_cores_want_channels_last():
     layer = conv_layer(Convolution(64, 64, (56, 56), (56, 56), (3, 3)))
     fast, _ = times(layer, precision="fp16", channels_last=True, batch=64)

@@ -83,6 +83,11 @@ def percent_column(fraction: float) -> str:
     return f"{100 * fraction:.1f}{_SPACE}%"
 
 
+def operation(op: str) -> str:
+    """Name an operation as papers do: "all-reduce"."""
+    return op.replace("_", "-")
+
+
 def samples(result: Result) -> str:
     """Name of samples in the plural: "images", "sequences of 512 tokens"."""
     first, _, rest = result.samples.partition(" ")
@@ -147,6 +152,18 @@ def limit(point: SizeResult) -> str:
         most = percent_column(max(0.0, *alone) / point.step_time_s)
         return f"{text}; no part alone saves more than {most}."
     return f"{text}."
+
+
+def hot_spot(point: SizeResult) -> str:
+    """Say what the GPU does that does more than the others; nothing where all are alike."""
+    spot = point.hot_spot
+    if spot is None:
+        return ""
+    return (
+        f"{spot.gpu} is the hot spot: it computes for {duration(spot.busy_s)} of a step, each "
+        f"other GPU for {duration(spot.others_busy_s)}; only there are "
+        f"{size(spot.only_there_bytes)} of optimizer states and reduced gradients."
+    )
 
 
 def slowest(result: Result) -> str:

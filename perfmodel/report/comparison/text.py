@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.studies.compare.model import Change, Comparison, Side, SideDifference
+from perfmodel.studies.run.result import SizeResult
 
 NOTHING = 0.0005
 """Changes below this are none."""
@@ -131,10 +132,32 @@ def figures_table(comparison: Comparison) -> Table:
         ("compute", *(quantities.duration(point.compute_s) for point in points)),
         ("communication", *(quantities.duration(point.comm_s) for point in points)),
         ("exposed communication", *(quantities.duration(p.exposed_comm_s) for p in points)),
+        *_exposed_rows(points),
+        ("sent per GPU", *(quantities.size(point.sent_bytes) for point in points)),
+        ("MFU", *(_or_nothing(point.mfu) for point in points)),
         ("memory per GPU", *map(_memory, sides)),
         ("limited by", *(point.bottleneck for point in points)),
     ]
     return _with_change(comparison, rows, _changes(comparison))
+
+
+def _exposed_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:
+    """Exposed communication by operation, where there are several."""
+    ops = dict.fromkeys(use.op for point in points for use in point.communication)
+    if len(ops) < 2:
+        return []
+    times_s = [{use.op: use.exposed_s for use in point.communication} for point in points]
+    return [
+        (
+            f"exposed {quantities.operation(op)}",
+            *(quantities.duration(each[op]) if op in each else "" for each in times_s),
+        )
+        for op in ops
+    ]
+
+
+def _or_nothing(share: float | None) -> str:
+    return "" if share is None else quantities.percent_column(share)
 
 
 def parts_table(comparison: Comparison) -> Table:

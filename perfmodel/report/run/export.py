@@ -25,6 +25,8 @@ def to_json(result: Result) -> dict[str, Any]:
         **size_to_json(result.main),
         "buckets": result.main.buckets,
         **_disturbance(result.main.disturbance),
+        "server_use": result.main.server_use,
+        "hot_spot": result.main.hot_spot,
         "curve": [size_to_json(point) for point in result.points],
         **attributes(result, "assumptions sources provenance"),
     }
@@ -43,7 +45,7 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
             point,
             "gpus nodes global_batch batch_per_gpu step_time_s interval_s first_step_time_s "
             "compute_s comm_s exposed_comm_s breakdown_s samples_per_s scaling_efficiency "
-            "scaling_efficiency_interval bottleneck uncertainties",
+            "scaling_efficiency_interval bottleneck uncertainties communication sent_bytes mfu",
         ),
         "memory_bytes": memory.total_bytes,
         "fits": memory.fits,

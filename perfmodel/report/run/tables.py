@@ -75,6 +75,23 @@ def _memory_note(point: SizeResult) -> str:
     return "" if verdict == "fits" else f", {verdict}"
 
 
+def communication_table(point: SizeResult) -> Table:
+    """What a rank communicates in a step, by operation."""
+    header = ("Operation", ">Calls", ">Size", ">Sent per GPU", ">In flight", ">Exposed")
+    rows = [
+        (
+            quantities.operation(use.op),
+            f"{use.calls:,}",
+            quantities.size(use.nbytes),
+            quantities.size(use.sent_bytes),
+            quantities.duration(use.busy_s),
+            quantities.duration(use.exposed_s),
+        )
+        for use in point.communication
+    ]
+    return Table(header, rows)
+
+
 def sizes_csv(result: Result) -> str:
     """Every number of every size; SI units, empty where there is no interval."""
     parts = sorted({part for point in result.points for part in point.breakdown_s})

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from perfmodel.files import Count, FileModel, Nodes, Seconds
 from perfmodel.scenario.sections.base import Name, Switch
@@ -58,6 +58,21 @@ def _parse_measured_step(value: object) -> object:
     return {"time": match[1], "batch": int(match[2])}
 
 
+class RecomputedBlocks(FileModel):
+    """The first so many of the repeated blocks, as Megatron's ``block`` method has it."""
+
+    blocks: Count
+
+
+RecomputeField = Annotated[
+    Annotated[Literal["none", "selective", "operations", "full"], Tag("word")]
+    | Annotated[RecomputedBlocks, Tag("blocks")],
+    Discriminator(
+        lambda value: "blocks" if isinstance(value, Mapping | RecomputedBlocks) else "word"
+    ),
+]
+
+
 class ComputeSection(FileModel):
     """How long each layer takes: from the GPU's roofline, or from a file of measured times."""
 
@@ -106,6 +121,13 @@ class ComputeSection(FileModel):
     )
     cuda_graphs: Switch = Field(
         default=False, description="kernels replayed from CUDA graphs: the host issues none"
+    )
+    recompute: RecomputeField = Field(
+        default="none",
+        description="of activations, in backward: 'selective', the core attention (scores, "
+        "softmax, dropout, weighted sum); 'operations', every repeated block but for attention and "
+        "every second matrix product, whose results are kept (torchtitan's 'op'); 'full', every "
+        "repeated block, of which its input is kept; or {blocks: N}, the first N of them",
     )
 
     @model_validator(mode="after")

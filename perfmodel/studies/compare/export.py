@@ -37,7 +37,7 @@ def _side(side: Side) -> dict[str, Any]:
         **attributes(
             point,
             "step_time_s interval_s samples_per_s compute_s comm_s exposed_comm_s breakdown_s "
-            "bottleneck",
+            "bottleneck communication sent_bytes mfu",
         ),
         "memory_bytes": point.memory.total_bytes,
         "fits": point.memory.fits,
@@ -84,6 +84,7 @@ def to_csv(comparison: Comparison) -> str:
     for at, side in enumerate(comparison.sides):
         row = _side(side)
         parts, ends = row.pop("breakdown_s"), row.pop("interval_s") or (None, None)
+        row |= {f"exposed_{use.op}_s": use.exposed_s for use in row.pop("communication")}
         row |= {"low_s": ends[0], "high_s": ends[1]}
         row |= {f"{name.replace(' ', '_')}_s": time_s for name, time_s in parts.items()}
         row |= {field.name: field.values[at] for field in comparison.fields}

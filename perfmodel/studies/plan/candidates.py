@@ -24,7 +24,7 @@ from perfmodel.studies.sweep import Answer, Variant, run_sweep
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.memory import optimizer_state_bytes
+from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.model import Workload
 
 if TYPE_CHECKING:
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 LONGEST_ALLOWED = 120
 """Most characters of an error's list of allowed values."""
-
-
-PASSES = 3
-"""Forward products per training step: one forward, two of the same size backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +274,7 @@ def add_efficiency(step: Step, gpus: int, base_per_gpu: float | None, flops: flo
 
 def sample_at_peak_s(workload: Workload, hardware: Hardware, precision: str) -> float | None:
     """Time of one sample's products at a GPU's dense peak; None where either is not known; s."""
-    flops = PASSES * sum(layer.matmul_flops for layer in workload.layers)
+    flops = workload.training_flops
     peak = hardware.gpu.peak_flops.get(precision)
     return flops / peak if flops and peak else None
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.scenario.sections.strategies.ddp import Hook
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.workload.memory import activation_bytes, optimizer_state_bytes
+from perfmodel.workload.memory.activations import activation_bytes
+from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
+from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
 
@@ -35,6 +36,8 @@ class Setup:
     `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
     `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
     `kept_share`: factor on what layers keep for backward (see `activation_bytes`).
+    `recompute`: what backward runs forward of once more.
+    `held_dtype`: of the parameters that layers run with, where it is not their own.
     """
 
     workload: Workload
@@ -43,10 +46,11 @@ class Setup:
     ranks: int
     batch_per_gpu: int
     options: StepOptions = field(default_factory=DdpOptions)
-    hook: Hook = "none"
     fused_attention: bool = True
     activations_bytes: float | None = None
     kept_share: float = 1.0
+    recompute: Recompute = NO_RECOMPUTE
+    held_dtype: str | None = None
 
     @property
     def trained(self) -> tuple[ParameterTensor, ...]:
@@ -88,19 +92,34 @@ def replicated(setup: Setup) -> MemoryUse:
     """
     _check(setup)
     workload = setup.workload
-    activations = setup.activations_bytes
-    if activations is None:
-        activations = activation_bytes(
-            workload, setup.batch_per_gpu, setup.precision, fused_attention=setup.fused_attention,
-            kept_share=setup.kept_share,
-        )  # fmt: skip
     return MemoryUse(
         parameters_bytes=workload.nbytes + workload.buffer_bytes,
         gradients_bytes=sum(tensor.nbytes for tensor in setup.trained),
         optimizer_bytes=optimizer_state_bytes(workload, setup.optimizer),
         buckets_bytes=0.0,
-        activations_bytes=activations,
+        activations_bytes=kept_bytes(setup),
     )
+
+
+def kept_bytes(setup: Setup) -> float:
+    """Bytes that forward of one micro-batch keeps for backward.
+
+    What was measured without recomputation shrinks by it as what is counted does.
+    """
+    counted = _counted_bytes(setup, setup.recompute)
+    if setup.activations_bytes is None:
+        return counted
+    if setup.recompute == NO_RECOMPUTE:
+        return setup.activations_bytes
+    return setup.activations_bytes * counted / _counted_bytes(setup, NO_RECOMPUTE)
+
+
+def _counted_bytes(setup: Setup, recompute: Recompute) -> float:
+    return activation_bytes(
+        setup.workload, setup.batch_per_gpu, setup.precision,
+        fused_attention=setup.fused_attention, kept_share=setup.kept_share, recompute=recompute,
+        held_dtype=setup.held_dtype,
+    )  # fmt: skip
 
 
 def count_faults(ranks: int, batch_per_gpu: int) -> list[Fault]:

@@ -18,7 +18,7 @@ from perfmodel.errors import ScheduleError
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
+from perfmodel.workload.model import LayerTimes, Workload
 
 MANY_MICRO_BATCHES = 64
 """Beyond it a pass of a micro-batch without communication is one segment: the device then waits
@@ -33,11 +33,6 @@ class Step:
     options: DdpOptions
     tasks: TaskList
     rank_class: str
-
-    @property
-    def item_bytes(self) -> int | None:
-        """Bytes per element that a compressing hook sends; None without a hook."""
-        return None if self.request.hook == "none" else ITEM_BYTES[self.request.hook]
 
     @property
     def last_micro_batch(self) -> int:

@@ -68,6 +68,8 @@ class Collective:
         the whole, over all ranks).
     `key`: tasks of different classes with the same key are the same collective.
     `root`: rank that sends or receives everything, for rooted operations.
+    `dtype`: of its elements, as in `perfmodel.workload.model.ITEM_BYTES`; None where it has bytes
+        of several or none in particular.
     """
 
     op: Op
@@ -75,6 +77,7 @@ class Collective:
     communicator: str
     key: str
     root: int = 0
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

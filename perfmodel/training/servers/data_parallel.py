@@ -67,46 +67,50 @@ def data_parallel_plan(request: StepRequest, _options: DdpOptions = NO_OPTIONS) 
     )
 
 
-def broadcast_pieces(tensors: Sequence[ParameterTensor]) -> tuple[int, ...]:
-    """Return the bytes of each coalesced broadcast of the parameters.
+def broadcast_pieces(tensors: Sequence[ParameterTensor]) -> tuple[tuple[int, str], ...]:
+    """Return bytes and dtype of each coalesced broadcast of the parameters.
 
     A piece is closed when one more tensor like its last would fill it (``take_tensors`` in
     torch/csrc/utils/tensor_flatten.cpp); each dtype has its own.
     """
-    pieces: list[int] = []
+    pieces: list[tuple[int, str]] = []
     filling: dict[str, int] = {}
     for tensor in tensors:
         filled = filling.get(tensor.dtype, 0) + tensor.nbytes
         filling[tensor.dtype] = filled
         if filled + tensor.nbytes >= COALESCED_BYTES:
-            pieces.append(filled)
+            pieces.append((filled, tensor.dtype))
             filling[tensor.dtype] = 0
-    return tuple(nbytes for nbytes in (*pieces, *filling.values()) if nbytes)
+    pieces += [(nbytes, dtype) for dtype, nbytes in filling.items()]
+    return tuple(piece for piece in pieces if piece[0])
 
 
-def reduction_pieces(tensors: Sequence[ParameterTensor]) -> tuple[int, ...]:
-    """Return the bytes of each coalesced reduction of the gradients.
+def reduction_pieces(tensors: Sequence[ParameterTensor]) -> tuple[tuple[int, str], ...]:
+    """Return bytes and dtype of each coalesced reduction of the gradients.
 
     A piece is closed before the tensor that would overfill it (``_take_tensors`` in
     torch/_utils.py, which is not the rule of the broadcast); each dtype has its own.
     """
-    pieces: list[int] = []
+    pieces: list[tuple[int, str]] = []
     filling: dict[str, int] = {}
     for tensor in tensors:
         filled = filling.get(tensor.dtype, 0)
         if filled and filled + tensor.nbytes > COALESCED_BYTES:
-            pieces.append(filled)
+            pieces.append((filled, tensor.dtype))
             filled = 0
         filling[tensor.dtype] = filled + tensor.nbytes
-    return tuple(nbytes for nbytes in (*pieces, *filling.values()) if nbytes)
+    pieces += [(nbytes, dtype) for dtype, nbytes in filling.items()]
+    return tuple(piece for piece in pieces if piece[0])
 
 
-def _together(step: _Step, name: str, op: Op, nbytes: int, ready: dict[str, int]) -> dict[str, int]:
+def _together(
+    step: _Step, name: str, op: Op, nbytes: int, ready: dict[str, int], dtype: str | None = None
+) -> dict[str, int]:
     """Add a collective for both classes, each after its own task; returns its tasks by class."""
     return {
         rank_class: step.tasks.collective(
             name, op, nbytes, rank_class, communicator=GROUP, key=name,
-            after=(ready[rank_class],) if rank_class in ready else (),
+            after=(ready[rank_class],) if rank_class in ready else (), dtype=dtype,
         )
         for rank_class in (FIRST, OTHERS)
     }  # fmt: skip
@@ -122,17 +126,17 @@ def _add_forward(step: _Step) -> None:
     ready: dict[str, int] = {}
     if inputs:
         ready = _together(step, "scatter inputs", "scatter", inputs, {})
-    pieces = [*broadcast_pieces(step.request.workload.tensors)]
+    pieces: list[tuple[int, str | None]] = [*broadcast_pieces(step.request.workload.tensors)]
     if step.request.workload.buffer_bytes:
-        pieces.append(step.request.workload.buffer_bytes)
-    for number, nbytes in enumerate(pieces):
+        pieces.append((step.request.workload.buffer_bytes, None))
+    for number, (nbytes, dtype) in enumerate(pieces):
         issued = step.tasks.issue(f"replicate {number}", 1 + step.request.ranks, FIRST)
         before = (ready[FIRST],) if ready else ()
         flat = step.tasks.copy(
             f"flatten parameters {number}", nbytes, 1, FIRST, after=(*issued, *before)
         )
         name = f"broadcast parameters {number}"
-        ready = _together(step, name, "broadcast", nbytes, {FIRST: flat})
+        ready = _together(step, name, "broadcast", nbytes, {FIRST: flat}, dtype)
     parts = forward_segments(
         step.request.workload, step.request.times, at_most=step.request.segments
     )
@@ -170,7 +174,7 @@ def _add_reduction(step: _Step) -> None:
     """Reduce all gradients to GPU 0 once backward has ended, and let it run the optimizer."""
     tensors = [step.request.workload.tensors[index] for index in step.request.workload.ready_order]
     ready: dict[str, int] = {}
-    for number, nbytes in enumerate(reduction_pieces(tensors)):
+    for number, (nbytes, dtype) in enumerate(reduction_pieces(tensors)):
         flat = {
             rank_class: step.tasks.copy(
                 f"flatten gradients {number}", nbytes, 1, rank_class,
@@ -178,7 +182,7 @@ def _add_reduction(step: _Step) -> None:
             )
             for rank_class in (FIRST, OTHERS)
         }  # fmt: skip
-        ready = _together(step, f"reduce gradients {number}", "reduce", nbytes, flat)
+        ready = _together(step, f"reduce gradients {number}", "reduce", nbytes, flat, dtype)
     issued = step.tasks.issue("optimizer", step.request.times.optimizer_kernels, FIRST)
     end = step.tasks.compute(
         "optimizer",

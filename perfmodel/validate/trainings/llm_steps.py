@@ -23,11 +23,12 @@ from perfmodel.validate.sweeps.match import one_line
 from perfmodel.validate.trainings.model import Case, Dataset, TrainingRun
 from perfmodel.validate.trainings.series import ONE_GPU
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.memory import OptimizerKernels
+from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 from perfmodel.workload.roofline import layer_times, step_s
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.gpt import GptShape, gpt
-from perfmodel.workload.zoo.llama import LlamaShape, llama
+from perfmodel.workload.zoo.llama import llama
 
 TITLE = "Model FLOP/s utilisation of LLM steps"
 FIRST_FLASH = 0.5
@@ -110,7 +111,7 @@ def llm_workload(cells: Mapping[str, str]) -> Workload:
             shape=GptShape(layers, width, heads, tokens, vocabulary),
             dropout=cells["dropout"] == "1",
         )  # fmt: skip
-    shape = LlamaShape(layers, width, heads, kv, mlp, vocabulary, tokens)
+    shape = DecoderShape(layers, width, heads, kv, mlp, vocabulary, tokens)
     return llama(cells["model"], dtype=cells["dtype"], sequence_length=tokens, shape=shape)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.errors import Fault
 from perfmodel.files.csv_rows import Record, read_table
 from perfmodel.library.machine import Machine
-from perfmodel.scenario.sections.strategies.ddp import Hook
+from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.host_overhead import host_work
@@ -224,9 +224,8 @@ def _step(cells: Mapping[str, str], model: Model, machine: Machine, scale: float
     if mode in {"none", "flat", "pertensor"}:
         host_s = library.host_step if mode == "none" else host.step_s
         return unbucketed_plan(workload, times, mode, ranks, host_s=host_s)
-    hook: Hook = "fp16" if mode == "fp16" else "none"
     request = StepRequest(
-        workload, times, ranks, batch_per_gpu=1, hook=hook, comm_workers=library.workers,
+        workload, times, ranks, batch_per_gpu=1, comm_workers=library.workers,
         host_s=host.step_s, cast_Bps=host.cast_Bps, core=host.core,
     )  # fmt: skip
     return ddp_plan(request, options)
@@ -239,6 +238,7 @@ def options_of(cells: Mapping[str, str]) -> DdpOptions:
         broadcast_buffers=False,
         gradient_as_bucket_view=cells.get("grad_view") == "1",
         accumulate=int(cells.get("accum") or 1),
+        hook=CastHook(kind="fp16" if cells.get("mode") == "fp16" else "none"),
     )
     if caps == "def":
         return common

@@ -10,12 +10,12 @@ from perfmodel.workload.kernels.shapes import Attention
 def fused_attention_s(attention: Attention, device: Device, *, backward: bool = False) -> float:
     """Device time of one fused kernel; seconds.
 
-    A query meets `tokens` keys, half of them where causal; its rate saturates with that number,
-    as the start of each tile of queries is spread over more work.
+    Its rate saturates with the number of keys that a query sees, as the start of each tile of
+    queries is spread over more work.
     """
     constants = device.constants.attention
-    keys = attention.tokens * (0.5 if attention.causal else 1.0)
-    work = attention.flops * (0.5 if attention.causal else 1.0)
+    keys = attention.seen_keys
+    work = attention.flops * keys / attention.all_keys
     work *= constants.backward_flops if backward else 1.0
     saturation = keys / (keys + constants.half_rate_keys)
     share = device.attention.at(attention.head_size) * saturation

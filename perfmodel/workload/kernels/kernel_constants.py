@@ -40,8 +40,8 @@ class AttentionConstants:
 
     `half_rate_keys`: keys per query at which a fused kernel reaches half its rate.
     `backward_flops`, `backward_passes`: operations and traffic of its backward over forward.
-    `unfused_passes`, `unfused_kernels`, `unfused_saved`: memory passes, kernels and kept elements
-        per score where attention is not fused.
+    `unfused_passes`, `unfused_kernels`: memory passes and kernels per score where attention is not
+        fused.
     `compiled_passes`: those passes where a compiler fuses what lies between the products.
     """
 
@@ -51,7 +51,6 @@ class AttentionConstants:
     unfused_passes: float
     unfused_kernels: int
     compiled_passes: float
-    unfused_saved: float
 
 
 @dataclass(frozen=True)

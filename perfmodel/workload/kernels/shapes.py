@@ -83,6 +83,8 @@ class Attention:
 
     `kv_heads` < `heads`: grouped queries share keys and values.
     `causal`: half of the scores are masked, which a fused kernel skips.
+    `keys`: tokens that are looked at, where they are not the same (cross attention).
+    `window`: tokens that a causal query sees at most (sliding window).
     """
 
     tokens: int
@@ -91,22 +93,40 @@ class Attention:
     head_size: int
     causal: bool
     sequences: int = 1
+    keys: int | None = None
+    window: int | None = None
+
+    @property
+    def all_keys(self) -> int:
+        """Tokens that are looked at, masked or not."""
+        return self.keys or self.tokens
+
+    @property
+    def seen_keys(self) -> float:
+        """Tokens that a query sees, on average: half of those before it where causal.
+
+        With a window w of s tokens, the first w queries see w / 2 and the others w.
+        """
+        if self.window is not None and self.window < self.tokens:
+            return self.window * (1 - self.window / (2 * self.tokens))
+        return self.all_keys * (0.5 if self.causal else 1.0)
 
     @property
     def flops(self) -> float:
         """Operations of both products, masked scores counted."""
-        return 4.0 * self.sequences * self.heads * self.tokens**2 * self.head_size
+        return 4.0 * self.sequences * self.heads * self.tokens * self.all_keys * self.head_size
 
     @property
     def elements(self) -> float:
         """Elements of queries, keys, values and the result."""
-        rows = self.sequences * self.tokens * self.head_size
-        return 2.0 * rows * (self.heads + self.kv_heads)
+        rows = self.tokens * self.heads + self.all_keys * self.kv_heads
+        return 2.0 * self.sequences * self.head_size * rows
 
     @property
     def scores(self) -> MatrixProduct:
         """Queries times keys, as an unfused implementation runs it."""
-        return MatrixProduct(self.tokens, self.tokens, self.head_size, self.sequences * self.heads)
+        count = self.sequences * self.heads
+        return MatrixProduct(self.tokens, self.all_keys, self.head_size, count)
 
 
 MatrixKernel = MatrixProduct | Convolution | Attention

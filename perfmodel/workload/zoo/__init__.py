@@ -11,7 +11,8 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.model import Workload
-from perfmodel.workload.zoo import bert, gpt, inception, llama, resnet, vgg, vit
+from perfmodel.workload.zoo import bert, decoder_sizes, gpt, llama, t5
+from perfmodel.workload.zoo.images import inception, resnet, vgg, vit
 
 TRAINED_DTYPES = ("fp32", "bf16", "fp16")
 
@@ -27,9 +28,13 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
 _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{name: (partial(bert.bert, name), bert.POSITIONS) for name in bert.SHAPES},
     **{name: (partial(gpt.gpt, name), shape.positions) for name, shape in gpt.SHAPES.items()},
-    **{name: (partial(llama.llama, name), s.positions) for name, s in llama.SHAPES.items()},
+    **{name: (partial(llama.llama, name), s.positions) for name, s in decoder_sizes.SHAPES.items()},
+    **{name: (partial(t5.t5, name), t5.INPUTS) for name in t5.SHAPES},
 }
-"""Sequence models: their function, and the longest sequence of the published model."""
+"""Sequence models: their function, and the sequence that their authors trained with."""
+
+_UNLIMITED = frozenset(decoder_sizes.SHAPES) | frozenset(t5.SHAPES)
+"""Models whose positions, rotary or relative, have no table of limited length."""
 
 
 def zoo_names() -> tuple[str, ...]:
@@ -55,8 +60,9 @@ def build_model(
     image_size : int, optional
         Height and width; 224 (Inception: 299) if not given. Image models only.
     sequence_length : int, optional
-        Tokens of one sample; the model's longest if not given (BERT 512, GPT-2 1024, GPT-3 2048,
-        Llama 2 4096, Llama 3 8192). Sequence models only.
+        Tokens of one sample; those of pre-training if not given (BERT and T5 512, GPT-2 1024, GPT-3
+        2048, Llama 2 and Qwen 4096, Llama 3, Mistral and Gemma 8192, Gemma 3 32768). T5's decoder
+        has those that span corruption leaves it: 114 of 512. Sequence models only.
 
     Returns
     -------
@@ -83,8 +89,7 @@ def build_model(
     else:
         make, default = _SEQUENCES[name]
         faults += _misplaced("image_size", image_size, name, "a sequence model")
-        # rotary positions have no table of limited length
-        longest = None if name in llama.SHAPES else default
+        longest = None if name in _UNLIMITED else default
         faults += _size_faults("sequence_length", sequence_length, longest)
         size = {"sequence_length": sequence_length or default}
     if faults:

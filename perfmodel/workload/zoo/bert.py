@@ -11,10 +11,13 @@ from perfmodel.workload.zoo.layers import (
     DROPOUT_PASSES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
+    INDEX_BYTES,
     JOIN_PASSES,
     LOSS_PASSES,
-    MASK_ELEMENTS,
+    MASK_BYTES,
+    NORM_BYTES,
     NORM_PASSES,
+    WIDE_BYTES,
     Module,
     Parameter,
     assemble,
@@ -92,13 +95,13 @@ def _head(s: int, h: int) -> list[Module]:
         ready=names(norm) + names_reversed(dense),
         vector_elements=float(ACTIVATION_PASSES * s * h), norm_elements=float(NORM_PASSES * s * h),
         fused_elements=float((ACTIVATION_PASSES + FUSED_NORM_PASSES) * s * h),
-        saved_elements=3.0 * s * h, kernels=3,
+        saved_elements=2.0 * s * h, stream_elements=float(s * h), kernels=3,
     )  # fmt: skip
     decoder = linear(
         f"{prefix}.decoder", s, h, VOCABULARY, parameters=bias, ready=names(bias),
         vector_elements=float(LOSS_PASSES * logits), wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits),
-        saved_elements=float(s * h + logits), kernels=4,
+        saved_elements=float(s * h), saved_bytes=float(WIDE_BYTES * logits), kernels=4,
     )  # fmt: skip
     relation = weight_and_bias("cls.seq_relationship", 2, h)
     return [transform, decoder, linear("cls.seq_relationship", 1, h, 2, parameters=relation)]
@@ -118,7 +121,9 @@ def _embeddings(s: int, h: int) -> Module:
     return embedding(
         prefix, tables + norm, (*names(norm), position, segment, word),
         vector_elements=passes * s * h, fused_elements=float((1 + JOIN_PASSES) * s * h),
-        saved_elements=(1 + MASK_ELEMENTS) * s * h, kernels=7,
+        stream_elements=float(s * h),
+        saved_bytes=float((3 * INDEX_BYTES + NORM_BYTES + MASK_BYTES * h) * s),
+        kernels=7,
     )  # fmt: skip
 
 
@@ -130,6 +135,7 @@ def _block(prefix: str, s: int, h: int, heads: int) -> list[Module]:
             f"{prefix}.attention.self.{part}", s, h, h,
             parameters=weight_and_bias(f"{prefix}.attention.self.{part}", h, h),
             saved_elements=float(s * h) * (part == "query"),  # one input for all three
+            copied_elements=float(s * h) * (part != "query"),
         )
         for part in ("query", "key", "value")
     )  # fmt: skip
@@ -161,5 +167,6 @@ def _to_stream(prefix: str, s: int, inputs: int, h: int) -> Module:
         ready=names(norm) + names_reversed(dense),
         vector_elements=(DROPOUT_PASSES + ADD_PASSES) * s * h, norm_elements=NORM_PASSES * s * h,
         fused_elements=float(JOIN_PASSES * s * h),
-        saved_elements=(1 + MASK_ELEMENTS) * s * h + input_kept, kernels=4,
+        saved_elements=float(input_kept), stream_elements=float(s * h),
+        saved_bytes=float((NORM_BYTES + MASK_BYTES * h) * s), kernels=4,
     )  # fmt: skip

@@ -11,10 +11,12 @@ from perfmodel.workload.zoo.layers import (
     DROPOUT_PASSES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
+    INDEX_BYTES,
     JOIN_PASSES,
     LOSS_PASSES,
-    MASK_ELEMENTS,
+    MASK_BYTES,
     NORM_PASSES,
+    WIDE_BYTES,
     Parameter,
     assemble,
     linear,
@@ -50,7 +52,11 @@ SHAPES = {
     "gpt2-medium": GptShape(24, 1024, 16, 1024),
     "gpt2-large": GptShape(36, 1280, 20, 1024),
     "gpt2-xl": GptShape(48, 1600, 25, 1024),
+    "gpt3-125m": GptShape(12, 768, 12, 2048),
+    "gpt3-350m": GptShape(24, 1024, 16, 2048),
+    "gpt3-760m": GptShape(24, 1536, 16, 2048),
     "gpt3-1.3b": GptShape(24, 2048, 16, 2048),
+    "gpt3-2.7b": GptShape(32, 2560, 32, 2048),
     "gpt3-6.7b": GptShape(32, 4096, 32, 2048),
     # the paper prints a width of 5140, which 40 heads of 128 cannot have
     "gpt3-13b": GptShape(40, 5120, 40, 2048),
@@ -82,7 +88,8 @@ def gpt(
         embedding(
             "embeddings", tables, ("wpe.weight", "wte.weight"), vector_elements=gathered,
             fused_elements=float(JOIN_PASSES * s * h),
-            saved_elements=dropout * MASK_ELEMENTS * s * h, kernels=3 + dropout,
+            saved_bytes=float(2 * INDEX_BYTES * s + dropout * MASK_BYTES * s * h),
+            kernels=3 + dropout,
         )
     ]  # fmt: skip
     block = BlockShape(s, h, shape.heads, 4 * h, causal=True, dropout=dropout)
@@ -95,7 +102,8 @@ def gpt(
             norm_elements=NORM_PASSES * s * h, vector_elements=LOSS_PASSES * s * vocabulary,
             wide_elements=float(LOSS_PASSES * s * vocabulary),
             fused_elements=FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * s * vocabulary,
-            saved_elements=float(2 * s * h + s * vocabulary), kernels=5,
+            saved_elements=float(s * h), stream_elements=float(s * h),
+            saved_bytes=float(WIDE_BYTES * s * vocabulary), kernels=5,
         )
     )  # fmt: skip
     return assemble(

@@ -42,8 +42,11 @@ JOIN_PASSES = 3
 """A chain that ends in a residual addition, fused: two reads and a write."""
 DROPOUT_PASSES = 2.25
 """Read, write, and a mask of one byte for each element of four."""
-MASK_ELEMENTS = 0.25
-"""That mask, saved for backward."""
+MASK_BYTES, INDEX_BYTES, WIDE_BYTES = 1, 8, 4
+"""Bytes that are kept of a dropped-out element, of an index, and of an element of a loss in fp32:
+its softmax, of logits in any precision."""
+NORM_BYTES = 8
+"""Mean and inverse deviation of a row, which a normalisation keeps in fp32."""
 
 CLASSES = 1000
 """Classes of ImageNet."""
@@ -188,11 +191,11 @@ def pooling(
 ) -> tuple[Module, Image]:
     """Max pooling (keeps int64 indices for backward) or, without `indices`, average pooling."""
     out = Image(image.channels, *output_size(image, pair(kernel), stride, pair(padding), name))
-    index_elements = 2.0 * out.elements * indices  # 8 bytes each
-    traffic = image.elements + out.elements + index_elements
+    index_bytes = float(INDEX_BYTES * out.elements * indices)
     layer = Layer(
-        name, vector_bytes=ELEMENT_BYTES * traffic, saved_elements=out.elements + index_elements
-    )
+        name, vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
+        saved_elements=out.elements, saved_bytes=index_bytes,
+    )  # fmt: skip
     return Module(layer), out
 
 
@@ -217,6 +220,9 @@ def linear(
     wide_elements: float = 0.0,
     fused_elements: float = 0.0,
     saved_elements: float = 0.0,
+    stream_elements: float = 0.0,
+    copied_elements: float = 0.0,
+    saved_bytes: float = 0.0,
     kernels: int = 1,
 ) -> Module:
     """One matrix product of every token with a weight, and the element-wise work around it.
@@ -229,6 +235,7 @@ def linear(
     `wide_norm`: whether these are single operations in fp32.
     `wide_elements`: part of `vector_elements` that is fp32 in any precision.
     `fused_elements`: of all of them, where a compiler makes each chain one kernel.
+    `saved_elements`, `stream_elements`, `copied_elements`, `saved_bytes`: kept (see `Layer`).
     `kernels`: with the matrix product.
     """
     layer = Layer(
@@ -238,6 +245,9 @@ def linear(
         vector_bytes=ELEMENT_BYTES * (vector_elements + norm_elements),
         weight_elements=float(inputs * outputs),
         saved_elements=saved_elements,
+        stream_elements=stream_elements,
+        copied_elements=copied_elements,
+        saved_bytes=saved_bytes,
         kernels=kernels,
         matrix=MatrixProduct(tokens, outputs, inputs, has_bias=_has_bias(parameters)),
         norm_bytes=ELEMENT_BYTES * norm_elements,
@@ -275,9 +285,15 @@ def image_model(
     source: str,
     registered: Sequence[Parameter] | None = None,
 ) -> Workload:
-    """Turn parts in execution order into a model of square colour images and ImageNet's classes."""
+    """Turn parts in execution order into a model of square colour images and ImageNet's classes.
+
+    The first convolution keeps the image.
+    """
+    layer = parts[0].layer
+    first = replace(layer, saved_elements=layer.saved_elements + 3.0 * image_size**2)
     return assemble(
-        name, parts, dtype=dtype, sample="image", source=source,
+        name, [replace(parts[0], layer=first), *parts[1:]], dtype=dtype, sample="image",
+        source=source,
         input_elements=3.0 * image_size**2, output_elements=CLASSES, registered=registered,
     )  # fmt: skip
 
@@ -293,11 +309,13 @@ def assemble(
     output_elements: float,
     registered: Sequence[Parameter] | None = None,
     buffers: tuple[Buffers, ...] = (),
+    notes: tuple[str, ...] = (),
 ) -> Workload:
     """Turn parts in execution order into a workload.
 
     `registered`: all parameters in registration order, where that is not the order of the parts.
     `buffers`: that belong to no part.
+    `notes`: what is estimated.
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
@@ -313,6 +331,7 @@ def assemble(
         output_elements=output_elements,
         input_elements=input_elements,
         source=source,
+        notes=notes,
     )
 
 

@@ -17,7 +17,8 @@ from perfmodel.workload.zoo.layers import (
     ELEMENT_BYTES,
     FUSED_NORM_PASSES,
     JOIN_PASSES,
-    MASK_ELEMENTS,
+    MASK_BYTES,
+    NORM_BYTES,
     NORM_PASSES,
     Module,
     Parameter,
@@ -28,26 +29,40 @@ from perfmodel.workload.zoo.layers import (
 
 
 def attention(
-    name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool
-) -> Module:
+    name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool,
+    keys: int | None = None, window: int | None = None, dropout: bool = True,
+    wide_scores: bool = False, capped_scores: bool = False,
+) -> Module:  # fmt: skip
     """Scores, softmax and weighted sum; it has no parameters.
 
-    Multiply-accumulates: tokens^2 x width for the scores and as many for the sum, so
+    Multiply-accumulates: tokens x keys x width for the scores and as many for the sum, so
     4 x tokens^2 x width operations forward, causal or not. Kept for backward: query, key, value
     and the output.
+
+    `width`: of the queries of all heads; `kv_width`: of keys and values, if heads share them.
+    `keys`: tokens that queries look at, where these are others (cross attention).
+    `window`: tokens that a query sees at most, of causal attention.
+    `dropout`, `wide_scores`, `capped_scores`: of the scores, where it is not fused (see `Layer`).
     """
-    kv_width = kv_width or width
-    moved = tokens * (2 * width + 2 * kv_width)
+    kv_width, keys = kv_width or width, keys or tokens
+    window = window if window is not None and window < tokens else None
+    moved = 2 * (tokens * width + keys * kv_width)
     layer = Layer(
         name=name,
-        matmul_flops=4.0 * tokens**2 * width,
+        matmul_flops=4.0 * tokens * keys * width,
         matmul_bytes=float(ELEMENT_BYTES * moved),
         saved_elements=float(moved),
         kind="attention",
-        score_elements=float(heads * tokens**2),
-        matrix=Attention(tokens, heads, kv_width * heads // width, width // heads, causal),
+        score_elements=float(heads * tokens * keys),
+        score_dropout=dropout,
+        wide_scores=wide_scores,
+        capped_scores=capped_scores,
+        matrix=Attention(
+            tokens, heads, kv_width * heads // width, width // heads, causal,
+            keys=None if keys == tokens else keys, window=window,
+        ),
         fused_bytes=0.0,
-    )
+    )  # fmt: skip
     return Module(layer)
 
 
@@ -58,7 +73,9 @@ def embedding(
     *,
     vector_elements: float,
     fused_elements: float | None = None,
-    saved_elements: float,
+    saved_elements: float = 0.0,
+    stream_elements: float = 0.0,
+    saved_bytes: float = 0.0,
     kernels: int,
 ) -> Module:
     """Gather rows of tables; backward writes a dense gradient of each table."""
@@ -68,6 +85,8 @@ def embedding(
         fused_bytes=None if fused_elements is None else ELEMENT_BYTES * fused_elements,
         weight_elements=float(sum(shape[0] * shape[-1] for _, shape in parameters)),
         saved_elements=saved_elements,
+        stream_elements=stream_elements,
+        saved_bytes=saved_bytes,
         kernels=kernels,
     )
     return Module(layer, parameters, ready)
@@ -109,7 +128,7 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
     s, h, wide = shape.tokens, shape.width, shape.mlp_width
     drop_passes = shape.dropout * DROPOUT_PASSES
     after = (drop_passes + ADD_PASSES) * s * h
-    mask = shape.dropout * MASK_ELEMENTS * s * h
+    mask_bytes = float(shape.dropout * MASK_BYTES * s * h)
     tail_kernels = 2 + shape.dropout
 
     def normed(part: str, outputs: int, norm: Parameters, own: Parameters) -> Module:
@@ -117,15 +136,17 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
             f"{name}.{part}", s, h, outputs, parameters=norm + own,
             ready=names_reversed(own) + names(norm),
             norm_elements=NORM_PASSES * s * h, fused_elements=FUSED_NORM_PASSES * s * h,
-            saved_elements=2.0 * s * h, kernels=2,
+            saved_elements=float(s * h), stream_elements=float(s * h),
+            saved_bytes=float(NORM_BYTES * s), kernels=2,
         )  # fmt: skip
 
     return [
         normed("qkv", 3 * h, parameters.first_norm, parameters.qkv),
-        attention(f"{name}.attention", s, h, heads=shape.heads, causal=shape.causal),
+        attention(f"{name}.attention", s, h, heads=shape.heads, causal=shape.causal,
+                  dropout=shape.dropout),
         linear(
             f"{name}.projection", s, h, h, parameters=parameters.projection,
-            vector_elements=after, fused_elements=JOIN_PASSES * s * h, saved_elements=mask,
+            vector_elements=after, fused_elements=JOIN_PASSES * s * h, saved_bytes=mask_bytes,
             kernels=tail_kernels,
         ),
         normed("widen", wide, parameters.second_norm, parameters.widen),
@@ -133,6 +154,6 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
             f"{name}.narrow", s, wide, h, parameters=parameters.narrow,
             vector_elements=ACTIVATION_PASSES * s * wide + after,
             fused_elements=ACTIVATION_PASSES * s * wide + JOIN_PASSES * s * h,
-            saved_elements=2.0 * s * wide + mask, kernels=tail_kernels + 1,
+            saved_elements=2.0 * s * wide, saved_bytes=mask_bytes, kernels=tail_kernels + 1,
         ),
     ]  # fmt: skip

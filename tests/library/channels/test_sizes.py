@@ -27,7 +27,7 @@ from perfmodel.simulate.sharing.between_collectives import LinkUsers
 from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
 from perfmodel.studies.run import run_scenario
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.training import forward_backward
+from perfmodel.training.plan import forward_backward
 
 MiB = 1 << 20
 MOST = 0.01

@@ -14,6 +14,9 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 ROOT = Path(__file__).parents[3]
 
+DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""Names that differ from PyTorch's."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -30,9 +33,9 @@ class Call:
     phase: str = ""
 
     @property
-    def issued(self) -> tuple[str, int, int]:
+    def issued(self) -> tuple[str, int, int, str | None]:
         """What a plan says of it, too."""
-        return self.op, self.nbytes, self.group_ranks
+        return self.op, self.nbytes, self.group_ranks, DTYPES.get(self.dtype, self.dtype)
 
 
 def run_cases(module: str, ranks: int, folder: Path) -> dict[str, list[Call]]:
@@ -64,11 +67,11 @@ def _call(noted: dict[str, Any], ranks: int) -> Call:
     return Call(noted["op"], noted["bytes"], group_ranks, noted["dtype"], noted["phase"])
 
 
-def planned_calls(plan: StepPlan) -> list[tuple[str, int, int]]:
-    """Collectives of a plan in the order in which they are issued: operation, bytes, ranks."""
+def planned_calls(plan: StepPlan) -> list[tuple[str, int, int, str | None]]:
+    """Collectives of a plan as they are issued: operation, bytes, ranks, dtype."""
     ranks = {each.name: len(each.groups[0]) for each in plan.communicators}
     return [
-        (task.work.op, task.work.nbytes, ranks[task.work.communicator])
+        (task.work.op, task.work.nbytes, ranks[task.work.communicator], task.work.dtype)
         for task in plan.tasks
         if isinstance(task.work, Collective)
     ]

@@ -152,10 +152,12 @@ def test_reductions_are_cut_as_in_pytorch(sizes: Sequence[tuple[int, str]]) -> N
     tensors = [ParameterTensor("t", (numel,), dtype) for numel, dtype in sizes]
     names = {"fp32": torch.float32, "fp16": torch.float16}
     real = [torch.empty(t.shape, dtype=names[t.dtype], device="meta") for t in tensors]
+    dtypes = {dtype: name for name, dtype in names.items()}
     wanted = [
-        sum(t.numel() * t.element_size() for t in p) for p in _take_tensors(real, COALESCED_BYTES)
+        (sum(t.numel() * t.element_size() for t in p), dtypes[p[0].dtype])
+        for p in _take_tensors(real, COALESCED_BYTES)
     ]
-    assert list(reduction_pieces(tensors)) == [nbytes for nbytes in wanted if nbytes]
+    assert list(reduction_pieces(tensors)) == [piece for piece in wanted if piece[0]]
 
 
 @given(st.lists(st.integers(1, 6 * MIB), min_size=1, max_size=12))
@@ -167,15 +169,15 @@ def test_pieces_hold_every_byte(numels: Sequence[int]) -> None:
         reduction_pieces: max(COALESCED_BYTES, largest),
     }
     for cut, bound in most.items():
-        assert sum(cut(tensors)) == 4 * sum(numels)
-        assert all(nbytes <= bound for nbytes in cut(tensors))
+        assert sum(nbytes for nbytes, _ in cut(tensors)) == 4 * sum(numels)
+        assert all(nbytes <= bound for nbytes, _ in cut(tensors))
 
 
 def test_a_broadcast_closes_when_another_such_tensor_would_fill_it() -> None:
     # 4 + 4 MiB: one more of 4 would exceed 10; 6 MiB: 6 + 6 would
     tensors = [ParameterTensor("t", (n * MIB // 4,)) for n in (4, 4, 6, 1)]
-    assert [nbytes // MIB for nbytes in broadcast_pieces(tensors)] == [8, 6, 1]
-    assert [nbytes // MIB for nbytes in reduction_pieces(tensors)] == [8, 7]
+    assert [nbytes // MIB for nbytes, _ in broadcast_pieces(tensors)] == [8, 6, 1]
+    assert [nbytes // MIB for nbytes, _ in reduction_pieces(tensors)] == [8, 7]
 
 
 def test_gradients_leave_in_pieces_of_10_mib(resnet: Workload, times_of: Times) -> None:

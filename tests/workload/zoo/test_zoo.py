@@ -8,10 +8,14 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.workload import build_model, zoo_names
 from perfmodel.workload.zoo.bert import bert
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.llama import llama
+from perfmodel.workload.zoo.t5 import target_tokens
 
 # Parameters, tensors, and the start of the SHA-256 of "name:64x3x7x7" lines in registration order.
-# ResNet, VGG, AlexNet, Inception, ViT: torchvision 0.29. BERT, GPT-2, Llama: Hugging Face
-# transformers (GPT-2 under GPT2Model's names). GPT-3: GPT-2's tensors at the sizes of the paper.
+# ResNet, VGG, AlexNet, Inception, ViT: torchvision 0.29. BERT, GPT-2, T5, Llama and others like it:
+# Hugging Face transformers (GPT-2 under GPT2Model's names). GPT-3: GPT-2's tensors at the sizes of
+# the paper.
 TENSORS = {
     "resnet18": (11689512, 62, "6c9cb31ea43c9ab2"),
     "resnet34": (21797672, 110, "94e75af38bd1ae91"),
@@ -37,6 +41,55 @@ TENSORS = {
     "llama3-8b": (8030261248, 291, "0d86526b86b138c1"),
     "inception-v3": (27161264, 292, "803bcea2c49f24e2"),
     "vit-b-16": (86567656, 152, "3de094db091f770a"),
+    "gpt3-125m": (125226240, 148, "499601d5e611d613"),
+    "gpt3-350m": (355871744, 292, "0976e65f555be0af"),
+    "gpt3-760m": (760300032, 292, "1ba76f1869e96a07"),
+    "gpt3-2.7b": (2651553280, 388, "b9dd9cabaae4875e"),
+    "llama3-70b": (70553706496, 723, "006a042e946cdb9b"),
+    "llama3.1-8b": (8030261248, 291, "0d86526b86b138c1"),
+    "llama3.1-70b": (70553706496, 723, "006a042e946cdb9b"),
+    "llama3.1-405b": (405853388800, 1137, "c1087a69d8682e13"),
+    "llama3.2-1b": (1235814400, 146, "6f54c6fab04ee20b"),
+    "llama3.2-3b": (3212749824, 254, "3fc17fda2f5ce180"),
+    "mistral-7b": (7241732096, 291, "e48d713fd8387e53"),
+    "mistral-7b-v0.3": (7248023552, 291, "ae22f964d1e005e5"),
+    "qwen2-0.5b": (494032768, 290, "b73f1fb208703956"),
+    "qwen2-1.5b": (1543714304, 338, "33c14698c356ef3d"),
+    "qwen2-7b": (7615616512, 339, "334dea9c10db7fc2"),
+    "qwen2-72b": (72706203648, 963, "fb49a292c57b9885"),
+    "qwen2.5-0.5b": (494032768, 290, "b73f1fb208703956"),
+    "qwen2.5-1.5b": (1543714304, 338, "33c14698c356ef3d"),
+    "qwen2.5-7b": (7615616512, 339, "334dea9c10db7fc2"),
+    "qwen2.5-72b": (72706203648, 963, "fb49a292c57b9885"),
+    "qwen2.5-3b": (3085938688, 434, "091d3d8064b226de"),
+    "qwen2.5-14b": (14770033664, 579, "3aea3858416b8f40"),
+    "qwen2.5-32b": (32763876352, 771, "2d8f427bc40fba24"),
+    "qwen3-0.6b": (596049920, 310, "1d5c9696fe3ec719"),
+    "qwen3-1.7b": (1720574976, 310, "ed852e9d7146c691"),
+    "qwen3-4b": (4022468096, 398, "9548594b7055cbc7"),
+    "qwen3-8b": (8190735360, 399, "c69b73d6dc21da2f"),
+    "qwen3-14b": (14768307200, 443, "bc433b1564aa3a98"),
+    "qwen3-32b": (32762123264, 707, "e708e4223644f1d6"),
+    "gemma-2b": (2506172416, 164, "b79cdc8f6525f862"),
+    "gemma-7b": (8537680896, 254, "be2bac956c593a2b"),
+    "gemma2-2b": (2614341888, 288, "cfb63f7a4f5c7368"),
+    "gemma2-9b": (9241705984, 464, "23aeda0cc87624f8"),
+    "gemma2-27b": (27227128320, 508, "fc4b3715159f0f2a"),
+    "gemma3-270m": (268098176, 236, "7e87e15a31f69684"),
+    "gemma3-1b": (999885952, 340, "8b61d589a6bf6714"),
+    "gemma3-4b": (3880263168, 444, "4292c551a0d3ffdb"),
+    "gemma3-12b": (11766034176, 626, "6f442ecdc4938467"),
+    "gemma3-27b": (27009346304, 808, "437788e5af9e0099"),
+    "t5-small": (60506624, 131, "0f99cbb7f6fbdd40"),
+    "t5-base": (222903552, 257, "4b0b0726a850273f"),
+    "t5-large": (737668096, 509, "8dddcc5f15f2d842"),
+    "t5-3b": (2851598336, 509, "45af028b45354a51"),
+    "t5-11b": (11307321344, 509, "7741440d26a2ba86"),
+    "t5-v1.1-small": (76961152, 190, "2444f0e2a2bc2e73"),
+    "t5-v1.1-base": (247577856, 282, "a0da4fbe735c6a8d"),
+    "t5-v1.1-large": (783150080, 558, "a954619f218173d9"),
+    "t5-v1.1-xl": (2849757184, 558, "5aff78c520efbf2f"),
+    "t5-v1.1-xxl": (11135332352, 558, "a054f2a53e86f8c7"),
 }
 
 # The start of the SHA-256 of the names in the order in which post-accumulate-grad hooks of the
@@ -129,6 +182,53 @@ def test_work_of_image_models(name):
     assert gmacs(build_model(name)) == pytest.approx(GMACS[name], rel=2e-3)
 
 
+# Parameters in 1e9 as model cards print them, embeddings included.
+# Gemma 3 states embedding and other parameters apart (arXiv 2503.19786, table 1).
+CARDS = {
+    "llama3-8b": 8.03, "llama3-70b": 70.6, "llama3.1-405b": 405.9, "llama3.2-1b": 1.24,
+    "llama3.2-3b": 3.21, "mistral-7b": 7.24, "mistral-7b-v0.3": 7.25, "qwen2-0.5b": 0.494,
+    "qwen2-1.5b": 1.54, "qwen2-7b": 7.62, "qwen2-72b": 72.71, "qwen2.5-3b": 3.09,
+    "qwen2.5-14b": 14.77, "qwen2.5-32b": 32.76, "qwen3-0.6b": 0.596, "qwen3-1.7b": 1.72,
+    "qwen3-4b": 4.02, "qwen3-8b": 8.19, "qwen3-14b": 14.77, "qwen3-32b": 32.76, "gemma-2b": 2.51,
+    "gemma-7b": 8.54, "gemma2-2b": 2.61, "gemma2-9b": 9.24, "gemma2-27b": 27.2,
+    "gemma3-1b": 0.302 + 0.698, "gemma3-12b": 1.012 + 10.759, "gemma3-27b": 1.416 + 25.6,
+    "t5-small": 0.0605, "t5-base": 0.223, "t5-large": 0.738, "t5-3b": 2.85, "t5-11b": 11.3,
+    "t5-v1.1-xxl": 11.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_parameters_are_those_of_the_model_card(name):
+    assert build_model(name).parameters / 1e9 == pytest.approx(CARDS[name], rel=5e-3)
+
+
+def test_targets_of_span_corruption():
+    # google-research/text-to-text-transfer-transformer, pretrained_models/base: 512 and 114;
+    # Hugging Face's run_t5_mlm_flax.py computes 568 tokens of text for 512 inputs
+    assert target_tokens(512) == 114
+    assert build_model("t5-base").output_elements == 114 * 32128
+
+
+def test_a_window_limits_what_a_query_sees():
+    full, windowed = (
+        next(layer.matrix for layer in build_model(name, sequence_length=16384).layers
+             if layer.kind == "attention")
+        for name in ("mistral-7b-v0.3", "mistral-7b")
+    )  # fmt: skip
+    seen = sum(min(query + 1, 4096) for query in range(16384)) / 16384
+    assert windowed.seen_keys == pytest.approx(seen, rel=1e-3)
+    assert full.seen_keys == 16384 / 2
+    short = build_model("mistral-7b", sequence_length=4096).layers[4].matrix
+    assert short == build_model("mistral-7b-v0.3", sequence_length=4096).layers[4].matrix
+
+
+def test_every_sixth_layer_of_gemma_3_sees_all():
+    blocks = [
+        layer.matrix for layer in build_model("gemma3-4b").layers if layer.kind == "attention"
+    ]
+    assert [block.window for block in blocks[:7]] == [1024] * 5 + [None, 1024]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "gpt3-175b", "llama2-7b"])
 def test_work_of_decoders_is_two_per_parameter_and_token_plus_attention(name):
     # Kaplan et al. 2020 (arXiv 2001.08361), section 2.1, with the scores of all token pairs
@@ -145,18 +245,20 @@ def test_work_of_decoders_is_two_per_parameter_and_token_plus_attention(name):
 
 def test_activations_of_a_gpt3_layer():
     # Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1: 34 s b h bytes in half precision
-    # and 5 a s^2 b for the scores. Masks are a quarter of an element here, which is half of their
-    # byte in half precision
+    # and 5 a s^2 b for the scores, whose row sums a fused kernel keeps instead
     layers = [layer for layer in build_model("gpt3-175b").layers if layer.name.startswith("h.0.")]
     s, h, heads = 2048, 12288, 96
-    assert 2 * sum(layer.saved_elements for layer in layers) == pytest.approx(34 * s * h, rel=0.04)
+    elements = sum(layer.saved_elements + layer.stream_elements for layer in layers)
+    others = sum(layer.saved_bytes for layer in layers)
+    assert 2 * elements + others == pytest.approx(34 * s * h, rel=1e-3)
     assert sum(layer.score_elements for layer in layers) == heads * s**2
 
 
 def test_activations_of_a_language_model_head():
     # kept: input of the last norm, input of the head, log-softmax of the logits
     head = build_model("gpt2", sequence_length=10).layers[-1]
-    assert head.saved_elements == 10 * (768 + 768 + 50257)
+    assert (head.stream_elements, head.saved_elements) == (10 * 768, 10 * 768)
+    assert head.saved_bytes == 10 * 4 * 50257
 
 
 def test_activations_of_resnet50():
@@ -229,3 +331,18 @@ def test_work_is_finite_and_no_layer_is_empty(name):
         assert all(math.isfinite(value) and value >= 0 for value in work)
         assert layer.matmul_flops + layer.vector_bytes > 0
         assert layer.kernels >= 1
+
+
+def test_a_fused_norm_moves_and_launches_less():
+    plain, fused = (
+        llama("tiny", dtype="bf16", sequence_length=64, shape=DecoderShape(
+            2, 32, 4, 2, 64, 100, 64, fused_norms=fused))
+        for fused in (False, True)
+    )  # fmt: skip
+    assert [t.shape for t in plain.tensors] == [t.shape for t in fused.tensors]
+    # a read and a write of each of the norms' inputs, in the precision of the compute
+    assert sum(layer.norm_bytes for layer in fused.layers) == 5 * 2 * 4 * 64 * 32
+    assert not any(layer.wide_norm for layer in fused.layers)
+    assert sum(layer.kernels for layer in plain.layers) == 4 * 5 + sum(
+        layer.kernels for layer in fused.layers
+    )

@@ -1,9 +1,11 @@
 """The zoo against the real modules, where they are installed."""
 
+import dataclasses
+
 import pytest
 
 from perfmodel.workload import build_model
-from perfmodel.workload.zoo import bert, gpt, llama
+from perfmodel.workload.zoo import bert, decoder_sizes, gpt, t5
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
@@ -55,18 +57,46 @@ def hugging_face(name):
             n_embd=s.width, n_layer=s.layers, n_head=s.heads, n_positions=s.positions
         )
         return lambda: hf.GPT2LMHeadModel(config), lambda m: m(tokens, labels=tokens).loss
-    s = llama.SHAPES[name]
-    config = hf.LlamaConfig(
+    if name.startswith("t5"):
+        return lambda: t5_module(hf, t5.SHAPES[name]), lambda m: m(tokens, labels=tokens).loss
+    family = next(made for made, models in decoder_sizes.FAMILIES.items() if name in models)
+    config = decoder_config(hf, family, decoder_sizes.SHAPES[name])
+    return lambda: getattr(hf, family)(config), lambda m: m(tokens, labels=tokens).loss
+
+
+def t5_module(hf, s):
+    config = hf.T5Config(
+        d_model=s.width, d_kv=s.head_size, d_ff=s.mlp_width, num_layers=s.layers,
+        num_heads=s.heads, feed_forward_proj="gated-gelu" if s.gated else "relu",
+        tie_word_embeddings=not s.gated, vocab_size=t5.VOCABULARY, decoder_start_token_id=0,
+    )  # fmt: skip
+    module = hf.T5ForConditionalGeneration(config)
+    if s.gated:  # transformers 5 unties the head of v1.1 when it loads the published weights
+        import torch
+
+        module.lm_head.weight = torch.nn.Parameter(module.lm_head.weight.detach().clone())
+    return module
+
+
+def decoder_config(hf, family, s):
+    """Only what `decoder_sizes` states; what else an architecture has is its class's."""
+    configs = {"Gemma3ForCausalLM": "Gemma3TextConfig"}
+    make = getattr(hf, configs.get(family, family.replace("ForCausalLM", "Config")))
+    config = make(
         hidden_size=s.width, num_hidden_layers=s.layers, num_attention_heads=s.heads,
         num_key_value_heads=s.kv_heads, intermediate_size=s.mlp_width, vocab_size=s.vocabulary,
-        max_position_embeddings=s.positions,
+        max_position_embeddings=s.positions, head_dim=s.head_size, tie_word_embeddings=s.tied,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    return lambda: hf.LlamaForCausalLM(config), lambda m: m(tokens, labels=tokens).loss
+    if family != "Qwen2ForCausalLM":  # whose window is not used unless asked for
+        config.sliding_window = s.window
+    return config
 
 
-@pytest.mark.parametrize(
-    "name", ["bert-base", "bert-large", "gpt2", "gpt2-xl", "llama2-7b", "llama2-70b", "llama3-8b"]
-)
+NAMES = ["bert-base", "bert-large", "gpt2", "gpt2-xl", *decoder_sizes.SHAPES, *t5.SHAPES]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_tensors_and_buffers_of_hugging_face(name):
     make, _ = hugging_face(name)
     import torch
@@ -78,16 +108,45 @@ def test_tensors_and_buffers_of_hugging_face(name):
     assert workload.buffer_bytes == buffer_bytes(module)
 
 
+@pytest.mark.parametrize("name", decoder_sizes.SHAPES)
+def test_windows_are_those_of_hugging_face(name):
+    hf = transformers()
+    family = next(made for made, models in decoder_sizes.FAMILIES.items() if name in models)
+    shape = decoder_sizes.SHAPES[name]
+    config = decoder_config(hf, family, shape)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        kinds = ["sliding_attention" if shape.window else "full_attention"] * shape.layers
+    windows = [shape.window if kind == "sliding_attention" else None for kind in kinds]
+    assert [shape.window_of(layer) for layer in range(shape.layers)] == windows
+
+
+def tiny(shape):
+    """A decoder of two layers with all that its family has."""
+    sizes = {"layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "mlp_width": 24, "vocabulary": 40}
+    width = 8 if shape.head_width else None
+    return dataclasses.replace(shape, **sizes, positions=16, head_width=width)
+
+
 @pytest.mark.parametrize(
-    ("name", "shapes", "tiny"),
+    ("name", "shapes", "shape"),
     [
         ("bert-base", bert.SHAPES, bert.BertShape(2, 16, 2)),
         ("gpt2", gpt.SHAPES, gpt.GptShape(2, 16, 2, 8)),
-        ("llama2-7b", llama.SHAPES, llama.LlamaShape(2, 16, 4, 2, 24, 40, 16)),
+        ("t5-small", t5.SHAPES, t5.T5Shape(2, 16, 2, 8, 24)),
+        ("t5-v1.1-small", t5.SHAPES, t5.T5Shape(2, 16, 2, 8, 24, gated=True)),
+        *(
+            (name, models, tiny(models[name]))
+            for models in decoder_sizes.FAMILIES.values()
+            for name in models
+            if name in {"llama2-7b", "llama3.2-1b", "mistral-7b", "qwen2-7b", "qwen3-8b",
+                        "qwen3-4b", "gemma-2b", "gemma2-2b", "gemma3-1b"}
+        ),
     ],
-)
-def test_ready_order_of_hugging_face(monkeypatch, name, shapes, tiny):
-    monkeypatch.setitem(shapes, name, tiny)
+)  # fmt: skip
+def test_ready_order_of_hugging_face(monkeypatch, name, shapes, shape):
+    monkeypatch.setitem(shapes, name, shape)
+    monkeypatch.setitem(decoder_sizes.SHAPES, name, shape)
     make, loss = hugging_face(name)
     workload = build_model(name, sequence_length=5)
     names = [workload.tensors[index].name for index in workload.ready_order]

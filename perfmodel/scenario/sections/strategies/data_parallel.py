@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from perfmodel.files import FileModel
-from perfmodel.scenario.sections.strategies.ddp import Hook
 
 
 class DataParallelStrategy(FileModel):
@@ -15,4 +14,3 @@ class DataParallelStrategy(FileModel):
     one_node_only: ClassVar[bool] = True
     overlaps: ClassVar[bool] = False
     accumulate: ClassVar[int] = 1
-    hook: ClassVar[Hook] = "none"

@@ -10,6 +10,13 @@ from pydantic import BeforeValidator, Field
 from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStrategy
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
+from perfmodel.scenario.sections.strategies.horovod import HorovodStrategy
+from perfmodel.scenario.sections.strategies.local_sgd import LocalSgdStrategy
+from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
+from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
+from perfmodel.scenario.sections.strategies.priority import PriorityStrategy
+from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundancyStrategy
 
 
 def _ddp_unless_named(value: object) -> object:
@@ -17,9 +24,21 @@ def _ddp_unless_named(value: object) -> object:
 
 
 StrategySection = Annotated[
-    Annotated[DdpStrategy | DataParallelStrategy | FsdpStrategy, Field(discriminator="kind")],
+    Annotated[
+        DdpStrategy
+        | DataParallelStrategy
+        | ParameterServerStrategy
+        | FsdpStrategy
+        | HorovodStrategy
+        | PriorityStrategy
+        | ZeroStrategy
+        | MegatronStrategy
+        | ZeroRedundancyStrategy
+        | LocalSgdStrategy,
+        Field(discriminator="kind"),
+    ],
     BeforeValidator(_ddp_unless_named),
 ]
 """The strategies by `kind`; DDP without one. Each class has a row of the same kind in
-`perfmodel.training.strategies`, and says `accumulate`, `hook`, `one_node_only`, and whether its
+`perfmodel.training.strategies`, and says `accumulate`, `one_node_only`, and whether its
 communication `overlaps` layers."""

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, replace
 
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
-from perfmodel.scenario.sections.strategies.ddp import Hook
-from perfmodel.scenario.sections.training import MeasuredStep
-from perfmodel.studies.run.resolve.host_overhead import host_work
+from perfmodel.scenario.sections.training import MeasuredStep, RecomputedBlocks
+from perfmodel.studies.run.resolve.host_overhead import NO_HOST_MEMORY, HostMemory, host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
 from perfmodel.studies.run.result import Memory
@@ -20,11 +19,14 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.advice import advice
 from perfmodel.training.memory.reserve import reserve_bytes
 from perfmodel.training.memory.use import Setup, StepOptions
+from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
-from perfmodel.training.strategy import StepRequest, Strategy
+from perfmodel.training.strategy import CollectiveTime, StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
+from perfmodel.workload.memory.optimizer_states import optimizer_bytes
+from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times, step_s
@@ -49,16 +51,20 @@ class TrainingJob:
         return STRATEGIES[self.scenario.strategy.kind]
 
     @property
-    def hook(self) -> Hook:
-        """The communication hook."""
-        return self.scenario.strategy.hook
-
-    @property
     def options(self) -> StepOptions:
         """What the strategy is called with."""
         if self.chosen is not None:
             return self.chosen
-        return self.strategy.options(self.scenario.strategy)
+        with relocated_errors(self.scenario, "strategy"):
+            return self.strategy.options(self.scenario.strategy)
+
+    @property
+    def recompute(self) -> Recompute:
+        """What backward runs forward of once more."""
+        recompute = self.scenario.compute.recompute
+        if isinstance(recompute, RecomputedBlocks):
+            return Recompute("full", recompute.blocks)
+        return NO_RECOMPUTE if recompute == "none" else Recompute(recompute)
 
     @property
     def ddp_options(self) -> DdpOptions:
@@ -117,7 +123,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
     with relocated_errors(job.scenario, "compute"):
         if compute.source == "file":
             path = job.scenario.origin.resolve("compute.times", compute.times or "")
-            return read_layer_times(
+            read = read_layer_times(
                 path,
                 job.workload,
                 gpu=job.gpu,
@@ -126,6 +132,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
                 optimizer=compute.optimizer,
                 optimizer_kernels=compute.optimizer_kernels,
             )
+            return add_recompute(job.workload, read, job.recompute)
         times = _predict_layers(job, batch)
         if compute.measured_step is None:
             return times
@@ -134,7 +141,7 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
 
 def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
     compute = job.scenario.compute
-    return layer_times(
+    times = layer_times(
         job.workload,
         job.gpu,
         batch=batch,
@@ -144,7 +151,9 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         channels_last=compute.channels_last,
         fused_attention=compute.fused_attention,
         compiled=compute.compiled,
+        held_dtype=job.strategy.held_dtype(job.options),
     )
+    return add_recompute(job.workload, times, job.recompute)
 
 
 def _scale_to_measured(
@@ -177,6 +186,9 @@ def plan_step(
     *,
     merge: bool = True,
     sockets: Sockets | None = None,
+    ranks_per_host: int = 1,
+    collective_s: CollectiveTime | None = None,
+    memory: HostMemory = NO_HOST_MEMORY,
 ) -> StepPlan:
     """One step of the strategy at one size; layers merged into fewer tasks, or each its own.
 
@@ -184,6 +196,9 @@ def plan_step(
     for.
 
     `sockets`: what processes on CPUs share on this machine.
+    `ranks_per_host`: GPUs of each host that the job has.
+    `collective_s`: time of collectives of all its ranks alone.
+    `memory`: rates of the memory of the hosts.
     """
     options, faster = job.options, what_if_of(job.scenario).compute
     slowest = slow_device(layer_times_, slowest_factor(ranks, gpu_spread(job)))
@@ -198,7 +213,6 @@ def plan_step(
         ranks=ranks,
         batch_per_gpu=batch,
         iteration=iteration,
-        hook=job.hook,
         item_bytes=ITEM_BYTES[job.scenario.compute.precision],
         comm_workers=job.library.workers,
         blocking_wait=job.library.host_staged,
@@ -208,8 +222,51 @@ def plan_step(
         bucket_copy_Bps=host.copies_Bps,
         cast_Bps=None if host.cast_Bps is None else host.cast_Bps * faster,
         core=host.core,
+        ranks_per_host=min(ranks_per_host, ranks),
+        host_link_Bps=memory.link_Bps,
+        host_optimizer_s=_host_optimizer_s(job, memory) / faster,
+        gpu=_faster(job.gpu, faster),
     )
-    return job.strategy.plan(request, options)
+    if collective_s is not None:
+        request = replace(request, collective_s=collective_s)
+    make = job.strategy.plan
+    assert make is not None  # else it has loops
+    with relocated_errors(job.scenario, "strategy"):
+        return make(request, options)
+
+
+def plan_loops(
+    job: TrainingJob, layer_times_: LayerTimes, ranks: int, nodes: int, batch: int, *, merge: bool
+) -> LoopPlan:
+    """Loops of the strategy at one size, whose workers do not wait for the slowest GPU.
+
+    `nodes`: that the ranks are on.
+    `merge`: as in `plan_step`.
+    """
+    make = job.strategy.loops
+    assert make is not None
+    request = StepRequest(
+        workload=job.workload,
+        times=layer_times_,
+        ranks=ranks,
+        batch_per_gpu=batch,
+        kernel_s=job.gpu.kernel_overhead_s / what_if_of(job.scenario).compute,
+        segments=MERGED if merge else UNMERGED,
+        nodes=nodes,
+        optimizer=job.scenario.compute.optimizer,
+    )
+    return make(request, job.options)
+
+
+def _host_optimizer_s(job: TrainingJob, memory: HostMemory) -> float:
+    """Time of the optimizer on CPUs, which goes from tensor to tensor (PyTorch's default there)."""
+    moved = optimizer_bytes(job.workload, job.scenario.compute.optimizer, "for-loop")
+    return moved / memory.memory_Bps
+
+
+def _faster(gpu: Gpu, by: float) -> Gpu:
+    """Return the GPU with matrix products that take `by` times less time."""
+    return replace(gpu, peak_flops={name: rate * by for name, rate in gpu.peak_flops.items()})
 
 
 def assign_buckets(job: TrainingJob) -> tuple[Bucket, ...]:
@@ -231,8 +288,9 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         ranks=ranks,
         batch_per_gpu=batch,
         options=job.options,
-        hook=job.hook,
         fused_attention=compute.fused_attention,
+        recompute=job.recompute,
+        held_dtype=job.strategy.held_dtype(job.options),
     )
     setup = replace(setup, activations_bytes=_measured_activations(job))
     use, rule = job.strategy.memory(setup), job.strategy.memory

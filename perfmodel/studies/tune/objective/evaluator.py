@@ -199,9 +199,9 @@ def _slowdown(prepared: PreparedSize) -> float:
 
 
 def _make_allreduce_times(prepared: PreparedSize, gradients: GradientOrder) -> AllReduceTimes:
-    sized, hook = prepared.sized, prepared.job.hook
+    sized, sent = prepared.sized, prepared.job.ddp_options.sent_item_bytes
     setting = sized.setup()
-    scale = 1.0 if hook == "none" else ITEM_BYTES[hook] / ITEM_BYTES[gradients.dtypes[0]]
+    scale = 1.0 if sent is None else sent / ITEM_BYTES[gradients.dtypes[0]]
     factor = 0.0 if setting.fidelity == "free" else 1.0
     return AllReduceTimes(
         timer_of(setting, sized.disturbances), sized.allocation.own, scale, factor
@@ -216,7 +216,7 @@ def _list_reasons(prepared: PreparedSize, gradients: GradientOrder) -> list[str]
         ),
         "every message is simulated": prepared.sized.fidelity == "message",
         "several all-reduces are under way at a time": prepared.job.library.workers > 1,
-        "a hook compresses each bucket": prepared.job.hook != "none",
+        "a hook compresses each bucket": prepared.job.ddp_options.has_hook,
         "gradients of several dtypes share the list": not gradients.single_dtype,
         "buckets are never rebuilt": gradients.reverse_filled,
         "the host waits for each all-reduce": prepared.job.library.host_staged,

@@ -10,8 +10,9 @@ import pytest
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
+from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.studies.run.resolve.host_overhead import host_work
+from perfmodel.studies.run.resolve.host_overhead import HOST_MEMORY_BPS, host_memory, host_work
 from perfmodel.topology.model import Sockets
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu
@@ -33,8 +34,8 @@ TIMES = LayerTimes(
 OPTIONS = DdpOptions(broadcast_buffers=False, bucket_cap_bytes=1)
 
 
-def planned(**given: object) -> StepPlan:
-    return ddp_plan(StepRequest(MODEL, TIMES, 2, 1, **given), OPTIONS)  # type: ignore[arg-type]
+def planned(options: DdpOptions = OPTIONS, **given: object) -> StepPlan:
+    return ddp_plan(StepRequest(MODEL, TIMES, 2, 1, **given), options)  # type: ignore[arg-type]
 
 
 def test_the_next_step_waits_for_the_end_of_this_one() -> None:
@@ -51,9 +52,10 @@ def test_a_host_that_converts_does_not_hold_up_the_device() -> None:
     machine = Machine(
         build_topology("shaped-ethernet", hosts=2, fabric="one-switch"), load_library("plain")
     )
-    run = simulate(planned(hook="fp16", cast_Bps=8000.0), machine, fidelity="free")
+    plan = planned(replace(OPTIONS, hook=CastHook(kind="fp16")), cast_Bps=8000.0)
+    run = simulate(plan, machine, fidelity="free")
     assert run.step_time_s == pytest.approx(6.0 + 0.5)
-    run = simulate(planned(hook="fp16", cast_Bps=8000.0), machine, steps=3, fidelity="free")
+    run = simulate(plan, machine, steps=3, fidelity="free")
     assert run.step_times_s[-1] == pytest.approx(6.5)
     spans = {span.name: span for span in run.timeline.spans if span.step == 0}
     assert spans["compress bucket 0"].end_s - spans["compress bucket 0"].start_s == 1.5
@@ -100,3 +102,16 @@ def test_cores_that_backward_keeps_busy_are_not_there_for_messages() -> None:
         for gradient_s in (0.0, 0.3)
     }
     assert ends_s[0.3] - ends_s[0.0] == pytest.approx(0.6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("node", "link_Bps"),
+    [
+        ("dgx-h100", 63e9 * 0.762),  # a PCIe switch for each GPU
+        ("dgx-a100", 31.5e9 * 0.762 / 2),  # one for two, which share its way to the CPU
+    ],
+)
+def test_gpus_share_their_way_to_the_host(node: str, link_Bps: float) -> None:
+    memory = host_memory(Machine(build_topology(node), load_library("nccl")))
+    assert memory.link_Bps == pytest.approx(link_Bps, rel=0.01)
+    assert memory.memory_Bps == HOST_MEMORY_BPS / 8

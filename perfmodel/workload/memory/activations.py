@@ -1,0 +1,144 @@
+"""Device memory of what forward keeps for backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.workload.kernels.shapes import Attention
+from perfmodel.workload.memory.recompute import (
+    NO_RECOMPUTE,
+    Recompute,
+    check_recompute,
+    input_elements,
+    kept_results,
+    partly_recomputed_blocks,
+    recomputed_blocks,
+    recomputed_layers,
+    result_elements,
+)
+from perfmodel.workload.model import ITEM_BYTES, Layer, Workload
+
+WIDE_BYTES = 4
+"""Of fp32: under autocast what flows between a transformer's blocks, and softmax, are."""
+MASK_BYTES = 1
+"""Of an element that may have been dropped out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Keeping:
+    """How layers keep what backward needs.
+
+    `batch`: samples of one micro-batch.
+    `item_bytes`: of an element at the precision of the compute.
+    `casts`: whether autocast works on copies of the weights.
+    `share`: factor on what layers keep.
+    """
+
+    batch: int
+    item_bytes: int
+    casts: bool
+    fused_attention: bool
+    share: float
+
+    def layer_bytes(self, layer: Layer) -> float:
+        """Bytes that one layer keeps."""
+        return self.batch * (self._sample_bytes(layer) + self._score_bytes(layer))
+
+    def kept_between(self, layer: Layer) -> float:
+        """Bytes that one layer keeps where its scores are recomputed."""
+        return self.batch * self._sample_bytes(layer)
+
+    def _sample_bytes(self, layer: Layer) -> float:
+        copied = layer.copied_elements if self.casts else 0.0
+        return (
+            self.item_bytes * (self.share * layer.saved_elements + copied)
+            + self.stream_bytes(layer) * layer.stream_elements
+            + layer.saved_bytes
+        )
+
+    def _score_bytes(self, layer: Layer) -> float:
+        """Of one sample's attention: the sum of each row, or all scores where it is not fused."""
+        if not layer.score_elements:
+            return 0.0
+        if self.fused_attention:
+            keys = layer.matrix.all_keys if isinstance(layer.matrix, Attention) else 0
+            return WIDE_BYTES * layer.score_elements / keys if keys else 0.0
+        softmax = WIDE_BYTES if self.casts or layer.wide_scores else self.item_bytes
+        operand = self.item_bytes if layer.score_dropout or softmax > self.item_bytes else 0
+        operand += layer.capped_scores * self.item_bytes
+        return layer.score_elements * (softmax + operand + layer.score_dropout * MASK_BYTES)
+
+    def stream_bytes(self, layer: Layer) -> int:
+        """Bytes of an element that flows between blocks."""
+        return WIDE_BYTES if self.casts and layer.kind != "conv" else self.item_bytes
+
+    def input_bytes(self, layer: Layer) -> float:
+        """Bytes of a layer's input, as it flows between blocks."""
+        return self.batch * self.stream_bytes(layer) * input_elements(layer)
+
+
+def activation_bytes(
+    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
+    kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
+) -> float:  # fmt: skip
+    """Bytes that forward keeps for backward: activations, and weights cast by autocast.
+
+    Of recomputed blocks their inputs are kept, and while one is in hand what it would have kept.
+
+    `batch`: samples of one micro-batch.
+    `precision`: of the compute; "fp16" and "bf16" keep 2 bytes per element.
+    `fused_attention`: otherwise softmax and dropout of all attention scores are kept too.
+    `kept_share`: factor on what layers keep, for an end of `Workload.kept_range`.
+    `held_dtype`: of the parameters that layers run with, where it is not their own.
+    Raises `InputError`: an unknown precision, or nothing of what is to be recomputed.
+    """
+    if precision not in ITEM_BYTES:
+        raise InputError(
+            Fault("precision", repr(precision), allowed_names(ITEM_BYTES, str(precision)))
+        )
+    check_recompute(workload, recompute)
+    casts = cast_weights(workload, precision, held_dtype)
+    keeping = _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, kept_share)
+    return _kept_bytes(workload, keeping, recompute) + _cast_bytes(workload, keeping)
+
+
+def _kept_bytes(workload: Workload, keeping: _Keeping, recompute: Recompute) -> float:
+    each = [keeping.layer_bytes(layer) for layer in workload.layers]
+    for index in recomputed_layers(workload, recompute):
+        each[index] = keeping.kept_between(workload.layers[index])
+    in_hand = 0.0
+    for layers in recomputed_blocks(workload, recompute):
+        whole = slice(layers.start, layers.stop)
+        block_bytes = sum(each[whole])
+        input_bytes = min(keeping.input_bytes(workload.layers[layers[0]]), block_bytes)
+        in_hand = max(in_hand, block_bytes - input_bytes)
+        each[whole] = [input_bytes] + [0.0] * (len(layers) - 1)
+    for layers in partly_recomputed_blocks(workload, recompute):
+        whole = slice(layers.start, layers.stop)
+        block_bytes = sum(each[whole])
+        results = sum(result_elements(workload.layers[i]) for i in kept_results(workload, layers))
+        kept_bytes = keeping.input_bytes(workload.layers[layers[0]])
+        kept_bytes = min(kept_bytes + keeping.batch * keeping.item_bytes * results, block_bytes)
+        in_hand = max(in_hand, block_bytes - kept_bytes)
+        each[whole] = [kept_bytes] + [0.0] * (len(layers) - 1)
+    return sum(each) + in_hand
+
+
+def _cast_bytes(workload: Workload, keeping: _Keeping) -> float:
+    """Bytes of the copies of weights that autocast works on."""
+    if not keeping.casts:
+        return 0.0
+    weights = sum(layer.weight_elements for layer in workload.layers if layer.matmul_flops)
+    return keeping.item_bytes * weights
+
+
+def cast_weights(workload: Workload, precision: str, held_dtype: str | None = None) -> bool:
+    """Whether compute in this precision works on cast copies of the weights (autocast).
+
+    `held_dtype`: of the parameters that layers run with, where it is not their own.
+    """
+    if held_dtype is not None:
+        return ITEM_BYTES[held_dtype] > ITEM_BYTES[precision]
+    widest = max((ITEM_BYTES[tensor.dtype] for tensor in workload.tensors), default=0)
+    return widest > ITEM_BYTES[precision]

@@ -1,0 +1,46 @@
+"""Repeated blocks of a model, by the names of its tensors and layers."""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+from perfmodel.workload.model import Workload
+
+_NUMBERED = re.compile(r"\d+|(?:.*_)?(?:layer|block)_\d+")
+"""Parts of a path that count: ``3`` of a ModuleList, ``encoder_layer_3`` of torchvision."""
+
+
+def block_of(name: str) -> str | None:
+    """Name of the repeated block that a tensor or layer stands in; None outside of any.
+
+    That is its path up to its first number.
+
+    Examples
+    --------
+    >>> block_of("model.layers.3.mlp.up_proj.weight")
+    'model.layers.3'
+    >>> block_of("layer1.0.conv1.weight")
+    'layer1.0'
+    >>> block_of("encoder.layers.encoder_layer_3.mlp.0.weight")
+    'encoder.layers.encoder_layer_3'
+    >>> block_of("lm_head.weight") is None
+    True
+    """
+    parts = name.split(".")
+    at = next((place for place, part in enumerate(parts) if _NUMBERED.fullmatch(part)), None)
+    return None if at is None else ".".join(parts[: at + 1])
+
+
+def repeated_blocks(workload: Workload) -> tuple[range, ...]:
+    """Layers of each repeated block, in the order of forward.
+
+    Layers of a block that others stand between count as several blocks.
+    """
+    names = [block_of(layer.name) for layer in workload.layers]
+    blocks = []
+    for name, places in groupby(range(len(names)), key=names.__getitem__):
+        layers = list(places)
+        if name is not None:
+            blocks.append(range(layers[0], layers[-1] + 1))
+    return tuple(blocks)

@@ -1,0 +1,148 @@
+"""Recomputation: what forward does not keep, backward runs forward for once more.
+
+A recomputed block (``torch.utils.checkpoint`` around it, Megatron's ``full`` granularity) keeps its
+input alone; its backward begins with its whole forward, after which it holds what it would have
+kept. Selective recomputation (Megatron's ``selective``, of the core attention) runs the layer
+between the projections again: scores, their softmax and its dropout, and the weighted sum. It
+keeps query, key and value, and the result, which the projection after it needs. By operations
+(torchtitan's selective activation checkpointing ``op``), each block keeps its input, the results of
+every second matrix product, from the first on, and of attention; all else runs again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
+from perfmodel.workload.memory.blocks import repeated_blocks
+from perfmodel.workload.model import Layer, LayerTimes, Workload
+
+ELEMENT_BYTES = 4
+"""Layers state their traffic at 4 bytes per element (see `Layer`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Which layers backward runs forward of once more.
+
+    `kind`: none of them, attention alone, blocks but for some operations, or whole blocks.
+    `blocks`: the first so many of them (Megatron's ``block`` method); None: all.
+    """
+
+    kind: Literal["none", "selective", "operations", "full"] = "none"
+    blocks: int | None = None
+
+
+NO_RECOMPUTE = Recompute()
+
+
+def recomputed_blocks(workload: Workload, recompute: Recompute) -> tuple[range, ...]:
+    """Layers of each block that is recomputed as a whole."""
+    if recompute.kind != "full":
+        return ()
+    return repeated_blocks(workload)[: recompute.blocks]
+
+
+def recomputed_layers(workload: Workload, recompute: Recompute) -> frozenset[int]:
+    """Layers of which each is recomputed by itself."""
+    if recompute.kind != "selective":
+        return frozenset()
+    return frozenset(i for i, layer in enumerate(workload.layers) if is_attention(layer))
+
+
+def partly_recomputed_blocks(workload: Workload, recompute: Recompute) -> tuple[range, ...]:
+    """Layers of each block of which all but some operations run again."""
+    return repeated_blocks(workload) if recompute.kind == "operations" else ()
+
+
+def kept_results(workload: Workload, layers: range) -> tuple[int, ...]:
+    """Layers of a block whose product or attention keeps its result, recomputed by operations."""
+    products = [i for i in layers if isinstance(workload.layers[i].matrix, MatrixProduct)]
+    return (*products[::2], *(i for i in layers if is_attention(workload.layers[i])))
+
+
+def is_attention(layer: Layer) -> bool:
+    """Whether a layer is the core attention, between the projections."""
+    return layer.kind == "attention" or isinstance(layer.matrix, Attention)
+
+
+def check_recompute(workload: Workload, recompute: Recompute) -> None:
+    """Raise InputError where a model does not have what is to be recomputed."""
+    blocks = len(repeated_blocks(workload))
+    if recompute.kind == "none":
+        return
+    if recompute.kind == "selective":
+        if not recomputed_layers(workload, recompute):
+            text = f"selective for {workload.name!r}, which has no layer of attention"
+            raise InputError(Fault("recompute", text, "none, full or blocks"))
+    elif not blocks:
+        text = f"recomputed blocks of {workload.name!r}, whose layers are not in numbered blocks"
+        raise InputError(Fault("recompute", text, "none or selective"))
+    elif recompute.blocks is not None and recompute.blocks > blocks:
+        allowed = f"1 to {blocks}, the blocks of {workload.name!r}"
+        raise InputError(Fault("recompute", f"{recompute.blocks} blocks", allowed))
+    if not workload.states_activations:
+        text = f"recomputation of {workload.name!r}, of which no activations are known"
+        raise InputError(Fault("recompute", text, "none, or a model that states what layers keep"))
+
+
+def add_recompute(workload: Workload, times: LayerTimes, recompute: Recompute) -> LayerTimes:
+    """Return the times with forward of what is recomputed in backward.
+
+    A block runs its whole forward before the backward of its last layer, which therefore has the
+    time and the kernels of all of it.
+
+    Raises `InputError`: a model that does not have what is to be recomputed.
+    """
+    check_recompute(workload, recompute)
+    backward_s, kernels = times.backward_s.copy(), times.backward_kernels.copy()
+    own = recomputed_layers(workload, recompute)
+    for layers in partly_recomputed_blocks(workload, recompute):
+        again_s, again_kernels = _partly_again(workload, times, layers)
+        backward_s[layers[-1]] += again_s
+        kernels[layers[-1]] += again_kernels
+    for layers in (*recomputed_blocks(workload, recompute), *(range(i, i + 1) for i in own)):
+        again = slice(layers.start, layers.stop)
+        backward_s[layers[-1]] += times.forward_s[again].sum()
+        kernels[layers[-1]] += times.forward_kernels[again].sum()
+    return replace(times, backward_s=backward_s, backward_kernels=kernels)
+
+
+def _partly_again(workload: Workload, times: LayerTimes, layers: range) -> tuple[float, int]:
+    """Time and kernels of a block without the products and attention whose results it keeps."""
+    if times.matrix_forward_s is None:
+        text = "operations, with layer times of which products are no part of their own"
+        raise InputError(Fault("recompute", text, "none, selective, full or blocks"))
+    whole, results = slice(layers.start, layers.stop), list(kept_results(workload, layers))
+    spared_s = times.matrix_forward_s[results].sum()
+    again_s = times.forward_s[whole].sum() - spared_s
+    return float(again_s), int(times.forward_kernels[whole].sum()) - len(results)
+
+
+def result_elements(layer: Layer) -> float:
+    """Elements that a layer's product or attention puts out, per sample."""
+    match layer.matrix:
+        case MatrixProduct(rows=rows, columns=columns, count=count):
+            return float(rows * columns * count)
+        case Attention() as attention:
+            return float(
+                attention.sequences * attention.tokens * attention.heads * attention.head_size
+            )
+    return 0.0
+
+
+def input_elements(layer: Layer) -> float:
+    """Elements that a layer reads, per sample: what a checkpoint before it keeps."""
+    match layer.matrix:
+        case MatrixProduct(rows=rows, depth=depth, count=count):
+            return float(rows * depth * count)
+        case Convolution() as convolution:
+            return float(convolution.in_elements)
+        case Attention() as attention:
+            queries = attention.tokens * attention.heads
+            pairs = 2 * attention.all_keys * attention.kv_heads
+            return float(attention.sequences * attention.head_size * (queries + pairs))
+    moved = layer.matmul_bytes if layer.matmul_flops else layer.vector_bytes
+    return moved / ELEMENT_BYTES / 2  # read and written

@@ -1,0 +1,179 @@
+"""Sizes of published decoders alike Llama: what their ``config.json`` on huggingface.co states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderShape:
+    """Sizes of a model, and where it differs from Llama.
+
+    `kv_heads` < `heads` is grouped-query attention.
+    `positions`: tokens of a sequence that it was mostly pre-trained with.
+    `head_width`: of a head, where it is not the width over the heads.
+    `tied`: whether the head shares the embedding's weight.
+    `biased_attention`: whether query, key and value have a bias (Qwen 2).
+    `head_norms`: whether each head's query and key are normalised (Qwen 3, Gemma 3).
+    `branch_norms`: whether what a branch adds to the stream is normalised, too (Gemma 2 and 3).
+    `window`: tokens that a query sees at most where attention slides; each `full_every`-th layer
+        sees all (0: none does).
+    `scaled_embedding`: whether embeddings are multiplied by a buffer (Gemma).
+    `capped`: whether scores and logits pass a tanh (Gemma 2).
+    `fused_norms`: whether a norm is one kernel (``torch.nn.RMSNorm``), as in torchtitan, instead of
+        Hugging Face's operations.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    mlp_width: int
+    vocabulary: int
+    positions: int
+    head_width: int | None = None
+    tied: bool = False
+    biased_attention: bool = False
+    head_norms: bool = False
+    branch_norms: bool = False
+    window: int | None = None
+    full_every: int = 0
+    scaled_embedding: bool = False
+    capped: bool = False
+    fused_norms: bool = False
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head."""
+        return self.head_width or self.width // self.heads
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a query of a layer (from 0) sees at most, or None: all before it."""
+        sees_all = self.full_every and (layer + 1) % self.full_every == 0
+        return None if sees_all else self.window
+
+
+LLAMA_2, LLAMA_3 = 32000, 128256
+"""Vocabularies."""
+_LLAMA_3_8B = DecoderShape(32, 4096, 32, 8, 14336, LLAMA_3, 8192)
+_LLAMA_3_70B = DecoderShape(80, 8192, 64, 8, 28672, LLAMA_3, 8192)
+
+LLAMA = {
+    "llama2-7b": DecoderShape(32, 4096, 32, 32, 11008, LLAMA_2, 4096),
+    "llama2-13b": DecoderShape(40, 5120, 40, 40, 13824, LLAMA_2, 4096),
+    "llama2-70b": DecoderShape(80, 8192, 64, 8, 28672, LLAMA_2, 4096),
+    "llama3-8b": _LLAMA_3_8B,
+    "llama3-70b": _LLAMA_3_70B,
+    "llama3.1-8b": _LLAMA_3_8B,
+    "llama3.1-70b": _LLAMA_3_70B,
+    "llama3.1-405b": DecoderShape(126, 16384, 128, 8, 53248, LLAMA_3, 8192),
+    "llama3.2-1b": DecoderShape(16, 2048, 32, 8, 8192, LLAMA_3, 8192, tied=True),
+    "llama3.2-3b": DecoderShape(28, 3072, 24, 8, 8192, LLAMA_3, 8192, tied=True),
+}
+"""meta-llama. Llama 3.1 was pre-trained with 8,192 tokens before its long-context stage
+(Grattafiori et al. 2024, section 3.4)."""
+
+_MISTRAL = DecoderShape(32, 4096, 32, 8, 14336, 32000, 8192)
+MISTRAL = {
+    "mistral-7b": replace(_MISTRAL, window=4096),
+    "mistral-7b-v0.3": replace(_MISTRAL, vocabulary=32768),
+}
+"""mistralai/Mistral-7B-v0.1, whose attention slides, and v0.3."""
+
+QWEN_SMALL, QWEN_LARGE = 151936, 152064
+"""Vocabularies, padded."""
+
+
+def _qwen2(
+    layers: int, width: int, heads: int, kv_heads: int, mlp_width: int, *, tied: bool = False,
+    vocabulary: int = QWEN_LARGE,
+) -> DecoderShape:  # fmt: skip
+    return DecoderShape(
+        layers, width, heads, kv_heads, mlp_width, vocabulary, 4096, tied=tied,
+        biased_attention=True,
+    )  # fmt: skip
+
+
+def _qwen3(
+    layers: int, width: int, heads: int, mlp_width: int, *, kv_heads: int = 8, tied: bool = False
+) -> DecoderShape:  # fmt: skip
+    return DecoderShape(
+        layers, width, heads, kv_heads, mlp_width, QWEN_SMALL, 4096, head_width=128, tied=tied,
+        head_norms=True,
+    )  # fmt: skip
+
+
+_QWEN2 = {
+    "0.5b": _qwen2(24, 896, 14, 2, 4864, tied=True, vocabulary=QWEN_SMALL),
+    "1.5b": _qwen2(28, 1536, 12, 2, 8960, tied=True, vocabulary=QWEN_SMALL),
+    "7b": _qwen2(28, 3584, 28, 4, 18944),
+    "72b": _qwen2(80, 8192, 64, 8, 29568),
+}
+QWEN2 = {
+    **{f"qwen2-{size}": shape for size, shape in _QWEN2.items()},
+    **{f"qwen2.5-{size}": shape for size, shape in _QWEN2.items()},
+    "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11008, tied=True, vocabulary=QWEN_SMALL),
+    "qwen2.5-14b": _qwen2(48, 5120, 40, 8, 13824),
+    "qwen2.5-32b": _qwen2(64, 5120, 40, 8, 27648),
+}
+"""Qwen, dense models, pre-trained with 4,096 tokens before longer ones."""
+QWEN3 = {
+    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
+    "qwen3-1.7b": _qwen3(28, 2048, 16, 6144, tied=True),
+    "qwen3-4b": _qwen3(36, 2560, 32, 9728, tied=True),
+    "qwen3-8b": _qwen3(36, 4096, 32, 12288),
+    "qwen3-14b": _qwen3(40, 5120, 40, 17408),
+    "qwen3-32b": _qwen3(64, 5120, 64, 25600),
+}
+"""Qwen, dense models, pre-trained with 4,096 tokens (arXiv 2505.09388, section 3.2)."""
+
+
+def _gemma(
+    layers: int, width: int, heads: int, kv_heads: int, mlp_width: int, *, head_width: int = 256
+) -> DecoderShape:  # fmt: skip
+    return DecoderShape(
+        layers, width, heads, kv_heads, mlp_width, 256000, 8192, head_width=head_width, tied=True,
+        scaled_embedding=True,
+    )  # fmt: skip
+
+
+def _gemma2(shape: DecoderShape) -> DecoderShape:
+    return replace(shape, branch_norms=True, window=4096, full_every=2, capped=True)
+
+
+def _gemma3(shape: DecoderShape, window: int, vocabulary: int = 262208) -> DecoderShape:
+    return replace(
+        shape, vocabulary=vocabulary, branch_norms=True, head_norms=True, window=window,
+        full_every=6, positions=32768,
+    )  # fmt: skip
+
+
+GEMMA = {
+    "gemma-2b": _gemma(18, 2048, 8, 1, 16384),
+    "gemma-7b": _gemma(28, 3072, 16, 16, 24576),
+}
+GEMMA2 = {
+    "gemma2-2b": _gemma2(_gemma(26, 2304, 8, 4, 9216)),
+    "gemma2-9b": _gemma2(_gemma(42, 3584, 16, 8, 14336)),
+    "gemma2-27b": _gemma2(_gemma(46, 4608, 32, 16, 36864, head_width=128)),
+}
+GEMMA3 = {
+    "gemma3-270m": _gemma3(_gemma(18, 640, 4, 1, 2048), 512, 262144),
+    "gemma3-1b": _gemma3(_gemma(26, 1152, 4, 1, 6912), 512, 262144),
+    "gemma3-4b": _gemma3(_gemma(34, 2560, 8, 4, 10240), 1024),
+    "gemma3-12b": _gemma3(_gemma(48, 3840, 16, 8, 15360), 1024),
+    "gemma3-27b": _gemma3(_gemma(62, 5376, 32, 16, 21504, head_width=128), 1024),
+}
+"""google; of Gemma 3 the text model, pre-trained with 32,768 tokens (arXiv 2503.19786)."""
+
+FAMILIES = {
+    "LlamaForCausalLM": LLAMA,
+    "MistralForCausalLM": MISTRAL,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
+    "GemmaForCausalLM": GEMMA,
+    "Gemma2ForCausalLM": GEMMA2,
+    "Gemma3ForCausalLM": GEMMA3,
+}
+"""Hugging Face's class, and the sizes of its models."""
+SHAPES = {name: shape for family in FAMILIES.values() for name, shape in family.items()}

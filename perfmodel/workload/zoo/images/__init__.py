@@ -1,0 +1,1 @@
+"""Image models with torchvision's tensors."""

@@ -1,0 +1,248 @@
+"""T5 and T5 v1.1 with Hugging Face's tensors: encoder and decoder share their embedding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    DROPOUT_PASSES,
+    ELEMENT_BYTES,
+    FUSED_LOSS_PASSES,
+    FUSED_NORM_PASSES,
+    INDEX_BYTES,
+    JOIN_PASSES,
+    LOSS_PASSES,
+    MASK_BYTES,
+    WIDE_BYTES,
+    Module,
+    Parameter,
+    assemble,
+    linear,
+    names,
+    weight_and_bias,
+)
+from perfmodel.workload.zoo.llama import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
+from perfmodel.workload.zoo.transformer import attention, embedding
+
+VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512
+"""Tokens, distances that have a bias of their own, and tokens of a sample in pre-training."""
+CORRUPTED, SPAN = 0.15, 3
+"""Share of tokens that pre-training replaces, and how many stand side by side (Raffel et al. 2019,
+arXiv 1910.10683, section 3.1.4)."""
+GELU_SAVED = 4
+"""Elements that v1.1's GELU keeps, in single operations: its input, half of it, tanh, tanh plus 1
+(``NewGELUActivation``); one in a kernel of its own."""
+SOURCE = "Hugging Face T5ForConditionalGeneration; Raffel et al. 2019, arXiv 1910.10683"
+NOTE = "The table of relative positions is looked up, and added to scores, in no time of its own."
+
+
+@dataclass(frozen=True, slots=True)
+class T5Shape:
+    """Sizes; as many blocks in the decoder.
+
+    `gated`: two maps into the feed-forward part and a head of its own, as v1.1 has.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    head_size: int
+    mlp_width: int
+    gated: bool = False
+
+
+SHAPES = {
+    "t5-small": T5Shape(6, 512, 8, 64, 2048),
+    "t5-base": T5Shape(12, 768, 12, 64, 3072),
+    "t5-large": T5Shape(24, 1024, 16, 64, 4096),
+    "t5-3b": T5Shape(24, 1024, 32, 128, 16384),
+    "t5-11b": T5Shape(24, 1024, 128, 128, 65536),
+    "t5-v1.1-small": T5Shape(8, 512, 6, 64, 1024, gated=True),
+    "t5-v1.1-base": T5Shape(12, 768, 12, 64, 2048, gated=True),
+    "t5-v1.1-large": T5Shape(24, 1024, 16, 64, 2816, gated=True),
+    "t5-v1.1-xl": T5Shape(24, 2048, 32, 64, 5120, gated=True),
+    "t5-v1.1-xxl": T5Shape(24, 4096, 64, 64, 10240, gated=True),
+}
+"""google-t5 and google on huggingface.co, ``config.json``."""
+
+
+def target_tokens(inputs: int) -> int:
+    """Tokens that the decoder predicts where `inputs` are left of a text with spans cut out.
+
+    A text of n tokens loses noise = 0.15 n of them in noise / 3 spans, each of which a token of its
+    own marks in both sequences, and each sequence ends in one.
+    """
+
+    def lengths(text: int) -> tuple[int, int]:
+        noise = round(text * CORRUPTED)
+        spans = round(noise / SPAN)
+        return text - noise + spans + 1, noise + spans + 1
+
+    text = inputs
+    while lengths(text + 1)[0] <= inputs:
+        text += 1
+    return lengths(text)[1]
+
+
+def t5(name: str, *, dtype: str, sequence_length: int, shape: T5Shape | None = None) -> Workload:
+    """Encoder of `sequence_length` tokens, and decoder of the targets of span corruption.
+
+    `shape`: of a model that is not in the zoo.
+    """
+    shape, s = shape or SHAPES[name], sequence_length
+    targets = target_tokens(s)
+    table = (("shared.weight", (VOCABULARY, shape.width)),)
+    first = _embedding("encoder", table, s, shape)
+    again = _embedding("decoder", table, targets, shape)
+    encoder = _stack("encoder", s, None, shape)
+    decoder = _stack("decoder", targets, s, shape)
+    parts = [first, *encoder, _final_norm("encoder", s, shape.width)]
+    # the gradient of the embedding is complete when the encoder's use of it is done
+    parts += [Module(again.layer), *decoder, _final_norm("decoder", targets, shape.width)]
+    parts.append(_head(targets, shape))
+    return assemble(
+        name,
+        parts,
+        dtype=dtype,
+        sample=f"sequence of {s} tokens",
+        source=SOURCE,
+        input_elements=s + targets,
+        output_elements=targets * VOCABULARY,
+        registered=_registered(parts),
+        notes=(f"The decoder predicts {targets} tokens, which span corruption takes out.", NOTE),
+    )
+
+
+def _registered(parts: list[Module]) -> list[Parameter]:
+    """Hugging Face registers a norm after the maps of its part, a table of distances before it."""
+    order = {"layer_norm": 2, "relative_attention_bias": 1}
+    parameters = chain.from_iterable(part.parameters for part in parts)
+    by_part: dict[str, list[Parameter]] = {}
+    for parameter in parameters:
+        path = parameter[0].split(".")
+        key = ".".join(path[:5]) if len(path) > 5 or path[-2] == "layer_norm" else parameter[0]
+        by_part.setdefault(key, []).append(parameter)
+    return [
+        parameter
+        for part in by_part.values()
+        for parameter in sorted(part, key=lambda p: order.get(p[0].split(".")[-2], 0))
+    ]
+
+
+def _embedding(stack: str, table: tuple[Parameter, ...], tokens: int, shape: T5Shape) -> Module:
+    elements = tokens * shape.width
+    return embedding(
+        f"{stack}.embed_tokens", table, names(table),
+        vector_elements=(ACTIVATION_PASSES + DROPOUT_PASSES) * elements,
+        fused_elements=float(ACTIVATION_PASSES * elements),
+        saved_bytes=float(INDEX_BYTES * tokens + MASK_BYTES * elements), kernels=2,
+    )  # fmt: skip
+
+
+def _final_norm(stack: str, tokens: int, width: int) -> Module:
+    """Normalise what a stack puts out, and drop some of it."""
+    parameters = weight_and_bias(f"{stack}.final_layer_norm", width, bias=False)
+    normed, dropped = RMS_NORM_PASSES * tokens * width, DROPOUT_PASSES * tokens * width
+    part = embedding(
+        f"{stack}.final_layer_norm", parameters, names(parameters),
+        vector_elements=normed + dropped,
+        fused_elements=float((FUSED_NORM_PASSES + ACTIVATION_PASSES) * tokens * width),
+        stream_elements=float(tokens * width),
+        saved_bytes=float((WIDE_BYTES + MASK_BYTES) * tokens * width), kernels=RMS_NORM_KERNELS + 1,
+    )  # fmt: skip
+    layer = replace(
+        part.layer, weight_elements=0.0, norm_bytes=float(ELEMENT_BYTES * normed), wide_norm=True
+    )
+    return replace(part, layer=layer)
+
+
+def _head(targets: int, shape: T5Shape) -> Module:
+    """Logits and loss; T5 scales its input and shares the embedding's weight, v1.1 does not."""
+    h, logits = shape.width, targets * VOCABULARY
+    head = weight_and_bias("lm_head", VOCABULARY, h, bias=False) if shape.gated else ()
+    scaled = (not shape.gated) * ACTIVATION_PASSES * targets * h
+    return linear(
+        "lm_head", targets, h, VOCABULARY, parameters=head,
+        vector_elements=float(LOSS_PASSES * logits + scaled),
+        wide_elements=float(LOSS_PASSES * logits),
+        fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),
+        saved_elements=float(targets * h), saved_bytes=float(WIDE_BYTES * logits),
+        kernels=4 + (not shape.gated),
+    )  # fmt: skip
+
+
+def _stack(stack: str, tokens: int, source: int | None, shape: T5Shape) -> list[Module]:
+    """Blocks of attention, attention to the encoder's `source` tokens, and feed-forward."""
+    parts: list[Module] = []
+    for number in range(shape.layers):
+        prefix = f"{stack}.block.{number}.layer"
+        biased = number == 0
+        parts += _attention(f"{prefix}.0", "SelfAttention", tokens, None, shape, biased=biased,
+                            causal=source is not None)  # fmt: skip
+        if source is not None:
+            parts += _attention(f"{prefix}.1", "EncDecAttention", tokens, source, shape)
+        parts += _feed_forward(f"{prefix}.{1 if source is None else 2}", tokens, shape)
+    return parts
+
+
+def _mapped(
+    name: str, tokens: int, inputs: int, outputs: int, *, norm: str = "", added: bool = False,
+    elements: float = 0.0, fused: float = 0.0, saved: float = 0.0, dropped: float = 0.0,
+    shared: bool = False, kernels: int = 0,
+) -> Module:  # fmt: skip
+    """Map, after a norm or before dropout and addition; the rest as a caller states."""
+    own = weight_and_bias(name, outputs, inputs, bias=False)
+    before = weight_and_bias(norm, inputs, bias=False) if norm else ()
+    normed, tail = bool(norm) * tokens * inputs, added * tokens * outputs
+    return linear(
+        name, tokens, inputs, outputs, parameters=before + own, ready=names(own) + names(before),
+        vector_elements=elements + (DROPOUT_PASSES + ADD_PASSES) * tail,
+        norm_elements=float(RMS_NORM_PASSES * normed), wide_norm=True,
+        fused_elements=float(fused + FUSED_NORM_PASSES * normed + JOIN_PASSES * tail),
+        saved_elements=float(saved + normed), stream_elements=float(normed),
+        copied_elements=float(shared * tokens * inputs),
+        saved_bytes=float(WIDE_BYTES * normed + MASK_BYTES * (tail + dropped)),
+        kernels=1 + kernels + RMS_NORM_KERNELS * bool(norm) + 2 * added,
+    )  # fmt: skip
+
+
+def _attention(
+    prefix: str, kind: str, tokens: int, source: int | None, shape: T5Shape, *,
+    biased: bool = False, causal: bool = False,
+) -> list[Module]:  # fmt: skip
+    """Normalise, attend to itself or to `source` tokens of the encoder, drop out, add."""
+    name, inner, h = f"{prefix}.{kind}", shape.heads * shape.head_size, shape.width
+    keys = source or tokens
+    attended = attention(name, tokens, inner, heads=shape.heads, causal=causal, keys=keys)
+    if biased:
+        table = weight_and_bias(f"{name}.relative_attention_bias", BUCKETS, shape.heads, bias=False)
+        attended = replace(attended, parameters=table, ready=names(table))
+    return [
+        _mapped(f"{name}.q", tokens, h, inner, norm=f"{prefix}.layer_norm"),
+        _mapped(f"{name}.k", keys, h, inner, shared=True),
+        _mapped(f"{name}.v", keys, h, inner, shared=True),
+        attended,
+        _mapped(f"{name}.o", tokens, inner, h, added=True),
+    ]
+
+
+def _feed_forward(prefix: str, tokens: int, shape: T5Shape) -> list[Module]:
+    """Normalise, widen, activate (and gate), drop out, narrow, drop out, add."""
+    h, wide, name = shape.width, shape.mlp_width, f"{prefix}.DenseReluDense"
+    inside = tokens * wide
+    passes = PRODUCT_PASSES if shape.gated else ACTIVATION_PASSES
+    narrow = _mapped(
+        f"{name}.wo", tokens, wide, h, added=True, elements=(passes + DROPOUT_PASSES) * inside,
+        fused=float((JOIN_PASSES if shape.gated else ACTIVATION_PASSES) * inside),
+        saved=(GELU_SAVED + 3.0 if shape.gated else 2.0) * inside, dropped=inside,
+        kernels=2 + shape.gated,
+    )  # fmt: skip
+    norm = f"{prefix}.layer_norm"
+    if not shape.gated:
+        return [_mapped(f"{name}.wi", tokens, h, wide, norm=norm), narrow]
+    gate = _mapped(f"{name}.wi_0", tokens, h, wide, norm=norm)
+    return [gate, _mapped(f"{name}.wi_1", tokens, h, wide, shared=True), narrow]

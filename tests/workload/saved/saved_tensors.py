@@ -1,0 +1,106 @@
+"""Bytes that real PyTorch modules save for backward, on the meta device.
+
+The meta device has neither autocast nor fused attention nor fused dropout; `CudaKernels` stands in
+for them with what CUDA's kernels save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+HALF = torch.bfloat16
+
+NARROWED = frozenset({
+    functional.linear, functional.conv2d, torch.conv2d, torch.matmul, torch.Tensor.matmul,
+    torch.Tensor.__matmul__, torch.addmm, torch.bmm, torch.baddbmm,
+    functional.scaled_dot_product_attention,
+})  # fmt: skip
+WIDENED = frozenset({
+    functional.layer_norm, functional.softmax, torch.softmax, functional.log_softmax,
+    functional.cross_entropy, torch.pow, torch.Tensor.pow, torch.rsqrt, torch.Tensor.softmax,
+    functional.nll_loss,
+})  # fmt: skip
+"""What CUDA's autocast runs in half precision and what in fp32 (aten/src/ATen/autocast_mode.h)."""
+
+
+class FusedAttention(torch.autograd.Function):
+    """Saves query, key, value, result and the fp32 logarithm of each row's sum."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any) -> torch.Tensor:
+        batch, heads, tokens, _ = query.shape
+        result = torch.empty_like(query)
+        ctx.save_for_backward(
+            query, key, value, result, query.new_empty(batch, heads, tokens, dtype=torch.float32)
+        )
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        query, key, value, *_ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+class CudaKernels(TorchFunctionMode):
+    """Casts as autocast does, if asked to, and saves what CUDA's kernels save."""
+
+    def __init__(self, *, autocast: bool) -> None:
+        super().__init__()
+        self.autocast, self.casts = autocast, {}
+
+    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(self._cast(each, dtype) for each in value)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        if value.dtype == dtype:
+            return value
+        if not (value.is_leaf and value.requires_grad and dtype == HALF):
+            return value.to(dtype)
+        if id(value) not in self.casts:
+            self.casts[id(value)] = value.to(dtype)
+        return self.casts[id(value)]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.__bool__:
+            return True  # "all positions count from zero": no packed sequences
+        dtype = HALF if func in NARROWED else torch.float32 if func in WIDENED else None
+        if self.autocast and dtype is not None:
+            args = self._cast(args, dtype)
+            kwargs = {name: self._cast(each, dtype) for name, each in kwargs.items()}
+        if func is functional.multi_head_attention_forward:  # written in Python: go on inside of it
+            with self, patch.object(functional, "has_torch_function", lambda _tensors: False):
+                return func(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            return FusedAttention.apply(*args[:3])
+        if func is functional.dropout:
+            rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            training = kwargs.get("training", args[2] if len(args) > 2 else True)
+            return torch.native_dropout(args[0], rate, True)[0] if rate and training else args[0]
+        return func(*args, **kwargs)
+
+
+def saved_bytes(
+    module: torch.nn.Module, loss: Callable[[torch.nn.Module], torch.Tensor], *, autocast: bool
+) -> float:
+    """Bytes of all storages that forward saves, without parameters and buffers."""
+    own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
+    held: dict[int, Any] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            held[storage._cdata] = storage
+        return tensor
+
+    kernels = CudaKernels(autocast=autocast)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), kernels:
+        loss(module)
+    return float(sum(storage.nbytes() for storage in held.values()))
