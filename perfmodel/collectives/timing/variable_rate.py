@@ -201,7 +201,7 @@ class OneStep:
         self.latency_s = np.where(under_way, latency_s, self.latency_s)
 
     def least_wire_s(self) -> float:
-        """When the last byte has unsent (see `Clocks.least_wire_s`)."""
+        """When the last byte has left (see `Clocks.least_wire_s`)."""
         return self.ends().wire_s
 
     def ends(self) -> CompletionTimes:
@@ -210,7 +210,7 @@ class OneStep:
         landed_s = np.where(works, leave_s + self.latency_s, 0.0)
         return CompletionTimes(float(leave_s[works].max(initial=0.0)), landed_s)
 
-    def unsent(self) -> FloatArray:
+    def left(self) -> FloatArray:
         """Share of its bytes that each edge has not yet sent; shape (edges,)."""
         whole = self.phase.nbytes * self.phase.active.astype(float)
         share: FloatArray = np.divide(
