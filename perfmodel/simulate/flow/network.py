@@ -220,7 +220,7 @@ class FlowNetwork(Network):
         job.version += 1
         # Most rates change again before the leg ends: its end is worked out when it may be near.
         least_s = (1 - SLACK) * job.least_wire_s()
-        if least_s == np.inf or job.start_s + least_s <= self.env.now:
+        if not rates_Bps.all() or job.start_s + least_s <= self.env.now:
             self._schedule_end(job)
             return
         version = job.version

@@ -1,0 +1,1 @@
+"""Commands in which much happens at once: see README.md."""
