@@ -46,4 +46,7 @@ def ddp_options(section: DdpStrategy) -> DdpOptions:
     )
 
 
-DDP = Strategy("DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets)
+DDP = Strategy(
+    "DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets,
+    lighter=({"gradient_as_bucket_view": True},),
+)  # fmt: skip

@@ -7,13 +7,18 @@ buffers and the allocator take more (`perfmodel.training.memory.reserve`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload.memory.activations import activation_bytes
-from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
+from perfmodel.workload.memory.optimizer_states import (
+    STATE_BYTES,
+    OptimizerKernels,
+    optimizer_state_bytes,
+    temporary_share,
+)
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
@@ -38,6 +43,7 @@ class Setup:
     `kept_share`: factor on what layers keep for backward (see `activation_bytes`).
     `recompute`: what backward runs forward of once more.
     `held_dtype`: of the parameters that layers run with, where it is not their own.
+    `optimizer_kernels`: how the optimizer runs.
     """
 
     workload: Workload
@@ -51,6 +57,7 @@ class Setup:
     kept_share: float = 1.0
     recompute: Recompute = NO_RECOMPUTE
     held_dtype: str | None = None
+    optimizer_kernels: OptimizerKernels = "foreach"
 
     @property
     def trained(self) -> tuple[ParameterTensor, ...]:
@@ -69,11 +76,14 @@ class MemoryUse:
     activations_bytes: float
     gathered_bytes: float = 0.0
     """Of sharded parameters and gradients while they are whole."""
+    temporary_bytes: float = 0.0
+    """Of operations while they run, at the fullest moment (see `add_temporaries`)."""
 
     @property
     def total_bytes(self) -> float:
         """Sum of all parts."""
-        return self.states_bytes + self.buckets_bytes + self.activations_bytes + self.gathered_bytes
+        whole = self.activations_bytes + self.gathered_bytes + self.temporary_bytes
+        return self.states_bytes + self.buckets_bytes + whole
 
     @property
     def states_bytes(self) -> float:
@@ -99,6 +109,22 @@ def replicated(setup: Setup) -> MemoryUse:
         buckets_bytes=0.0,
         activations_bytes=kept_bytes(setup),
     )
+
+
+def add_temporaries(setup: Setup, use: MemoryUse) -> MemoryUse:
+    """Add what operations need while they run.
+
+    Backward begins with the logits, which the caller's output holds, and the gradient of their
+    softmax in fp32 beside all activations. An optimizer that runs operation by operation makes
+    copies as large as one of its states, when activations are gone.
+    """
+    outputs = setup.batch_per_gpu * setup.workload.output_elements
+    logits_bytes = outputs * (ITEM_BYTES[setup.precision] + STATE_BYTES)
+    copies_bytes = 0.0
+    if setup.optimizer_kernels == "foreach":
+        copies_bytes = use.optimizer_bytes * temporary_share(setup.workload, setup.optimizer)
+    spare_bytes = use.activations_bytes + use.gathered_bytes
+    return replace(use, temporary_bytes=max(logits_bytes, copies_bytes - spare_bytes))
 
 
 def kept_bytes(setup: Setup) -> float:

@@ -30,5 +30,6 @@ def _held_dtype(options: FsdpOptions) -> str | None:
 
 
 FSDP = Strategy(
-    "fully sharded data parallel", _options, fsdp_plan, fsdp_memory, held_dtype=_held_dtype
-)
+    "fully sharded data parallel", _options, fsdp_plan, fsdp_memory, held_dtype=_held_dtype,
+    lighter=({}, {"reshard_after_forward": True}),
+)  # fmt: skip

@@ -16,9 +16,8 @@ from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory.advice import advice
 from perfmodel.training.memory.reserve import reserve_bytes
-from perfmodel.training.memory.use import Setup, StepOptions
+from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, add_temporaries
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest, Strategy
@@ -224,7 +223,7 @@ def assign_buckets(job: TrainingJob) -> tuple[Bucket, ...]:
 
 
 def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ()) -> Memory:
-    """Bytes on the fullest GPU and what would make them fit, on the smallest of all GPUs.
+    """Bytes on the fullest GPU, and whether they fit on the smallest of all GPUs.
 
     `others`: GPUs beside the job's own, by name.
     """
@@ -239,24 +238,25 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         fused_attention=compute.fused_attention,
         recompute=job.recompute,
         held_dtype=job.strategy.held_dtype(job.options),
+        optimizer_kernels=compute.optimizer_kernels,
+        activations_bytes=_measured_activations(job),
     )
-    setup = replace(setup, activations_bytes=_measured_activations(job))
-    use, rule = job.strategy.memory(setup), job.strategy.memory
+
+    def rule(setup: Setup) -> MemoryUse:
+        return add_temporaries(setup, job.strategy.memory(setup))
+
+    use = rule(setup)
     low, high = (
         rule(replace(setup, kept_share=end)).total_bytes for end in job.workload.kept_range
     )
-    advised = replace(setup, kept_share=job.workload.kept_range[1])
     if setup.activations_bytes is None and not job.workload.states_activations:
         high += _most_activations_bytes(job, batch)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
-    proposals = advice(advised, capacity_bytes, rule)
     is_estimated = low < high
-    if high > capacity_bytes and is_estimated:
-        proposals = (*proposals, STATE_ACTIVATIONS)
     return Memory(
         **asdict(use),
         capacity_bytes=capacity_bytes,
-        advice=proposals,
+        advice=(STATE_ACTIVATIONS,) if is_estimated and high > capacity_bytes else (),
         low_bytes=low if is_estimated else None,
         high_bytes=high if is_estimated else None,
         reserve_bytes=reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
