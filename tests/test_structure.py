@@ -16,6 +16,7 @@ MOST_ENTRIES = 9
 LARGE_FOLDERS = {
     ".": "one folder per layer, and the modules below all of them",
     "cli": "one file per command",
+    "scenario/sections/strategies": "one file per strategy",
     "collectives/algorithms": "one file per family of algorithms",
 }
 """Folders with more entries, and why."""
@@ -39,12 +40,15 @@ REPEATED_STEMS = {
     "worker": ROLES + ": what a started process does",
     "network": "the network at each level of detail, and what they share",
     "machine": LAYERS,
+    "memory": ROLES + ": bytes per GPU of a strategy",
     "events": LAYERS,
     "what_if": LAYERS,
     "strategy": LAYERS + "; a row of the table",
     "options": ROLES + ": what a strategy or the CLI is called with",
     "data_parallel": LAYERS,
-    "fsdp": LAYERS,
+    "parameter_server": LAYERS + "; and the collective of the same name",
+    "horovod": LAYERS,
+    "priority": LAYERS,
     "step_plan": "the type, and the function of each strategy that makes one",
     "nvls": "the algorithm, and how NCCL lays it on links",
     "collnet": "the algorithm, and how NCCL lays it on links",

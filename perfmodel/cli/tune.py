@@ -1,4 +1,4 @@
-"""``perfmodel tune``: the best gradient buckets."""
+"""``perfmodel tune``: the best gradient buckets, or the best settings of another strategy."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TUNE_EXAMPLES = (
     "perfmodel tune bucket-size-slow-ethernet",
     "perfmodel tune resnet50-dgx-a100 -o out",
+    "perfmodel tune resnet50-dgx-a100 --set strategy.kind=horovod",
     "perfmodel tune bert-large-v100-25g bert-large-v100-100g",
     "perfmodel tune resnet50-dgx-a100 --all-sizes --json",
 )
@@ -46,15 +47,21 @@ def tune(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Find the best gradient buckets: one cap for all, and the best list of caps.
+    """Find the best gradient buckets, or the best settings of another strategy.
 
     Every partition into buckets that some bucket_cap_mb makes is looked at, and the best list
-    (bucket_cap_mb_list, torch 2.13) is searched for. With -o it writes tune.html (one file, works
-    offline), tune.json and curve.csv.
+    (bucket_cap_mb_list, torch 2.13) is searched for. Of other strategies the fields of their
+    section that change the time alone are searched (fsdp: wrap, ...; horovod: fusion_threshold,
+    ...); what does not fit the memory is left out. With -o it writes tune.html (one file, works
+    offline), tune.json and, for buckets, curve.csv.
     """
     from perfmodel.scenario import load_scenario
 
     questions = [load_scenario(name, set_ or ()) for name in scenarios]
+    if not all(_has_buckets(question) for question in questions):
+        _refuse_for_settings(questions, all_sizes=all_sizes, horovod=horovod)
+        _tune_settings(questions[0], profile, output, json=json)
+        return
     if output is not None:
         from perfmodel.report.tuning.page import FILES
 
@@ -65,6 +72,45 @@ def tune(
         _report_one(tunings[0], output, json=json)
     else:
         _report_all(tunings, output, json=json)
+
+
+def _has_buckets(question: Scenario) -> bool:
+    from perfmodel.training.strategies import STRATEGIES
+
+    return STRATEGIES[question.strategy.kind].has_buckets
+
+
+def _refuse_for_settings(questions: list[Scenario], *, all_sizes: bool, horovod: bool) -> None:
+    """Refuse what only buckets of DDP have."""
+    faults = []
+    if len(questions) > 1:
+        several = "several scenarios, not all with strategy ddp"
+        faults.append(Fault("SCENARIO", several, "one of them, or ddp in each"))
+    if all_sizes:
+        faults.append(Fault("--all-sizes", "a strategy without buckets", "one size, or ddp"))
+    if horovod:
+        faults.append(Fault("--horovod", "a strategy without buckets", "ddp, or kind: horovod"))
+    if faults:
+        raise InputError(faults)
+
+
+def _tune_settings(
+    question: Scenario, profile: str | None, output: Path | None, *, json: bool
+) -> None:
+    """Tune the settings of a strategy without buckets."""
+    from perfmodel.report.tuning import settings
+    from perfmodel.studies.tune.settings.run import tune_settings
+
+    if output is not None:
+        check_report_folder(output, settings.FILES, [question], profile)
+    say = print_note if sys.stderr.isatty() else None
+    tuned = tune_settings(question, profile=load_profile(profile), progress=say)
+    if json:
+        print_json(settings.settings_json(tuned))
+    else:
+        print_blocks(settings.settings_lines(tuned))
+    if output is not None:
+        print_note(f"wrote {settings.write_settings(tuned, output)}")
 
 
 def _tune_each(

@@ -27,6 +27,7 @@ from perfmodel.files.spec import (
     Parts,
     Power,
     Seconds,
+    SizeOrNothing,
 )
 from perfmodel.files.validate import (
     collect_faults,
@@ -49,6 +50,7 @@ __all__ = [
     "Parts",
     "Power",
     "Seconds",
+    "SizeOrNothing",
     "as_json",
     "attributes",
     "collect_faults",

@@ -60,6 +60,9 @@ def _above_zero(parse: Callable[[object], float]) -> BeforeValidator:
 Bytes = Annotated[float, _above_zero(parse_bytes), _schema("25 MiB")]
 """A size above zero, written with its unit; bytes."""
 
+SizeOrNothing = Annotated[float, _at_least_zero(parse_bytes), _schema("25 MiB")]
+"""A size of zero or more, written with its unit; bytes."""
+
 Bandwidth = Annotated[float, _above_zero(parse_bandwidth), _schema("25 GB/s")]
 """A bandwidth above zero, written with its unit; bytes per second."""
 

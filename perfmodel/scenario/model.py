@@ -220,6 +220,7 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
         "gpu_spread": None,
         "measured_step": None,
         "optimizer_kernels": "foreach",
+        "offload_activations": "none",
         "recompute": "none",
     },
 }

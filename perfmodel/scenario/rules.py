@@ -15,6 +15,10 @@ from perfmodel.errors import Fault, allowed_names
 from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.model import Scenario, divisible_by, is_resized_by_flag
 from perfmodel.scenario.sections.plan import PlanSection
+from perfmodel.scenario.sections.strategies.parameter_server import (
+    ParameterServerStrategy,
+    server_nodes,
+)
 from perfmodel.scenario.source_map import SourceMap
 
 
@@ -78,6 +82,7 @@ _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
     name: TypeAdapter(Scenario.model_fields[name].rebuild_annotation())
     for name in (
         "model", "compute", "strategy", "cluster", "training", "scale", "events", "jobs", "plan",
+        "library", "fidelity",
     )
 }  # fmt: skip
 
@@ -169,6 +174,15 @@ def _recompute_within_units(parts: Mapping[str, Any], origin: SourceMap) -> Iter
         yield origin.fault("strategy.wrap", "'layer'", allowed)
 
 
+def _computes_in_param_dtype(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Layers whose parameters are gathered in 16 bits multiply them in these."""
+    compute, dtype = parts.get("compute"), getattr(parts.get("strategy"), "param_dtype", None)
+    if compute and dtype in ("bf16", "fp16") and compute.precision not in (dtype, "fp8"):
+        combination = f"'{dtype}' with compute.precision: {compute.precision}"
+        allowed = f"'{compute.precision}' or nothing; or compute.precision: {dtype}"
+        yield origin.fault("strategy.param_dtype", combination, allowed)
+
+
 def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster = parts.get("cluster")
     if cluster is None or cluster.fabric is not None:
@@ -180,8 +194,9 @@ def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 
 def _nodes_needed(parts: Mapping[str, Any]) -> int:
-    """Nodes of this job and of all other jobs."""
-    return int(parts["cluster"].nodes + sum(job.nodes for job in parts.get("jobs", ())))
+    """Nodes of this job, of all other jobs, and of servers that have nodes for themselves."""
+    others = sum(job.nodes for job in parts.get("jobs", ()))
+    return int(parts["cluster"].nodes + others + server_nodes(parts.get("strategy")))
 
 
 def _jobs_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
@@ -235,6 +250,31 @@ def _events_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
             mixed_nodes.add(number)
 
 
+def _servers_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Find what a strategy whose workers loop on their own cannot have."""
+    strategy, cluster = parts.get("strategy"), parts.get("cluster")
+    if not isinstance(strategy, ParameterServerStrategy):
+        return
+    kind = f"strategy.kind: {strategy.kind}"
+    if parts.get("jobs"):
+        allowed = f"nothing with {kind}: collectives beside its messages are not simulated"
+        yield origin.fault("jobs", f"{len(parts['jobs'])} jobs", allowed)
+    compute = parts.get("compute")
+    if compute and compute.optimizer_kernels != "foreach":
+        allowed = f"nothing with {kind}, whose servers run the optimizer in one pass"
+        yield origin.fault("compute.optimizer_kernels", repr(compute.optimizer_kernels), allowed)
+    library = parts.get("library")
+    if library and not strategy.local_reduce and library != type(library)():
+        allowed = f"nothing with {kind}, unless local_reduce: messages need no collective library"
+        yield origin.fault("library", repr(library.name), allowed)
+    if parts.get("fidelity") == "message":
+        yield origin.fault("fidelity", "'message'", f"'flow' with {kind}, which has messages only")
+    colocated = strategy.placement == "colocated"
+    if cluster and colocated and (strategy.servers or 1) > cluster.nodes:
+        allowed = f"at most {cluster.nodes}, the nodes of this cluster, with placement: colocated"
+        yield origin.fault("strategy.servers", str(strategy.servers), allowed)
+
+
 def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     plan = parts.get("plan")
     for field, text, allowed in () if plan is None else plan_faults(plan):
@@ -243,6 +283,6 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
-    _recompute_within_units, _network_given, _jobs_fit, _placement_has_choice, _job_names_differ,
-    _events_fit, _plan_is_valid,
+    _recompute_within_units, _computes_in_param_dtype, _network_given, _jobs_fit,
+    _placement_has_choice, _job_names_differ, _events_fit, _servers_fit, _plan_is_valid,
 )  # fmt: skip

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from perfmodel.errors import InputError
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.loop_plan import LoopPlan
+from perfmodel.training.plan.step_plan import Op, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload
 
 
@@ -37,6 +38,15 @@ class CoreWork:
 
 
 NO_CORE_WORK = CoreWork()
+
+CollectiveTime = Callable[[Op, int, str | None], float]
+"""Time of a collective of so many bytes among all ranks, alone on the network, by the job's library
+or another by name; seconds."""
+
+
+def _instant(*_: object) -> float:
+    """Time of collectives where no machine is known; seconds."""
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,15 @@ class StepRequest:
     `cast_Bps`: the hook converts gradients at this rate (of their own bytes) beside the device's
         work. By default the device does, at the rate of its copies.
     `core`: work of backward on a core of each rank's process.
+    `host_link_Bps`: rate of copies between a GPU and the memory of its host, one way, while all
+        GPUs of the host copy. None: there is no way.
+    `host_optimizer_s`: time of the optimizer on the host's CPUs, of all parameters, while those of
+        the host's other ranks run; seconds.
+    `nodes`: hosts that the ranks are on, equally many on each.
+    `optimizer`: "sgd", "sgd-momentum", "adam", "adamw"; for those that do not run it in `times`.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
+    `ranks_per_host`: GPUs of each host that the job has.
+    `collective_s`: time of collectives alone, for strategies whose choices depend on it.
     Raises `InputError`: ranks or batch below 1.
     """
 
@@ -79,7 +97,13 @@ class StepRequest:
     bucket_copy_Bps: float | None = None
     cast_Bps: float | None = None
     core: CoreWork = NO_CORE_WORK
+    host_link_Bps: float | None = None
+    host_optimizer_s: float = 0.0
     ready_order: Sequence[int] | None = None
+    ranks_per_host: int = 1
+    collective_s: CollectiveTime = _instant
+    nodes: int = 1
+    optimizer: str = "sgd-momentum"
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)
@@ -88,12 +112,28 @@ class StepRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of a strategy's section that can be tuned.
+
+    `field`: its name.
+    `values`: a coarse grid, by rising value where there is one.
+    `unit`: of numbers, which may be tried between those of the grid too; None: there is nothing
+        between.
+    """
+
+    field: str
+    values: tuple[Any, ...]
+    unit: Literal["bytes", "seconds", "elements"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy:
     """One row of the table of strategies.
 
     `name`: for people.
     `options`: from the section of the scenario to options of the strategy.
-    `plan`: one training step.
+    `plan`: one training step, which all ranks share. None: they share none, see `loops`.
+    `loops`: workers and servers that loop on their own.
     `memory`: bytes on the fullest GPU.
     `buckets`: gradient buckets of the steady state in launch order. None: the strategy has none, so
         that there are no bucket caps to tune.
@@ -101,16 +141,21 @@ class Strategy:
     `lighter`: settings of its section that are worth trying where a training does not fit, with
         this strategy or instead of another.
     `assumptions`: of its plan, as sentences.
+    `settings`: what can be tuned, from the model and the section; None: nothing beside buckets.
+    `own_words`: how a section is said to the library: arguments, environment variables, JSON.
     """
 
     name: str
     options: Callable[[Any], StepOptions]
-    plan: Callable[[StepRequest, Any], StepPlan]
+    plan: Callable[[StepRequest, Any], StepPlan] | None
     memory: Callable[[Setup], MemoryUse]
     buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
     held_dtype: Callable[[Any], str | None] = lambda _options: None
     lighter: tuple[Mapping[str, object], ...] = ()
     assumptions: tuple[str, ...] = ()
+    loops: Callable[[StepRequest, Any], LoopPlan] | None = None
+    settings: Callable[[Workload, Any], tuple[Setting, ...]] | None = None
+    own_words: Callable[[Any], tuple[str, ...]] | None = None
 
     @property
     def has_buckets(self) -> bool:

@@ -16,7 +16,10 @@ from perfmodel.validate.predict.run import Placed, PredictionTask, match_all, pr
 from perfmodel.validate.score import coverage, scores
 from perfmodel.validate.score.points import DataPoint, points_of
 from perfmodel.validate.score.scores import LARGE, Score
+from perfmodel.validate.score.strategy_scores import strategies_json
 from perfmodel.validate.score.training_scores import trainings_json
+from perfmodel.validate.strategies.model import StrategyTable
+from perfmodel.validate.strategies.step_tables import STEPS as STRATEGY_STEPS
 from perfmodel.validate.sweeps.match import Matched
 from perfmodel.validate.sweeps.read import (
     SUBFOLDER,
@@ -44,6 +47,8 @@ class Validation:
         Sweeps without a prediction, and why.
     trainings : sequence of Dataset
         Published trainings and step times.
+    strategies : sequence of StrategyTable
+        Published steps of sharded and other strategies: time and memory.
     fitted : sequence of Fitted
         Which sweeps the shipped constants were fitted on.
     shipped : bool
@@ -54,6 +59,7 @@ class Validation:
     predicted: Sequence[SweepPrediction]
     unmatched: Mapping[str, str]
     trainings: Sequence[Dataset] = ()
+    strategies: Sequence[StrategyTable] = ()
     fitted: Sequence[Fitted] = field(default=())
     shipped: bool = True
 
@@ -138,7 +144,8 @@ def validate(
         Every fault of every file.
     """
     folder = data or shipped_folder()
-    if not has_sweeps(folder) and has_trainings(folder):
+    has_steps = has_trainings(folder) or (folder / STRATEGY_STEPS).is_file()
+    if not has_sweeps(folder) and has_steps:
         sweeps, home = [], folder
     else:
         sweeps, home = read_sweeps(folder), sweeps_folder(folder)
@@ -157,7 +164,7 @@ def validate(
         )
         for sweep, own in matched
     ]
-    outcomes, trainings = predict_sweeps(tasks, _root(folder), processes, progress)
+    outcomes, trainings, strategies = predict_sweeps(tasks, _root(folder), processes, progress)
     predicted = []
     for (sweep, own), outcome in zip(matched, outcomes, strict=True):
         if isinstance(outcome, str):
@@ -169,6 +176,7 @@ def validate(
         predicted=predicted,
         unmatched=unmatched,
         trainings=trainings,
+        strategies=strategies,
         fitted=fitted_on(),
         shipped=data is None,
     )
@@ -221,6 +229,7 @@ def to_json(validation: Validation) -> dict[str, Any]:
         "not_counted": {p.sweep.id: p.why_not for p in predicted if not p.counted},
         "fitted_on": [attributes(fitted, "constants sweeps") for fitted in validation.fitted],
         "trainings": trainings_json(trainings),
+        "strategies": strategies_json(validation.strategies),
     }
     return dict(as_json(document, "validation"))
 

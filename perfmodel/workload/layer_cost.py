@@ -107,6 +107,11 @@ def layer_cost(layer: Layer, pricing: Pricing, *, first: bool) -> LayerCost:
     )
 
 
+def matrix_forward_s(layer: Layer, pricing: Pricing, *, first: bool) -> float:
+    """Time of a layer's matrix kernel forward; seconds."""
+    return _matrix_cost(layer, pricing, first=first).forward_s if layer.matmul_flops else 0.0
+
+
 def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
     """Time of the element-wise and normalising kernels, forward and backward, and their number."""
     device = pricing.device

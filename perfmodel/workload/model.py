@@ -233,6 +233,8 @@ class LayerTimes:
         once as one byte copied (so half of the memory's traffic rate).
     activation_bytes : float
         Activations kept for backward, whole micro-batch; bytes.
+    matrix_forward_s : ndarray of float, shape (layers,), optional
+        Part of `forward_s` that matrix kernels take; None where it is not known.
     source : str
         "roofline on <gpu>" or the file that the times come from.
     spread : tuple of float
@@ -251,6 +253,7 @@ class LayerTimes:
     activation_bytes: float
     source: str
     spread: tuple[float, float] = (1.0, 1.0)
+    matrix_forward_s: NDArray[np.float64] | None = None
 
 
 def scale_times(times: LayerTimes, by: float, source: str | None = None) -> LayerTimes:
@@ -266,6 +269,7 @@ def scale_times(times: LayerTimes, by: float, source: str | None = None) -> Laye
         optimizer_s=times.optimizer_s * by,
         copy_Bps=times.copy_Bps / by,
         source=times.source if source is None else source,
+        matrix_forward_s=_scaled(times.matrix_forward_s, by),
     )
 
 
@@ -278,4 +282,9 @@ def slow_device(times: LayerTimes, by: float) -> LayerTimes:
         forward_s=times.forward_s * by,
         backward_s=times.backward_s * by,
         optimizer_s=times.optimizer_s * by,
+        matrix_forward_s=_scaled(times.matrix_forward_s, by),
     )
+
+
+def _scaled(times_s: NDArray[np.float64] | None, by: float) -> NDArray[np.float64] | None:
+    return None if times_s is None else times_s * by

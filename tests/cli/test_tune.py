@@ -83,3 +83,39 @@ def test_wrong_input_is_said_in_a_line(arguments: list[str], words: str) -> None
     assert answer.exit_code == 2
     assert words in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_settings_of_another_strategy(tmp_path: Path) -> None:
+    """The same contract on the terminal, as JSON and as a page."""
+    horovod = [*SMALL, "--set", "strategy.kind=horovod"]
+    answer = RUN.invoke(app, ["tune", *horovod, "--json", "-o", str(tmp_path / "out")])
+    assert answer.exit_code == 0
+    found = json.loads(answer.stdout)
+    assert {"default", "asked", "best", "gain", "curve", "tried", "too_large"} <= set(found)
+    assert found["best"]["step_time_s"] <= found["default"]["step_time_s"]
+    assert found["tried"] == len(found["curve"])
+    assert found == json.loads((tmp_path / "out" / "tune.json").read_text())
+    assert found["snippet"] in (tmp_path / "out" / "tune.html").read_text()
+    said = RUN.invoke(app, ["tune", *horovod])
+    assert said.exit_code == 0
+    assert found["snippet"] in said.stdout
+    assert found["own_words"][0] in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--all-sizes", "--horovod"], ["--all-sizes", "--horovod"]),
+        (["resnet50-dgx-a100"], ["several scenarios"]),
+        (["--set", "strategy.fusion_threshold=64"], ["fusion_threshold", "no unit"]),
+        (["--set", "strategy.cycle_time=-1 ms"], ["cycle_time", "zero or more"]),
+        (["--set", "strategy.allreduce=ring"], ["allreduce", "'flat'"]),
+        (["--set", "strategy.bucket_cap=5 MiB"], ["bucket_cap"]),
+    ],
+)
+def test_what_settings_cannot_be_is_said_in_a_line(arguments: list[str], words: list[str]) -> None:
+    command = ["tune", SMALL[0], *arguments, *SMALL[1:], "--set", "strategy.kind=horovod"]
+    answer = RUN.invoke(app, command)
+    assert answer.exit_code == 2
+    assert all(word in answer.stderr for word in words)
+    assert "Traceback" not in answer.stderr

@@ -89,6 +89,12 @@ CONTEXTS = {
         "strategy: {kind: data_parallel}\ncluster: {node: v100-x8-25g, gpus_per_node: 2}",
         "strategy. model. compute.", {
         "compute.fused_attention": NO_ATTENTION, "compute.channels_last": NO_CONVOLUTION}, USUAL),
+    "horovod": Context("strategy: {kind: horovod}", "strategy."),
+    "priority": Context("strategy: {kind: priority}", "strategy."),
+    "parameter server": Context(
+        "strategy: {kind: parameter_server, mode: bounded, staleness: 1, servers: 2}\n"
+        "cluster: {node: v100-x8-25g, nodes: 2, gpus_per_node: 2, fabric: one-switch}",
+        "strategy."),
     "accumulating": Context("strategy: {kind: ddp, accumulate: 2}", "strategy."),
     **{f"fabric {shape}": Context(
         f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {shape}"

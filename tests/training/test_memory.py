@@ -17,8 +17,8 @@ from perfmodel.training.ddp.strategy import ddp_memory as memory
 from perfmodel.training.memory.reserve import reserve_bytes
 from perfmodel.training.memory.use import MemoryRule, Setup, add_temporaries
 from perfmodel.training.servers.data_parallel import data_parallel_memory
-from perfmodel.training.sharded.memory import fsdp_memory
-from perfmodel.training.sharded.options import FsdpOptions
+from perfmodel.training.sharded.fsdp.memory import fsdp_memory
+from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.zoo import build_model
 

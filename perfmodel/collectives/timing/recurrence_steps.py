@@ -5,6 +5,7 @@ Edges are those of an `UnrolledPhases`; they send at rates that may have changed
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,18 +46,21 @@ def sent_s(
     start_s: FloatArray, nbytes: FloatArray, paces: list[LinkRates], on: IntArray | slice
 ) -> tuple[FloatArray, FloatArray]:
     """When sends of some edges that start at some times have left, and when they arrive."""
-    last = paces[-1]
-    if len(paces) == 1 or float(start_s.min(initial=np.inf)) >= last.from_s:
+    last, first_s = paces[-1], float(start_s.min(initial=np.inf))
+    if len(paces) == 1 or first_s >= last.from_s:
         end = start_s + nbytes / last.rate_Bps[on]
         return end, end + last.latency_s[on]
+    # What was before all of these sends is skipped: there may be many changes of rates.
+    begin = max(0, bisect_right(paces, first_s, key=lambda pace: pace.from_s) - 1)
     since, remaining = start_s, nbytes
     end = np.full(len(start_s), np.inf)
     arrived, todo = end.copy(), np.ones(len(start_s), dtype=np.bool_)
-    for pace, after in zip(paces, [*paces[1:], None], strict=True):
+    for pace, after in zip(paces[begin:], [*paces[begin + 1 :], None], strict=True):
         rate, until_s = pace.rate_Bps[on], np.inf if after is None else after.from_s
         finish = since + np.where(remaining > 0, remaining / rate, 0.0)
         now = todo & (finish <= until_s) & (since <= until_s)
-        end[now], arrived[now] = finish[now], (finish + pace.latency_s[on])[now]
+        np.copyto(end, finish, where=now)
+        np.copyto(arrived, finish + pace.latency_s[on], where=now)
         todo &= ~now
         if not todo.any():
             break

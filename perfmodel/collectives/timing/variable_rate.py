@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.critical_path import pipelines_s
 from perfmodel.collectives.timing.recurrence_steps import (
     LinkRates,
     RecurrenceState,
@@ -74,9 +75,42 @@ class Clocks:
 
     def ends(self) -> CompletionTimes:
         """How the sends end if nothing changes any more."""
+        pieces = self._pieces_over_trees()
+        if pieces is not None:
+            return pieces
         stand = self._stand.copy()
         self._run(stand, np.inf)
         return ends_of(self.course, stand)
+
+    def _pieces_over_trees(self) -> CompletionTimes | None:
+        """How trees that begin at one rate end, without stepping; None if it has to be stepped."""
+        pace, begin_s = self._paces[-1], self.begin_s
+        is_fresh = self._stand.step == 0 and pace.from_s <= begin_s.min(initial=np.inf)
+        if not is_fresh or not self.course.pipelined or len(self.course.phases) > 1:
+            return None
+        if (begin_s != begin_s[0]).any() or (pace.rate_Bps <= 0).any():
+            return None
+        phase, credits = self.course.phases[0], self.course.credits
+        times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits)
+        if times is None:
+            return None
+        landed_s = times[1] + begin_s[0]
+        return CompletionTimes(float((landed_s - pace.latency_s).max()), landed_s)
+
+    def least_wire_s(self) -> float:
+        """Least time at which the last byte can have left, without stepping through the sends.
+
+        Every edge still has to send what it has not sent, at its best rate so far at most.
+        """
+        left = self.course.sends - self.course.sent(self._stand.step)
+        best_Bps = self._paces[0].rate_Bps
+        for pace in self._paces[1:]:
+            best_Bps = np.maximum(best_Bps, pace.rate_Bps)
+        nbytes = self.course.phases[0].nbytes
+        for phase in self.course.phases[1:]:
+            nbytes = np.minimum(nbytes, phase.nbytes)
+        least_s = self._stand.free + left * sending_s(nbytes, best_Bps)
+        return float(least_s[self.course.sends > 0].max(initial=0.0))
 
     def left(self) -> FloatArray:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
@@ -165,6 +199,10 @@ class OneStep:
         self._since_s = np.where(under_way, np.maximum(self._since_s, now_s), leave_s)
         self.rate_Bps = rate_Bps
         self.latency_s = np.where(under_way, latency_s, self.latency_s)
+
+    def least_wire_s(self) -> float:
+        """When the last byte has left (see `Clocks.least_wire_s`)."""
+        return self.ends().wire_s
 
     def ends(self) -> CompletionTimes:
         """How the sends end if nothing changes any more."""

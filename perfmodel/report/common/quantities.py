@@ -154,6 +154,18 @@ def limit(point: SizeResult) -> str:
     return f"{text}."
 
 
+def hot_spot(point: SizeResult) -> str:
+    """Say what the GPU does that does more than the others; nothing where all are alike."""
+    spot = point.hot_spot
+    if spot is None:
+        return ""
+    return (
+        f"{spot.gpu} is the hot spot: it computes for {duration(spot.busy_s)} of a step, each "
+        f"other GPU for {duration(spot.others_busy_s)}; only there are "
+        f"{size(spot.only_there_bytes)} of optimizer states and reduced gradients."
+    )
+
+
 def slowest(result: Result) -> str:
     """Say what the slowest GPU costs; nothing where that is less than 1 %."""
     behind = result.slowest_gpu - 1.0

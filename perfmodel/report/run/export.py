@@ -25,6 +25,8 @@ def to_json(result: Result) -> dict[str, Any]:
         **size_to_json(result.main),
         "buckets": result.main.buckets,
         **_disturbance(result.main.disturbance),
+        "server_use": result.main.server_use,
+        "hot_spot": result.main.hot_spot,
         "curve": [size_to_json(point) for point in result.points],
         **attributes(result, "assumptions sources provenance"),
     }

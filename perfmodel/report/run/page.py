@@ -27,6 +27,7 @@ from perfmodel.report.run import tables
 from perfmodel.report.run.chrome_trace import write_kineto
 from perfmodel.report.run.events import events_section
 from perfmodel.report.run.export import to_json
+from perfmodel.report.run.servers import servers_section
 from perfmodel.report.run.text import result_header, run_markdown
 from perfmodel.report.run.timeline_figure import draw_timeline
 from perfmodel.report.scaling.text import scaling_section
@@ -93,6 +94,7 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
         [
             result_header(result),
             _tiles(result),
+            servers_section(result.main),
             events_section(result.main),
             scaling_section(result),
             None if grid is None else explorer_section(result, grid),
@@ -148,6 +150,8 @@ def _breakdown(result: Result) -> Section:
         f"{quantities.duration(time_s)}, "
         f"{quantities.percent(time_s / main.step_time_s)} of the step."
     )
+    if hot_spot := quantities.hot_spot(main):
+        lead += f" {hot_spot}"
     figure = Figure(draw_breakdown(result), "breakdown", "Parts of the step at each size")
     return section("Where the time goes", lead, figure)
 

@@ -15,9 +15,9 @@ from perfmodel.report.common.document import (
     section,
 )
 from perfmodel.report.common.markdown import render_markdown
-from perfmodel.report.run import events, tables
+from perfmodel.report.run import events, servers, tables
 from perfmodel.report.scaling.text import basis, findings
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result import Result, SizeResult
 
 
 def result_header(result: Result) -> Header:
@@ -37,11 +37,14 @@ def result_lines(result: Result) -> list[Block]:
     lines = [quantities.memory(main.memory) + ".", *main.memory.advice]
     if not_fitting := [f"{p.gpus:,}" for p in result.points[:-1] if not p.memory.fits]:
         lines.append(f"Does not fit on {', '.join(not_fitting)} GPUs: those rows are hypothetical.")
-    lines += filter(None, [quantities.limit(main), quantities.slowest(result)])
+    lines += filter(
+        None, [quantities.hot_spot(main), quantities.limit(main), quantities.slowest(result)]
+    )
     lines.append(f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.")
     return [
         Paragraph(quantities.headline(result), "headline"),
         _short_sizes(result),
+        *paragraphs(servers.lines(main)),
         *paragraphs(events.lines(main)),
         *paragraphs(lines, "note"),
     ]
@@ -76,12 +79,13 @@ def run_markdown(result: Result) -> str:
     """Write the answer, the findings, the sizes, the parts of the step and what it rests on."""
     main = result.main
     explained = [*tables.hints(result), "sizes.csv holds every number in SI units."]
-    happening = events.lines(main)
+    happening, serving = events.lines(main), servers.lines(main)
     facts = {"scenario": result.scenario, "simulated as": main.mode, **result.provenance}
     memory = [Paragraph(f"{quantities.memory(main.memory)}."), Bullets(main.memory.advice)]
     return render_markdown(
         [
             result_header(result),
+            *([section("Parameter servers", "", Bullets(serving))] if serving else []),
             *([section("What happens around it", "", Bullets(happening))] if happening else []),
             section(
                 "Scaling",
@@ -90,7 +94,7 @@ def run_markdown(result: Result) -> str:
                 tables.sizes_table(result),
                 Paragraph(" ".join(explained)),
             ),
-            section("Where the time of a step goes", quantities.limit(main), _breakdown(result)),
+            section("Where the time of a step goes", _limits(main), _breakdown(result)),
             *_communication(result),
             section("Memory", "", *memory),
             section(
@@ -108,6 +112,10 @@ def _communication(result: Result) -> list[Section]:
         return []
     lead = f"A rank's operations in a step on {quantities.gpus(result.main.gpus)}."
     return [section("Communication", lead, tables.communication_table(result.main))]
+
+
+def _limits(main: SizeResult) -> str:
+    return " ".join(filter(None, [quantities.hot_spot(main), quantities.limit(main)]))
 
 
 def _breakdown(result: Result) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -107,11 +107,14 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
         streams[span.rank_class, span.stream].append(span)
     classes = list(dict.fromkeys(rank_class for rank_class, _ in streams))
     rows: list[tuple[int, int, Row]] = []
-    for (rank_class, _stream), members in streams.items():
-        role = _role(members)
+    roles = {key: _role(members) for key, members in streams.items()}
+    streams_of = Counter((rank_class, role) for (rank_class, _), role in roles.items())
+    for (rank_class, stream), members in streams.items():
+        role = roles[rank_class, stream]
         prefix = f"{rank_class}: " if len(classes) > 1 else ""
+        name = stream if streams_of[rank_class, role] > 1 else role
         for number, lane in enumerate(assign_lanes(members)):
-            title = f"{prefix}{role}" + (f" {number + 1}" if number else "")
+            title = f"{prefix}{name}" + (f" {number + 1}" if number else "")
             row = Row(title, role, _bars(lane, origin, gap_s))
             rows.append((classes.index(rank_class), _ORDER.index(role), row))
     rows.sort(key=lambda entry: entry[:2])

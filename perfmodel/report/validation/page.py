@@ -24,7 +24,7 @@ from perfmodel.report.common.document import (
     table_section,
 )
 from perfmodel.report.common.html import legend, render_html, write_report_files
-from perfmodel.report.validation import figures, tables, training_tables
+from perfmodel.report.validation import figures, strategy_tables, tables, training_tables
 from perfmodel.report.validation.tables import percent
 from perfmodel.report.validation.text import (
     MODE_MEANINGS,
@@ -75,6 +75,7 @@ def validation_html(validation: Validation) -> str:
             _machines(validation),
             _coverage(validation),
             _trainings(validation),
+            _strategies(validation),
             _sweeps(validation),
             _left_out(validation),
             _grounds(validation),
@@ -180,6 +181,23 @@ def _trainings(validation: Validation) -> Section | None:
             Definitions(training_tables.MEASURE_MEANINGS),
         ]
     return section("Trainings", lead, *blocks)
+
+
+def _strategies(validation: Validation) -> Section | None:
+    if not any(table.steps for table in validation.strategies):
+        return None
+    lead = "Published steps of sharded and other strategies, and the peak of a GPU's memory."
+    return section(
+        "Steps by strategy",
+        lead,
+        Paragraph(strategy_tables.LEAD, "lead"),
+        strategy_tables.strategy_table(validation),
+        Heading("Measured times inside 80 % intervals"),
+        strategy_tables.coverage_table(validation),
+        Heading("The same by table"),
+        strategy_tables.source_table(validation),
+        Definitions(strategy_tables.QUANTITY_MEANINGS),
+    )
 
 
 def _sweeps(validation: Validation) -> Section | None:

@@ -15,7 +15,7 @@ from perfmodel.report.common.document import (
     table_section,
 )
 from perfmodel.report.common.markdown import render_markdown
-from perfmodel.report.validation import tables, training_tables
+from perfmodel.report.validation import strategy_tables, tables, training_tables
 from perfmodel.report.validation.tables import percent
 from perfmodel.report.validation.training_tables import MEASURE_MEANINGS, training_headline
 from perfmodel.validate.run import Validation
@@ -46,8 +46,11 @@ def headline(validation: Validation) -> str:
 def sentences(validation: Validation) -> list[str]:
     """Sentences at the head of a report, the most important first; a folder may lack sweeps."""
     trainings = training_headline(validation)
-    sweeps = headline(validation) if validation.bands or not trainings else ""
-    return [text for text in (sweeps, trainings) if text]
+    sweeps = (
+        headline(validation) if validation.bands or not (trainings or validation.strategies) else ""
+    )
+    strategies = strategy_tables.strategy_headline(validation)
+    return [text for text in (sweeps, trainings, strategies) if text]
 
 
 def setting(validation: Validation) -> str:
@@ -102,6 +105,10 @@ def validation_lines(validation: Validation) -> list[Block]:
             f"Published trainings by network and precision. {training_tables.LEAD}",
             training_tables.group_table(validation),
         ),
+        (
+            f"Published steps by strategy. {strategy_tables.LEAD}",
+            strategy_tables.strategy_table(validation),
+        ),
     ):
         if table.rows:
             blocks += [Paragraph(title), table, Paragraph("")]
@@ -146,11 +153,31 @@ def validation_markdown(validation: Validation) -> str:
                 training_tables.LEAD,
                 training_tables.by_table_table(validation),
             ),
+            table_section(
+                "Steps by strategy",
+                strategy_tables.LEAD,
+                strategy_tables.strategy_table(validation),
+            ),
+            table_section(
+                "Steps by strategy: measured times inside 80 % intervals",
+                "How many, and how far the ends of an interval are apart in the median.",
+                strategy_tables.coverage_table(validation),
+            ),
+            table_section(
+                "Steps of strategies by table",
+                strategy_tables.TABLES_LEAD,
+                strategy_tables.source_table(validation),
+            ),
             table_section("Sweep by sweep", "", tables.sweep_table(validation)),
             section("What was fitted on what", "", Bullets(fitted_lines(validation))),
             section("What is not counted, and why", "", omissions),
             section("Modes", "", Definitions(MODE_MEANINGS)),
             section("Trainings: what is compared", "", Definitions(MEASURE_MEANINGS)),
+            section(
+                "Steps of strategies: what is compared",
+                "",
+                Definitions(strategy_tables.QUANTITY_MEANINGS),
+            ),
         ]
     )
 

@@ -65,7 +65,7 @@ class RecomputedBlocks(FileModel):
 
 
 RecomputeField = Annotated[
-    Annotated[Literal["none", "selective", "full"], Tag("word")]
+    Annotated[Literal["none", "selective", "operations", "full"], Tag("word")]
     | Annotated[RecomputedBlocks, Tag("blocks")],
     Discriminator(
         lambda value: "blocks" if isinstance(value, Mapping | RecomputedBlocks) else "word"
@@ -125,8 +125,14 @@ class ComputeSection(FileModel):
     recompute: RecomputeField = Field(
         default="none",
         description="of activations, in backward: 'selective', the core attention (scores, "
-        "softmax, dropout, weighted sum); 'full', every repeated block, of which its input is "
-        "kept; or {blocks: N}, the first N of them",
+        "softmax, dropout, weighted sum); 'operations', every repeated block but for attention and "
+        "every second matrix product, whose results are kept (torchtitan's 'op'); 'full', every "
+        "repeated block, of which its input is kept; or {blocks: N}, the first N of them",
+    )
+    offload_activations: Literal["none", "blocking", "overlapped"] = Field(
+        default="none",
+        description="of blocks, to the memory of the host: 'blocking', with copies in the stream "
+        "of the layers (save_on_cpu); 'overlapped', beside them",
     )
 
     @model_validator(mode="after")

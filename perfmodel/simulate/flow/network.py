@@ -13,7 +13,7 @@ their speeds, the library's credits and the algorithm. Elsewhere see decision 00
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +25,14 @@ from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why, why_approximate
-from perfmodel.simulate.flow.transfers import Collective, Flow, sort_key, stream_stage
+from perfmodel.simulate.flow.link_shares import alone_Bps, solve_at_once, solve_in_turns
+from perfmodel.simulate.flow.transfers import (
+    SAME_RATE,
+    Collective,
+    Flow,
+    sort_key,
+    stream_stage,
+)
 from perfmodel.simulate.network import (
     LinkCounters,
     Network,
@@ -36,16 +43,16 @@ from perfmodel.simulate.network import (
     schedule_last,
     stage_text,
 )
-from perfmodel.simulate.sharing.between_collectives import (
-    SHORTEST_S,
-    LinkUsers,
-    Share,
-    rates_in_turns,
-    shared_rates,
-)
+from perfmodel.simulate.sharing.between_collectives import LinkUsers
 from perfmodel.simulate.uncontended import TimedLeg, UncontendedTimer
 
 Job = Collective | Flow
+SAME_INSTANT = 1e-14
+"""Ends this close (relative to the time) are one instant: equal times that are summed in another
+order differ in the last bits, and would each cost a solution of the rates."""
+
+SLACK = 1e-9
+"""By how much a bound on a time is lowered, so that rounding does not put it behind the time."""
 
 
 @dataclass
@@ -187,62 +194,83 @@ class FlowNetwork(Network):
         if len(jobs) == 1:
             job = jobs[0]
             if isinstance(job, Flow):
-                self._set(job, np.array([self._alone_Bps(job)]))
+                self._set_flows([job], alone_Bps(self.machine, job.stage))
             elif self._timer is job.timer and not job.is_disturbed:
                 self._set(job, job.rates_Bps)
             else:
                 self._set(job, self._timer.rates(job.stage))
-        elif self.machine.library.in_order:
+            return
+        flows = [job for job in jobs if isinstance(job, Flow)]
+        collectives = [job for job in jobs if isinstance(job, Collective)]
+        solve = solve_in_turns if self.machine.library.in_order else solve_at_once
+        if self.machine.library.in_order or flows or len({job.key() for job in collectives}) > 1:
             self._approximated["met"] = None
-            self._solve_in_turns(jobs)
-        else:
-            capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
-            shares = [self._share(job) for job in jobs]
-            if len({share.key for share in shares}) > 1:
-                self._approximated["met"] = None
-            rates = shared_rates(capacity_Bps, shares)
-            for job, part in zip(jobs, rates, strict=True):
-                self._set(job, part)
+        flow_rates_Bps, shares = solve(self.machine, self._timer, flows, collectives)
+        for job, share in zip(collectives, shares, strict=True):
+            self._set(job, *share)
+        if flows:
+            self._set_flows(flows, flow_rates_Bps)
 
-    def _share(self, job: Job) -> Share:
-        if isinstance(job, Flow):
-            return Share(job.stage, np.array([np.inf]), lambda _: 1.0, job)
-        return Share(job.stage, job.wire_bytes(), job.takes_s, job.key())
-
-    def _solve_in_turns(self, jobs: list[Job]) -> None:
-        """Solve jobs of libraries that send one message after another on a connection."""
-        needed_Bps = [
-            np.array([self._alone_Bps(job)])
-            if isinstance(job, Flow)
-            else job.wire_bytes() / max(job.alone_s(), SHORTEST_S)
-            for job in jobs
-        ]
-        capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
-        shares = rates_in_turns(capacity_Bps, [job.stage for job in jobs], needed_Bps)
-        for job, (rate_Bps, slower) in zip(jobs, shares, strict=True):
-            if isinstance(job, Flow):
-                self._set(job, rate_Bps)
-            else:
-                self._set(job, self._timer.rates(job.stage), slower)
-
-    def _set(self, job: Job, rates_Bps: FloatArray, slower: float = 1.0) -> None:
-        """Give a job its rates, and with them its new end."""
-        now_s = self.env.now
-        if isinstance(job, Flow):
-            self._count(job)
-            job.rate_Bps = float(rates_Bps[0])
-            wire_s = now_s + job.nbytes / job.rate_Bps if job.rate_Bps else np.inf
-        else:
-            changed = job.set_rates(now_s, rates_Bps, slower)
-            if not changed and job.timed:
-                return
-            job.timed = True
-            wire_s = job.start_s + self._ends_s(job)[0]
-            if np.isinf(wire_s) and self.changes_left == 0:
-                raise SimulationError(stage_text(self.machine, job.lowered, job.stage))
+    def _set(self, job: Collective, rates_Bps: FloatArray, slower: float = 1.0) -> None:
+        """Give a collective its rates, and with them its new end."""
+        changed = job.set_rates(self.env.now, rates_Bps, slower)
+        if not changed and job.timed:
+            return
+        job.timed = True
         job.version += 1
+        # Most rates change again before the leg ends: its end is worked out when it may be near.
+        least_s = (1 - SLACK) * job.least_wire_s()
+        if least_s == np.inf or job.start_s + least_s <= self.env.now:
+            self._schedule_end(job)
+            return
+        version = job.version
+
+        def look(_: simpy.Event) -> None:
+            if version == job.version:
+                self._schedule_end(job)
+
+        call_at(self.env, job.start_s + least_s, look)
+
+    def _schedule_end(self, job: Collective) -> None:
+        """Work out when the leg of a collective ends, and end it then."""
+        wire_s = job.start_s + self._ends_s(job)[0]
+        if np.isinf(wire_s) and self.changes_left == 0:
+            raise SimulationError(stage_text(self.machine, job.lowered, job.stage))
         if wire_s < np.inf:
             call_at(self.env, wire_s, self._make_end(job))
+
+    def _set_flows(self, flows: Sequence[Flow], rates_Bps: FloatArray) -> None:
+        """Give streams their rates, and with them their new ends."""
+        now_s, ends = self.env.now, list[Flow]()
+        for flow, rate_Bps in zip(flows, rates_Bps.tolist(), strict=True):
+            if abs(rate_Bps - flow.rate_Bps) <= SAME_RATE * rate_Bps and flow.version:
+                continue
+            self._count(flow)
+            flow.rate_Bps = rate_Bps
+            flow.version += 1
+            flow.end_s = now_s + flow.nbytes / rate_Bps if rate_Bps else np.inf
+            if flow.end_s < np.inf:
+                ends.append(flow)
+        ends.sort(key=lambda flow: flow.end_s)
+        begin = 0
+        while begin < len(ends):  # those of one instant leave together, and rates change once
+            end_s, end = ends[begin].end_s, begin + 1
+            while end < len(ends) and ends[end].end_s <= end_s * (1 + SAME_INSTANT):
+                end += 1
+            call_at(self.env, end_s, self._make_ends(ends[begin:end]))
+            begin = end
+
+    def _make_ends(self, flows: Sequence[Flow]) -> Callable[[simpy.Event], None]:
+        versions = [flow.version for flow in flows]
+
+        def end(_: simpy.Event) -> None:
+            for flow, version in zip(flows, versions, strict=True):
+                if version == flow.version:
+                    self._leave(flow)
+                    self._count(flow, whole=True)
+                    flow.done.succeed()
+
+        return end
 
     def _ends_s(self, job: Collective) -> tuple[float, float]:
         """When the last byte of a collective's leg leaves, and when all so far has landed."""
@@ -253,17 +281,14 @@ class FlowNetwork(Network):
         least_s = job.timer.busiest_link_bound_s(job.lowered)
         return max(ends.wire_s, least_s), max(landed_s, least_s)
 
-    def _make_end(self, job: Job) -> Callable[[simpy.Event], None]:
+    def _make_end(self, job: Collective) -> Callable[[simpy.Event], None]:
         version = job.version
 
         def end(_: simpy.Event) -> None:
             if version != job.version:
                 return
             self._leave(job)
-            if isinstance(job, Flow):
-                self._count(job)
-                job.done.succeed()
-            elif job.is_last:
+            if job.is_last:
                 call_at(self.env, job.start_s + self._ends_s(job)[1], lambda _: job.done.succeed())
             else:
                 self._begin_next_leg(job)
@@ -279,11 +304,6 @@ class FlowNetwork(Network):
         job.timed = False  # the version goes on: ends of the leg before are still scheduled
         self._enter(job)
 
-    def _alone_Bps(self, job: Flow) -> float:
-        """Rate of a stream without other traffic; bytes per second."""
-        capacity_Bps = self.machine.topology.arcs.bandwidth_Bps[job.stage.edges.arcs]
-        return float(min(job.stage.cap_Bps[0], capacity_Bps.min()))
-
     def _link_set(self, edges: Edges) -> frozenset[int]:
         if id(edges) not in self._links:
             self._links[id(edges)] = (edges, frozenset(np.unique(edges.arcs).tolist()))
@@ -295,5 +315,8 @@ class FlowNetwork(Network):
             if isinstance(job, Flow):
                 self._count(job)
 
-    def _count(self, job: Flow) -> None:
-        count_stream(self._counted, job.stage.edges.arcs, job.send(self.env.now))
+    def _count(self, job: Flow, *, whole: bool = False) -> None:
+        """Count what a stream has sent until now, or all of it."""
+        sent_bytes = job.send(self.env.now, whole=whole)
+        if sent_bytes > 0:
+            count_stream(self._counted, job.stage.edges.arcs, sent_bytes)

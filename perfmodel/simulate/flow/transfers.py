@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -58,6 +59,7 @@ class Collective:
     timed: bool = False  # whether the end of its leg is scheduled
     _clocks: Clocks | OneStep | None = None
     _ready: ReadyTimes | None = None
+    _ends: CompletionTimes | None = None  # of its clocks at their present rates
     _is_rerouted: bool = False
 
     def __post_init__(self) -> None:
@@ -78,7 +80,17 @@ class Collective:
 
     def ends(self) -> CompletionTimes:
         """When its leg ends if no rate changes any more."""
-        return self._clocks.ends() if self._clocks else self.legs[self.leg].ends
+        if self._clocks is None:
+            return self.legs[self.leg].ends
+        if self._ends is None:
+            self._ends = self._clocks.ends()
+        return self._ends
+
+    def least_wire_s(self) -> float:
+        """Least time at which the last byte of its leg can have left: that of `ends`, or less."""
+        if self._clocks is None or self._ends is not None:
+            return self.ends().wire_s
+        return self._clocks.least_wire_s()
 
     def set_rates(self, now_s: float, rates_Bps: FloatArray, slower: float = 1.0) -> bool:
         """Change rates, the whole leg `slower` times slower; return whether anything changes."""
@@ -88,6 +100,7 @@ class Collective:
         leg = timed_phases(self.lowered, self.stage, rates_Bps)
         clocks = self._own_clocks()
         clocks.change(now_s - self.start_s, leg.rate_Bps, leg.latency_s * slower)
+        self._ends = None
         self.rates_Bps, self._is_rerouted = rates_Bps, False
         return True
 
@@ -99,7 +112,7 @@ class Collective:
     def _own_clocks(self) -> Clocks | OneStep:
         """Its clocks, edge by edge, which differ from those of `timer` from now on."""
         if self._clocks is None:
-            timed = self.legs[self.leg]
+            timed, self._ends = self.legs[self.leg], None
             begin_s = np.zeros(len(timed.stage.edges)) if timed.begin_s is None else timed.begin_s
             self._clocks = self._clocks_of(timed.stage, timed.rates_Bps, begin_s)
             self._ready = ReadyTimes(participants(self.lowered))
@@ -127,7 +140,7 @@ class Collective:
         assert self._ready is not None
         self._ready.land(self.stage.phases[0], ends.landed_s)
         begin_s = self._ready.begin_s(stage.phases[0])
-        self._clocks = self._clocks_of(stage, rates_Bps, begin_s)
+        self._clocks, self._ends = self._clocks_of(stage, rates_Bps, begin_s), None
         self.stage, self.rates_Bps = stage, rates_Bps
 
     def alone_s(self) -> float:
@@ -150,6 +163,7 @@ class Collective:
         if not np.array_equal(self.stage.edges.arcs, stages[0].edges.arcs):
             leg = timed_phases(self.lowered, self.stage, self.rates_Bps)
             self._own_clocks().change(now_s - self.start_s, leg.rate_Bps, leg.latency_s)
+            self._ends = None
         for index, (old, new) in enumerate(zip(before, stages, strict=True)):
             nbytes = stage_bytes(self.lowered, old) * (1.0 if index else self.unsent())
             share = self.lowered.wire_factor * old.load
@@ -167,7 +181,7 @@ class Collective:
             for phase in leg.phases
         )
 
-    def key(self) -> object:
+    def key(self) -> Hashable:
         """Return a value that is equal for collectives that are alike and began together."""
         schedule = self.lowered.schedule
         return (self.start_s, self.leg, schedule.collective, schedule.nbytes, schedule.ranks)
@@ -202,11 +216,18 @@ class Flow:
     since_s: float
     done: simpy.Event
     rate_Bps: float = 0.0
+    end_s: float = np.inf
+    """When its last byte leaves at this rate."""
     version: int = 0
 
-    def send(self, now_s: float) -> float:
-        """Send at the present rate up to a time; return the bytes."""
-        sent = min(self.nbytes, self.rate_Bps * (now_s - self.since_s))
+    @property
+    def cap_Bps(self) -> float:
+        """Most that it takes of a link."""
+        return float(self.stage.cap_Bps[0])
+
+    def send(self, now_s: float, *, whole: bool = False) -> float:
+        """Send at the present rate up to a time, or all; return the bytes."""
+        sent = self.nbytes if whole else min(self.nbytes, self.rate_Bps * (now_s - self.since_s))
         self.nbytes -= sent
         self.since_s = now_s
         return sent
@@ -221,6 +242,18 @@ def stream_stage(route: tuple[int, ...], cap_Bps: float) -> Stage:
         latency_s=np.zeros(1), cap_Bps=np.array([cap_Bps]), hop=zero, staged=False,
     )  # fmt: skip
     return Stage((), edges, np.zeros(1), np.array([cap_Bps]), np.ones(1))
+
+
+def joined_stage(flows: Sequence[Flow]) -> Stage:
+    """Return a stage with an edge for each of some streams."""
+    arcs = [flow.stage.edges.arcs for flow in flows]
+    zero, cap_Bps = np.zeros(len(flows), dtype=np.int64), np.array([f.cap_Bps for f in flows])
+    edges = Edges(
+        src=zero, dst=zero,
+        pointers=np.cumsum([0, *map(len, arcs)]), arcs=np.concatenate(arcs),
+        latency_s=np.zeros(len(flows)), cap_Bps=cap_Bps, hop=zero, staged=False,
+    )  # fmt: skip
+    return Stage((), edges, np.zeros(len(flows)), cap_Bps, np.ones(len(flows)))
 
 
 def sort_key(job: Collective | Flow) -> tuple[float, int, float, int]:

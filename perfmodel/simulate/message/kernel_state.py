@@ -263,30 +263,38 @@ class Kernel:
     def _queued(self) -> int:
         return int(self._clock("queued")) if self.is_compiled else len(self._state.events)
 
-    def _events(self) -> list[tuple[float, int, int]]:
+    def _events(self) -> list[tuple[float, int, int]] | NDArray[Any]:
         events = self._state.events
-        if self.is_compiled:
-            events = events[: self._queued()].tolist()
-        return list(events)
+        return events[: self._queued()] if self.is_compiled else list(events)
 
-    def _set_events(self, events: list[tuple[float, int, int]]) -> None:
+    def _set_events(self, events: list[tuple[float, int, int]] | NDArray[Any]) -> None:
         """Remove outdated events, and make room for those of one instant."""
+        if self.is_compiled:
+            self._set_event_table(np.asarray(events, dtype=DTYPES["events"]))
+            return
         edges = self._state.edges
-        end_s = edges["end_s"].tolist() if self.is_compiled else [edge.end_s for edge in edges]
         live = sorted(
             event
             for event in events
-            if event[2] % KINDS != FINISH or end_s[event[2] // KINDS] == event[0]
+            if event[2] % KINDS != FINISH or edges[event[2] // KINDS].end_s == event[0]
         )
+        self._state.events = live
+        self._state.clock[0].room = 2 * len(live) + 2 * len(edges) + 1024
+
+    def _set_event_table(self, events: NDArray[Any]) -> None:
+        """`_set_events` of the compiled kernel."""
+        end_s = self._state.edges["end_s"]
+        number, kind = np.divmod(events["code"], KINDS)
+        is_live = kind != FINISH
+        finish = np.flatnonzero(~is_live)
+        is_live[finish] = end_s[number[finish]] == events["at_s"][finish]
+        live = events[is_live]
+        live = live[np.lexsort((live["order"], live["at_s"]))]
         room = 2 * len(live) + 2 * len(end_s) + 1024
-        if self.is_compiled:
-            table = np.zeros(room + len(end_s) + 64, DTYPES["events"])
-            table[: len(live)] = live
-            self._state.events = table
-            self._state.clock["queued"], self._state.clock["room"] = len(live), room
-        else:
-            self._state.events = live
-            self._state.clock[0].room = room
+        table = np.zeros(room + len(end_s) + 64, DTYPES["events"])
+        table[: len(live)] = live
+        self._state.events = table
+        self._state.clock["queued"], self._state.clock["room"] = len(live), room
 
     def _pack(self) -> None:
         """Convert lists of objects to arrays."""
@@ -298,7 +306,7 @@ class Kernel:
 
     def _unpack(self) -> None:
         """Convert arrays to lists of objects."""
-        events = self._events()
+        events = self._state.events[: self._queued()].tolist()
         self._state = State(*(to_list(name, getattr(self._state, name)) for name in LISTS))
         self.is_compiled = False
         self._set_events(events)

@@ -146,13 +146,22 @@ class MessageNetwork(Network):
     ) -> simpy.Event:
         """Begin a run at a time, in the slot of a like run that has ended or in a new one."""
         first, spare = self._spare.setdefault(key, (original or transfer, []))
-        slot = spare.pop() if spare else self._kernel.add(self._columns(transfer))
+        slot = spare.pop() if spare else self._add(self._columns(transfer))
         run = _Run(transfer, first, slot, self.env.event(), key, nbytes or 0.0)
         self._runs[slot.run] = run
         self._kernel.begin(slot, at_s, nbytes)
         self._sends += len(slot.spans["sends"])
         self._schedule(self.env.now)
         return run.ended
+
+    def _add(self, columns: Columns) -> Slot:
+        """Add a collective to the kernel; compile that first if it pays, as it joins arrays."""
+        self._compile_for(self._sends + len(columns["sends.nbytes"]))
+        return self._kernel.add(columns)
+
+    def _compile_for(self, sends: int) -> None:
+        if self.compiled is None and sends > COMPILED_PAYS:
+            self.compiled = self._kernel.try_compile()
 
     def _columns(self, transfer: LoweredCollective | Stream) -> Columns:
         capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
@@ -176,8 +185,7 @@ class MessageNetwork(Network):
         if event is not self._wake:
             return
         self._wake = None
-        if self.compiled is None and self._sends > COMPILED_PAYS:
-            self.compiled = self._kernel.try_compile()
+        self._compile_for(self._sends)
         self._count_streams()
         next_s = self.env.peek()
         ended = self._kernel.advance(next_s)

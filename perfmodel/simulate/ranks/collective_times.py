@@ -88,8 +88,8 @@ class TimesAlone:
         """Bytes on each arc of all collectives so far."""
         total = zero_counters(len(self.timer.machine.topology.arcs))
         for work, times in self._uses.items():
-            each = self._cache[work][1]
-            many = LinkCounters(times * each.wire_bytes, times * each.payload_bytes)
+            once = self._cache[work][1]
+            many = LinkCounters(times * once.wire_bytes, times * once.payload_bytes)
             total = sum_counters(total, many)
         return total
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -11,7 +12,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.library.lowering.edges import join_edges
 from perfmodel.library.lowering.lowered import Stage
-from perfmodel.simulate.sharing.max_min import max_min_rates
+from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class LinkUsers(Generic[T]):
         """Links of a job."""
         return self._links[job]
 
-    def components(self, links: frozenset[int]) -> list[set[T]]:
+    def components(self, links: AbstractSet[int]) -> list[set[T]]:
         """Jobs on some links and all connected to them through shared links, by component.
 
         Jobs of different components share no link.
@@ -74,14 +75,16 @@ class LinkUsers(Generic[T]):
         return components
 
     def _component(self, job: T) -> set[T]:
-        component, todo = {job}, [job]
-        while todo:
-            fresh = self._users(self._links[todo.pop()]) - component
+        component, todo, visited = {job}, [job], set[int]()
+        while todo:  # every link is looked at once, however many jobs cross it
+            links = self._links[todo.pop()].difference(visited)
+            visited |= links
+            fresh = self._users(links) - component
             component |= fresh
             todo += fresh
         return component
 
-    def _users(self, links: frozenset[int]) -> set[T]:
+    def _users(self, links: AbstractSet[int]) -> set[T]:
         jobs = {job for job in self._large if not links.isdisjoint(self._links[job])}
         if len(links) <= len(self._by_link):
             for link in links:
@@ -145,11 +148,12 @@ def shared_rates(capacity_Bps: FloatArray, shares: Sequence[Share]) -> list[Floa
     """
     caps = [share.stage.cap_Bps for share in shares]
     edges = join_edges([share.stage.edges for share in shares])
+    sharing = LinkSharing.of(edges.pointers, edges.arcs)
     ends = np.cumsum([len(cap) for cap in caps])[:-1]
 
     def solved(limits: Iterable[FloatArray]) -> list[FloatArray]:
         limit = np.concatenate(list(limits))
-        return np.split(max_min_rates(capacity_Bps, edges.pointers, edges.arcs, limit), ends)
+        return np.split(sharing.rates(capacity_Bps, limit), ends)
 
     rates = solved(caps)
     if len(shares) < 2 or any(not part.all() for part in rates):

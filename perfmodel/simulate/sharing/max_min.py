@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.library.lowering.edges import ranges
 
 
 def max_min_rates(
@@ -37,30 +41,66 @@ def max_min_rates(
     freezes all present bottlenecks at once (they are independent of each other). Source:
     Bertsekas and Gallager, Data Networks, section 6.5.2.
     """
-    used, arcs = np.unique(arcs, return_inverse=True)
-    spare_Bps = capacity_Bps[used].astype(float)
-    caps = np.full(len(pointers) - 1, np.inf) if caps_Bps is None else caps_Bps.astype(float)
-    flows, links = len(pointers) - 1, len(spare_Bps)
-    rates = np.full(flows, np.inf)
-    owner = np.repeat(np.arange(flows), np.diff(pointers))
-    open_flow = np.ones(flows, dtype=np.bool_)
-    while open_flow.any():
-        live = open_flow[owner]
-        flow_of, link_of = owner[live], arcs[live]
-        count = np.bincount(link_of, minlength=links)
-        share = np.divide(spare_Bps, count, out=np.full(links, np.inf), where=count > 0)
-        level = np.where(open_flow, caps, np.inf)
-        np.minimum.at(level, flow_of, share[link_of])
-        lowest = np.full(links, np.inf)
-        np.minimum.at(lowest, link_of, level[flow_of])
-        frozen = open_flow & (level >= caps)
-        frozen[flow_of[(lowest >= share)[link_of]]] = True
-        if not frozen.any():  # flows without links and without caps
-            break
-        rates[frozen] = level[frozen]
-        hops = np.flatnonzero(frozen[flow_of])
-        hops = hops[np.argsort(level[flow_of[hops]])]  # independent of the order of the flows
-        np.subtract.at(spare_Bps, link_of[hops], level[flow_of[hops]])
+    return LinkSharing.of(pointers, arcs).rates(capacity_Bps, caps_Bps)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSharing:
+    """Flows on their links, for which rates are solved several times.
+
+    A hop is a link that a flow crosses. Arrays of hops have shape (hops,).
+    """
+
+    used: IntArray
+    """Links that some flow crosses, ascending."""
+    pointers: IntArray
+    owner: IntArray
+    """Flow of each hop."""
+    link: IntArray
+    """Place in `used` of the link of each hop."""
+
+    @classmethod
+    def of(cls, pointers: IntArray, arcs: IntArray) -> LinkSharing:
+        """Prepare flows; see `max_min_rates`."""
+        crossed = np.zeros(int(arcs.max(initial=-1)) + 1, dtype=np.bool_)
+        crossed[arcs] = True
+        used, place = np.flatnonzero(crossed), np.cumsum(crossed) - 1
+        owner = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
+        return cls(used, np.asarray(pointers), owner, place[arcs])
+
+    def rates(self, capacity_Bps: FloatArray, caps_Bps: FloatArray | None = None) -> FloatArray:
+        """Rates of the flows; see `max_min_rates`."""
+        flows, links = len(self.pointers) - 1, len(self.used)
+        spare_Bps = capacity_Bps[self.used].astype(float)
+        caps = np.full(flows, np.inf) if caps_Bps is None else caps_Bps.astype(float)
+        rates = np.full(flows, np.inf)
+        open_flow = np.ones(flows, dtype=np.bool_)
+        flow_of, link_of = self.owner, self.link
+        while open_flow.any():
+            count = np.bincount(link_of, minlength=links)
+            share = np.divide(spare_Bps, count, out=np.full(links, np.inf), where=count > 0)
+            level = np.where(open_flow, caps, np.inf)
+            np.minimum.at(level, flow_of, share[link_of])
+            lowest = np.full(links, np.inf)
+            np.minimum.at(lowest, link_of, level[flow_of])
+            frozen = open_flow & (level >= caps)
+            frozen[flow_of[(lowest >= share)[link_of]]] = True
+            if not frozen.any():  # flows without links and without caps
+                break
+            rates[frozen] = level[frozen]
+            open_flow &= ~frozen
+            if not open_flow.any():
+                break
+            self._take(spare_Bps, frozen, level)
+            live = open_flow[flow_of]
+            flow_of, link_of = flow_of[live], link_of[live]
+        return rates
+
+    def _take(self, spare_Bps: FloatArray, frozen: NDArray[np.bool_], level: FloatArray) -> None:
+        """Take what frozen flows get from the spare capacity of their links."""
+        flows = np.flatnonzero(frozen)
+        flows = flows[np.argsort(level[flows])]  # independent of the order of the flows
+        lengths = self.pointers[flows + 1] - self.pointers[flows]
+        hops = ranges(self.pointers[flows], lengths)
+        np.subtract.at(spare_Bps, self.link[hops], np.repeat(level[flows], lengths))
         np.maximum(spare_Bps, 0.0, out=spare_Bps)
-        open_flow &= ~frozen
-    return rates

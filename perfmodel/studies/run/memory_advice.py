@@ -135,10 +135,13 @@ def _memory(sized: SizedJob) -> Memory:
 def _changes(sized: SizedJob) -> Iterator[Change]:
     scenario = sized.job.scenario
     yield from _strategy_changes(scenario)
-    for kind in ("selective", "full"):
+    for kind in ("selective", "operations", "full"):
         if scenario.compute.recompute != kind:
             text = f"compute.recompute: {kind}"
             yield Change(text, {"compute.recompute": kind}, "recompute")
+    if scenario.compute.offload_activations == "none":
+        text = "compute.offload_activations: overlapped"
+        yield Change(text, {"compute.offload_activations": "overlapped"}, "offload")
     if scenario.compute.precision in ("fp32", "tf32"):
         yield Change("compute.precision: bf16", {"compute.precision": "bf16"}, "precision")
     smaller = _smaller_batch(sized)

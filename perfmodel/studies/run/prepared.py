@@ -1,4 +1,4 @@
-"""One size of a scenario, prepared to simulate many steps with different options of DDP.
+"""One size of a scenario, prepared to simulate many steps with different options.
 
 All that does not depend on the options is computed once: the machine, the times of layers, the
 disturbances, and the time of each collective of a size that occurred before.
@@ -14,7 +14,7 @@ from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob
-from perfmodel.studies.run.steps.metrics import mean, parts_of_steps
+from perfmodel.studies.run.steps.metrics.step_parts import mean, parts_of_steps
 from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
@@ -24,7 +24,7 @@ from perfmodel.studies.run.steps.sized_job import (
     simulate_reported,
     size_job,
 )
-from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.memory.use import StepOptions
 from perfmodel.training.plan.step_plan import StepPlan
 
 if TYPE_CHECKING:
@@ -87,14 +87,14 @@ class PreparedSize:
         """The machine with its most likely numbers."""
         return self.sized.ensemble.likely
 
-    def with_options(self, options: DdpOptions) -> PreparedSize:
-        """Return the same size with other options of DDP; times of collectives are shared."""
+    def with_options(self, options: StepOptions) -> PreparedSize:
+        """Return the same size with other options; times of collectives are shared."""
         return replace(self, sized=self.sized.with_options(options))
 
     def step(
-        self, options: DdpOptions | None = None, machine: Machine | None = None
+        self, options: StepOptions | None = None, machine: Machine | None = None
     ) -> StepEstimate:
-        """Simulate the job with some options of DDP.
+        """Simulate the job with some options of its strategy.
 
         `options`: by default the scenario's. The batch stays the scenario's.
         `machine`: one of `alternatives` instead of the likely one.
@@ -107,7 +107,7 @@ class PreparedSize:
         with locate_errors(sized):
             return _summarise(simulate_reported(sized))
 
-    def first_step_s(self, options: DdpOptions | None = None) -> float:
+    def first_step_s(self, options: StepOptions | None = None) -> float:
         """Simulate the very first step, before DDP rebuilds its buckets; seconds."""
         sized = self.sized if options is None else self.sized.with_options(options)
         with locate_errors(sized):

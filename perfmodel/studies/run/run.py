@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes_left_out
+from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
@@ -65,7 +66,8 @@ def run_scenario(
     points: list[SizeResult] = []
     for done, size in enumerate(inputs.sizes, 1):
         sized = largest if size == largest.size else size_job(inputs, size, largest.job)
-        points.append(simulate_size(sized, with_first=with_first))
+        simulate = simulate_size if sized.job.strategy.loops is None else simulate_loop_size
+        points.append(simulate(sized, with_first=with_first))
         if progress is not None:
             progress(done, len(inputs.sizes))
     return _assemble_result(inputs, largest, points)
@@ -90,7 +92,9 @@ def _assemble_result(
         samples=job.workload.sample,
         topology=topology,
         routing_cost=hashed,
-        slowest_gpu=slowest_factor(largest.size.gpus, gpu_spread(job)),
+        slowest_gpu=1.0
+        if job.strategy.loops
+        else slowest_factor(largest.size.gpus, gpu_spread(job)),
         assumptions=(
             *_list_assumptions(job, machine, largest.size.gpus),
             *sizes_left_out(scenario, largest.size),
@@ -221,6 +225,9 @@ def _describe_speeds(job: TrainingJob, ranks: int) -> tuple[str, ...]:
     spread = gpu_spread(job)
     if ranks == 1 or not spread:
         return ()
+    if job.strategy.loops is not None:
+        text = f"GPUs of one model differ in speed, by a standard deviation of {spread:.2g} of it"
+        return (f"{text}; the job's {ranks:,} are spread as so many are expected to be.",)
     sentence = (
         f"GPUs of one model differ in speed, by a standard deviation of {spread:.2g} of it; the "
         f"slowest of {ranks:,}, which a step waits for, takes {slowest_factor(ranks, spread):.3g} "
@@ -231,19 +238,39 @@ def _describe_speeds(job: TrainingJob, ranks: int) -> tuple[str, ...]:
 
 def _list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[str, ...]:
     """List the assumptions of the model in sentences."""
-    slow = job.scenario.compute.overlap_slowdown or machine.topology.gpu.overlap_slowdown
-    source = "a file" if job.scenario.compute.source == "file" else f"a roofline of {job.gpu.name}"
     return (
         *describe_what_if(what_if_of(job.scenario)),
         *job.workload.notes,
         *_describe_speeds(job, ranks),
-        f"Compute times come from {source}; the input pipeline never holds a GPU up.",
-        f"Compute takes {slow:g} times as long while a collective runs on the same GPU."
-        if slow != 1
-        else "Compute is as quick beside a collective as alone.",
-        f"Communication is {machine.library.description}{_describe_choice(machine)}.",
-        *_describe_staging(machine),
+        *_describe_compute(job, machine),
+        *_describe_communication(job, machine),
         *job.strategy.assumptions,
-        "A collective starts when its last rank has reached it, and shares links max-min fairly.",
         *machine.topology.assumptions,
     )
+
+
+def _describe_compute(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
+    """Say where times of computing come from, and what collectives do to them."""
+    slow = job.scenario.compute.overlap_slowdown or machine.topology.gpu.overlap_slowdown
+    source = "a file" if job.scenario.compute.source == "file" else f"a roofline of {job.gpu.name}"
+    times = f"Compute times come from {source}; the input pipeline never holds a GPU up."
+    if job.strategy.loops is not None:
+        return times, "Copies to and from servers do not slow compute down."
+    if slow == 1:
+        return times, "Compute is as quick beside a collective as alone."
+    return times, f"Compute takes {slow:g} times as long while a collective runs on the same GPU."
+
+
+def _describe_communication(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
+    """Say what carries the job's bytes."""
+    if job.strategy.loops is None:
+        library = f"{machine.library.description}{_describe_choice(machine)}"
+        return f"Communication is {library}.", *_describe_staging(machine), MEETING
+    return (MESSAGES,)
+
+
+MEETING = "A collective starts when its last rank has reached it, and shares links max-min fairly."
+MESSAGES = (
+    "Messages use what links carry, over the NIC nearest to each GPU and to each server, and wait "
+    "for the links' latencies; a transport's own work on them is left out."
+)

@@ -29,7 +29,7 @@ from perfmodel.studies.tune.choice.robustness import (
 )
 from perfmodel.studies.tune.choice.tie_breaking import choose_lists, choose_uniform_cap
 from perfmodel.studies.tune.horovod import tune_horovod
-from perfmodel.studies.tune.model import TuneResult
+from perfmodel.studies.tune.model import Horovod, TuneResult
 from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, make_evaluator
 from perfmodel.studies.tune.objective.gradients import Groups
 from perfmodel.studies.tune.search.exact import (
@@ -107,11 +107,15 @@ def tune_scenario(
     evaluator = make_evaluator(prepared)
     partitions = list_uniform_partitions(evaluator.workload, evaluator.gradients, evaluator.options)
     say(f"{len(partitions)} partitions that one cap can make")
-    return _tune(evaluator, partitions, horovod, say)
+    fusion = tune_horovod(scenario, profile, size) if horovod else None
+    return _tune(evaluator, partitions, fusion, say)
 
 
 def _tune(
-    evaluator: Evaluator, partitions: Sequence[UniformPartition], horovod: bool, say: Progress
+    evaluator: Evaluator,
+    partitions: Sequence[UniformPartition],
+    horovod: Horovod | None,
+    say: Progress,
 ) -> TuneResult:
     for options in (evaluator.default_options(), evaluator.options):
         evaluator.simulate(options)
@@ -130,7 +134,7 @@ def _assemble_result(
     partitions: Sequence[UniformPartition],
     lists: Sequence[Caps],
     exact: bool,
-    horovod: bool,
+    horovod: Horovod | None,
 ) -> TuneResult:
     """Choose among what was simulated, and rate every cap."""
     ratios = compare_machines(evaluator)
@@ -158,7 +162,7 @@ def _assemble_result(
         lower_bound_s=bound_s,
         exact=exact,
         compute_s=evaluator.surrogate.work_s,
-        horovod=tune_horovod(evaluator) if horovod else None,
+        horovod=horovod,
         assumptions=assumptions(evaluator, exact, curve, curve_error(evaluator, partitions)),
         provenance={
             "perfmodel": __version__,

@@ -23,8 +23,13 @@ def reserve_bytes(allocated_bytes: float, *, nccl: bool) -> float:
     return float(
         GIB * data["cuda_context"]["GiB"]
         + connections * buffers["connection_bytes"]
-        + data["allocator"]["share"] * allocated_bytes
+        + unused_bytes(allocated_bytes)
     )
+
+
+def unused_bytes(allocated_bytes: float) -> float:
+    """Bytes that the allocator reserves beside those that it has given out."""
+    return float(_constants()["allocator"]["share"] * allocated_bytes)
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Protocol
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload.memory.activations import activation_bytes
+from perfmodel.workload.memory.offload import Offload
 from perfmodel.workload.memory.optimizer_states import (
     STATE_BYTES,
     OptimizerKernels,
@@ -44,6 +45,7 @@ class Setup:
     `recompute`: what backward runs forward of once more.
     `held_dtype`: of the parameters that layers run with, where it is not their own.
     `optimizer_kernels`: how the optimizer runs.
+    `offload`: whether blocks' activations wait in the memory of the host.
     """
 
     workload: Workload
@@ -58,6 +60,7 @@ class Setup:
     recompute: Recompute = NO_RECOMPUTE
     held_dtype: str | None = None
     optimizer_kernels: OptimizerKernels = "foreach"
+    offload: Offload = "none"
 
     @property
     def trained(self) -> tuple[ParameterTensor, ...]:
@@ -130,21 +133,21 @@ def add_temporaries(setup: Setup, use: MemoryUse) -> MemoryUse:
 def kept_bytes(setup: Setup) -> float:
     """Bytes that forward of one micro-batch keeps for backward.
 
-    What was measured without recomputation shrinks by it as what is counted does.
+    What was measured without recomputation and offloading shrinks by it as what is counted does.
     """
-    counted = _counted_bytes(setup, setup.recompute)
+    counted = _counted_bytes(setup, setup.recompute, setup.offload)
     if setup.activations_bytes is None:
         return counted
-    if setup.recompute == NO_RECOMPUTE:
+    if setup.recompute == NO_RECOMPUTE and setup.offload == "none":
         return setup.activations_bytes
-    return setup.activations_bytes * counted / _counted_bytes(setup, NO_RECOMPUTE)
+    return setup.activations_bytes * counted / _counted_bytes(setup, NO_RECOMPUTE, "none")
 
 
-def _counted_bytes(setup: Setup, recompute: Recompute) -> float:
+def _counted_bytes(setup: Setup, recompute: Recompute, offload: Offload) -> float:
     return activation_bytes(
         setup.workload, setup.batch_per_gpu, setup.precision,
         fused_attention=setup.fused_attention, kept_share=setup.kept_share, recompute=recompute,
-        held_dtype=setup.held_dtype,
+        held_dtype=setup.held_dtype, offload=offload,
     )  # fmt: skip
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
+from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import ParameterTensor, Workload
 
@@ -32,58 +33,128 @@ class ShardUnit:
     is_root: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """Consecutive layers of one unit, as forward meets them."""
-
-    unit: ShardUnit
-    layers: tuple[int, ...]
-
-
-def wrap_units(workload: Workload, wrap: str) -> tuple[ShardUnit, ...]:
-    """Split a model into units, the root last.
+def wrap_units(
+    workload: Workload, wrap: str | Sequence[str], least: int = 1
+) -> tuple[ShardUnit, ...]:
+    """Split a model into units, the root last; units without parameters are left out.
 
     Parameters
     ----------
     workload : Workload
-    wrap : {"block", "layer", "model"}
-        Each repeated block (PyTorch's ``ModuleWrapPolicy``), each layer, or nothing but the whole.
+    wrap : {"block", "layer", "size", "model"} or sequence of str
+        Each repeated block (PyTorch's ``ModuleWrapPolicy``), each layer, modules by the number of
+        their parameters (``size_based_auto_wrap_policy``), nothing but the whole, or paths of
+        modules, in which ``*`` stands for one name.
+    least : int
+        Parameters that a module needs for a unit of its own with "size".
+
+    Raises
+    ------
+    InputError
+        Paths that no module has, or blocks of a model that has none.
     """
-    owner = _owners(workload, wrap)
-    names = dict.fromkeys(name for name in owner.values() if name is not None)
-    units = [
-        ShardUnit(name, tuple(i for i in range(len(workload.tensors)) if owner.get(i) == name))
-        for name in names
-    ]
-    rest = tuple(i for i in range(len(workload.tensors)) if owner.get(i) is None)
-    return (*units, ShardUnit(ROOT, rest, is_root=True))
+    owner = _owners(workload, wrap, least)
+    members: dict[str, list[int]] = {}
+    for index in range(len(workload.tensors)):
+        members.setdefault(owner.get(index) or ROOT, []).append(index)
+    rest = members.pop(ROOT, [])
+    units = [ShardUnit(name, tuple(indices)) for name, indices in members.items()]
+    return (*units, *([ShardUnit(ROOT, tuple(rest), is_root=True)] if rest else []))
 
 
-def visit_units(workload: Workload, units: Sequence[ShardUnit], wrap: str) -> tuple[Visit, ...]:
-    """List runs of consecutive layers of one unit, in the order of forward."""
-    by_name = {unit.name: unit for unit in units}
-    unit_of = {tensor: unit.name for unit in units for tensor in unit.tensors}
-    names: list[str] = []
-    for layer in workload.layers:
-        if layer.tensors:
-            name = unit_of[layer.tensors[0]]
-        elif wrap == "block":
-            name = block_of(layer.name) or ROOT
-        else:
-            name = names[-1] if names else ROOT
-        names.append(name if name in by_name else ROOT)
-    visits = []
-    for name, places in groupby(range(len(names)), key=names.__getitem__):
-        visits.append(Visit(by_name[name], tuple(places)))
-    return tuple(visits)
-
-
-def _owners(workload: Workload, wrap: str) -> dict[int, str | None]:
+def _owners(workload: Workload, wrap: str | Sequence[str], least: int) -> Mapping[int, str | None]:
+    tensors = enumerate(workload.tensors)
     if wrap == "model":
         return {}
+    if wrap == "layer":
+        named = {layer.name for layer in workload.layers}
+        trained = {tensor: layer.name for layer in workload.layers for tensor in layer.tensors}
+        return {index: innermost(named, tensor.name) for index, tensor in tensors} | trained
     if wrap == "block":
-        return {i: block_of(tensor.name) for i, tensor in enumerate(workload.tensors)}
-    return {tensor: layer.name for layer in workload.layers for tensor in layer.tensors}
+        owners = {index: block_of(tensor.name) for index, tensor in tensors}
+        if not any(owners.values()):
+            allowed = f"'layer', 'size', 'model' or paths of modules: {workload.name} has no blocks"
+            raise InputError(Fault("wrap", "'block'", allowed))
+        return owners
+    wrapped = (
+        _modules_by_size(workload, least)
+        if isinstance(wrap, str)
+        else _modules_by_path(workload, wrap)
+    )
+    return {index: innermost(wrapped, tensor.name) for index, tensor in tensors}
+
+
+def innermost(modules: Collection[str], name: str) -> str | None:
+    """The innermost of some modules that a tensor or layer lies in; None where it is in none."""
+    parts = name.split(".")
+    paths = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((path for path in paths if path in modules), None)
+
+
+def _modules_by_path(workload: Workload, paths: Sequence[str]) -> frozenset[str]:
+    """Modules whose path matches one of `paths`, name by name."""
+    names = [tensor.name.split(".")[:-1] for tensor in workload.tensors]
+    modules = {tuple(parts[:length]) for parts in names for length in range(1, len(parts) + 1)}
+    matched: set[str] = set()
+    faults = []
+    for path in paths:
+        matches = {".".join(module) for module in modules if _matches(module, path.split("."))}
+        matched |= matches
+        if not matches:
+            allowed = f"paths of modules with parameters: {allowed_names(_patterns(modules), path)}"
+            faults.append(Fault("wrap", repr(path), allowed))
+    if faults:
+        raise InputError(faults)
+    return frozenset(matched)
+
+
+def _patterns(modules: Collection[tuple[str, ...]]) -> list[str]:
+    """Paths of modules, with ``*`` for numbers."""
+    return sorted({".".join("*" if part.isdecimal() else part for part in m) for m in modules})
+
+
+def _matches(module: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(module) == len(pattern) and all(
+        name in ("*", part) for part, name in zip(module, pattern, strict=True)
+    )
+
+
+def _modules_by_size(workload: Workload, least: int) -> frozenset[str]:
+    """Modules that ``size_based_auto_wrap_policy`` wraps (``_recursive_wrap``, fsdp/wrap.py).
+
+    Assumption: a module whose children have numbers for names is a list of modules, which is not
+    wrapped itself; attention with ``in_proj_weight`` is ``nn.MultiheadAttention``, whose parts are
+    not wrapped.
+    """
+    numel: Counter[str] = Counter()
+    children: dict[str, dict[str, None]] = {}
+    for tensor in workload.tensors:
+        parts = tensor.name.split(".")[:-1]
+        for length in range(len(parts) + 1):
+            path = ".".join(parts[:length])
+            numel[path] += tensor.numel
+            if length < len(parts):
+                children.setdefault(path, {})[".".join(parts[: length + 1])] = None
+    attention = {
+        tensor.name.removesuffix(".in_proj_weight")
+        for tensor in workload.tensors
+        if tensor.name.endswith(".in_proj_weight")
+    }
+    wrapped: set[str] = set()
+
+    def wrap(path: str) -> int:
+        parts = children.get(path, {})
+        if numel[path] < least or path in attention:
+            return 0
+        inside = sum(wrap(child) for child in parts)
+        is_list = bool(parts) and all(child.rpartition(".")[2].isdecimal() for child in parts)
+        if path and not is_list and numel[path] - inside >= least:
+            wrapped.add(path)
+            return numel[path]
+        return inside
+
+    wrap("")
+    return frozenset(wrapped)
 
 
 # ---------------------------------------------------------------- elements as they travel

@@ -10,6 +10,8 @@ from typing import Any
 from perfmodel.calibrate import Profile
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
 from perfmodel.validate.predict.forecast import Forecast, Pair, Task, predict
+from perfmodel.validate.strategies.model import StrategyTable
+from perfmodel.validate.strategies.step_tables import strategies_in
 from perfmodel.validate.sweeps.match import Matched, Unmatched, match
 from perfmodel.validate.sweeps.read import Sweep
 from perfmodel.validate.trainings.datasets import datasets_in
@@ -78,8 +80,8 @@ def predict_sweeps(
     folder: Path,
     processes: int,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[Forecast | str], list[Dataset]]:
-    """Predict sweeps and the trainings of a folder.
+) -> tuple[list[Forecast | str], list[Dataset], list[StrategyTable]]:
+    """Predict sweeps, and the trainings and steps of strategies of a folder.
 
     Parameters
     ----------
@@ -96,22 +98,26 @@ def predict_sweeps(
     list of Forecast or str
         In the order of `tasks`; a text says why a sweep could not be predicted.
     list of Dataset
+    list of StrategyTable
     """
     if len(tasks) < WORTH_IT:
         processes = 1
     longest_first = sorted(range(len(tasks)), key=lambda at: -tasks[at].work)
-    calls: list[tuple[Any, ...]] = [(TRAININGS, datasets_in, folder)]
+    calls: list[tuple[Any, ...]] = [
+        (TRAININGS, datasets_in, folder), (STRATEGIES, strategies_in, folder)
+    ]  # fmt: skip
     calls += [(at, run, tasks[at]) for at in longest_first]
     outcomes: dict[int, Any] = {}
     for at, outcome in map_unordered(_call_at, calls, jobs=processes, threads=count_cores()):
         outcomes[at] = outcome
-        if progress is not None and at != TRAININGS:
-            progress(len(outcomes) - (TRAININGS in outcomes), len(tasks))
-    return [outcomes[at] for at in range(len(tasks))], outcomes[TRAININGS]
+        if progress is not None and at >= 0:
+            progress(sum(place >= 0 for place in outcomes), len(tasks))
+    forecasts = [outcomes[at] for at in range(len(tasks))]
+    return forecasts, outcomes[TRAININGS], outcomes[STRATEGIES]
 
 
-TRAININGS = -1
-"""Position of the trainings among the outcomes, beside those of the sweeps."""
+TRAININGS, STRATEGIES = -1, -2
+"""Positions of both among the outcomes, beside those of the sweeps."""
 
 
 def _call_at(at: int, function: Callable[[Any], Any], argument: object) -> tuple[int, Any]:

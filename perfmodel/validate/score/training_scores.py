@@ -61,14 +61,16 @@ def score_runs(entries: Iterable[Entry], measure: Measure) -> TrainingScore | No
     return TrainingScore(
         tables=len(counts),
         runs=len(pairs),
-        median_abs_error=_median(np.abs(errors), weights),
+        median_abs_error=weighted_median(np.abs(errors), weights),
         p90_abs_error=weighted_quantile(np.abs(errors), weights, 0.9),
-        bias=_median(errors, weights),
-        **_coverage([(run.intervals.get(measure), pair[0]) for _, run, pair in compared], weights),
+        bias=weighted_median(errors, weights),
+        **coverage_of(
+            [(run.intervals.get(measure), pair[0]) for _, run, pair in compared], weights
+        ),
     )
 
 
-def _coverage(
+def coverage_of(
     published: Sequence[tuple[Pair | None, float]], weights: NDArray[np.float64]
 ) -> dict[str, float]:
     """Share of published numbers inside their interval, and how wide it is; empty without any."""
@@ -80,11 +82,11 @@ def _coverage(
     inside = (ends[:, 0] <= numbers) & (numbers <= ends[:, 1])
     return {
         "inside": float(own[inside].sum() / own.sum()),
-        "width": _median(np.log(ends[:, 1] / ends[:, 0]), own),
+        "width": weighted_median(np.log(ends[:, 1] / ends[:, 0]), own),
     }
 
 
-def _median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
+def weighted_median(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
     """Weighted median; the middle of two values that share it, so that no sign is preferred."""
     low = weighted_quantile(values, weights, 0.5)
     return (low - weighted_quantile(-values, weights, 0.5)) / 2

@@ -1,4 +1,4 @@
-"""Step times of training rows: the roofline on one GPU, DDP simulated on several.
+"""Step times of training rows: the roofline on one GPU, DDP or Horovod simulated on several.
 
 Machines, models and times of collectives are kept: rows of a table differ in batch, not in buckets.
 """
@@ -6,7 +6,7 @@ Machines, models and times of collectives are kept: rows of a table differ in ba
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 from perfmodel.library.machine import make_machine
@@ -17,11 +17,13 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.machine import bound_machines
 from perfmodel.studies.run.result import Uncertainty
+from perfmodel.studies.run.steps.collective_times import collective_s
 from perfmodel.studies.run.uncertainty import chance_of_gpus
 from perfmodel.topology.from_text.describe import find_host
 from perfmodel.topology.from_text.match_template import HostText
 from perfmodel.topology.model import Gpu, Topology
 from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.fusion.horovod import horovod_plan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.validate.sweeps.match import Allocation, build_cluster
@@ -144,8 +146,11 @@ def training_step_s(
         comm_workers=timer.machine.library.workers,
         kernel_s=gpu.kernel_overhead_s,
         segments=_SEGMENTS,
+        ranks_per_host=max(row.shares),
+        collective_s=partial(collective_s, timer.machine, range(row.gpus), {}),
     )
-    plan = _on_ranks(ddp_plan(request, row.options), row.shares)
+    step = horovod_plan(request, row.horovod) if row.horovod else ddp_plan(request, row.options)
+    plan = _on_ranks(step, row.shares)
     run = simulate(plan, timer.machine, steps=STEPS, timer=timer, overlap_slowdown=slowdown)
     return run.step_time_s / accumulate
 

@@ -4,7 +4,9 @@ A recomputed block (``torch.utils.checkpoint`` around it, Megatron's ``full`` gr
 input alone; its backward begins with its whole forward, after which it holds what it would have
 kept. Selective recomputation (Megatron's ``selective``, of the core attention) runs the layer
 between the projections again: scores, their softmax and its dropout, and the weighted sum. It
-keeps query, key and value, and the result, which the projection after it needs.
+keeps query, key and value, and the result, which the projection after it needs. By operations
+(torchtitan's selective activation checkpointing ``op``), each block keeps its input, the results of
+every second matrix product, from the first on, and of attention; all else runs again.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ ELEMENT_BYTES = 4
 class Recompute:
     """Which layers backward runs forward of once more.
 
-    `kind`: none of them, attention alone, or whole repeated blocks.
+    `kind`: none of them, attention alone, blocks but for some operations, or whole blocks.
     `blocks`: the first so many of them (Megatron's ``block`` method); None: all.
     """
 
-    kind: Literal["none", "selective", "full"] = "none"
+    kind: Literal["none", "selective", "operations", "full"] = "none"
     blocks: int | None = None
 
 
@@ -48,6 +50,17 @@ def recomputed_layers(workload: Workload, recompute: Recompute) -> frozenset[int
     if recompute.kind != "selective":
         return frozenset()
     return frozenset(i for i, layer in enumerate(workload.layers) if is_attention(layer))
+
+
+def partly_recomputed_blocks(workload: Workload, recompute: Recompute) -> tuple[range, ...]:
+    """Layers of each block of which all but some operations run again."""
+    return repeated_blocks(workload) if recompute.kind == "operations" else ()
+
+
+def kept_results(workload: Workload, layers: range) -> tuple[int, ...]:
+    """Layers of a block whose product or attention keeps its result, recomputed by operations."""
+    products = [i for i in layers if isinstance(workload.layers[i].matrix, MatrixProduct)]
+    return (*products[::2], *(i for i in layers if is_attention(workload.layers[i])))
 
 
 def is_attention(layer: Layer) -> bool:
@@ -86,11 +99,38 @@ def add_recompute(workload: Workload, times: LayerTimes, recompute: Recompute) -
     check_recompute(workload, recompute)
     backward_s, kernels = times.backward_s.copy(), times.backward_kernels.copy()
     own = recomputed_layers(workload, recompute)
+    for layers in partly_recomputed_blocks(workload, recompute):
+        again_s, again_kernels = _partly_again(workload, times, layers)
+        backward_s[layers[-1]] += again_s
+        kernels[layers[-1]] += again_kernels
     for layers in (*recomputed_blocks(workload, recompute), *(range(i, i + 1) for i in own)):
         again = slice(layers.start, layers.stop)
         backward_s[layers[-1]] += times.forward_s[again].sum()
         kernels[layers[-1]] += times.forward_kernels[again].sum()
     return replace(times, backward_s=backward_s, backward_kernels=kernels)
+
+
+def _partly_again(workload: Workload, times: LayerTimes, layers: range) -> tuple[float, int]:
+    """Time and kernels of a block without the products and attention whose results it keeps."""
+    if times.matrix_forward_s is None:
+        text = "operations, with layer times of which products are no part of their own"
+        raise InputError(Fault("recompute", text, "none, selective, full or blocks"))
+    whole, results = slice(layers.start, layers.stop), list(kept_results(workload, layers))
+    spared_s = times.matrix_forward_s[results].sum()
+    again_s = times.forward_s[whole].sum() - spared_s
+    return float(again_s), int(times.forward_kernels[whole].sum()) - len(results)
+
+
+def result_elements(layer: Layer) -> float:
+    """Elements that a layer's product or attention puts out, per sample."""
+    match layer.matrix:
+        case MatrixProduct(rows=rows, columns=columns, count=count):
+            return float(rows * columns * count)
+        case Attention() as attention:
+            return float(
+                attention.sequences * attention.tokens * attention.heads * attention.head_size
+            )
+    return 0.0
 
 
 def input_elements(layer: Layer) -> float:

@@ -20,6 +20,8 @@ class DecoderShape:
         sees all (0: none does).
     `scaled_embedding`: whether embeddings are multiplied by a buffer (Gemma).
     `capped`: whether scores and logits pass a tanh (Gemma 2).
+    `fused_norms`: whether a norm is one kernel (``torch.nn.RMSNorm``), as in torchtitan, instead of
+        Hugging Face's operations.
     """
 
     layers: int
@@ -38,6 +40,7 @@ class DecoderShape:
     full_every: int = 0
     scaled_embedding: bool = False
     capped: bool = False
+    fused_norms: bool = False
 
     @property
     def head_size(self) -> int:

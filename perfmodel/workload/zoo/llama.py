@@ -15,6 +15,7 @@ from perfmodel.workload.zoo.layers import (
     INDEX_BYTES,
     JOIN_PASSES,
     LOSS_PASSES,
+    NORM_PASSES,
     WIDE_BYTES,
     Module,
     Parameter,
@@ -36,6 +37,8 @@ same table measures 30 passes of half precision forward and 79 backward, of whic
 input is fp32 already, spares half; in between."""
 RMS_NORM_KERNELS = 6
 """Cast, square, mean, scale, cast, gain."""
+NORM_KERNELS = {False: (RMS_NORM_PASSES, RMS_NORM_KERNELS), True: (NORM_PASSES, 1)}
+"""Passes and kernels of a norm: as single operations, or fused."""
 PRODUCT_PASSES = ACTIVATION_PASSES + ADD_PASSES
 """SiLU of the gate, then its product with the other branch."""
 
@@ -106,11 +109,12 @@ def _head(shape: DecoderShape, s: int) -> Module:
     h, norm = shape.width, _norm("model.norm", shape.width)
     head = () if shape.tied else weight_and_bias("lm_head", shape.vocabulary, h, bias=False)
     logits = s * shape.vocabulary
+    passes, _ = NORM_KERNELS[shape.fused_norms]
     return linear(
         "lm_head", s, h, shape.vocabulary, parameters=norm + head, ready=names(head) + names(norm),
-        norm_elements=float(RMS_NORM_PASSES * s * h),
+        norm_elements=float(passes * s * h),
         vector_elements=float((LOSS_PASSES + shape.capped * CAP_PASSES) * logits),
-        wide_norm=True, wide_elements=float(LOSS_PASSES * logits),
+        wide_norm=not shape.fused_norms, wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * logits),
         saved_elements=float(s * h + shape.capped * logits), **_kept_by_norm(s * h, shape, logits),
         kernels=4 + 3 * shape.capped,
@@ -122,6 +126,8 @@ def _kept_by_norm(elements: float, shape: DecoderShape, logits: float = 0.0) -> 
 
     Its input in fp32; before the gain, its result: in fp32 (Gemma) or as narrow as its input was.
     """
+    if shape.fused_norms:  # its input alone
+        return {"saved_bytes": WIDE_BYTES * logits, "stream_elements": float(elements)}
     if shape.scaled_embedding:
         return {"saved_bytes": WIDE_BYTES * (2.0 * elements + logits)}
     return {"saved_bytes": WIDE_BYTES * (elements + logits), "stream_elements": float(elements)}
@@ -157,6 +163,7 @@ def _block(number: int, s: int, shape: DecoderShape) -> list[Module]:
     before_mlp = "pre_feedforward_layernorm" if shape.branch_norms else "post_attention_layernorm"
     head_norms = [_norm(f"{prefix}.self_attn.{part}_norm", head_size) for part in "qk"]
     q_norm, k_norm = head_norms if shape.head_norms else ((), ())
+    norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     # Gemma 3 normalises both after its three maps, Qwen 3 each after its own
     late = k_norm + q_norm if shape.branch_norms else ()
 
@@ -179,12 +186,13 @@ def _block(number: int, s: int, shape: DecoderShape) -> list[Module]:
             f"{prefix}.{name}", s, inputs, outputs, parameters=normed + own + ended + head_norm,
             ready=names((*first, *ended, *early)) + names_reversed(own) + names(normed),
             vector_elements=float(passes * s * outputs + gated * PRODUCT_PASSES * s * inputs),
-            norm_elements=float(RMS_NORM_PASSES * s * norms), wide_norm=bool(norms),
+            norm_elements=float(norm_passes * s * norms),
+            wide_norm=bool(norms) and not shape.fused_norms,
             fused_elements=float(s * (fused * outputs + gated * JOIN_PASSES * inputs
                                       + FUSED_NORM_PASSES * norms)),
             saved_elements=float(s * inputs * (bool(norm) + 4 * gated)),
             copied_elements=float(shared * s * inputs), **_kept_by_norm(s * norms, shape),
-            kernels=1 + 5 * rotary + added + 2 * gated + RMS_NORM_KERNELS * count,
+            kernels=1 + 5 * rotary + added + 2 * gated + norm_kernels * count,
         )  # fmt: skip
 
     return [

@@ -114,3 +114,15 @@ def test_crumbs_become_part_of_their_neighbour_and_leave_no_hole(result: Result)
     ordered = sorted(row.bars, key=lambda bar: bar.start_s)
     assert [bar.work for bar in ordered] == ["backward", "optimizer"]
     assert ordered[0].end_s >= ordered[1].start_s
+
+
+def test_streams_of_the_same_kind_go_by_their_names(result: Result) -> None:
+    spans = [
+        span("forward", 0, 0.1),
+        span("communication", 0, 0.05, stream="gathers", name="gather root"),
+        span("communication", 0.06, 0.1, stream="reductions", name="reduce root"),
+        span("communication", 0.1, 0.2, stream="averages", name="average root"),
+    ]
+    rows = step_picture(with_spans(result.main, spans)).rows
+    assert [row.title for row in rows] == ["compute", "gathers", "reductions", "averages"]
+    assert [len(row.bars) for row in rows] == [1, 1, 1, 1]

@@ -78,7 +78,7 @@ class RecordingGroup(dist.ProcessGroup):
 
     def _allgather_base(self, output: Any, inputs: Any, opts: Any = None) -> Any:
         _note("all_gather", output, self)
-        return self.inner._allgather_base(output, inputs, opts)
+        return self.inner._allgather_base(output, inputs, *(() if opts is None else (opts,)))
 
     def all_gather_single(self, output: Any, inputs: Any, opts: Any = None) -> Any:
         _note("all_gather", output, self)
@@ -96,8 +96,9 @@ class RecordingGroup(dist.ProcessGroup):
         return self.inner.allgather_coalesced(outputs, inputs, opts)
 
     def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        _note("all_gather", outputs, self)
-        return self.inner.allgather_into_tensor_coalesced(outputs, inputs, opts)
+        for output, each in zip(outputs, inputs, strict=True):  # gloo has no coalesced one
+            work = self._allgather_base(output, each)
+        return work
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
         _note("reduce", tensors, self)
@@ -115,8 +116,9 @@ class RecordingGroup(dist.ProcessGroup):
         return self.inner._reduce_scatter_base(output, inputs, opts)
 
     def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        _note("reduce_scatter", inputs, self)
-        return self.inner.reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+        for output, each in zip(outputs, inputs, strict=True):  # gloo has no coalesced one
+            work = self._reduce_scatter_base(output, each, opts)
+        return work
 
     def alltoall_base(
         self, output: Any, inputs: Any, out_split: Any, in_split: Any, opts: Any = None

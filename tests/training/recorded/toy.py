@@ -87,4 +87,4 @@ def request(ranks: int, **changes: Any) -> StepRequest:
         np.full(layers, 1e-3), np.full(layers, 2e-3), np.ones(layers, int), np.ones(layers, int),
         5e-6, 1e-3, 3, 1e12, 0.0, "equal",
     )  # fmt: skip
-    return StepRequest(model, times, ranks, 1, **changes)
+    return StepRequest(model, times, ranks, 1, host_link_Bps=1e10, **changes)

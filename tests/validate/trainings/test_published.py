@@ -77,8 +77,11 @@ def test_other_strategies_as_bucket_caps():
         parse_row(ROW | {"sync_mode": "BSP-A2A: allreduce, no overlap"}).options.bucket_cap_bytes
         > 1e12
     )
-    each = parse_row(ROW | {"sync_mode": "WFBP-A2A: allreduce with overlap per tensor (Horovod)"})
-    assert each.options.bucket_cap_bytes == 1
+    name = "WFBP-A2A: allreduce with overlap per tensor (Horovod WFBP)"
+    each = parse_row(ROW | {"sync_mode": name})
+    assert each.horovod is not None
+    assert each.horovod.fusion_threshold_bytes == 0
+    assert parse_row(ROW).horovod is None
 
 
 def table(path, *rows):

@@ -8,6 +8,8 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.workload import build_model, zoo_names
 from perfmodel.workload.zoo.bert import bert
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.llama import llama
 from perfmodel.workload.zoo.t5 import target_tokens
 
 # Parameters, tensors, and the start of the SHA-256 of "name:64x3x7x7" lines in registration order.
@@ -329,3 +331,18 @@ def test_work_is_finite_and_no_layer_is_empty(name):
         assert all(math.isfinite(value) and value >= 0 for value in work)
         assert layer.matmul_flops + layer.vector_bytes > 0
         assert layer.kernels >= 1
+
+
+def test_a_fused_norm_moves_and_launches_less():
+    plain, fused = (
+        llama("tiny", dtype="bf16", sequence_length=64, shape=DecoderShape(
+            2, 32, 4, 2, 64, 100, 64, fused_norms=fused))
+        for fused in (False, True)
+    )  # fmt: skip
+    assert [t.shape for t in plain.tensors] == [t.shape for t in fused.tensors]
+    # a read and a write of each of the norms' inputs, in the precision of the compute
+    assert sum(layer.norm_bytes for layer in fused.layers) == 5 * 2 * 4 * 64 * 32
+    assert not any(layer.wide_norm for layer in fused.layers)
+    assert sum(layer.kernels for layer in plain.layers) == 4 * 5 + sum(
+        layer.kernels for layer in fused.layers
+    )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from perfmodel.files import Count, FileModel
-from perfmodel.scenario.sections.base import Switch
+from perfmodel.scenario.sections.base import Index, Name, Switch
 from perfmodel.scenario.sections.strategies.counts import MicroSteps
+
+Units = Annotated[Index, BeforeValidator(lambda value: int(value) if value is True else value)]
+"""A number of units; true for one."""
+
+FloatType = Literal["fp32", "bf16", "fp16"]
 
 
 class FsdpStrategy(FileModel):
@@ -18,25 +23,73 @@ class FsdpStrategy(FileModel):
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
     version: Literal[1, 2] = Field(default=2, description="2: fully_shard, one tensor at a time")
-    wrap: Literal["block", "layer", "model"] = Field(
-        default="block", description="what is gathered at once"
+    wrap: (
+        Literal["block", "layer", "size", "model"]
+        | Annotated[tuple[Name, ...], Field(min_length=1)]
+    ) = Field(
+        default="block",
+        description="what is gathered at once: each block, each layer, modules by their size, the "
+        "whole model, or a list of paths such as 'model.layers.*' and 'lm_head'",
+    )
+    wrap_elements: Count | None = Field(
+        default=None,
+        description="parameters of a unit, at least, with 'wrap: size'; default: 100,000,000",
     )
     reshard_after_forward: Switch = Field(
         default=True, description="false: units stay whole until backward (SHARD_GRAD_OP)"
     )
+    reshard_root: Switch = Field(
+        default=False, description="the outermost unit is freed after forward, too (version 2)"
+    )
     regather_gpus: Count | None = Field(
-        default=None, description="GPUs that hold a unit between them after forward"
+        default=None, description="GPUs that hold a unit between them after forward (version 2)"
     )
     shard_gpus: Count | None = Field(
         default=None, description="GPUs that a unit is split over, the others hold copies (HSDP)"
     )
+    forward_prefetch: Units = Field(
+        default=0, description="units gathered before the layers of the one in hand; true for one"
+    )
     backward_prefetch: Literal["pre", "post", "none"] = "pre"
     limit_all_gathers: Switch = True
-    param_dtype: Literal["fp32", "bf16", "fp16"] | None = None
-    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    param_dtype: FloatType | None = Field(
+        default=None, description="that parameters are gathered in; default: their own"
+    )
+    reduce_dtype: FloatType | None = Field(
+        default=None, description="that gradients are reduced in; default: 'param_dtype'"
+    )
+    buffer_dtype: FloatType | None = Field(
+        default=None, description="that buffers are kept in (version 1)"
+    )
+    use_orig_params: Switch = Field(
+        default=False, description="parameters begin at multiples of 16 bytes (version 1)"
+    )
+    offload: Switch = Field(
+        default=False,
+        description="parameters, gradients and optimizer states lie in host memory, and the "
+        "optimizer runs there",
+    )
+    sync_module_states: Switch = Field(
+        default=False, description="rank 0's states are broadcast before the first step (version 1)"
+    )
+    clip_norm: Switch = Field(
+        default=False, description="gradients are clipped by their norm over all GPUs"
+    )
     accumulate: MicroSteps = 1
-    reduce_each: Switch = Field(
-        default=True, description="false: only the last micro-step reduces gradients"
+    sync: Literal["each", "last", "shards"] = Field(
+        default="each",
+        description="micro-steps that reduce gradients: each; the last one (no_sync); or each to "
+        "shards, and the last one over copies (version 2)",
+    )
+    reshard_after_backward: Switch = Field(
+        default=True,
+        description="false: units stay whole after micro-steps that reduce nothing (version 2)",
+    )
+    reduce_buffers: Count = Field(
+        default=1, description="inputs of reductions that are kept at once (version 2)"
+    )
+    separate_reduce: Switch = Field(
+        default=False, description="reductions have a communicator of their own (version 2)"
     )
 
     @property

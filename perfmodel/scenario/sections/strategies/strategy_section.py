@@ -10,6 +10,12 @@ from pydantic import BeforeValidator, Field
 from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStrategy
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
+from perfmodel.scenario.sections.strategies.horovod import HorovodStrategy
+from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
+from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
+from perfmodel.scenario.sections.strategies.priority import PriorityStrategy
+from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundancyStrategy
 
 
 def _ddp_unless_named(value: object) -> object:
@@ -17,7 +23,18 @@ def _ddp_unless_named(value: object) -> object:
 
 
 StrategySection = Annotated[
-    Annotated[DdpStrategy | DataParallelStrategy | FsdpStrategy, Field(discriminator="kind")],
+    Annotated[
+        DdpStrategy
+        | DataParallelStrategy
+        | ParameterServerStrategy
+        | FsdpStrategy
+        | HorovodStrategy
+        | PriorityStrategy
+        | ZeroStrategy
+        | MegatronStrategy
+        | ZeroRedundancyStrategy,
+        Field(discriminator="kind"),
+    ],
     BeforeValidator(_ddp_unless_named),
 ]
 """The strategies by `kind`; DDP without one. Each class has a row of the same kind in

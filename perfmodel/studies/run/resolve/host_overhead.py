@@ -1,11 +1,14 @@
-"""CPU time of a step in the process that runs it, where ranks are processes on CPUs."""
+"""What a step takes of the host: CPU time of its process, and rates of its memory."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perfmodel.errors import TopologyError
+from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary
 from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.training.strategy import NO_CORE_WORK, CoreWork
@@ -55,3 +58,44 @@ def host_work(
     copied_s = sum(gradients_bytes) / library.host_copies * (0.5 if views else 1.0)
     casts_Bps = None if library.host_casts is None else library.host_casts / in_turn
     return HostWork((python_s + copied_s) * in_turn, casts_Bps, math.inf, core)
+
+
+# ---------------------------------------------------------------- memory of the host
+
+HOST_MEMORY_BPS = 2 * 204.8e9
+"""Memory bandwidth of a host where the topology has no memory: two CPUs, each with eight channels
+of DDR4-3200 (AMD EPYC 7002 data sheet). Assumption: element-wise work on all cores reaches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Shares of one GPU while all GPUs of its host do the same; bytes per second.
+
+    `link_Bps`: of the way between a GPU and its host's memory, one direction; None where the
+        topology has no such way.
+    `memory_Bps`: of the memory bandwidth of the host's CPUs.
+    """
+
+    link_Bps: float | None
+    memory_Bps: float
+
+
+NO_HOST_MEMORY = HostMemory(None, HOST_MEMORY_BPS)
+
+
+def host_memory(machine: Machine) -> HostMemory:
+    """Find the rates of the first host, whose GPUs share what their ways have in common."""
+    topology, router = machine.topology, machine.router
+    gpus = topology.ranks[: topology.gpus_per_host]
+    rates = topology.arcs.bandwidth_Bps
+    try:
+        ends = {gpu: router.nearest_cpu(gpu) for gpu in gpus}
+        memories = {cpu: router.memory_of(cpu) for cpu in ends.values()}
+        routes = [router.route(gpu, memories[cpu] or cpu) for gpu, cpu in ends.items()]
+        inside = [router.route(cpu, memory) for cpu, memory in memories.items() if memory]
+    except TopologyError:
+        return NO_HOST_MEMORY
+    users = Counter(arc for route in routes for arc in route)
+    link_Bps = min((float(rates[arc]) / number for arc, number in users.items()), default=None)
+    total_Bps = sum(float(rates[list(route)].min()) for route in inside) or HOST_MEMORY_BPS
+    return HostMemory(link_Bps, total_Bps / len(gpus))

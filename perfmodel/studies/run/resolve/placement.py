@@ -8,11 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.errors import Fault, InputError, ScheduleError, TopologyError
 from perfmodel.files import collect_faults
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
+from perfmodel.scenario.sections.strategies.parameter_server import server_nodes
 from perfmodel.simulate.engine.background import BackgroundJob
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.training_job import (
     TrainingJob,
@@ -20,6 +22,7 @@ from perfmodel.studies.run.resolve.training_job import (
     price_layers,
     resolve_workload,
 )
+from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 from perfmodel.workload.model import Workload
 
@@ -92,29 +95,37 @@ class RankAllocation:
 
     `own`: of the scenario's main job.
     `others`: of each other job.
+    `servers`: hosts of the main job's servers, as many as it may have.
     """
 
     own: Ranks
     others: tuple[Ranks, ...] = ()
+    servers: tuple[int, ...] = ()
 
 
 def count_hosts(scenario: Scenario, size: ClusterSize) -> int:
-    """Count the nodes on the network: `cluster.pool`, or as many as all jobs need."""
-    return scenario.cluster.pool or size.nodes + sum(job.nodes for job in scenario.jobs)
+    """Count the nodes on the network: `cluster.pool`, or as many as all jobs and servers need."""
+    others = sum(job.nodes for job in scenario.jobs) + server_nodes(scenario.strategy)
+    return scenario.cluster.pool or size.nodes + others
 
 
 def allocate_ranks(scenario: Scenario, size: ClusterSize) -> RankAllocation:
-    """Allocate nodes to jobs: first to the main job, then to the others in their order."""
+    """Allocate nodes: to the main job, to the others in their order, then to servers.
+
+    Servers without nodes of their own are on those of the main job.
+    """
     free = list(range(count_hosts(scenario, size)))
     requests = [(size.nodes, scenario.cluster.placement)]
     requests += [(job.nodes, job.placement) for job in scenario.jobs]
     allocated: list[Ranks] = []
+    own: tuple[int, ...] = ()
     for number, (count, placement) in enumerate(requests):
         hosts = choose_hosts(free, count, placement, scenario.seed + number)
-        assigned = set(hosts)
+        own, assigned = own or hosts, set(hosts)
         free = [host for host in free if host not in assigned]
         allocated.append(_list_ranks(hosts, size.gpus_per_node))
-    return RankAllocation(allocated[0], tuple(allocated[1:]))
+    apart = server_nodes(scenario.strategy)
+    return RankAllocation(allocated[0], tuple(allocated[1:]), tuple(free[:apart]) if apart else own)
 
 
 def _list_ranks(hosts: tuple[int, ...], gpus_per_host: int) -> Ranks:
@@ -122,6 +133,55 @@ def _list_ranks(hosts: tuple[int, ...], gpus_per_host: int) -> Ranks:
     if hosts == tuple(range(first, end)):
         return range(first * gpus_per_host, end * gpus_per_host)
     return tuple(host * gpus_per_host + gpu for host in hosts for gpu in range(gpus_per_host))
+
+
+def place_loops(plan: LoopPlan, allocation: RankAllocation, machine: Machine) -> LoopPlan:
+    """Return the loops on a job's ranks, with the devices of its servers.
+
+    A server on a CPU is on the one nearest to a NIC of its host, or to its first GPU where it has
+    none. What the GPUs of a worker do among themselves takes the library's time alone.
+
+    Raises `InputError`: the hosts have no CPU.
+    """
+    ranks = allocation.own
+    workers = tuple(
+        replace(worker, ranks=tuple(ranks[rank] for rank in worker.ranks))
+        for worker in plan.workers
+    )
+    servers = tuple(
+        replace(server, device=_server_device(machine, allocation.servers[server.host], server))
+        for server in plan.servers
+    )
+    group, exchanges = workers[0].ranks, plan.exchanges
+    if len(group) > 1:
+        timer = UncontendedTimer(machine)
+        exchanges = tuple(_with_local_times(each, timer, group) for each in exchanges)
+    return replace(plan, workers=workers, servers=servers, exchanges=exchanges)
+
+
+def _server_device(machine: Machine, host: int, server: Server) -> str:
+    topology = machine.topology
+    gpu = topology.ranks[host * topology.gpus_per_host]
+    if server.on_gpu:
+        return gpu
+    nics = machine.router.nearest_nics(gpu)
+    try:
+        return machine.router.nearest_cpu(nics[0] if nics else gpu)
+    except TopologyError as error:
+        allowed = f"'gpu' on {topology.template}: {error}"
+        raise InputError(Fault("strategy.device", "'cpu'", allowed)) from None
+
+
+def _with_local_times(
+    exchange: Exchange, timer: UncontendedTimer, group: tuple[int, ...]
+) -> Exchange:
+    """Time what the GPUs of a worker add up before a push and share after a pull."""
+    nbytes = round(exchange.local_bytes)
+    before_s, after_s = (
+        timer.best(op, nbytes, group)[1] if nbytes else 0.0
+        for op in ("reduce_scatter", "all_gather")
+    )
+    return replace(exchange, before_s=before_s, after_s=after_s)
 
 
 def load_other_workloads(scenario: Scenario) -> tuple[Workload, ...]:
@@ -172,7 +232,10 @@ def _resolve_other_job(
     job = replace(main, scenario=scenario, workload=workload, gpu=topology.gpu, chosen=None)
     batch = section.batch_per_gpu
     times = price_layers(job, batch)
-    step = plan_step(job, times, len(ranks), batch, "steady", sockets=topology.sockets)
+    step = plan_step(
+        job, times, len(ranks), batch, "steady", sockets=topology.sockets,
+        ranks_per_host=topology.gpus_per_host,
+    )  # fmt: skip
     background = BackgroundJob(
         replace(place_plan(step, ranks), name=name),
         section.start,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.sections.training import MeasuredStep, RecomputedBlocks
-from perfmodel.studies.run.resolve.host_overhead import host_work
+from perfmodel.studies.run.resolve.host_overhead import NO_HOST_MEMORY, HostMemory, host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
 from perfmodel.studies.run.result import Memory
@@ -18,11 +18,15 @@ from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.reserve import reserve_bytes
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, add_temporaries
+from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
-from perfmodel.training.strategy import StepRequest, Strategy
+from perfmodel.training.strategy import CollectiveTime, StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
+from perfmodel.workload.memory.activations import block_bytes
+from perfmodel.workload.memory.offload import add_offload
+from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
@@ -52,7 +56,8 @@ class TrainingJob:
         """What the strategy is called with."""
         if self.chosen is not None:
             return self.chosen
-        return self.strategy.options(self.scenario.strategy)
+        with relocated_errors(self.scenario, "strategy"):
+            return self.strategy.options(self.scenario.strategy)
 
     @property
     def recompute(self) -> Recompute:
@@ -182,6 +187,9 @@ def plan_step(
     *,
     merge: bool = True,
     sockets: Sockets | None = None,
+    ranks_per_host: int = 1,
+    collective_s: CollectiveTime | None = None,
+    memory: HostMemory = NO_HOST_MEMORY,
 ) -> StepPlan:
     """One step of the strategy at one size; layers merged into fewer tasks, or each its own.
 
@@ -189,6 +197,9 @@ def plan_step(
     for.
 
     `sockets`: what processes on CPUs share on this machine.
+    `ranks_per_host`: GPUs of each host that the job has.
+    `collective_s`: time of collectives of all its ranks alone.
+    `memory`: rates of the memory of the hosts.
     """
     options, faster = job.options, what_if_of(job.scenario).compute
     slowest = slow_device(layer_times_, slowest_factor(ranks, gpu_spread(job)))
@@ -197,6 +208,7 @@ def plan_step(
         job.library, job.gpu, sockets or Sockets(), gradients, ranks,
         views=isinstance(options, DdpOptions) and options.gradient_as_bucket_view,
     )  # fmt: skip
+    slowest = _offloaded(job, slowest, batch, memory)
     request = StepRequest(
         workload=job.workload,
         times=slowest,
@@ -212,8 +224,63 @@ def plan_step(
         bucket_copy_Bps=host.copies_Bps,
         cast_Bps=None if host.cast_Bps is None else host.cast_Bps * faster,
         core=host.core,
+        ranks_per_host=min(ranks_per_host, ranks),
+        host_link_Bps=memory.link_Bps,
+        host_optimizer_s=_host_optimizer_s(job, memory) / faster,
     )
-    return job.strategy.plan(request, options)
+    if collective_s is not None:
+        request = replace(request, collective_s=collective_s)
+    make = job.strategy.plan
+    assert make is not None  # else it has loops
+    with relocated_errors(job.scenario, "strategy"):
+        return make(request, options)
+
+
+def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemory) -> LayerTimes:
+    """Add the copies of activations to the host, and back."""
+    compute = job.scenario.compute
+    with relocated_errors(job.scenario, "compute"):
+        return add_offload(
+            job.workload, times,
+            block_bytes(
+                job.workload, batch, compute.precision, fused_attention=compute.fused_attention,
+                recompute=job.recompute, held_dtype=job.strategy.held_dtype(job.options),
+            ),
+            compute.offload_activations, memory.link_Bps,
+        )  # fmt: skip
+
+
+def plan_loops(
+    job: TrainingJob, layer_times_: LayerTimes, ranks: int, nodes: int, batch: int, *, merge: bool
+) -> LoopPlan:
+    """Loops of the strategy at one size, whose workers do not wait for the slowest GPU.
+
+    `nodes`: that the ranks are on.
+    `merge`: as in `plan_step`.
+    """
+    make = job.strategy.loops
+    assert make is not None
+    if job.scenario.compute.offload_activations != "none":
+        text = repr(job.scenario.compute.offload_activations)
+        allowed = f"'none' with strategy.kind: {job.scenario.strategy.kind}"
+        raise job.scenario.fault("compute.offload_activations", text, allowed)
+    request = StepRequest(
+        workload=job.workload,
+        times=layer_times_,
+        ranks=ranks,
+        batch_per_gpu=batch,
+        kernel_s=job.gpu.kernel_overhead_s / what_if_of(job.scenario).compute,
+        segments=MERGED if merge else UNMERGED,
+        nodes=nodes,
+        optimizer=job.scenario.compute.optimizer,
+    )
+    return make(request, job.options)
+
+
+def _host_optimizer_s(job: TrainingJob, memory: HostMemory) -> float:
+    """Time of the optimizer on CPUs, which goes from tensor to tensor (PyTorch's default there)."""
+    moved = optimizer_bytes(job.workload, job.scenario.compute.optimizer, "for-loop")
+    return moved / memory.memory_Bps
 
 
 def assign_buckets(job: TrainingJob) -> tuple[Bucket, ...]:
@@ -237,6 +304,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         options=job.options,
         fused_attention=compute.fused_attention,
         recompute=job.recompute,
+        offload=compute.offload_activations,
         held_dtype=job.strategy.held_dtype(job.options),
         optimizer_kernels=compute.optimizer_kernels,
         activations_bytes=_measured_activations(job),

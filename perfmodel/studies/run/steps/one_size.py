@@ -13,10 +13,16 @@ from perfmodel.studies.run.memory_advice import advise
 from perfmodel.studies.run.resolve.training_job import assign_buckets, estimate_memory
 from perfmodel.studies.run.result import BucketTime, CommunicationUse, LinkUse, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.bottleneck import name_bottleneck
+from perfmodel.studies.run.steps.bottlenecks.hot_spot import find_hot_spot
 from perfmodel.studies.run.steps.bottlenecks.reliefs import simulate_reliefs
-from perfmodel.studies.run.steps.communication import communication_uses
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
-from perfmodel.studies.run.steps.metrics import busiest_class, mean, mean_breakdown, parts_of_steps
+from perfmodel.studies.run.steps.metrics.communication import communication_uses
+from perfmodel.studies.run.steps.metrics.step_parts import (
+    busiest_class,
+    mean,
+    mean_breakdown,
+    parts_of_steps,
+)
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
@@ -81,6 +87,7 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
     spans = _longest_step(reported)
     other_gpus = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
     means = "" if counted == 1 else f", mean of {counted} steps"
+    memory = estimate_memory(sized.job, sized.size.gpus, sized.batch, other_gpus)
     return SizeResult(
         gpus=sized.size.gpus,
         nodes=sized.size.nodes,
@@ -95,13 +102,14 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         bottleneck="",
         global_batch=reported.plan.samples,
         batch_per_gpu=sized.batch,
-        memory=estimate_memory(sized.job, sized.size.gpus, sized.batch, other_gpus),
+        memory=memory,
+        hot_spot=find_hot_spot(sized, reported, spans, topology, memory),
         interval_s=None,
         buckets=_time_buckets(spans, assign_buckets(sized.job), sized.job.workload),
-        links=_sum_link_uses(topology, run.counted, reported.steps, step_s),
+        links=sum_link_uses(topology, run.counted, reported.steps, step_s),
         timeline=Timeline(spans),
         communication=_communication(reported, spans),
-        mfu=_mfu(sized, reported.plan.samples / step_s),
+        mfu=mfu_of(sized, reported.plan.samples / step_s),
         mode=f"{sized.fidelity}, {reported.mode}{means}",
         notes=tuple(str(note) for note in run.notes),
     )
@@ -113,7 +121,7 @@ def _communication(reported: ReportedRun, spans: Sequence[Span]) -> tuple[Commun
     return communication_uses(reported.plan, reported.run, reported.counted_steps, rank_class)
 
 
-def _mfu(sized: SizedJob, samples_per_s: float) -> float | None:
+def mfu_of(sized: SizedJob, samples_per_s: float) -> float | None:
     """Model FLOPs utilisation on GPUs of one kind."""
     compute, flops = sized.job.scenario.compute, sized.job.workload.training_flops
     peak = sized.job.gpu.peak_flops.get(compute.precision)
@@ -170,8 +178,8 @@ def _time_buckets(
     )
 
 
-def _sum_link_uses(
-    topology: Topology, counters: LinkCounters, steps: int, step_s: float
+def sum_link_uses(
+    topology: Topology, counters: LinkCounters, steps: float, step_s: float
 ) -> tuple[LinkUse, ...]:
     """Traffic per step on the links of the first hosts and on those of the fabric."""
     arcs = topology.arcs

@@ -43,9 +43,12 @@ RANK_TASKS = 4e8
 """Ranks times tasks times steps that a run with jitter may have: about half a minute."""
 
 
-def count_needed_steps(disturbances: Sequence[Disturbance], step_s: float, plan: StepPlan) -> int:
+def count_needed_steps(
+    disturbances: Sequence[Disturbance], step_s: float, plan: StepPlan | None
+) -> int:
     """Count the steps that a mean needs, given an undisturbed step of `step_s` seconds.
 
+    `plan`: limits the steps with jitter; None where there is none.
     Raises `InputError`: something happens after more steps than can be simulated.
     """
     faults = [
@@ -96,9 +99,9 @@ def busiest_stream_s(plan: StepPlan) -> float:
     return max((total / workers[name] for (_, name), total in sums.items()), default=0.0)
 
 
-def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan) -> int:
+def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan | None) -> int:
     needed = [1]
-    if disturbance.jitter is not None:
+    if disturbance.jitter is not None and plan is not None:
         needed.append(jitter_steps(disturbance.jitter.cv, plan))
     if disturbance.moments_s:
         needed.append(math.ceil(max(disturbance.moments_s) / step_s) + AFTER_LAST)

@@ -77,7 +77,7 @@ def simulate_steps(
     """
     plan, slow = _split_classes(setup, disturbances)
     timer = timer_of(setup, disturbances)
-    changes = _list_changes(setup, disturbances)
+    changes = list_changes(setup, disturbances)
     traffic = tuple(background_traffic(disturbances, setup.settled_s))
     jobs = tuple(background_jobs(disturbances, setup.settled_s))
     jitters = [each.jitter for each in disturbances if each.jitter is not None]
@@ -147,10 +147,10 @@ def _make_part(
         scale *= 1.0 if cause.steps is not None else cause.by
         gpu = cause.gpu or gpu
     like = None if gpu is None else setup.plan_for(gpu)
-    return ClassPart(_name_ranks(setup.machine, ranks), tuple(ranks), scale, like)
+    return ClassPart(name_ranks(setup.machine, ranks), tuple(ranks), scale, like)
 
 
-def _name_ranks(machine: Machine, ranks: Sequence[int], most: int = 3) -> str:
+def name_ranks(machine: Machine, ranks: Sequence[int], most: int = 3) -> str:
     """Name some ranks: by nodes where these are complete, else one by one."""
     topology = machine.topology
     per_host, numbers = topology.gpus_per_host, set(ranks)
@@ -197,9 +197,7 @@ def timer_of(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> Unc
     return setup.timers[key]
 
 
-def _list_changes(
-    setup: SimulationSetup, disturbances: Sequence[Disturbance]
-) -> tuple[Change, ...]:
+def list_changes(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> tuple[Change, ...]:
     """List the changes of the machine, with times in seconds since the start of the run."""
     moments: dict[float, list[str]] = {}
     for disturbance in disturbances:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
 
 from perfmodel.errors import InputError, PerfmodelError, SimulationError, TopologyError
@@ -16,11 +17,13 @@ from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.events import resolve_events
+from perfmodel.studies.run.resolve.host_overhead import host_memory
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated_errors
 from perfmodel.studies.run.resolve.placement import (
     RankAllocation,
     allocate_ranks,
+    place_loops,
     place_plan,
     resolve_other_jobs,
 )
@@ -28,14 +31,17 @@ from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
 from perfmodel.studies.run.resolve.training_job import (
     TrainingJob,
     move_to_gpu,
+    plan_loops,
     plan_step,
     price_layers,
 )
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
+from perfmodel.studies.run.steps.collective_times import collective_s
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration
-from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.memory.use import StepOptions
+from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 
@@ -63,7 +69,9 @@ class SizedJob:
     _plans: dict[tuple[Iteration, bool, str | None], StepPlan] = field(
         default_factory=dict, init=False
     )
+    _loops: dict[tuple[bool, str | None], LoopPlan] = field(default_factory=dict, init=False)
     _timers: dict[tuple[str, ...], UncontendedTimer] = field(default_factory=dict, init=False)
+    _alone: dict[str, UncontendedTimer] = field(default_factory=dict, init=False)
     _times: dict[str | None, LayerTimes] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -88,8 +96,8 @@ class SizedJob:
         jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.allocation)
         return filter_disturbances(what_if_of(scenario), (*events, *jobs))
 
-    def with_options(self, options: DdpOptions) -> SizedJob:
-        """Return the same job with other options of DDP; times of collectives are shared."""
+    def with_options(self, options: StepOptions) -> SizedJob:
+        """Return the same job with other options; times of collectives are shared."""
         other = copy(self)
         other.job, other._plans = replace(self.job, chosen=options), {}
         return other
@@ -112,13 +120,21 @@ class SizedJob:
     def with_compute(self, by: float) -> SizedJob:
         """Return the same job with times of layers `by` times as long; collectives are shared."""
         other = copy(self)
-        other.compute, other._plans = by, {}
+        other.compute, other._plans, other._loops = by, {}, {}
+        return other
+
+    def with_spread(self, spread: tuple[float, float]) -> SizedJob:
+        """Return the same job with times of layers that are surer, or less sure, than predicted."""
+        other = copy(self)
+        other._times = {None: replace(self._layer_times(None), spread=spread)}
         return other
 
     def on_machine(self, machine: Machine) -> SizedJob:
         """Return the same job on the machine with other numbers, at fidelity "flow"."""
         other = copy(self)
         other.ensemble, other.fidelity, other._timers = MachineEnsemble(machine), "flow", {}
+        other._alone = {}
+        other._loops = {}  # placed with the machine's own times
         return other
 
     def plan_for(
@@ -135,15 +151,39 @@ class SizedJob:
             layers = self._layer_times(gpu)
             layers = layers if self.compute == 1 else scale_times(layers, self.compute)
             layers = layers if launches else replace(layers, launch_s=0.0)
-            per_layer = any(
-                each.jitter and each.jitter.per == "layer" for each in self.disturbances
-            )
             step = plan_step(
-                job, layers, self.size.gpus, self.batch, iteration, merge=not per_layer,
+                job, layers, self.size.gpus, self.batch, iteration, merge=not self._per_layer,
                 sockets=self.ensemble.likely.topology.sockets,
+                ranks_per_host=self.size.gpus_per_node,
+                collective_s=partial(
+                    collective_s, self.ensemble.likely, self.allocation.own, self._alone
+                ),
+                memory=host_memory(self.ensemble.likely),
             )  # fmt: skip
             self._plans[key] = place_plan(step, self.allocation.own)
         return self._plans[key]
+
+    def loops_for(self, gpu: str | None = None, launches: bool = True) -> LoopPlan:
+        """Plan the loops of a strategy without shared steps, on the job's ranks and servers.
+
+        `gpu`, `launches`: as in `plan_for`.
+        """
+        key = (launches, gpu)
+        if key not in self._loops:
+            job = self.job if gpu is None else move_to_gpu(self.job, gpu)
+            layers = self._layer_times(gpu)
+            layers = layers if self.compute == 1 else scale_times(layers, self.compute)
+            layers = layers if launches else replace(layers, launch_s=0.0)
+            loops = plan_loops(
+                job, layers, self.size.gpus, self.size.nodes, self.batch, merge=not self._per_layer
+            )
+            self._loops[key] = place_loops(loops, self.allocation, self.ensemble.likely)
+        return self._loops[key]
+
+    @property
+    def _per_layer(self) -> bool:
+        """Whether each layer has to be a task of its own."""
+        return any(each.jitter and each.jitter.per == "layer" for each in self.disturbances)
 
     def _layer_times(self, gpu: str | None) -> LayerTimes:
         if gpu not in self._times:

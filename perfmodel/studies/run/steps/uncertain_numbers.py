@@ -33,14 +33,14 @@ USUAL = 2.0
 
 
 def simulate_uncertainties(
-    sized: SizedJob, reported: ReportedRun, point: SizeResult
+    sized: SizedJob, reported: ReportedRun, point: SizeResult | None = None
 ) -> tuple[Uncertainty, ...] | None:
     """Simulate the ends of compute, overlap and network; None where the network's are not known.
 
     What varies from step to step is left out of these simulations: their ratios to one that leaves
     it out, too, are what counts.
 
-    `point`: the result without an interval.
+    `point`: the result without an interval, where something varies from step to step.
     """
     communicates = sized.size.gpus > 1 and what_if_of(sized.job.scenario).communication
     if communicates and not sized.ensemble.alternatives:
@@ -53,7 +53,7 @@ def simulate_uncertainties(
         parts += chance_of_gpus(reported.step_s, compute, sized.compute_spread, gpus, spread)
     if communicates:
         parts += [*ends.of_overlap(), ends.of_network()]
-    disturbance = point.disturbance
+    disturbance = None if point is None else point.disturbance
     if disturbance is not None and disturbance.mean_interval_s is not None:
         parts.append(Uncertainty("chance", *disturbance.mean_interval_s, is_shared=False))
     return tuple(part for part in parts if part.low_s != part.high_s)

@@ -16,16 +16,8 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.library.lowering.lower import lower_collective
-from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer, link_times_s
-from perfmodel.training.plan.step_plan import (
-    Collective,
-    Communicator,
-    RankClass,
-    StepPlan,
-    Stream,
-    Task,
-)
+from perfmodel.studies.run.steps.collective_times import simulated_s
 
 AlgorithmProtocol = tuple[str, str]
 """Algorithm and protocol of a size."""
@@ -72,7 +64,9 @@ class AllReduceTimes:
         size = self.wire_bytes(nbytes)
         if size not in self._timed:
             lowered, time_s = self.timer.best("all_reduce", size, self.group)
-            time_s = self.factor * (self._simulate(size) if self.in_order else time_s)
+            time_s = self.factor * (
+                simulated_s(self.timer, self.group, "all_reduce", size) if self.in_order else time_s
+            )
             self._record_error(size, time_s)
             self._timed[size] = (time_s, (lowered.schedule.algorithm, lowered.protocol))
             capacity_Bps = self.timer.machine.topology.arcs.bandwidth_Bps
@@ -89,21 +83,6 @@ class AllReduceTimes:
     def in_order(self) -> bool:
         """Whether the messages of a connection are in order, so that each is simulated."""
         return self.timer.machine.library.in_order
-
-    def _simulate(self, size: int) -> float:
-        """Simulate an all-reduce alone; seconds."""
-        group = tuple(self.group)
-        work = Collective("all_reduce", size, "all", "one")
-        plan = StepPlan(
-            "one all-reduce",
-            (RankClass("ranks", group),),
-            (Stream("comm", "comm"),),
-            (Communicator("all", (group,)),),
-            (Task("all-reduce", "communication", "ranks", "comm", work),),
-            samples=1,
-        )
-        machine = self.timer.machine
-        return simulate(plan, machine, timer=self.timer).step_time_s
 
     def is_timed(self, nbytes: int) -> bool:
         """Whether the time of a size has been computed."""

@@ -29,10 +29,6 @@ class StepSurrogate:
     `out_s`: work to copy each gradient back.
     `optimizer_s`: with what follows it.
     `slowdown`: factor on compute while an all-reduce is under way.
-    `forward_s`: work from the end of the step before to the start of the last backward.
-    `in_s`: work to copy each gradient into its bucket, which `ready_s` holds too.
-    `host_s`: when the host has issued the backward of each gradient, since that backward began;
-        zeros where issuing takes no time.
     """
 
     gradients: GradientOrder
@@ -42,9 +38,6 @@ class StepSurrogate:
     out_s: tuple[float, ...]
     optimizer_s: float
     slowdown: float
-    forward_s: float = 0.0
-    in_s: tuple[float, ...] = ()
-    host_s: tuple[float, ...] = ()
 
     @cached_property
     def sums_out_s(self) -> tuple[float, ...]:
@@ -64,9 +57,6 @@ class StepSurrogate:
             backward_s=by * self.backward_s,
             out_s=tuple(by * each for each in self.out_s),
             optimizer_s=by * self.optimizer_s,
-            forward_s=by * self.forward_s,
-            in_s=tuple(by * each for each in self.in_s),
-            host_s=tuple(by * at for at in self.host_s),
         )
 
     def step_s(self, buckets: Sequence[Bucket], cost: TimeOf) -> float:
@@ -116,11 +106,6 @@ def build_surrogate(
         for index, task in enumerate(plan.tasks)
         if task.kind == "backward" and task.micro_batch == last
     )
-    forward_s = sum(
-        task.work.duration_s
-        for task in plan.tasks[:begin]
-        if task.stream == "compute" and task.kind != "copy" and isinstance(task.work, Compute)
-    )
     parts = _Parts(len(gradients))
     for task in plan.tasks[begin:]:
         parts.count(task)
@@ -132,9 +117,6 @@ def build_surrogate(
         out_s=tuple(parts.out),
         optimizer_s=parts.optimizer_s,
         slowdown=slowdown,
-        forward_s=forward_s,
-        in_s=tuple(parts.into),
-        host_s=tuple(itertools.accumulate(parts.host, max)),
     )
 
 
@@ -143,19 +125,14 @@ class _Parts:
 
     def __init__(self, gradients: int) -> None:
         self.ready, self.out = [0.0] * gradients, [0.0] * gradients
-        self.into, self.host = [0.0] * gradients, [0.0] * gradients
-        self.work_s = self.optimizer_s = self.issued_s = 0.0
+        self.work_s = self.optimizer_s = 0.0
         self.is_over = False
 
     def count(self, task: Task) -> None:
         """Add a task."""
-        if not isinstance(task.work, Compute):
+        if not isinstance(task.work, Compute) or task.stream != "compute":
             return
-        if task.stream == "host":
-            self.issued_s += task.work.duration_s
-        elif task.stream != "compute":
-            return
-        elif task.kind == "optimizer" or self.is_over:
+        if task.kind == "optimizer" or self.is_over:
             self.is_over = True
             self.optimizer_s += task.work.duration_s
         elif task.name.startswith("copy out") and task.bucket is not None:
@@ -164,8 +141,6 @@ class _Parts:
             self.work_s += task.work.duration_s
             if task.kind == "copy" and task.bucket is not None:
                 self.ready[task.bucket] = self.work_s
-                self.into[task.bucket] += task.work.duration_s
-                self.host[task.bucket] = self.issued_s
 
 
 def buckets_of_cuts(surrogate: StepSurrogate, cuts: Cuts) -> list[Bucket]:

@@ -17,6 +17,7 @@ from perfmodel.errors import InputError
 from perfmodel.topology.from_text.gpu_text import says_nothing
 from perfmodel.topology.from_text.match_template import HostText, read_host
 from perfmodel.training.ddp.options import FIRST_BUCKET_BYTES, DdpOptions, cap_bytes
+from perfmodel.training.fusion.options import HorovodOptions
 from perfmodel.validate.sweeps.match import MOST_RANKS, one_line
 from perfmodel.validate.trainings.rows.errata import correct
 from perfmodel.validate.trainings.rows.model_names import NamedModel, read_model
@@ -36,6 +37,9 @@ _STRATEGIES = (
 )
 """Spelling of a strategy, and the bucket cap with which DDP does the same (None: its default): all
 gradients at once after backward (no overlap), or every tensor as soon as it is ready."""
+_PER_TENSOR = HorovodOptions(fusion_threshold_bytes=0.0, cycle_s=5e-3)
+"""Horovod that fuses nothing; up to 0.20 the default of a cycle is 5 ms (horovod/horovod, release
+notes of 0.21.0)."""
 _PRECISIONS = (
     (r"fp8|float8|int\d|fp4", None),
     (r"bf16|bfloat16", "bf16"),
@@ -79,6 +83,8 @@ class TrainingRow:
     """Whether the optimizer is one of Apex."""
     unlike: str = ""
     """Why compute is not that of the zoo's model; empty: it is."""
+    horovod: HorovodOptions | None = None
+    """Of Horovod, where that reduces gradients instead of DDP."""
 
     @property
     def gpus(self) -> int:
@@ -119,6 +125,7 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
     return TrainingRow(
         model, precision, batch, machine, shares, last, options, software,
         fused_optimizer=_is_nvidias(cells) and model.name.startswith("bert"), unlike=unlike,
+        horovod=_PER_TENSOR if "horovod wfbp" in cells.get("sync_mode", "").lower() else None,
     )  # fmt: skip
 
 

@@ -291,21 +291,21 @@ def test_unknown_models_and_gpus_are_named_at_once(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_jitter_beside_other_traffic_is_refused_for_many_ranks(tmp_path: Path) -> None:
-    text = TEXT.replace("nodes: 2", "nodes: 17")
-    events = (
-        "events:\n  - jitter: {cv: 0.02}\n  - traffic: {from: n0/cpu0, to: n1/cpu0, rate: 1 GB/s}\n"
+def test_jitter_beside_gloo_jobs_is_refused_for_many_ranks(tmp_path: Path) -> None:
+    text = TEXT.replace("nodes: 2", "nodes: 17, pool: 34")
+    more = (
+        "library: {name: gloo}\nevents:\n  - jitter: {cv: 0.02}\n"
+        "jobs:\n  - {model: resnet50, nodes: 17, batch_per_gpu: 8}\n"
     )
     with pytest.raises(InputError, match=re.escape("events.0.jitter: found jitter on 136 ranks")):
-        answered(tmp_path, events, text)
+        answered(tmp_path, more, text)
 
 
-def test_jitter_beside_other_traffic_gives_each_rank_a_process(tmp_path: Path) -> None:
-    text = TEXT.replace("nodes: 2", "nodes: 2, gpus_per_node: 1")
+def test_jitter_beside_other_traffic_makes_vectors_of_many_ranks(tmp_path: Path) -> None:
+    text = TEXT.replace("nodes: 2", "nodes: 17")
     traffic = "  - traffic: {from: n0/cpu0, to: n1/cpu0, rate: 1 GB/s}\n"
-    events = "events:\n  - jitter: {cv: 0.005}\n" + traffic
-    result = answered(tmp_path, events, text)
-    assert result.main.mode.startswith("flow, 2 rank classes, mean of ")
+    result = answered(tmp_path, "events:\n  - jitter: {cv: 0.005}\n" + traffic, text)
+    assert result.main.mode.startswith("flow, 136 ranks as vectors, mean of ")
 
 
 def test_smaller_sizes_leave_out_what_they_do_not_have(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.studies.run.resolve.host_overhead import host_work
+from perfmodel.studies.run.resolve.host_overhead import HOST_MEMORY_BPS, host_memory, host_work
 from perfmodel.topology.model import Sockets
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu
@@ -104,3 +104,16 @@ def test_cores_that_backward_keeps_busy_are_not_there_for_messages() -> None:
         for gradient_s in (0.0, 0.3)
     }
     assert ends_s[0.3] - ends_s[0.0] == pytest.approx(0.6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("node", "link_Bps"),
+    [
+        ("dgx-h100", 63e9 * 0.762),  # a PCIe switch for each GPU
+        ("dgx-a100", 31.5e9 * 0.762 / 2),  # one for two, which share its way to the CPU
+    ],
+)
+def test_gpus_share_their_way_to_the_host(node: str, link_Bps: float) -> None:
+    memory = host_memory(Machine(build_topology(node), load_library("nccl")))
+    assert memory.link_Bps == pytest.approx(link_Bps, rel=0.01)
+    assert memory.memory_Bps == HOST_MEMORY_BPS / 8

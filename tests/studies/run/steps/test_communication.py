@@ -7,7 +7,7 @@ import pytest
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.run import run_scenario
-from perfmodel.studies.run.steps.communication import ring_bytes
+from perfmodel.studies.run.steps.metrics.communication import ring_bytes
 from perfmodel.timeline import covered_s
 
 RANKS = 16

@@ -1,0 +1,104 @@
+"""Published steps of strategies in tables and a sentence: step time, scaled, memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from perfmodel.report.common.document import Table
+from perfmodel.report.validation.tables import percent
+from perfmodel.report.validation.training_tables import scored
+from perfmodel.validate.score.strategy_scores import ALL, by_source, by_strategy, step_entries
+from perfmodel.validate.score.training_scores import TrainingScore
+from perfmodel.validate.strategies.model import QUANTITIES, Quantity
+
+if TYPE_CHECKING:
+    from perfmodel.validate.run import Validation
+
+QUANTITY_NAMES: Mapping[Quantity, str] = {
+    "step": "step time",
+    "scaled": "compute scaled",
+    "memory": "peak memory",
+}
+QUANTITY_MEANINGS = {
+    "step time": "seconds of a step, from data sheets alone",
+    "compute scaled": (
+        "the same with compute scaled so that the smallest run of the table on the same GPU, in "
+        "the same precision, comes out as measured; that run itself is not counted"
+    ),
+    "peak memory": (
+        "bytes of the fullest GPU as the table counts them: allocated, reserved by the allocator, "
+        "or in use on the device; rows that state a peak"
+    ),
+}
+LEAD = (
+    "Median / 90th percentile of the absolute error, and bias: the median with its sign, above "
+    "zero too long or too much; rows compared in brackets. Every table weighs the same. 'all "
+    "stated': rows whose tables name GPU, network and batch."
+)
+TABLES_LEAD = "Median / 90th percentile of the absolute error, and bias; rows in brackets."
+
+Scores = Mapping[Quantity, TrainingScore]
+
+
+def strategy_table(validation: Validation) -> Table:
+    """Errors by strategy, a column per quantity."""
+    scores = by_strategy(step_entries(validation.strategies))
+    names = dict.fromkeys(name for groups in scores.values() for name in groups)
+    rows = []
+    for name in names:
+        own = {quantity: groups[name] for quantity, groups in scores.items() if name in groups}
+        tables = max(score.tables for score in own.values())
+        rows.append((name, str(tables), *_cells(own)))
+    return Table(("strategy", ">tables", *_titles()), rows)
+
+
+def source_table(validation: Validation) -> Table:
+    """Errors of each table, a column per quantity."""
+    rows = [(name, *_cells(own)) for name, own in by_source(validation.strategies).items()]
+    return Table(("table", *_titles()), rows)
+
+
+def coverage_table(validation: Validation) -> Table:
+    """How many measured steps lie inside their intervals, by strategy."""
+    scores = by_strategy(step_entries(validation.strategies))
+    names = dict.fromkeys(name for groups in scores.values() for name in groups)
+    timed: tuple[Quantity, ...] = ("step", "scaled")
+    rows = [
+        (name, *(_covered(scores.get(quantity, {}).get(name)) for quantity in timed))
+        for name in names
+    ]
+    header = ("strategy", *(f">{QUANTITY_NAMES[quantity]}" for quantity in timed))
+    return Table(header, [row for row in rows if set(row[1:]) != {"-"}])
+
+
+def strategy_headline(validation: Validation) -> str:
+    """Say in one sentence how far steps of strategies are off; empty: there are none."""
+    scores = by_strategy(step_entries(validation.strategies))
+    parts = [
+        f"{QUANTITY_NAMES[quantity]} by {percent(score.median_abs_error)} in the median and "
+        f"{percent(score.p90_abs_error)} at the 90th percentile ({score.runs} rows, "
+        f"{score.tables} tables)"
+        for quantity in QUANTITIES
+        if (score := scores.get(quantity, {}).get(ALL)) is not None
+    ]
+    return f"Published steps of strategies are off: {'; '.join(parts)}" if parts else ""
+
+
+def _titles() -> tuple[str, ...]:
+    return tuple(f">{QUANTITY_NAMES[quantity]}" for quantity in QUANTITIES)
+
+
+def _cells(own: Scores) -> tuple[str, ...]:
+    return tuple(_cell(own.get(quantity)) for quantity in QUANTITIES)
+
+
+def _cell(score: TrainingScore | None) -> str:
+    return "-" if score is None else f"{scored(score)} ({score.runs})"
+
+
+def _covered(score: TrainingScore | None) -> str:
+    if score is None or score.inside is None or score.width is None:
+        return "-"
+    return f"{percent(score.inside)}, {percent(math.expm1(score.width))} wide"

@@ -1,0 +1,85 @@
+"""ZeRO as DeepSpeed runs it, in a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from perfmodel.files import Count, FileModel
+from perfmodel.scenario.sections.base import Index, Switch
+from perfmodel.scenario.sections.strategies.counts import MicroSteps
+
+STAGE_3 = (
+    "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+    "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size",
+    "stage3_allgather_sequential", "zero_hpz_partition_size",
+)  # fmt: skip
+STAGES_1_AND_2 = ("round_robin_gradients", "use_multi_rank_bucket_allreduce")
+
+
+def _whole(value: object) -> object:
+    """Read 5e8 as DeepSpeed's files have it."""
+    try:
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+Elements = Annotated[Count, BeforeValidator(_whole)]
+ElementsOrNone = Annotated[Index, BeforeValidator(_whole)]
+"""Numbers of parameter elements; the second may be 0."""
+
+
+class ZeroStrategy(FileModel):
+    """``zero_optimization`` of DeepSpeed, with its own names and defaults.
+
+    The model trains in the dtype of its tensors (``bf16.enabled`` is ``model.dtype: bf16``).
+    """
+
+    kind: Literal["zero"]
+    one_node_only: ClassVar[bool] = False
+    overlaps: ClassVar[bool] = True
+    stage: Literal[1, 2, 3] = Field(
+        default=2, description="what is split: optimizer states, gradients too, parameters too"
+    )
+    reduce_bucket_size: Elements = Field(
+        default=500_000_000, description="elements of gradients that are reduced at once"
+    )
+    reduce_scatter: Switch = Field(
+        default=True, description="false: each bucket is all-reduced as it is"
+    )
+    use_multi_rank_bucket_allreduce: Switch = Field(
+        default=True, description="false: one reduction for each owner of a bucket's gradients"
+    )
+    overlap_comm: Switch | None = Field(
+        default=None, description="gradients are reduced beside backward; by default in stage 3"
+    )
+    contiguous_gradients: Switch = Field(
+        default=True, description="gradients are copied into one buffer, two with overlap"
+    )
+    round_robin_gradients: Switch = False
+    stage3_prefetch_bucket_size: ElementsOrNone = 50_000_000
+    stage3_param_persistence_threshold: ElementsOrNone = Field(
+        default=100_000, description="parameters of so many elements stay whole"
+    )
+    stage3_max_live_parameters: ElementsOrNone = 1_000_000_000
+    stage3_max_reuse_distance: ElementsOrNone = 1_000_000_000
+    stage3_allgather_sequential: Switch = False
+    sub_group_size: Elements = 1_000_000_000
+    zero_hpz_partition_size: Count = Field(
+        default=1, description="GPUs that hold a second copy of the parameters between them"
+    )
+    communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
+    accumulate: MicroSteps = Field(default=1, description="gradient_accumulation_steps")
+
+    @model_validator(mode="after")
+    def _check_stage(self) -> ZeroStrategy:
+        others = STAGES_1_AND_2 if self.stage == 3 else STAGE_3
+        extra = sorted(self.model_fields_set.intersection(others))
+        if extra:
+            stages = "stages 1 and 2" if self.stage == 3 else "stage 3"
+            names = ", ".join(f"'{name}'" for name in extra)
+            raise ValueError(f"no {names} with stage {self.stage}: of {stages} alone")
+        return self

@@ -1,0 +1,356 @@
+"""Workers that loop and servers that are queues, in simulated time; see `simulate_loops`.
+
+Each worker is a SimPy process that runs its items, iteration after iteration. Messages of one
+worker to one server follow each other, as on one connection; those of different pairs share links
+max-min fairly. A server serves pushes in the order of their arrival, and answers when the plan's
+rule lets the worker go on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import simpy
+
+from perfmodel.errors import PerfmodelError, SimulationError, TopologyError
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.engine.background import Change, Traffic, schedule_changes, start_traffic
+from perfmodel.simulate.engine.loop_records import LoopRecords, LoopRun, Message
+from perfmodel.simulate.flow.stream_network import StreamNetwork
+from perfmodel.simulate.network import FreeNetwork, Network
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Worker
+
+Stretch = Callable[[int, int, int], float]
+"""Factor on an item's time: by worker, iteration and item."""
+
+
+def simulate_loops(
+    plan: LoopPlan,
+    machine: Machine,
+    *,
+    rounds: int,
+    fidelity: Literal["flow", "free"] = "flow",
+    stretch: Stretch | None = None,
+    changes: Sequence[Change] = (),
+    traffic: Sequence[Traffic] = (),
+    quantum_s: float = 0.0,
+    tracked: Sequence[int] = (0,),
+) -> LoopRun:
+    """Run a plan until its workers have made `rounds` updates each, on average.
+
+    Parameters
+    ----------
+    plan : LoopPlan
+        Placed: its servers have devices.
+    machine : Machine
+    rounds : int
+    fidelity : {"flow", "free"}
+        "free": messages take no time.
+    stretch : callable, optional
+        Factor on an item's time.
+    changes : sequence of Change
+        What the machine becomes, and when.
+    traffic : sequence of Traffic
+        Background streams and bursts.
+    quantum_s : float
+        Rates of messages are solved at most so often; 0: whenever one begins or ends.
+    tracked : sequence of int
+        Workers whose spans are recorded.
+
+    Raises
+    ------
+    SimulationError
+        Messages that cannot arrive; the text names the workers that wait.
+    """
+    env = simpy.Environment()
+    timer = UncontendedTimer(machine)
+    network: Network = FreeNetwork(env, timer)
+    if fidelity == "flow":
+        network = StreamNetwork(env, timer, quantum_s=quantum_s)
+    loops = _Loops(env, network, plan, rounds, stretch, tracked)
+    schedule_changes(env, network, changes, loops.waiting)
+    start_traffic(env, network, machine, changes, traffic)
+    try:
+        env.run(until=loops.done)
+    except PerfmodelError as error:
+        if isinstance(error.__cause__, type(error)):  # SimPy raises a copy, made of its text
+            raise error.__cause__ from error.__cause__.__cause__
+        raise
+    except RuntimeError as error:
+        names = ", ".join(loops.waiting()[:8])
+        raise SimulationError(f"{plan.name!r} cannot go on; waiting: {names}") from error
+    return loops.records.run(plan, env.now, network.counted)
+
+
+@dataclass(eq=False)
+class _Connection:
+    """Messages from one device to another, one after the other."""
+
+    loops: _Loops
+    src: str
+    dst: str
+    is_busy: bool = False
+    queue: deque[tuple[float, Callable[[float], None]]] = field(default_factory=deque)
+
+    def send(self, nbytes: float, arrive: Callable[[float], None]) -> None:
+        """Send bytes once those before have left; `arrive` gets the time at which it began."""
+        self.queue.append((nbytes, arrive))
+        if not self.is_busy:
+            self._begin()
+
+    def _begin(self) -> None:
+        self.is_busy = True
+        nbytes, arrive = self.queue.popleft()
+        env, network, begun_s = self.loops.env, self.loops.network, self.loops.env.now
+        route, latency_s = self.loops.route(self.src, self.dst)
+        sockets = network.machine.topology.sockets
+        between = self.src.partition("/")[0] != self.dst.partition("/")[0]
+        cap_Bps = (between and sockets.flow_Bps) or math.inf
+
+        def leave(_: simpy.Event) -> None:
+            if latency_s:
+                landing = env.timeout(latency_s)
+                landing.callbacks.append(lambda _: arrive(begun_s))
+            else:
+                arrive(begun_s)
+            self.is_busy = False
+            if self.queue:
+                self._begin()
+
+        sent = network.stream(route, cap_Bps, nbytes)
+        assert sent.callbacks is not None  # not processed before this instant is over
+        sent.callbacks.append(leave)
+
+
+@dataclass(eq=False)
+class _Queue:
+    """A server: when it is free, and what it knows of each exchange."""
+
+    free_s: float = 0.0
+
+    def book(self, now_s: float, service_s: float) -> tuple[float, float]:
+        """Serve after what arrived before; start and end."""
+        start_s = max(now_s, self.free_s)
+        self.free_s = start_s + service_s
+        return start_s, self.free_s
+
+
+@dataclass(eq=False)
+class _State:
+    """One exchange's state at its server, and how far each worker is with it.
+
+    `version`: updates so far. `read`: the version that each worker has. `pushed`: iterations that
+    each has pushed. `held`: workers whose answer waits for slower ones.
+    """
+
+    version: int
+    read: list[int]
+    pushed: list[int]
+    arrived: int = 0
+    held: list[int] = field(default_factory=list)
+
+
+class _Loops:
+    """A plan in progress; `done` fires when enough updates are made."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        network: Network,
+        plan: LoopPlan,
+        rounds: int,
+        stretch: Stretch | None,
+        tracked: Sequence[int],
+    ) -> None:
+        self.env, self.network, self.plan = env, network, plan
+        self.done = env.event()
+        count = len(plan.workers)
+        self.records = LoopRecords(count, len(plan.servers), frozenset(tracked))
+        self._left = rounds * count
+        self._stretch = stretch
+        self._routed_on, self._routes = network.machine, dict[tuple[str, str], Any]()
+        ranks = network.machine.topology.ranks
+        self._ends = [ranks[worker.ranks[0]] for worker in plan.workers]
+        self._queues = [_Queue() for _ in plan.servers]
+        self._lanes = [_Queue() for _ in plan.workers]
+        self._connections: dict[tuple[str, str, int], _Connection] = {}
+        self._states = [_State(0, [0] * count, [0] * count) for _ in plan.exchanges]
+        self._answered = [[0] * len(plan.exchanges) for _ in plan.workers]
+        self._unapplied = [deque[int]() for _ in plan.workers]
+        self._waits: list[tuple[int, int, simpy.Event] | None] = [None] * count
+        for number, worker in enumerate(plan.workers):
+            env.process(self._work(number, worker))
+
+    def waiting(self) -> list[str]:
+        """Names of the workers that wait for an answer, and for which."""
+        return [
+            f"{worker.name} for {self.plan.exchanges[wait[0]].name}"
+            for worker, wait in zip(self.plan.workers, self._waits, strict=True)
+            if wait is not None
+        ]
+
+    def route(self, src: str, dst: str) -> tuple[tuple[int, ...], float]:
+        """Links from one device to another as they are now, and their latency; seconds."""
+        if isinstance(self.network, FreeNetwork) or src == dst:
+            return (), 0.0
+        machine = self.network.machine
+        if machine is not self._routed_on:
+            self._routed_on, self._routes = machine, {}
+        if (src, dst) not in self._routes:
+            try:
+                route = machine.router.route(src, dst)
+            except TopologyError as error:
+                raise SimulationError(f"no message from {src} to {dst}: {error}") from error
+            latency_s = float(machine.topology.arcs.latency_s[list(route)].sum())
+            self._routes[src, dst] = route, latency_s
+        return self._routes[src, dst]  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------ workers
+
+    def _work(self, number: int, worker: Worker) -> Generator[simpy.Event, Any, None]:
+        """Run iteration after iteration."""
+        env, items = self.env, self.plan.items[worker.like]
+        host_s, iteration = worker.start_s, 0
+        yield env.timeout(worker.start_s)
+        while True:
+            waited_s = 0.0
+            busy: dict[str, float] = {}
+            self._unapplied[number].append(len(self.plan.exchanges))
+            for index, item in enumerate(items):
+                for exchange in item.needs:
+                    if self._answered[number][exchange] < iteration:
+                        began_s = env.now
+                        yield self._wait(number, exchange, iteration)
+                        waited_s += env.now - began_s
+                        host_s = max(host_s, env.now)
+                host_s += item.host_s
+                factor = 1.0 if self._stretch is None else self._stretch(number, iteration, index)
+                work_s = item.duration_s * worker.scale * factor
+                start_s = max(env.now, host_s)
+                yield env.timeout(start_s + work_s - env.now)
+                busy[item.kind] = busy.get(item.kind, 0.0) + work_s
+                self.records.add_item(number, iteration, index, start_s, env.now)
+                for exchange in item.sends:
+                    self._push(number, iteration, exchange)
+            self.records.add_iteration(number, busy, waited_s)
+            iteration += 1
+
+    def _wait(self, number: int, exchange: int, iteration: int) -> simpy.Event:
+        answer = self.env.event()
+        self._waits[number] = (exchange, iteration, answer)
+        return answer
+
+    def _push(self, number: int, iteration: int, exchange: int) -> None:
+        """Send what a worker has for a server, after its own work on it."""
+        spec, ready_s = self.plan.exchanges[exchange], self.env.now
+        server = self.plan.servers[spec.server].device
+        connection = self._connection(self._ends[number], server, number)
+
+        def arrive(begun_s: float) -> None:
+            self.records.add_message(
+                Message(number, iteration, exchange, True, ready_s, begun_s, self.env.now)
+            )
+            self._serve(number, exchange, spec)
+
+        def send() -> None:
+            connection.send(spec.push_bytes, arrive)
+
+        self._locally(number, spec.before_s, send)
+
+    def _locally(self, number: int, work_s: float, then: Callable[[], None]) -> None:
+        """Go on after a worker's own work on an exchange, which follows that on others."""
+        if not work_s:
+            then()
+            return
+        end_s = self._lanes[number].book(self.env.now, work_s)[1]
+        timer = self.env.timeout(end_s - self.env.now)
+        timer.callbacks.append(lambda _: then())
+
+    def _connection(self, src: str, dst: str, number: int) -> _Connection:
+        key = src, dst, number
+        if key not in self._connections:
+            self._connections[key] = _Connection(self, src, dst)
+        return self._connections[key]
+
+    # ------------------------------------------------------------ servers
+
+    def _serve(self, number: int, exchange: int, spec: Exchange) -> None:
+        """Serve a push that has arrived, after those before it."""
+        service_s = spec.each_s
+        if self.plan.together:
+            state = self._states[exchange]
+            state.arrived += 1
+            if state.arrived == len(self.plan.workers):  # its handler goes on with the update
+                state.arrived = 0
+                service_s += spec.all_s
+        arrived_s = self.env.now
+        start_s, end_s = self._queues[spec.server].book(arrived_s, service_s)
+        self.records.add_service(spec.server, number, exchange, arrived_s, start_s, end_s)
+        served = self.env.timeout(end_s - self.env.now)
+        served.callbacks.append(lambda _: self._apply(number, exchange, spec))
+
+    def _apply(self, number: int, exchange: int, spec: Exchange) -> None:
+        """Count an update, and answer those that may go on."""
+        state, plan = self._states[exchange], self.plan
+        state.pushed[number] += 1
+        missed = state.version - state.read[number]
+        self.records.add_staleness(self.env.now, missed, spec.push_bytes)
+        if not plan.together:
+            state.version += 1
+            state.read[number] = state.version  # its own update is none that it has missed
+        state.held.append(number)
+        if not plan.together or len(state.held) == len(plan.workers):
+            self._answer_those_who_may(exchange, spec, state)
+        self._count(number)
+
+    def _answer_those_who_may(self, exchange: int, spec: Exchange, state: _State) -> None:
+        """Answer the workers that are not too far ahead of the slowest."""
+        slack = self.plan.slack
+        slowest = 0 if slack is None else min(state.pushed)
+        most = math.inf if slack is None else slowest + slack
+        free = [other for other in state.held if state.pushed[other] <= most]
+        state.held = [other for other in state.held if state.pushed[other] > most]
+        if free and self.plan.together:
+            state.version += 1
+        for other in free:
+            state.read[other] = state.version
+            if slack is not None:
+                self.records.add_lead(state.pushed[other] - slowest)
+            self._answer(other, exchange, spec)
+
+    def _count(self, number: int) -> None:
+        """Count an update of a worker once all of its parts have been applied."""
+        unapplied = self._unapplied[number]
+        unapplied[0] -= 1
+        if not unapplied[0]:
+            unapplied.popleft()
+            self.records.add_update(number, self.env.now)
+            self._left -= 1
+            if not self._left:
+                self.done.succeed()
+
+    def _answer(self, number: int, exchange: int, spec: Exchange) -> None:
+        """Send a worker what it waits for."""
+        iteration, ready_s = self._states[exchange].pushed[number], self.env.now
+        server = self.plan.servers[spec.server].device
+        connection = self._connection(server, self._ends[number], number)
+
+        def have() -> None:
+            self._answered[number][exchange] = iteration
+            wait = self._waits[number]
+            if wait is not None and wait[0] == exchange and wait[1] <= iteration:
+                self._waits[number] = None
+                wait[2].succeed()
+
+        def arrive(begun_s: float) -> None:
+            self.records.add_message(
+                Message(number, iteration - 1, exchange, False, ready_s, begun_s, self.env.now)
+            )
+            self._locally(number, spec.after_s, have)
+
+        connection.send(spec.pull_bytes, arrive)

@@ -1,0 +1,232 @@
+"""Messages between devices as fluid streams: thousands at once, max-min fair over shared links.
+
+For traffic that consists of messages from one device to another, each over one route: what workers
+send to servers and back. Streams are rows of arrays, so that an event costs one solution of the
+rates of all and no Python per stream. Rates are those of `FlowNetwork.stream`, with which it agrees
+exactly; collectives it cannot carry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.errors import SimulationError
+from perfmodel.library.lowering.lowered import LoweredCollective
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.network import (
+    LAST_IN_INSTANT,
+    LinkCounters,
+    Network,
+    UnsuitedNetworkError,
+    count_stream,
+    reroute_stream,
+)
+from perfmodel.simulate.sharing.max_min import max_min_rates
+
+TOGETHER = 1e-12
+"""Streams whose ends are this close, relative to their time, end together: sums of like rates
+differ in the last bits."""
+ROWS = 64
+"""Streams that there is room for at first; doubled when they are more."""
+
+
+@dataclass
+class StreamNetwork(Network):
+    """Streams in progress, one row each (see the module and `Network`).
+
+    `quantum_s`: streams that begin and end within it are solved together, up to so much later;
+        0: each at its time. The rate of a stream that ends is unused until then.
+    """
+
+    quantum_s: float = 0.0
+    solved: int = field(default=0, init=False)
+    """How often rates were solved."""
+    _left: FloatArray = field(init=False)
+    _rates_Bps: FloatArray = field(init=False)
+    _caps_Bps: FloatArray = field(init=False)
+    _active: NDArray[np.bool_] = field(init=False)
+    _arcs: IntArray = field(init=False)  # of each row, filled up with -1
+    _ends: dict[int, simpy.Event] = field(default_factory=dict, init=False)
+    _sizes: dict[int, float] = field(default_factory=dict, init=False)
+    _free: list[int] = field(default_factory=list, init=False)
+    _endless: list[int] = field(default_factory=list, init=False)
+    _since_s: float = field(default=0.0, init=False)
+    _is_marked: bool = field(default=False, init=False)
+    _version: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._left, self._rates_Bps, self._caps_Bps = (np.zeros(ROWS) for _ in range(3))
+        self._active = np.zeros(ROWS, dtype=np.bool_)
+        self._arcs = np.full((ROWS, 1), -1, dtype=np.int64)
+        self._free = list(range(ROWS - 1, -1, -1))
+
+    def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
+        """Send bytes over some arcs from now on; the event fires when the last has left."""
+        ended = self.env.event()
+        if nbytes <= 0 or not (route or math.isfinite(cap_Bps)):
+            return ended.succeed()
+        row = self._take_row(len(route))
+        self._arcs[row, : len(route)] = route
+        self._left[row], self._caps_Bps[row], self._rates_Bps[row] = nbytes, cap_Bps, 0.0
+        self._active[row] = True
+        self._ends[row] = ended
+        if math.isfinite(nbytes):
+            self._sizes[row] = nbytes
+        else:
+            self._endless.append(row)
+        self._mark()
+        return ended
+
+    @property
+    def counted(self) -> LinkCounters:
+        """Bytes over each directed link: of streams that have ended, and of the others till now."""
+        self._send()
+        self._count_sent()
+        return self._counted
+
+    def become(self, machine: Machine) -> None:
+        """Go on on this machine; bytes already sent stay sent.
+
+        Raises `TopologyError`: no route is left for a stream.
+        """
+        self._send()
+        self._note_change(machine)
+        self._count_sent()
+        for row in np.flatnonzero(self._active).tolist():
+            before = self._arcs[row][self._arcs[row] >= 0].tolist()
+            route = reroute_stream(machine, before)
+            self._widen(len(route))
+            self._arcs[row] = -1
+            self._arcs[row, : len(route)] = route
+        self._solve()
+
+    def _launch(self, lowered: LoweredCollective) -> simpy.Event:
+        name = lowered.schedule.collective
+        raise UnsuitedNetworkError(f"{name}: this network carries streams only")
+
+    # ------------------------------------------------------------ rows
+
+    def _take_row(self, hops: int) -> int:
+        self._widen(hops)
+        if not self._free:
+            rows = len(self._left)
+            self._left, self._rates_Bps, self._caps_Bps = (
+                np.concatenate([part, np.zeros(rows)])
+                for part in (self._left, self._rates_Bps, self._caps_Bps)
+            )
+            self._active = np.concatenate([self._active, np.zeros(rows, dtype=np.bool_)])
+            more = np.full((rows, self._arcs.shape[1]), -1, dtype=np.int64)
+            self._arcs = np.concatenate([self._arcs, more])
+            self._free = list(range(2 * rows - 1, rows - 1, -1))
+        return self._free.pop()
+
+    def _widen(self, hops: int) -> None:
+        rows, width = self._arcs.shape
+        if hops > width:
+            more = np.full((rows, hops - width), -1, dtype=np.int64)
+            self._arcs = np.concatenate([self._arcs, more], axis=1)
+
+    def _count_sent(self) -> None:
+        """Count what streams with an end have sent so far; those without are counted as they go."""
+        for row, nbytes in self._sizes.items():
+            self._count(row, nbytes - float(self._left[row]))
+            self._sizes[row] = float(self._left[row])
+
+    def _count(self, row: int, nbytes: float) -> None:
+        arcs = self._arcs[row]
+        count_stream(self._counted, arcs[arcs >= 0], nbytes)
+
+    # ------------------------------------------------------------ time
+
+    def _mark(self) -> None:
+        """Solve rates when everything else of this instant, or of this quantum, has happened."""
+        if self._is_marked:
+            return
+        self._is_marked = True
+        wait_s = 0.0
+        if self.quantum_s:
+            wait_s = self.quantum_s * (math.floor(self.env.now / self.quantum_s) + 1)
+            wait_s -= self.env.now
+        self._at(wait_s, self._update)
+
+    def _at(self, wait_s: float, callback: Callable[[simpy.Event], None]) -> None:
+        event = self.env.event()
+        event._ok, event._value = True, None
+        event.callbacks.append(callback)
+        self.env.schedule(event, LAST_IN_INSTANT, max(0.0, wait_s))  # type: ignore[arg-type]
+
+    def _update(self, _: simpy.Event) -> None:
+        self._is_marked = False
+        self._send()
+        self._solve()
+
+    def _send(self) -> None:
+        """Send at the present rates up to now."""
+        lasted_s = self.env.now - self._since_s
+        if lasted_s > 0:
+            rows = self._active
+            self._left[rows] -= self._rates_Bps[rows] * lasted_s
+            np.maximum(self._left, 0.0, out=self._left)
+            for row in self._endless:
+                self._count(row, float(self._rates_Bps[row]) * lasted_s)
+        self._since_s = self.env.now
+
+    def _solve(self) -> None:
+        """Solve the rates of all streams, and schedule the next end."""
+        self.solved += 1
+        rows = np.flatnonzero(self._active)
+        if len(rows):
+            arcs = self._arcs[rows]
+            on_link = arcs >= 0
+            pointers = np.concatenate([[0], np.cumsum(on_link.sum(axis=1))])
+            capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
+            self._rates_Bps[rows] = (
+                min(self._caps_Bps[rows[0]], capacity_Bps[arcs[on_link]].min(initial=np.inf))
+                if len(rows) == 1
+                else max_min_rates(capacity_Bps, pointers, arcs[on_link], self._caps_Bps[rows])
+            )
+            if self.changes_left == 0 and not self._rates_Bps[rows].any():
+                raise SimulationError(f"{len(rows)} messages stall for ever on links without rate")
+        self._schedule_next_end()
+
+    def _schedule_next_end(self) -> None:
+        """Schedule the streams that end first at the present rates."""
+        self._version += 1
+        rows = np.flatnonzero(self._active & (self._rates_Bps > 0) & (self._left < np.inf))
+        if not len(rows):
+            return
+        left_s = self._left[rows] / self._rates_Bps[rows]
+        first_s = float(left_s.min())
+        together = rows[left_s <= first_s * (1 + TOGETHER) + TOGETHER * self.env.now]
+        version = self._version
+
+        def end(_: simpy.Event) -> None:
+            if version == self._version:
+                self._end(together)
+
+        self._at(first_s, end)
+
+    def _end(self, rows: IntArray) -> None:
+        """End some streams, in the order of their rows; what they leave unused is shared anew."""
+        self._send()
+        ended: list[int] = rows.tolist()
+        self._active[rows] = False
+        for row in ended:
+            self._count(row, self._sizes.pop(row))
+        self._arcs[rows] = -1
+        self._free += ended[::-1]
+        for row in ended:
+            self._ends.pop(row).succeed()
+        self._mark()
+        if self.quantum_s:
+            self._schedule_next_end()
+        else:
+            self._version += 1

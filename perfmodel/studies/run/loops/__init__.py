@@ -1,0 +1,1 @@
+"""Results of strategies whose workers loop on their own: parameter servers."""

@@ -1,0 +1,276 @@
+"""A job whose workers loop, with its disturbances: which loops to run, on what, for how long."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from perfmodel.arrays import Z80, FloatArray, round_bits
+from perfmodel.errors import InputError
+from perfmodel.library.machine import Machine
+from perfmodel.simulate.engine.loop_records import LoopRun
+from perfmodel.simulate.engine.loop_run import Stretch, simulate_loops
+from perfmodel.simulate.ranks.jitter import Jitter
+from perfmodel.studies.run.loops.loop_bounds import loop_bounds
+from perfmodel.studies.run.resolve.disturbance import Disturbance, background_traffic
+from perfmodel.studies.run.resolve.training_job import gpu_spread
+from perfmodel.studies.run.resolve.what_if import what_if_of
+from perfmodel.studies.run.steps.output_analysis import MEAN_WITHIN, count_needed_steps
+from perfmodel.studies.run.steps.simulate_step import list_changes, timer_of
+from perfmodel.studies.run.steps.sized_job import SizedJob
+from perfmodel.training.plan.loop_plan import LoopPlan, Worker
+
+UPDATES, FEWEST_ROUNDS, MOST_ROUNDS = 128, 4, 12
+"""Updates of all workers together that are counted, and rounds of an update of each at least and at
+most: where nothing is random, all rounds are soon alike."""
+SLOW_ITERATIONS = 4
+"""Iterations of the slowest worker that are counted at least."""
+EXACT_PUSHES = 64
+"""Pushes of a round up to which rates of messages are solved at each beginning and end."""
+QUANTA = 400
+"""Beyond it, how often in a round they are solved at most: a message is late by an eighth of a
+per cent of a round, on average."""
+MOST_PAIRS, MOST_LOOSE_PAIRS = 8_192, 2_048
+"""Pairs of a worker and a server that can be simulated in half a minute: where all workers send and
+wait together, and where each goes its own way."""
+MOST_JITTER_ROUNDS = 64
+"""Rounds with jitter that are counted at most."""
+MANY_PUSHES = 512
+"""Pushes of a round from which as few rounds are counted as may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLength:
+    """How long a run is: rounds of an update of each worker, of which the last are counted."""
+
+    warm_up: int
+    counted: int
+
+    @property
+    def rounds(self) -> int:
+        """All rounds."""
+        return self.warm_up + self.counted
+
+
+@dataclass(frozen=True)
+class LoopJob:
+    """The loops of a job on a machine.
+
+    `settled_s`: when the counted rounds begin, from which times of disturbances count; seconds.
+    """
+
+    sized: SizedJob
+    disturbances: tuple[Disturbance, ...]
+    length: LoopLength
+    settled_s: float = 0.0
+    launches: bool = True
+    free: bool = False
+    idle_servers: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether messages take no time."""
+        return self.free or not what_if_of(self.sized.job.scenario).communication
+
+    @property
+    def machine(self) -> Machine:
+        """As it is at the start of the run."""
+        return timer_of(self.sized.setup(), self.disturbances).machine
+
+    def plan(self) -> LoopPlan:
+        """Return the loops with the speeds of this job's GPUs and of its slow and other ones."""
+        plan = self.sized.loops_for(None, self.launches)
+        gpus = list(dict.fromkeys(each.gpu for each in self.disturbances if each.gpu is not None))
+        others = [self.sized.loops_for(gpu, self.launches).items[0] for gpu in gpus]
+        speeds = gpu_times(self.sized)
+        scales = dict(zip(self.sized.allocation.own, speeds, strict=True))
+        kinds = dict.fromkeys(scales, 0)
+        for disturbance in self.disturbances:
+            for rank in disturbance.ranks:
+                if disturbance.gpu is not None:
+                    kinds[rank] = 1 + gpus.index(disturbance.gpu)
+                elif disturbance.steps is None:
+                    scales[rank] *= disturbance.by
+        workers = tuple(
+            replace(
+                worker,
+                name=self._name(worker),
+                scale=max(scales[rank] for rank in worker.ranks),
+                like=kinds[worker.ranks[0]],
+            )
+            for worker in plan.workers
+        )
+        plan = replace(plan, workers=workers, items=(*plan.items, *others))
+        if plan.slack != 0:
+            plan = replace(plan, workers=self._spread_out(plan))
+        exchanges = plan.exchanges
+        if self.idle_servers:
+            exchanges = tuple(replace(each, each_s=0.0, all_s=0.0) for each in exchanges)
+        return replace(plan, exchanges=exchanges)
+
+    def _spread_out(self, plan: LoopPlan) -> tuple[Worker, ...]:
+        """Let workers begin at random times of a round.
+
+        Real ones draw apart by chance; here those that begin together and are alike would stay
+        together for long, and crowd links that then lie idle.
+        """
+        round_s = len(plan.workers) / loop_bounds(plan, self.machine).least_per_s
+        phases = np.random.default_rng(self.sized.job.scenario.seed).random(len(plan.workers))
+        starts_s = round_bits(phases * round_s).tolist()
+        return tuple(
+            replace(worker, start_s=start_s)
+            for worker, start_s in zip(plan.workers, starts_s, strict=True)
+        )
+
+    def _name(self, worker: Worker) -> str:
+        ranks = self.sized.ensemble.likely.topology.ranks
+        gpu = ranks[worker.ranks[0]]
+        return gpu.partition("/")[0] if len(worker.ranks) > 1 else gpu
+
+    def run(self) -> LoopRun:
+        """Simulate."""
+        plan, machine = self.plan(), self.machine
+        setup = self.sized.setup(self.settled_s)
+        pushes = len(plan.workers) * len(plan.exchanges)
+        quantum_s = 0.0
+        if pushes > EXACT_PUSHES and not self.is_free:
+            quantum_s = len(plan.workers) / loop_bounds(plan, machine).least_per_s / QUANTA
+        return simulate_loops(
+            plan,
+            machine,
+            rounds=self.length.rounds,
+            fidelity="free" if self.is_free else "flow",
+            stretch=self._stretch(plan),
+            changes=list_changes(setup, self.disturbances),
+            traffic=tuple(background_traffic(self.disturbances, self.settled_s)),
+            quantum_s=quantum_s,
+            tracked=tracked_workers(plan),
+        )
+
+    def _stretch(self, plan: LoopPlan) -> Stretch | None:
+        jitters = [each.jitter for each in self.disturbances if each.jitter is not None]
+        slow = [
+            (each, frozenset(step + self.length.warm_up for step in each.steps))
+            for each in self.disturbances
+            if each.steps is not None
+        ]
+        if not jitters and not slow:
+            return None
+        drawn = [_Draws(jitter, self.sized.size.gpus) for jitter in jitters]
+        place = {rank: at for at, rank in enumerate(self.sized.allocation.own)}
+
+        def factor(worker: int, iteration: int, item: int) -> float:
+            ranks = plan.workers[worker].ranks
+            by = [1.0] * len(ranks)
+            for disturbance, steps in slow:
+                if iteration in steps:
+                    by = [
+                        at * (disturbance.by if rank in disturbance.ranks else 1.0)
+                        for at, rank in zip(by, ranks, strict=True)
+                    ]
+            for draws in drawn:
+                of_ranks = draws.at(iteration, item)
+                by = [at * float(of_ranks[place[rank]]) for at, rank in zip(by, ranks, strict=True)]
+            return max(by)
+
+        return factor
+
+
+@dataclass
+class _Draws:
+    """Factors of one jitter, of all ranks by iteration and item."""
+
+    jitter: Jitter
+    ranks: int
+    _cache: dict[tuple[int, int], FloatArray] = field(default_factory=dict)
+
+    def at(self, iteration: int, item: int) -> FloatArray:
+        key = (iteration, item if self.jitter.per == "layer" else 0)
+        if key not in self._cache:
+            self._cache[key] = self.jitter.factors(self.ranks, *key)
+        return self._cache[key]
+
+
+def gpu_times(sized: SizedJob) -> list[float]:
+    """Time of each GPU of the job over that of a usual one.
+
+    They have the speeds that so many GPUs of one model are expected to have, the same at each
+    size: normal scores (Blom 1958), in an order drawn by the scenario's seed.
+    """
+    count, spread = sized.size.gpus, gpu_spread(sized.job)
+    if count == 1 or not spread:
+        return [1.0] * count
+    normal = NormalDist()
+    scores = [normal.inv_cdf((at + 1 - 0.375) / (count + 0.25)) for at in range(count)]
+    order = np.random.default_rng(sized.job.scenario.seed).permutation(count)
+    return list(round_bits(1.0 + spread * np.array(scores)[order]).tolist())
+
+
+def tracked_workers(plan: LoopPlan, most: int = 4) -> tuple[int, ...]:
+    """Workers whose spans are worth drawing: a usual one, and the fastest and slowest kinds."""
+    speed = {
+        number: worker.scale * sum(item.duration_s for item in plan.items[worker.like])
+        for number, worker in enumerate(plan.workers)
+    }
+    order = sorted(speed, key=lambda number: (speed[number], number))
+    chosen = dict.fromkeys([order[len(order) // 2], order[-1], order[0]])
+    return tuple(chosen)[:most]
+
+
+# ---------------------------------------------------------------- length
+
+
+def settle(sized: SizedJob, disturbances: tuple[Disturbance, ...]) -> LoopJob:
+    """Choose how long to simulate, and when the counted rounds begin.
+
+    Raises `InputError`: more workers and servers, or more rounds, than can be simulated.
+    """
+    plan = sized.loops_for(None)
+    check_pairs(sized, plan)
+    workers = len(plan.workers)
+    counted = min(MOST_ROUNDS, max(FEWEST_ROUNDS, math.ceil(UPDATES / workers)))
+    if workers * len(plan.exchanges) > MANY_PUSHES:
+        counted = FEWEST_ROUNDS
+    steady = tuple(each for each in disturbances if not each.varies)
+    warm_up = warm_up_of(counted)
+    job = LoopJob(sized, steady, LoopLength(warm_up, counted))
+    scales = [worker.scale for worker in job.plan().workers]
+    if plan.slack is None:  # a worker twice as slow makes half as many updates
+        slowest = max(scales) * np.mean([1 / scale for scale in scales])
+        counted = max(counted, min(20 * MOST_ROUNDS, math.ceil(SLOW_ITERATIONS * slowest)))
+    for each in disturbances:
+        if each.jitter is not None:
+            needed = math.ceil((Z80 * each.jitter.cv / MEAN_WITHIN) ** 2 / workers)
+            counted = max(counted, min(MOST_JITTER_ROUNDS, needed))
+    length = LoopLength(warm_up_of(counted), counted)
+    if len(steady) == len(disturbances):
+        return LoopJob(sized, disturbances, length)
+    run = job.run()
+    ends_s = run.round_ends_s()
+    round_s = (ends_s[-1] - ends_s[warm_up - 1]) / (len(ends_s) - warm_up)
+    timed = [replace(each, jitter=None) for each in disturbances]
+    counted = max(counted, count_needed_steps(timed, round_s, None))
+    length = LoopLength(warm_up, counted)
+    return LoopJob(sized, disturbances, length, settled_s=ends_s[warm_up - 1])
+
+
+def warm_up_of(counted: int) -> int:
+    """Rounds before those that count: workers have drawn apart, queues have filled."""
+    return max(2, counted // 3)
+
+
+def check_pairs(sized: SizedJob, plan: LoopPlan) -> None:
+    """Refuse more pairs of workers and servers than can be simulated in half a minute."""
+    pairs = len(plan.workers) * len(plan.servers)
+    most = MOST_LOOSE_PAIRS if plan.slack != 0 else MOST_PAIRS
+    if pairs > most:
+        request = f"{len(plan.servers):,} with {len(plan.workers):,} workers, {pairs:,} pairs"
+        allowed = f"at most {most:,} pairs: fewer servers or workers"
+        if plan.slack != 0 and pairs <= MOST_PAIRS:
+            allowed += f", or workers that stay together ({MOST_PAIRS:,} pairs)"
+        if sized.size.gpus_per_node > 1 and len(plan.workers) == sized.size.gpus:
+            allowed += ", or local_reduce: true, where a node is one worker"
+        raise InputError(sized.job.scenario.origin.fault("strategy.servers", request, allowed))

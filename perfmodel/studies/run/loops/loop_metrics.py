@@ -1,0 +1,239 @@
+"""Figures of a run of loops: throughput, staleness, how busy servers are, where time goes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean
+
+from perfmodel.simulate.engine.loop_records import LoopRun
+from perfmodel.studies.run.loops.loop_bounds import LoopBounds, loop_bounds
+from perfmodel.studies.run.loops.loop_job import LoopJob, tracked_workers
+from perfmodel.studies.run.result import CommunicationUse, Staleness
+from perfmodel.studies.run.steps.metrics.step_parts import PARTS
+from perfmodel.timeline import Span, covered_s
+
+BARS = 24
+"""Bars of a histogram at most."""
+DRAWN_SERVERS = 2
+"""Servers whose work is drawn."""
+
+
+@dataclass(frozen=True)
+class LoopMetrics:
+    """What a run tells, after its warm-up.
+
+    `job`: that was simulated; its length says which rounds count.
+    """
+
+    job: LoopJob
+    run: LoopRun
+
+    @cached_property
+    def ends_s(self) -> list[float]:
+        """When rounds end: those of the warm-up, and those that count."""
+        return self.run.round_ends_s()
+
+    @cached_property
+    def from_s(self) -> float:
+        """When the counted rounds begin."""
+        return self.ends_s[self.job.length.warm_up - 1]
+
+    @cached_property
+    def bounds(self) -> LoopBounds:
+        """What the throughput cannot exceed on the machine as it is at the start."""
+        bounds = loop_bounds(self.run.plan, self.job.machine)
+        return replace(bounds, links_per_s=math.inf, link=None) if self.job.is_free else bounds
+
+    def rounds_s(self) -> tuple[float, ...]:
+        """Durations of the counted rounds."""
+        ends_s = self.ends_s[self.job.length.warm_up - 1 :]
+        return tuple(after - before for before, after in itertools.pairwise(ends_s))
+
+    @property
+    def varies(self) -> bool:
+        """Whether rounds differ by what happens, and not only by how workers interleave."""
+        return any(each.varies for each in self.job.disturbances)
+
+    @cached_property
+    def rates_per_s(self) -> list[float]:
+        """Updates per second of each worker.
+
+        From the first to the last of its updates that count: exact where its cycle is always the
+        same, wherever the counted time begins.
+        """
+        length_s = self.run.length_s - self.from_s
+        rates = []
+        for updates_s in self.run.updates_s:
+            counted = [at for at in updates_s if at >= self.from_s]
+            if len(counted) > 2 and counted[-1] > counted[0]:
+                rates.append((len(counted) - 1) / (counted[-1] - counted[0]))
+            else:
+                rates.append(len(counted) / length_s)
+        return rates
+
+    def step_s(self) -> float:
+        """Time in which as many updates are made as there are workers; seconds.
+
+        What was on its way as the counted time began may make it seem shorter than it can be.
+        """
+        if self.varies:
+            return fmean(self.rounds_s())
+        count = len(self.run.plan.workers)
+        return count / min(self.bounds.least_per_s, sum(self.rates_per_s))
+
+    # ------------------------------------------------------------ time of workers
+
+    @cached_property
+    def breakdown_s(self) -> dict[str, float]:
+        """Where the mean worker's time goes, scaled to a step; the parts add up to it."""
+        shares = [self._shares(worker) for worker in range(len(self.run.plan.workers))]
+        step_s = self.step_s()
+        parts = dict.fromkeys(PARTS, 0.0)
+        for own in shares:
+            for name, share in own.items():
+                parts[name] += share * step_s / len(shares)
+        parts["idle"] = max(0.0, step_s - sum(parts.values()))
+        return parts
+
+    def _shares(self, worker: int) -> dict[str, float]:
+        """Shares of a worker's time by part; those of its complete iterations that count."""
+        iterations = self._counted_iterations(worker)
+        work, waits = self.run.work_s[worker], self.run.waits_s[worker]
+        rate = self.rates_per_s[worker]
+        shares: dict[str, float] = {}
+        for kind in dict.fromkeys(kind for at in iterations for kind in work[at]):
+            shares[kind] = rate * fmean(work[at].get(kind, 0.0) for at in iterations)
+        shares["exposed communication"] = rate * fmean(waits[at] for at in iterations)
+        return shares
+
+    def _counted_iterations(self, worker: int) -> Sequence[int]:
+        done = len(self.run.work_s[worker])
+        first = sum(at < self.from_s for at in self.run.updates_s[worker])
+        return range(min(first, max(0, done - 1)), done) or range(done)
+
+    def worker_wait(self) -> float:
+        """Mean share of a worker's time in which it waits for answers."""
+        workers = range(len(self.run.plan.workers))
+        return min(1.0, fmean(self._shares(at)["exposed communication"] for at in workers))
+
+    def communication(self, exposed_s: float) -> tuple[CommunicationUse, ...]:
+        """Messages of an iteration by direction; waiting is shared out by their times under way."""
+        exchanges = self.run.plan.exchanges
+        busy_s = {push: self.comm_s((push,)) for push in (True, False)}
+        total_s = sum(busy_s.values()) or 1.0
+        pushed = sum(each.push_bytes for each in exchanges)
+        pulled = sum(each.pull_bytes for each in exchanges)
+        return tuple(
+            CommunicationUse(
+                op, len(exchanges), round(nbytes), sent, busy_s[push],
+                exposed_s * busy_s[push] / total_s,
+            )
+            for op, push, nbytes, sent in (
+                ("push", True, pushed, pushed), ("pull", False, pulled, 0.0)
+            )
+        )  # fmt: skip
+
+    def comm_s(self, directions: tuple[bool, ...] = (True, False)) -> float:
+        """Time per iteration in which a usual worker has messages under way; seconds.
+
+        `directions`: True for pushes, False for pulls.
+        """
+        usual = tracked_workers(self.run.plan)[0]
+        under_way = [
+            (message.start_s, message.end_s)
+            for message in self.run.messages
+            if message.worker == usual
+            and message.is_push in directions
+            and message.start_s >= self.from_s
+        ]
+        iterations = {m.iteration for m in self.run.messages if m.worker == usual}
+        counted = max(1, len(iterations) - self.job.length.warm_up)
+        return min(covered_s(under_way) / counted, self.step_s())
+
+    # ------------------------------------------------------------ servers
+
+    @cached_property
+    def server_busy(self) -> tuple[float, ...]:
+        """Share of the counted time in which each server updates."""
+        length_s = self.run.length_s - self.from_s
+        busy_s = [0.0] * len(self.run.plan.servers)
+        for each in self.run.services:
+            start_s, end_s = max(each.start_s, self.from_s), min(each.end_s, self.run.length_s)
+            busy_s[each.server] += max(0.0, end_s - start_s)
+        return tuple(busy / length_s for busy in busy_s)
+
+    def queue_wait_s(self) -> float:
+        """Mean time of a push in the queue of its server; seconds."""
+        waits = [e.start_s - e.arrived_s for e in self.run.services if e.arrived_s >= self.from_s]
+        return fmean(waits) if waits else 0.0
+
+    def staleness(self) -> Staleness:
+        """How late gradients were, of those applied while rounds count."""
+        weights: dict[int, float] = {}
+        for at_s, updates, nbytes in self.run.staleness:
+            if at_s >= self.from_s:
+                weights[updates] = weights.get(updates, 0.0) + nbytes
+        total = sum(weights.values())
+        order = sorted(weights)
+        return Staleness(
+            mean=sum(updates * weights[updates] for updates in order) / total,
+            p50=_percentile(weights, 0.5),
+            p90=_percentile(weights, 0.9),
+            p99=_percentile(weights, 0.99),
+            most=order[-1],
+            histogram=_histogram(weights, order[-1]),
+            most_ahead=max(self.run.leads) if self.run.leads else None,
+        )
+
+    # ------------------------------------------------------------ timeline
+
+    def spans(self) -> tuple[Span, ...]:
+        """One iteration of a usual worker and what others do meanwhile; times from its start."""
+        plan = self.run.plan
+        usual = tracked_workers(plan)[0]
+        starts_s = [
+            start_s
+            for worker, _, index, start_s, _ in self.run.items
+            if worker == usual and index == 0 and start_s >= self.from_s
+        ]
+        start_s, end_s = [*starts_s[-2:], self.run.length_s, math.inf][:2]
+        servers = {server.name for server in plan.servers}
+        drawn = {plan.workers[number].name for number in tracked_workers(plan)}
+        drawn |= {server.name for server in plan.servers[:DRAWN_SERVERS]}
+        return tuple(
+            span._replace(
+                step=0,
+                start_s=span.start_s - start_s,
+                end_s=span.end_s - start_s,
+                ready_s=span.ready_s - start_s,
+                stream="update" if span.rank_class in servers else span.stream,
+            )
+            for span in self.run.spans()
+            if start_s <= span.start_s < end_s and span.rank_class in drawn
+        )
+
+
+def _percentile(weights: dict[int, float], share: float) -> int:
+    """Smallest number of updates that at least this share of gradients does not exceed."""
+    enough, total = share * sum(weights.values()), 0.0
+    for updates in sorted(weights):
+        total += weights[updates]
+        if total >= enough * (1 - 1e-9):
+            break
+    return updates
+
+
+def _histogram(weights: dict[int, float], most: int) -> tuple[tuple[int, int, float], ...]:
+    """Shares by ranges of updates, of the same width."""
+    width = max(1, math.ceil((most + 1) / BARS))
+    total = sum(weights.values())
+    bars = []
+    for first in range(0, most + 1, width):
+        last = min(most, first + width - 1)
+        share = sum(weights.get(at, 0.0) for at in range(first, last + 1)) / total
+        bars.append((first, last, share))
+    return tuple(bars)

@@ -1,0 +1,163 @@
+"""All results of one cluster size of a strategy whose workers loop on their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import nan
+
+from perfmodel.library.machine import Machine
+from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
+from perfmodel.studies.run.loops.loop_bounds import LoopBounds
+from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, LoopLength, settle
+from perfmodel.studies.run.loops.loop_limits import loop_bottleneck, simulate_loop_reliefs
+from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
+from perfmodel.studies.run.resolve.training_job import estimate_memory
+from perfmodel.studies.run.result import (
+    DisturbanceCost,
+    EventCost,
+    LinkUse,
+    ServerUse,
+    SizeResult,
+)
+from perfmodel.studies.run.steps.one_size import mfu_of, sum_link_uses
+from perfmodel.studies.run.steps.output_analysis import mean_interval_s
+from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
+from perfmodel.timeline import Timeline
+from perfmodel.training.plan.loop_plan import LoopPlan
+from perfmodel.training.servers.parameter_server import ServerOptions, server_bytes
+
+
+def simulate_loop_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
+    """Simulate one size.
+
+    `with_first`: whether the very first round's time is given; it is nan otherwise.
+    Raises `InputError`: names file, line and field of the scenario.
+    """
+    with locate_errors(sized):
+        job = settle(sized, sized.disturbances)
+        metrics = LoopMetrics(job, job.run())
+        first_s = metrics.ends_s[0] if with_first else nan
+        point = _summarise(sized, metrics, first_s)
+        if sized.disturbances and sized.is_main:
+            point = replace(point, disturbance=_costs(metrics))
+        reliefs = simulate_loop_reliefs(metrics)
+        return replace(point, bottleneck=loop_bottleneck(metrics, point, reliefs), reliefs=reliefs)
+
+
+def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeResult:
+    plan, step_s = metrics.run.plan, metrics.step_s()
+    machine = metrics.job.machine
+    breakdown_s = metrics.breakdown_s
+    others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
+    rounds = metrics.job.length
+    use = _server_use(sized, metrics, machine)
+    exposed_s = breakdown_s["exposed communication"]
+    return SizeResult(
+        gpus=sized.size.gpus,
+        nodes=sized.size.nodes,
+        step_time_s=step_s,
+        first_step_time_s=first_s,
+        compute_s=sum(breakdown_s[part] for part in ("forward", "backward", "copies")),
+        comm_s=max(metrics.comm_s(), exposed_s),
+        exposed_comm_s=exposed_s,
+        breakdown_s=breakdown_s,
+        samples_per_s=plan.samples / step_s,
+        scaling_efficiency=1.0,
+        bottleneck="",
+        global_batch=plan.samples,
+        batch_per_gpu=sized.batch,
+        memory=estimate_memory(sized.job, sized.size.gpus, sized.batch, others),
+        interval_s=None,
+        buckets=(),
+        links=_link_uses(metrics, machine),
+        timeline=Timeline(metrics.spans()),
+        mode=f"flow, {len(plan.workers)} workers and {len(plan.servers)} servers as processes, "
+        f"mean of {rounds.counted} rounds after {rounds.warm_up}",
+        communication=metrics.communication(exposed_s),
+        mfu=mfu_of(sized, plan.samples / step_s),
+        notes=_notes(plan),
+        server_use=use,
+    )
+
+
+def _link_uses(metrics: LoopMetrics, machine: Machine) -> tuple[LinkUse, ...]:
+    run = metrics.run
+    steps = len(run.update_times_s) / len(run.plan.workers)
+    return sum_link_uses(machine.topology, run.counted, steps, run.length_s / steps)
+
+
+def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> ServerUse:
+    plan, options, section = metrics.run.plan, sized.job.options, sized.job.scenario.strategy
+    assert isinstance(options, ServerOptions)
+    assert isinstance(section, ParameterServerStrategy)
+    bounds, rates = metrics.bounds, metrics.rates_per_s
+    together = len(plan.workers) if plan.together else 1
+    return ServerUse(
+        mode=section.mode,
+        workers=len(plan.workers),
+        servers=tuple(f"{server.name}: {server.device}" for server in plan.servers),
+        updates_per_s=len(plan.workers) / metrics.step_s() / together,
+        most_updates_per_s=bounds.least_per_s / together,
+        bound_by=_bound_by(bounds, machine),
+        staleness=metrics.staleness(),
+        server_busy=metrics.server_busy,
+        queue_wait_s=metrics.queue_wait_s(),
+        worker_wait=metrics.worker_wait(),
+        fastest_s=1 / max(rates),
+        slowest_s=1 / min(rates),
+        server_bytes=server_bytes(
+            sized.job.workload, options, sized.job.scenario.compute.optimizer, len(plan.servers),
+            len(plan.workers),
+        ),
+    )  # fmt: skip
+
+
+def _bound_by(bounds: LoopBounds, machine: Machine) -> str:
+    if bounds.least_per_s == bounds.workers_per_s:
+        return "computing"
+    if bounds.least_per_s == bounds.servers_per_s or bounds.link is None:
+        return "the update at the busiest server"
+    return machine.topology.arcs.label(bounds.link)
+
+
+def _notes(plan: LoopPlan) -> tuple[str, ...]:
+    pushes = len(plan.workers) * len(plan.exchanges)
+    messages = f"{len(plan.exchanges):,} messages an iteration"
+    merged = "tensors of neighbouring layers for one server are one message where there are more"
+    notes = [f"A worker's gradients travel in {messages}; {merged}."]
+    if pushes > EXACT_PUSHES:
+        notes.append(
+            f"Rates of messages are solved at most {QUANTA:,} times in the time of a step: a "
+            f"message is late by {0.5 / QUANTA:.2%} of a step, on average."
+        )
+    return tuple(notes)
+
+
+def _costs(metrics: LoopMetrics) -> DisturbanceCost:
+    """Simulate the job without each of its disturbances."""
+    job, step_s = metrics.job, metrics.step_s()
+
+    def without(*left_out: object) -> float:
+        rest = tuple(each for each in job.disturbances if each not in left_out)
+        length = job.length
+        if not any(each.varies for each in rest):
+            base = settle(job.sized, rest)
+            length = LoopLength(base.length.warm_up, base.length.counted)
+        other = LoopJob(job.sized, rest, length, job.settled_s)
+        return LoopMetrics(other, other.run()).step_s()
+
+    undisturbed_s = without(*job.disturbances)
+    alone = len(job.disturbances) == 1
+    events = []
+    for each in job.disturbances:
+        without_s = undisturbed_s if alone else without(each)
+        events.append(EventCost(each.description, without_s, step_s - without_s))
+    is_random = any(each.jitter for each in job.disturbances)
+    rounds_s = metrics.rounds_s() if metrics.varies else (step_s,)
+    return DisturbanceCost(
+        steps_s=rounds_s,
+        undisturbed_s=undisturbed_s,
+        mean_interval_s=mean_interval_s(rounds_s) if is_random else None,
+        events=tuple(events),
+        waits=(),
+    )

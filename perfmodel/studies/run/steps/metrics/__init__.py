@@ -1,0 +1,1 @@
+"""What is read off a run: where a step goes, and what it sends."""

@@ -1,0 +1,1 @@
+"""`run.tune_settings`: the settings of any strategy's section that make a step shortest."""

@@ -1,0 +1,197 @@
+"""Cycles of Horovod's background thread: what each fuses and reduces.
+
+Rules of horovod 0.28.1: ``RunLoopOnce`` (operations.cc) starts a cycle a cycle time after the last
+one, or when that has ended; ``ComputeResponseList`` and ``FuseResponses`` (controller.cc) take what
+has been handed over on all ranks, in the order in which it was last used, and fill buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+ATOMIC_UNIT = 64
+"""Elements that a fusion buffer has a multiple of (FUSION_BUFFER_ATOMIC_UNIT, common.h)."""
+LARGEST_ITEM = 8
+"""Bytes of the largest dtype, for which the buffer is rounded up (controller.cc)."""
+BATCH_PADDING = 16
+"""Bytes to which tensors are padded where a kernel copies several (BATCHED_D2D_PADDING)."""
+STATUS_BITS = 3
+"""Bits beside those of tensors in what threads exchange (NUM_STATUS_BITS, response_cache.h)."""
+WORD_BITS, WORD_BYTES = 64, 8
+
+
+def buffer_bytes(threshold_bytes: float, ranks_per_host: int) -> int:
+    """Round a fusion threshold up, so that ranks of a host can split the buffer.
+
+    Examples
+    --------
+    >>> buffer_bytes(1000, 1), buffer_bytes(1000, 4), buffer_bytes(0, 8)
+    (1024, 2048, 0)
+    """
+    unit = ranks_per_host * LARGEST_ITEM * ATOMIC_UNIT
+    return -(-int(threshold_bytes) // unit) * unit
+
+
+def padded(nbytes: int, padding: int) -> int:
+    """Round a size up to the padding of tensors in the buffer."""
+    return -(-nbytes // padding) * padding
+
+
+def bit_vector_bytes(tensors: int) -> int:
+    """Bytes of the bit vector that says which cached tensors a rank has handed over."""
+    return -(-(tensors + STATUS_BITS) // WORD_BITS) * WORD_BYTES
+
+
+def fuse_tensors(
+    nbytes: Sequence[int], dtypes: Sequence[str], handed: Sequence[int], limit: int
+) -> list[tuple[int, ...]]:
+    """Fuse what one cycle has: each buffer takes tensors in turn while they fit.
+
+    A tensor of another dtype is skipped, and looked behind, while it and what is in the buffer
+    would fit together; the first tensor for which they do not closes the buffer.
+
+    Parameters
+    ----------
+    nbytes, dtypes : sequence
+        Of all tensors, padded as in the buffer.
+    handed : sequence of int
+        Tensors of the cycle, in their order.
+    limit : int
+        Bytes of the buffer.
+    """
+    waiting, fused = list(handed), []
+    while waiting:
+        first = waiting.pop(0)
+        members, size, skipped_bytes = [first], nbytes[first], 0
+        skipped: list[int] = []
+        while waiting:
+            following = waiting[0]
+            fits = size + nbytes[following] <= limit
+            if fits and dtypes[following] == dtypes[first]:
+                members.append(following)
+                size += nbytes[following]
+            else:
+                skipped_bytes += nbytes[following]
+                if size + skipped_bytes > limit:
+                    break
+                skipped.append(following)
+            waiting.pop(0)
+        waiting = skipped + waiting
+        fused.append(tuple(members))
+    return fused
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """A cycle that reduces something.
+
+    `last`: position of the last tensor that it takes, in the order in which they are handed over.
+    `agreed_s`: when the ranks have agreed on it.
+    `waits_s`: how long that is after the last tensor was handed over and the cycle before had
+        ended its work.
+    `fused`: tensors of each reduction, in the order of reductions.
+    """
+
+    last: int
+    agreed_s: float
+    waits_s: float
+    fused: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FusionRules:
+    """What the cycles of a job depend on, beside when gradients are handed over.
+
+    `nbytes`, `dtypes`: of the tensors in the order in which they are handed over, as they travel.
+    `padding`: of tensors in the buffer; bytes.
+    `limit`: bytes of the buffer.
+    `cycle_s`, `agreement_s`: least time of a cycle, and of agreeing on what is ready; seconds.
+    `reduction_s`: time of the reduction of some tensors where the thread waits for it. None: it
+        starts them and goes on.
+    """
+
+    nbytes: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    padding: int
+    limit: int
+    cycle_s: float
+    agreement_s: float
+    reduction_s: Callable[[tuple[int, ...]], float] | None = None
+
+    @property
+    def period_s(self) -> float:
+        """Time from one idle cycle to the next; seconds."""
+        return max(self.cycle_s, self.agreement_s)
+
+    def fused_bytes(self, members: Sequence[int]) -> int:
+        """Bytes that one reduction carries: a tensor alone needs no buffer, and no padding."""
+        if len(members) == 1:
+            return self.nbytes[members[0]]
+        return sum(padded(self.nbytes[member], self.padding) for member in members)
+
+
+SETTLING = 8
+"""Iterations after which the order of cached tensors is taken as it is."""
+
+
+def run_cycles(
+    rules: FusionRules, handed_s: Sequence[float], *, steady: bool = True
+) -> tuple[Cycle, ...]:
+    """Run the background thread through one backward.
+
+    Cycles go on all the time, whatever the step does; here one has begun half a period before
+    backward, the mean of all that can be. Within a cycle new tensors keep the order in which they
+    were handed over, and cached ones that in which they were last used (``response_cache.cc``).
+
+    Parameters
+    ----------
+    rules : FusionRules
+    handed_s : sequence of float
+        When each tensor is handed over, since the start of backward; rising; seconds.
+    steady : bool
+        Whether tensors are cached, and their order has settled.
+    """
+    order = list(range(len(handed_s)))
+    cycles = _run_cycles(rules, handed_s, order)
+    for _ in range(SETTLING if steady else 0):
+        used = [member for cycle in cycles for members in cycle.fused for member in members]
+        if used == order:
+            break
+        order = used
+        cycles = _run_cycles(rules, handed_s, order)
+    return cycles
+
+
+def _run_cycles(
+    rules: FusionRules, handed_s: Sequence[float], order: Sequence[int]
+) -> tuple[Cycle, ...]:
+    sizes = [padded(nbytes, rules.padding) for nbytes in rules.nbytes]
+    rank = {member: place for place, member in enumerate(order)}
+    cycles: list[Cycle] = []
+    begin, tick_s, ended_s = 0, rules.period_s / 2, 0.0
+    while begin < len(handed_s):
+        tick_s = _next_tick(tick_s, handed_s[begin], rules.period_s)
+        end = begin
+        while end < len(handed_s) and handed_s[end] <= tick_s:
+            end += 1
+        members = sorted(range(begin, end), key=rank.__getitem__)
+        fused = fuse_tensors(sizes, rules.dtypes, members, rules.limit)
+        agreed_s = tick_s + rules.agreement_s
+        waits_s = agreed_s - max(handed_s[end - 1], ended_s)
+        cycles.append(Cycle(end - 1, agreed_s, waits_s, tuple(fused)))
+        ended_s = agreed_s
+        if rules.reduction_s is not None:
+            ended_s += sum(rules.reduction_s(each) for each in fused)
+        begin, tick_s = end, max(tick_s + rules.cycle_s, ended_s)
+    return tuple(cycles)
+
+
+def _next_tick(tick_s: float, handed_s: float, period_s: float) -> float:
+    """First start of a cycle at which something has been handed over."""
+    if handed_s <= tick_s:
+        return tick_s
+    if period_s == 0:
+        return handed_s
+    idle = -(-(handed_s - tick_s) // period_s)
+    return max(handed_s, tick_s + idle * period_s)

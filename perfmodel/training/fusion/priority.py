@@ -1,0 +1,155 @@
+"""Priority scheduling: one training step as a StepPlan.
+
+A step goes from backward to the forward that follows it: gradients are reduced piece by piece, in
+the order of `perfmodel.training.fusion.partitions`; each layer is updated when its own gradients
+have arrived, and its forward runs at once, while those of later layers still travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.fusion.options import PriorityOptions
+from perfmodel.training.fusion.partitions import Partition, cut_bytes, send_order
+from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.forward_backward import (
+    Segment,
+    Step,
+    add_backward_segment,
+    add_forward,
+    add_local_backward,
+    visit_segments,
+)
+from perfmodel.training.plan.step_plan import (
+    Communicator,
+    Compute,
+    RankClass,
+    StepPlan,
+    Stream,
+)
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.model import ITEM_BYTES
+
+RANKS, GROUP = "ranks", "data parallel"
+
+
+def priority_plan(request: StepRequest, options: PriorityOptions) -> StepPlan:
+    """Return one step of training with priority scheduling; of plain training for one rank.
+
+    Raises `ScheduleError`: times that do not fit the workload.
+    """
+    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
+    ready = _add_backward(step)
+    arrived = _add_pieces(step, options, ready) if request.ranks > 1 else {}
+    _add_updates_and_forward(step, arrived)
+    for micro_batch in range(step.last_micro_batch):
+        add_local_backward(step, micro_batch)
+        add_forward(step, micro_batch + 1)
+    used = {task.stream for task in tasks.tasks}
+    streams = (HOST, COMPUTE, Stream("comm", "comm"))
+    group = Communicator(GROUP, (range(request.ranks),))
+    return StepPlan(
+        name=f"{options.order} scheduling, {request.workload.name}",
+        classes=(RankClass(RANKS, range(request.ranks)),),
+        streams=tuple(stream for stream in streams if stream.name in used),
+        communicators=(group,) if request.ranks > 1 else (),
+        tasks=tuple(tasks.tasks),
+        samples=request.ranks * request.batch_per_gpu * options.accumulate,
+    )
+
+
+def _segments(step: Step, *, backward: bool) -> tuple[Segment, ...]:
+    """Layers of a pass, joined to segments, with their tensors."""
+    request = step.request
+    return visit_segments(
+        request.workload, request.times, range(len(request.workload.layers)),
+        at_most=step.resolution(step.last_micro_batch), backward=backward,
+    )  # fmt: skip
+
+
+def _add_backward(step: Step) -> dict[int, tuple[int, float]]:
+    """Add backward; returns for each tensor the task that ends its gradient, and when that is."""
+    ready: dict[int, tuple[int, float]] = {}
+    now, end = 0.0, -1
+    for part in _segments(step, backward=True):
+        end = add_backward_segment(step, part, step.last_micro_batch)
+        work = step.tasks.tasks[end].work
+        assert isinstance(work, Compute)
+        now += work.duration_s
+        ready |= dict.fromkeys(part.tensors, (end, now))
+    if step.request.host_s > 0:
+        step.tasks.compute(
+            "end of the step", "copy", step.request.host_s, RANKS, after=(end,),
+            micro_batch=step.last_micro_batch,
+        )  # fmt: skip
+    return ready
+
+
+def _add_pieces(
+    step: Step, options: PriorityOptions, ready: dict[int, tuple[int, float]]
+) -> dict[int, list[int]]:
+    """Add the all-reduces of all pieces in their order; returns those of each tensor."""
+    pieces = partitions_of(step.request, options, {t: at for t, (_, at) in ready.items()})
+    arrived: dict[int, list[int]] = {tensor: [] for tensor in ready}
+    for index in send_order(pieces, _piece_s(step.request), options.credit_bytes):
+        piece = pieces[index]
+        name = step.request.workload.tensors[piece.tensor].name
+        arrived[piece.tensor].append(
+            step.tasks.collective(
+                f"all-reduce {name}, {piece.part}", "all_reduce", piece.nbytes, RANKS,
+                communicator=GROUP, key=f"{name} {piece.part}", after=(ready[piece.tensor][0],),
+                micro_batch=step.last_micro_batch,
+            )
+        )  # fmt: skip
+    return arrived
+
+
+def partitions_of(
+    request: StepRequest, options: PriorityOptions, ready_s: dict[int, float]
+) -> tuple[Partition, ...]:
+    """Cut all gradients to pieces.
+
+    `ready_s`: when the gradient of each tensor is there; seconds.
+    """
+    tensors = request.workload.tensors
+    forward = [index for layer in request.workload.layers for index in layer.tensors]
+    order = forward if options.order == "priority" else list(ready_s)
+    return tuple(
+        Partition(tensor, part, nbytes, rank, ready_s[tensor])
+        for rank, tensor in enumerate(order)
+        for part, nbytes in enumerate(
+            cut_bytes(
+                tensors[tensor].nbytes, options.partition_bytes, ITEM_BYTES[tensors[tensor].dtype]
+            )
+        )
+    )
+
+
+def _piece_s(request: StepRequest) -> Callable[[int], float]:
+    return cache(lambda nbytes: request.collective_s("all_reduce", nbytes, None))
+
+
+def _add_updates_and_forward(step: Step, arrived: dict[int, list[int]]) -> None:
+    """Add for each segment its part of the optimizer, once its gradients are there, and forward."""
+    request, tasks = step.request, step.tasks
+    trained = sum(request.workload.tensors[t].nbytes for t in request.workload.ready_order)
+    for part in _segments(step, backward=False):
+        waits = [end for tensor in part.tensors for end in arrived.get(tensor, ())]
+        if part.tensors:
+            _add_update(step, part, step.nbytes(part.tensors) / trained, waits)
+        name = f"forward {part.name}"
+        issued = tasks.issue(name, part.kernels, RANKS)
+        tasks.compute(name, "forward", part.duration_s, RANKS, after=issued)
+
+
+def _add_update(step: Step, part: Segment, share: float, waits: Sequence[int]) -> None:
+    """Update the parameters of a segment, in its share of the optimizer's kernels."""
+    times, name = step.request.times, f"update {part.name}"
+    kernels = max(1, round(times.optimizer_kernels * share))
+    issued = step.tasks.issue(name, kernels, RANKS, after=waits)
+    after: Iterable[int] = dict.fromkeys((*issued, *waits))
+    update_s = times.optimizer_s * share
+    step.tasks.compute(name, "optimizer", update_s, RANKS, after=after)

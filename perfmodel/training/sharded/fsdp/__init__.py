@@ -1,0 +1,1 @@
+"""FullyShardedDataParallel, fully_shard and both with copies of shards (HSDP)."""

@@ -1,0 +1,78 @@
+"""Megatron-Core's data parallelism as a row of the table of strategies, and its memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
+from perfmodel.training.sharded.megatron.options import MegatronOptions
+from perfmodel.training.sharded.megatron.step_plan import megatron_step
+from perfmodel.training.sharded.zero.passes import MASTER_BYTES
+from perfmodel.training.strategy import StepRequest, Strategy
+from perfmodel.workload.model import ITEM_BYTES
+
+
+def megatron_plan(request: StepRequest, options: MegatronOptions) -> StepPlan:
+    """Return one step of training with Megatron-Core; of plain training for one rank.
+
+    Raises `InputError`: instances that do not divide the ranks.
+    Raises `ScheduleError`: times that do not fit the workload.
+    """
+    if request.ranks == 1:
+        return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
+    return megatron_step(request, options)
+
+
+def megatron_memory(setup: Setup) -> MemoryUse:
+    """Add up what a rank keeps: the whole gradient buffer, and its part of the optimizer's states.
+
+    Gradients are views of the buffer, so that there are no others. With the distributed optimizer
+    parameters lie in a buffer with the same padding.
+
+    Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer, instances that
+        do not divide the ranks.
+    """
+    use, options = replicated(setup), setup.options
+    assert isinstance(options, MegatronOptions)
+    if setup.ranks == 1:
+        return use
+    item = ITEM_BYTES[setup.trained[0].dtype]
+    shard_ranks = options.shard_ranks(setup.ranks)
+    buckets = buffer_buckets(setup.workload, options, setup.ranks)
+    elements = sum(bucket.elements for bucket in buckets)
+    trained = sum(tensor.numel for tensor in setup.trained)
+    fullest = trained
+    if options.use_distributed_optimizer:
+        fullest = int(owned_elements(setup.workload, buckets, shard_ranks).max())
+    parameters = use.parameters_bytes
+    if options.use_distributed_optimizer:
+        parameters += (elements - trained) * item
+    return replace(
+        use,
+        parameters_bytes=parameters,
+        gradients_bytes=elements * (MASTER_BYTES if options.grad_reduce_in_fp32 else item),
+        optimizer_bytes=use.optimizer_bytes * fullest / trained,
+    )
+
+
+def _options(section: MegatronStrategy) -> MegatronOptions:
+    return MegatronOptions(
+        use_distributed_optimizer=section.use_distributed_optimizer,
+        overlap_grad_reduce=section.overlap_grad_reduce,
+        overlap_param_gather=section.overlap_param_gather,
+        bucket_size=section.bucket_size,
+        grad_reduce_in_fp32=section.grad_reduce_in_fp32,
+        average_in_collective=section.average_in_collective,
+        pad_buckets_for_high_nccl_busbw=section.pad_buckets_for_high_nccl_busbw,
+        gradient_accumulation_fusion=section.gradient_accumulation_fusion,
+        num_distributed_optimizer_instances=section.num_distributed_optimizer_instances,
+        accumulate=section.accumulate,
+    )
+
+
+MEGATRON = Strategy("Megatron-Core data parallel", _options, megatron_plan, megatron_memory)

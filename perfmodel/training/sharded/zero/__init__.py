@@ -1,0 +1,1 @@
+"""ZeRO as DeepSpeed 0.19 runs it, and PyTorch's ZeroRedundancyOptimizer."""

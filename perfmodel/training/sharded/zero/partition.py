@@ -1,0 +1,143 @@
+"""What each rank owns in ZeRO stages 1 and 2, and what is sent of each bucket of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from perfmodel.training.sharded.zero.options import ZeroOptions
+from perfmodel.workload.model import Workload
+
+ALIGNED_ELEMENTS = 2
+"""The flat parameters are padded to so many elements per rank (``nccl_start_alignment_factor`` in
+deepspeed/runtime/zero/stage_1_and_2.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatPartition:
+    """Parameters one after the other, in equal parts.
+
+    `starts`: first element of each tensor.
+    `elements`: of all, padding included.
+    """
+
+    starts: dict[int, int]
+    elements: int
+    ranks: int
+
+    @property
+    def part_elements(self) -> int:
+        """Elements that each rank owns."""
+        return self.elements // self.ranks
+
+    def owners(self, tensor: int, numel: int) -> Iterator[tuple[int, int]]:
+        """Yield rank and number of elements of each piece of a tensor."""
+        first, end = self.starts[tensor], self.starts[tensor] + numel
+        while first < end:
+            rank = first // self.part_elements
+            stop = min(end, (rank + 1) * self.part_elements)
+            yield rank, stop - first
+            first = stop
+
+
+def partition(workload: Workload, options: ZeroOptions, ranks: int) -> FlatPartition:
+    """Lay out the trained parameters as ``DeepSpeedZeroOptimizer`` does."""
+    order = sorted(workload.ready_order)
+    if options.round_robin_gradients:
+        order = [tensor for rank in range(ranks) for tensor in order[rank::ranks]]
+    sizes = [workload.tensors[tensor].numel for tensor in order]
+    ends = list(accumulate(sizes, initial=0))
+    unit = ALIGNED_ELEMENTS * ranks
+    return FlatPartition(dict(zip(order, ends, strict=False)), -(-ends[-1] // unit) * unit, ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A collective of a bucket: its elements, and the rank that they go to; None: all ranks."""
+
+    elements: int
+    owner: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GradientBucket:
+    """Gradients that are reduced together.
+
+    `is_oversized`: one gradient that is larger than a bucket, and is not copied into one.
+    """
+
+    index: int
+    tensors: tuple[int, ...]
+    elements: int
+    is_oversized: bool
+    sendings: tuple[Sending, ...]
+
+
+def gradient_buckets(
+    workload: Workload, options: ZeroOptions, layout: FlatPartition | None, order: Sequence[int]
+) -> tuple[GradientBucket, ...]:
+    """Fill buckets in some order of gradients: one is closed before it would hold too much.
+
+    `layout`: None: buckets are sent whole.
+    """
+    members: list[list[int]] = []
+    elements = 0
+    for tensor in order:
+        numel = workload.tensors[tensor].numel
+        if not members or elements + numel > options.reduce_bucket_size:
+            members.append([])
+            elements = 0
+        members[-1].append(tensor)
+        elements += numel
+    return tuple(
+        _bucket(workload, options, layout, index, tensors) for index, tensors in enumerate(members)
+    )
+
+
+def _bucket(
+    workload: Workload,
+    options: ZeroOptions,
+    layout: FlatPartition | None,
+    index: int,
+    tensors: Sequence[int],
+) -> GradientBucket:
+    elements = sum(workload.tensors[tensor].numel for tensor in tensors)
+    whole = layout is None or not (options.reduce_scatter and options.contiguous_gradients)
+    sendings = (
+        (Sending(elements),)
+        if layout is None or whole
+        else tuple(_to_owners(workload, options, layout, tensors))
+    )
+    return GradientBucket(
+        index, tuple(tensors), elements, elements > options.reduce_bucket_size, sendings
+    )
+
+
+def _to_owners(
+    workload: Workload, options: ZeroOptions, layout: FlatPartition, tensors: Sequence[int]
+) -> Iterator[Sending]:
+    """Send the pieces of a bucket, of one owner after the other, or of all owners at once.
+
+    A collective is closed once it holds more than a bucket (``average_tensor`` and
+    ``allreduce_and_scatter`` in stage_1_and_2.py).
+    """
+    pieces: dict[int | None, list[int]] = {}
+    previous = -1
+    for tensor in tensors:
+        for rank, numel in layout.owners(tensor, workload.tensors[tensor].numel):
+            sizes = pieces.setdefault(None if options.use_multi_rank_bucket_allreduce else rank, [])
+            if rank == previous:
+                sizes[-1] += numel
+            else:
+                sizes.append(numel)
+            previous = rank
+    for owner, sizes in pieces.items():
+        elements = 0
+        for numel in sizes:
+            elements += numel
+            if elements > options.reduce_bucket_size:
+                yield Sending(elements, owner)
+                elements = 0
+        if elements:
+            yield Sending(elements, owner)

@@ -1,0 +1,184 @@
+"""What ZeRO and Megatron's optimizer have in common: layers, the end of a step, the plan of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from perfmodel.training.memory.use import StepOptions
+from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.forward_backward import Segment
+from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.model import ITEM_BYTES
+
+RANKS = "ranks"
+EVERYONE = "data parallel"
+"""Communicator of all ranks."""
+
+GATHERING, REDUCTION = "gather copy", "reduction copy"
+"""DeepSpeed's streams beside the computing one, without the collectives that are issued on them."""
+
+STREAMS = (
+    HOST, COMPUTE, Stream(GATHERING, "copy"), Stream(REDUCTION, "copy"), Stream("comm", "comm"),
+)  # fmt: skip
+
+MASTER_BYTES = 4
+"""Bytes of an element that the optimizer updates: fp32, whatever the model's dtype."""
+
+
+OptionsT = TypeVar("OptionsT", bound=StepOptions)
+
+
+@dataclass(slots=True)
+class ShardingStep(Generic[OptionsT]):
+    """A step under construction.
+
+    `dtype`: what the model is trained in.
+    `device_waits`: what the next kernel of a layer waits for.
+    `host_waits`: what the host waits for before it issues the next work.
+    `last`: last task on the computing stream.
+    """
+
+    request: StepRequest
+    options: OptionsT
+    tasks: TaskList
+    dtype: str
+    device_waits: tuple[int, ...] = ()
+    host_waits: tuple[int, ...] = ()
+    last: int | None = None
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element of a parameter."""
+        return ITEM_BYTES[self.dtype]
+
+    def numel(self, tensors: Iterable[int]) -> int:
+        """Elements of some parameters."""
+        return sum(self.request.workload.tensors[tensor].numel for tensor in tensors)
+
+    def resolution(self) -> int:
+        """Segments per pass."""
+        return max(8, self.request.segments // self.options.accumulate)
+
+
+def begin_sharding_step(request: StepRequest, options: OptionsT) -> ShardingStep[OptionsT]:
+    """Begin an empty list of tasks."""
+    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    workload = request.workload
+    dtype = workload.tensors[workload.ready_order[0]].dtype
+    return ShardingStep(request, options, tasks, dtype)
+
+
+def add_segment(step: ShardingStep[Any], part: Segment, kind: str, micro_batch: int) -> int:
+    """Add some layers of one pass."""
+    return add_work(step, f"{kind} {part.name}", kind, part.duration_s, part.kernels, micro_batch)
+
+
+def add_work(
+    step: ShardingStep[Any],
+    name: str,
+    kind: str,
+    duration_s: float,
+    kernels: int,
+    micro_batch: int = 0,
+) -> int:
+    """Add kernels to the computing stream, after what it and the host wait for."""
+    issued = step.tasks.issue(name, kernels, RANKS, after=step.host_waits, micro_batch=micro_batch)
+    after = dict.fromkeys((*issued, *step.host_waits, *step.device_waits))
+    step.last = step.tasks.compute(
+        name, kind, duration_s, RANKS, after=after, micro_batch=micro_batch
+    )
+    step.device_waits = step.host_waits = ()
+    return step.last
+
+
+def copy_seconds(step: ShardingStep[Any], nbytes: float, kernels: int) -> float:
+    """Time of copies within a device."""
+    return nbytes / step.tasks.copy_Bps + kernels * step.tasks.kernel_s
+
+
+def add_collective(
+    step: ShardingStep[Any],
+    name: str,
+    op: Op,
+    elements: int,
+    *,
+    dtype: str,
+    after: Sequence[int],
+    communicator: str = EVERYONE,
+    root: int = 0,
+    bucket: int | None = None,
+    micro_batch: int = 0,
+) -> int:
+    """Add a collective of so many elements, after what it waits for on the device."""
+    nbytes = elements * ITEM_BYTES[dtype]
+    index = step.tasks.collective(
+        name, op, nbytes, RANKS, communicator=communicator,
+        key=f"{name} {len(step.tasks.tasks)}", after=dict.fromkeys(after),
+        bucket=bucket, micro_batch=micro_batch, dtype=dtype,
+    )  # fmt: skip
+    if root:
+        task = step.tasks.tasks[index]
+        step.tasks.tasks[index] = replace(task, work=replace(task.work, root=root))  # type: ignore[arg-type]
+    return index
+
+
+def add_agreement(
+    step: ShardingStep[Any],
+    name: str,
+    dtype: str,
+    read_bytes: float,
+    communicator: str | None = EVERYONE,
+) -> None:
+    """All-reduce one number of all gradients, which the host reads: their norm, or an overflow.
+
+    `communicator`: None: each rank has all of them.
+    """
+    tensors = len(step.request.workload.ready_order)
+    counted = add_work(
+        step, f"count {name}", "copy", copy_seconds(step, read_bytes / 2, tensors), tensors
+    )
+    agreed = counted
+    if communicator is not None:
+        agreed = add_collective(
+            step, name, "all_reduce", 1, after=(counted,), communicator=communicator, dtype=dtype
+        )
+    step.device_waits = step.host_waits = (agreed,)
+
+
+def add_update(step: ShardingStep[Any], elements: float) -> int:
+    """Update so many elements: gradients in fp32, the optimizer, and parameters in their dtype."""
+    times = step.request.times
+    total = step.numel(step.request.workload.ready_order)
+    casts = elements * (step.item_bytes + MASTER_BYTES)
+    name, kernels = "optimizer", times.optimizer_kernels + 2
+    return add_work(
+        step, name, "optimizer",
+        times.optimizer_s * elements / total + copy_seconds(step, casts, 2), kernels,
+    )  # fmt: skip
+
+
+def finish_plan(
+    step: ShardingStep[Any], end: int, name: str, others: Sequence[Communicator] = ()
+) -> StepPlan:
+    """Join the tasks of a step; the next one begins after `end`.
+
+    `others`: communicators beside that of all ranks.
+    """
+    streams: set[str] = {HOST.name}
+    for index, task in enumerate(step.tasks.tasks):
+        if task.stream not in streams and index != end:
+            streams.add(task.stream)
+            step.tasks.tasks[index] = replace(task, after_previous=(end,))
+    used = {task.stream for task in step.tasks.tasks}
+    request = step.request
+    return StepPlan(
+        name=f"{name}, {request.workload.name}",
+        classes=(RankClass(RANKS, range(request.ranks)),),
+        streams=tuple(stream for stream in STREAMS if stream.name in used),
+        communicators=(Communicator(EVERYONE, (range(request.ranks),)), *others),
+        tasks=tuple(step.tasks.tasks),
+        samples=request.ranks * request.batch_per_gpu * step.options.accumulate,
+    )

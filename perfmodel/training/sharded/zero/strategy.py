@@ -1,0 +1,60 @@
+"""ZeRO as a row of the table of strategies."""
+
+from __future__ import annotations
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.sharded.zero.memory import zero_memory
+from perfmodel.training.sharded.zero.options import ZeroOptions
+from perfmodel.training.sharded.zero.sharded_parameters import sharded_parameters_plan
+from perfmodel.training.sharded.zero.sharded_states import sharded_states_plan
+from perfmodel.training.strategy import StepRequest, Strategy
+
+
+def zero_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
+    """Return one step of ZeRO training; of plain training for one rank.
+
+    Raises `InputError`: second copies that do not divide the ranks.
+    Raises `ScheduleError`: times that do not fit the workload.
+    """
+    if request.ranks == 1:
+        return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
+    if request.ranks % options.hpz_ranks:
+        name, allowed = "strategy.zero_hpz_partition_size", f"a divisor of the {request.ranks} GPUs"
+        raise InputError([Fault(name, repr(options.hpz_ranks), allowed)])
+    if options.stage == 3:
+        return sharded_parameters_plan(request, options)
+    return sharded_states_plan(request, options)
+
+
+def _options(section: ZeroStrategy) -> ZeroOptions:
+    return ZeroOptions(
+        stage=section.stage,
+        reduce_bucket_size=section.reduce_bucket_size,
+        reduce_scatter=section.reduce_scatter,
+        use_multi_rank_bucket_allreduce=section.use_multi_rank_bucket_allreduce,
+        overlap_comm=section.overlap_comm,
+        contiguous_gradients=section.contiguous_gradients,
+        round_robin_gradients=section.round_robin_gradients,
+        prefetch_bucket_size=section.stage3_prefetch_bucket_size,
+        param_persistence_threshold=section.stage3_param_persistence_threshold,
+        max_live_parameters=section.stage3_max_live_parameters,
+        max_reuse_distance=section.stage3_max_reuse_distance,
+        sub_group_size=section.sub_group_size,
+        allgather_sequential=section.stage3_allgather_sequential,
+        hpz_ranks=section.zero_hpz_partition_size,
+        communication_data_type=section.communication_data_type,
+        accumulate=section.accumulate,
+    )
+
+
+ZERO = Strategy(
+    "ZeRO (DeepSpeed)", _options, zero_plan, zero_memory,
+    lighter=({"stage": 1}, {"stage": 2}, {"stage": 3}),
+    assumptions=(
+        "ZeRO follows DeepSpeed 0.19 with PyTorch 1.13 or later, in steps whose trace is complete",
+    ),
+)  # fmt: skip

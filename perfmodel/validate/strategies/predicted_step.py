@@ -1,0 +1,168 @@
+"""Step time and memory of a published step, as `perfmodel run` predicts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
+from perfmodel.studies.run.resolve.training_job import TrainingJob, estimate_memory
+from perfmodel.studies.run.result import Uncertainty
+from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported, size_job
+from perfmodel.studies.run.steps.uncertain_numbers import simulate_uncertainties
+from perfmodel.studies.run.uncertainty import step_interval
+from perfmodel.training.memory.reserve import unused_bytes
+from perfmodel.validate.strategies.model import Ends, Quantity, StrategyStep
+from perfmodel.validate.strategies.stated_step import StatedStep, positive
+from perfmodel.workload.compute_spread import measured_factors
+
+GB = 1e9
+"""Peaks are stated in 10^9 bytes."""
+SCALES = (0.25, 4.0)
+"""Factors on compute between which that of a measured step is sought."""
+WITHIN = 1e-3
+"""How near to the measured step the scaled one is brought."""
+
+
+@dataclass(frozen=True)
+class PredictedStep:
+    """A row, ready to be simulated."""
+
+    stated: StatedStep
+    sized: SizedJob
+
+    @cached_property
+    def step_s(self) -> float:
+        """From datasheets; seconds."""
+        return self.with_compute(1.0)
+
+    def with_compute(self, by: float) -> float:
+        """Return the step with times of layers `by` times as long; seconds."""
+        return simulate_reported(self.sized.with_compute(by)).step_s
+
+    def interval(self, by: float = 1.0, *, measured: bool = False) -> Ends | None:
+        """80 % interval of the step; None: nothing is known of its network.
+
+        `measured`: compute is scaled to a measured step, of which less is uncertain.
+        """
+        sized = self.sized.with_compute(by)
+        if measured:
+            batch = self.sized.batch
+            sized = sized.with_spread(measured_factors(batch, batch))
+        reported = simulate_reported(sized)
+        parts: tuple[Uncertainty, ...] | None = simulate_uncertainties(sized, reported)
+        return None if parts is None else step_interval(reported.step_s, parts)
+
+    @cached_property
+    def scale(self) -> float | None:
+        """Factor on compute with which the step is as long as measured; None: there is none."""
+        measured_s = self.stated.measured_s
+        if measured_s is None:
+            return None
+        low, high = SCALES
+        factor, step_s = 1.0, self.step_s
+        for _ in range(12):
+            if abs(step_s / measured_s - 1) < WITHIN:
+                return factor
+            low, high = (factor, high) if step_s < measured_s else (low, factor)
+            factor = float(np.clip(factor * measured_s / step_s, low * 1.0001, high / 1.0001))
+            step_s = self.with_compute(factor)
+        return factor if abs(step_s / measured_s - 1) < 10 * WITHIN else None
+
+    def memory_bytes(self, kind: str) -> float:
+        """Peak of the fullest GPU, of what is allocated or reserved, or all that is in use."""
+        job, size = self.sized.job, self.sized.size
+        memory = estimate_memory(job, size.gpus, self.sized.batch)
+        if kind == "allocated":
+            return memory.total_bytes
+        if kind == "reserved":
+            return memory.total_bytes + unused_bytes(memory.total_bytes)
+        return memory.total_bytes + memory.reserve_bytes
+
+
+def predict_step(stated: StatedStep) -> PredictedStep:
+    """Resolve a row.
+
+    Raises `InputError`: a machine or a training that cannot be.
+    """
+    size = stated.size
+    inputs = ResolvedScenario(
+        stated.scenario, stated.node, stated.workload, (), None, "flow", (size,)
+    )
+    ensemble = inputs.ensemble_at(size)
+    likely = ensemble.likely
+    job = TrainingJob(stated.scenario, stated.workload, likely.topology.gpu, likely.library)
+    return PredictedStep(stated, size_job(inputs, size, job))
+
+
+def base_of(step: PredictedStep, rows: Sequence[PredictedStep]) -> PredictedStep | None:
+    """Return the run that compute is scaled to: the smallest of the table that is alike.
+
+    Of several with as few GPUs the one that agrees with the row in most; None: it is the row.
+    """
+    candidates = [
+        (likeness, other)
+        for other in rows
+        if other.stated.measured_s is not None
+        and (likeness := step.stated.likeness(other.stated)) is not None
+    ]
+    if not candidates:
+        return None
+    fewest = min(other.stated.size.gpus for _, other in candidates)
+    if step.stated.size.gpus == fewest:
+        first = next(other for _, other in candidates if other.stated.size.gpus == fewest)
+        return None if first is step else first
+    smallest = [item for item in candidates if item[1].stated.size.gpus == fewest]
+    return max(smallest, key=lambda item: item[0])[1]
+
+
+def compare_step(step: PredictedStep, base: PredictedStep | None) -> StrategyStep:
+    """Put a row's published numbers beside the predicted ones."""
+    stated: StatedStep = step.stated
+    cells, size = stated.cells, stated.size
+    factor = None if base is None else base.scale
+    peak = positive(cells, "peak_GB")
+    intervals: dict[Quantity, Ends] = {}
+    if stated.measured_s is not None:
+        _add(intervals, "step", None if cells["unlike"] else step.interval())
+        _add(intervals, "scaled", None if factor is None else step.interval(factor, measured=True))
+    return StrategyStep(
+        model=f"{cells['model']}, {cells['sequence_length']} tokens",
+        strategy=strategy_of(stated),
+        gpu=cells["gpu"],
+        gpus=size.gpus,
+        batch=step.sized.batch,
+        precision=cells["precision"],
+        recompute=cells["recompute"],
+        published_s=stated.measured_s,
+        predicted_s=step.step_s,
+        scaled_s=None if factor is None or not stated.measured_s else step.with_compute(factor),
+        published_bytes=None if peak is None else peak * GB,
+        predicted_bytes=0.0 if peak is None else step.memory_bytes(cells["memory_kind"]),
+        memory_kind=cells["memory_kind"],
+        unlike=cells["unlike"],
+        presumed=cells["presumed"],
+        intervals=intervals,
+        source=cells["source"],
+        note=cells["note"],
+    )
+
+
+def _add(intervals: dict[Quantity, Ends], quantity: Quantity, ends: Ends | None) -> None:
+    if ends is not None:
+        intervals[quantity] = ends
+
+
+def strategy_of(stated: StatedStep) -> str:
+    """Name a strategy as reports group it: one GPU alone has none, HSDP and stages are apart."""
+    if stated.size.gpus == 1:
+        return "one GPU"
+    section = stated.scenario.strategy
+    names = {"fsdp": f"fsdp{getattr(section, 'version', '')}"}
+    name = names.get(section.kind, section.kind)
+    stage = getattr(section, "stage", None)
+    name = name if stage is None else f"{name}-{stage}"
+    return "hsdp" if name.startswith("fsdp") and getattr(section, "shard_gpus", None) else name

@@ -1,0 +1,168 @@
+"""A published step as its row states it: workload, machine, and the scenario that it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import validate_document
+from perfmodel.files.read import parse_yaml
+from perfmodel.scenario import ClusterSize, Scenario
+from perfmodel.topology.from_text.describe import describe
+from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.bert import bert
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.gpt import GptShape, gpt
+from perfmodel.workload.zoo.llama import llama
+
+STAND_IN = "gpt2"
+"""Model that the scenario names: what is trained is made of the row's own sizes."""
+COMPUTE_LIKENESS = (
+    "gpu", "precision", "compiled", "attention", "dtype", "unlike",
+    "model", "sequence_length", "batch", "recompute", "optimizer_kernels",
+)  # fmt: skip
+"""Columns that decide how far compute is off: the first six have to agree, and the more of the
+others do, the better, where one row's compute is scaled to another's."""
+HAVE_TO_AGREE = 6
+
+
+@dataclass(frozen=True)
+class StatedStep:
+    """A row with what it stands for."""
+
+    cells: Mapping[str, str]
+    scenario: Scenario
+    workload: Workload
+    node: NodeSpec
+
+    @property
+    def size(self) -> ClusterSize:
+        """The cluster of the run."""
+        nodes, each = count(self.cells, "nodes"), count(self.cells, "gpus_per_node")
+        return ClusterSize(nodes * each, nodes, each)
+
+    @property
+    def measured_s(self) -> float | None:
+        """Published time of the step; seconds."""
+        return positive(self.cells, "step_s")
+
+    def likeness(self, other: StatedStep) -> int | None:
+        """How many columns agree that decide about compute; None: too few to scale by it."""
+        agree = [self.cells[name] == other.cells[name] for name in COMPUTE_LIKENESS]
+        return sum(agree) if all(agree[:HAVE_TO_AGREE]) else None
+
+
+def read_step(cells: Mapping[str, str]) -> StatedStep:
+    """Read a row.
+
+    Raises `InputError`: what no scenario can express.
+    """
+    return StatedStep(cells, _scenario(cells), _workload(cells), _node(cells))
+
+
+def count(cells: Mapping[str, str], name: str) -> int:
+    """Read a whole number from 1 on."""
+    text = cells[name]
+    if not text.isdecimal() or not 1 <= int(text) < 10**9:
+        raise InputError(Fault(name, repr(text), "a whole number, 1 or more"))
+    return int(text)
+
+
+def positive(cells: Mapping[str, str], name: str) -> float | None:
+    """Read a number above zero; None for an empty cell."""
+    if not cells[name]:
+        return None
+    value = float(cells[name])
+    if not 0 < value < math.inf:
+        raise InputError(Fault(name, repr(cells[name]), "a number above zero"))
+    return value
+
+
+def _scenario(cells: Mapping[str, str]) -> Scenario:
+    strategy: Any = parse_yaml(cells["strategy"])
+    accumulate = count(cells, "accumulate")
+    if accumulate > 1:
+        strategy = {**strategy, "accumulate": accumulate}
+    compute: dict[str, Any] = {
+        "precision": cells["precision"],
+        "optimizer": "adamw",
+        "optimizer_kernels": cells["optimizer_kernels"],
+        "fused_attention": cells["attention"] != "materialised",
+        "compiled": cells["compiled"] == "1",
+    }
+    if cells["recompute"] != "none":
+        compute["recompute"] = parse_yaml(cells["recompute"])
+    document = {
+        "perfmodel": 1,
+        "model": {"name": STAND_IN, "dtype": cells["dtype"]},
+        "compute": compute,
+        "strategy": strategy,
+        "cluster": {
+            "node": cells["gpu"],
+            "nodes": count(cells, "nodes"),
+            "gpus_per_node": count(cells, "gpus_per_node"),
+            "fabric": "rail-optimised" if count(cells, "nodes") > 1 else None,
+        },
+        "training": {"batch_per_gpu": count(cells, "batch")},
+    }
+    return validate_document(Scenario, document)
+
+
+@lru_cache(maxsize=256)
+def _named_node(gpu: str, gpus: int, intra: str, network: str) -> NodeSpec:
+    return describe(gpu, gpus=gpus, intra=intra or "none", network=network or None).node
+
+
+def _node(cells: Mapping[str, str]) -> NodeSpec:
+    several = count(cells, "nodes") > 1
+    return _named_node(
+        cells["gpu"], count(cells, "gpus_per_node"), cells["intra"],
+        cells["network"] if several else "",
+    )  # fmt: skip
+
+
+_SWITCHES = ("tied", "dropout", "fused_norms")
+_SIZES = ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "sequence_length")
+
+
+def _workload(cells: Mapping[str, str]) -> Workload:
+    sizes = tuple(count(cells, name) for name in _SIZES)
+    return _built(
+        cells["model"], cells["family"], sizes, cells["dtype"],
+        tuple(name for name in _SWITCHES if cells[name] == "1"),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _built(
+    name: str, family: str, sizes: tuple[int, ...], dtype: str, switches: tuple[str, ...]
+) -> Workload:
+    layers, width, heads, kv_heads, mlp_width, vocabulary, tokens = sizes
+    if family == "bert":
+        if (layers, width) != (24, 1024):
+            raise InputError(Fault("model", name, "BERT-Large"))
+        return bert("bert-large", dtype=dtype, sequence_length=tokens, whole_head=True)
+    if family == "gpt":
+        shape = GptShape(layers, width, heads, tokens, vocabulary)
+        return gpt(
+            name, dtype=dtype, sequence_length=tokens, shape=shape, dropout="dropout" in switches
+        )
+    if family == "llama":
+        sizes_of = DecoderShape(
+            layers,
+            width,
+            heads,
+            kv_heads,
+            mlp_width,
+            vocabulary,
+            tokens,
+            tied="tied" in switches,
+            fused_norms="fused_norms" in switches,
+        )
+        return llama(name, dtype=dtype, sequence_length=tokens, shape=sizes_of)
+    raise InputError(Fault("family", repr(family), "gpt, llama or bert"))

@@ -1,0 +1,203 @@
+"""Options of fully sharded training: each acts, or is refused with a name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.scenario.load import load_scenario
+from perfmodel.studies.run.run import run_scenario
+from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.memory.use import MemoryUse, Setup
+from perfmodel.training.plan.step_plan import Collective, StepPlan
+from perfmodel.training.sharded.fsdp.memory import fsdp_memory
+from perfmodel.training.sharded.fsdp.options import FsdpOptions
+from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
+from perfmodel.training.sharded.shard_units import wrap_units
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.model import Buffers, LayerTimes
+from perfmodel.workload.zoo import build_model
+
+GPT2 = build_model("gpt2")
+
+
+def plan_of(options: FsdpOptions, **changes: Any) -> StepPlan:
+    layers = len(GPT2.layers)
+    times = LayerTimes(
+        np.full(layers, 1e-3), np.full(layers, 2e-3), np.full(layers, 3), np.full(layers, 6),
+        5e-6, 1e-3, 3, 1e12, 0.0, "equal",
+    )  # fmt: skip
+    given: dict[str, Any] = {"ranks": 8, "batch_per_gpu": 1, "host_link_Bps": 2e10}
+    plan = fsdp_plan(StepRequest(GPT2, times, **(given | changes)), options)
+    check_plan(plan)
+    return plan
+
+
+def memory_of(options: FsdpOptions, **changes: Any) -> MemoryUse:
+    return fsdp_memory(replace(Setup(GPT2, "bf16", "adamw", 8, 1, options), **changes))
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"version": 1},
+    {"wrap": "layer"},
+    {"wrap": "size", "wrap_elements": 1_000_000},
+    {"wrap": "model"},
+    {"wrap": ("h.*", "wte")},
+    {"reshard_after_forward": False},
+    {"reshard_root": True},
+    {"regather_gpus": 2},
+    {"shard_gpus": 4},
+    {"forward_prefetch": 2},
+    {"param_dtype": "bf16"},
+    {"reduce_dtype": "bf16"},
+    {"offload": True},
+    {"clip_norm": True},
+    {"accumulate": 2},
+    {"accumulate": 2, "sync": "last"},
+    {"accumulate": 2, "sync": "last", "reshard_after_backward": False},
+    {"reduce_buffers": 2},
+    {"separate_reduce": True},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_each_option_changes_the_plan(change: dict[str, Any]) -> None:
+    before = {key: value for key, value in change.items() if key != list(change)[-1]}
+    assert plan_of(FsdpOptions(**change)).tasks != plan_of(FsdpOptions(**before)).tasks
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"forward_prefetch": 1}, {"backward_prefetch": "post"}, {"backward_prefetch": "none"},
+        {"limit_all_gathers": False},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_each_option_changes_the_plan_of_version_1(change: dict[str, Any]) -> None:
+    plain = plan_of(FsdpOptions(version=1))
+    assert plan_of(FsdpOptions(version=1, **change)).tasks != plain.tasks
+
+
+def test_the_first_step_broadcasts_states_if_asked() -> None:
+    options = FsdpOptions(version=1, sync_module_states=True)
+    works = [
+        [
+            t.work
+            for t in plan_of(options, iteration=iteration).tasks
+            if isinstance(t.work, Collective)
+        ]
+        for iteration in ("first", "steady")
+    ]
+    sent = [sum(w.nbytes for w in each if w.op == "broadcast") for each in works]
+    assert sent == [GPT2.nbytes + GPT2.buffer_bytes, 0]
+
+
+def test_memory_follows_the_options() -> None:
+    plain = memory_of(FsdpOptions())
+    whole = memory_of(FsdpOptions(reshard_after_forward=False))
+    assert whole.gathered_bytes > plain.gathered_bytes > 0
+    assert memory_of(FsdpOptions(wrap="model")).gathered_bytes >= 2 * GPT2.nbytes
+    copies = memory_of(FsdpOptions(shard_gpus=4))
+    assert copies.states_bytes == pytest.approx(2 * plain.states_bytes, rel=1e-3)
+    kept = memory_of(FsdpOptions(accumulate=2, sync="last"))
+    assert kept.gathered_bytes > plain.gathered_bytes + 0.5 * GPT2.nbytes
+    host = memory_of(FsdpOptions(offload=True))
+    assert host.states_bytes == GPT2.buffer_bytes
+    half = memory_of(FsdpOptions(param_dtype="bf16"))
+    assert half.gathered_bytes == pytest.approx(plain.gathered_bytes / 2, rel=0.01)
+
+
+def test_buffers_are_kept_in_their_dtype() -> None:
+    model = replace(GPT2, buffers=(Buffers("fp32", 1, 400), Buffers("int64", 1, 80)))
+    for dtype, nbytes in ((None, 480), ("bf16", 280)):
+        options = FsdpOptions(version=1, buffer_dtype=dtype)
+        use = memory_of(options, workload=model)
+        bare = memory_of(options, workload=replace(model, buffers=()))
+        assert use.parameters_bytes - bare.parameters_bytes == nbytes
+
+
+def test_units_by_size_hold_as_many_parameters() -> None:
+    units = wrap_units(GPT2, "size", 1_000_000)
+    sizes = {unit.name: sum(GPT2.tensors[i].numel for i in unit.tensors) for unit in units}
+    assert min(size for name, size in sizes.items() if name != "root") >= 1_000_000
+    assert sizes["h.0.mlp.c_fc"] == 768 * 3072 + 3072
+    assert "h" not in sizes  # a list of modules
+    assert sum(sizes.values()) == GPT2.parameters
+
+
+FAULTS: list[tuple[dict[str, Any], list[str]]] = [
+    ({"version": 1, "regather_gpus": 2, "reshard_root": True}, ["reshard_root", "regather_gpus"]),
+    ({"version": 1, "sync": "shards", "forward_prefetch": 2}, ["forward_prefetch", "sync"]),
+    ({"backward_prefetch": "post", "buffer_dtype": "bf16"}, ["backward_prefetch", "buffer_dtype"]),
+    (
+        {"limit_all_gathers": False, "use_orig_params": True},
+        ["limit_all_gathers", "use_orig_params"],
+    ),
+    ({"reshard_after_forward": False, "regather_gpus": 2}, ["regather_gpus"]),
+    ({"accumulate": 0, "shard_gpus": 0}, ["accumulate", "shard_gpus"]),
+    (
+        {"wrap_elements": 5, "reshard_after_backward": False},
+        ["wrap_elements", "reshard_after_backward"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "fields"), FAULTS, ids=str)
+def test_options_of_the_other_version_are_refused_at_once(
+    options: dict[str, Any], fields: list[str]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        FsdpOptions(**options)
+    assert [fault.field for fault in caught.value.faults] == fields
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"shard_gpus": 3}, "found 3; allowed: a divisor of the 8 GPUs: 2, 4"),
+        ({"shard_gpus": 1}, "found 1; allowed: 2 or more"),
+        ({"sync": "shards"}, "there are no copies"),
+        ({"regather_gpus": 3}, "a divisor of the 8 GPUs of a shard group: 2, 4"),
+        ({"regather_gpus": 8}, "8 is what reshard_after_forward: true means"),
+        ({"wrap": ("hh.*",)}, "did you mean 'h.*'?"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        plan_of(FsdpOptions(**options))
+    assert words in str(caught.value)
+
+
+def test_offloading_needs_a_way_to_the_host() -> None:
+    with pytest.raises(InputError, match="offload"):
+        plan_of(FsdpOptions(offload=True), host_link_Bps=None)
+
+
+SCENARIO = """# Do shards fit?
+perfmodel: 1
+model: {name: resnet18}
+cluster: {node: dgx-a100, nodes: 1}
+compute: {precision: fp32, optimizer: sgd}
+training: {batch_per_gpu: 8}
+strategy: {kind: fsdp, shard_gpus: 3, regather_gpus: 2}
+"""
+
+
+def test_a_scenario_names_file_line_and_field(tmp_path: Path) -> None:
+    path = tmp_path / "sharded.yaml"
+    path.write_text(SCENARIO, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        run_scenario(load_scenario(path))
+    text = str(caught.value)
+    assert "sharded.yaml:7" in text
+    assert "strategy.shard_gpus: found 3" in text
+    assert "strategy.regather_gpus: found 2" in text
+    path.write_text(SCENARIO.replace("shard_gpus: 3", "param_dtype: bf16"), encoding="utf-8")
+    with pytest.raises(InputError, match=r"strategy.param_dtype: found 'bf16' with compute.prec"):
+        load_scenario(path)

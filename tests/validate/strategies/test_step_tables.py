@@ -1,0 +1,144 @@
+"""Published steps of strategies: what a row becomes, what it is scaled to, what is left out."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.validate.run import shipped_folder
+from perfmodel.validate.score.strategy_scores import (
+    ALL,
+    STATED,
+    by_source,
+    by_strategy,
+    step_entries,
+    strategies_json,
+)
+from perfmodel.validate.strategies.model import StrategyStep, StrategyTable
+from perfmodel.validate.strategies.predicted_step import predict_step
+from perfmodel.validate.strategies.stated_step import read_step
+from perfmodel.validate.strategies.step_tables import STEPS, strategies_in
+
+ROWS = list(csv.DictReader((shipped_folder() / STEPS).read_text("utf-8").splitlines()))
+TINY = {
+    "model": "tiny", "family": "llama", "layers": "4", "width": "512", "heads": "8",
+    "kv_heads": "4", "mlp_width": "1024", "vocabulary": "1000", "sequence_length": "256",
+}  # fmt: skip
+
+
+def row(**changes):
+    """A row of the shipped table with a model that is quick to simulate."""
+    plain = next(r for r in ROWS if r["table"] == "yafsdp" and r["recompute"] == "none")
+    return {**plain, **TINY, "nodes": "1", "gpus_per_node": "2", "network": "", **changes}
+
+
+def written(folder: Path, rows) -> Path:
+    with (folder / STEPS).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
+
+
+def test_every_shipped_row_states_its_source_and_a_number():
+    for cells in ROWS:
+        assert cells["source"], cells
+        assert cells["trust"] in "2345"
+        assert cells["step_s"] or cells["peak_GB"]
+        assert bool(cells["peak_GB"]) == bool(cells["memory_kind"])
+
+
+@pytest.mark.parametrize("cells", ROWS[:3] + [r for r in ROWS if r["table"] == "yafsdp"][:2])
+def test_a_row_becomes_the_scenario_that_it_states(cells):
+    stated = read_step(cells)
+    parameters = {"Llama 2 7B": 6738415616, "TinyLlama 1.1B": 1100048384}
+    assert stated.workload.parameters == parameters[cells["model"]]
+    assert stated.size.gpus == int(cells["nodes"]) * int(cells["gpus_per_node"])
+    assert stated.scenario.strategy.kind in cells["strategy"]
+    assert predict_step(stated).sized.job.gpu.name == cells["gpu"]
+
+
+def predicted_s() -> float:
+    return predict_step(read_step(row())).step_s
+
+
+def test_the_scaled_base_takes_as_long_as_measured():
+    measured_s = 1.7 * predicted_s()
+    step = predict_step(read_step(row(step_s=f"{measured_s}")))
+    factor = step.scale
+    assert factor is not None
+    assert step.with_compute(factor) == pytest.approx(measured_s, rel=2e-3)
+    assert step.step_s == pytest.approx(measured_s / 1.7)
+
+
+def test_compute_is_scaled_to_the_smallest_alike_run(tmp_path):
+    small, large = row(step_s=f"{1.5 * predicted_s()}"), row(gpus_per_node="4", step_s="0.06")
+    other = row(gpus_per_node="4", precision="fp16", dtype="fp16", step_s="0.07",
+                strategy="{kind: ddp}")  # fmt: skip
+    steps = strategies_in(written(tmp_path, [large, small, other]))[0].steps
+    assert [step.scaled_s is None for step in steps] == [False, True, True]
+    assert steps[0].scaled_s > steps[0].predicted_s  # the base took longer than predicted
+
+
+def test_only_scaled_steps_of_a_gpu_that_is_not_as_its_data_sheet(tmp_path):
+    limited = {"step_s": f"{1.5 * predicted_s()}", "unlike": "500 W"}
+    rows = [row(**limited), row(gpus_per_node="4", **limited)]
+    steps = strategies_in(written(tmp_path, rows))[0].steps
+    assert all(step.pair("step") is None for step in steps)
+    assert steps[1].pair("scaled") is not None
+
+
+def test_memory_grows_from_allocated_to_all_that_is_in_use(tmp_path):
+    kinds = [row(peak_GB="1", memory_kind=kind) for kind in ("allocated", "reserved", "device")]
+    allocated, reserved, device = (
+        step.predicted_bytes for step in strategies_in(written(tmp_path, kinds))[0].steps
+    )
+    assert 0 < allocated < reserved < device
+
+
+def test_rows_that_no_scenario_can_express_are_counted(tmp_path):
+    rows = [row(), row(strategy="{kind: tensor}"), row(family="mamba")]
+    table = strategies_in(written(tmp_path, rows))[0]
+    assert len(table.steps) == 1
+    assert sum(table.left_out.values()) == 2
+    assert any("tensor" in reason for reason in table.left_out)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"), [({"step_s": "soon"}, "soon"), ({"layers": "none"}, "layers")]
+)
+def test_a_cell_that_is_no_number_is_named(tmp_path, change, text):
+    folder = written(tmp_path, [row(**change)])
+    if "step_s" in change:
+        with pytest.raises(InputError, match=text):
+            strategies_in(folder)
+    else:
+        assert any(text in reason for reason in strategies_in(folder)[0].left_out)
+
+
+def step(published, predicted, **changes):
+    values = {
+        "model": "m", "strategy": "ddp", "gpu": "g", "gpus": 2, "batch": 1, "precision": "bf16",
+        "recompute": "none", "published_s": published, "predicted_s": predicted, **changes,
+    }  # fmt: skip
+    return StrategyStep(**values)
+
+
+def test_every_table_weighs_the_same_and_open_rows_are_apart():
+    tables = [
+        StrategyTable("long", [step(1.0, 1.1)] * 9),
+        StrategyTable("short", [step(1.0, 1.5, presumed="network", intervals={"step": (0.9, 2)})]),
+    ]
+    scores = by_strategy(step_entries(tables))["step"]
+    assert scores[ALL].runs == 10
+    assert scores[ALL].tables == 2
+    assert scores[ALL].p90_abs_error == pytest.approx(0.5)
+    assert scores[ALL].inside == 1.0
+    assert scores[ALL].width == pytest.approx(math.log(2 / 0.9))
+    assert scores[STATED].runs == 9
+    assert by_source(tables)["short"]["step"].bias == pytest.approx(0.5)
+    document = strategies_json(tables)
+    assert document["quantities"]["step"][ALL]["runs"] == 10
+    assert len(document["rows"]) == 10

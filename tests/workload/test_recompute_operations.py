@@ -1,0 +1,118 @@
+"""Recomputation by operations: what torch runs again under torchtitan's policy, and bounds."""
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.workload.memory.activations import activation_bytes
+from perfmodel.workload.memory.recompute import (
+    NO_RECOMPUTE,
+    Recompute,
+    add_recompute,
+    kept_results,
+)
+from perfmodel.workload.model import scale_times
+from perfmodel.workload.roofline import layer_times
+from perfmodel.workload.zoo import build_model
+
+OPERATIONS, FULL = Recompute("operations"), Recompute("full")
+MODELS = ("llama3.2-1b", "gpt2", "gemma2-2b", "t5-small")
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    return build_model(request.param, dtype="bf16", sequence_length=512)
+
+
+def backward_s(model, recompute):
+    times = layer_times(model, load_gpu("a100-sxm4-80gb"), batch=2, precision="bf16")
+    return add_recompute(model, times, recompute).backward_s.sum()
+
+
+def test_time_and_memory_lie_between_none_and_full(model):
+    none, part, full = (backward_s(model, each) for each in (NO_RECOMPUTE, OPERATIONS, FULL))
+    assert none < part < full
+    kept = [
+        activation_bytes(model, 2, "bf16", recompute=r) for r in (FULL, OPERATIONS, NO_RECOMPUTE)
+    ]
+    assert kept == sorted(kept)
+    assert kept[0] < kept[1] < kept[2]
+
+
+def test_part_of_a_block_runs_again():
+    """All but the products and attention whose results are kept, of every block alike."""
+    model = build_model("llama3.2-1b", dtype="bf16", sequence_length=512)
+    times = layer_times(model, load_gpu("a100-sxm4-80gb"), batch=2, precision="bf16")
+    block = range(1, 9)
+    assert [model.layers[i].name.split(".", 3)[3] for i in kept_results(model, block)] == [
+        "self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.down_proj", "self_attn",
+    ]  # fmt: skip
+    again = add_recompute(model, times, OPERATIONS).backward_s - times.backward_s
+    kept_s = sum(times.matrix_forward_s[i] for i in kept_results(model, block))
+    assert again[8] == pytest.approx(times.forward_s[1:9].sum() - kept_s)
+    assert again.sum() == pytest.approx(16 * again[8])
+
+
+def test_layer_times_without_products_are_refused():
+    model = build_model("gpt2", sequence_length=64)
+    times = layer_times(model, load_gpu("a100-sxm4-80gb"), batch=2, precision="bf16")
+    from dataclasses import replace
+
+    with pytest.raises(InputError, match="operations"):
+        add_recompute(model, replace(times, matrix_forward_s=None), OPERATIONS)
+
+
+def test_products_scale_with_the_times_of_layers():
+    model = build_model("gpt2", sequence_length=64)
+    times = layer_times(model, load_gpu("a100-sxm4-80gb"), batch=2, precision="bf16")
+    assert scale_times(times, 2.0).matrix_forward_s.sum() == pytest.approx(
+        2 * times.matrix_forward_s.sum()
+    )
+    assert (times.matrix_forward_s <= times.forward_s).all()
+
+
+def test_torch_runs_every_second_product_again():
+    """A gated block under a policy that saves every second product: four of seven are kept."""
+    torch = pytest.importorskip("torch", reason="compares with the extra 'torch'")
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.checkpoint import (
+        CheckpointPolicy,
+        checkpoint,
+        create_selective_checkpoint_contexts,
+    )
+
+    class Count(TorchDispatchMode):
+        products = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.products += func is torch.ops.aten.mm.default
+            return func(*args, **(kwargs or {}))
+
+    maps = torch.nn.ModuleList(torch.nn.Linear(8, 8, bias=False) for _ in range(7))
+
+    def block(x):
+        q, k, v = (maps[i](x) for i in range(3))
+        x = x + maps[3](torch.tanh(q) * torch.tanh(k) * v)
+        return x + maps[6](torch.nn.functional.silu(maps[4](x)) * maps[5](x))
+
+    def contexts():
+        seen = {"forward": 0, "recompute": 0}
+
+        def policy(ctx, func, *args, **kwargs):
+            if func is not torch.ops.aten.mm.default:
+                return CheckpointPolicy.PREFER_RECOMPUTE
+            mode = "recompute" if ctx.is_recompute else "forward"
+            seen[mode] += 1
+            keep = seen[mode] % 2 == 1
+            return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(policy)
+
+    x = torch.randn(4, 8, requires_grad=True)
+    output = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+    with Count() as count:
+        output.sum().backward()
+    of_gradients = 2 * 7
+    model = build_model("llama3.2-1b", sequence_length=64)
+    products = len(kept_results(model, range(1, 9))) - 1
+    assert count.products - of_gradients == 7 - products
