@@ -223,6 +223,13 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
         "offload_activations": "none",
         "recompute": "none",
     },
+    "strategy": {
+        "batched_grad_copy": False,
+        "process_group_gpus": None,
+        "join": False,
+        "throw_on_early_termination": False,
+        "joined_gpus": 0,
+    },
 }
 """Newer fields by section, with their defaults: scenarios without them keep their digests."""
 
@@ -237,7 +244,7 @@ def scenario_digest(scenario: Scenario) -> str:
         del content["what_if"]
     for section, fields in _LATER_FIELDS.items():
         for name, default in fields.items():
-            if content[section][name] == default:
+            if name in content[section] and content[section][name] == default:
                 del content[section][name]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

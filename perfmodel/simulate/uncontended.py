@@ -128,7 +128,7 @@ class UncontendedTimer:
     ) -> list[LoweredCollective]:
         """Return the fastest lowered collective of each group of two ranks or more."""
         several = [group for group in groups if len(group) > 1]
-        return [self.best(op, nbytes, group, root)[0] for group in several]
+        return [self.best(op, nbytes, group, root_in(group, groups, root))[0] for group in several]
 
     def _forget(self, lowered: LoweredCollective) -> None:
         """Drop the cached arrays of a candidate that is not chosen, which may be large."""
@@ -207,6 +207,13 @@ class UncontendedTimer:
     def rates(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge without other traffic; wire bytes per second."""
         return self._common.rates.of(stage)
+
+
+def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:
+    """Return the root of one of several groups: the rank at the same place as in its own."""
+    if root in group:
+        return root
+    return next((group[own.index(root)] for own in groups if root in own), root)
 
 
 def joined_stages(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

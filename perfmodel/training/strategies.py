@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from perfmodel.training.averaging.strategy import LOCAL_SGD
 from perfmodel.training.ddp.strategy import DDP
 from perfmodel.training.fusion.strategy import HOROVOD, PRIORITY
 from perfmodel.training.servers.data_parallel import DATA_PARALLEL
@@ -24,4 +25,5 @@ STRATEGIES: Mapping[str, Strategy] = {
     "zero": ZERO,
     "zero_redundancy": ZERO_REDUNDANCY,
     "megatron": MEGATRON,
+    "local_sgd": LOCAL_SGD,
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfmodel.errors import InputError
+from perfmodel.topology.model import Gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
 from perfmodel.training.plan.loop_plan import LoopPlan
@@ -80,6 +81,7 @@ class StepRequest:
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
     `ranks_per_host`: GPUs of each host that the job has.
     `collective_s`: time of collectives alone, for strategies whose choices depend on it.
+    `gpu`: for matrix products of hooks; by default memory alone bounds them.
     Raises `InputError`: ranks or batch below 1.
     """
 
@@ -104,6 +106,7 @@ class StepRequest:
     collective_s: CollectiveTime = _instant
     nodes: int = 1
     optimizer: str = "sgd-momentum"
+    gpu: Gpu | None = None
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)
@@ -143,6 +146,7 @@ class Strategy:
     `assumptions`: of its plan, as sentences.
     `settings`: what can be tuned, from the model and the section; None: nothing beside buckets.
     `own_words`: how a section is said to the library: arguments, environment variables, JSON.
+    `remarks`: what its options leave out of a step, as sentences.
     """
 
     name: str
@@ -156,6 +160,7 @@ class Strategy:
     loops: Callable[[StepRequest, Any], LoopPlan] | None = None
     settings: Callable[[Workload, Any], tuple[Setting, ...]] | None = None
     own_words: Callable[[Any], tuple[str, ...]] | None = None
+    remarks: Callable[[Any], tuple[str, ...]] = lambda _options: ()
 
     @property
     def has_buckets(self) -> bool:

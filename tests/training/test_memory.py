@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
+from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
 from perfmodel.studies.run.result import Memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory
@@ -61,7 +62,8 @@ def test_buckets_are_a_copy_of_the_gradients_unless_views() -> None:
     views = DdpOptions(gradient_as_bucket_view=True)
     assert memory(setup).buckets_bytes == nbytes
     assert memory(replace(setup, options=views)).buckets_bytes == 0
-    assert memory(replace(setup, options=DdpOptions(hook="bf16"))).buckets_bytes == 1.5 * nbytes
+    half = DdpOptions(hook=CastHook(kind="bf16"))
+    assert memory(replace(setup, options=half)).buckets_bytes == 1.5 * nbytes
     assert memory(replace(setup, ranks=1)).buckets_bytes == 0
 
 

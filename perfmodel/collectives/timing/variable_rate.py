@@ -102,14 +102,14 @@ class Clocks:
 
         Every edge still has to send what it has not sent, at its best rate so far at most.
         """
-        left = self.course.sends - self.course.sent(self._stand.step)
+        unsent = self.course.sends - self.course.sent(self._stand.step)
         best_Bps = self._paces[0].rate_Bps
         for pace in self._paces[1:]:
             best_Bps = np.maximum(best_Bps, pace.rate_Bps)
         nbytes = self.course.phases[0].nbytes
         for phase in self.course.phases[1:]:
             nbytes = np.minimum(nbytes, phase.nbytes)
-        least_s = self._stand.free + left * sending_s(nbytes, best_Bps)
+        least_s = self._stand.free + unsent * sending_s(nbytes, best_Bps)
         return float(least_s[self.course.sends > 0].max(initial=0.0))
 
     def left(self) -> FloatArray:

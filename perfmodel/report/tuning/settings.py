@@ -63,8 +63,8 @@ def settings_table(tuned: SettingsTuning) -> Table:
     named = [("defaults", tuned.default), ("the scenario's own", tuned.requested)]
     if tuned.best is not None and not tuned.keep:
         named.append((f"best: {_listed(tuned.best)}", tuned.best))
-    shown = [dict(trial.values) for _, trial in named if trial is not None]
-    others = [trial for trial in tuned.trials if dict(trial.values) not in shown]
+    listed = [dict(trial.values) for _, trial in named if trial is not None]
+    others = [trial for trial in tuned.trials if dict(trial.values) not in listed]
     named += [(_listed(trial), trial) for trial in others[:MOST_ROWS]]
     rows = [_row(tuned, name, trial) for name, trial in named if trial is not None]
     return Table(("settings", ">step", ">exposed", ">to defaults", ">memory"), rows, ruled=False)
@@ -88,12 +88,12 @@ def yaml_snippet(tuned: SettingsTuning) -> str:
 def _notes(tuned: SettingsTuning) -> list[str]:
     """What was tried, and what the answer rests on."""
     count = len(tuned.trials)
-    tried = (
+    count_text = (
         f"{count} choices of {', '.join(tuned.fields)} were tried: a coarse grid, then between the "
         "values next to the best. The defaults are among them; what saves less than 1 % is no "
         "reason to leave them."
     )
-    notes = [tried]
+    notes = [count_text]
     if tuned.too_large:
         notes.append(
             f"{tuned.too_large} of them do not fit the memory of a GPU and are not recommended."

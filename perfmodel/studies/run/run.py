@@ -245,6 +245,7 @@ def _list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[s
         *_describe_compute(job, machine),
         *_describe_communication(job, machine),
         *job.strategy.assumptions,
+        *job.strategy.remarks(job.options),
         *machine.topology.assumptions,
     )
 

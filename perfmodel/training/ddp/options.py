@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import get_args
 
-from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.scenario.sections.strategies.ddp import Hook
+from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.sections.strategies.gradient_hooks import NO_HOOK, CastHook, Hook
 from perfmodel.workload.model import ITEM_BYTES
 
 MIB = 1024 * 1024
@@ -18,6 +17,12 @@ DEFAULT_CAP_BYTES = 25 * MIB
 
 FIRST_BUCKET_BYTES = MIB
 """Default cap of the first bucket; bytes (kDefaultFirstBucketBytes in torch 2.13, reducer.hpp)."""
+
+
+ONE_ALL_REDUCE = (
+    "none, allreduce, fp16 or bf16: tune knows how the time of a bucket grows with its bytes "
+    "where it is one all-reduce"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +40,15 @@ class DdpOptions:
     `accumulate`: micro-batches per step; all but the last run under ``no_sync()``.
     `set_last_bucket_cap`: environment variable ``DDP_SET_LAST_BUCKET_CAP=1``: the small bucket is
         launched last.
-    `hook`: communication hook that compresses each bucket to 16 bits.
-    Raises `InputError`: a cap that is not a number above zero, an empty list, no micro-batch, or a
-        hook that does not exist.
+    `hook`: communication hook.
+    `batched_grad_copy`: a bucket is filled at once, when its last gradient is ready.
+    `init_sync`: the constructor compares shapes and broadcasts parameters; and buffers, too, with
+        `sync_buffers_at_start` (which ``broadcast_buffers=False`` unsets).
+    `group_ranks`: ranks of each process group that trains on its own (``process_group``); None:
+        all ranks are one.
+    `join`, `throw_on_early_termination`: the step runs in the context of ``join()``.
+    `joined_ranks`: the last ranks, which have run out of inputs.
+    Raises `InputError`: a cap that is not a number above zero, an empty list, or no micro-batch.
     """
 
     bucket_cap_bytes: float | None = None
@@ -49,7 +60,14 @@ class DdpOptions:
     broadcast_buffers: bool = True
     accumulate: int = 1
     set_last_bucket_cap: bool = False
-    hook: Hook = "none"
+    hook: Hook = NO_HOOK
+    batched_grad_copy: bool = False
+    init_sync: bool = True
+    sync_buffers_at_start: bool = True
+    group_ranks: int | None = None
+    join: bool = False
+    throw_on_early_termination: bool = False
+    joined_ranks: int = 0
 
     def __post_init__(self) -> None:
         named = [
@@ -66,16 +84,51 @@ class DdpOptions:
             faults.append(Fault("caps_list_bytes", "an empty list", "at least one cap"))
         if self.accumulate < 1:
             faults.append(Fault("accumulate", repr(self.accumulate), "1 or more micro-batches"))
-        hooks = get_args(Hook)
-        if self.hook not in hooks:
-            faults.append(Fault("hook", repr(self.hook), allowed_names(hooks, self.hook)))
+        faults += self._join_faults()
         if faults:
             raise InputError(faults)
 
+    def ranks_of_group(self, ranks: int) -> int:
+        """Ranks that reduce gradients with one another.
+
+        Raises `InputError`: ranks that cannot be split into groups.
+        """
+        size = ranks if self.group_ranks is None else min(ranks, self.group_ranks)
+        if ranks % size:
+            allowed = f"a number that divides the {ranks} ranks"
+            raise InputError(Fault("strategy.process_group_gpus", str(size), allowed))
+        return size
+
+    def groups(self, ranks: int) -> tuple[range, ...]:
+        """Ranks of each process group."""
+        size = self.ranks_of_group(ranks)
+        return tuple(range(first, first + size) for first in range(0, ranks, size))
+
+    def _join_faults(self) -> list[Fault]:
+        if self.group_ranks is not None and (self.group_ranks < 2 or self.join):
+            allowed = "2 or more, and nothing with join: all ranks of a group would run out"
+            return [Fault("group_ranks", str(self.group_ranks), allowed)]
+        if self.joined_ranks and not self.join:
+            return [Fault("joined_ranks", str(self.joined_ranks), "0 without join")]
+        if self.throw_on_early_termination and (self.joined_ranks or not self.join):
+            allowed = "false without join, or with joined ranks: it ends training when one joins"
+            return [Fault("throw_on_early_termination", "true", allowed)]
+        return []
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether a communication hook reduces the buckets."""
+        return self.hook != NO_HOOK
+
     @property
     def sent_item_bytes(self) -> int | None:
-        """Bytes per element that a compressing hook sends; None without a hook."""
-        return None if self.hook == "none" else ITEM_BYTES[self.hook]
+        """Bytes per element of the one all-reduce of a bucket; None where they are its own.
+
+        Raises `InputError`: a hook with several collectives per bucket.
+        """
+        if not isinstance(self.hook, CastHook):
+            raise InputError(Fault("strategy.hook", repr(self.hook.kind), ONE_ALL_REDUCE))
+        return ITEM_BYTES.get(self.hook.kind)
 
     @property
     def rebuilds(self) -> bool:

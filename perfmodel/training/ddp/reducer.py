@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perfmodel.training.ddp.buckets import Bucket
+from perfmodel.training.ddp.hooks.bucket_hook import hook_at, reduce_bucket
+from perfmodel.training.ddp.hooks.bucket_reduction import GROUP, BucketReduction
 from perfmodel.training.plan.forward_backward import Step, add_backward_segment, backward_segments
-
-GROUP = "data parallel"
-"""Name of the communicator of all ranks."""
 
 USED_MAP_ITEM_BYTES = 4
 """Bytes per parameter of the used-parameter map (int32 ``local_used_map_``, reducer.cpp)."""
@@ -40,7 +39,8 @@ def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, .
         at_most=step.resolution(step.last_micro_batch),
         cut_after=_last_gradients(step, filling.owner),
     ):
-        add_backward_segment(step, part, step.last_micro_batch, copy_kernels=len(part.tensors))
+        kernels = _copy_kernels(step, part.tensors, filling)
+        add_backward_segment(step, part, step.last_micro_batch, copy_kernels=kernels)
         _add_copies_in(step, part.name, part.tensors, filling)
         while len(reduced) < len(buckets) and filling.missing[len(reduced)] == 0:
             bucket = buckets[len(reduced)]
@@ -96,6 +96,9 @@ def _add_copies_in(
     """Scale gradients into their buckets: one task per bucket that the segment touches."""
     for index in sorted({filling.owner[tensor] for tensor in tensors}):
         members = [tensor for tensor in tensors if filling.owner[tensor] == index]
+        if step.options.batched_grad_copy:
+            _add_batched_copy(step, name, index, members, filling, after=after)
+            continue
         filling.copied[index] = step.tasks.copy(
             f"copy in {name}", step.nbytes(members), len(members), step.rank_class,
             after=after, bucket=index, micro_batch=step.last_micro_batch,
@@ -103,47 +106,50 @@ def _add_copies_in(
         filling.missing[index] -= len(members)
 
 
+def _copy_kernels(step: Step, tensors: Sequence[int], filling: _Filling) -> int:
+    """Kernels that copy gradients of a segment: one each, or two for each bucket that is full."""
+    if not step.options.batched_grad_copy:
+        return len(tensors)
+    owners = [filling.owner[tensor] for tensor in tensors]
+    return sum(2 for index in set(owners) if filling.missing[index] == owners.count(index))
+
+
+def _add_batched_copy(
+    step: Step, name: str, index: int, members: Sequence[int], filling: _Filling,
+    *, after: tuple[int, ...],
+) -> None:  # fmt: skip
+    """Fill a bucket once all of its gradients are ready: a copy, and a division in place."""
+    filling.missing[index] -= len(members)
+    if filling.missing[index]:
+        return
+    tensors = [tensor for tensor, owner in filling.owner.items() if owner == index]
+    passes = 1 if step.options.has_hook else 2
+    filling.copied[index] = step.tasks.copy(
+        f"copy in {name}", passes * step.nbytes(tensors), passes, step.rank_class,
+        after=after, bucket=index, micro_batch=step.last_micro_batch,
+    )  # fmt: skip
+
+
+def add_shadow_reduction(
+    step: Step, buckets: Sequence[Bucket], after: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Reduce zeros in place of gradients, as a rank does that has run out of inputs."""
+    hook = hook_at(step.options.hook, step.request.iteration)
+    reduced = [reduce_bucket(BucketReduction(step, bucket, after), hook) for bucket in buckets]
+    if step.options.find_unused_parameters and not step.options.static_graph:
+        reduced.append(_add_used_map_reduction(step, after=reduced[-1]))
+    return tuple(reduced)
+
+
 def _add_all_reduce(step: Step, bucket: Bucket, filling: _Filling) -> int:
-    """All-reduce a bucket, compressed if there is a hook; return its last task.
+    """Reduce a bucket as the hook does; return its last task.
 
     It waits for its own last copy and for those of the buckets before it, which one worker's
     order implies and two workers' does not.
     """
-    tasks, name, tensors = step.tasks, f"bucket {bucket.index}", step.request.workload.tensors
-    marks: dict[str, Any] = {"bucket": bucket.index, "micro_batch": step.last_micro_batch}
     complete = filling.copied[bucket.index], max(filling.copied[: bucket.index + 1])
-    ready, nbytes = tuple(dict.fromkeys(complete)), bucket.nbytes
-    item_bytes = step.options.sent_item_bytes
-    if item_bytes is not None:  # one cast, then one division in place (default_hooks.py)
-        nbytes = item_bytes * sum(tensors[tensor].numel for tensor in bucket.tensors)
-        ready = (_add_compression(step, bucket, nbytes, ready, marks),)
-    done = tasks.collective(
-        f"all-reduce {name}", "all_reduce", nbytes, step.rank_class,
-        communicator=GROUP, key=name, after=ready,
-        dtype=bucket.dtype if item_bytes is None else step.options.hook, **marks,
-    )  # fmt: skip
-    if item_bytes is not None:
-        done = tasks.copy(
-            f"decompress {name}", (bucket.nbytes + nbytes) / 2, 1, step.rank_class,
-            after=(done,), stream="hook", **marks,
-        )  # fmt: skip
-    return done
-
-
-def _add_compression(
-    step: Step, bucket: Bucket, nbytes: int, ready: tuple[int, ...], marks: dict[str, Any]
-) -> int:
-    """Convert a bucket to 16 bits, on the device or on the host."""
-    name = f"compress bucket {bucket.index}"
-    if step.request.cast_Bps is not None:
-        cast_s = bucket.nbytes / step.request.cast_Bps
-        return step.tasks.compute(
-            name, "copy", cast_s, step.rank_class, after=ready, stream="cast", **marks
-        )
-    issued = step.tasks.issue(name, 2, step.rank_class, **marks)
-    cast_bytes = (bucket.nbytes + nbytes) / 2 + nbytes
-    after = (*issued, *ready)
-    return step.tasks.copy(name, cast_bytes, 2, step.rank_class, after=after, **marks)
+    reduction = BucketReduction(step, bucket, tuple(dict.fromkeys(complete)))
+    return reduce_bucket(reduction, hook_at(step.options.hook, step.request.iteration))
 
 
 def _add_used_map_reduction(step: Step, *, after: int) -> int:

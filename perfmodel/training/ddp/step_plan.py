@@ -10,12 +10,27 @@ backward.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from perfmodel.training.ddp.buckets import ddp_buckets
-from perfmodel.training.ddp.options import MIB, DdpOptions
-from perfmodel.training.ddp.reducer import GROUP, add_copy_out, add_reducing_backward
+from perfmodel.errors import Fault, InputError
+from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
+from perfmodel.training.ddp.hooks.bucket_hook import check_library
+from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.reducer import (
+    add_copy_out,
+    add_reducing_backward,
+    add_shadow_reduction,
+)
+from perfmodel.training.ddp.start import COALESCED_BYTES
+from perfmodel.training.ddp.uneven_inputs import (
+    JOINED,
+    add_authority,
+    add_notice,
+    add_sync_question,
+)
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
@@ -26,9 +41,6 @@ HOOKS = (Stream("cast", "copy"), Stream("hook", "copy"))
 
 RANKS = "ranks"
 """Name of the only rank class."""
-
-COALESCED_BYTES = 250 * MIB
-"""Buffers are broadcast in pieces of this size (broadcast_bucket_size, distributed.py)."""
 
 
 def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
@@ -53,12 +65,26 @@ def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
     kind = "one GPU" if ranks == 1 else "DDP"
     return StepPlan(
         name=f"{kind}, {request.workload.name}, {request.iteration} iteration",
-        classes=(RankClass(RANKS, range(ranks)),),
+        classes=_classes(request, options),
         streams=_used_streams(tasks, (HOST, COMPUTE, comm, *HOOKS)),
-        communicators=() if ranks == 1 else (Communicator(GROUP, (range(ranks),)),),
+        communicators=() if ranks == 1 else (Communicator(GROUP, options.groups(ranks)),),
         tasks=tuple(tasks.tasks),
-        samples=ranks * request.batch_per_gpu * options.accumulate,
+        samples=(ranks - _joined(request, options)) * request.batch_per_gpu * options.accumulate,
     )
+
+
+def _joined(request: StepRequest, options: DdpOptions) -> int:
+    """Ranks without inputs; none in the first iteration, nor where there is one rank only."""
+    return 0 if request.ranks == 1 or request.iteration == "first" else options.joined_ranks
+
+
+def _classes(request: StepRequest, options: DdpOptions) -> tuple[RankClass, ...]:
+    ranks, joined = request.ranks, _joined(request, options)
+    if joined >= ranks:
+        allowed = f"at most {ranks - 1} of {ranks} ranks: one at least has inputs"
+        raise InputError(Fault("strategy.joined_gpus", str(joined), allowed))
+    active = RankClass(RANKS, range(ranks - joined))
+    return (active, RankClass(JOINED, range(ranks - joined, ranks))) if joined else (active,)
 
 
 def _add_local_step(step: Step) -> None:
@@ -74,17 +100,36 @@ def _add_reduced_step(step: Step) -> None:
         request.workload, step.options, iteration=request.iteration,
         ready_order=request.ready_order,
     )  # fmt: skip
-    synced = _add_buffer_broadcasts(step) if step.options.broadcast_buffers else ()
+    check_library(step.options.hook, request, buckets)
     for micro_batch in range(step.last_micro_batch):
-        add_forward(step, micro_batch, after=synced)
+        add_forward(step, micro_batch, after=_add_synchronisation(step, micro_batch))
         add_local_backward(step, micro_batch)
-        synced = ()
-    add_forward(step, step.last_micro_batch, after=synced)
+    last = step.last_micro_batch
+    add_forward(step, last, after=_add_synchronisation(step, last))
     reduced = add_reducing_backward(step, buckets)
     _add_optimizer(step, add_copy_out(step, buckets, reduced))
+    if _joined(request, step.options):
+        _add_shadow_step(replace(step, rank_class=JOINED), buckets)
 
 
-def _add_buffer_broadcasts(step: Step) -> tuple[int, ...]:
+def _add_shadow_step(step: Step, buckets: Sequence[Bucket]) -> None:
+    """Add the collectives of ranks that have run out of inputs."""
+    after: tuple[int, ...] = ()
+    for micro_batch in range(step.options.accumulate):
+        after = _add_synchronisation(step, micro_batch)
+    add_shadow_reduction(step, buckets, after)
+
+
+def _add_synchronisation(step: Step, micro_batch: int) -> tuple[int, ...]:
+    """Add what precedes forward; returns what it waits for."""
+    notified = add_notice(step, micro_batch)
+    synced: tuple[int, ...] = ()
+    if step.options.broadcast_buffers and micro_batch == 0 and step.request.workload.buffers:
+        synced = _add_buffer_broadcasts(step, add_authority(step, notified))
+    return (*synced, *add_sync_question(step, micro_batch, synced or notified))
+
+
+def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
     """Broadcast rank 0's running statistics before forward, which waits for them.
 
     One broadcast per dtype, and a kernel per buffer to copy it back
@@ -95,16 +140,18 @@ def _add_buffer_broadcasts(step: Step) -> tuple[int, ...]:
         for piece in range(-(-group.nbytes // COALESCED_BYTES)):
             nbytes = min(group.nbytes - piece * COALESCED_BYTES, COALESCED_BYTES)
             kernels = group.tensors if piece == 0 else 1
-            issued = step.tasks.issue("broadcast of buffers", 2 + kernels, RANKS)
-            flat = step.tasks.copy("flatten buffers", nbytes, 1, RANKS, after=issued)
+            issued = step.tasks.issue("broadcast of buffers", 2 + kernels, step.rank_class)
+            flat = step.tasks.copy(
+                "flatten buffers", nbytes, 1, step.rank_class, after=(*issued, *after)
+            )
             sent = step.tasks.collective(
-                f"broadcast buffers ({group.dtype})", "broadcast", nbytes, RANKS,
+                f"broadcast buffers ({group.dtype})", "broadcast", nbytes, step.rank_class,
                 communicator=GROUP, key=f"buffers {group.dtype} {piece}", after=(flat,),
                 dtype=group.dtype,
             )  # fmt: skip
             pending.append((sent, nbytes, kernels))
     return tuple(
-        step.tasks.copy("copy buffers back", nbytes, kernels, RANKS, after=(sent,))
+        step.tasks.copy("copy buffers back", nbytes, kernels, step.rank_class, after=(sent,))
         for sent, nbytes, kernels in pending
     )
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
+from perfmodel.scenario.sections.strategies.gradient_hooks import (
+    OneBitHook,
+    PowerSgdHook,
+    TopKHook,
+)
 from perfmodel.training.ddp.buckets import ddp_buckets
+from perfmodel.training.ddp.hooks.bucket_hook import hook_bytes
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
@@ -15,8 +21,8 @@ from perfmodel.training.strategy import Strategy
 def ddp_memory(setup: Setup) -> MemoryUse:
     """Add up what DDP keeps on a GPU.
 
-    Buckets are a second copy of all gradients, unless gradients are views of them; a compressing
-    hook adds its 16-bit copy of every bucket (all may be in flight). One rank has no buckets.
+    Buckets are a second copy of all gradients, unless gradients are views of them; a hook adds
+    what it keeps and sends (all buckets may be in flight). One rank has no buckets.
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
@@ -25,8 +31,9 @@ def ddp_memory(setup: Setup) -> MemoryUse:
         return use
     options = setup.options
     assert isinstance(options, DdpOptions)
-    elements = sum(tensor.numel for tensor in setup.trained)
-    compressed = (options.sent_item_bytes or 0) * elements
+    ranks = options.ranks_of_group(setup.ranks)
+    buckets = ddp_buckets(setup.workload, options)
+    compressed = hook_bytes(options.hook, setup.workload, buckets, ranks)
     copies = 0.0 if options.gradient_as_bucket_view else use.gradients_bytes
     return replace(use, buckets_bytes=compressed + copies)
 
@@ -41,12 +48,40 @@ def ddp_options(section: DdpStrategy) -> DdpOptions:
         static_graph=section.static_graph,
         gradient_as_bucket_view=section.gradient_as_bucket_view,
         broadcast_buffers=section.broadcast_buffers,
+        sync_buffers_at_start=section.broadcast_buffers,
         accumulate=section.accumulate,
         hook=section.hook,
+        batched_grad_copy=section.batched_grad_copy,
+        group_ranks=section.process_group_gpus,
+        join=section.join,
+        throw_on_early_termination=section.throw_on_early_termination,
+        joined_ranks=section.joined_gpus,
     )
 
 
+def _remarks(options: DdpOptions) -> tuple[str, ...]:
+    hook = options.hook
+    lines = []
+    if isinstance(hook, PowerSgdHook) and hook.start_iteration:
+        lines.append(
+            f"PowerSGD has started: the {hook.start_iteration:,} steps before it reduce whole "
+            "buckets, as the first step does. It waits for the device in each bucket, so backward "
+            "does not overlap what it reduces."
+        )
+    if isinstance(hook, TopKHook | OneBitHook):
+        lines.append(
+            f"PyTorch has no hook {hook.kind!r}: its kernels read and write memory as often as "
+            "the algorithm needs, none measured."
+        )
+    if options.joined_ranks:
+        lines.append(
+            f"{options.joined_ranks} GPUs have run out of inputs: they reduce zeros, and their "
+            "samples do not count."
+        )
+    return tuple(lines)
+
+
 DDP = Strategy(
-    "DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets,
+    "DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets, remarks=_remarks,
     lighter=({"gradient_as_bucket_view": True},),
 )  # fmt: skip

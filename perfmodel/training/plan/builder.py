@@ -56,6 +56,15 @@ class TaskList:
         work = Compute(duration_s)
         return self.add(Task(name, kind, rank_class, stream, work, tuple(after), **marks))
 
+    def wait(self, name: str, rank_class: str, *, after: Iterable[int], **marks: Any) -> int:
+        """Let the host wait, as a synchronisation or the reading of a value does.
+
+        Where no host issues kernels, the device waits in its stead.
+        """
+        stream = HOST if self.launch_s > 0 else COMPUTE
+        work = Compute(0.0)
+        return self.add(Task(name, "wait", rank_class, stream.name, work, tuple(after), **marks))
+
     def copy(
         self,
         name: str,

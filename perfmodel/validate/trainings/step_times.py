@@ -17,7 +17,7 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.machine import bound_machines
 from perfmodel.studies.run.result import Uncertainty
-from perfmodel.studies.run.steps.collective_times import collective_s
+from perfmodel.studies.run.steps.alone_times import collective_s
 from perfmodel.studies.run.uncertainty import chance_of_gpus
 from perfmodel.topology.from_text.describe import find_host
 from perfmodel.topology.from_text.match_template import HostText

@@ -18,6 +18,7 @@ import numpy as np
 from perfmodel.errors import Fault
 from perfmodel.files.csv_rows import Record, read_table
 from perfmodel.library.machine import Machine
+from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.host_overhead import host_work
@@ -237,7 +238,7 @@ def options_of(cells: Mapping[str, str]) -> DdpOptions:
         broadcast_buffers=False,
         gradient_as_bucket_view=cells.get("grad_view") == "1",
         accumulate=int(cells.get("accum") or 1),
-        hook="fp16" if cells.get("mode") == "fp16" else "none",
+        hook=CastHook(kind="fp16" if cells.get("mode") == "fp16" else "none"),
     )
     if caps == "def":
         return common

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files import Bytes, FileModel
+from perfmodel.files import Bytes, Count, FileModel
 from perfmodel.scenario.sections.base import Switch
 from perfmodel.scenario.sections.strategies.counts import MicroSteps
-
-Hook = Literal["none", "fp16", "bf16"]
+from perfmodel.scenario.sections.strategies.gradient_hooks import NO_HOOK, HookSection
+from perfmodel.units import MOST_COUNT
 
 
 class DdpStrategy(FileModel):
@@ -33,13 +33,38 @@ class DdpStrategy(FileModel):
     static_graph: Switch = False
     gradient_as_bucket_view: Switch = False
     broadcast_buffers: Switch = True
+    batched_grad_copy: Switch = Field(
+        default=False, description="gradients are copied once their bucket is complete"
+    )
+    process_group_gpus: Annotated[Count, Field(ge=2)] | None = Field(
+        default=None,
+        description="consecutive GPUs of each process group, which train independently",
+    )
+    join: Switch = Field(default=False, description="training within join(): uneven inputs")
+    throw_on_early_termination: Switch = False
+    joined_gpus: Annotated[int, Field(strict=True, ge=0, le=MOST_COUNT)] = Field(
+        default=0, description="GPUs that have run out of inputs and shadow the others"
+    )
     accumulate: MicroSteps = Field(
         default=1, description="micro-steps per step; all but the last under no_sync"
     )
-    hook: Hook = Field(default="none", description="gradient compression hook")
+    hook: HookSection = Field(default=NO_HOOK, description="communication hook")
 
     @model_validator(mode="after")
     def _check_caps(self) -> DdpStrategy:
         if self.bucket_caps is not None and (self.bucket_cap or self.first_bucket):
             raise ValueError("'bucket_caps', or 'bucket_cap' with 'first_bucket', not both")
+        return self
+
+    @model_validator(mode="after")
+    def _check_join(self) -> DdpStrategy:
+        if self.joined_gpus and not self.join:
+            raise ValueError("'join: true' with 'joined_gpus'")
+        if self.throw_on_early_termination and (self.joined_gpus or not self.join):
+            raise ValueError(
+                "'throw_on_early_termination' with 'join: true' and no 'joined_gpus': training "
+                "ends when the first GPU runs out of inputs"
+            )
+        if self.process_group_gpus is not None and self.join:
+            raise ValueError("'join' or 'process_group_gpus', not both")
         return self

@@ -11,6 +11,7 @@ from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStr
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
 from perfmodel.scenario.sections.strategies.horovod import HorovodStrategy
+from perfmodel.scenario.sections.strategies.local_sgd import LocalSgdStrategy
 from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
 from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
 from perfmodel.scenario.sections.strategies.priority import PriorityStrategy
@@ -32,7 +33,8 @@ StrategySection = Annotated[
         | PriorityStrategy
         | ZeroStrategy
         | MegatronStrategy
-        | ZeroRedundancyStrategy,
+        | ZeroRedundancyStrategy
+        | LocalSgdStrategy,
         Field(discriminator="kind"),
     ],
     BeforeValidator(_ddp_unless_named),

@@ -227,6 +227,7 @@ def plan_step(
         ranks_per_host=min(ranks_per_host, ranks),
         host_link_Bps=memory.link_Bps,
         host_optimizer_s=_host_optimizer_s(job, memory) / faster,
+        gpu=_faster(job.gpu, faster),
     )
     if collective_s is not None:
         request = replace(request, collective_s=collective_s)
@@ -281,6 +282,11 @@ def _host_optimizer_s(job: TrainingJob, memory: HostMemory) -> float:
     """Time of the optimizer on CPUs, which goes from tensor to tensor (PyTorch's default there)."""
     moved = optimizer_bytes(job.workload, job.scenario.compute.optimizer, "for-loop")
     return moved / memory.memory_Bps
+
+
+def _faster(gpu: Gpu, by: float) -> Gpu:
+    """Return the GPU with matrix products that take `by` times less time."""
+    return replace(gpu, peak_flops={name: rate * by for name, rate in gpu.peak_flops.items()})
 
 
 def assign_buckets(job: TrainingJob) -> tuple[Bucket, ...]:

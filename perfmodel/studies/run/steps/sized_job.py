@@ -36,7 +36,7 @@ from perfmodel.studies.run.resolve.training_job import (
     price_layers,
 )
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
-from perfmodel.studies.run.steps.collective_times import collective_s
+from perfmodel.studies.run.steps.alone_times import collective_s
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration

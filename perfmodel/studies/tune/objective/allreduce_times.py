@@ -17,7 +17,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.simulate.uncontended import UncontendedTimer, link_times_s
-from perfmodel.studies.run.steps.collective_times import simulated_s
+from perfmodel.studies.run.steps.alone_times import simulated_s
 
 AlgorithmProtocol = tuple[str, str]
 """Algorithm and protocol of a size."""

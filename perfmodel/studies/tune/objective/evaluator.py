@@ -216,7 +216,7 @@ def _list_reasons(prepared: PreparedSize, gradients: GradientOrder) -> list[str]
         ),
         "every message is simulated": prepared.sized.fidelity == "message",
         "several all-reduces are under way at a time": prepared.job.library.workers > 1,
-        "a hook compresses each bucket": prepared.job.ddp_options.sent_item_bytes is not None,
+        "a hook compresses each bucket": prepared.job.ddp_options.has_hook,
         "gradients of several dtypes share the list": not gradients.single_dtype,
         "buckets are never rebuilt": gradients.reverse_filled,
         "the host waits for each all-reduce": prepared.job.library.host_staged,

@@ -40,7 +40,7 @@ class _Trials:
     settings: tuple[Setting, ...]
     say: Progress
     default: Choice
-    tried: dict[Choice, Trial | None] = field(default_factory=dict)
+    trials: dict[Choice, Trial | None] = field(default_factory=dict)
     by_options: dict[StepOptions, Trial] = field(default_factory=dict)
 
     def section(self, choice: Choice) -> dict[str, Any]:
@@ -67,14 +67,14 @@ class _Trials:
 
     def trial(self, choice: Choice, *, anyway: bool = False) -> Trial | None:
         """Simulate a choice, if it fits or `anyway`; None where it does not hold together."""
-        if choice not in self.tried:
+        if choice not in self.trials:
             try:
-                self.tried[choice] = self._simulate(choice, anyway)
+                self.trials[choice] = self._simulate(choice, anyway)
             except InputError:
                 if anyway:
                     raise
-                self.tried[choice] = None
-        return self.tried[choice]
+                self.trials[choice] = None
+        return self.trials[choice]
 
     def cost(self, choice: Choice) -> float:
         """Time of a step; infinite where it does not fit; seconds."""
@@ -165,7 +165,7 @@ def _choice_of(settings: Sequence[Setting], section: Any) -> Choice:
 
 def _choose(trials: _Trials) -> Choice | None:
     """The default, unless another saves enough; else the fewest changes for the shortest step."""
-    costs = {choice: trials.cost(choice) for choice in trials.tried}
+    costs = {choice: trials.cost(choice) for choice in trials.trials}
     least_s = min(costs.values())
     if math.isinf(least_s):
         return None
@@ -177,10 +177,10 @@ def _choose(trials: _Trials) -> Choice | None:
 
 def _assemble(trials: _Trials, own: Choice) -> SettingsTuning:
     prepared, job = trials.prepared, trials.prepared.job
-    default, requested = trials.tried[trials.default], trials.tried[own]
+    default, requested = trials.trials[trials.default], trials.trials[own]
     assert default is not None
     chosen = _choose(trials)
-    words = job.strategy.own_words
+    spell = job.strategy.own_words
     distinct = {id(trial): trial for trial in trials.by_options.values()}
     return SettingsTuning(
         scenario=job.scenario,
@@ -193,11 +193,11 @@ def _assemble(trials: _Trials, own: Choice) -> SettingsTuning:
         fields=tuple(setting.field for setting in trials.settings),
         default=default,
         requested=None if own == trials.default else requested,
-        best=None if chosen is None else trials.tried[chosen],
+        best=None if chosen is None else trials.trials[chosen],
         trials=tuple(sorted(distinct.values(), key=lambda each: each.step_time_s or math.inf)),
-        refused=sum(trial is None for trial in trials.tried.values()),
+        refused=sum(trial is None for trial in trials.trials.values()),
         section={} if chosen is None else trials.section(chosen),
-        own_words=words(trials.changed(chosen).strategy) if words and chosen is not None else (),
+        own_words=spell(trials.changed(chosen).strategy) if spell and chosen is not None else (),
         assumptions=job.strategy.assumptions,
         provenance={
             "perfmodel": __version__,

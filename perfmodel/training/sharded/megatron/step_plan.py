@@ -24,7 +24,7 @@ from perfmodel.training.plan.forward_backward import (
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan
 from perfmodel.training.sharded.megatron.gradient_buffer import BufferBucket, buffer_buckets
 from perfmodel.training.sharded.megatron.options import MegatronOptions
-from perfmodel.training.sharded.zero.passes import (
+from perfmodel.training.sharded.zero.zero_passes import (
     EVERYONE,
     ShardingStep,
     add_agreement,

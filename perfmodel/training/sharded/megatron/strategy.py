@@ -12,7 +12,7 @@ from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
 from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.step_plan import megatron_step
-from perfmodel.training.sharded.zero.passes import MASTER_BYTES
+from perfmodel.training.sharded.zero.zero_passes import MASTER_BYTES
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES
 

@@ -8,8 +8,8 @@ from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.sharded.zero.fetches import persistent_tensors, trace_fetches
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import partition
-from perfmodel.training.sharded.zero.passes import MASTER_BYTES
 from perfmodel.training.sharded.zero.sharded_parameters import part_elements
+from perfmodel.training.sharded.zero.zero_passes import MASTER_BYTES
 from perfmodel.workload.memory import optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES
 

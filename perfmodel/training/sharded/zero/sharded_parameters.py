@@ -31,7 +31,8 @@ from perfmodel.training.sharded.zero.fetches import (
 )
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import GradientBucket, gradient_buckets
-from perfmodel.training.sharded.zero.passes import (
+from perfmodel.training.sharded.zero.sharded_states import sent_dtype
+from perfmodel.training.sharded.zero.zero_passes import (
     EVERYONE,
     GATHERING,
     RANKS,
@@ -46,7 +47,6 @@ from perfmodel.training.sharded.zero.passes import (
     copy_seconds,
     finish_plan,
 )
-from perfmodel.training.sharded.zero.sharded_states import sent_dtype
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, Workload
 

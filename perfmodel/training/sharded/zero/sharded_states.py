@@ -28,7 +28,7 @@ from perfmodel.training.sharded.zero.partition import (
     gradient_buckets,
     partition,
 )
-from perfmodel.training.sharded.zero.passes import (
+from perfmodel.training.sharded.zero.zero_passes import (
     RANKS,
     REDUCTION,
     ShardingStep,

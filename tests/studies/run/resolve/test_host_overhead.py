@@ -10,6 +10,7 @@ import pytest
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
+from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.studies.run.resolve.host_overhead import HOST_MEMORY_BPS, host_memory, host_work
 from perfmodel.topology.model import Sockets
@@ -51,13 +52,10 @@ def test_a_host_that_converts_does_not_hold_up_the_device() -> None:
     machine = Machine(
         build_topology("shaped-ethernet", hosts=2, fabric="one-switch"), load_library("plain")
     )
-    run = simulate(
-        planned(replace(OPTIONS, hook="fp16"), cast_Bps=8000.0), machine, fidelity="free"
-    )
+    plan = planned(replace(OPTIONS, hook=CastHook(kind="fp16")), cast_Bps=8000.0)
+    run = simulate(plan, machine, fidelity="free")
     assert run.step_time_s == pytest.approx(6.0 + 0.5)
-    run = simulate(
-        planned(replace(OPTIONS, hook="fp16"), cast_Bps=8000.0), machine, steps=3, fidelity="free"
-    )
+    run = simulate(plan, machine, steps=3, fidelity="free")
     assert run.step_times_s[-1] == pytest.approx(6.5)
     spans = {span.name: span for span in run.timeline.spans if span.step == 0}
     assert spans["compress bucket 0"].end_s - spans["compress bucket 0"].start_s == 1.5

@@ -1,0 +1,115 @@
+"""One bucket on its way through a communication hook.
+
+A hook runs in the thread that runs backward. What it does before its first collective stands on
+the stream of backward; what follows in callbacks of that collective runs on a stream of their own
+(``torch/csrc/distributed/c10d/python_comm_hook.cpp`` and ``ivalue::Future``). NCCL's futures are
+complete once a collective is enqueued, so the same thread issues the callbacks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.training.ddp.buckets import Bucket
+from perfmodel.training.plan.builder import COMPUTE
+from perfmodel.training.plan.forward_backward import Step
+from perfmodel.training.plan.step_plan import Op
+from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
+
+GROUP = "data parallel"
+"""Name of the communicator of all ranks."""
+
+CAST, CALLBACK = "cast", "hook"
+"""Streams: of conversions on a host, and of callbacks."""
+
+CAST_TRAFFIC = 1.5
+"""Bytes that a conversion between 32 and 16 bits moves per byte of its 32-bit operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketReduction:
+    """A bucket that is complete after the tasks `ready`."""
+
+    step: Step
+    bucket: Bucket
+    ready: tuple[int, ...]
+
+    @property
+    def tensors(self) -> tuple[ParameterTensor, ...]:
+        """Gradients of the bucket, as they lie in it."""
+        return tuple(self.step.request.workload.tensors[index] for index in self.bucket.tensors)
+
+    @property
+    def numel(self) -> int:
+        """Elements of the bucket."""
+        return self.bucket.nbytes // ITEM_BYTES[self.bucket.dtype]
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that reduce it."""
+        return self.step.options.ranks_of_group(self.step.request.ranks)
+
+    @property
+    def name(self) -> str:
+        """What tasks call it."""
+        return f"bucket {self.bucket.index}"
+
+    @property
+    def marks(self) -> dict[str, Any]:
+        """Marks of its tasks."""
+        return {"bucket": self.bucket.index, "micro_batch": self.step.last_micro_batch}
+
+    def work_s(self, moved_bytes: float, kernels: int) -> float:
+        """Device time of kernels that read and write so many bytes; seconds."""
+        request, tasks = self.step.request, self.step.tasks
+        moved_Bps = 2 * tasks.copy_Bps
+        if request.cast_Bps is not None:
+            moved_Bps = CAST_TRAFFIC * request.cast_Bps
+        return moved_bytes / moved_Bps + kernels * tasks.kernel_s
+
+    def compress(
+        self, moved_bytes: float, kernels: int, *, after: Iterable[int] = (), more_s: float = 0.0
+    ) -> int:
+        """Run kernels before the first collective, in the order of backward.
+
+        `more_s`: beyond what the bytes take; seconds.
+        """
+        tasks, rank_class = self.step.tasks, self.step.rank_class
+        on_host = self.step.request.cast_Bps is not None
+        name = f"compress {self.name}"
+        issued = () if on_host else tasks.issue(name, kernels, rank_class, **self.marks)
+        return tasks.compute(
+            name, "copy", self.work_s(moved_bytes, kernels) + more_s, rank_class,
+            after=dict.fromkeys((*issued, *self.ready, *after)),
+            stream=CAST if on_host else COMPUTE.name, **self.marks,
+        )  # fmt: skip
+
+    def call_back(
+        self, name: str, moved_bytes: float, kernels: int, *, after: Iterable[int],
+        more_s: float = 0.0,
+    ) -> int:  # fmt: skip
+        """Run kernels in a callback of a collective."""
+        tasks, rank_class = self.step.tasks, self.step.rank_class
+        issued: tuple[int, ...] = ()
+        if self.step.request.cast_Bps is None:
+            issued = tasks.issue(f"{name} {self.name}", kernels, rank_class, **self.marks)
+        return tasks.compute(
+            f"{name} {self.name}", "copy", self.work_s(moved_bytes, kernels) + more_s, rank_class,
+            after=dict.fromkeys((*issued, *after)), stream=CALLBACK, **self.marks,
+        )  # fmt: skip
+
+    def send(self, name: str, op: Op, nbytes: int, dtype: str, *, after: Iterable[int]) -> int:
+        """Run a collective with all ranks."""
+        key = f"{name} {self.name}" if name else self.name
+        titles = {"all_reduce": "all-reduce", "all_gather": "all-gather"}
+        return self.step.tasks.collective(
+            f"{titles[op]} {key}", op, nbytes, self.step.rank_class, communicator=GROUP, key=key,
+            after=tuple(after), dtype=dtype, **self.marks,
+        )  # fmt: skip
+
+    def hold_host(self, after: Iterable[int]) -> None:
+        """Let the thread of backward wait."""
+        name, rank_class = f"wait for {self.name}", self.step.rank_class
+        self.step.tasks.wait(name, rank_class, after=after, **self.marks)
