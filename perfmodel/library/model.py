@@ -244,7 +244,8 @@ class CommLibrary(FileModel):
     one GPU, which one process that drives several spends for each in turn; `awaited`: what a script
     adds to each collective that it waits for before it starts the next.
     `algorithms`: what it runs for an operation, where that is not what
-    `perfmodel.library.lowering.lower.OWN_ALGORITHM` says; `decisions`: the same by size and ranks.
+    `perfmodel.library.lowering.lower.OWN_ALGORITHM` says; `decisions`: the same by size and ranks;
+    `runs_as`: operations that it runs as another one.
     `in_order`: between two ranks there is one connection, on which the messages of all collectives
     follow one another; a host keeps at most `device_queue` bytes of one in the queue of its network
     device, behind which what it writes to another waits.
@@ -268,6 +269,8 @@ class CommLibrary(FileModel):
     host_staged: bool = False
     algorithms: dict[str, str] = {}
     algorithms_source: str = ""
+    runs_as: dict[str, str] = {}
+    runs_as_source: str = ""
     decisions: dict[str, Decision] = {}
     decisions_source: str = ""
     in_order: bool = False

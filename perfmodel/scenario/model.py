@@ -221,6 +221,7 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
         "master_weights": True,
         "measured_step": None,
         "optimizer_kernels": "foreach",
+        "offload_activations": "none",
         "recompute": "none",
     },
     "strategy": {

@@ -7,7 +7,7 @@ A new strategy is a module or folder beside this one that defines a `Strategy`, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -141,6 +141,8 @@ class Strategy:
     `buckets`: gradient buckets of the steady state in launch order. None: the strategy has none, so
         that there are no bucket caps to tune.
     `held_dtype`: of the parameters that layers run with, by its options; None: their own.
+    `lighter`: settings of its section that are worth trying where a training does not fit, with
+        this strategy or instead of another.
     `assumptions`: of its plan, as sentences.
     `settings`: what can be tuned, from the model and the section; None: nothing beside buckets.
     `own_words`: how a section is said to the library: arguments, environment variables, JSON.
@@ -153,6 +155,7 @@ class Strategy:
     memory: Callable[[Setup], MemoryUse]
     buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
     held_dtype: Callable[[Any], str | None] = lambda _options: None
+    lighter: tuple[Mapping[str, object], ...] = ()
     assumptions: tuple[str, ...] = ()
     loops: Callable[[StepRequest, Any], LoopPlan] | None = None
     settings: Callable[[Workload, Any], tuple[Setting, ...]] | None = None

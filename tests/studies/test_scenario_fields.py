@@ -104,7 +104,7 @@ CONTEXTS = {
         if fields.startswith("powersgd") else {})
         for fields in (
             "powersgd, start_iteration: 0, use_error_feedback: false, warm_start: false, rank: 2, "
-            + "min_compression_rate: 20.0",
+             "min_compression_rate: 20.0",
             "topk, ratio: 0.1", "onebit, use_error_feedback: true",
             "quantization_perchannel, bucket_size: 4096")},
     "uneven inputs": Context("strategy: {kind: ddp, join: true}", "strategy."),

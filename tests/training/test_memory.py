@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
@@ -14,14 +15,14 @@ from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
 from perfmodel.studies.run.result import Memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory
-from perfmodel.training.memory.advice import advice, largest_batch
 from perfmodel.training.memory.reserve import reserve_bytes
-from perfmodel.training.memory.use import Setup
+from perfmodel.training.memory.use import MemoryRule, Setup, add_temporaries
 from perfmodel.training.servers.data_parallel import data_parallel_memory
-from perfmodel.units import format_bytes
+from perfmodel.training.sharded.fsdp.memory import fsdp_memory
+from perfmodel.training.sharded.fsdp.options import FsdpOptions
+from perfmodel.workload.memory.activations import activation_bytes
+from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.zoo import build_model
-
-GB = 1e9
 
 
 def setup_of(model: str = "resnet50", dtype: str = "fp32", **changed: Any) -> Setup:
@@ -77,55 +78,51 @@ def test_gpu_0_of_data_parallel_holds_reduced_gradients_and_all_outputs() -> Non
 def test_measured_activations_replace_the_count() -> None:
     setup = setup_of(activations_bytes=3e9)
     assert memory(setup).activations_bytes == 3e9
-    fixed = memory(setup).total_bytes - 3e9
-    assert largest_batch(setup, fixed + 6e9, memory) == 64
+    counted = [
+        memory(setup_of(recompute=each)).activations_bytes
+        for each in (Recompute("full"), Recompute())
+    ]
+    recomputed = memory(replace(setup, recompute=Recompute("full")))
+    assert recomputed.activations_bytes == pytest.approx(3e9 * counted[0] / counted[1])
 
 
-@pytest.mark.parametrize("capacity", [2 * GB, 16 * GB, 80 * GB])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_largest_batch_just_fits(capacity: float, precision: str) -> None:
-    setup = setup_of(precision=precision)
-    batch = largest_batch(setup, capacity, memory)
-    assert memory(replace(setup, batch_per_gpu=batch)).total_bytes <= capacity
-    assert memory(replace(setup, batch_per_gpu=batch + 1)).total_bytes > capacity
+def test_backward_begins_with_the_logits_and_their_gradient() -> None:
+    setup = setup_of("gpt2", optimizer="sgd", batch_per_gpu=2, precision="bf16")
+    kept_bytes = activation_bytes(setup.workload, 2, "bf16")
+    assert memory(setup).activations_bytes == kept_bytes + 2 * 1024 * 50257 * (2 + 4)
 
 
-def test_no_advice_where_it_fits() -> None:
-    assert advice(setup_of(), 80 * GB, memory) == ()
+@pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 1), ("adam", 1), ("sgd-momentum", 1)])
+def test_an_optimizer_operation_by_operation_makes_copies(optimizer: str, copies: int) -> None:
+    """``_multi_tensor_adam`` takes the root of all second moments at once."""
+    setup = setup_of("gpt2-xl", optimizer=optimizer, batch_per_gpu=1, activations_bytes=1e9)
+    nbytes = copies * setup.workload.nbytes - 1e9
+    assert add_temporaries(setup, memory(setup)).temporary_bytes == pytest.approx(nbytes)
+    fused = replace(setup, optimizer_kernels="fused")
+    assert add_temporaries(fused, memory(fused)).temporary_bytes == 0
 
 
-def test_advice_is_true() -> None:
-    setup = setup_of(batch_per_gpu=512)
-    capacity = 16 * GB
-    proposals = advice(setup, capacity, memory)
-    match = re.search(r"at most (\d+) per GPU instead of 512: with (\d+) accumulated", proposals[0])
-    assert match is not None
-    batch, micro_batches = map(int, match.groups())
-    assert batch == largest_batch(setup, capacity, memory)
-    assert batch * micro_batches >= 512 > batch * (micro_batches - 1)
-    assert [line.split("=")[0].split(" ")[0] for line in proposals[1:]] == [
-        "gradient_as_bucket_view", "bf16", "FSDP",
-    ]  # fmt: skip
-    assert all(line.endswith("not enough alone") for line in proposals[1:])
+@given(
+    name=st.sampled_from(["resnet18", "gpt2", "bert-base"]), batch=st.integers(1, 512),
+    precision=st.sampled_from(["fp32", "bf16"]), ranks=st.sampled_from([1, 2, 8]),
+    optimizer=st.sampled_from(["sgd", "sgd-momentum", "adamw"]),
+)  # fmt: skip
+def test_more_samples_take_more_and_shards_never_more_than_copies(
+    name: str, batch: int, precision: str, ranks: int, optimizer: str
+) -> None:
+    setup = setup_of(
+        name, precision=precision, batch_per_gpu=batch, ranks=ranks, optimizer=optimizer
+    )
 
+    def total(setup: Setup, rule: MemoryRule) -> float:
+        return add_temporaries(setup, rule(setup)).total_bytes
 
-def test_sharding_makes_a_large_model_fit() -> None:
-    setup = setup_of("gpt2-xl", optimizer="adam", batch_per_gpu=1, ranks=8, precision="bf16")
-    proposals = advice(setup, 24 * GB, memory)
-    assert proposals[0].startswith("no smaller batch")
-    sharded = next(line for line in proposals if line.startswith("FSDP"))
-    assert "over 8" in sharded
-    use = memory(setup)
-    embeddings = (50257 + 1024) * 1600 * 4  # the largest unit; two may be whole at once
-    expected = use.states_bytes / 8 + 2 * embeddings + use.activations_bytes
-    assert f": {format_bytes(expected)} of" in sharded
-    assert sharded.endswith(", fits")
-
-
-def test_advice_does_not_repeat_what_is_done() -> None:
-    options = DdpOptions(gradient_as_bucket_view=True)
-    setup = setup_of(batch_per_gpu=4096, options=options, ranks=1, precision="bf16")
-    assert len(advice(setup, GB, memory)) == 1
+    assert total(replace(setup, batch_per_gpu=batch + 1), memory) > total(setup, memory)
+    less = replace(setup, recompute=Recompute("full"))
+    assert total(less, memory) <= total(setup, memory)
+    sharded = replace(setup, options=FsdpOptions())
+    states = fsdp_memory(sharded)
+    assert states.states_bytes <= memory(setup).states_bytes * (1 + 1e-2 * (ranks > 1))
 
 
 def test_refuses_unknown_words() -> None:

@@ -122,6 +122,8 @@ def lower_without_corrections(
 ) -> tuple[LoweredCollective, ...]:
     """As `lower_collective`, without the machine's measured corrections."""
     size = _whole_items(nbytes)
+    if algorithm is None:
+        op = machine.library.runs_as.get(op, op)
     name, protocols = _candidate(machine, op, size, group, algorithm)
     lay = _layer(machine, op, name, size, group, root)
     return tuple(

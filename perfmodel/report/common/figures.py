@@ -151,6 +151,7 @@ def draw_memory(part: Memory) -> go.Figure:
         "buckets": part.buckets_bytes,
         "activations": part.activations_bytes,
         "gathered units": part.gathered_bytes,
+        "temporary": part.temporary_bytes,
     }
     figure = new_figure(150, barmode="stack")
     for name, nbytes in parts.items():

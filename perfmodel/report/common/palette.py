@@ -34,6 +34,7 @@ MEMORY: Mapping[str, str] = {
     "buckets": "#e69f00",
     "activations": "#b9c4cf",
     "gathered units": "#c98500",
+    "temporary": "#dfe4e8",
 }
 """Colour per part of a GPU's memory; buckets share the colour of communication."""
 

@@ -230,7 +230,7 @@ def memory(part: Memory) -> str:
     if part.tight:
         reserve = f"CUDA, NCCL and the allocator take about {size(part.reserve_bytes)} beside it"
         return f"Tight: {used}, and {reserve}"
-    return f"Fits: {used}"
+    return f"Fits: {used}, with room for the {size(part.reserve_bytes)} of CUDA, NCCL and allocator"
 
 
 def memory_verdict(part: Memory) -> str:

@@ -38,7 +38,7 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
     memory = point.memory
     needs = (
         "parameters_bytes gradients_bytes optimizer_bytes buckets_bytes activations_bytes "
-        "gathered_bytes"
+        "gathered_bytes temporary_bytes"
     )
     return {
         **attributes(

@@ -134,6 +134,11 @@ class ComputeSection(FileModel):
         "every second matrix product, whose results are kept (torchtitan's 'op'); 'full', every "
         "repeated block, of which its input is kept; or {blocks: N}, the first N of them",
     )
+    offload_activations: Literal["none", "blocking", "overlapped"] = Field(
+        default="none",
+        description="of blocks, to the memory of the host: 'blocking', with copies in the stream "
+        "of the layers (save_on_cpu); 'overlapped', beside them",
+    )
 
     @model_validator(mode="after")
     def _check_times(self) -> ComputeSection:

@@ -84,6 +84,7 @@ class Memory:
     activations_bytes: float
     gathered_bytes: float
     capacity_bytes: float
+    temporary_bytes: float = 0.0
     advice: tuple[str, ...] = ()
     low_bytes: float | None = None
     high_bytes: float | None = None
@@ -99,6 +100,7 @@ class Memory:
             + self.buckets_bytes
             + self.activations_bytes
             + self.gathered_bytes
+            + self.temporary_bytes
         )
 
     @property

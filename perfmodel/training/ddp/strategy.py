@@ -82,5 +82,6 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
 
 
 DDP = Strategy(
-    "DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets, remarks=_remarks
-)
+    "DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets, remarks=_remarks,
+    lighter=({"gradient_as_bucket_view": True},),
+)  # fmt: skip

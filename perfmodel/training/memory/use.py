@@ -7,13 +7,18 @@ buffers and the allocator take more (`perfmodel.training.memory.reserve`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload.memory.activations import activation_bytes
-from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
+from perfmodel.workload.memory.offload import Offload
+from perfmodel.workload.memory.optimizer_states import (
+    OptimizerKernels,
+    optimizer_state_bytes,
+    temporary_share,
+)
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
@@ -39,6 +44,8 @@ class Setup:
     `recompute`: what backward runs forward of once more.
     `master_weights`: whether narrow parameters have fp32 copies and optimizer states.
     `held_dtype`: of the parameters that layers run with, where it is not their own.
+    `optimizer_kernels`: how the optimizer runs.
+    `offload`: whether blocks' activations wait in the memory of the host.
     """
 
     workload: Workload
@@ -53,6 +60,8 @@ class Setup:
     recompute: Recompute = NO_RECOMPUTE
     master_weights: bool = True
     held_dtype: str | None = None
+    optimizer_kernels: OptimizerKernels = "foreach"
+    offload: Offload = "none"
 
     @property
     def trained(self) -> tuple[ParameterTensor, ...]:
@@ -71,11 +80,14 @@ class MemoryUse:
     activations_bytes: float
     gathered_bytes: float = 0.0
     """Of sharded parameters and gradients while they are whole."""
+    temporary_bytes: float = 0.0
+    """Of operations while they run, at the fullest moment (see `add_temporaries`)."""
 
     @property
     def total_bytes(self) -> float:
         """Sum of all parts."""
-        return self.states_bytes + self.buckets_bytes + self.activations_bytes + self.gathered_bytes
+        whole = self.activations_bytes + self.gathered_bytes + self.temporary_bytes
+        return self.states_bytes + self.buckets_bytes + whole
 
     @property
     def states_bytes(self) -> float:
@@ -105,24 +117,37 @@ def replicated(setup: Setup) -> MemoryUse:
     )
 
 
-def kept_bytes(setup: Setup) -> float:
-    """Bytes that forward of one micro-batch keeps for backward.
+def add_temporaries(setup: Setup, use: MemoryUse) -> MemoryUse:
+    """Add what the optimizer needs while it runs, where that is more than what backward held.
 
-    What was measured without recomputation shrinks by it as what is counted does.
+    An optimizer that runs operation by operation makes copies as large as one of its states, when
+    activations are gone.
     """
-    counted = _counted_bytes(setup, setup.recompute)
+    copies_bytes = 0.0
+    if setup.optimizer_kernels == "foreach":
+        copies_bytes = use.optimizer_bytes * temporary_share(setup.workload, setup.optimizer)
+    spare_bytes = use.activations_bytes + use.gathered_bytes
+    return replace(use, temporary_bytes=max(0.0, copies_bytes - spare_bytes))
+
+
+def kept_bytes(setup: Setup) -> float:
+    """Bytes that forward of one micro-batch keeps for backward, and what its loss needs beside.
+
+    What was measured without recomputation and offloading shrinks by it as what is counted does.
+    """
+    counted = _counted_bytes(setup, setup.recompute, setup.offload)
     if setup.activations_bytes is None:
         return counted
-    if setup.recompute == NO_RECOMPUTE:
+    if setup.recompute == NO_RECOMPUTE and setup.offload == "none":
         return setup.activations_bytes
-    return setup.activations_bytes * counted / _counted_bytes(setup, NO_RECOMPUTE)
+    return setup.activations_bytes * counted / _counted_bytes(setup, NO_RECOMPUTE, "none")
 
 
-def _counted_bytes(setup: Setup, recompute: Recompute) -> float:
+def _counted_bytes(setup: Setup, recompute: Recompute, offload: Offload) -> float:
     return activation_bytes(
         setup.workload, setup.batch_per_gpu, setup.precision,
         fused_attention=setup.fused_attention, kept_share=setup.kept_share, recompute=recompute,
-        held_dtype=setup.held_dtype, with_loss=True,
+        held_dtype=setup.held_dtype, with_loss=True, offload=offload,
     )  # fmt: skip
 
 

@@ -79,14 +79,15 @@ class OptimizerKind:
     """An optimizer's fp32 state per parameter element, and its kernels.
 
     `tensors_per_launch`: of the fused kernel.
-    `operations`, `passes`: where it is not fused: element-wise operations, and how often these
-        read or write a tensor of the parameters' size.
+    `operations`, `passes`, `copies`: where it is not fused: element-wise operations, how often
+        these read or write a tensor of the parameters' size, and such tensors that they make.
     """
 
     state_tensors: int
     tensors_per_launch: int
     operations: int
     passes: int
+    copies: int
 
 
 @dataclass(frozen=True)

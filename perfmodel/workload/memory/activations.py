@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.kernels.shapes import Attention
+from perfmodel.workload.memory.blocks import repeated_blocks
+from perfmodel.workload.memory.offload import Offload, check_offload, held_bytes
 from perfmodel.workload.memory.recompute import (
     NO_RECOMPUTE,
     Recompute,
@@ -81,7 +84,7 @@ class _Keeping:
 def activation_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
     kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
-    with_loss: bool = False,
+    with_loss: bool = False, offload: Offload = "none",
 ) -> float:  # fmt: skip
     """Bytes that forward keeps for backward: activations, and weights cast by autocast.
 
@@ -94,17 +97,45 @@ def activation_bytes(
     `held_dtype`: of the parameters that layers run with, where it is not their own.
     `with_loss`: with what the backward of a loss over a vocabulary holds beside, where that is more
         than a recomputed block.
+    `offload`: blocks wait for backward in the memory of the host.
     Raises `InputError`: an unknown precision, or nothing of what is to be recomputed.
     """
+    keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype)
+    check_recompute(workload, recompute)
+    check_offload(workload, offload)
+    each, in_hand = _kept_bytes(workload, keeping, recompute)
+    if with_loss:
+        in_hand = max(in_hand, loss_bytes(workload, batch, precision))
+    kept_total = sum(each) + in_hand + _cast_bytes(workload, keeping)
+    if offload == "none":
+        return kept_total
+    blocks = _by_block(workload, each)
+    return kept_total - sum(blocks) + held_bytes(blocks, offload)
+
+
+def block_bytes(
+    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
+    recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
+) -> list[float]:  # fmt: skip
+    """Bytes that each repeated block keeps, as in `activation_bytes`."""
+    keeping = _keeping(workload, batch, precision, fused_attention, 1.0, held_dtype)
+    return _by_block(workload, _kept_bytes(workload, keeping, recompute)[0])
+
+
+def _by_block(workload: Workload, each: Sequence[float]) -> list[float]:
+    return [sum(each[block.start : block.stop]) for block in repeated_blocks(workload)]
+
+
+def _keeping(
+    workload: Workload, batch: int, precision: str, fused_attention: bool, share: float,
+    held_dtype: str | None,
+) -> _Keeping:  # fmt: skip
     if precision not in ITEM_BYTES:
         raise InputError(
             Fault("precision", repr(precision), allowed_names(ITEM_BYTES, str(precision)))
         )
-    check_recompute(workload, recompute)
     casts = cast_weights(workload, precision, held_dtype)
-    keeping = _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, kept_share)
-    passing = loss_bytes(workload, batch, precision) if with_loss else 0.0
-    return _kept_bytes(workload, keeping, recompute, passing) + _cast_bytes(workload, keeping)
+    return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share)
 
 
 def loss_bytes(workload: Workload, batch: int, precision: str) -> float:
@@ -119,27 +150,25 @@ def loss_bytes(workload: Workload, batch: int, precision: str) -> float:
 
 
 def _kept_bytes(
-    workload: Workload, keeping: _Keeping, recompute: Recompute, passing: float
-) -> float:
+    workload: Workload, keeping: _Keeping, recompute: Recompute
+) -> tuple[list[float], float]:
+    """Bytes that each layer keeps, and those of the fullest block while it is recomputed."""
     each = [keeping.layer_bytes(layer) for layer in workload.layers]
     for index in recomputed_layers(workload, recompute):
         each[index] = keeping.kept_between(workload.layers[index])
-    in_hand = passing
-    for layers in recomputed_blocks(workload, recompute):
+    in_hand = 0.0
+    whole_blocks = recomputed_blocks(workload, recompute)
+    for layers in (*whole_blocks, *partly_recomputed_blocks(workload, recompute)):
         whole = slice(layers.start, layers.stop)
-        block_bytes = sum(each[whole])
-        input_bytes = min(keeping.input_bytes(workload.layers[layers[0]]), block_bytes)
-        in_hand = max(in_hand, block_bytes - input_bytes)
-        each[whole] = [input_bytes] + [0.0] * (len(layers) - 1)
-    for layers in partly_recomputed_blocks(workload, recompute):
-        whole = slice(layers.start, layers.stop)
-        block_bytes = sum(each[whole])
-        results = sum(result_elements(workload.layers[i]) for i in kept_results(workload, layers))
-        kept_bytes = keeping.input_bytes(workload.layers[layers[0]])
-        kept_bytes = min(kept_bytes + keeping.batch * keeping.item_bytes * results, block_bytes)
-        in_hand = max(in_hand, block_bytes - kept_bytes)
-        each[whole] = [kept_bytes] + [0.0] * (len(layers) - 1)
-    return sum(each) + in_hand
+        whole_bytes = sum(each[whole])
+        spared = () if layers in whole_blocks else kept_results(workload, layers)
+        results = sum(result_elements(workload.layers[index]) for index in spared)
+        least_bytes = keeping.input_bytes(workload.layers[layers[0]])
+        least_bytes += keeping.batch * keeping.item_bytes * results
+        least_bytes = min(least_bytes, whole_bytes)
+        in_hand = max(in_hand, whole_bytes - least_bytes)
+        each[whole] = [least_bytes] + [0.0] * (len(layers) - 1)
+    return each, in_hand
 
 
 def _cast_bytes(workload: Workload, keeping: _Keeping) -> float:

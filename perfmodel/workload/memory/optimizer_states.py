@@ -34,6 +34,16 @@ def optimizer_state_bytes(
     )
 
 
+def temporary_share(workload: Workload, optimizer: str) -> float:
+    """Copies that a step makes operation by operation, over all of the optimizer's states."""
+    copies = kernel_constants().optimizer(optimizer).copies
+    states_bytes = optimizer_state_bytes(workload, optimizer)
+    if not states_bytes:
+        return 0.0
+    elements = sum(tensor.numel for tensor in _trained_tensors(workload))
+    return copies * STATE_BYTES * elements / states_bytes
+
+
 def optimizer_bytes(
     workload: Workload, optimizer: str, kernels: OptimizerKernels = "foreach", *,
     master_weights: bool = True,

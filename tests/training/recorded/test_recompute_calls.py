@@ -32,8 +32,8 @@ def test_steps_with_recomputed_blocks(cases: dict[str, list[Call]]) -> None:
     assert [call for call in planned_calls(ddp) if call[0] == "all_reduce"] == rebuilt
 
 
-def gathers(calls: list[tuple[str, int, int]]) -> int:
-    return sum(op == "all_gather" for op, _, _ in calls)
+def gathers(calls: list[Call]) -> int:
+    return sum(call.op == "all_gather" for call in calls)
 
 
 def test_version_1_gathers_units_within_a_recomputed_block_again(
@@ -41,7 +41,7 @@ def test_version_1_gathers_units_within_a_recomputed_block_again(
 ) -> None:
     """Which is why the scenario refuses it; version 2 gathers each of them once."""
     backward = {
-        name: gathers([call.issued for call in calls if call.phase == "step 1 backward"])
+        name: gathers([call for call in calls if call.phase == "step 1 backward"])
         for name, calls in cases.items()
     }
     assert backward["fsdp2, several units in a block"] == 9

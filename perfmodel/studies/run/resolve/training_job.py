@@ -16,15 +16,16 @@ from perfmodel.topology.model import Gpu, Sockets
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory.advice import advice
 from perfmodel.training.memory.reserve import reserve_bytes
-from perfmodel.training.memory.use import Setup, StepOptions
+from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, add_temporaries
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import CollectiveTime, StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
+from perfmodel.workload.memory.activations import block_bytes
+from perfmodel.workload.memory.offload import add_offload
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
@@ -209,6 +210,7 @@ def plan_step(
         job.library, job.gpu, sockets or Sockets(), gradients, ranks,
         views=isinstance(options, DdpOptions) and options.gradient_as_bucket_view,
     )  # fmt: skip
+    slowest = _offloaded(job, slowest, batch, memory)
     request = StepRequest(
         workload=job.workload,
         times=slowest,
@@ -237,6 +239,20 @@ def plan_step(
         return make(request, options)
 
 
+def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemory) -> LayerTimes:
+    """Add the copies of activations to the host, and back."""
+    compute = job.scenario.compute
+    with relocated_errors(job.scenario, "compute"):
+        return add_offload(
+            job.workload, times,
+            block_bytes(
+                job.workload, batch, compute.precision, fused_attention=compute.fused_attention,
+                recompute=job.recompute, held_dtype=job.strategy.held_dtype(job.options),
+            ),
+            compute.offload_activations, memory.link_Bps,
+        )  # fmt: skip
+
+
 def plan_loops(
     job: TrainingJob, layer_times_: LayerTimes, ranks: int, nodes: int, batch: int, *, merge: bool
 ) -> LoopPlan:
@@ -247,6 +263,10 @@ def plan_loops(
     """
     make = job.strategy.loops
     assert make is not None
+    if job.scenario.compute.offload_activations != "none":
+        text = repr(job.scenario.compute.offload_activations)
+        allowed = f"'none' with strategy.kind: {job.scenario.strategy.kind}"
+        raise job.scenario.fault("compute.offload_activations", text, allowed)
     request = StepRequest(
         workload=job.workload,
         times=layer_times_,
@@ -278,7 +298,7 @@ def assign_buckets(job: TrainingJob) -> tuple[Bucket, ...]:
 
 
 def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ()) -> Memory:
-    """Bytes on the fullest GPU and what would make them fit, on the smallest of all GPUs.
+    """Bytes on the fullest GPU, and whether they fit on the smallest of all GPUs.
 
     `others`: GPUs beside the job's own, by name.
     """
@@ -293,25 +313,27 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         options=job.options,
         fused_attention=compute.fused_attention,
         recompute=job.recompute,
+        offload=compute.offload_activations,
         held_dtype=job.strategy.held_dtype(job.options),
+        optimizer_kernels=compute.optimizer_kernels,
+        activations_bytes=_measured_activations(job),
     )
-    setup = replace(setup, activations_bytes=_measured_activations(job))
-    use, rule = job.strategy.memory(setup), job.strategy.memory
+
+    def rule(setup: Setup) -> MemoryUse:
+        return add_temporaries(setup, job.strategy.memory(setup))
+
+    use = rule(setup)
     low, high = (
         rule(replace(setup, kept_share=end)).total_bytes for end in job.workload.kept_range
     )
-    advised = replace(setup, kept_share=job.workload.kept_range[1])
     if setup.activations_bytes is None and not job.workload.states_activations:
         high += _most_activations_bytes(job, batch)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
-    proposals = advice(advised, capacity_bytes, rule)
     is_estimated = low < high
-    if high > capacity_bytes and is_estimated:
-        proposals = (*proposals, STATE_ACTIVATIONS)
     return Memory(
         **asdict(use),
         capacity_bytes=capacity_bytes,
-        advice=proposals,
+        advice=(STATE_ACTIVATIONS,) if is_estimated and high > capacity_bytes else (),
         low_bytes=low if is_estimated else None,
         high_bytes=high if is_estimated else None,
         reserve_bytes=reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),

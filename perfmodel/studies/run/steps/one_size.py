@@ -9,6 +9,7 @@ from math import nan
 import numpy as np
 
 from perfmodel.simulate.network import LinkCounters
+from perfmodel.studies.run.memory_advice import advise
 from perfmodel.studies.run.resolve.training_job import assign_buckets, estimate_memory
 from perfmodel.studies.run.result import BucketTime, CommunicationUse, LinkUse, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.bottleneck import name_bottleneck
@@ -54,6 +55,9 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
         reported = simulate_reported(sized)
         first_s = simulate_first_step(sized).step_time_s if with_first else nan
         point = _summarise(sized, reported, first_s)
+        if sized.is_main:
+            lines = advise(sized, point.memory, point.step_time_s, timed=with_first)
+            point = replace(point, memory=replace(point.memory, advice=lines))
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=simulate_costs(sized, reported))
         uncertainties = simulate_uncertainties(sized, reported, point)

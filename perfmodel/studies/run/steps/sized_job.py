@@ -11,7 +11,7 @@ from statistics import fmean
 
 from perfmodel.errors import InputError, PerfmodelError, SimulationError, TopologyError
 from perfmodel.library.machine import Machine
-from perfmodel.scenario import ClusterSize, batch_per_gpu
+from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
 from perfmodel.simulate.engine.engine import Fidelity, has_shared_cores, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -100,6 +100,16 @@ class SizedJob:
         """Return the same job with other options; times of collectives are shared."""
         other = copy(self)
         other.job, other._plans = replace(self.job, chosen=options), {}
+        return other
+
+    def with_scenario(self, scenario: Scenario, batch: int) -> SizedJob:
+        """Return the job on the same machine, trained as another scenario has it.
+
+        `batch`: per GPU and micro-batch.
+        """
+        other = copy(self)
+        other.job, other.batch = replace(self.job, scenario=scenario), batch
+        other._plans, other._times = {}, {}
         return other
 
     @property

@@ -90,6 +90,7 @@ def _own_words(section: FsdpStrategy) -> tuple[str, ...]:
 
 FSDP = Strategy(
     "fully sharded data parallel", _options, fsdp_plan, fsdp_memory, held_dtype=_held_dtype,
+    lighter=({}, {"reshard_after_forward": True}, {"offload": True}),
     assumptions=(
         "Gathers and reductions of units follow each other in PyTorch's order on one communicator.",
         "Shard groups are neighbours: a node's GPUs before those of the next one.",

@@ -80,6 +80,7 @@ def _own_words(section: ZeroStrategy) -> tuple[str, ...]:
 
 ZERO = Strategy(
     "ZeRO (DeepSpeed)", _options, zero_plan, zero_memory,
+    lighter=({"stage": 1}, {"stage": 2}, {"stage": 3}),
     assumptions=(
         "ZeRO follows DeepSpeed 0.19 with PyTorch 1.13 or later, in steps whose trace is complete",
     ),

@@ -8,9 +8,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfmodel.report.tuning.settings import settings_json, settings_lines, yaml_snippet
 
 from perfmodel.errors import InputError
+from perfmodel.report.tuning.settings import settings_json, settings_lines, yaml_snippet
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.settings.grid_search import Choice, search

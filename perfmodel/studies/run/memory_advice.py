@@ -1,0 +1,191 @@
+"""What would make a training fit on its GPUs: changes of the scenario, each simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.scenario import Scenario, batch_per_gpu, change_scenario
+from perfmodel.studies.run.resolve.training_job import estimate_memory
+from perfmodel.studies.run.result import Memory
+from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported
+from perfmodel.training.strategies import STRATEGIES
+from perfmodel.units import format_bytes, format_time
+
+MOST_SIMULATED = 8
+"""Changes that fit are simulated, at most so many: those that leave the least memory over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Another way to train the same batch.
+
+    `text`: how a person would write it.
+    `fields`: dotted fields of the scenario and their values, as written in a file.
+    `about`: what it changes: two changes of the same are not combined.
+    """
+
+    text: str
+    fields: Mapping[str, Any]
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A change, or several, with the job and the memory that it makes."""
+
+    changes: tuple[Change, ...]
+    sized: SizedJob
+    memory: Memory
+
+    @property
+    def text(self) -> str:
+        """All changes."""
+        return " with ".join(change.text for change in self.changes)
+
+
+def advise(sized: SizedJob, memory: Memory, step_s: float, *, timed: bool) -> tuple[str, ...]:
+    """Propose what makes training fit, quickest first, then what does not suffice alone.
+
+    Where nothing suffices alone, the quickest pair is proposed.
+
+    `step_s`: of the scenario as it is, if it fitted.
+    `timed`: whether steps of what fits are simulated.
+    """
+    if memory.fits or sized.job.chosen is not None:
+        return memory.advice
+    single = list(_candidates(sized, [(change,) for change in _changes(sized)]))
+    fitting = [each for each in single if each.memory.fits]
+    lines = [_verdict(each) for each in single if not each.memory.fits]
+    if not fitting:
+        pairs = [
+            pair for pair in combinations([each.changes[0] for each in single], 2)
+            if pair[0].about != pair[1].about
+        ]  # fmt: skip
+        both = list(_candidates(sized, pairs))
+        fitting = [each for each in both if each.memory.fits]
+        if both and not fitting:
+            least = min(both, key=lambda each: each.memory.total_bytes)
+            lines = [*lines, f"no two of them suffice together: {_verdict(least)}"]
+    return (*_in_order(fitting, step_s, timed=timed), *lines, *memory.advice)
+
+
+def _in_order(fitting: Sequence[Candidate], step_s: float, *, timed: bool) -> list[str]:
+    """Phrase what fits, in the order of the time of a step, or of memory."""
+    fullest = sorted(fitting, key=lambda each: -each.memory.total_bytes)
+    if not timed:
+        return [_verdict(each) for each in fullest]
+    steps = [(_step_s(each.sized), each) for each in fullest[:MOST_SIMULATED]]
+    return [
+        f"{_verdict(each)}; a step takes {format_time(time_s)} instead of {format_time(step_s)}"
+        for time_s, each in sorted(steps, key=lambda pair: pair[0])
+    ]
+
+
+def _verdict(candidate: Candidate) -> str:
+    memory = candidate.memory
+    of_all = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}"
+    if not memory.fits:
+        return f"{candidate.text}: {of_all}, not enough alone"
+    return f"{candidate.text}: {of_all}, {'fits, but tightly' if memory.tight else 'fits'}"
+
+
+def _step_s(sized: SizedJob) -> float:
+    reported = simulate_reported(sized)
+    return sum(reported.steps_s) / reported.counted
+
+
+# ---------------------------------------------------------------- changes
+
+
+def _candidates(sized: SizedJob, changes: Sequence[tuple[Change, ...]]) -> Iterator[Candidate]:
+    """Make the jobs of changes that the scenario allows and that take less memory."""
+    now_bytes = _memory(sized).total_bytes
+    strategies = []  # of the jobs so far: settings that are defaults make the same one again
+    for each in changes:
+        try:
+            changed = _changed(sized, each)
+            memory = _memory(changed)
+        except PerfmodelError:
+            continue  # a change that this model, GPU or cluster does not allow
+        scenario = changed.job.scenario
+        setting = (scenario.strategy, scenario.compute, scenario.training)
+        if memory.total_bytes < now_bytes and setting not in strategies:
+            strategies.append(setting)
+            yield Candidate(each, changed, memory)
+
+
+def _changed(sized: SizedJob, changes: Sequence[Change]) -> SizedJob:
+    scenario = sized.job.scenario
+    fields: dict[str, Any] = {}
+    for change in sorted(changes, key=lambda each: each.about != "strategy"):
+        fields |= change.fields
+    changed = change_scenario(scenario, fields)
+    return sized.with_scenario(changed, batch_per_gpu(changed, sized.size.gpus))
+
+
+def _memory(sized: SizedJob) -> Memory:
+    others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
+    return estimate_memory(sized.job, sized.size.gpus, sized.batch, others)
+
+
+def _changes(sized: SizedJob) -> Iterator[Change]:
+    scenario = sized.job.scenario
+    yield from _strategy_changes(scenario)
+    for kind in ("selective", "operations", "full"):
+        if scenario.compute.recompute != kind:
+            text = f"compute.recompute: {kind}"
+            yield Change(text, {"compute.recompute": kind}, "recompute")
+    if scenario.compute.offload_activations == "none":
+        text = "compute.offload_activations: overlapped"
+        yield Change(text, {"compute.offload_activations": "overlapped"}, "offload")
+    if scenario.compute.precision in ("fp32", "tf32"):
+        yield Change("compute.precision: bf16", {"compute.precision": "bf16"}, "precision")
+    smaller = _smaller_batch(sized)
+    if smaller is not None:
+        yield smaller
+
+
+def _strategy_changes(scenario: Scenario) -> Iterator[Change]:
+    """Lighter settings of the strategy, and other strategies with theirs."""
+    own = scenario.strategy
+    for kind, row in STRATEGIES.items():
+        for settings in row.lighter:
+            phrase = ", ".join(f"{name}: {_word(value)}" for name, value in settings.items())
+            if kind == own.kind:
+                fields = {f"strategy.{name}": value for name, value in settings.items()}
+                if any(getattr(own, name) != value for name, value in settings.items()):
+                    yield Change(f"strategy.{phrase}", fields, "strategy")
+                continue
+            section = {"kind": kind, **settings}
+            if own.accumulate > 1:
+                section["accumulate"] = own.accumulate
+            text = f"strategy.kind: {kind}" + (f", {phrase}" if phrase else "")
+            yield Change(text, {"strategy": section}, "strategy")
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _smaller_batch(sized: SizedJob) -> Change | None:
+    """Return the largest micro-batch that fits with the same samples a step, or else the least."""
+    scenario, now = sized.job.scenario, sized.job.scenario.accumulate
+    if "accumulate" not in type(scenario.strategy).model_fields:
+        return None
+    change = None
+    for batch in range(sized.batch - 1, 0, -1):
+        if sized.batch % batch:
+            continue
+        steps = now * sized.batch // batch
+        fields: dict[str, Any] = {"strategy.accumulate": steps}
+        if scenario.training.batch_per_gpu is not None:
+            fields["training.batch_per_gpu"] = batch
+        text = f"{batch} samples per GPU at a time, {steps} times a step (strategy.accumulate)"
+        change = Change(text, fields, "batch")
+        if any(each.memory.fits for each in _candidates(sized, [(change,)])):
+            break
+    return change

@@ -1,0 +1,75 @@
+"""Advice where training does not fit: each proposal is a scenario that answers what it says."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+
+from perfmodel.scenario import load_scenario
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.result import SizeResult
+from perfmodel.units import format_bytes, format_time
+
+NODE = ("cluster.nodes=2", "scale=null", "training.batch_per_gpu=256")
+DEEP = (
+    "cluster.nodes=1", "scale=null", "cluster.fabric=null", "model.name=gpt2-xl",
+    "model.sequence_length=1024", "training.batch_per_gpu=8", "compute.optimizer=adamw",
+)  # fmt: skip
+
+
+@cache
+def answer(*settings: str) -> SizeResult:
+    return run_scenario(load_scenario("bert-large-v100-25g", settings), with_first=True).main
+
+
+def stated(line: str) -> tuple[str, str | None]:
+    """Memory and time of a step that a proposal states."""
+    match = re.search(r": ([\d.]+ \w+) of .*?(?:takes ([\d.]+ \w+) instead|$)", line)
+    assert match is not None, line
+    return match[1], match[2]
+
+
+def test_proposals_are_answers_of_the_scenarios_that_they_name() -> None:
+    lines = answer(*NODE).memory.advice
+    assert not answer(*NODE).memory.fits
+    for begin, settings in {
+        "compute.recompute: full": ["compute.recompute=full"],
+        "strategy.kind: fsdp": ["strategy={kind: fsdp}"],
+        "strategy.gradient_as_bucket_view: true": ["strategy.gradient_as_bucket_view=true"],
+        "64 samples per GPU at a time, 4 times": [
+            "training.batch_per_gpu=64", "strategy.accumulate=4",
+        ],
+    }.items():  # fmt: skip
+        line = next(line for line in lines if line.startswith(begin))
+        main = answer(*(each for each in NODE if "batch" not in each or "batch" not in settings[0]),
+                      *settings)  # fmt: skip
+        nbytes, time = stated(line)
+        assert nbytes == format_bytes(main.memory.total_bytes), line
+        assert ("not enough alone" in line) != main.memory.fits
+        if time is not None:
+            assert time == format_time(main.step_time_s), line
+
+
+def test_what_fits_comes_first_and_the_quickest_of_it() -> None:
+    lines = answer(*NODE).memory.advice
+    fits = [", fits" in line for line in lines]
+    assert fits == sorted(fits, reverse=True)
+    assert any(fits)
+    assert lines[0].startswith("compute.recompute: full")  # accumulation communicates no less
+
+
+def test_a_pair_is_proposed_where_nothing_suffices_alone() -> None:
+    lines = answer(*DEEP).memory.advice
+    assert "not enough alone" in lines[-1]
+    assert " with " in lines[0]
+    assert ", fits" in lines[0]
+
+
+@pytest.mark.parametrize("settings", [("training.batch_per_gpu=8", "cluster.nodes=1",
+                                       "scale=null", "cluster.fabric=null")])  # fmt: skip
+def test_no_advice_where_it_fits(settings: tuple[Any, ...]) -> None:
+    assert answer(*settings).memory.fits
+    assert answer(*settings).memory.advice == ()
