@@ -35,6 +35,12 @@ SIZES = (300_000, 2_000_000, 500_000, 1_000_000, 1_500_000)
 """Elements of the parameters of the small model, one tensor a layer: a step is soon simulated."""
 
 
+POWER_SGD = (
+    "powersgd, start_iteration: 0, use_error_feedback: false, warm_start: false, rank: 2, "
+    "min_compression_rate: 20.0"
+)
+
+
 @dataclass(frozen=True)
 class Context:
     """A scenario, and which of its sections are tried.
@@ -103,8 +109,7 @@ CONTEXTS = {
         {"strategy.hook.batch_tensors_with_same_shape": "no two tensors are alike here"}
         if fields.startswith("powersgd") else {})
         for fields in (
-            "powersgd, start_iteration: 0, use_error_feedback: false, warm_start: false, rank: 2, "
-             "min_compression_rate: 20.0",
+            POWER_SGD,
             "topk, ratio: 0.1", "onebit, use_error_feedback: true",
             "quantization_perchannel, bucket_size: 4096")},
     "uneven inputs": Context("strategy: {kind: ddp, join: true}", "strategy."),

@@ -78,7 +78,7 @@ def _own_words(section: FsdpStrategy) -> tuple[str, ...]:
         if section.backward_prefetch == "none"
         else (f"BackwardPrefetch.BACKWARD_{section.backward_prefetch.upper()}")
     )
-    name = _STRATEGIES[section.reshard_after_forward, copies]
+    name = _STRATEGIES[bool(section.reshard_after_forward), copies]
     arguments = (
         f"sharding_strategy=ShardingStrategy.{name}",
         f"backward_prefetch={prefetch}",
