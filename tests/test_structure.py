@@ -61,7 +61,6 @@ REPEATED_STEMS = {
 ROW = "one row of a table of alike modules"
 
 SMALL_MODULES = {
-    "simulate/flow/link_shares": "what needs no clock; the network would be too long with it",
     "collectives/algorithms/hierarchical": ROW,
     "collectives/algorithms/in_network": ROW,
     "collectives/algorithms/linear": ROW,
