@@ -70,11 +70,11 @@ def test_jobs_that_share_a_network_have_a_largest_size():
     most = MOST_SHARED_WORK // 2 // 8
     fits = scenario.model_copy(update={"jobs": (job.model_copy(update={"nodes": most - 2}),)})
     check_sharing_jobs(fits, ClusterSize(16, 2, 8))
-    with pytest.raises(InputError, match=r"jobs\.0\.nodes: found 254 nodes, of 2,056 GPUs in 2"):
+    with pytest.raises(InputError, match=r"jobs\.0\.nodes: found 98 nodes, of 808 GPUs in 2"):
         check_sharing_jobs(fits, ClusterSize(24, 3, 8))
     with pytest.raises(InputError, match=r"cluster\.nodes: found 300 nodes"):
         check_sharing_jobs(fits, ClusterSize(2400, 300, 8))
     three = fits.model_copy(update={"jobs": (*fits.jobs, job.model_copy(update={"nodes": 1}))})
-    with pytest.raises(InputError, match=r"2,040 GPUs in 3 jobs; allowed: at most 1,365 GPUs"):
+    with pytest.raises(InputError, match=r"792 GPUs in 3 jobs; allowed: at most 533 GPUs"):
         check_sharing_jobs(three, ClusterSize(0, 0, 8))
     check_sharing_jobs(scenario.model_copy(update={"jobs": ()}), ClusterSize(2400, 300, 8))
