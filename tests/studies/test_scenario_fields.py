@@ -165,6 +165,8 @@ CONTEXTS = {
         "nodes: 2}]\n"
         "what_if: {compute: 1.5}",
         "jobs. cluster.placement what_if.jobs", {
+        "jobs.0.strategy.process_group_gpus": "its two GPUs are one group; the context of a job "
+        "tries it",
         "jobs.0.strategy.static_graph": "it changes the first step of a job, which is past; "
         "the context of a job tries it",
     }),

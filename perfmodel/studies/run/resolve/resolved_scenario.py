@@ -20,7 +20,7 @@ from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_work
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import ITEM_BYTES, Workload
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -70,6 +70,14 @@ def resolve_scenario(
     return ResolvedScenario(scenario, node, workload, other_workloads, profile, checked, all_sizes)
 
 
+def _check_master_weights(scenario: Scenario, workload: Workload) -> None:
+    """Refuse to leave out fp32 copies of parameters that are fp32 themselves."""
+    narrow = any(ITEM_BYTES[tensor.dtype] < ITEM_BYTES["fp32"] for tensor in workload.tensors)
+    if not (scenario.compute.master_weights or narrow):
+        allowed = "true with parameters of fp32, which need no copies; or model.dtype: bf16"
+        raise scenario.fault("compute.master_weights", "false", allowed)
+
+
 def _check_fidelity(name: str) -> Fidelity:
     for allowed in get_args(Fidelity):
         if name == allowed:
@@ -96,6 +104,7 @@ def resolve_names(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workloa
         node = load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
     with collect_faults(faults):
         workload = resolve_workload(scenario)
+        _check_master_weights(scenario, workload)
     with collect_faults(faults):
         other_workloads = load_other_workloads(scenario)
     for number, mixed in enumerate(scenario.cluster.mixed):
