@@ -67,7 +67,16 @@ def resolve_scenario(
         profile = _read_profile(scenario, scenario.profile)
     node, workload, other_workloads = resolve_names(scenario)
     all_sizes = tuple(sizes(scenario, len(build_topology(node).ranks)))
+    _check_shard_group(scenario, all_sizes[-1].gpus)
     return ResolvedScenario(scenario, node, workload, other_workloads, profile, checked, all_sizes)
+
+
+def _check_shard_group(scenario: Scenario, gpus: int) -> None:
+    """Refuse a shard group that is larger than the cluster; smaller sizes of a curve share all."""
+    shard_gpus = getattr(scenario.strategy, "shard_gpus", None)
+    if shard_gpus is not None and shard_gpus > gpus:
+        allowed = f"at most the {gpus} GPUs"
+        raise scenario.fault("strategy.shard_gpus", str(shard_gpus), allowed)
 
 
 def _check_master_weights(scenario: Scenario, workload: Workload) -> None:

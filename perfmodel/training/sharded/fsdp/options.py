@@ -78,6 +78,10 @@ class FsdpOptions:
     reduce_buffers: int = 1
     separate_reduce: bool = False
 
+    def shard_ranks(self, ranks: int) -> int:
+        """Ranks that a unit is split over: all of a cluster smaller than a shard group."""
+        return min(self.shard_gpus or ranks, ranks)
+
     def __post_init__(self) -> None:
         faults = [*self._count_faults(), *self._version_faults()]
         if faults:

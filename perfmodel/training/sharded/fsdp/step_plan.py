@@ -80,17 +80,17 @@ def _add_step(request: StepRequest, options: FsdpOptions, freed_before: int) -> 
 
 def group_faults(ranks: int, options: FsdpOptions) -> Iterator[Fault]:
     """What is wrong with the groups that share shards."""
-    shards = options.shard_gpus or ranks
+    shards = options.shard_ranks(ranks)
     if ranks % shards:
-        yield Fault("shard_gpus", str(shards), f"a divisor of the {ranks} GPUs: {_divisors(ranks)}")
+        yield Fault("shard_gpus", str(shards), f"a divisor of {ranks} GPUs{_divisors(ranks)}")
     elif shards == 1 and ranks > 1:
         yield Fault("shard_gpus", "1", "2 or more; `kind: ddp` keeps all parameters on each GPU")
-    if options.sync == "shards" and shards == ranks:
+    if options.sync == "shards" and (options.shard_gpus or ranks) == ranks:
         allowed = f"'each' or 'last', or shard_gpus below the {ranks} GPUs: there are no copies"
         yield Fault("sync", "'shards'", allowed)
     inner = options.regather_gpus
     if inner is not None and (shards % inner or inner in (1, shards)):
-        allowed = f"a divisor of the {shards} GPUs of a shard group: {_divisors(shards)}"
+        allowed = f"a divisor of the {shards} GPUs of a shard group{_divisors(shards)}"
         if inner == shards:
             allowed += f", or true, which is {shards}"
         yield Fault("reshard_after_forward", str(inner), allowed)
@@ -98,7 +98,7 @@ def group_faults(ranks: int, options: FsdpOptions) -> Iterator[Fault]:
 
 def _divisors(number: int) -> str:
     divisors = [each for each in range(2, number) if number % each == 0]
-    return ", ".join(map(str, divisors)) or "it has none"
+    return f": {', '.join(map(str, divisors))}" if divisors else ", which has none but 1 and itself"
 
 
 def communicators(

@@ -100,7 +100,7 @@ class ShardedStep:
     @property
     def shard_ranks(self) -> int:
         """Ranks that each unit is split over."""
-        return self.options.shard_gpus or self.request.ranks
+        return self.options.shard_ranks(self.request.ranks)
 
     @property
     def is_last(self) -> bool:
@@ -125,7 +125,7 @@ def begin_step(request: StepRequest, options: FsdpOptions, freed_before: int) ->
     """
     units = wrap_units(request.workload, options.wrap, options.wrap_elements or MIN_WRAPPED)
     walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
-    ranks = options.shard_gpus or request.ranks
+    ranks = options.shard_ranks(request.ranks)
     tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
     return ShardedStep(
         request, options, unit_sizes(request.workload, options, ranks), tasks, walk, len(units),
