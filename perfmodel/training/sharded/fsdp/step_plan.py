@@ -82,7 +82,7 @@ def group_faults(ranks: int, options: FsdpOptions) -> Iterator[Fault]:
     """What is wrong with the groups that share shards."""
     shards = options.shard_ranks(ranks)
     if ranks % shards:
-        yield Fault("shard_gpus", str(shards), f"a divisor of {ranks} GPUs{_divisors(ranks)}")
+        yield Fault("shard_gpus", str(shards), f"a divisor of the {ranks} GPUs{_divisors(ranks)}")
     elif shards == 1 and ranks > 1:
         yield Fault("shard_gpus", "1", "2 or more; `kind: ddp` keeps all parameters on each GPU")
     if options.sync == "shards" and (options.shard_gpus or ranks) == ranks:
@@ -98,7 +98,7 @@ def group_faults(ranks: int, options: FsdpOptions) -> Iterator[Fault]:
 
 def _divisors(number: int) -> str:
     divisors = [each for each in range(2, number) if number % each == 0]
-    return f": {', '.join(map(str, divisors))}" if divisors else ", which has none but 1 and itself"
+    return f": {', '.join(map(str, divisors))}" if divisors else ", of which there is none"
 
 
 def communicators(
