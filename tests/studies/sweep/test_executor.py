@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import os
 import signal
 import sqlite3
@@ -255,7 +256,8 @@ def test_what_was_finished_when_a_worker_is_killed_is_kept() -> None:
 def test_a_dask_scheduler_that_dies_ends_the_sweep_with_a_sentence() -> None:
     distributed = pytest.importorskip("distributed")
     kept: list[int] = []
-    with distributed.LocalCluster(
+    quick = {"distributed.comm.timeouts.connect": "3s"}  # the client tries again for so long
+    with importlib.import_module("dask").config.set(quick), distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0",
         host="127.0.0.1",
     ) as here:  # fmt: skip
