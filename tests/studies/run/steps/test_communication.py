@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from perfmodel.scenario import load_scenario
+from perfmodel.simulate.engine.outcome import Run
 from perfmodel.studies.run.result import SizeResult
 from perfmodel.studies.run.run import run_scenario
-from perfmodel.studies.run.steps.metrics.communication import ring_bytes
+from perfmodel.studies.run.steps.metrics.communication import communication_uses, ring_bytes
 from perfmodel.timeline import covered_s
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    Compute,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
 
 RANKS = 16
 
@@ -54,6 +67,26 @@ def test_exposed_times_add_up(strategy: str, request: pytest.FixtureRequest) -> 
     assert all(0 <= use.exposed_s <= use.busy_s * (1 + 1e-9) for use in point.communication)
     spans = [(s.start_s, s.end_s) for s in point.timeline.spans if s.kind == "communication"]
     assert max(use.busy_s for use in point.communication) <= covered_s(spans) * (1 + 1e-9)
+
+
+def test_operations_in_flight_together_share_exposed_time() -> None:
+    """A gather from 0 to 4 s, a reduction from 2 to 6 s, layers from 0 to 1 s."""
+    comms = ("gather", "all_gather", 0.0, 4.0), ("reduce", "reduce_scatter", 2.0, 6.0)
+    tasks = [
+        (Task(name, "communication", "ranks", name, Collective(op, 8, "all", name)), 0, start, end)
+        for name, op, start, end in comms
+    ]
+    layers = Task("layers", "forward", "ranks", "compute", Compute(1.0))
+    executions = [(*each, 0.0, 1.0) for each in [*tasks, (layers, 0, 0.0, 1.0)]]
+    streams = Stream("compute", "compute"), Stream("gather", "comm"), Stream("reduce", "comm")
+    plan = StepPlan(
+        "two at once", (RankClass("ranks", range(4)),), streams,
+        (Communicator("all", (range(4),)),), tuple(each[0] for each in executions), 1,
+    )  # fmt: skip
+    run = cast("Run", SimpleNamespace(executions=executions))
+    gather, reduction = communication_uses(plan, run, range(1), "ranks")
+    assert (gather.busy_s, reduction.busy_s) == (4.0, 4.0)
+    assert (gather.exposed_s, reduction.exposed_s) == (1.0 + 2.0 / 2, 2.0 + 2.0 / 2)
 
 
 def test_utilisation_is_of_the_products(ddp: SizeResult) -> None:

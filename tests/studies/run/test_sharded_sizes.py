@@ -1,0 +1,38 @@
+"""Fully sharded training from the scenario to its answer: sizes of a curve, dtypes of layers."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.scenario import load_scenario
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.result import Result
+
+
+def result_of(strategy: str, gpus: str = "[16]") -> Result:
+    settings = ["cluster.nodes=2", f"scale.gpus={gpus}", f"strategy={{kind: fsdp{strategy}}}"]
+    return run_scenario(load_scenario("resnet50-dgx-a100", settings))
+
+
+def test_all_gpus_of_a_size_below_a_shard_group_share() -> None:
+    small, large = result_of(", shard_gpus: 8", "[4, 16]").points
+    (whole,) = (point for point in result_of("", "[4, 16]").points if point.gpus == 4)
+    assert small.step_time_s == whole.step_time_s
+    assert small.memory.parameters_bytes == whole.memory.parameters_bytes
+    assert {use.op for use in small.communication} == {"all_gather", "reduce_scatter"}
+    assert "all_reduce" in {use.op for use in large.communication}
+
+
+def test_a_shard_group_larger_than_the_cluster_is_refused() -> None:
+    with pytest.raises(InputError, match=r"strategy\.shard_gpus: found 32; .* at most the 16 GPUs"):
+        result_of(", shard_gpus: 32")
+
+
+def test_layers_cast_no_weights_that_are_gathered_in_their_dtype() -> None:
+    """Autocast would make a copy of each weight, in time and in memory."""
+    narrow, own = result_of(", param_dtype: fp16").main, result_of("").main
+    assert narrow.breakdown_s["forward"] < own.breakdown_s["forward"]
+    copies_bytes = 2 * 25e6  # of ResNet-50's weights
+    kept_bytes = own.memory.activations_bytes - narrow.memory.activations_bytes
+    assert kept_bytes > copies_bytes
