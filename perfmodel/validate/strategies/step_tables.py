@@ -15,6 +15,7 @@ from perfmodel.validate.strategies.predicted_step import (
 )
 from perfmodel.validate.strategies.stated_step import read_step
 from perfmodel.validate.sweeps.match import one_line
+from perfmodel.validate.trainings.datasets import collect_table_faults
 
 STEPS = "strategy_steps.csv"
 
@@ -24,15 +25,9 @@ def strategies_in(folder: Path) -> list[StrategyTable]:
 
     Raises `InputError`: every fault of the table.
     """
-    path, faults = folder / STEPS, list[Fault]()
-    try:
+    path, faults, tables = folder / STEPS, list[Fault](), list[StrategyTable]()
+    with collect_table_faults(path, faults):
         tables = strategy_tables(path, faults)
-    except KeyError as error:
-        faults.append(Fault(str(error.args[0]), "no such column", "this column", str(path)))
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        faults.append(Fault("a cell", str(error), "a number where one belongs", str(path)))
     if faults:
         raise InputError(faults)
     return tables

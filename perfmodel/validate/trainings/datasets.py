@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
@@ -47,17 +48,24 @@ def datasets_in(folder: Path) -> list[Dataset]:
     )
     datasets: list[Dataset] = []
     for path, reader in readers:
-        try:
+        with collect_table_faults(path, faults):
             datasets += reader(path, faults) if path.exists() else []
-        except KeyError as error:
-            faults.append(Fault(str(error.args[0]), "no such column", "this column", str(path)))
-        except ValueError as error:
-            if isinstance(error, InputError):
-                raise
-            faults.append(Fault("a cell", str(error), "a number where one belongs", str(path)))
     if faults:
         raise InputError(faults)
     return datasets
+
+
+@contextmanager
+def collect_table_faults(path: Path, faults: list[Fault]) -> Iterator[None]:
+    """Turn a column that is missing, and a cell that is no number, into faults of the table."""
+    try:
+        yield
+    except KeyError as error:
+        faults.append(Fault(str(error.args[0]), "no such column", "this column", str(path)))
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        faults.append(Fault("a cell", str(error), "a number where one belongs", str(path)))
 
 
 def testbed_folder(folder: Path) -> Path:
