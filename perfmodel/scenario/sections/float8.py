@@ -12,7 +12,7 @@ from perfmodel.scenario.sections.base import Index, Name, Switch
 
 RECIPES: Mapping[str, tuple[str, ...]] = {
     "transformer_engine": ("delayed", "current", "blockwise", "mxfp8"),
-    "torchao": ("tensorwise", "rowwise", "rowwise_with_gw_hp"),
+    "torchao": ("tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"),
 }
 """Recipes of each library."""
 
@@ -42,7 +42,7 @@ class Float8Section(FileModel):
     ] = Field(
         default="delayed",
         description="of scales; Transformer Engine: 'delayed', 'current', 'blockwise' (Hopper and "
-        "newer), 'mxfp8' (Blackwell); torchao: 'tensorwise', 'rowwise', 'rowwise_with_gw_hp'",
+        "newer), 'mxfp8' (Blackwell); torchao: 'tensorwise', 'rowwise', 'rowwise_with_gw_hp', 'mxfp8'",
     )
     reduce_amax: Switch = Field(
         default=True, description="all GPUs agree on greatest values after each pass (delayed)"
