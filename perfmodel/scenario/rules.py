@@ -212,7 +212,9 @@ def _float8_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
     section = compute.fp8
     agrees = section is None or (section.recipe == "delayed" and section.reduce_amax)
     if agrees and getattr(strategy, "join", False):
-        allowed = f"false with {kind} and join: a GPU without inputs takes part in no such all-reduce"
+        allowed = (
+            f"false with {kind} and join: a GPU without inputs takes part in no such all-reduce"
+        )
         yield origin.fault("compute.fp8.reduce_amax", "true", allowed)
     if section is None:
         return
@@ -325,6 +327,6 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
-    _recompute_within_units, _masters_kept, _computes_in_param_dtype, _float8_fits, _network_given, _jobs_fit,
-    _placement_has_choice, _job_names_differ, _events_fit, _servers_fit, _plan_is_valid,
+    _recompute_within_units, _masters_kept, _computes_in_param_dtype, _float8_fits, _network_given,
+    _jobs_fit, _placement_has_choice, _job_names_differ, _events_fit, _servers_fit, _plan_is_valid,
 )  # fmt: skip
