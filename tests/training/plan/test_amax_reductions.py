@@ -27,7 +27,7 @@ from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
 
 BLOCKS, MODULES = 16, 4
-"""Of Llama 3.2 1B; products of a block as Transformer Engine has them: qkv, o, gate and up, down."""
+"""Of Llama 3.2 1B; its products as Transformer Engine has them: qkv, o, gate and up, down."""
 
 DELAYED = Float8()
 SECTIONS = [
