@@ -12,7 +12,7 @@ from typing import Literal
 
 Op = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all",
-    "scatter", "gather",
+    "scatter", "gather", "send_recv",
 ]  # fmt: skip
 
 
@@ -103,6 +103,8 @@ class Task:
     `acquires`, `releases`: semaphore taken before it starts and given back when it ends.
     `core_s`: work of the process of each rank on a core after the task. It delays only what needs
         that core.
+    `layers`: of the workload (indices) whose forward or backward it runs, in the order in which it
+        does; collectives of these layers have them, too.
     """
 
     name: str
@@ -117,6 +119,7 @@ class Task:
     acquires: str | None = None
     releases: str | None = None
     core_s: float = 0.0
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
