@@ -12,7 +12,7 @@ from typing import Literal
 
 Op = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all",
-    "scatter", "gather", "send",
+    "scatter", "gather", "send", "send_recv",
 ]  # fmt: skip
 
 
@@ -66,9 +66,10 @@ class Collective:
 
     "send" is a message from the first rank of each group of two to the second; messages of all
     groups start together. (The stages of a pipeline: each rank sends to its counterpart.)
+    "send_recv": each rank sends to the next of its group, the last to the first (ring attention).
 
     `nbytes`: size as nccl-tests counts it (all-reduce: the buffer; all-gather and reduce-scatter:
-        the whole, over all ranks; send: the message).
+        the whole, over all ranks; send and send_recv: one message).
     `key`: tasks of different classes with the same key are the same collective.
     `root`: rank that sends or receives everything, for rooted operations.
     `dtype`: of its elements, as in `perfmodel.workload.model.ITEM_BYTES`; None where it has bytes
@@ -98,6 +99,8 @@ class Task:
     `acquires`, `releases`: semaphore taken before it starts and given back when it ends.
     `core_s`: work of the process of each rank on a core after the task. It delays only what needs
         that core.
+    `layers`: of the workload (indices) whose forward or backward it runs, in the order in which it
+        does; collectives of these layers have them, too.
     """
 
     name: str
@@ -112,6 +115,7 @@ class Task:
     acquires: str | None = None
     releases: str | None = None
     core_s: float = 0.0
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
