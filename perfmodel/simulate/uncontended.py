@@ -113,15 +113,21 @@ class UncontendedTimer:
         """Return the fastest of the candidates of the library, and its time in seconds."""
         key = (op, nbytes, group, root, algorithm)
         if key not in self._best:
-            candidates = [
-                correct(self.machine, lowered, nbytes, group) for lowered in self._common.lower(key)
-            ]
+            candidates = self._candidates(key)
             timed = [(lowered, self.time_s(lowered)) for lowered in candidates]
             self._best[key] = min(timed, key=lambda pair: pair[1])
             for lowered in candidates:
                 if lowered is not self._best[key][0]:
                     self._forget(lowered)
         return self._best[key]
+
+    def _candidates(self, key: CollectiveKey) -> list[LoweredCollective]:
+        op, nbytes, group, _, _ = key
+        if op == "send":
+            return [lower_message(self.machine, group[0], group[1], nbytes)]
+        return [
+            correct(self.machine, lowered, nbytes, group) for lowered in self._common.lower(key)
+        ]
 
     def lower(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int = 0

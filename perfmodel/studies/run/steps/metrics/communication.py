@@ -11,9 +11,6 @@ from perfmodel.studies.run.result import CommunicationUse
 from perfmodel.timeline import exposed
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
-SEND = "send"
-"""Operation of messages between two ranks."""
-
 Interval = tuple[float, float]
 
 
@@ -56,9 +53,15 @@ def communication_uses(
     )
 
 
+def is_communication(task: Task) -> bool:
+    """Whether a task communicates, also where it does so in the stream of the layers."""
+    return isinstance(task.work, Collective)
+
+
 def op_of(task: Task) -> str:
     """Operation of a communication."""
-    return task.work.op if isinstance(task.work, Collective) else SEND
+    assert isinstance(task.work, Collective)
+    return task.work.op
 
 
 def _sum_up(
@@ -68,9 +71,9 @@ def _sum_up(
     for task in tasks:
         if isinstance(task.work, Compute) or op_of(task) != op:
             continue
-        size = ranks[task.work.communicator] if isinstance(task.work, Collective) else 2
-        calls, nbytes = calls + 1, nbytes + task.work.nbytes
-        sent_bytes += ring_bytes(op, task.work.nbytes, size)
+        size, times = ranks[task.work.communicator], task.work.times
+        calls, nbytes = calls + times, nbytes + times * task.work.nbytes
+        sent_bytes += times * ring_bytes(op, task.work.nbytes, size)
     return CommunicationUse(op, calls, nbytes, sent_bytes, busy_s, exposed_s)
 
 
@@ -82,11 +85,13 @@ def _add_times(
     exposed_s: dict[str, float],
 ) -> None:
     """Add the times of one step to those of each operation."""
-    comm = [(op_of(e[0]), (e[2], e[3])) for e in executions if kinds[e[0].stream] == "comm"]
+    comm = [(op_of(e[0]), (e[2], e[3])) for e in executions if is_communication(e[0])]
     compute = [
         (e[2], e[3])
         for e in executions
-        if kinds[e[0].stream] == "compute" and e[0].rank_class == rank_class
+        if kinds[e[0].stream] == "compute"
+        and e[0].rank_class == rank_class
+        and not is_communication(e[0])
     ]
     for op in dict.fromkeys(op for op, _ in comm):
         own = [interval for each, interval in comm if each == op]
