@@ -69,6 +69,7 @@ SMALL_MODULES = {
     "collectives/algorithms/pat": ROW,
     "workload/kernels/attention": ROW + ": kinds of kernels",
     "workload/kernels/convolutions": ROW + ": kinds of kernels",
+    "workload/zoo/decoders/decoder_ends": "what every family of decoders begins and ends with",
     "workload/zoo/images/vgg": ROW,
     "workload/zoo/images/vit": ROW,
     "report/common/terminal": ROW + ": renderers",

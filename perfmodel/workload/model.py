@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.workload.kernels.shapes import MatrixKernel
+from perfmodel.workload.shards.calls import LayerCall
+from perfmodel.workload.shards.shard import WHOLE, Shard
 
 ITEM_BYTES: Mapping[str, int] = {
     "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4,
@@ -102,6 +104,8 @@ class Layer:
         where the chains are not known, and nothing is taken to be saved.
     fused_kernels : int
         Kernels launched by forward in that case.
+    calls : tuple of LayerCall
+        Collectives that it calls among the ranks that share it.
     """
 
     name: str
@@ -126,6 +130,7 @@ class Layer:
     score_dropout: bool = True
     wide_scores: bool = False
     capped_scores: bool = False
+    calls: tuple[LayerCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +170,8 @@ class Workload:
         are estimated.
     notes : tuple of str
         What is estimated, in sentences.
+    shard : Shard
+        Which part of the model it is: tensors, work and what is kept are those of one rank.
     """
 
     name: str
@@ -177,6 +184,7 @@ class Workload:
     source: str = ""
     kept_range: tuple[float, float] = (1.0, 1.0)
     notes: tuple[str, ...] = ()
+    shard: Shard = WHOLE
 
     @property
     def states_activations(self) -> bool:

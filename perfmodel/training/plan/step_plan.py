@@ -12,7 +12,7 @@ from typing import Literal
 
 Op = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all",
-    "scatter", "gather", "send",
+    "scatter", "gather", "send", "send_recv",
 ]  # fmt: skip
 
 
@@ -98,6 +98,8 @@ class Task:
     `acquires`, `releases`: semaphore taken before it starts and given back when it ends.
     `core_s`: work of the process of each rank on a core after the task. It delays only what needs
         that core.
+    `layers`: of the workload (indices) whose forward or backward it runs, in the order in which it
+        does; collectives of these layers have them, too.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Task:
     acquires: str | None = None
     releases: str | None = None
     core_s: float = 0.0
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

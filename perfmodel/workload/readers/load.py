@@ -14,9 +14,9 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import is_file, line_of, path_of, read_yaml, validate_document
-from perfmodel.workload.estimated_work import ELEMENT_BYTES, Stated, complete_work
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
+from perfmodel.workload.readers.estimated_work import ELEMENT_BYTES, Stated, complete_work
 from perfmodel.workload.readers.fields import list_first
 from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
 from perfmodel.workload.zoo import build_model, zoo_names

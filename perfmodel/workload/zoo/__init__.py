@@ -11,7 +11,8 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.model import Workload
-from perfmodel.workload.zoo import bert, decoder_sizes, gpt, llama, t5
+from perfmodel.workload.zoo import bert, gpt, t5
+from perfmodel.workload.zoo.decoders import decoder_sizes, llama
 from perfmodel.workload.zoo.images import inception, resnet, vgg, vit
 
 TRAINED_DTYPES = ("fp32", "bf16", "fp16")

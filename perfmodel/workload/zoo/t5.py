@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.decoders.decoder_block import PRODUCT_PASSES
+from perfmodel.workload.zoo.decoders.rms_norm import RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -25,7 +27,6 @@ from perfmodel.workload.zoo.layers import (
     names,
     weight_and_bias,
 )
-from perfmodel.workload.zoo.llama import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.transformer import attention, embedding
 
 VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512

@@ -1,0 +1,137 @@
+"""The two parts of a decoder's block: attention with grouped queries, and gated feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    FUSED_NORM_PASSES,
+    JOIN_PASSES,
+    Module,
+    Parameter,
+    linear,
+    names,
+    names_reversed,
+    weight_and_bias,
+)
+from perfmodel.workload.zoo.transformer import attention
+
+ROTARY_PASSES = 17
+"""Rotary embedding of queries and keys as single operations, forward: 20 to 22 passes forward and
+24 to 27 backward of half precision measured on an A100 (linkedin/Liger-Kernel, benchmark data,
+"huggingface"); backward is taken as 5/3 of forward."""
+PRODUCT_PASSES = ACTIVATION_PASSES + ADD_PASSES
+"""SiLU of the gate, then its product with the other branch."""
+
+_REGISTERED = (
+    *(f"self_attn.{part}_proj" for part in "qkvo"), "self_attn.q_norm", "self_attn.k_norm",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm",
+    "pre_feedforward_layernorm", "post_feedforward_layernorm",
+)  # fmt: skip
+"""Modules of a block in the order in which Hugging Face registers them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """A block of a model: its path, the tokens of one sample, the model's sizes."""
+
+    prefix: str
+    tokens: int
+    shape: DecoderShape
+
+
+def registered(block: Iterable[Module]) -> list[Parameter]:
+    """Parameters of a dense block in the order in which Hugging Face registers them."""
+    parameters = [parameter for part in block for parameter in part.parameters]
+    return sorted(parameters, key=lambda parameter: _REGISTERED.index(_module_of(parameter[0])))
+
+
+def _module_of(parameter: str) -> str:
+    """``self_attn.q_proj`` of ``model.layers.0.self_attn.q_proj.weight``."""
+    return parameter.split(".", 3)[3].rpartition(".")[0]
+
+
+def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
+    """Normalise, attend, add.
+
+    `window`: tokens that a query sees at most, or None: all before it.
+    """
+    prefix, s, shape = place.prefix, place.tokens, place.shape
+    h, head_size = shape.width, shape.head_size
+    queries, keys = shape.heads * head_size, shape.kv_heads * head_size
+    head_norms = [norm_weight(f"{prefix}.self_attn.{part}_norm", head_size) for part in "qk"]
+    q_norm, k_norm = head_norms if shape.head_norms else ((), ())
+    # Gemma 3 normalises both after its three maps, Qwen 3 each after its own
+    late = k_norm + q_norm if shape.branch_norms else ()
+    own = () if late else (q_norm, k_norm)
+    q_ready, k_ready = own or ((), ())
+    return [
+        projection(place, "self_attn.q_proj", h, queries, norm="input_layernorm",
+                   head_norm=q_norm, ready_first=names(q_ready), rotary=True),
+        projection(place, "self_attn.k_proj", h, keys, head_norm=k_norm,
+                   ready_first=names(k_ready), rotary=True, shared=True),
+        projection(place, "self_attn.v_proj", h, keys, ready_first=names(late), shared=True),
+        attention(f"{prefix}.self_attn", s, queries, heads=shape.heads, kv_width=keys, causal=True,
+                  window=window, dropout=False, wide_scores=True, capped_scores=shape.capped),
+        projection(place, "self_attn.o_proj", queries, h, after="post_attention_layernorm",
+                   added=True),
+    ]  # fmt: skip
+
+
+def feed_forward_part(place: BlockPlace) -> list[Module]:
+    """Normalise, gate and widen, narrow, add."""
+    h, wide = place.shape.width, place.shape.mlp_width
+    return [
+        projection(place, "mlp.gate_proj", h, wide, norm=norm_before_mlp(place.shape)),
+        projection(place, "mlp.up_proj", h, wide, shared=True),
+        projection(place, "mlp.down_proj", wide, h, after="post_feedforward_layernorm", added=True,
+                   gated=True),
+    ]  # fmt: skip
+
+
+def norm_before_mlp(shape: DecoderShape) -> str:
+    """Name of the normalisation that the feed-forward part begins with."""
+    return "pre_feedforward_layernorm" if shape.branch_norms else "post_attention_layernorm"
+
+
+def projection(
+    place: BlockPlace, name: str, inputs: int, outputs: int, *, norm: str = "", after: str = "",
+    head_norm: tuple[Parameter, ...] = (), ready_first: tuple[str, ...] = (), rotary: bool = False,
+    added: bool = False, gated: bool = False, shared: bool = False,
+) -> Module:  # fmt: skip
+    """One map of a block, with what stands before and after it.
+
+    `norm`: of the input, `after`: of the result where branches are normalised.
+    `head_norm`: parameters of a norm of each head of the result.
+    `ready_first`: gradients that its backward completes before its own.
+    `rotary`: whether positions are turned into the result; `added`: whether it joins the stream.
+    `gated`: whether the input is the product of two branches; `shared`: kept by another map, too.
+    """
+    s, shape = place.tokens, place.shape
+    norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
+    bias = shape.biased_attention and name.endswith(("q_proj", "k_proj", "v_proj"))
+    own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
+    normed = norm_weight(f"{place.prefix}.{norm}", inputs) if norm else ()
+    ends = after and shape.branch_norms
+    ended = norm_weight(f"{place.prefix}.{after}", outputs) if ends else ()
+    norms = bool(norm) * inputs + (bool(ended) + bool(head_norm)) * outputs
+    count = bool(norm) + bool(ended) + bool(head_norm)
+    passes = rotary * ROTARY_PASSES + added * ADD_PASSES
+    fused = rotary * ACTIVATION_PASSES + added * JOIN_PASSES
+    return linear(
+        f"{place.prefix}.{name}", s, inputs, outputs, parameters=normed + own + ended + head_norm,
+        ready=ready_first + names(ended) + names_reversed(own) + names(normed),
+        vector_elements=float(passes * s * outputs + gated * PRODUCT_PASSES * s * inputs),
+        norm_elements=float(norm_passes * s * norms),
+        wide_norm=bool(norms) and not shape.fused_norms,
+        fused_elements=float(s * (fused * outputs + gated * JOIN_PASSES * inputs
+                                  + FUSED_NORM_PASSES * norms)),
+        saved_elements=float(s * inputs * (bool(norm) + 4 * gated)),
+        copied_elements=float(shared * s * inputs), **kept_by_norm(s * norms, shape),
+        kernels=1 + 5 * rotary + added + 2 * gated + norm_kernels * count,
+    )  # fmt: skip
