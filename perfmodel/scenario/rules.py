@@ -212,7 +212,9 @@ def _float8_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
     section = compute.fp8
     agrees = section is None or (section.recipe == "delayed" and section.reduce_amax)
     if agrees and getattr(strategy, "join", False):
-        allowed = f"false with {kind} and join: a GPU without inputs takes part in no such all-reduce"
+        allowed = (
+            f"false with {kind} and join: a GPU without inputs takes part in no such all-reduce"
+        )
         yield origin.fault("compute.fp8.reduce_amax", "true", allowed)
     if section is None:
         return

@@ -104,6 +104,8 @@ def _agreement(
         waits = (last + len(added),)
     update = Compute(update_s)
     added.append(
-        Task(f"scales of {end.kind}", "copy", stream=COMPUTE.name, work=update, after=waits, **marks)  # type: ignore[arg-type]
+        Task(
+            f"scales of {end.kind}", "copy", stream=COMPUTE.name, work=update, after=waits, **marks
+        )  # type: ignore[arg-type]
     )
     return added
