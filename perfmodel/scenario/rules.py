@@ -14,11 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 from perfmodel.errors import Fault, allowed_names
 from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.model import Scenario, divisible_by, is_resized_by_flag
-from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.scenario.sections.strategies.parameter_server import (
     ParameterServerStrategy,
     server_nodes,
 )
+from perfmodel.scenario.sections.studies.plan import PlanSection
 from perfmodel.scenario.source_map import SourceMap
 
 
