@@ -107,9 +107,12 @@ def layer_cost(layer: Layer, pricing: Pricing, *, first: bool) -> LayerCost:
     )
 
 
-def matrix_forward_s(layer: Layer, pricing: Pricing, *, first: bool) -> float:
-    """Time of a layer's matrix kernel forward; seconds."""
-    return _matrix_cost(layer, pricing, first=first).forward_s if layer.matmul_flops else 0.0
+def matrix_seconds(layer: Layer, pricing: Pricing, *, first: bool) -> tuple[float, float]:
+    """Time of a layer's matrix kernels, forward and backward; seconds."""
+    if not layer.matmul_flops:
+        return 0.0, 0.0
+    cost = _matrix_cost(layer, pricing, first=first)
+    return cost.forward_s, cost.backward_s
 
 
 def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
