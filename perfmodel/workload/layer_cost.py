@@ -141,13 +141,17 @@ def layer_cost(
     )
 
 
-def matrix_forward_s(
+def matrix_seconds(
     layer: Layer, pricing: Pricing, *, first: bool, is_float8: bool = False
-) -> float:
-    """Time of a layer's matrix kernel forward, without casts; seconds."""
+) -> tuple[float, float]:
+    """Time of a layer's matrix kernels without casts, forward and backward; seconds."""
     if is_float8:
-        return _float8_cost(layer, pricing, first=first).product_s
-    return _matrix_cost(layer, pricing, first=first).forward_s if layer.matmul_flops else 0.0
+        narrow = _float8_cost(layer, pricing, first=first)
+        return narrow.product_s, narrow.gradients_s
+    if not layer.matmul_flops:
+        return 0.0, 0.0
+    cost = _matrix_cost(layer, pricing, first=first)
+    return cost.forward_s, cost.backward_s
 
 
 def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> Float8Cost:

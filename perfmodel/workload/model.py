@@ -241,8 +241,9 @@ class LayerTimes:
         once as one byte copied (so half of the memory's traffic rate).
     activation_bytes : float
         Activations kept for backward, whole micro-batch; bytes.
-    matrix_forward_s : ndarray of float, shape (layers,), optional
-        Part of `forward_s` that matrix kernels take; None where it is not known.
+    matrix_forward_s, matrix_backward_s : ndarray of float, shape (layers,), optional
+        Part of `forward_s` and of `backward_s`, without what is recomputed, that matrix kernels
+        take; None where it is not known.
     source : str
         "roofline on <gpu>" or the file that the times come from.
     spread : tuple of float
@@ -262,6 +263,7 @@ class LayerTimes:
     source: str
     spread: tuple[float, float] = (1.0, 1.0)
     matrix_forward_s: NDArray[np.float64] | None = None
+    matrix_backward_s: NDArray[np.float64] | None = None
 
 
 def scale_times(times: LayerTimes, by: float, source: str | None = None) -> LayerTimes:
@@ -278,6 +280,7 @@ def scale_times(times: LayerTimes, by: float, source: str | None = None) -> Laye
         copy_Bps=times.copy_Bps / by,
         source=times.source if source is None else source,
         matrix_forward_s=_scaled(times.matrix_forward_s, by),
+        matrix_backward_s=_scaled(times.matrix_backward_s, by),
     )
 
 
@@ -291,6 +294,7 @@ def slow_device(times: LayerTimes, by: float) -> LayerTimes:
         backward_s=times.backward_s * by,
         optimizer_s=times.optimizer_s * by,
         matrix_forward_s=_scaled(times.matrix_forward_s, by),
+        matrix_backward_s=_scaled(times.matrix_backward_s, by),
     )
 
 

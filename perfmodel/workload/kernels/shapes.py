@@ -85,6 +85,8 @@ class Attention:
     `causal`: half of the scores are masked, which a fused kernel skips.
     `keys`: tokens that are looked at, where they are not the same (cross attention).
     `window`: tokens that a causal query sees at most (sliding window).
+    `blocks`: parts of the keys, each a kernel of its own (ring attention).
+    `last`: whether causal queries are the last tokens of the keys, instead of all or a fair share.
     """
 
     tokens: int
@@ -95,6 +97,8 @@ class Attention:
     sequences: int = 1
     keys: int | None = None
     window: int | None = None
+    blocks: int = 1
+    last: bool = False
 
     @property
     def all_keys(self) -> int:
@@ -105,10 +109,13 @@ class Attention:
     def seen_keys(self) -> float:
         """Tokens that a query sees, on average: half of those before it where causal.
 
-        With a window w of s tokens, the first w queries see w / 2 and the others w.
+        With a window w of s tokens, the first w queries see w / 2 and the others w. The last t of s
+        tokens see s - t / 2.
         """
-        if self.window is not None and self.window < self.tokens:
-            return self.window * (1 - self.window / (2 * self.tokens))
+        if self.window is not None and self.window < self.all_keys:
+            return self.window * (1 - self.window / (2 * self.all_keys) * (not self.last))
+        if self.causal and self.last:
+            return self.all_keys - self.tokens / 2
         return self.all_keys * (0.5 if self.causal else 1.0)
 
     @property
@@ -118,8 +125,8 @@ class Attention:
 
     @property
     def elements(self) -> float:
-        """Elements of queries, keys, values and the result."""
-        rows = self.tokens * self.heads + self.all_keys * self.kv_heads
+        """Elements of queries, keys, values and the result, as often as kernels read them."""
+        rows = self.blocks * self.tokens * self.heads + self.all_keys * self.kv_heads
         return 2.0 * self.sequences * self.head_size * rows
 
     @property
