@@ -112,6 +112,19 @@ def matrix_forward_s(layer: Layer, pricing: Pricing, *, first: bool) -> float:
     return _matrix_cost(layer, pricing, first=first).forward_s if layer.matmul_flops else 0.0
 
 
+def weight_gradient_s(layer: Layer, pricing: Pricing) -> float:
+    """Part of a layer's backward that the gradient of its weight takes; seconds.
+
+    That is all that the first layer's matrix kernels make in backward. Gains and biases of
+    normalisations and tables of embeddings are not counted: their kernels make both gradients.
+    """
+    if not layer.matmul_flops or not layer.weight_elements:
+        return 0.0
+    cast_bytes = layer.weight_elements * (STATED_BYTES + pricing.device.item_bytes)
+    cast_s = elementwise_s(cast_bytes, 1, pricing.device) if pricing.casts else 0.0
+    return _matrix_cost(layer, pricing, first=True).backward_s + cast_s
+
+
 def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
     """Time of the element-wise and normalising kernels, forward and backward, and their number."""
     device = pricing.device

@@ -163,6 +163,9 @@ class Workload:
         Elements of the model's output per sample (gathered by nn.DataParallel).
     input_elements : float
         Elements of the model's input per sample (scattered by nn.DataParallel).
+    stream_elements : float
+        Elements that one repeated block hands to the next, per sample, the same between all: tokens
+        times width. Zero where it is not known, or where there is more than one such tensor.
     source : str
         Where architecture and counts come from.
     kept_range : tuple of float
@@ -181,6 +184,7 @@ class Workload:
     buffers: tuple[Buffers, ...] = ()
     output_elements: float = 0.0
     input_elements: float = 0.0
+    stream_elements: float = 0.0
     source: str = ""
     kept_range: tuple[float, float] = (1.0, 1.0)
     notes: tuple[str, ...] = ()
@@ -243,6 +247,9 @@ class LayerTimes:
         Activations kept for backward, whole micro-batch; bytes.
     matrix_forward_s : ndarray of float, shape (layers,), optional
         Part of `forward_s` that matrix kernels take; None where it is not known.
+    weight_gradient_s : ndarray of float, shape (layers,), optional
+        Part of `backward_s` that makes gradients of weights alone, which nothing before the layer
+        waits for; None where it is not known.
     source : str
         "roofline on <gpu>" or the file that the times come from.
     spread : tuple of float
@@ -262,6 +269,7 @@ class LayerTimes:
     source: str
     spread: tuple[float, float] = (1.0, 1.0)
     matrix_forward_s: NDArray[np.float64] | None = None
+    weight_gradient_s: NDArray[np.float64] | None = None
 
 
 def scale_times(times: LayerTimes, by: float, source: str | None = None) -> LayerTimes:
@@ -278,6 +286,7 @@ def scale_times(times: LayerTimes, by: float, source: str | None = None) -> Laye
         copy_Bps=times.copy_Bps / by,
         source=times.source if source is None else source,
         matrix_forward_s=_scaled(times.matrix_forward_s, by),
+        weight_gradient_s=_scaled(times.weight_gradient_s, by),
     )
 
 
@@ -291,6 +300,7 @@ def slow_device(times: LayerTimes, by: float) -> LayerTimes:
         backward_s=times.backward_s * by,
         optimizer_s=times.optimizer_s * by,
         matrix_forward_s=_scaled(times.matrix_forward_s, by),
+        weight_gradient_s=_scaled(times.weight_gradient_s, by),
     )
 
 

@@ -23,7 +23,12 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.memory_bound import elementwise_s
-from perfmodel.workload.layer_cost import layer_cost, make_pricing, matrix_forward_s
+from perfmodel.workload.layer_cost import (
+    layer_cost,
+    make_pricing,
+    matrix_forward_s,
+    weight_gradient_s,
+)
 from perfmodel.workload.memory.activations import activation_bytes, cast_weights
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
@@ -129,6 +134,7 @@ def layer_times(
             [matrix_forward_s(layer, pricing, first=i == 0)
              for i, layer in enumerate(workload.layers)]
         ),
+        weight_gradient_s=np.array([weight_gradient_s(each, pricing) for each in workload.layers]),
     )  # fmt: skip
 
 

@@ -114,6 +114,7 @@ def gpt(
         source=GPT3 if name.startswith("gpt3") else GPT2,
         input_elements=s,
         output_elements=s * vocabulary,
+        stream_elements=s * h,
     )
 
 

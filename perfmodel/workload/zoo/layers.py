@@ -310,12 +310,14 @@ def assemble(
     registered: Sequence[Parameter] | None = None,
     buffers: tuple[Buffers, ...] = (),
     notes: tuple[str, ...] = (),
+    stream_elements: float = 0.0,
 ) -> Workload:
     """Turn parts in execution order into a workload.
 
     `registered`: all parameters in registration order, where that is not the order of the parts.
     `buffers`: that belong to no part.
     `notes`: what is estimated.
+    `stream_elements`: as of `Workload`.
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
@@ -332,6 +334,7 @@ def assemble(
         input_elements=input_elements,
         source=source,
         notes=notes,
+        stream_elements=stream_elements,
     )
 
 

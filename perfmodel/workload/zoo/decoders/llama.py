@@ -46,6 +46,7 @@ def llama(
         registered=parameters,
         buffers=rotary_buffers(shape),
         notes=(_CAP_NOTE,) * shape.capped,
+        stream_elements=s * shape.width,
     )
 
 
