@@ -66,9 +66,10 @@ class Collective:
 
     "send" is a message from the first rank of each group of two to the second; messages of all
     groups start together. (The stages of a pipeline: each rank sends to its counterpart.)
+    "send_recv": each rank sends to the next of its group, the last to the first (ring attention).
 
     `nbytes`: size as nccl-tests counts it (all-reduce: the buffer; all-gather and reduce-scatter:
-        the whole, over all ranks; send: the message).
+        the whole, over all ranks; send and send_recv: one message).
     `key`: tasks of different classes with the same key are the same collective.
     `root`: rank that sends or receives everything, for rooted operations.
     `dtype`: of its elements, as in `perfmodel.workload.model.ITEM_BYTES`; None where it has bytes
