@@ -154,6 +154,21 @@ def matrix_seconds(
     return cost.forward_s, cost.backward_s
 
 
+def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False) -> float:
+    """Part of a layer's backward that the gradient of its weight takes; seconds.
+
+    That is all that the first layer's matrix kernels make in backward. Gains and biases of
+    normalisations and tables of embeddings are not counted: their kernels make both gradients.
+    """
+    if not layer.matmul_flops or not layer.weight_elements:
+        return 0.0
+    cast_bytes = layer.weight_elements * (STATED_BYTES + pricing.device.item_bytes)
+    cast_s = elementwise_s(cast_bytes, 1, pricing.device) if pricing.casts else 0.0
+    if is_float8:
+        return _float8_cost(layer, pricing, first=True).backward_s + cast_s
+    return _matrix_cost(layer, pricing, first=True).backward_s + cast_s
+
+
 def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> Float8Cost:
     """Time of a linear layer's kernels in fp8."""
     product = layer.matrix

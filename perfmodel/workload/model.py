@@ -163,6 +163,9 @@ class Workload:
         Elements of the model's output per sample (gathered by nn.DataParallel).
     input_elements : float
         Elements of the model's input per sample (scattered by nn.DataParallel).
+    stream_elements : float
+        Elements that one repeated block hands to the next, per sample, the same between all: tokens
+        times width. Zero where it is not known, or where there is more than one such tensor.
     source : str
         Where architecture and counts come from.
     kept_range : tuple of float
@@ -181,6 +184,7 @@ class Workload:
     buffers: tuple[Buffers, ...] = ()
     output_elements: float = 0.0
     input_elements: float = 0.0
+    stream_elements: float = 0.0
     source: str = ""
     kept_range: tuple[float, float] = (1.0, 1.0)
     notes: tuple[str, ...] = ()
@@ -244,6 +248,9 @@ class LayerTimes:
     matrix_forward_s, matrix_backward_s : ndarray of float, shape (layers,), optional
         Part of `forward_s` and of `backward_s`, without what is recomputed, that matrix kernels
         take; None where it is not known.
+    weight_gradient_s : ndarray of float, shape (layers,), optional
+        Part of `backward_s` that makes gradients of weights alone, which nothing before the layer
+        waits for; None where it is not known.
     source : str
         "roofline on <gpu>" or the file that the times come from.
     spread : tuple of float
@@ -264,6 +271,7 @@ class LayerTimes:
     spread: tuple[float, float] = (1.0, 1.0)
     matrix_forward_s: NDArray[np.float64] | None = None
     matrix_backward_s: NDArray[np.float64] | None = None
+    weight_gradient_s: NDArray[np.float64] | None = None
 
 
 def scale_times(times: LayerTimes, by: float, source: str | None = None) -> LayerTimes:
@@ -281,6 +289,7 @@ def scale_times(times: LayerTimes, by: float, source: str | None = None) -> Laye
         source=times.source if source is None else source,
         matrix_forward_s=_scaled(times.matrix_forward_s, by),
         matrix_backward_s=_scaled(times.matrix_backward_s, by),
+        weight_gradient_s=_scaled(times.weight_gradient_s, by),
     )
 
 
@@ -295,6 +304,7 @@ def slow_device(times: LayerTimes, by: float) -> LayerTimes:
         optimizer_s=times.optimizer_s * by,
         matrix_forward_s=_scaled(times.matrix_forward_s, by),
         matrix_backward_s=_scaled(times.matrix_backward_s, by),
+        weight_gradient_s=_scaled(times.weight_gradient_s, by),
     )
 
 

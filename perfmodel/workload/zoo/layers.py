@@ -322,6 +322,7 @@ def assemble(
     buffers: tuple[Buffers, ...] = (),
     notes: tuple[str, ...] = (),
     shard: Shard = WHOLE,
+    stream_elements: float = 0.0,
 ) -> Workload:
     """Turn parts in execution order into a workload.
 
@@ -329,6 +330,7 @@ def assemble(
     `buffers`: that belong to no part.
     `notes`: what is estimated.
     `shard`: which part of the model it is.
+    `stream_elements`: as of `Workload`.
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
@@ -346,6 +348,7 @@ def assemble(
         source=source,
         notes=notes,
         shard=shard,
+        stream_elements=stream_elements,
     )
 
 
