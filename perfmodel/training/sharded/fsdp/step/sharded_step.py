@@ -127,8 +127,9 @@ def begin_step(request: StepRequest, options: FsdpOptions, freed_before: int) ->
     walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
     ranks = options.shard_ranks(request.ranks)
     tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    sizes = unit_sizes(request.workload, options, ranks, request.gathered_narrow)
     return ShardedStep(
-        request, options, unit_sizes(request.workload, options, ranks), tasks, walk, len(units),
+        request, options, sizes, tasks, walk, len(units),
         free_events=deque(range(-freed_before, 0)),
     )  # fmt: skip
 
