@@ -83,14 +83,21 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
     ]  # fmt: skip
 
 
-def feed_forward_part(place: BlockPlace) -> list[Module]:
-    """Normalise, gate and widen, narrow, add."""
-    h, wide = place.shape.width, place.shape.mlp_width
+def feed_forward_part(
+    place: BlockPlace, *, path: str = "mlp", width: int | None = None, normed: bool = True
+) -> list[Module]:
+    """Normalise, gate and widen, narrow, add.
+
+    `path`: of its maps in the block; `width`: between them, where it is not the model's.
+    `normed`: whether it begins with a norm; otherwise it shares its input with another part.
+    """
+    h, wide = place.shape.width, width or place.shape.mlp_width
+    norm = norm_before_mlp(place.shape) if normed else ""
     return [
-        projection(place, "mlp.gate_proj", h, wide, norm=norm_before_mlp(place.shape)),
-        projection(place, "mlp.up_proj", h, wide, shared=True),
-        projection(place, "mlp.down_proj", wide, h, after="post_feedforward_layernorm", added=True,
-                   gated=True),
+        projection(place, f"{path}.gate_proj", h, wide, norm=norm, shared=not normed),
+        projection(place, f"{path}.up_proj", h, wide, shared=True),
+        projection(place, f"{path}.down_proj", wide, h, after="post_feedforward_layernorm",
+                   added=True, gated=True),
     ]  # fmt: skip
 
 
