@@ -35,6 +35,9 @@ class ParameterTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str = "fp32"
+    of_experts: bool = False
+    """Whether it holds experts, which expert parallelism spreads over ranks: its gradient is summed
+    over the ranks that hold the same experts alone."""
 
     @property
     def numel(self) -> int:
@@ -88,7 +91,7 @@ class Layer:
     score_elements : float
         Elements of the attention scores (heads x s x s), per sample: memory traffic and saved
         activations where attention is not fused into one kernel.
-    matrix : MatrixProduct, Convolution or Attention, optional
+    matrix : MatrixProduct, Convolution, Attention or GroupedProduct, optional
         Shape of its matrix kernel, of one sample. Where a file states operations alone, a product
         of that many operations is taken. (`matmul_flops` counts masked scores of attention too, as
         published formulas and FLOP counters do.)
@@ -175,6 +178,8 @@ class Workload:
         What is estimated, in sentences.
     shard : Shard
         Which part of the model it is: tensors, work and what is kept are those of one rank.
+    routed_share : float
+        Part of the experts that a token is routed to.
     """
 
     name: str
@@ -189,6 +194,7 @@ class Workload:
     kept_range: tuple[float, float] = (1.0, 1.0)
     notes: tuple[str, ...] = ()
     shard: Shard = WHOLE
+    routed_share: float = 1.0
 
     @property
     def states_activations(self) -> bool:
@@ -218,6 +224,12 @@ class Workload:
     def parameters(self) -> int:
         """Number of parameter elements."""
         return sum(tensor.numel for tensor in self.tensors)
+
+    @property
+    def active_parameters(self) -> float:
+        """Those that work on one token: of experts, the ones that it is routed to."""
+        experts = sum(tensor.numel for tensor in self.tensors if tensor.of_experts)
+        return self.parameters - (1 - self.routed_share) * experts
 
     @property
     def nbytes(self) -> int:
