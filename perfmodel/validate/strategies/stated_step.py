@@ -16,9 +16,9 @@ from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.bert import bert
-from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.gpt import GptShape, gpt
-from perfmodel.workload.zoo.llama import llama
 
 STAND_IN = "gpt2"
 """Model that the scenario names: what is trained is made of the row's own sizes."""

@@ -37,7 +37,7 @@ class Float8Pricing:
 class Float8Cost:
     """Device time and kernels of a linear layer, in seconds.
 
-    `product_s`: of forward's product alone.
+    `product_s`, `gradients_s`: of products alone, forward and backward.
     """
 
     forward_s: float
@@ -45,6 +45,7 @@ class Float8Cost:
     forward_kernels: int
     backward_kernels: int
     product_s: float
+    gradients_s: float
 
 
 def make_float8_pricing(
@@ -111,6 +112,7 @@ def float8_cost(
         forward_kernels=1 + round(forward_kernels),
         backward_kernels=passes + round(backward_kernels),
         product_s=output_s,
+        gradients_s=gradients_s,
     )
 
 

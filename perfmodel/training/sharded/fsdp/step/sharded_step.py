@@ -147,12 +147,15 @@ def issue(step: ShardedStep, name: str, kernels: int) -> tuple[int, ...]:
 
 
 def run(
-    step: ShardedStep, name: str, kind: str, duration_s: float, *, after: Iterable[int] = ()
-) -> int:
+    step: ShardedStep, name: str, kind: str, duration_s: float, *, after: Iterable[int] = (),
+    layers: tuple[int, ...] = (),
+) -> int:  # fmt: skip
     """Add a task among the layers, after all that these wait for."""
     waits = dict.fromkeys((*after, *step.layers_wait))
     step.layers_wait.clear()
-    step.newest_layer = step.tasks.compute(name, kind, duration_s, RANKS, after=waits, **step.marks)
+    step.newest_layer = step.tasks.compute(
+        name, kind, duration_s, RANKS, after=waits, layers=layers, **step.marks
+    )
     return step.newest_layer
 
 
