@@ -49,6 +49,7 @@ def scenario(tmp_path, recipe=None, **changes):
         ("fp8_param_gather: true", {}, "fp8_param_gather: found true; allowed: false, or strategy"),
         (None, {"kind": "ddp, join: true"}, "reduce_amax: found true; allowed: false with strat"),
         (None, {"kind": "data_parallel"}, "compute.precision: found 'fp8'; allowed: another"),
+        (None, {"precision": "fp8, source: file, times: t.csv"}, "'source: roofline'"),
         (None, {"dtype": "fp16"}, "model.dtype: found 'fp16'; allowed: 'bf16' or 'fp32'"),
         (None, {"kind": "fsdp, param_dtype: fp16"}, "param_dtype: found 'fp16' with compute.prec"),
     ],

@@ -20,6 +20,7 @@ from perfmodel.workload.kernels.device import make_device
 from perfmodel.workload.kernels.float8.cast_costs import (
     float8_cost,
     make_float8_pricing,
+    narrow_gradient_s,
     narrow_product_s,
 )
 from perfmodel.workload.kernels.float8.float8_layers import float8_layers, float8_modules
@@ -183,6 +184,20 @@ def test_weights_are_cast_in_the_first_micro_batch_alone():
     assert once - each == pytest.approx(7 / 8 * (weight_s + ramp))
     torchao = Float8("torchao", "tensorwise")
     assert pricing(H100, torchao, accumulate=8).weight_share == 1.0
+
+
+def test_gradients_of_rowwise_layers_are_scaled_after_tensorwise_products():
+    """Read and written once more in bf16 where that is compiled; torchao's kernel is quicker so."""
+    product = MatrixProduct(8192, 14336, 4096)
+    rowwise, tensorwise = (
+        pricing(H100, Float8("torchao", recipe)) for recipe in ("rowwise", "tensorwise")
+    )
+    gradient = product.weight_gradient
+    rescaled_s = 4 * 14336 * 4096 / rowwise.wide.memory_Bps + rowwise.wide.ramp_s
+    plain_s = narrow_product_s(gradient, tensorwise)
+    assert narrow_gradient_s(gradient, tensorwise) == plain_s
+    assert narrow_gradient_s(gradient, rowwise) == pytest.approx(plain_s + rescaled_s)
+    assert narrow_product_s(product, rowwise) > narrow_product_s(product, tensorwise)
 
 
 def test_the_gradient_of_the_weight_stays_wide_where_the_recipe_says_so():
