@@ -12,6 +12,7 @@ from perfmodel.errors import Fault, InputError, ScheduleError, TopologyError
 from perfmodel.files import collect_faults
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
+from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.scenario.sections.strategies.parameter_server import server_nodes
 from perfmodel.simulate.engine.background import BackgroundJob
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -23,7 +24,7 @@ from perfmodel.studies.run.resolve.training_job import (
     resolve_workload,
 )
 from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server
-from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import Compute, StepPlan, Task
 from perfmodel.workload.model import Workload
 
 
@@ -70,10 +71,7 @@ def place_plan(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
         work = task.work
         if isinstance(work, Compute):
             return task
-        if isinstance(work, Collective):
-            return replace(task, work=replace(work, root=int(rank_of[work.root])))
-        src, dst = int(rank_of[work.src_rank]), int(rank_of[work.dst_rank])
-        return replace(task, work=replace(work, src_rank=src, dst_rank=dst))
+        return replace(task, work=replace(work, root=int(rank_of[work.root])))
 
     return replace(
         plan,
@@ -228,8 +226,12 @@ def _resolve_other_job(
     main: TrainingJob, number: int, name: str, workload: Workload, machine: Machine, ranks: Ranks
 ) -> Disturbance:
     section, topology = main.scenario.jobs[number], machine.topology
-    scenario = main.scenario.model_copy(update={"strategy": section.strategy})
-    job = replace(main, scenario=scenario, workload=workload, gpu=topology.gpu, chosen=None)
+    scenario = main.scenario.model_copy(
+        update={"strategy": section.strategy, "parallel": ParallelSection()}
+    )
+    job = replace(
+        main, scenario=scenario, workload=workload, gpu=topology.gpu, chosen=None, whole=None
+    )
     batch = section.batch_per_gpu
     times = price_layers(job, batch)
     step = plan_step(
