@@ -28,7 +28,7 @@ from perfmodel.workload.kernels.memory_bound import elementwise_s
 from perfmodel.workload.layer_cost import (
     layer_cost,
     make_pricing,
-    matrix_forward_s,
+    matrix_seconds,
     weight_gradient_s,
 )
 from perfmodel.workload.memory.activations import activation_bytes, cast_weights
@@ -130,6 +130,10 @@ def layer_times(
         layer_cost(layer, pricing, first=i == 0, is_float8=i in narrow)
         for i, layer in enumerate(workload.layers)
     ]
+    products = [
+        matrix_seconds(layer, pricing, first=i == 0, is_float8=i in narrow)
+        for i, layer in enumerate(workload.layers)
+    ]
     launches = optimizer_launches(workload, optimizer, optimizer_kernels)
     optimizer_traffic = optimizer_bytes(
         workload, optimizer, optimizer_kernels, master_weights=master_weights
@@ -148,10 +152,8 @@ def layer_times(
         ),
         source=f"roofline on {gpu.name}",
         spread=roofline_factors(workload, gpu, precision),
-        matrix_forward_s=np.array(
-            [matrix_forward_s(layer, pricing, first=i == 0, is_float8=i in narrow)
-             for i, layer in enumerate(workload.layers)]
-        ),
+        matrix_forward_s=np.array([forward_s for forward_s, _ in products]),
+        matrix_backward_s=np.array([backward_s for _, backward_s in products]),
         weight_gradient_s=np.array(
             [weight_gradient_s(layer, pricing, is_float8=i in narrow)
              for i, layer in enumerate(workload.layers)]

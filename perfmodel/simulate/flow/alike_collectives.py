@@ -26,9 +26,9 @@ def join_alike(collectives: Sequence[LoweredCollective]) -> list[LoweredCollecti
     joined: list[tuple[Hashable, set[int], list[LoweredCollective]]] = []
     for lowered in collectives:
         likeness, links = _likeness(lowered), _links(lowered)
-        for other, taken, members in joined:
-            if other == likeness and taken.isdisjoint(links):
-                taken.update(links)
+        for other, used_links, members in joined:
+            if other == likeness and used_links.isdisjoint(links):
+                used_links.update(links)
                 members.append(lowered)
                 break
         else:

@@ -114,8 +114,8 @@ class FlowNetwork(Network):
         """Start a collective in every group; groups on links of their own are one job."""
         key = (op, nbytes, id(groups), root, times)
         if key not in self._joined:  # the entry holds `groups`, so that its id stays unique
-            alike = join_alike(self.timer.lower(op, nbytes, groups, root))
-            self._joined[key] = groups, [in_a_row(lowered, times) for lowered in alike]
+            joined = join_alike(self.timer.lower(op, nbytes, groups, root))
+            self._joined[key] = groups, [in_a_row(lowered, times) for lowered in joined]
         return self.launch(self._joined[key][1])
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:

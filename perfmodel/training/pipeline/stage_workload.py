@@ -198,6 +198,7 @@ def part_times(times: LayerTimes, whole: Workload, part: Workload, mine: range) 
         optimizer_kernels=max(1, round(times.optimizer_kernels * share)),
         activation_bytes=times.activation_bytes * kept_share,
         matrix_forward_s=of(times.matrix_forward_s),
+        matrix_backward_s=of(times.matrix_backward_s),
         weight_gradient_s=of(times.weight_gradient_s),
     )
 

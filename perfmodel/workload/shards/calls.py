@@ -59,6 +59,12 @@ class LayerCall:
     repeated: bool = True
 
     @property
+    def gathers_input(self) -> bool:
+        """Whether forward begins with it, of a map's input that the tensor group has in parts."""
+        place = (self.group, self.phase, self.place)
+        return self.op == "all_gather" and place == ("tensor", "forward", "before")
+
+    @property
     def sent_elements(self) -> float:
         """Elements that one rank sends per sample where the operation runs around a ring."""
         share = (self.ranks - 1) / self.ranks

@@ -95,6 +95,18 @@ class Shard:
         """Ranks of the tensor group among which tokens between maps are split."""
         return self.tensor if self.sequence_parallel else 1
 
+    def map_tokens(self, tokens: int) -> int:
+        """Tokens that a map sees, of those of a sample."""
+        return tokens // self.context
+
+    def stream_tokens(self, tokens: int) -> int:
+        """Tokens that a norm, a dropout or an addition between maps sees."""
+        return tokens // (self.context * self.sequence_ranks)
+
+    def kept_tokens(self, tokens: int) -> int:
+        """Tokens of the input of a map that are kept for backward."""
+        return self.stream_tokens(tokens) if self.gathers_again else self.map_tokens(tokens)
+
     def padded(self, vocabulary: int) -> int:
         """Words of the vocabulary with its padding."""
         if self.vocabulary_multiple is None:

@@ -88,3 +88,13 @@ def test_messages_of_pairs_take_the_time_of_one() -> None:
 def test_one_in_a_row_is_itself() -> None:
     (lowered,) = TIMER.lower("all_reduce", 1 << 20, NODES[:1], 0)
     assert in_a_row(lowered, 1) is lowered
+
+
+def test_a_ring_of_messages_takes_the_time_of_its_slowest() -> None:
+    """Inside nodes all hops are alike; across them the adapters are the slowest."""
+    inside = timed("send", 1 << 26, ((0, 1),))[0]
+    assert timed("send_recv", 1 << 26, NODES)[0] == pytest.approx(inside)
+    across = timed("send", 1 << 26, ((7, 8),))[0]
+    assert timed("send_recv", 1 << 26, (range(16),))[0] == pytest.approx(across)
+    assert TIMER.best("send_recv", 1 << 26, range(16))[1] == pytest.approx(across)
+    assert across > 2 * inside

@@ -135,9 +135,7 @@ def recipe_faults(float8: Float8, gpu: Gpu) -> list[Fault]:
     if "fp8" not in gpu.peak_flops:
         return []
     rows = _table()["recipes"]
-    allowed = [
-        name for name, row in rows[float8.library].items() if not _lacks(gpu, name, row)
-    ]
+    allowed = [name for name, row in rows[float8.library].items() if not _lacks(gpu, name, row)]
     if float8.recipe in allowed:
         return []
     text = f"{', '.join(map(repr, allowed))} on {gpu.name}"

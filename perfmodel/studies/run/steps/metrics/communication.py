@@ -21,7 +21,12 @@ def ring_bytes(op: str, nbytes: float, ranks: int) -> float:
     Yuan 2009, "Bandwidth optimal all-reduce algorithms", JPDC 69).
     """
     share = (ranks - 1) / ranks
-    factor = {"all_reduce": 2 * share, "broadcast": min(1.0, ranks - 1), "send": 1.0}
+    factor = {
+        "all_reduce": 2 * share,
+        "broadcast": min(1.0, ranks - 1),
+        "send": 1.0,
+        "send_recv": 1.0,
+    }
     return nbytes * factor.get(op, share)
 
 

@@ -1,0 +1,83 @@
+"""From a plan of data-parallel ranks and stages to one of all ranks of a mixture.
+
+Every rank of a tensor group does what its replica does in the plan of one of them, so that a class
+grows, and each of its groups stands once for every place in the tensor group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from perfmodel.arrays import RankGroup
+from perfmodel.training.parallel.rank_grid import Groups, RankGrid
+from perfmodel.training.plan.amax_reductions import AMAXES
+from perfmodel.training.plan.step_plan import Collective, Communicator, RankClass, StepPlan, Task
+
+TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"
+"""Communicators of calls (`perfmodel.workload.shards.calls.CallGroup`)."""
+
+
+def expand_ranks(plan: StepPlan, grid: RankGrid) -> StepPlan:
+    """Return the plan on all ranks of a grid.
+
+    `plan`: rank s R + r is replica r of R in stage s. Its communicators "tensor", "context" and
+    "expert" get their groups here. Ranks of a context group train the same samples.
+    """
+    if grid.ranks == grid.data:
+        return plan
+    called: Mapping[str, Groups] = {
+        TENSOR: grid.tensor_groups,
+        CONTEXT: grid.context_groups,
+        EXPERT: grid.expert_groups,
+    }
+    return replace(
+        plan,
+        classes=tuple(_grown(each, grid) for each in plan.classes),
+        communicators=tuple(_placed(each, grid, called) for each in plan.communicators),
+        tasks=tuple(_rooted(task, grid) for task in plan.tasks),
+        samples=plan.samples // grid.context,
+    )
+
+
+def _placed(
+    communicator: Communicator, grid: RankGrid, called: Mapping[str, Groups]
+) -> Communicator:
+    """Groups of all ranks: those of the calls of layers, or copies of a plan's own.
+
+    A pipeline says of which part of the model a communicator is; that is the rest of its name.
+    """
+    name = communicator.name.partition(" of part ")[0]
+    groups = called.get(name) or _copies(communicator, grid)
+    if name == AMAXES:  # Transformer Engine's group has the ranks of tensor groups, too
+        count = len(communicator.groups)
+        groups = tuple(
+            tuple(rank for place in range(grid.tensor) for rank in groups[at * grid.tensor + place])
+            for at in range(count)
+        )
+    return replace(communicator, groups=groups)
+
+
+def _copies(communicator: Communicator, grid: RankGrid) -> tuple[RankGroup, ...]:
+    """Groups of a communicator, once for every place in the tensor group."""
+    return tuple(
+        tuple(grid.placed(np.asarray(group, dtype=np.int64), place).tolist())
+        for group in communicator.groups
+        for place in range(grid.tensor)
+    )
+
+
+def _grown(rank_class: RankClass, grid: RankGrid) -> RankClass:
+    own = np.asarray(rank_class.ranks, dtype=np.int64)
+    ranks = np.concatenate([grid.placed(own, place) for place in range(grid.tensor)])
+    return replace(rank_class, ranks=tuple(np.sort(ranks).tolist()))
+
+
+def _rooted(task: Task, grid: RankGrid) -> Task:
+    """Move the root of a collective to the first place of its tensor group."""
+    if not isinstance(task.work, Collective) or not task.work.root:
+        return task
+    root = int(grid.placed(np.array([task.work.root]), 0)[0])
+    return replace(task, work=replace(task.work, root=root))
