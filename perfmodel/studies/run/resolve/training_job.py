@@ -27,7 +27,7 @@ from perfmodel.training.memory.use import (
     narrow_inputs,
 )
 from perfmodel.training.parallel.mixture import Mixture, mix_step
-from perfmodel.training.pipeline.partition import PartitionOptions
+from perfmodel.training.pipeline.block_partition import PartitionOptions
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
@@ -362,13 +362,16 @@ def plan_step(
     make = job.strategy.plan
     assert make is not None  # else it has loops
 
-    def plan_plain(request: StepRequest) -> StepPlan:
-        plan = make(request, options)
+    def plan_plain(request: StepRequest, micro_batches: int) -> StepPlan:
+        own = options
+        if micro_batches != options.accumulate:
+            own = replace(options, accumulate=micro_batches)  # type: ignore[type-var]
+        plan = make(request, own)
         return plan if job.float8 is None else add_amax_reductions(plan, request, job.float8)
 
     with relocated_errors(job.scenario, "strategy"):
         return mix_step(
-            job.mixture, request, plan_plain, job.wide_precision, job.recompute,
+            job.mixture, request, plan_plain, options.accumulate, job.wide_precision, job.recompute,
             job.strategy.held_dtype(options),
         )  # fmt: skip
 
