@@ -121,14 +121,10 @@ def _add_pass(adding: _Adding, task: Task, duration_s: float) -> None:
         return
     merges = len(task.layers) > 1
     _issue(adding, task, sum(each.call.times for each in calls))
-    head, hidden, tail = (
-        _alike(adding, (each for each in calls if chosen(each)), merges=merges)
-        for chosen in (
-            lambda each: not (each.window_s or each.is_after),
-            lambda each: each.window_s > 0,
-            lambda each: each.is_after and not each.window_s,
-        )
-    )
+    hidden = _alike(adding, (each for each in calls if each.window_s), merges=merges)
+    exposed = [each for each in calls if not each.window_s]
+    head = _alike(adding, (each for each in exposed if not each.is_after), merges=merges)
+    tail = _alike(adding, (each for each in exposed if each.is_after), merges=merges)
     windows_s = sum(each.window_s for each in hidden)
     shorten = min(1.0, duration_s / windows_s) if windows_s else 0.0
     rest_s = max(0.0, duration_s - shorten * windows_s)
