@@ -25,11 +25,13 @@ from perfmodel.workload.kernels.float8.cast_costs import (
 )
 from perfmodel.workload.kernels.float8.float8_layers import shares_input
 from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
+from perfmodel.workload.kernels.grouped_products import grouped_passes_s
 from perfmodel.workload.kernels.memory_bound import elementwise_s, feature_map_s, norm_s
 from perfmodel.workload.kernels.products import busy_s, product_s
 from perfmodel.workload.kernels.shapes import (
     Attention,
     Convolution,
+    GroupedProduct,
     MatrixKernel,
     MatrixProduct,
     batched,
@@ -148,10 +150,25 @@ def matrix_seconds(
     if not layer.matmul_flops:
         return 0.0, 0.0
     if is_float8:
-        product_s = _float8_cost(layer, pricing, first=first).product_s
-        return product_s, (1 if first else 2) * product_s
+        narrow = _float8_cost(layer, pricing, first=first)
+        return narrow.product_s, narrow.gradients_s
     cost = _matrix_cost(layer, pricing, first=first)
     return cost.forward_s, cost.backward_s
+
+
+def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False) -> float:
+    """Part of a layer's backward that the gradient of its weight takes; seconds.
+
+    That is all that the first layer's matrix kernels make in backward. Gains and biases of
+    normalisations and tables of embeddings are not counted: their kernels make both gradients.
+    """
+    if not layer.matmul_flops or not layer.weight_elements:
+        return 0.0
+    cast_bytes = layer.weight_elements * (STATED_BYTES + pricing.device.item_bytes)
+    cast_s = elementwise_s(cast_bytes, 1, pricing.device) if pricing.casts else 0.0
+    if is_float8:
+        return _float8_cost(layer, pricing, first=True).backward_s + cast_s
+    return _matrix_cost(layer, pricing, first=True).backward_s + cast_s
 
 
 def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> Float8Cost:
@@ -224,6 +241,8 @@ def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, passes: int) -> LayerCo
             return _attention_cost(attention, pricing)
         case Convolution() as conv:
             return _convolution_cost(conv, pricing, passes)
+        case GroupedProduct() as grouped:
+            return _grouped_cost(grouped, pricing, passes)
         case MatrixProduct() as product:
             device = pricing.device
             gradients = (product.weight_gradient, product.input_gradient)[:passes]
@@ -242,6 +261,12 @@ def _attention_cost(attention: Attention, pricing: Pricing) -> LayerCost:
     return LayerCost(
         cost(attention, device), cost(attention, device, backward=True), kernels, 2 * kernels
     )
+
+
+def _grouped_cost(grouped: GroupedProduct, pricing: Pricing, passes: int) -> LayerCost:
+    forward_s, *gradients_s = grouped_passes_s(grouped, pricing.device)
+    kernels = 1 if grouped.single_kernel else grouped.groups
+    return LayerCost(forward_s, sum(gradients_s[:passes]), kernels, passes * kernels)
 
 
 def _convolution_cost(conv: Convolution, pricing: Pricing, passes: int) -> LayerCost:

@@ -25,7 +25,12 @@ from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.float8.float8_layers import float8_layers
 from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
 from perfmodel.workload.kernels.memory_bound import elementwise_s
-from perfmodel.workload.layer_cost import layer_cost, make_pricing, matrix_seconds
+from perfmodel.workload.layer_cost import (
+    layer_cost,
+    make_pricing,
+    matrix_seconds,
+    weight_gradient_s,
+)
 from perfmodel.workload.memory.activations import activation_bytes, cast_weights
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
@@ -149,7 +154,11 @@ def layer_times(
         spread=roofline_factors(workload, gpu, precision),
         matrix_forward_s=np.array([forward_s for forward_s, _ in products]),
         matrix_backward_s=np.array([backward_s for _, backward_s in products]),
-    )
+        weight_gradient_s=np.array(
+            [weight_gradient_s(layer, pricing, is_float8=i in narrow)
+             for i, layer in enumerate(workload.layers)]
+        ),
+    )  # fmt: skip
 
 
 def _with_efficiencies(gpu: Gpu, precision: str, matmul: float | None, memory: float | None) -> Gpu:

@@ -87,6 +87,7 @@ class Attention:
     `window`: tokens that a causal query sees at most (sliding window).
     `blocks`: parts of the keys, each a kernel of its own (ring attention).
     `last`: whether causal queries are the last tokens of the keys, instead of all or a fair share.
+    `value_head_size`: of a value and of the result, where it is not that of queries and keys.
     """
 
     tokens: int
@@ -99,6 +100,12 @@ class Attention:
     window: int | None = None
     blocks: int = 1
     last: bool = False
+    value_head_size: int | None = None
+
+    @property
+    def value_size(self) -> int:
+        """Elements of one head's value."""
+        return self.head_size if self.value_head_size is None else self.value_head_size
 
     @property
     def all_keys(self) -> int:
@@ -121,13 +128,14 @@ class Attention:
     @property
     def flops(self) -> float:
         """Operations of both products, masked scores counted."""
-        return 4.0 * self.sequences * self.heads * self.tokens * self.all_keys * self.head_size
+        sizes = self.head_size + self.value_size
+        return 2.0 * self.sequences * self.heads * self.tokens * self.all_keys * sizes
 
     @property
     def elements(self) -> float:
         """Elements of queries, keys, values and the result, as often as kernels read them."""
         rows = self.blocks * self.tokens * self.heads + self.all_keys * self.kv_heads
-        return 2.0 * self.sequences * self.head_size * rows
+        return float(self.sequences * (self.head_size + self.value_size) * rows)
 
     @property
     def scores(self) -> MatrixProduct:
@@ -135,14 +143,48 @@ class Attention:
         count = self.sequences * self.heads
         return MatrixProduct(self.tokens, self.all_keys, self.head_size, count)
 
+    @property
+    def weighted_sum(self) -> MatrixProduct:
+        """Scores times values, likewise."""
+        count = self.sequences * self.heads
+        return MatrixProduct(self.tokens, self.value_size, self.all_keys, count)
 
-MatrixKernel = MatrixProduct | Convolution | Attention
+
+@dataclass(frozen=True, slots=True)
+class GroupedProduct:
+    """Products of `groups` weights (depth x columns), each with rows of its own: experts.
+
+    `rows`: of all groups together; they grow with the batch.
+    `single_kernel`: whether one kernel runs all groups, or each group has a kernel of its own.
+    """
+
+    rows: float
+    columns: int
+    depth: int
+    groups: int
+    single_kernel: bool = True
+
+    @property
+    def flops(self) -> float:
+        """Operations: a multiplication and an addition per element and step of the depth."""
+        return 2.0 * self.rows * self.columns * self.depth
+
+    @property
+    def mean(self) -> MatrixProduct:
+        """Product of a group with its mean share of the rows, `groups` of them."""
+        rows = max(1, math.ceil(self.rows / self.groups))
+        return MatrixProduct(rows, self.columns, self.depth, self.groups)
+
+
+MatrixKernel = MatrixProduct | Convolution | Attention | GroupedProduct
 
 
 def batched(kernel: MatrixKernel, batch: int) -> MatrixKernel:
     """Return the kernel of `batch` samples."""
     match kernel:
         case MatrixProduct():
+            return replace(kernel, rows=kernel.rows * batch)
+        case GroupedProduct():
             return replace(kernel, rows=kernel.rows * batch)
         case Convolution():
             return replace(kernel, images=kernel.images * batch)

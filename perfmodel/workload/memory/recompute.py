@@ -15,7 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
+from perfmodel.workload.kernels.shapes import (
+    Attention,
+    Convolution,
+    GroupedProduct,
+    MatrixProduct,
+)
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.model import Layer, LayerTimes, Workload
 
@@ -59,7 +64,8 @@ def partly_recomputed_blocks(workload: Workload, recompute: Recompute) -> tuple[
 
 def kept_results(workload: Workload, layers: range) -> tuple[int, ...]:
     """Layers of a block whose product or attention keeps its result, recomputed by operations."""
-    products = [i for i in layers if isinstance(workload.layers[i].matrix, MatrixProduct)]
+    kinds = (MatrixProduct, GroupedProduct)
+    products = [i for i in layers if isinstance(workload.layers[i].matrix, kinds)]
     return (*products[::2], *(i for i in layers if is_attention(workload.layers[i])))
 
 
@@ -126,9 +132,11 @@ def result_elements(layer: Layer) -> float:
     match layer.matrix:
         case MatrixProduct(rows=rows, columns=columns, count=count):
             return float(rows * columns * count)
+        case GroupedProduct(rows=grouped_rows, columns=columns):
+            return float(grouped_rows * columns)
         case Attention() as attention:
             return float(
-                attention.sequences * attention.tokens * attention.heads * attention.head_size
+                attention.sequences * attention.tokens * attention.heads * attention.value_size
             )
     return 0.0
 
@@ -147,11 +155,14 @@ def _read_elements(layer: Layer) -> float:
     match layer.matrix:
         case MatrixProduct(rows=rows, depth=depth, count=count):
             return float(rows * depth * count)
+        case GroupedProduct(rows=grouped_rows, depth=depth):
+            return float(grouped_rows * depth)
         case Convolution() as convolution:
             return float(convolution.in_elements)
         case Attention() as attention:
-            queries = attention.tokens * attention.heads
-            pairs = 2 * attention.all_keys * attention.kv_heads
-            return float(attention.sequences * attention.head_size * (queries + pairs))
+            queries = attention.tokens * attention.heads * attention.head_size
+            pair = attention.head_size + attention.value_size
+            pairs = attention.all_keys * attention.kv_heads * pair
+            return float(attention.sequences * (queries + pairs))
     moved = layer.matmul_bytes if layer.matmul_flops else layer.vector_bytes
     return moved / ELEMENT_BYTES / 2  # read and written

@@ -14,6 +14,7 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo import bert, gpt, t5
 from perfmodel.workload.zoo.decoders import decoder_sizes, llama
+from perfmodel.workload.zoo.decoders.experts import expert_decoder, expert_sizes
 from perfmodel.workload.zoo.images import inception, resnet, vgg, vit
 
 TRAINED_DTYPES = ("fp32", "bf16", "fp16")
@@ -31,11 +32,15 @@ _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{name: (partial(bert.bert, name), bert.POSITIONS) for name in bert.SHAPES},
     **{name: (partial(gpt.gpt, name), shape.positions) for name, shape in gpt.SHAPES.items()},
     **{name: (partial(llama.llama, name), s.positions) for name, s in decoder_sizes.SHAPES.items()},
+    **{
+        name: (partial(expert_decoder.expert_decoder, name), shape.decoder.positions)
+        for name, shape in expert_sizes.EXPERT_SHAPES.items()
+    },
     **{name: (partial(t5.t5, name), t5.INPUTS) for name in t5.SHAPES},
 }
 """Sequence models: their function, and the sequence that their authors trained with."""
 
-_UNLIMITED = frozenset(decoder_sizes.SHAPES) | frozenset(t5.SHAPES)
+_UNLIMITED = frozenset({*decoder_sizes.SHAPES, *expert_sizes.EXPERT_SHAPES, *t5.SHAPES})
 """Models whose positions, rotary or relative, have no table of limited length."""
 
 

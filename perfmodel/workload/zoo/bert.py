@@ -96,6 +96,7 @@ def bert(
         source="Hugging Face BertModel; Devlin et al. 2018, arXiv 1810.04805",
         input_elements=s,
         output_elements=s * VOCABULARY if whole_head else h,
+        stream_elements=float(shard.stream_tokens(s) * h),
         buffers=(Buffers("int64", 2, 2 * 8 * POSITIONS),),  # position_ids and token_type_ids
         shard=shard,
     )

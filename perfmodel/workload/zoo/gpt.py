@@ -101,6 +101,7 @@ def gpt(
         input_elements=s,
         output_elements=s * shape.vocabulary,
         shard=shard,
+        stream_elements=float(shard.stream_tokens(s) * h),
     )
 
 

@@ -67,12 +67,14 @@ class Module:
     `parameters`: name and shape, in registration order.
     `ready`: names in the order in which their gradients are complete.
     `buffers`: that it registers.
+    `of_experts`: names of those parameters that hold experts.
     """
 
     layer: Layer
     parameters: tuple[Parameter, ...] = ()
     ready: tuple[str, ...] = ()
     buffers: tuple[Buffers, ...] = ()
+    of_experts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +325,8 @@ def assemble(
     buffers: tuple[Buffers, ...] = (),
     notes: tuple[str, ...] = (),
     shard: Shard = WHOLE,
+    stream_elements: float = 0.0,
+    routed_share: float = 1.0,
 ) -> Workload:
     """Turn parts in execution order into a workload.
 
@@ -330,12 +334,18 @@ def assemble(
     `buffers`: that belong to no part.
     `notes`: what is estimated.
     `shard`: which part of the model it is.
+    `stream_elements`: as of `Workload`.
+    `routed_share`: part of the experts that a token is routed to.
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
+    of_experts = frozenset(parameter for part in parts for parameter in part.of_experts)
     return Workload(
         name=name,
-        tensors=tuple(ParameterTensor(parameter, shape, dtype) for parameter, shape in order),
+        tensors=tuple(
+            ParameterTensor(parameter, shape, dtype, parameter in of_experts)
+            for parameter, shape in order
+        ),
         layers=tuple(
             replace(part.layer, tensors=tuple(index[parameter] for parameter in part.ready))
             for part in parts
@@ -347,6 +357,8 @@ def assemble(
         source=source,
         notes=notes,
         shard=shard,
+        stream_elements=stream_elements,
+        routed_share=routed_share,
     )
 
 

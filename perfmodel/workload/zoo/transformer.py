@@ -38,6 +38,8 @@ def attention(
     name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool,
     keys: int | None = None, window: int | None = None, dropout: bool = True,
     wide_scores: bool = False, capped_scores: bool = False, shard: Shard = WHOLE,
+    wide_scores: bool = False, capped_scores: bool = False, value_width: int | None = None,
+    kept_values: int | None = None,
 ) -> Module:  # fmt: skip
     """Scores, softmax and weighted sum; it has no parameters.
 
@@ -50,6 +52,8 @@ def attention(
     `window`: tokens that a query sees at most, of causal attention.
     `dropout`, `wide_scores`, `capped_scores`: of the scores, where it is not fused (see `Layer`).
     `shard`: which part of it a rank runs; the sizes are those of the whole.
+    `value_width`: of the result of all heads, where values are not as wide as keys.
+    `kept_values`: elements of a token that are kept with its values, where these are part of more.
     """
     kv_width, keys = kv_width or width, keys or tokens
     if not shard.is_whole:
@@ -58,12 +62,15 @@ def attention(
             shard, (dropout, wide_scores, capped_scores),
         )  # fmt: skip
     window = window if window is not None and window < tokens else None
-    moved = 2 * (tokens * width + keys * kv_width)
+    results = value_width or width
+    values = results * kv_width // width
+    moved = tokens * (width + results) + keys * (kv_width + values)
+    saved = moved + keys * ((kept_values or values) - values)
     layer = Layer(
         name=name,
-        matmul_flops=4.0 * tokens * keys * width,
+        matmul_flops=2.0 * tokens * keys * (width + results),
         matmul_bytes=float(ELEMENT_BYTES * moved),
-        saved_elements=float(moved),
+        saved_elements=float(saved),
         kind="attention",
         score_elements=float(heads * tokens * keys),
         score_dropout=dropout,
@@ -72,6 +79,7 @@ def attention(
         matrix=Attention(
             tokens, heads, kv_width * heads // width, width // heads, causal,
             keys=None if keys == tokens else keys, window=window,
+            value_head_size=value_width and value_width // heads,
         ),
         fused_bytes=0.0,
     )  # fmt: skip

@@ -1,8 +1,9 @@
-"""Write down the order of passes in which Megatron-Core runs a step: its loops, with empty passes.
+"""Write down what Megatron-Core does in a pipeline: the order of its passes, layers of its stages.
 
 ``python -P -m tests.training.pipeline.record_megatron_orders`` where ``megatron-core`` is
-installed; writes ``megatron_orders.json``: by case, for each stage the passes as [kind, chunk,
-micro-batch].
+installed; writes ``megatron_orders.json``: "orders" by case, for each stage the passes as [kind,
+chunk, micro-batch], of its own loops with empty passes; "layers" by case, for each chunk of each
+stage.
 """
 
 from __future__ import annotations
@@ -23,7 +24,41 @@ CASES = [
 """Stages, micro-batches, chunks, ``microbatch_group_size_per_vp_stage`` (None: the stages)."""
 
 
-def name_of(case: tuple[int, int, int, int | None]) -> str:
+LAYER_CASES = [
+    (8, 4, 1, None, None, False, False), (16, 4, 2, None, None, False, False),
+    (10, 4, 1, 1, None, False, False), (10, 4, 1, 2, 2, False, False),
+    (14, 4, 2, 2, None, False, False), (20, 4, 2, 4, 8, False, False),
+    (7, 4, 1, None, None, False, True), (15, 4, 2, None, None, True, False),
+    (30, 4, 4, None, None, True, True), (6, 4, 2, None, None, True, True),
+]  # fmt: skip
+"""Layers, stages, chunks, those of the first and of the last stage, whether embedding and loss
+count."""
+
+
+def layers_of(
+    layers: int, stages: int, chunks: int, first: int | None, last: int | None, embed: bool,
+    loss: bool,
+) -> list[list[int]]:  # fmt: skip
+    """Layers of each chunk of each stage."""
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+
+    config = SimpleNamespace(
+        pipeline_model_parallel_layout=None, num_layers=layers,
+        num_layers_in_first_pipeline_stage=first, num_layers_in_last_pipeline_stage=last,
+        account_for_embedding_in_pipeline_split=embed, account_for_loss_in_pipeline_split=loss,
+        pipeline_model_parallel_size=stages,
+        virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+    )  # fmt: skip
+    return [
+        [
+            get_num_layers_to_build(config, chunk if chunks > 1 else None, stage)
+            for chunk in range(chunks)
+        ]
+        for stage in range(stages)
+    ]
+
+
+def name_of(case: tuple[int | None, ...]) -> str:
     return " ".join(map(str, case))
 
 
@@ -105,5 +140,8 @@ def _stage(stages: int, micro_batches: int, chunks: int, group: int, stage: int)
 
 
 if __name__ == "__main__":
-    recorded = {name_of(case): record(*case) for case in CASES}
+    recorded = {
+        "orders": {name_of(case): record(*case) for case in CASES},
+        "layers": {name_of(case): layers_of(*case) for case in LAYER_CASES},
+    }
     FILE.write_text(json.dumps(recorded, separators=(",", ":")) + "\n", encoding="utf-8")

@@ -102,7 +102,7 @@ def test_order_is_that_of_megatron(case: tuple[int, int, int, int | None]) -> No
     kind = "interleaved" if chunks > 1 else "1f1b"
     schedule = make_schedule(kind, stages, micro_batches, chunks, micro_batch_group=group)
     passes = [[[a.kind, a.chunk, a.micro_batch] for a in each] for each in schedule.actions]
-    assert passes == json.loads(FILE.read_text(encoding="utf-8"))[name_of(case)]
+    assert passes == json.loads(FILE.read_text(encoding="utf-8"))["orders"][name_of(case)]
 
 
 def test_dualpipe_is_dualpipe_v_folded_twice() -> None:

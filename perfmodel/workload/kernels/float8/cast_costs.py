@@ -37,7 +37,7 @@ class Float8Pricing:
 class Float8Cost:
     """Device time and kernels of a linear layer, in seconds.
 
-    `product_s`: of forward's product alone.
+    `product_s`, `gradients_s`: of products alone, forward and backward.
     """
 
     forward_s: float
@@ -45,6 +45,7 @@ class Float8Cost:
     forward_kernels: int
     backward_kernels: int
     product_s: float
+    gradients_s: float
 
 
 def make_float8_pricing(
@@ -63,10 +64,15 @@ def make_float8_pricing(
 
 def narrow_product_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
     """Device time of a product of fp8 operands, whose result is bf16; seconds."""
+    return product_of_casts_s(product, pricing.narrow, result_bytes=pricing.wide.item_bytes)
+
+
+def product_of_casts_s(product: MatrixProduct, device: Device, *, result_bytes: int) -> float:
+    """Device time of a product whose result has other elements than its operands; seconds."""
     m, n, k = product.rows, product.columns, product.depth
-    operands = pricing.narrow.item_bytes * product.count * (m * k + k * n)
-    nbytes = operands + pricing.wide.item_bytes * product.count * m * n
-    return pricing.narrow.constants.product.ramp_s + busy_s(product, nbytes, pricing.narrow)
+    operands = device.item_bytes * product.count * (m * k + k * n)
+    nbytes = operands + result_bytes * product.count * m * n
+    return device.constants.product.ramp_s + busy_s(product, nbytes, device)
 
 
 def float8_cost(
@@ -106,6 +112,7 @@ def float8_cost(
         forward_kernels=1 + round(forward_kernels),
         backward_kernels=passes + round(backward_kernels),
         product_s=output_s,
+        gradients_s=gradients_s,
     )
 
 

@@ -98,18 +98,25 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
     ]  # fmt: skip
 
 
-def feed_forward_part(place: BlockPlace) -> list[Module]:
-    """Normalise, gate and widen, narrow, add."""
+def feed_forward_part(
+    place: BlockPlace, *, path: str = "mlp", width: int | None = None, normed: bool = True
+) -> list[Module]:
+    """Normalise, gate and widen, narrow, add.
+
+    `path`: of its maps in the block; `width`: between them, where it is not the model's.
+    `normed`: whether it begins with a norm; otherwise it shares its input with another part.
+    """
     h, shard = place.shape.width, place.shard
-    wide = place.shape.mlp_width // shard.tensor
+    wide = (width or place.shape.mlp_width) // shard.tensor
+    norm = norm_before_mlp(place.shape) if normed else ""
     maps = [
-        projection(place, "mlp.gate_proj", h, wide, norm=norm_before_mlp(place.shape)),
-        projection(place, "mlp.up_proj", h, wide, shared=True),
+        projection(place, f"{path}.gate_proj", h, wide, norm=norm, shared=not normed),
+        projection(place, f"{path}.up_proj", h, wide, shared=True),
     ]
     return [
-        *([join_maps(maps, f"{place.prefix}.mlp.gate_up_proj")] if shard.joins_maps else maps),
-        projection(place, "mlp.down_proj", wide, h, after="post_feedforward_layernorm", added=True,
-                   gated=True),
+        *([join_maps(maps, f"{place.prefix}.{path}.gate_up_proj")] if shard.joins_maps else maps),
+        projection(place, f"{path}.down_proj", wide, h, after="post_feedforward_layernorm",
+                   added=True, gated=True),
     ]  # fmt: skip
 
 

@@ -58,6 +58,7 @@ def llama(
         buffers=rotary_buffers(shape),
         notes=(_CAP_NOTE,) * shape.capped,
         shard=shard,
+        stream_elements=float(shard.stream_tokens(s) * shape.width),
     )
 
 
