@@ -81,8 +81,8 @@ def _repeated_names(kind: str, names: list[str]) -> Iterator[tuple[str, str, str
 _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
     name: TypeAdapter(Scenario.model_fields[name].rebuild_annotation())
     for name in (
-        "model", "compute", "strategy", "parallel", "cluster", "training", "scale", "events", "jobs", "plan",
-        "library", "fidelity",
+        "model", "compute", "strategy", "parallel", "cluster", "training", "scale", "events",
+        "jobs", "plan", "library", "fidelity",
     )
 }  # fmt: skip
 

@@ -37,9 +37,8 @@ from perfmodel.workload.zoo.layers import (
 def attention(
     name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool,
     keys: int | None = None, window: int | None = None, dropout: bool = True,
-    wide_scores: bool = False, capped_scores: bool = False, shard: Shard = WHOLE,
     wide_scores: bool = False, capped_scores: bool = False, value_width: int | None = None,
-    kept_values: int | None = None,
+    kept_values: int | None = None, shard: Shard = WHOLE,
 ) -> Module:  # fmt: skip
     """Scores, softmax and weighted sum; it has no parameters.
 
