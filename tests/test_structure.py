@@ -72,6 +72,7 @@ SMALL_MODULES = {
     "workload/kernels/grouped_products": ROW + ": kinds of kernels",
     "workload/zoo/decoders/experts/expert_load": "formulas of probability, apart from models",
     "workload/zoo/decoders/experts/latent_attention": ROW + ": parts of a block",
+    "workload/shards/attention_calls": "calls of the context group, apart from the tensor group's",
     "workload/zoo/images/vgg": ROW,
     "workload/zoo/images/vit": ROW,
     "report/common/terminal": ROW + ": renderers",
