@@ -17,17 +17,17 @@ from perfmodel.scenario.sections.base import Name
 from perfmodel.scenario.sections.cluster import ClusterSection
 from perfmodel.scenario.sections.events import EventSection, OtherJob
 from perfmodel.scenario.sections.library import LibrarySection
-from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.strategy_section import StrategySection
-from perfmodel.scenario.sections.sweep import SweepSection
+from perfmodel.scenario.sections.studies.plan import PlanSection
+from perfmodel.scenario.sections.studies.sweep import SweepSection
+from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.scenario.sections.training import (
     ComputeSection,
     ModelSection,
     ScaleSection,
     TrainingSection,
 )
-from perfmodel.scenario.sections.what_if import WhatIf
 from perfmodel.scenario.source_map import SourceMap
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.workload.kernels.shapes import MatrixKernel
+from perfmodel.workload.shards.calls import LayerCall
+from perfmodel.workload.shards.shard import WHOLE, Shard
 
 ITEM_BYTES: Mapping[str, int] = {
     "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4,
@@ -105,6 +107,8 @@ class Layer:
         where the chains are not known, and nothing is taken to be saved.
     fused_kernels : int
         Kernels launched by forward in that case.
+    calls : tuple of LayerCall
+        Collectives that it calls among the ranks that share it.
     """
 
     name: str
@@ -129,6 +133,7 @@ class Layer:
     score_dropout: bool = True
     wide_scores: bool = False
     capped_scores: bool = False
+    calls: tuple[LayerCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +166,9 @@ class Workload:
         Elements of the model's output per sample (gathered by nn.DataParallel).
     input_elements : float
         Elements of the model's input per sample (scattered by nn.DataParallel).
+    stream_elements : float
+        Elements that one repeated block hands to the next, per sample, the same between all: tokens
+        times width. Zero where it is not known, or where there is more than one such tensor.
     source : str
         Where architecture and counts come from.
     kept_range : tuple of float
@@ -170,6 +178,8 @@ class Workload:
         What is estimated, in sentences.
     routed_share : float
         Part of the experts that a token is routed to.
+    shard : Shard
+        Which part of the model it is: tensors, work and what is kept are those of one rank.
     """
 
     name: str
@@ -179,10 +189,12 @@ class Workload:
     buffers: tuple[Buffers, ...] = ()
     output_elements: float = 0.0
     input_elements: float = 0.0
+    stream_elements: float = 0.0
     source: str = ""
     kept_range: tuple[float, float] = (1.0, 1.0)
     notes: tuple[str, ...] = ()
     routed_share: float = 1.0
+    shard: Shard = WHOLE
 
     @property
     def states_activations(self) -> bool:
@@ -245,8 +257,12 @@ class LayerTimes:
         once as one byte copied (so half of the memory's traffic rate).
     activation_bytes : float
         Activations kept for backward, whole micro-batch; bytes.
-    matrix_forward_s : ndarray of float, shape (layers,), optional
-        Part of `forward_s` that matrix kernels take; None where it is not known.
+    matrix_forward_s, matrix_backward_s : ndarray of float, shape (layers,), optional
+        Part of `forward_s` and of `backward_s`, without what is recomputed, that matrix kernels
+        take; None where it is not known.
+    weight_gradient_s : ndarray of float, shape (layers,), optional
+        Part of `backward_s` that makes gradients of weights alone, which nothing before the layer
+        waits for; None where it is not known.
     source : str
         "roofline on <gpu>" or the file that the times come from.
     spread : tuple of float
@@ -266,6 +282,8 @@ class LayerTimes:
     source: str
     spread: tuple[float, float] = (1.0, 1.0)
     matrix_forward_s: NDArray[np.float64] | None = None
+    matrix_backward_s: NDArray[np.float64] | None = None
+    weight_gradient_s: NDArray[np.float64] | None = None
 
 
 def scale_times(times: LayerTimes, by: float, source: str | None = None) -> LayerTimes:
@@ -282,6 +300,8 @@ def scale_times(times: LayerTimes, by: float, source: str | None = None) -> Laye
         copy_Bps=times.copy_Bps / by,
         source=times.source if source is None else source,
         matrix_forward_s=_scaled(times.matrix_forward_s, by),
+        matrix_backward_s=_scaled(times.matrix_backward_s, by),
+        weight_gradient_s=_scaled(times.weight_gradient_s, by),
     )
 
 
@@ -295,6 +315,8 @@ def slow_device(times: LayerTimes, by: float) -> LayerTimes:
         backward_s=times.backward_s * by,
         optimizer_s=times.optimizer_s * by,
         matrix_forward_s=_scaled(times.matrix_forward_s, by),
+        matrix_backward_s=_scaled(times.matrix_backward_s, by),
+        weight_gradient_s=_scaled(times.weight_gradient_s, by),
     )
 
 

@@ -98,14 +98,17 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
     accumulate = count(cells, "accumulate")
     if accumulate > 1:
         strategy = {**strategy, "accumulate": accumulate}
+    precision, _, recipe = cells["precision"].partition(" ")
     compute: dict[str, Any] = {
-        "precision": cells["precision"],
+        "precision": precision,
         "optimizer": "adamw",
         "optimizer_kernels": cells["optimizer_kernels"],
         "fused_attention": cells["attention"] != "materialised",
         "compiled": cells["compiled"] == "1",
         "master_weights": cells["master_weights"] == "1",
     }
+    if recipe:
+        compute["fp8"] = parse_yaml(recipe)
     if cells["recompute"] != "none":
         compute["recompute"] = parse_yaml(cells["recompute"])
     document = {

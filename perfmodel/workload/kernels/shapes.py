@@ -86,6 +86,8 @@ class Attention:
     `keys`: tokens that are looked at, where they are not the same (cross attention).
     `window`: tokens that a causal query sees at most (sliding window).
     `value_head_size`: of a value and of the result, where it is not that of queries and keys.
+    `blocks`: parts of the keys, each a kernel of its own (ring attention).
+    `last`: whether causal queries are the last tokens of the keys, instead of all or a fair share.
     """
 
     tokens: int
@@ -97,6 +99,8 @@ class Attention:
     keys: int | None = None
     window: int | None = None
     value_head_size: int | None = None
+    blocks: int = 1
+    last: bool = False
 
     @property
     def value_size(self) -> int:
@@ -112,10 +116,13 @@ class Attention:
     def seen_keys(self) -> float:
         """Tokens that a query sees, on average: half of those before it where causal.
 
-        With a window w of s tokens, the first w queries see w / 2 and the others w.
+        With a window w of s tokens, the first w queries see w / 2 and the others w. The last t of s
+        tokens see s - t / 2.
         """
-        if self.window is not None and self.window < self.tokens:
-            return self.window * (1 - self.window / (2 * self.tokens))
+        if self.window is not None and self.window < self.all_keys:
+            return self.window * (1 - self.window / (2 * self.all_keys) * (not self.last))
+        if self.causal and self.last:
+            return self.all_keys - self.tokens / 2
         return self.all_keys * (0.5 if self.causal else 1.0)
 
     @property
@@ -126,8 +133,8 @@ class Attention:
 
     @property
     def elements(self) -> float:
-        """Elements of queries, keys, values and the result."""
-        rows = self.tokens * self.heads + self.all_keys * self.kv_heads
+        """Elements of queries, keys, values and the result, as often as kernels read them."""
+        rows = self.blocks * self.tokens * self.heads + self.all_keys * self.kv_heads
         return float(self.sequences * (self.head_size + self.value_size) * rows)
 
     @property

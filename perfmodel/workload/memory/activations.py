@@ -24,8 +24,25 @@ from perfmodel.workload.model import ITEM_BYTES, Layer, Workload
 
 WIDE_BYTES = 4
 """Of fp32: under autocast what flows between a transformer's blocks, and softmax, are."""
+CAST_BYTES = 1
+"""Of an input in fp8."""
 MASK_BYTES = 1
 """Of an element that may have been dropped out."""
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowInputs:
+    """What layers that run in fp8 keep.
+
+    `layers`: their places; none of them works on bf16 copies of its weight.
+    `keeps_cast`: whether they keep the cast of their input, and not what it was cast from.
+    """
+
+    layers: frozenset[int] = frozenset()
+    keeps_cast: bool = False
+
+
+NO_NARROW_INPUTS = NarrowInputs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +53,7 @@ class _Keeping:
     `item_bytes`: of an element at the precision of the compute.
     `casts`: whether autocast works on copies of the weights.
     `share`: factor on what layers keep.
+    `narrow`: what layers that run in fp8 keep.
     """
 
     batch: int
@@ -43,6 +61,7 @@ class _Keeping:
     casts: bool
     fused_attention: bool
     share: float
+    narrow: NarrowInputs
 
     def layer_bytes(self, layer: Layer) -> float:
         """Bytes that one layer keeps."""
@@ -72,6 +91,17 @@ class _Keeping:
         operand += layer.capped_scores * self.item_bytes
         return layer.score_elements * (softmax + operand + layer.score_dropout * MASK_BYTES)
 
+    def cast_input_bytes(self, layer: Layer) -> float:
+        """Bytes that a layer keeps more where it keeps the fp8 cast of its input.
+
+        Less, where nobody else needs that input; nothing for a layer that shares it with another.
+        """
+        elements = input_elements(layer)
+        if layer.copied_elements:
+            return -self.batch * self.casts * self.item_bytes * layer.copied_elements
+        spared = self.item_bytes if layer.saved_elements >= elements else 0
+        return self.batch * elements * (CAST_BYTES - self.share * spared)
+
     def stream_bytes(self, layer: Layer) -> int:
         """Bytes of an element that flows between blocks."""
         return WIDE_BYTES if self.casts and layer.kind != "conv" else self.item_bytes
@@ -84,7 +114,7 @@ class _Keeping:
 def activation_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
     kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
-    with_loss: bool = False, offload: Offload = "none",
+    with_loss: bool = False, offload: Offload = "none", narrow: NarrowInputs = NO_NARROW_INPUTS,
 ) -> float:  # fmt: skip
     """Bytes that forward keeps for backward: activations, and weights cast by autocast.
 
@@ -98,9 +128,10 @@ def activation_bytes(
     `with_loss`: with what the backward of a loss over a vocabulary holds beside, where that is more
         than a recomputed block.
     `offload`: blocks wait for backward in the memory of the host.
+    `narrow`: what layers that run in fp8 keep.
     Raises `InputError`: an unknown precision, or nothing of what is to be recomputed.
     """
-    keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype)
+    keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype, narrow)
     check_recompute(workload, recompute)
     check_offload(workload, offload)
     each, in_hand = _kept_bytes(workload, keeping, recompute)
@@ -116,9 +147,10 @@ def activation_bytes(
 def block_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
     recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
+    narrow: NarrowInputs = NO_NARROW_INPUTS,
 ) -> list[float]:  # fmt: skip
     """Bytes that each repeated block keeps, as in `activation_bytes`."""
-    keeping = _keeping(workload, batch, precision, fused_attention, 1.0, held_dtype)
+    keeping = _keeping(workload, batch, precision, fused_attention, 1.0, held_dtype, narrow)
     return _by_block(workload, _kept_bytes(workload, keeping, recompute)[0])
 
 
@@ -128,14 +160,14 @@ def _by_block(workload: Workload, each: Sequence[float]) -> list[float]:
 
 def _keeping(
     workload: Workload, batch: int, precision: str, fused_attention: bool, share: float,
-    held_dtype: str | None,
+    held_dtype: str | None, narrow: NarrowInputs,
 ) -> _Keeping:  # fmt: skip
     if precision not in ITEM_BYTES:
         raise InputError(
             Fault("precision", repr(precision), allowed_names(ITEM_BYTES, str(precision)))
         )
     casts = cast_weights(workload, precision, held_dtype)
-    return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share)
+    return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, narrow)
 
 
 def loss_bytes(workload: Workload, batch: int, precision: str) -> float:
@@ -156,6 +188,8 @@ def _kept_bytes(
     each = [keeping.layer_bytes(layer) for layer in workload.layers]
     for index in recomputed_layers(workload, recompute):
         each[index] = keeping.kept_between(workload.layers[index])
+    for index in keeping.narrow.layers if keeping.narrow.keeps_cast else ():
+        each[index] += keeping.cast_input_bytes(workload.layers[index])
     in_hand = 0.0
     whole_blocks = recomputed_blocks(workload, recompute)
     for layers in (*whole_blocks, *partly_recomputed_blocks(workload, recompute)):
@@ -175,7 +209,11 @@ def _cast_bytes(workload: Workload, keeping: _Keeping) -> float:
     """Bytes of the copies of weights that autocast works on."""
     if not keeping.casts:
         return 0.0
-    weights = sum(layer.weight_elements for layer in workload.layers if layer.matmul_flops)
+    weights = sum(
+        layer.weight_elements
+        for place, layer in enumerate(workload.layers)
+        if layer.matmul_flops and place not in keeping.narrow.layers
+    )
     return keeping.item_bytes * weights
 
 

@@ -142,7 +142,16 @@ def result_elements(layer: Layer) -> float:
 
 
 def input_elements(layer: Layer) -> float:
-    """Elements that a layer reads, per sample: what a checkpoint before it keeps."""
+    """Elements that a layer reads, per sample: what a checkpoint before it keeps.
+
+    Where ranks gather their parts of it, a rank keeps its own part.
+    """
+    return _read_elements(layer) / max(
+        (call.ranks for call in layer.calls if call.gathers_input), default=1
+    )
+
+
+def _read_elements(layer: Layer) -> float:
     match layer.matrix:
         case MatrixProduct(rows=rows, depth=depth, count=count):
             return float(rows * depth * count)

@@ -10,12 +10,15 @@ Memory traffic counts passes over a tensor: a pass reads or writes each element 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.shapes import Convolution, MatrixProduct
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
+from perfmodel.workload.shards.calls import LayerCall
+from perfmodel.workload.shards.shard import WHOLE, Shard
 
 ELEMENT_BYTES = 4
 """Layers state their traffic at 4 bytes per element (see `Layer`)."""
@@ -101,6 +104,11 @@ def norm_parameters(prefix: str, width: int) -> tuple[Parameter, ...]:
 def names(parameters: Iterable[Parameter]) -> tuple[str, ...]:
     """Return the names alone: the ready order of convolutions and normalisations."""
     return tuple(name for name, _ in parameters)
+
+
+def numels(parameters: Iterable[Parameter]) -> tuple[int, ...]:
+    """Return the elements of each."""
+    return tuple(math.prod(shape) for _, shape in parameters)
 
 
 def names_reversed(parameters: Sequence[Parameter]) -> tuple[str, ...]:
@@ -226,6 +234,7 @@ def linear(
     copied_elements: float = 0.0,
     saved_bytes: float = 0.0,
     kernels: int = 1,
+    calls: tuple[LayerCall, ...] = (),
 ) -> Module:
     """One matrix product of every token with a weight, and the element-wise work around it.
 
@@ -239,6 +248,7 @@ def linear(
     `fused_elements`: of all of them, where a compiler makes each chain one kernel.
     `saved_elements`, `stream_elements`, `copied_elements`, `saved_bytes`: kept (see `Layer`).
     `kernels`: with the matrix product.
+    `calls`: collectives among the ranks that share it.
     """
     layer = Layer(
         name=name,
@@ -257,6 +267,7 @@ def linear(
         wide_bytes=ELEMENT_BYTES * wide_elements,
         fused_bytes=ELEMENT_BYTES * fused_elements,
         fused_kernels=1 + (fused_elements > 0),
+        calls=calls,
     )
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
 
@@ -313,6 +324,8 @@ def assemble(
     buffers: tuple[Buffers, ...] = (),
     notes: tuple[str, ...] = (),
     routed_share: float = 1.0,
+    shard: Shard = WHOLE,
+    stream_elements: float = 0.0,
 ) -> Workload:
     """Turn parts in execution order into a workload.
 
@@ -320,6 +333,8 @@ def assemble(
     `buffers`: that belong to no part.
     `notes`: what is estimated.
     `routed_share`: part of the experts that a token is routed to.
+    `shard`: which part of the model it is.
+    `stream_elements`: as of `Workload`.
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
@@ -341,6 +356,8 @@ def assemble(
         source=source,
         notes=notes,
         routed_share=routed_share,
+        shard=shard,
+        stream_elements=stream_elements,
     )
 
 
@@ -353,4 +370,40 @@ def _by_dtype(groups: Sequence[Buffers]) -> tuple[Buffers, ...]:
             sum(group.nbytes for group in groups if group.dtype == dtype),
         )
         for dtype in dtypes
+    )
+
+
+def join_maps(parts: Sequence[Module], names_: str) -> Module:
+    """Join maps of one input to one product, as libraries of model parallelism run them.
+
+    The input is kept once. Gradients get ready together, those of the last map first.
+    """
+    first, layers = parts[0].layer, [part.layer for part in parts]
+    products = [layer.matrix for layer in layers]
+    columns = sum(each.columns for each in products if isinstance(each, MatrixProduct))
+    assert isinstance(first.matrix, MatrixProduct)
+
+    def total(field: str) -> float:
+        return float(sum(getattr(layer, field) for layer in layers))
+
+    reads = ELEMENT_BYTES * first.matrix.rows * first.matrix.depth
+    summed = (
+        "matmul_flops", "vector_bytes", "weight_elements", "saved_elements", "norm_bytes",
+        "wide_bytes", "stream_elements", "saved_bytes",
+    )  # fmt: skip
+    layer = replace(
+        first,
+        name=names_,
+        **{field: total(field) for field in summed},
+        matmul_bytes=total("matmul_bytes") - reads * (len(parts) - 1),
+        fused_bytes=total("fused_bytes"),
+        kernels=sum(layer.kernels for layer in layers) - len(parts) + 1,
+        fused_kernels=sum(layer.fused_kernels for layer in layers) - len(parts) + 1,
+        matrix=replace(first.matrix, columns=columns),
+        calls=tuple(call for layer in layers for call in layer.calls),
+    )  # fmt: skip
+    return Module(
+        layer,
+        tuple(parameter for part in parts for parameter in part.parameters),
+        tuple(name for part in reversed(parts) for name in part.ready),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from perfmodel.workload.shards.map_calls import column_calls, norm_calls, row_calls
+from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
 from perfmodel.workload.zoo.layers import (
@@ -14,9 +16,11 @@ from perfmodel.workload.zoo.layers import (
     JOIN_PASSES,
     Module,
     Parameter,
+    join_maps,
     linear,
     names,
     names_reversed,
+    numels,
     weight_and_bias,
 )
 from perfmodel.workload.zoo.transformer import attention
@@ -38,11 +42,15 @@ _REGISTERED = (
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
-    """A block of a model: its path, the tokens of one sample, the model's sizes."""
+    """A block of a model: its path, the tokens of one sample, the model's sizes.
+
+    `shard`: which part of it a rank holds; the sizes are those of the whole.
+    """
 
     prefix: str
     tokens: int
     shape: DecoderShape
+    shard: Shard = WHOLE
 
 
 def registered(block: Iterable[Module]) -> list[Parameter]:
@@ -62,22 +70,29 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
     `window`: tokens that a query sees at most, or None: all before it.
     """
     prefix, s, shape = place.prefix, place.tokens, place.shape
-    h, head_size = shape.width, shape.head_size
-    queries, keys = shape.heads * head_size, shape.kv_heads * head_size
+    h, head_size, shard = shape.width, shape.head_size, place.shard
+    queries = shape.heads * head_size // shard.tensor
+    keys = max(1, shape.kv_heads // shard.tensor) * head_size
     head_norms = [norm_weight(f"{prefix}.self_attn.{part}_norm", head_size) for part in "qk"]
     q_norm, k_norm = head_norms if shape.head_norms else ((), ())
     # Gemma 3 normalises both after its three maps, Qwen 3 each after its own
     late = k_norm + q_norm if shape.branch_norms else ()
     own = () if late else (q_norm, k_norm)
     q_ready, k_ready = own or ((), ())
-    return [
+    maps = [
         projection(place, "self_attn.q_proj", h, queries, norm="input_layernorm",
                    head_norm=q_norm, ready_first=names(q_ready), rotary=True),
         projection(place, "self_attn.k_proj", h, keys, head_norm=k_norm,
                    ready_first=names(k_ready), rotary=True, shared=True),
         projection(place, "self_attn.v_proj", h, keys, ready_first=names(late), shared=True),
-        attention(f"{prefix}.self_attn", s, queries, heads=shape.heads, kv_width=keys, causal=True,
-                  window=window, dropout=False, wide_scores=True, capped_scores=shape.capped),
+    ]  # fmt: skip
+    return [
+        *(
+            [join_maps(maps, f"{prefix}.self_attn.qkv_proj")] if shard.joins_maps else maps
+        ),
+        attention(f"{prefix}.self_attn", s, shape.heads * head_size, heads=shape.heads,
+                  kv_width=shape.kv_heads * head_size, causal=True, window=window, dropout=False,
+                  wide_scores=True, capped_scores=shape.capped, shard=shard),
         projection(place, "self_attn.o_proj", queries, h, after="post_attention_layernorm",
                    added=True),
     ]  # fmt: skip
@@ -91,11 +106,15 @@ def feed_forward_part(
     `path`: of its maps in the block; `width`: between them, where it is not the model's.
     `normed`: whether it begins with a norm; otherwise it shares its input with another part.
     """
-    h, wide = place.shape.width, width or place.shape.mlp_width
+    h, shard = place.shape.width, place.shard
+    wide = (width or place.shape.mlp_width) // shard.tensor
     norm = norm_before_mlp(place.shape) if normed else ""
-    return [
-        projection(place, f"{path}.gate_proj", h, wide, norm=norm, shared=not normed),
+    maps = [
+        projection(place, f"{path}.gate_proj", h, wide, norm=norm, shares_input=not normed),
         projection(place, f"{path}.up_proj", h, wide, shared=True),
+    ]
+    return [
+        *([join_maps(maps, f"{place.prefix}.{path}.gate_up_proj")] if shard.joins_maps else maps),
         projection(place, f"{path}.down_proj", wide, h, after="post_feedforward_layernorm",
                    added=True, gated=True),
     ]  # fmt: skip
@@ -109,36 +128,53 @@ def norm_before_mlp(shape: DecoderShape) -> str:
 def projection(
     place: BlockPlace, name: str, inputs: int, outputs: int, *, norm: str = "", after: str = "",
     head_norm: tuple[Parameter, ...] = (), ready_first: tuple[str, ...] = (), rotary: bool = False,
-    added: bool = False, gated: bool = False, shared: bool = False,
+    added: bool = False, gated: bool = False, shared: bool = False, shares_input: bool = False,
 ) -> Module:  # fmt: skip
     """One map of a block, with what stands before and after it.
 
+    It is cut by rows where its result joins the stream, else by columns.
+
+    `inputs`, `outputs`: of the part that a rank holds.
     `norm`: of the input, `after`: of the result where branches are normalised.
     `head_norm`: parameters of a norm of each head of the result.
     `ready_first`: gradients that its backward completes before its own.
     `rotary`: whether positions are turned into the result; `added`: whether it joins the stream.
     `gated`: whether the input is the product of two branches; `shared`: kept by another map, too.
+    `shares_input`: with another part, which keeps it, too, but gathers it for itself.
     """
-    s, shape = place.tokens, place.shape
+    shape, shard = place.shape, place.shard
+    s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens)
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     bias = shape.biased_attention and name.endswith(("q_proj", "k_proj", "v_proj"))
     own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
     normed = norm_weight(f"{place.prefix}.{norm}", inputs) if norm else ()
     ends = after and shape.branch_norms
     ended = norm_weight(f"{place.prefix}.{after}", outputs) if ends else ()
-    norms = bool(norm) * inputs + (bool(ended) + bool(head_norm)) * outputs
+    normed_elements = stream * (bool(norm) * inputs + bool(ended) * outputs)
+    normed_elements += s * bool(head_norm) * outputs
     count = bool(norm) + bool(ended) + bool(head_norm)
-    passes = rotary * ROTARY_PASSES + added * ADD_PASSES
-    fused = rotary * ACTIVATION_PASSES + added * JOIN_PASSES
+    turned, joined = rotary * s * outputs, added * stream * outputs
+    kept_input = shard.kept_tokens(place.tokens) * inputs
+    calls = (
+        row_calls(shard, s * outputs) if added
+        else column_calls(shard, s * inputs, first=not shared)
+    )  # fmt: skip
     return linear(
         f"{place.prefix}.{name}", s, inputs, outputs, parameters=normed + own + ended + head_norm,
         ready=ready_first + names(ended) + names_reversed(own) + names(normed),
-        vector_elements=float(passes * s * outputs + gated * PRODUCT_PASSES * s * inputs),
-        norm_elements=float(norm_passes * s * norms),
-        wide_norm=bool(norms) and not shape.fused_norms,
-        fused_elements=float(s * (fused * outputs + gated * JOIN_PASSES * inputs
-                                  + FUSED_NORM_PASSES * norms)),
-        saved_elements=float(s * inputs * (bool(norm) + 4 * gated)),
-        copied_elements=float(shared * s * inputs), **kept_by_norm(s * norms, shape),
+        vector_elements=float(
+            ROTARY_PASSES * turned + ADD_PASSES * joined + gated * PRODUCT_PASSES * s * inputs
+        ),
+        norm_elements=float(norm_passes * normed_elements),
+        wide_norm=count > 0 and not shape.fused_norms,
+        fused_elements=float(
+            ACTIVATION_PASSES * turned + JOIN_PASSES * joined + gated * JOIN_PASSES * s * inputs
+            + FUSED_NORM_PASSES * normed_elements
+        ),
+        saved_elements=float(kept_input * bool(norm) + 4 * gated * s * inputs),
+        copied_elements=float((shared or shares_input) * kept_input),
+        **kept_by_norm(normed_elements, shape),
         kernels=1 + 5 * rotary + added + 2 * gated + norm_kernels * count,
+        calls=calls + norm_calls(shard, numels(normed + ended))
+        + norm_calls(shard, numels(head_norm), heads=True),
     )  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from perfmodel.workload.model import Buffers
+from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_calls, table_calls
+from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
 from perfmodel.workload.zoo.layers import (
@@ -14,6 +16,7 @@ from perfmodel.workload.zoo.layers import (
     Module,
     linear,
     names,
+    numels,
     weight_and_bias,
 )
 from perfmodel.workload.zoo.transformer import embedding
@@ -29,31 +32,46 @@ def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
     return (rotary, *(Buffers("fp32", 1, 4),) * shape.scaled_embedding)
 
 
-def token_embedding(shape: DecoderShape, s: int) -> Module:
-    """Gather the rows of tokens, and scale them where the model does."""
-    table = (("model.embed_tokens.weight", (shape.vocabulary, shape.width)),)
-    passes = ACTIVATION_PASSES * (1 + shape.scaled_embedding)
+def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
+    """Gather the rows of tokens, and scale them where the model does.
+
+    `shard`: which part of the table a rank holds.
+    """
+    words = shard.padded(shape.vocabulary) // shard.tensor
+    table = (("model.embed_tokens.weight", (words, shape.width)),)
+    gathered = shard.map_tokens(s) * shape.width
+    scaled = shape.scaled_embedding * shard.stream_tokens(s) * shape.width
     return embedding(
         "model.embed_tokens", table, names(table),
-        vector_elements=float(passes * s * shape.width),
-        fused_elements=float(ACTIVATION_PASSES * s * shape.width),
-        saved_bytes=float(INDEX_BYTES * s),
+        vector_elements=float(ACTIVATION_PASSES * (gathered + scaled)),
+        fused_elements=float(ACTIVATION_PASSES * gathered),
+        saved_bytes=float(INDEX_BYTES * shard.map_tokens(s)),
         kernels=1 + shape.scaled_embedding,
+        calls=table_calls(shard, gathered, whole_first=False),
     )  # fmt: skip
 
 
-def head_and_loss(shape: DecoderShape, s: int) -> Module:
-    """Last norm, logits and loss; a tied weight gets its gradient in the embedding's backward."""
+def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
+    """Last norm, logits and loss; a tied weight gets its gradient in the embedding's backward.
+
+    `shard`: which part of the vocabulary a rank holds; it may score all of it.
+    """
     h, norm = shape.width, norm_weight("model.norm", shape.width)
-    head = () if shape.tied else weight_and_bias("lm_head", shape.vocabulary, h, bias=False)
-    logits = s * shape.vocabulary
+    vocabulary = shard.padded(shape.vocabulary)
+    words = vocabulary // shard.tensor
+    head = () if shape.tied else weight_and_bias("lm_head", words, h, bias=False)
+    rows, stream = shard.map_tokens(s), shard.stream_tokens(s) * h
+    logits = rows * (words if shard.parallel_loss else vocabulary)
     passes, _ = NORM_KERNELS[shape.fused_norms]
     return linear(
-        "lm_head", s, h, shape.vocabulary, parameters=norm + head, ready=names(head) + names(norm),
-        norm_elements=float(passes * s * h),
+        "lm_head", rows, h, words, parameters=norm + head, ready=names(head) + names(norm),
+        norm_elements=float(passes * stream),
         vector_elements=float((LOSS_PASSES + shape.capped * CAP_PASSES) * logits),
         wide_norm=not shape.fused_norms, wide_elements=float(LOSS_PASSES * logits),
-        fused_elements=float(FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * logits),
-        saved_elements=float(s * h + shape.capped * logits), **kept_by_norm(s * h, shape, logits),
+        fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
+        saved_elements=float(shard.kept_tokens(s) * h + shape.capped * logits),
+        **kept_by_norm(stream, shape, logits),
         kernels=4 + 3 * shape.capped,
+        calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
+        + norm_calls(shard, numels(norm)),
     )  # fmt: skip

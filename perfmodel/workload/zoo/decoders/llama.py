@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import chain
 
 from perfmodel.workload.model import Workload
+from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shards.sizes import SharedSizes, check_shard
 from perfmodel.workload.zoo.decoders.decoder_block import (
     BlockPlace,
     attention_part,
@@ -21,15 +23,24 @@ from perfmodel.workload.zoo.layers import Module, assemble
 
 
 def llama(
-    name: str, *, dtype: str, sequence_length: int, shape: DecoderShape | None = None
+    name: str, *, dtype: str, sequence_length: int, shape: DecoderShape | None = None,
+    shard: Shard = WHOLE,
 ) -> Workload:  # fmt: skip
     """Decoder-only transformer with rotary positions, RMS normalisation and gated feed-forward.
 
     `shape`: of a model that is not in the zoo.
+    `shard`: which part of it a rank holds.
     """
     shape, s = shape or SHAPES[name], sequence_length
-    first, last = token_embedding(shape, s), head_and_loss(shape, s)
-    blocks = [_block(i, s, shape) for i in range(shape.layers)]
+    check_shard(
+        shard,
+        SharedSizes(
+            name, shape.heads, shape.kv_heads, shape.mlp_width, shape.vocabulary, s,
+            window=any(shape.window_of(layer) for layer in range(shape.layers)),
+        ),
+    )  # fmt: skip
+    first, last = token_embedding(shape, s, shard), head_and_loss(shape, s, shard)
+    blocks = [_block(i, s, shape, shard) for i in range(shape.layers)]
     parameters = [
         *first.parameters,
         *chain.from_iterable(registered(block) for block in blocks),
@@ -46,6 +57,8 @@ def llama(
         registered=parameters,
         buffers=rotary_buffers(shape),
         notes=(_CAP_NOTE,) * shape.capped,
+        shard=shard,
+        stream_elements=float(shard.stream_tokens(s) * shape.width),
     )
 
 
@@ -58,7 +71,7 @@ def _hugging_face_class(name: str) -> str:
     )
 
 
-def _block(number: int, s: int, shape: DecoderShape) -> list[Module]:
+def _block(number: int, s: int, shape: DecoderShape, shard: Shard) -> list[Module]:
     """Attention part, then feed-forward part."""
-    place = BlockPlace(f"model.layers.{number}", s, shape)
+    place = BlockPlace(f"model.layers.{number}", s, shape, shard)
     return [*attention_part(place, shape.window_of(number)), *feed_forward_part(place)]
