@@ -81,8 +81,8 @@ def _repeated_names(kind: str, names: list[str]) -> Iterator[tuple[str, str, str
 _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
     name: TypeAdapter(Scenario.model_fields[name].rebuild_annotation())
     for name in (
-        "model", "compute", "strategy", "cluster", "training", "scale", "events", "jobs", "plan",
-        "library", "fidelity",
+        "model", "compute", "strategy", "parallel", "cluster", "training", "scale", "events",
+        "jobs", "plan", "library", "fidelity",
     )
 }  # fmt: skip
 
@@ -98,8 +98,9 @@ def broken_rules(content: Mapping[str, Any], origin: SourceMap) -> list[Fault]:
             parts[name] = adapter.validate_python(content[name])
         except (KeyError, ValidationError):
             continue
-    if "strategy" not in content:
-        parts["strategy"] = Scenario.model_fields["strategy"].default
+    for name in ("strategy", "parallel"):
+        if name not in content:
+            parts[name] = Scenario.model_fields[name].default
     faults: list[Fault] = []
     for rule in _RULES:
         faults += rule(parts, origin)
@@ -142,8 +143,14 @@ def _batch_divides(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
         counts = scale.gpus or tuple(nodes * per_node for nodes in scale.nodes)
     counts = (*(gpus for gpus in counts if gpus < whole), whole)
     steps = getattr(parts.get("strategy"), "accumulate", 1)
-    if any(training.global_batch % (gpus * steps) for gpus in counts):
-        allowed = divisible_by(counts, steps)
+    parallel = parts.get("parallel")
+    shared = 1 if parallel is None else parallel.gpus_per_replica
+    if any(gpus % shared for gpus in counts):
+        return  # said where sizes are worked out
+    counts = tuple(gpus // shared for gpus in counts)
+    if any(training.global_batch % (ranks * steps) for ranks in counts):
+        unit = "GPUs" if shared == 1 else "data-parallel ranks"
+        allowed = divisible_by(counts, steps, unit)
         yield origin.fault("training.global_batch", str(training.global_batch), allowed)
 
 
@@ -319,6 +326,23 @@ def _servers_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
         yield origin.fault("strategy.servers", str(strategy.servers), allowed)
 
 
+def _mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse to split a model under a strategy whose ranks are whole replicas by nature."""
+    parallel, strategy = parts.get("parallel"), parts.get("strategy")
+    if parallel is None or parallel.is_plain:
+        return
+    if strategy is not None and strategy.kind in ("data_parallel", "parameter_server"):
+        allowed = f"nothing with strategy.kind: {strategy.kind}, whose workers hold whole models"
+        yield origin.fault("parallel", "a model that is split", allowed)
+    compute = parts.get("compute")
+    if compute is not None and compute.source == "file":
+        allowed = "'roofline' with parallel: a file has the times of whole layers"
+        yield origin.fault("compute.source", "'file'", allowed)
+    if compute is not None and compute.measured_step is not None:
+        allowed = "nothing with parallel: it is a step of the whole model on one GPU"
+        yield origin.fault("compute.measured_step", "a step", allowed)
+
+
 def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     plan = parts.get("plan")
     for field, text, allowed in () if plan is None else plan_faults(plan):
@@ -327,6 +351,7 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
-    _recompute_within_units, _masters_kept, _computes_in_param_dtype, _float8_fits, _network_given, _jobs_fit,
-    _placement_has_choice, _job_names_differ, _events_fit, _servers_fit, _plan_is_valid,
+    _recompute_within_units, _masters_kept, _mixes, _computes_in_param_dtype, _float8_fits,
+    _network_given, _jobs_fit, _placement_has_choice, _job_names_differ, _events_fit, _servers_fit,
+    _plan_is_valid,
 )  # fmt: skip

@@ -147,11 +147,11 @@ def matrix_seconds(
     layer: Layer, pricing: Pricing, *, first: bool, is_float8: bool = False
 ) -> tuple[float, float]:
     """Time of a layer's matrix kernels without casts, forward and backward; seconds."""
+    if not layer.matmul_flops:
+        return 0.0, 0.0
     if is_float8:
         narrow = _float8_cost(layer, pricing, first=first)
         return narrow.product_s, narrow.gradients_s
-    if not layer.matmul_flops:
-        return 0.0, 0.0
     cost = _matrix_cost(layer, pricing, first=first)
     return cost.forward_s, cost.backward_s
 

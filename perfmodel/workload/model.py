@@ -176,10 +176,10 @@ class Workload:
         are estimated.
     notes : tuple of str
         What is estimated, in sentences.
-    routed_share : float
-        Part of the experts that a token is routed to.
     shard : Shard
         Which part of the model it is: tensors, work and what is kept are those of one rank.
+    routed_share : float
+        Part of the experts that a token is routed to.
     """
 
     name: str
@@ -193,8 +193,8 @@ class Workload:
     source: str = ""
     kept_range: tuple[float, float] = (1.0, 1.0)
     notes: tuple[str, ...] = ()
-    routed_share: float = 1.0
     shard: Shard = WHOLE
+    routed_share: float = 1.0
 
     @property
     def states_activations(self) -> bool:

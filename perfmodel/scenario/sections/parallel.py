@@ -116,6 +116,15 @@ class ParallelSection(FileModel):
         return self.model_copy(update={"order": DEFAULT_ORDER}) == ParallelSection()
 
     @property
+    def gpus_per_replica(self) -> int:
+        """GPUs that work on the same samples."""
+        return self.tensor * self.context.degree * self.pipeline.stages
+
+    @property
     def degrees(self) -> Mapping[str, int]:
         """Degree of each dimension but data (`expert` is a part of data and context)."""
-        return {"tp": self.tensor, "cp": self.context.degree, "pp": self.pipeline.stages}
+        return {
+            "tensor": self.tensor,
+            "context": self.context.degree,
+            "pipeline": self.pipeline.stages,
+        }

@@ -163,9 +163,9 @@ class ComputeSection(FileModel):
             raise ValueError("'fp8' with 'precision: fp8' alone")
         if self.precision == "fp8" and self.source == "file":
             raise ValueError("'source: roofline' with 'precision: fp8', whose casts are predicted")
-        if self.fp8 is not None and not self.compiled:
-            if (self.fp8.library, self.fp8.recipe) == ("torchao", "mxfp8"):
-                raise ValueError("'compiled: true' with recipe mxfp8 of torchao")
+        recipe = None if self.fp8 is None else (self.fp8.library, self.fp8.recipe)
+        if recipe == ("torchao", "mxfp8") and not self.compiled:
+            raise ValueError("'compiled: true' with recipe mxfp8 of torchao")
         return self
 
 

@@ -88,24 +88,20 @@ def _agreement(
     """Tasks behind the last one of a pass, which stands at the end of `tasks`."""
     last, added = len(tasks) - 1, list[Task]()
     waits: tuple[int, ...] = (last,)
-    marks = {"rank_class": end.rank_class, "micro_batch": end.micro_batch}
     name = f"{AMAXES} of {end.kind}"
+
+    def add(task: Task) -> int:
+        added.append(replace(task, micro_batch=end.micro_batch))
+        return last + len(added)
+
     if launch_s > 0:
         issued = Compute(KERNELS * launch_s)
-        added.append(Task(f"issue {name}", "issue", stream=HOST.name, work=issued, **marks))  # type: ignore[arg-type]
-        waits = (last, last + len(added))
+        waits = (last, add(Task(f"issue {name}", "issue", end.rank_class, HOST.name, issued)))
     if reduces:
         work = Collective(
             "all_reduce", amaxes * AMAX_BYTES, AMAXES, f"{AMAXES} {number}", dtype="fp32"
         )
-        added.append(
-            Task(name, "communication", stream=AMAXES, work=work, after=waits, **marks)  # type: ignore[arg-type]
-        )
-        waits = (last + len(added),)
+        waits = (add(Task(name, "communication", end.rank_class, AMAXES, work, waits)),)
     update = Compute(update_s)
-    added.append(
-        Task(
-            f"scales of {end.kind}", "copy", stream=COMPUTE.name, work=update, after=waits, **marks
-        )  # type: ignore[arg-type]
-    )
+    add(Task(f"scales of {end.kind}", "copy", end.rank_class, COMPUTE.name, update, waits))
     return added

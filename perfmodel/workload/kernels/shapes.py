@@ -85,9 +85,9 @@ class Attention:
     `causal`: half of the scores are masked, which a fused kernel skips.
     `keys`: tokens that are looked at, where they are not the same (cross attention).
     `window`: tokens that a causal query sees at most (sliding window).
-    `value_head_size`: of a value and of the result, where it is not that of queries and keys.
     `blocks`: parts of the keys, each a kernel of its own (ring attention).
     `last`: whether causal queries are the last tokens of the keys, instead of all or a fair share.
+    `value_head_size`: of a value and of the result, where it is not that of queries and keys.
     """
 
     tokens: int
@@ -98,9 +98,9 @@ class Attention:
     sequences: int = 1
     keys: int | None = None
     window: int | None = None
-    value_head_size: int | None = None
     blocks: int = 1
     last: bool = False
+    value_head_size: int | None = None
 
     @property
     def value_size(self) -> int:

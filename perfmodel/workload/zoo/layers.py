@@ -323,18 +323,18 @@ def assemble(
     registered: Sequence[Parameter] | None = None,
     buffers: tuple[Buffers, ...] = (),
     notes: tuple[str, ...] = (),
-    routed_share: float = 1.0,
     shard: Shard = WHOLE,
     stream_elements: float = 0.0,
+    routed_share: float = 1.0,
 ) -> Workload:
     """Turn parts in execution order into a workload.
 
     `registered`: all parameters in registration order, where that is not the order of the parts.
     `buffers`: that belong to no part.
     `notes`: what is estimated.
-    `routed_share`: part of the experts that a token is routed to.
     `shard`: which part of the model it is.
     `stream_elements`: as of `Workload`.
+    `routed_share`: part of the experts that a token is routed to.
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
@@ -355,9 +355,9 @@ def assemble(
         input_elements=input_elements,
         source=source,
         notes=notes,
-        routed_share=routed_share,
         shard=shard,
         stream_elements=stream_elements,
+        routed_share=routed_share,
     )
 
 

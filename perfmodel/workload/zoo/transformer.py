@@ -50,9 +50,9 @@ def attention(
     `keys`: tokens that queries look at, where these are others (cross attention).
     `window`: tokens that a query sees at most, of causal attention.
     `dropout`, `wide_scores`, `capped_scores`: of the scores, where it is not fused (see `Layer`).
+    `shard`: which part of it a rank runs; the sizes are those of the whole.
     `value_width`: of the result of all heads, where values are not as wide as keys.
     `kept_values`: elements of a token that are kept with its values, where these are part of more.
-    `shard`: which part of it a rank runs; the sizes are those of the whole.
     """
     kv_width, keys = kv_width or width, keys or tokens
     if not shard.is_whole:

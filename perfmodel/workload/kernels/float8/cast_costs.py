@@ -64,10 +64,15 @@ def make_float8_pricing(
 
 def narrow_product_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
     """Device time of a product of fp8 operands, whose result is bf16; seconds."""
+    return product_of_casts_s(product, pricing.narrow, result_bytes=pricing.wide.item_bytes)
+
+
+def product_of_casts_s(product: MatrixProduct, device: Device, *, result_bytes: int) -> float:
+    """Device time of a product whose result has other elements than its operands; seconds."""
     m, n, k = product.rows, product.columns, product.depth
-    operands = pricing.narrow.item_bytes * product.count * (m * k + k * n)
-    nbytes = operands + pricing.wide.item_bytes * product.count * m * n
-    return pricing.narrow.constants.product.ramp_s + busy_s(product, nbytes, pricing.narrow)
+    operands = device.item_bytes * product.count * (m * k + k * n)
+    nbytes = operands + result_bytes * product.count * m * n
+    return device.constants.product.ramp_s + busy_s(product, nbytes, device)
 
 
 def float8_cost(

@@ -10,25 +10,28 @@ from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Layer, Workload
 
 MULTIPLE = 16
-"""Both sides of a weight have to be multiples of it (``torch._scaled_mm``; ``assert_dim_for_fp8_exec``
-in Transformer Engine): other layers stay in bf16."""
+"""Both sides of a weight have to be multiples of it (``torch._scaled_mm``, and
+``assert_dim_for_fp8_exec`` in Transformer Engine): other layers stay in bf16."""
 
 
 @lru_cache(maxsize=64)
 def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
     """Return the places of linear layers that run in fp8.
 
+    A head that is tied to the embedding has no weight of its own, and stays in bf16.
+
     Raises `InputError`: there is none, names that no layer has, more blocks than there are.
     """
-    linear = [
-        place for place, layer in enumerate(workload.layers)
-        if layer.kind == "linear" and layer.matmul_flops and weight_of(workload, layer) is not None
-    ]  # fmt: skip
-    names = {place: workload.layers[place].name for place in linear}
+    names = {
+        place: layer.name
+        for place, layer in enumerate(workload.layers)
+        if layer.kind == "linear" and layer.matmul_flops
+    }
+    example = names[min(names)] if names else ""
     faults = [
-        Fault(f"fp8.filter_fqns.{position}", repr(part), f"part of a name, such as {names[linear[0]]}")
+        Fault(f"fp8.filter_fqns.{position}", repr(part), f"part of a name, such as {example}")
         for position, part in enumerate(float8.filter_fqns or ())
-        if linear and not any(part in name for name in names.values())
+        if names and not any(part in name for name in names.values())
     ]  # fmt: skip
     blocks = list(dict.fromkeys(filter(None, map(block_of, names.values()))))
     wide = float8.start_in_bf16 + float8.end_in_bf16
@@ -39,8 +42,8 @@ def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
         raise InputError(faults)
     narrow = blocks[float8.start_in_bf16 : len(blocks) - float8.end_in_bf16]
     layers = frozenset(
-        place for place in linear
-        if _is_narrow(names[place], float8, blocks, narrow) and _fits(workload, place)
+        place for place, name in names.items()
+        if _is_narrow(name, float8, blocks, narrow) and _fits(workload, place)
     )  # fmt: skip
     if not layers:
         allowed = "bf16, or a model with linear layers in repeated blocks, of multiples of 16"
@@ -65,8 +68,7 @@ def weight_of(workload: Workload, layer: Layer) -> int | None:
 
 def _fits(workload: Workload, place: int) -> bool:
     index = weight_of(workload, workload.layers[place])
-    assert index is not None
-    return all(side % MULTIPLE == 0 for side in workload.tensors[index].shape)
+    return index is not None and all(side % MULTIPLE == 0 for side in workload.tensors[index].shape)
 
 
 def float8_weights(workload: Workload, float8: Float8 | None) -> frozenset[int]:

@@ -30,7 +30,7 @@ AMAX_KERNELS = 7
 def agree_on_scales(
     step: ShardedStep, unit: ShardUnit, ready: tuple[int, ...], *, backward: bool
 ) -> tuple[int, ...]:
-    """Let the ranks agree on the scale of each weight of a unit; returns what its cast waits for."""
+    """Let ranks agree on the scale of each weight of a unit; returns what its cast waits for."""
     float8 = step.request.float8
     if float8 is None or float8.precompute_float8_dynamic_scale_for_fsdp:
         return ready
