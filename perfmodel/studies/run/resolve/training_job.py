@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.sections.float8 import Float8Section
-from perfmodel.scenario.sections.training import MeasuredStep, RecomputedBlocks
+from perfmodel.scenario.sections.training import ExpertsSection, MeasuredStep, RecomputedBlocks
 from perfmodel.studies.run.resolve.host_overhead import NO_HOST_MEMORY, HostMemory, host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
@@ -41,6 +41,7 @@ from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_rec
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times, step_s
+from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,11 @@ def float8_of(section: Float8Section | None) -> Float8:
     )
 
 
+def expert_settings(section: ExpertsSection | None) -> ExpertSettings | None:
+    """How experts run, where the scenario says so."""
+    return None if section is None else ExpertSettings(**section.model_dump())
+
+
 def resolve_workload(
     scenario: Scenario, model: ModelSection | None = None, field: str = "model"
 ) -> Workload:
@@ -133,6 +139,7 @@ def resolve_workload(
             dtype=section.dtype,
             image_size=section.image_size,
             sequence_length=section.sequence_length,
+            experts=expert_settings(section.experts),
         )
 
 

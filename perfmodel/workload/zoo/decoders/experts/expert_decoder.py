@@ -147,9 +147,9 @@ def _module_of(parameter: str) -> str:
 def _module_order(family: str) -> tuple[str, ...]:
     path = "feed_forward" if family == "Llama4ForCausalLM" else "mlp"
     router = "gate" if path == "mlp" else "router"
-    shared = "shared_experts" if "Deepseek" in family else "shared_expert"
+    shared = [f"{kind}.{name}" for kind in ("shared_experts", "shared_expert") for name in _MAPS]
     experts = ("experts.gate_up_proj", "experts.down_proj")
     routed = (router, *experts) if family in _ROUTER_FIRST else (*experts, router)
-    parts = (*_MAPS, *routed, *(f"{shared}.{name}" for name in _MAPS), "shared_expert_gate")
+    parts = (*_MAPS, *routed, *shared, "shared_expert_gate")
     attention = _LATENT if "Deepseek" in family else _ATTENTION
     return (*attention, *(f"{path}.{part}" for part in parts), *_NORMS)

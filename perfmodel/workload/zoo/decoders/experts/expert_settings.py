@@ -114,6 +114,9 @@ def _tensor_faults(settings: ExpertSettings, routed: RoutedShape, shard: Shard) 
 
 
 def _dispatch_faults(settings: ExpertSettings, ranks: int) -> Iterator[Fault]:
+    if ranks == 1:
+        yield from _idle_faults(settings)
+        return
     if settings.dispatch_dtype is not None and settings.dispatcher == "all_gather":
         allowed = "all_to_all or deduplicated beside dispatch_dtype"
         yield Fault("experts.dispatcher", "'all_gather'", allowed)
@@ -123,3 +126,17 @@ def _dispatch_faults(settings: ExpertSettings, ranks: int) -> Iterator[Fault]:
     if node is not None and (node < 1 or ranks % node):
         allowed = f"a divisor of the {ranks} ranks that share experts"
         yield Fault("experts.ranks_per_node", str(node), allowed)
+
+
+def _idle_faults(settings: ExpertSettings) -> Iterator[Fault]:
+    """Settings that have nothing to act on where each rank holds all experts."""
+    idle = "where each GPU holds all experts (expert: 1)"
+    if settings.dispatcher != "all_to_all":
+        yield Fault("experts.dispatcher", repr(settings.dispatcher), f"'all_to_all' {idle}")
+    if settings.dispatch_dtype is not None:
+        yield Fault("experts.dispatch_dtype", repr(settings.dispatch_dtype), f"nothing {idle}")
+    if settings.ranks_per_node is not None:
+        yield Fault("experts.ranks_per_node", str(settings.ranks_per_node), f"nothing {idle}")
+    if settings.imbalance and settings.capacity is None:
+        allowed = f"0, or a capacity, {idle}: it has all tokens, however they fall"
+        yield Fault("experts.imbalance", repr(settings.imbalance), allowed)
