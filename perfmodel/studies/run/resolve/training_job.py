@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from perfmodel.library.model import CommLibrary
-from perfmodel.scenario import ModelSection, Scenario
+from perfmodel.scenario import ClusterSize, ModelSection, Scenario
 from perfmodel.scenario.sections.float8 import Float8Section
 from perfmodel.scenario.sections.training import ExpertsSection, MeasuredStep, RecomputedBlocks
 from perfmodel.studies.run.resolve.host_overhead import NO_HOST_MEMORY, HostMemory, host_work
@@ -26,6 +26,8 @@ from perfmodel.training.memory.use import (
     add_temporaries,
     narrow_inputs,
 )
+from perfmodel.training.parallel.mixture import Mixture, mix_step
+from perfmodel.training.pipeline.partition import PartitionOptions
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
@@ -41,6 +43,7 @@ from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_rec
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times, step_s
+from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 
 
@@ -48,7 +51,9 @@ from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 class TrainingJob:
     """What is trained and how, before its size is known.
 
+    `workload`: of one rank of a tensor, context and expert group, all stages of a pipeline.
     `chosen` are options of DistributedDataParallel instead of the scenario's.
+    `whole`: the model, where `workload` is a share of it.
     """
 
     scenario: Scenario
@@ -56,6 +61,17 @@ class TrainingJob:
     gpu: Gpu
     library: CommLibrary
     chosen: StepOptions | None = None
+    whole: Workload | None = None
+
+    @property
+    def model(self) -> Workload:
+        """The whole model; `workload` is what one rank of a mixture holds of it."""
+        return self.whole or self.workload
+
+    @property
+    def mixture(self) -> Mixture:
+        """How the model is split."""
+        return mixture_of(self.scenario)
 
     @property
     def strategy(self) -> Strategy:
@@ -116,9 +132,102 @@ def float8_of(section: Float8Section | None) -> Float8:
     )
 
 
-def expert_settings(section: ExpertsSection | None) -> ExpertSettings | None:
-    """How experts run, where the scenario says so."""
-    return None if section is None else ExpertSettings(**section.model_dump())
+def mixture_of(scenario: Scenario) -> Mixture:
+    """How a scenario splits its model."""
+    section, pipeline = scenario.parallel, scenario.parallel.pipeline
+    return Mixture(
+        shard=Shard(
+            tensor=section.tensor,
+            sequence_parallel=section.sequence_parallel,
+            context=section.context.degree,
+            context_kind=section.context.kind,
+            context_balanced=section.context.balanced,
+            expert=section.expert,
+            library=section.library,
+            overlap=section.overlap,
+            parallel_loss=section.parallel_loss,
+            vocabulary_multiple=section.vocabulary_multiple,
+        ),
+        stages=pipeline.stages,
+        schedule=pipeline.schedule,
+        chunks=pipeline.chunks,
+        partition=PartitionOptions(
+            blocks_per_part=pipeline.blocks_per_part,
+            first_stage_blocks=pipeline.first_stage_blocks,
+            last_stage_blocks=pipeline.last_stage_blocks,
+            embedding_as_block=pipeline.embedding_as_block,
+            loss_as_block=pipeline.loss_as_block,
+        ),
+        overlap_p2p=pipeline.overlap_p2p,
+        micro_batch_group=pipeline.micro_batch_group,
+        order=tuple(section.order.split("-")),
+    )
+
+
+_SHARD_FIELDS = {
+    name: f"parallel.{name}"
+    for name in (
+        "tensor", "sequence_parallel", "expert", "library", "overlap", "parallel_loss",
+        "vocabulary_multiple",
+    )
+} | {
+    "context": "parallel.context.degree",
+    "context_kind": "parallel.context.kind",
+    "context_balanced": "parallel.context.balanced",
+    "sequence_length": "model.sequence_length",
+    **{f"experts.{name}": f"model.experts.{name}" for name in ExpertsSection.model_fields},
+}  # fmt: skip
+"""Fields of a shard in a scenario."""
+
+
+def _expert_settings(
+    section: ExpertsSection | None,
+    ranks_per_node: int | None = None,
+    idle: frozenset[str] = frozenset(),
+) -> ExpertSettings | None:
+    """How experts run, where the scenario says so, but for fields that are `idle`.
+
+    `ranks_per_node`: of those that share experts, where these span nodes.
+    """
+    if section is None and ranks_per_node is None:
+        return None
+    fields = {} if section is None else section.model_dump(exclude=set(idle))
+    return ExpertSettings(**fields, ranks_per_node=ranks_per_node)
+
+
+_BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "tensor"})
+"""Fields of experts that act among ranks which share a model, and not in the whole of it."""
+
+
+def _expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
+    """Ranks of an expert group that share a node, where the group spans several."""
+    parallel = scenario.parallel
+    replicas = size.gpus // parallel.gpus_per_replica * parallel.context.degree
+    if parallel.expert == 1 or not replicas or replicas % parallel.expert:
+        return None
+    shared = mixture_of(scenario).grid(size.gpus).expert_ranks_per_host(size.gpus_per_node)
+    return shared if shared < parallel.expert and parallel.expert % shared == 0 else None
+
+
+def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Workload:
+    """What one rank of a tensor, context and expert group holds of the model of a scenario.
+
+    `size`: of the cluster, the largest.
+    Raises `InputError`: degrees that do not divide it; names file, line and field.
+    """
+    shard, section = mixture_of(scenario).shard, scenario.model
+    if shard.is_whole:
+        return whole
+    name = section.name or str(scenario.origin.resolve("model.file", section.file or ""))
+    with relocated_errors(scenario, "parallel", _SHARD_FIELDS):
+        return load_workload(
+            name,
+            dtype=section.dtype if section.file is None else None,
+            image_size=section.image_size,
+            sequence_length=section.sequence_length,
+            shard=shard,
+            experts=_expert_settings(section.experts, _expert_ranks_per_node(scenario, size)),
+        )
 
 
 def resolve_workload(
@@ -133,13 +242,16 @@ def resolve_workload(
     section = model or scenario.model
     name = section.name or str(scenario.origin.resolve(f"{field}.file", section.file or ""))
     part = "name" if section.file is None else "file"
+    parallel = scenario.parallel
+    shares = model is None and (parallel.expert > 1 or parallel.tensor > 1)
+    idle = _BETWEEN_RANKS if shares else frozenset[str]()
     with relocated_errors(scenario, field, {"model": f"{field}.{part}"}):
         return load_workload(
             name,
             dtype=section.dtype,
             image_size=section.image_size,
             sequence_length=section.sequence_length,
-            experts=expert_settings(section.experts),
+            experts=_expert_settings(section.experts, idle=idle),
         )
 
 
@@ -260,10 +372,11 @@ def plan_step(
         views=isinstance(options, DdpOptions) and options.gradient_as_bucket_view,
     )  # fmt: skip
     slowest = _offloaded(job, slowest, batch, memory)
+    grid = job.mixture.grid(ranks)
     request = StepRequest(
         workload=job.workload,
         times=slowest,
-        ranks=ranks,
+        ranks=grid.replicas,
         batch_per_gpu=batch,
         iteration=iteration,
         item_bytes=ITEM_BYTES[job.wide_precision],
@@ -275,7 +388,7 @@ def plan_step(
         bucket_copy_Bps=host.copies_Bps,
         cast_Bps=None if host.cast_Bps is None else host.cast_Bps * faster,
         core=host.core,
-        ranks_per_host=min(ranks_per_host, ranks),
+        ranks_per_host=grid.replicas_per_host(ranks_per_host),
         host_link_Bps=memory.link_Bps,
         host_optimizer_s=_host_optimizer_s(job, memory) / faster,
         gpu=_faster(job.gpu, faster),
@@ -285,9 +398,16 @@ def plan_step(
         request = replace(request, collective_s=collective_s)
     make = job.strategy.plan
     assert make is not None  # else it has loops
-    with relocated_errors(job.scenario, "strategy"):
+
+    def plan_plain(request: StepRequest) -> StepPlan:
         plan = make(request, options)
-    return plan if job.float8 is None else add_amax_reductions(plan, request, job.float8)
+        return plan if job.float8 is None else add_amax_reductions(plan, request, job.float8)
+
+    with relocated_errors(job.scenario, "strategy"):
+        return mix_step(
+            job.mixture, request, plan_plain, job.wide_precision, job.recompute,
+            job.strategy.held_dtype(options),
+        )  # fmt: skip
 
 
 def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemory) -> LayerTimes:
@@ -360,7 +480,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         precision=job.wide_precision,
         optimizer=compute.optimizer,
         master_weights=compute.master_weights,
-        ranks=ranks,
+        ranks=job.mixture.grid(ranks).replicas,
         batch_per_gpu=batch,
         options=job.options,
         fused_attention=compute.fused_attention,
