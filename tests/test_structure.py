@@ -70,7 +70,6 @@ SMALL_MODULES = {
     "workload/kernels/attention": ROW + ": kinds of kernels",
     "workload/kernels/convolutions": ROW + ": kinds of kernels",
     "workload/kernels/grouped_products": ROW + ": kinds of kernels",
-    "workload/zoo/decoders/experts/expert_load": "formulas of probability, apart from models",
     "workload/zoo/decoders/experts/latent_attention": ROW + ": parts of a block",
     "workload/shards/attention_calls": "calls of the context group, apart from the tensor group's",
     "workload/zoo/images/vgg": ROW,
