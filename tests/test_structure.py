@@ -85,7 +85,6 @@ SMALL_MODULES = {
     "studies/tune/settings/grid_search": "the search, apart from what is searched",
     "studies/tune/horovod": "one question, which a reader looks for by name",
     "studies/run/steps/bottlenecks/hot_spot": "one question, which a reader looks for by name",
-    "simulate/flow/link_shares": "what needs no clock; the network would be too long with it",
     "validate/predict/baselines": "the rivals' formulas, apart from our own",
     "validate/trainings/rows/errata": "one question, which a reader looks for by name",
     "validate/trainings/rows/software": "one question, which a reader looks for by name",
