@@ -121,7 +121,7 @@ def layer_times(
         optimizer_kernels=launches,
         copy_Bps=pricing.device.memory_Bps / 2,
         activation_bytes=activation_bytes(
-            workload, batch, precision, fused_attention=fused_attention
+            workload, batch, precision, fused_attention=fused_attention, compiled=compiled
         ),
         source=f"roofline on {gpu.name}",
         spread=roofline_factors(workload, gpu, precision),

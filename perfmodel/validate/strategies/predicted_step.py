@@ -96,7 +96,7 @@ class PredictedStep:
         if kind == "allocated":
             return memory.total_bytes
         if kind == "reserved":
-            return memory.total_bytes + unused_bytes(memory.total_bytes)
+            return memory.total_bytes + memory.idle_bytes + unused_bytes(memory.total_bytes)
         return memory.total_bytes + memory.reserve_bytes
 
 

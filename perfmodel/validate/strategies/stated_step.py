@@ -14,6 +14,7 @@ from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.bert import bert
 from perfmodel.workload.zoo.decoder_sizes import DecoderShape
@@ -28,6 +29,7 @@ COMPUTE_LIKENESS = (
 )  # fmt: skip
 """Columns that decide how far compute is off: the first six have to agree, and the more of the
 others do, the better, where one row's compute is scaled to another's."""
+COMPILED = {"0": False, "1": True}
 HAVE_TO_AGREE = 6
 MEASURED = frozenset(
     {"step_s", "peak_GB", "memory_kind", "unlike", "presumed", "trust", "source", "note"}
@@ -103,7 +105,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         "optimizer": "adamw",
         "optimizer_kernels": cells["optimizer_kernels"],
         "fused_attention": cells["attention"] != "materialised",
-        "compiled": cells["compiled"] == "1",
+        "compiled": COMPILED.get(cells["compiled"], cells["compiled"]),
         "master_weights": cells["master_weights"] == "1",
     }
     if cells["recompute"] != "none":
@@ -143,10 +145,11 @@ _SIZES = ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "se
 
 def _workload(cells: Mapping[str, str]) -> Workload:
     sizes = tuple(count(cells, name) for name in _SIZES)
-    return _built(
+    workload = _built(
         cells["model"], cells["family"], sizes, cells["dtype"],
         tuple(name for name in _SWITCHES if cells[name] == "1"),
     )  # fmt: skip
+    return only_blocks_fuse(workload) if cells["compiled"] == "blocks" else workload
 
 
 @lru_cache(maxsize=256)

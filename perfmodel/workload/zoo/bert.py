@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.workload.model import Buffers, Workload
+from perfmodel.workload.model import Buffers, FusedKept, Workload
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -102,6 +102,7 @@ def _head(s: int, h: int) -> list[Module]:
         vector_elements=float(LOSS_PASSES * logits), wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits),
         saved_elements=float(s * h), saved_bytes=float(WIDE_BYTES * logits), kernels=4,
+        fused_kept=FusedKept(float(s * h + logits)),
     )  # fmt: skip
     relation = weight_and_bias("cls.seq_relationship", 2, h)
     return [transform, decoder, linear("cls.seq_relationship", 1, h, 2, parameters=relation)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import FusedKept, Workload
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -104,6 +104,7 @@ def gpt(
             fused_elements=FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * s * vocabulary,
             saved_elements=float(s * h), stream_elements=float(s * h),
             saved_bytes=float(WIDE_BYTES * s * vocabulary), kernels=5,
+            fused_kept=FusedKept(float(s * h + s * vocabulary), float(s * h)),
         )
     )  # fmt: skip
     return assemble(

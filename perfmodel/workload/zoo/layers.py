@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.shapes import Convolution, MatrixProduct
-from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
+from perfmodel.workload.model import Buffers, FusedKept, Layer, ParameterTensor, Workload
 
 ELEMENT_BYTES = 4
 """Layers state their traffic at 4 bytes per element (see `Layer`)."""
@@ -223,6 +223,7 @@ def linear(
     stream_elements: float = 0.0,
     copied_elements: float = 0.0,
     saved_bytes: float = 0.0,
+    fused_kept: FusedKept | None = None,
     kernels: int = 1,
 ) -> Module:
     """One matrix product of every token with a weight, and the element-wise work around it.
@@ -236,6 +237,7 @@ def linear(
     `wide_elements`: part of `vector_elements` that is fp32 in any precision.
     `fused_elements`: of all of them, where a compiler makes each chain one kernel.
     `saved_elements`, `stream_elements`, `copied_elements`, `saved_bytes`: kept (see `Layer`).
+    `fused_kept`: instead of these where a compiler fuses (see `Layer`).
     `kernels`: with the matrix product.
     """
     layer = Layer(
@@ -255,6 +257,7 @@ def linear(
         wide_bytes=ELEMENT_BYTES * wide_elements,
         fused_bytes=ELEMENT_BYTES * fused_elements,
         fused_kernels=1 + (fused_elements > 0),
+        fused_kept=fused_kept,
     )
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
-from perfmodel.workload.model import Buffers, Workload
+from perfmodel.workload.model import Buffers, FusedKept, Workload
 from perfmodel.workload.zoo.decoder_sizes import FAMILIES, SHAPES, DecoderShape
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -117,6 +117,7 @@ def _head(shape: DecoderShape, s: int) -> Module:
         wide_norm=not shape.fused_norms, wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * logits),
         saved_elements=float(s * h + shape.capped * logits), **_kept_by_norm(s * h, shape, logits),
+        fused_kept=FusedKept(float(s * h + logits), float(s * h)),
         kernels=4 + 3 * shape.capped,
     )  # fmt: skip
 
@@ -192,6 +193,12 @@ def _block(number: int, s: int, shape: DecoderShape) -> list[Module]:
                                       + FUSED_NORM_PASSES * norms)),
             saved_elements=float(s * inputs * (bool(norm) + 4 * gated)),
             copied_elements=float(shared * s * inputs), **_kept_by_norm(s * norms, shape),
+            # a norm's input, what products read, and what they put out where a norm follows
+            fused_kept=FusedKept(
+                float(s * (inputs * (bool(norm) + 3 * gated)
+                           + outputs * (bool(head_norm) + bool(ended)))),
+                float(s * inputs * bool(norm)),
+            ),
             kernels=1 + 5 * rotary + added + 2 * gated + norm_kernels * count,
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import FusedKept, Workload
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -171,7 +171,7 @@ def _head(targets: int, shape: T5Shape) -> Module:
         wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),
         saved_elements=float(targets * h), saved_bytes=float(WIDE_BYTES * logits),
-        kernels=4 + (not shape.gated),
+        kernels=4 + (not shape.gated), fused_kept=FusedKept(float(targets * h + logits)),
     )  # fmt: skip
 
 

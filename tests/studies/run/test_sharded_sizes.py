@@ -33,6 +33,6 @@ def test_layers_cast_no_weights_that_are_gathered_in_their_dtype() -> None:
     """Autocast would make a copy of each weight, in time and in memory."""
     narrow, own = result_of(", param_dtype: fp16").main, result_of("").main
     assert narrow.breakdown_s["forward"] < own.breakdown_s["forward"]
-    copies_bytes = 2 * 25e6  # of ResNet-50's weights
+    copies_bytes = 2 * 23e6  # of ResNet-50's weights but for the last, whose backward is first
     kept_bytes = own.memory.activations_bytes - narrow.memory.activations_bytes
     assert kept_bytes > copies_bytes

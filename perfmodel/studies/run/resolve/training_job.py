@@ -25,6 +25,7 @@ from perfmodel.training.strategy import CollectiveTime, StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
 from perfmodel.workload.memory.activations import block_bytes
+from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.offload import add_offload
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
@@ -88,12 +89,16 @@ def resolve_workload(
     name = section.name or str(scenario.origin.resolve(f"{field}.file", section.file or ""))
     part = "name" if section.file is None else "file"
     with relocated_errors(scenario, field, {"model": f"{field}.{part}"}):
-        return load_workload(
+        workload = load_workload(
             name,
             dtype=section.dtype,
             image_size=section.image_size,
             sequence_length=section.sequence_length,
         )
+    if scenario.compute.compiled != "blocks":
+        return workload
+    with relocated_errors(scenario, "compute"):
+        return only_blocks_fuse(workload)
 
 
 def move_to_gpu(job: TrainingJob, name: str) -> TrainingJob:
@@ -153,7 +158,7 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         master_weights=compute.master_weights,
         channels_last=compute.channels_last,
         fused_attention=compute.fused_attention,
-        compiled=compute.compiled,
+        compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
     )
     return add_recompute(job.workload, times, job.recompute)
@@ -248,6 +253,7 @@ def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemo
             block_bytes(
                 job.workload, batch, compute.precision, fused_attention=compute.fused_attention,
                 recompute=job.recompute, held_dtype=job.strategy.held_dtype(job.options),
+                compiled=bool(compute.compiled),
             ),
             compute.offload_activations, memory.link_Bps,
         )  # fmt: skip
@@ -314,6 +320,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         fused_attention=compute.fused_attention,
         recompute=job.recompute,
         offload=compute.offload_activations,
+        compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         optimizer_kernels=compute.optimizer_kernels,
         activations_bytes=_measured_activations(job),
@@ -336,7 +343,8 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         advice=(STATE_ACTIVATIONS,) if is_estimated and high > capacity_bytes else (),
         low_bytes=low if is_estimated else None,
         high_bytes=high if is_estimated else None,
-        reserve_bytes=reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
+        reserve_bytes=use.idle_bytes
+        + reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
     )
 
 
