@@ -28,6 +28,7 @@ def zero_memory(setup: Setup) -> MemoryUse:
         return replicated(setup)
     # stage 1 keeps each gradient where autograd put it; the others copy parts to a buffer
     use = replicated(setup, grows=options.stage == 1)
+    options = options.within(setup.ranks)
     return (
         _sharded_parameters(setup, options, use)
         if options.stage == 3
