@@ -109,6 +109,16 @@ def theory() -> ModuleType:
     return module
 
 
+@pytest.fixture
+def steps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what-ifs and intervals of answers of which a test looks at the steps alone."""
+    from perfmodel.studies.run.steps import one_size
+
+    monkeypatch.setattr(one_size, "simulate_reliefs", lambda *_: ())
+    monkeypatch.setattr(one_size, "simulate_uncertainties", lambda *_: None)
+    monkeypatch.setattr(one_size, "describe_sensitivity", lambda *_: ())
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Return headless Chromium; skip where there is none."""

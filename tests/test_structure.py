@@ -16,7 +16,9 @@ MOST_ENTRIES = 9
 LARGE_FOLDERS = {
     ".": "one folder per layer, and the modules below all of them",
     "cli": "one file per command",
+    "scenario/sections": "one file per section of a scenario",
     "scenario/sections/strategies": "one file per strategy",
+    "training": "one folder per family of strategies, and the table of all",
     "collectives/algorithms": "one file per family of algorithms",
 }
 """Folders with more entries, and why."""
@@ -68,6 +70,9 @@ SMALL_MODULES = {
     "collectives/algorithms/pat": ROW,
     "workload/kernels/attention": ROW + ": kinds of kernels",
     "workload/kernels/convolutions": ROW + ": kinds of kernels",
+    "workload/kernels/grouped_products": ROW + ": kinds of kernels",
+    "workload/zoo/decoders/experts/expert_load": "formulas of probability, apart from models",
+    "workload/zoo/decoders/experts/latent_attention": ROW + ": parts of a block",
     "workload/zoo/images/vgg": ROW,
     "workload/zoo/images/vit": ROW,
     "report/common/terminal": ROW + ": renderers",

@@ -20,7 +20,9 @@ from perfmodel.scenario.sections.events import (
     TrafficEvent,
 )
 from perfmodel.scenario.sections.library import LibrarySection
-from perfmodel.scenario.sections.plan import (
+from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStrategy
+from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
+from perfmodel.scenario.sections.studies.plan import (
     CandidateSection,
     FailureSection,
     PlanSection,
@@ -28,10 +30,8 @@ from perfmodel.scenario.sections.plan import (
     TargetSection,
     UpgradeSection,
 )
-from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStrategy
-from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
+from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.scenario.sections.training import ModelSection
-from perfmodel.scenario.sections.what_if import WhatIf
 
 __all__ = [
     "CandidateSection",

@@ -17,17 +17,18 @@ from perfmodel.scenario.sections.base import Name
 from perfmodel.scenario.sections.cluster import ClusterSection
 from perfmodel.scenario.sections.events import EventSection, OtherJob
 from perfmodel.scenario.sections.library import LibrarySection
-from perfmodel.scenario.sections.plan import PlanSection
+from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.strategy_section import StrategySection
-from perfmodel.scenario.sections.sweep import SweepSection
+from perfmodel.scenario.sections.studies.plan import PlanSection
+from perfmodel.scenario.sections.studies.sweep import SweepSection
+from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.scenario.sections.training import (
     ComputeSection,
     ModelSection,
     ScaleSection,
     TrainingSection,
 )
-from perfmodel.scenario.sections.what_if import WhatIf
 from perfmodel.scenario.source_map import SourceMap
 
 
@@ -38,6 +39,7 @@ class Scenario(FileModel):
     model: ModelSection
     compute: ComputeSection
     strategy: StrategySection = DdpStrategy()
+    parallel: ParallelSection = ParallelSection()
     cluster: ClusterSection
     training: TrainingSection
     scale: ScaleSection | None = None
@@ -83,6 +85,18 @@ class Scenario(FileModel):
         """Micro-steps per training step."""
         return self.strategy.accumulate
 
+    def data_ranks(self, gpus: int) -> int:
+        """Count data-parallel ranks, each with micro-batches of its own, among some GPUs.
+
+        Raises `InputError`: the degrees of model parallelism do not divide them.
+        """
+        shared = self.parallel.gpus_per_replica
+        if gpus % shared:
+            degrees = ", ".join(f"{name} {n}" for name, n in self.parallel.degrees.items() if n > 1)
+            allowed = f"degrees whose product divides the {gpus} GPUs"
+            raise self.fault("parallel", f"{degrees}: {shared} GPUs together", allowed)
+        return gpus // shared
+
     def locate(self, field: str) -> tuple[str | None, int | None]:
         """File and line of a dotted field."""
         return self._origin.locate(field)
@@ -123,18 +137,32 @@ def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
     InputError
         More GPUs than the node or the cluster has, or a size that leaves a node half used.
     """
-    cluster, scale, origin = scenario.cluster, scenario.scale, scenario.origin
+    cluster, scale = scenario.cluster, scenario.scale
     per_node = cluster.gpus_per_node or gpus_in_node
     if per_node > gpus_in_node:
         raise scenario.fault(
             "cluster.gpus_per_node", str(per_node), f"at most {gpus_in_node}, as {cluster.node} has"
         )
     whole = ClusterSize(per_node * cluster.nodes, cluster.nodes, per_node)
+    scenario.data_ranks(whole.gpus)
     if scale is None:
         return (whole,)
+    smaller = _smaller_sizes(scenario, scale, whole)
+    shared = scenario.parallel.gpus_per_replica
+    for size in smaller:
+        if size.gpus % shared:
+            allowed = f"sizes of the curve that are multiples of {shared} GPUs (parallel)"
+            raise scenario.fault("scale", f"{size.gpus} GPUs", allowed)
+    return (*smaller, whole)
+
+
+def _smaller_sizes(
+    scenario: Scenario, scale: ScaleSection, whole: ClusterSize
+) -> tuple[ClusterSize, ...]:
+    """Sizes of the curve below the whole cluster."""
+    origin, per_node = scenario.origin, whole.gpus_per_node
     if scale.nodes is not None:
-        smaller = [ClusterSize(per_node * n, n, per_node) for n in scale.nodes if n < whole.nodes]
-        return (*smaller, whole)
+        return tuple(ClusterSize(per_node * n, n, per_node) for n in scale.nodes if n < whole.nodes)
     faults = [
         origin.fault(f"scale.gpus.{at}", str(gpus), _allowed_gpus(per_node, whole.gpus))
         for at, gpus in enumerate(scale.gpus or ())
@@ -143,12 +171,11 @@ def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
     ]
     if faults:
         raise InputError(faults)
-    smaller = [
+    return tuple(
         ClusterSize(gpus, max(1, gpus // per_node), min(gpus, per_node))
         for gpus in scale.gpus or ()
         if gpus < whole.gpus
-    ]
-    return (*smaller, whole)
+    )
 
 
 def _allowed_gpus(per_node: int, total: int) -> str:
@@ -178,7 +205,7 @@ def sizes_left_out(scenario: Scenario, whole: ClusterSize) -> tuple[str, ...]:
 
 
 def batch_per_gpu(scenario: Scenario, gpus: int) -> int:
-    """Return the samples of one forward pass on one GPU when `gpus` of them train.
+    """Return the samples of one forward pass of a data-parallel rank when `gpus` GPUs train.
 
     Raises
     ------
@@ -188,15 +215,17 @@ def batch_per_gpu(scenario: Scenario, gpus: int) -> int:
     training = scenario.training
     if training.batch_per_gpu is not None:
         return training.batch_per_gpu
-    total, micro_batches = training.global_batch or 0, gpus * scenario.accumulate
+    ranks = scenario.data_ranks(gpus)
+    total, micro_batches = training.global_batch or 0, ranks * scenario.accumulate
     if total % micro_batches:
+        unit = "GPUs" if scenario.parallel.gpus_per_replica == 1 else "data-parallel ranks"
         raise scenario.fault(
-            "training.global_batch", str(total), divisible_by((gpus,), scenario.accumulate)
+            "training.global_batch", str(total), divisible_by((ranks,), scenario.accumulate, unit)
         )
     return total // micro_batches
 
 
-def divisible_by(sizes: Sequence[int], steps: int) -> str:
+def divisible_by(sizes: Sequence[int], steps: int, unit: str = "GPUs") -> str:
     """Phrase for a fault: a multiple of the micro-batches of a step at every size.
 
     Examples
@@ -204,9 +233,9 @@ def divisible_by(sizes: Sequence[int], steps: int) -> str:
     >>> divisible_by([2, 4, 6], 1)
     'a multiple of 12 (to split over 2, 4, 6 GPUs)'
     """
-    over = ", ".join(str(gpus) for gpus in sizes)
+    over = ", ".join(str(ranks) for ranks in sizes)
     micro = f" and {steps} micro-steps" if steps > 1 else ""
-    return f"a multiple of {math.lcm(*sizes) * steps} (to split over {over} GPUs{micro})"
+    return f"a multiple of {math.lcm(*sizes) * steps} (to split over {over} {unit}{micro})"
 
 
 _NOT_IN_DIGEST = frozenset({"sweep", "plan"})
@@ -243,6 +272,8 @@ def scenario_digest(scenario: Scenario) -> str:
     content = scenario.model_dump(mode="json", exclude=set(_NOT_IN_DIGEST))
     if scenario.what_if is None or not scenario.what_if.changes:
         del content["what_if"]
+    if scenario.parallel == ParallelSection():
+        del content["parallel"]
     for section, fields in _LATER_FIELDS.items():
         for name, default in fields.items():
             if name in content[section] and content[section][name] == default:

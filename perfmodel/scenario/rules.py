@@ -14,11 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 from perfmodel.errors import Fault, allowed_names
 from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.model import Scenario, divisible_by, is_resized_by_flag
-from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.scenario.sections.strategies.parameter_server import (
     ParameterServerStrategy,
     server_nodes,
 )
+from perfmodel.scenario.sections.studies.plan import PlanSection
 from perfmodel.scenario.source_map import SourceMap
 
 
@@ -81,8 +81,8 @@ def _repeated_names(kind: str, names: list[str]) -> Iterator[tuple[str, str, str
 _SECTIONS: Mapping[str, TypeAdapter[Any]] = {
     name: TypeAdapter(Scenario.model_fields[name].rebuild_annotation())
     for name in (
-        "model", "compute", "strategy", "cluster", "training", "scale", "events", "jobs", "plan",
-        "library", "fidelity",
+        "model", "compute", "strategy", "parallel", "cluster", "training", "scale", "events",
+        "jobs", "plan", "library", "fidelity",
     )
 }  # fmt: skip
 
@@ -98,8 +98,9 @@ def broken_rules(content: Mapping[str, Any], origin: SourceMap) -> list[Fault]:
             parts[name] = adapter.validate_python(content[name])
         except (KeyError, ValidationError):
             continue
-    if "strategy" not in content:
-        parts["strategy"] = Scenario.model_fields["strategy"].default
+    for name in ("strategy", "parallel"):
+        if name not in content:
+            parts[name] = Scenario.model_fields[name].default
     faults: list[Fault] = []
     for rule in _RULES:
         faults += rule(parts, origin)
@@ -142,8 +143,14 @@ def _batch_divides(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
         counts = scale.gpus or tuple(nodes * per_node for nodes in scale.nodes)
     counts = (*(gpus for gpus in counts if gpus < whole), whole)
     steps = getattr(parts.get("strategy"), "accumulate", 1)
-    if any(training.global_batch % (gpus * steps) for gpus in counts):
-        allowed = divisible_by(counts, steps)
+    parallel = parts.get("parallel")
+    shared = 1 if parallel is None else parallel.gpus_per_replica
+    if any(gpus % shared for gpus in counts):
+        return  # said where sizes are worked out
+    counts = tuple(gpus // shared for gpus in counts)
+    if any(training.global_batch % (ranks * steps) for ranks in counts):
+        unit = "GPUs" if shared == 1 else "data-parallel ranks"
+        allowed = divisible_by(counts, steps, unit)
         yield origin.fault("training.global_batch", str(training.global_batch), allowed)
 
 
@@ -187,10 +194,44 @@ def _masters_kept(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault
 def _computes_in_param_dtype(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     """Layers whose parameters are gathered in 16 bits multiply them in these."""
     compute, dtype = parts.get("compute"), getattr(parts.get("strategy"), "param_dtype", None)
-    if compute and dtype in ("bf16", "fp16") and compute.precision not in (dtype, "fp8"):
-        combination = f"'{dtype}' with compute.precision: {compute.precision}"
-        allowed = f"'{compute.precision}' or nothing; or compute.precision: {dtype}"
+    precision = compute.precision if compute else None
+    wide = "bf16" if precision == "fp8" else precision
+    if compute and dtype in ("bf16", "fp16") and dtype != wide:
+        combination = f"'{dtype}' with compute.precision: {precision}"
+        allowed = f"'{wide}' or nothing; or compute.precision: {dtype}"
         yield origin.fault("strategy.param_dtype", combination, allowed)
+
+
+def _float8_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Find what a strategy or model cannot have of fp8."""
+    compute, strategy, model = (parts.get(name) for name in ("compute", "strategy", "model"))
+    if compute is None or compute.precision != "fp8":
+        return
+    if model is not None and model.dtype == "fp16":
+        allowed = "'bf16' or 'fp32' with compute.precision: fp8, whose other layers are bf16"
+        yield origin.fault("model.dtype", "'fp16'", allowed)
+    if strategy is None:
+        return
+    kind = f"strategy.kind: {strategy.kind}"
+    if strategy.kind in ("data_parallel", "parameter_server"):
+        allowed = f"another precision with {kind}, of which nobody's fp8 is known"
+        yield origin.fault("compute.precision", "'fp8'", allowed)
+    section = compute.fp8
+    agrees = section is None or (section.recipe == "delayed" and section.reduce_amax)
+    if agrees and getattr(strategy, "join", False):
+        allowed = (
+            f"false with {kind} and join: a GPU without inputs takes part in no such all-reduce"
+        )
+        yield origin.fault("compute.fp8.reduce_amax", "true", allowed)
+    if section is None:
+        return
+    if section.fp8_param_gather and not getattr(strategy, "use_distributed_optimizer", False):
+        allowed = "false, or strategy.kind: megatron with use_distributed_optimizer: true"
+        yield origin.fault("compute.fp8.fp8_param_gather", "true", allowed)
+    is_fsdp2 = strategy.kind == "fsdp" and strategy.version == 2
+    if section.enable_fsdp_float8_all_gather and not is_fsdp2:
+        allowed = "false, or strategy.kind: fsdp with version: 2"
+        yield origin.fault("compute.fp8.enable_fsdp_float8_all_gather", "true", allowed)
 
 
 def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
@@ -285,6 +326,23 @@ def _servers_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
         yield origin.fault("strategy.servers", str(strategy.servers), allowed)
 
 
+def _mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse to split a model under a strategy whose ranks are whole replicas by nature."""
+    parallel, strategy = parts.get("parallel"), parts.get("strategy")
+    if parallel is None or parallel.is_plain:
+        return
+    if strategy is not None and strategy.kind in ("data_parallel", "parameter_server"):
+        allowed = f"nothing with strategy.kind: {strategy.kind}, whose workers hold whole models"
+        yield origin.fault("parallel", "a model that is split", allowed)
+    compute = parts.get("compute")
+    if compute is not None and compute.source == "file":
+        allowed = "'roofline' with parallel: a file has the times of whole layers"
+        yield origin.fault("compute.source", "'file'", allowed)
+    if compute is not None and compute.measured_step is not None:
+        allowed = "nothing with parallel: it is a step of the whole model on one GPU"
+        yield origin.fault("compute.measured_step", "a step", allowed)
+
+
 def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     plan = parts.get("plan")
     for field, text, allowed in () if plan is None else plan_faults(plan):
@@ -293,6 +351,7 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
-    _recompute_within_units, _masters_kept, _computes_in_param_dtype, _network_given, _jobs_fit,
-    _placement_has_choice, _job_names_differ, _events_fit, _servers_fit, _plan_is_valid,
+    _recompute_within_units, _masters_kept, _mixes, _computes_in_param_dtype, _float8_fits,
+    _network_given, _jobs_fit, _placement_has_choice, _job_names_differ, _events_fit, _servers_fit,
+    _plan_is_valid,
 )  # fmt: skip

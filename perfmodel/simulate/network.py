@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -150,10 +150,22 @@ class Network(ABC):
         return ()
 
     def collective(
-        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int, times: int = 1
     ) -> simpy.Event:
-        """Start a collective in every group now; the event fires when the last has ended."""
-        return self.launch(self.timer.lower(op, nbytes, groups, root))
+        """Start a collective in every group now; the event fires when the last has ended.
+
+        `times`: so many alike, the next when the one before has ended in every group.
+        """
+        lowered = self.timer.lower(op, nbytes, groups, root)
+        if times == 1:
+            return self.launch(lowered)
+        return self.env.process(self._launch_in_a_row(lowered, times))
+
+    def _launch_in_a_row(
+        self, lowered: Sequence[LoweredCollective], times: int
+    ) -> Generator[simpy.Event, object, None]:
+        for _ in range(times):
+            yield self.launch(lowered)
 
     def message(self, src: int, dst: int, nbytes: int) -> simpy.Event:
         """Start a point-to-point message now; the event fires when it is delivered."""
@@ -212,7 +224,12 @@ class FreeNetwork(Network):
     """The network of the what-if "infinitely fast"."""
 
     def collective(
-        self, _op: str, _nbytes: int, _groups: tuple[RankGroup, ...], _root: int
+        self,
+        _op: str,
+        _nbytes: int,
+        _groups: tuple[RankGroup, ...],
+        _root: int,
+        _times: int = 1,
     ) -> simpy.Event:
         """End a collective as soon as it has begun."""
         return self.env.timeout(0)

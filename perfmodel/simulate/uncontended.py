@@ -24,6 +24,9 @@ from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.sharing.duty_cycle import StageRates, is_steady
 
+MESSAGES = frozenset({"send", "send_recv"})
+"""Operations that are messages between pairs of ranks, all at once."""
+
 CollectiveKey = tuple[str, int, RankGroup, int, str | None]
 """Operation, bytes, group, root and algorithm of a collective."""
 
@@ -110,12 +113,15 @@ class UncontendedTimer:
     def best(
         self, op: str, nbytes: int, group: RankGroup, root: int = 0, algorithm: str | None = None
     ) -> tuple[LoweredCollective, float]:
-        """Return the fastest of the candidates of the library, and its time in seconds."""
+        """Return the fastest of the candidates of the library, and its time in seconds.
+
+        Of messages between several pairs, the slowest of them.
+        """
         key = (op, nbytes, group, root, algorithm)
+        if op in MESSAGES and len(pairs := message_pairs(op, group)) > 1:
+            return max((self.best("send", nbytes, pair) for pair in pairs), key=lambda b: b[1])
         if key not in self._best:
-            candidates = [
-                correct(self.machine, lowered, nbytes, group) for lowered in self._common.lower(key)
-            ]
+            candidates = self._candidates(key)
             timed = [(lowered, self.time_s(lowered)) for lowered in candidates]
             self._best[key] = min(timed, key=lambda pair: pair[1])
             for lowered in candidates:
@@ -123,11 +129,22 @@ class UncontendedTimer:
                     self._forget(lowered)
         return self._best[key]
 
+    def _candidates(self, key: CollectiveKey) -> list[LoweredCollective]:
+        op, nbytes, group, _, _ = key
+        if op in MESSAGES:
+            return [lower_message(self.machine, group[0], group[1], nbytes)]
+        return [
+            correct(self.machine, lowered, nbytes, group) for lowered in self._common.lower(key)
+        ]
+
     def lower(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int = 0
     ) -> list[LoweredCollective]:
         """Return the fastest lowered collective of each group of two ranks or more."""
         several = [group for group in groups if len(group) > 1]
+        if op in MESSAGES:
+            pairs = [pair for group in several for pair in message_pairs(op, group)]
+            return [self.best("send", nbytes, pair)[0] for pair in pairs]
         return [self.best(op, nbytes, group, root_in(group, groups, root))[0] for group in several]
 
     def _forget(self, lowered: LoweredCollective) -> None:
@@ -207,6 +224,13 @@ class UncontendedTimer:
     def rates(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge without other traffic; wire bytes per second."""
         return self._common.rates.of(stage)
+
+
+def message_pairs(op: str, group: RankGroup) -> list[tuple[int, int]]:
+    """Who sends to whom in "send", and in "send_recv" around the group."""
+    if op == "send":
+        return [(group[0], group[1])]
+    return [(group[at - 1], group[at]) for at in range(len(group))]
 
 
 def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:

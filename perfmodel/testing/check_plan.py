@@ -6,10 +6,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
-from typing import TypeVar
 
 from perfmodel.errors import ScheduleError, allowed_names
-from perfmodel.training.plan.step_plan import Collective, Communicator, Compute, StepPlan, Transfer
+from perfmodel.training.plan.step_plan import Collective, Communicator, Compute, StepPlan
 from perfmodel.workload.model import ITEM_BYTES
 
 
@@ -18,8 +17,8 @@ def check_plan(plan: StepPlan) -> None:
 
     Names must be known and unique, ranks in one class each; `after` points to earlier tasks;
     every class with members in a collective's communicator takes part in it once, and alike;
-    a message has its sender's and its receiver's task; semaphores are given back as often as
-    taken; and the streams' orders do not make tasks wait for each other in a circle.
+    messages have two ends; semaphores are given back as often as taken; and the streams' orders do
+    not make tasks wait for each other in a circle.
 
     Raises
     ------
@@ -27,7 +26,7 @@ def check_plan(plan: StepPlan) -> None:
         One line per fault.
     """
     faults = [
-        *_declarations(plan), *_ranks(plan), *_tasks(plan), *_collectives(plan), *_transfers(plan)
+        *_declarations(plan), *_ranks(plan), *_tasks(plan), *_collectives(plan)
     ]  # fmt: skip
     faults += [] if faults else [*_semaphores(plan), *_circles(plan)]
     if faults:
@@ -103,7 +102,7 @@ def _dtype_faults(nbytes: float, dtype: str) -> Iterator[str]:
 
 def _collectives(plan: StepPlan) -> Iterator[str]:
     communicators = {each.name: each for each in plan.communicators}
-    for key, works, present in _by_key(plan, Collective):
+    for key, works, present in _by_key(plan):
         if len(works) > 1:
             yield f"collective {key!r}: its tasks differ in operation, size, group or root"
             continue
@@ -114,20 +113,21 @@ def _collectives(plan: StepPlan) -> Iterator[str]:
             yield f"collective {key!r}: communicator {work.communicator!r}; {allowed}"
             continue
         yield from _members(plan, communicator, key, present)
+        if work.op == "send" and {len(group) for group in communicator.groups} != {2}:
+            yield f"collective {key!r}: groups of a send have two ranks; {communicator.name!r}"
+        if work.times < 1:
+            yield f"collective {key!r}: {work.times} times; at least 1"
         rooted = work.op in ("broadcast", "reduce", "scatter", "gather")
         if rooted and not any(work.root in group for group in communicator.groups):
             yield f"collective {key!r}: root {work.root} is not in {communicator.name!r}"
 
 
-_Work = TypeVar("_Work", Collective, Transfer)
-
-
-def _by_key(plan: StepPlan, kind: type[_Work]) -> Iterator[tuple[str, set[_Work], Counter[str]]]:
-    """Works that share a key, and how many of their tasks each class has."""
-    works: defaultdict[str, set[_Work]] = defaultdict(set)
+def _by_key(plan: StepPlan) -> Iterator[tuple[str, set[Collective], Counter[str]]]:
+    """Collectives that share a key, and how many of their tasks each class has."""
+    works: defaultdict[str, set[Collective]] = defaultdict(set)
     present: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for task in plan.tasks:
-        if isinstance(task.work, kind):
+        if isinstance(task.work, Collective):
             works[task.work.key].add(task.work)
             present[task.work.key][task.rank_class] += 1
     return ((key, works[key], present[key]) for key in works)
@@ -144,21 +144,6 @@ def _members(
                 f"collective {key!r}: class {each.name!r} has {present[each.name]} tasks in it; "
                 f"{expected}, by its ranks in {communicator.name!r}"
             )
-
-
-def _transfers(plan: StepPlan) -> Iterator[str]:
-    home = {rank: each.name for each in plan.classes for rank in each.ranks}
-    for key, works, present in _by_key(plan, Transfer):
-        if len(works) > 1:
-            yield f"message {key!r}: its tasks differ in ends or size"
-            continue
-        (work,) = works
-        ends = [home.get(work.src_rank), home.get(work.dst_rank)]
-        if None in ends or work.src_rank == work.dst_rank:
-            yield f"message {key!r}: from rank {work.src_rank} to rank {work.dst_rank}"
-        elif present != Counter(ends):
-            classes = sorted(present.elements())
-            yield f"message {key!r}: tasks in classes {classes}; one in each of {ends}"
 
 
 def _semaphores(plan: StepPlan) -> Iterator[str]:

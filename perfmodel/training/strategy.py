@@ -17,6 +17,8 @@ from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Op, StepPlan
+from perfmodel.workload.kernels.float8.float8_layers import float8_weights
+from perfmodel.workload.kernels.float8.recipe import Float8
 from perfmodel.workload.model import LayerTimes, Workload
 
 
@@ -82,6 +84,7 @@ class StepRequest:
     `ranks_per_host`: GPUs of each host that the job has.
     `collective_s`: time of collectives alone, for strategies whose choices depend on it.
     `gpu`: for matrix products of hooks; by default memory alone bounds them.
+    `float8`: how linear layers run in fp8; None where they do not.
     Raises `InputError`: ranks or batch below 1.
     """
 
@@ -107,6 +110,13 @@ class StepRequest:
     nodes: int = 1
     optimizer: str = "sgd-momentum"
     gpu: Gpu | None = None
+    float8: Float8 | None = None
+
+    @property
+    def gathered_narrow(self) -> frozenset[int]:
+        """Parameters that are gathered in fp8."""
+        gathers = self.float8 is not None and self.float8.gathers_narrow
+        return float8_weights(self.workload, self.float8) if gathers else frozenset()
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)

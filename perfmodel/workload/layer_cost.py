@@ -17,11 +17,21 @@ from perfmodel.workload.kernels.convolutions import (
     weight_gradient_product,
 )
 from perfmodel.workload.kernels.device import Device, make_device
+from perfmodel.workload.kernels.float8.cast_costs import (
+    Float8Cost,
+    Float8Pricing,
+    float8_cost,
+    make_float8_pricing,
+)
+from perfmodel.workload.kernels.float8.float8_layers import shares_input
+from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
+from perfmodel.workload.kernels.grouped_products import grouped_passes_s
 from perfmodel.workload.kernels.memory_bound import elementwise_s, feature_map_s, norm_s
 from perfmodel.workload.kernels.products import busy_s, product_s
 from perfmodel.workload.kernels.shapes import (
     Attention,
     Convolution,
+    GroupedProduct,
     MatrixKernel,
     MatrixProduct,
     batched,
@@ -31,7 +41,7 @@ from perfmodel.workload.model import ITEM_BYTES, Layer
 STATED_BYTES = 4
 """Bytes per element at which layers state their traffic."""
 
-TENSOR_CORE_PRECISIONS = frozenset({"tf32", "fp16", "bf16", "fp8"})
+TENSOR_CORE_PRECISIONS = frozenset({"tf32", "fp16", "bf16"})
 """Precisions whose convolutions want channels last and copy their operands otherwise."""
 
 
@@ -41,6 +51,7 @@ class Pricing:
 
     `plain`: the same GPU at fp32, whose convolutions compete with TF32 and its copies.
     `vector_item_bytes`: of element-wise kernels outside convolutional networks.
+    `float8`: of layers that run in fp8.
     """
 
     device: Device
@@ -51,6 +62,7 @@ class Pricing:
     fused_attention: bool
     compiled: bool
     casts: bool
+    float8: Float8Pricing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +84,20 @@ def make_pricing(
     channels_last: bool,
     fused_attention: bool,
     compiled: bool,
+    float8: Float8 | None = None,
+    accumulate: int = 1,
 ) -> Pricing:
-    """Look up what all layers of one prediction share."""
+    """Look up what all layers of one prediction share.
+
+    `float8`: how linear layers run with precision "fp8".
+    `accumulate`: micro-batches of a step.
+    Raises `InputError`: a GPU without the recipe of fp8.
+    """
+    narrow, precision = precision == "fp8", wide_precision(precision)
     has_plain = precision == "tf32" and "fp32" in gpu.matmul_efficiency
+    device = make_device(gpu, precision, ITEM_BYTES[precision])
     return Pricing(
-        device=make_device(gpu, precision, ITEM_BYTES[precision]),
+        device=device,
         plain=make_device(gpu, "fp32", ITEM_BYTES["fp32"]) if has_plain else None,
         batch=batch,
         vector_item_bytes=STATED_BYTES if casts else ITEM_BYTES[precision],
@@ -84,32 +105,91 @@ def make_pricing(
         fused_attention=fused_attention,
         compiled=compiled,
         casts=casts,
-    )
+        float8=make_float8_pricing(
+            gpu, float8 or Float8(), device, compiled=compiled, accumulate=accumulate,
+            weight_bytes=STATED_BYTES if casts else device.item_bytes,
+        ) if narrow else None,
+    )  # fmt: skip
 
 
-def layer_cost(layer: Layer, pricing: Pricing, *, first: bool) -> LayerCost:
-    """Add up the kernels of a layer."""
+def layer_cost(
+    layer: Layer, pricing: Pricing, *, first: bool, is_float8: bool = False
+) -> LayerCost:
+    """Add up the kernels of a layer.
+
+    `is_float8`: whether it is one of those that run in fp8.
+    """
     device = pricing.device
     vector_s, vector_backward_s, vector_kernels = _vector_cost(layer, pricing)
     if not layer.matmul_flops:
         # a table: forward gathers its rows, backward zeroes and writes its whole gradient
         table_s = layer.weight_elements * STATED_BYTES / device.memory_Bps
         return LayerCost(vector_s, vector_backward_s + table_s, vector_kernels, vector_kernels)
-    matrix = _matrix_cost(layer, pricing, first=first)
+    matrix: LayerCost | Float8Cost = (
+        _float8_cost(layer, pricing, first=first)
+        if is_float8
+        else _matrix_cost(layer, pricing, first=first)
+    )
     casts = int(pricing.casts and layer.weight_elements > 0)
-    cast_bytes = casts * layer.weight_elements * (STATED_BYTES + device.item_bytes)
-    cast_s = elementwise_s(cast_bytes, casts, device)
+    # what is cast to fp8 needs no copy in bf16, but its gradient is cast back
+    forward_casts = casts * (not is_float8)
+    cast_bytes = layer.weight_elements * (STATED_BYTES + device.item_bytes)
+    cast_s = elementwise_s(casts * cast_bytes, casts, device)
     return LayerCost(
-        vector_s + matrix.forward_s + cast_s,
+        vector_s + matrix.forward_s + cast_s * (not is_float8),
         vector_backward_s + matrix.backward_s + cast_s,
-        vector_kernels + matrix.forward_kernels + casts,
+        vector_kernels + matrix.forward_kernels + forward_casts,
         vector_kernels + matrix.backward_kernels + casts,
     )
 
 
-def matrix_forward_s(layer: Layer, pricing: Pricing, *, first: bool) -> float:
-    """Time of a layer's matrix kernel forward; seconds."""
-    return _matrix_cost(layer, pricing, first=first).forward_s if layer.matmul_flops else 0.0
+def matrix_seconds(
+    layer: Layer, pricing: Pricing, *, first: bool, is_float8: bool = False
+) -> tuple[float, float]:
+    """Time of a layer's matrix kernels without casts, forward and backward; seconds."""
+    if not layer.matmul_flops:
+        return 0.0, 0.0
+    if is_float8:
+        narrow = _float8_cost(layer, pricing, first=first)
+        return narrow.product_s, narrow.gradients_s
+    cost = _matrix_cost(layer, pricing, first=first)
+    return cost.forward_s, cost.backward_s
+
+
+def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False) -> float:
+    """Part of a layer's backward that the gradient of its weight takes; seconds.
+
+    That is all that the first layer's matrix kernels make in backward. Gains and biases of
+    normalisations and tables of embeddings are not counted: their kernels make both gradients.
+    """
+    if not layer.matmul_flops or not layer.weight_elements:
+        return 0.0
+    cast_bytes = layer.weight_elements * (STATED_BYTES + pricing.device.item_bytes)
+    cast_s = elementwise_s(cast_bytes, 1, pricing.device) if pricing.casts else 0.0
+    if is_float8:
+        return _float8_cost(layer, pricing, first=True).backward_s + cast_s
+    return _matrix_cost(layer, pricing, first=True).backward_s + cast_s
+
+
+def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> Float8Cost:
+    """Time of a linear layer's kernels in fp8."""
+    product = layer.matrix
+    shared = shares_input(layer)
+    return _priced_float8(
+        batched(product, pricing.batch) if isinstance(product, MatrixProduct)
+        else likely_product(layer, pricing.batch),
+        pricing, shared, 1 if first else 2,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _priced_float8(
+    product: MatrixKernel, pricing: Pricing, shared: bool, passes: int
+) -> Float8Cost:
+    """Time of the fp8 kernels of a shape, once for all layers that have it."""
+    assert pricing.float8 is not None
+    assert isinstance(product, MatrixProduct)
+    return float8_cost(product, pricing.float8, shares_input=shared, passes=passes)
 
 
 def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
@@ -161,6 +241,8 @@ def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, passes: int) -> LayerCo
             return _attention_cost(attention, pricing)
         case Convolution() as conv:
             return _convolution_cost(conv, pricing, passes)
+        case GroupedProduct() as grouped:
+            return _grouped_cost(grouped, pricing, passes)
         case MatrixProduct() as product:
             device = pricing.device
             gradients = (product.weight_gradient, product.input_gradient)[:passes]
@@ -179,6 +261,12 @@ def _attention_cost(attention: Attention, pricing: Pricing) -> LayerCost:
     return LayerCost(
         cost(attention, device), cost(attention, device, backward=True), kernels, 2 * kernels
     )
+
+
+def _grouped_cost(grouped: GroupedProduct, pricing: Pricing, passes: int) -> LayerCost:
+    forward_s, *gradients_s = grouped_passes_s(grouped, pricing.device)
+    kernels = 1 if grouped.single_kernel else grouped.groups
+    return LayerCost(forward_s, sum(gradients_s[:passes]), kernels, passes * kernels)
 
 
 def _convolution_cost(conv: Convolution, pricing: Pricing, passes: int) -> LayerCost:

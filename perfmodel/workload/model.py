@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.workload.kernels.shapes import MatrixKernel
+from perfmodel.workload.shards.calls import LayerCall
+from perfmodel.workload.shards.shard import WHOLE, Shard
 
 ITEM_BYTES: Mapping[str, int] = {
     "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4,
@@ -33,6 +35,9 @@ class ParameterTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str = "fp32"
+    of_experts: bool = False
+    """Whether it holds experts, which expert parallelism spreads over ranks: its gradient is summed
+    over the ranks that hold the same experts alone."""
 
     @property
     def numel(self) -> int:
@@ -100,7 +105,7 @@ class Layer:
     score_elements : float
         Elements of the attention scores (heads x s x s), per sample: memory traffic and saved
         activations where attention is not fused into one kernel.
-    matrix : MatrixProduct, Convolution or Attention, optional
+    matrix : MatrixProduct, Convolution, Attention or GroupedProduct, optional
         Shape of its matrix kernel, of one sample. Where a file states operations alone, a product
         of that many operations is taken. (`matmul_flops` counts masked scores of attention too, as
         published formulas and FLOP counters do.)
@@ -118,6 +123,8 @@ class Layer:
         Kernels launched by forward in that case.
     fused_kept : FusedKept, optional
         Kept for backward in that case; None: as where it is not compiled.
+    calls : tuple of LayerCall
+        Collectives that it calls among the ranks that share it.
     """
 
     name: str
@@ -143,6 +150,7 @@ class Layer:
     wide_scores: bool = False
     capped_scores: bool = False
     fused_kept: FusedKept | None = None
+    calls: tuple[LayerCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +183,9 @@ class Workload:
         Elements of the model's output per sample (gathered by nn.DataParallel).
     input_elements : float
         Elements of the model's input per sample (scattered by nn.DataParallel).
+    stream_elements : float
+        Elements that one repeated block hands to the next, per sample, the same between all: tokens
+        times width. Zero where it is not known, or where there is more than one such tensor.
     source : str
         Where architecture and counts come from.
     kept_range : tuple of float
@@ -182,6 +193,10 @@ class Workload:
         are estimated.
     notes : tuple of str
         What is estimated, in sentences.
+    shard : Shard
+        Which part of the model it is: tensors, work and what is kept are those of one rank.
+    routed_share : float
+        Part of the experts that a token is routed to.
     """
 
     name: str
@@ -191,9 +206,12 @@ class Workload:
     buffers: tuple[Buffers, ...] = ()
     output_elements: float = 0.0
     input_elements: float = 0.0
+    stream_elements: float = 0.0
     source: str = ""
     kept_range: tuple[float, float] = (1.0, 1.0)
     notes: tuple[str, ...] = ()
+    shard: Shard = WHOLE
+    routed_share: float = 1.0
 
     @property
     def states_activations(self) -> bool:
@@ -225,6 +243,12 @@ class Workload:
         return sum(tensor.numel for tensor in self.tensors)
 
     @property
+    def active_parameters(self) -> float:
+        """Those that work on one token: of experts, the ones that it is routed to."""
+        experts = sum(tensor.numel for tensor in self.tensors if tensor.of_experts)
+        return self.parameters - (1 - self.routed_share) * experts
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all parameters."""
         return sum(tensor.nbytes for tensor in self.tensors)
@@ -250,8 +274,12 @@ class LayerTimes:
         once as one byte copied (so half of the memory's traffic rate).
     activation_bytes : float
         Activations kept for backward, whole micro-batch; bytes.
-    matrix_forward_s : ndarray of float, shape (layers,), optional
-        Part of `forward_s` that matrix kernels take; None where it is not known.
+    matrix_forward_s, matrix_backward_s : ndarray of float, shape (layers,), optional
+        Part of `forward_s` and of `backward_s`, without what is recomputed, that matrix kernels
+        take; None where it is not known.
+    weight_gradient_s : ndarray of float, shape (layers,), optional
+        Part of `backward_s` that makes gradients of weights alone, which nothing before the layer
+        waits for; None where it is not known.
     source : str
         "roofline on <gpu>" or the file that the times come from.
     spread : tuple of float
@@ -271,6 +299,8 @@ class LayerTimes:
     source: str
     spread: tuple[float, float] = (1.0, 1.0)
     matrix_forward_s: NDArray[np.float64] | None = None
+    matrix_backward_s: NDArray[np.float64] | None = None
+    weight_gradient_s: NDArray[np.float64] | None = None
 
 
 def scale_times(times: LayerTimes, by: float, source: str | None = None) -> LayerTimes:
@@ -287,6 +317,8 @@ def scale_times(times: LayerTimes, by: float, source: str | None = None) -> Laye
         copy_Bps=times.copy_Bps / by,
         source=times.source if source is None else source,
         matrix_forward_s=_scaled(times.matrix_forward_s, by),
+        matrix_backward_s=_scaled(times.matrix_backward_s, by),
+        weight_gradient_s=_scaled(times.weight_gradient_s, by),
     )
 
 
@@ -300,6 +332,8 @@ def slow_device(times: LayerTimes, by: float) -> LayerTimes:
         backward_s=times.backward_s * by,
         optimizer_s=times.optimizer_s * by,
         matrix_forward_s=_scaled(times.matrix_forward_s, by),
+        matrix_backward_s=_scaled(times.matrix_backward_s, by),
+        weight_gradient_s=_scaled(times.weight_gradient_s, by),
     )
 
 

@@ -22,8 +22,15 @@ import numpy as np
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
+from perfmodel.workload.kernels.float8.float8_layers import float8_layers
+from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
 from perfmodel.workload.kernels.memory_bound import elementwise_s
-from perfmodel.workload.layer_cost import layer_cost, make_pricing, matrix_forward_s
+from perfmodel.workload.layer_cost import (
+    layer_cost,
+    make_pricing,
+    matrix_seconds,
+    weight_gradient_s,
+)
 from perfmodel.workload.memory.activations import activation_bytes, cast_weights
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
@@ -48,6 +55,8 @@ def layer_times(
     master_weights: bool = True,
     matmul_efficiency: float | None = None,
     memory_efficiency: float | None = None,
+    float8: Float8 | None = None,
+    accumulate: int = 1,
 ) -> LayerTimes:
     """Predict the time of every layer on one GPU.
 
@@ -58,7 +67,8 @@ def layer_times(
     batch : int
         Samples of one micro-batch.
     precision : str
-        "fp32", "tf32", "fp16" or "bf16", as far as the GPU has it.
+        "fp32", "tf32", "fp16", "bf16" or "fp8", as far as the GPU has it. With "fp8" linear layers
+        of repeated blocks multiply in fp8, and everything else runs as with "bf16".
     optimizer : str
         "sgd", "sgd-momentum", "adam" or "adamw".
     optimizer_kernels : str
@@ -78,6 +88,10 @@ def layer_times(
         Whether narrow parameters have fp32 copies and states; else states are as narrow as they.
     matmul_efficiency, memory_efficiency : float, optional
         Instead of the GPU's.
+    float8 : Float8, optional
+        How layers run with "fp8"; delayed scaling of Transformer Engine if not given.
+    accumulate : int
+        Micro-batches of a step, of which the first casts weights to fp8 where a library keeps them.
 
     Returns
     -------
@@ -87,7 +101,8 @@ def layer_times(
     ------
     InputError
         A model without work, an unknown optimizer, a precision that the GPU does not have, a batch
-        or an efficiency out of range, `compiled` for a model that does not state what fuses.
+        or an efficiency out of range, `compiled` for a model that does not state what fuses; fp8
+        that the GPU or the model has nothing for.
     """
     _check_arguments(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
     if compiled and not any(
@@ -101,12 +116,24 @@ def layer_times(
         gpu,
         batch,
         precision,
-        casts=cast_weights(workload, precision, held_dtype),
+        casts=cast_weights(workload, wide_precision(precision), held_dtype),
         channels_last=channels_last,
         fused_attention=fused_attention,
         compiled=compiled,
+        float8=float8,
+        accumulate=accumulate,
     )
-    costs = [layer_cost(layer, pricing, first=i == 0) for i, layer in enumerate(workload.layers)]
+    narrow = frozenset[int]()
+    if precision == "fp8":
+        narrow = float8_layers(workload, float8 or Float8())
+    costs = [
+        layer_cost(layer, pricing, first=i == 0, is_float8=i in narrow)
+        for i, layer in enumerate(workload.layers)
+    ]
+    products = [
+        matrix_seconds(layer, pricing, first=i == 0, is_float8=i in narrow)
+        for i, layer in enumerate(workload.layers)
+    ]
     launches = optimizer_launches(workload, optimizer, optimizer_kernels)
     optimizer_traffic = optimizer_bytes(
         workload, optimizer, optimizer_kernels, master_weights=master_weights
@@ -121,12 +148,15 @@ def layer_times(
         optimizer_kernels=launches,
         copy_Bps=pricing.device.memory_Bps / 2,
         activation_bytes=activation_bytes(
-            workload, batch, precision, fused_attention=fused_attention, compiled=compiled
+            workload, batch, wide_precision(precision), fused_attention=fused_attention,
+            compiled=compiled,
         ),
         source=f"roofline on {gpu.name}",
         spread=roofline_factors(workload, gpu, precision),
-        matrix_forward_s=np.array(
-            [matrix_forward_s(layer, pricing, first=i == 0)
+        matrix_forward_s=np.array([forward_s for forward_s, _ in products]),
+        matrix_backward_s=np.array([backward_s for _, backward_s in products]),
+        weight_gradient_s=np.array(
+            [weight_gradient_s(layer, pricing, is_float8=i in narrow)
              for i, layer in enumerate(workload.layers)]
         ),
     )  # fmt: skip

@@ -95,7 +95,7 @@ def test_collective_says_it(tmp_path):
 
 
 def test_run_and_tune_say_it():
-    scenario = load_scenario("resnet50-dgx-a100")
+    scenario = load_scenario("resnet50-dgx-a100", ["model.name=resnet18"])
     result = run_scenario(scenario, profile=PROFILE)
     notes = [note for point in result.points for note in point.notes]
     assert any("Beyond what profile mine was measured with" in note for note in notes)

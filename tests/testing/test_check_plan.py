@@ -17,20 +17,19 @@ from perfmodel.training.plan.step_plan import (
     StepPlan,
     Stream,
     Task,
-    Transfer,
 )
 
 GOOD = StepPlan(
     name="two classes",
     classes=(RankClass("a", (0, 1)), RankClass("b", (2,))),
     streams=(Stream("compute", "compute"), Stream("comm", "comm")),
-    communicators=(Communicator("all", (range(3),)),),
+    communicators=(Communicator("all", (range(3),)), Communicator("pair", ((1, 2),))),
     tasks=(
         Task("work a", "forward", "a", "compute", Compute(1.0)),
         Task("sum", "communication", "a", "comm", Collective("all_reduce", 8, "all", "k"), (0,)),
         Task("sum", "communication", "b", "comm", Collective("all_reduce", 8, "all", "k")),
-        Task("send", "communication", "a", "comm", Transfer(1, 2, 8, "m"), (1,)),
-        Task("receive", "communication", "b", "comm", Transfer(1, 2, 8, "m"), (2,)),
+        Task("send", "communication", "a", "comm", Collective("send", 8, "pair", "m"), (1,)),
+        Task("receive", "communication", "b", "comm", Collective("send", 8, "pair", "m"), (2,)),
         Task("take", "forward", "b", "compute", Compute(1.0), acquires="slot"),
         Task("give", "forward", "b", "compute", Compute(1.0), (5,), (0,), releases="slot"),
     ),
@@ -86,9 +85,10 @@ def test_a_good_plan_passes() -> None:
         (changed(2, work=reduce_of(nbytes=9, dtype="fp16")), "9 bytes of fp16; a multiple of 2"),
         (changed(2, work=reduce_of(key="other")), "class 'b' has 0 tasks in it; 1"),
         (changed(2, rank_class="a"), "class 'a' has 2 tasks in it; 1"),
-        (changed(4, work=Transfer(0, 2, 8, "m")), "'m': its tasks differ"),
-        (changed(4, rank_class="a"), "'m': tasks in classes ['a', 'a']"),
-        (changed(4, work=Transfer(1, 2, 8, "n")), "'n': tasks in classes ['b']"),
+        (changed(4, work=Collective("send", 9, "pair", "m")), "'m': its tasks differ"),
+        (changed(4, rank_class="a"), "'m': class 'a' has 2 tasks in it; 1"),
+        (changed(4, work=Collective("send", 8, "pair", "n")), "'n': class 'a' has 0 tasks in it"),
+        (changed(2, work=reduce_of(times=0)), "'k': its tasks differ"),
         (changed(6, releases=None), "semaphore 'slot' in class 'b': taken 1 times more"),
     ],
 )
@@ -133,3 +133,12 @@ def test_collectives_in_opposite_order_wait_for_each_other_forever() -> None:
     with pytest.raises(ScheduleError, match="wait for each other"):
         check_plan(crossed(workers=1))
     check_plan(crossed(workers=2))
+
+
+def test_a_send_has_two_ends_and_collectives_run_at_least_once() -> None:
+    works = [reduce_of(op="send"), reduce_of(times=0)]
+    reasons = ["groups of a send have two ranks", "0 times; at least 1"]
+    for work, reason in zip(works, reasons, strict=True):
+        tasks = (replace(GOOD.tasks[1], after=(), work=work), replace(GOOD.tasks[2], work=work))
+        with pytest.raises(ScheduleError, match=reason):
+            check_plan(replace(GOOD, tasks=tasks, semaphores=()))

@@ -134,11 +134,18 @@ def figures_table(comparison: Comparison) -> Table:
         ("exposed communication", *(quantities.duration(p.exposed_comm_s) for p in points)),
         *_exposed_rows(points),
         ("sent per GPU", *(quantities.size(point.sent_bytes) for point in points)),
-        ("MFU", *(_or_nothing(point.mfu) for point in points)),
+        ("MFU", *map(_utilisation, sides)),
         ("memory per GPU", *map(_memory, sides)),
         ("limited by", *map(_limited_by, points)),
     ]
     return _with_change(comparison, rows, _changes(comparison))
+
+
+def _utilisation(side: Side) -> str:
+    """Model FLOPs utilisation; of fp8, whose peak not all products have, with the peak's name."""
+    text = _or_nothing(side.point.mfu)
+    is_fp8 = side.scenario.compute.precision == "fp8" and side.point.mfu is not None
+    return f"{text} of the fp8 peak" if is_fp8 else text
 
 
 def _exposed_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:

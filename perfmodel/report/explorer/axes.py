@@ -12,7 +12,7 @@ from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
-from perfmodel.scenario.sections.what_if import INFINITE
+from perfmodel.scenario.sections.studies.what_if import INFINITE
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
 from perfmodel.studies.run.result import Result

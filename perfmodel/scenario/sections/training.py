@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema,
 
 from perfmodel.files import Count, FileModel, Nodes, Seconds
 from perfmodel.scenario.sections.base import Name, Switch
+from perfmodel.scenario.sections.float8 import Float8Section
 
 Dtype = Literal["fp32", "fp16", "bf16"]
 
@@ -77,8 +78,12 @@ class ComputeSection(FileModel):
     """How long each layer takes: from the GPU's roofline, or from a file of measured times."""
 
     source: Literal["roofline", "file"] = "roofline"
-    precision: Literal["bf16", "fp16", "tf32", "fp32"] = Field(
-        description="of the matrix products; parameters keep `model.dtype`"
+    precision: Literal["bf16", "fp16", "tf32", "fp32", "fp8"] = Field(
+        description="of the matrix products; parameters keep `model.dtype`; fp8: of linear layers "
+        "in repeated blocks, the rest is bf16"
+    )
+    fp8: Float8Section | None = Field(
+        default=None, description="how layers run with precision fp8; default: delayed scaling"
     )
     times: Name | None = Field(
         default=None, description="CSV of seconds per layer, relative to the scenario's folder"
@@ -152,6 +157,17 @@ class ComputeSection(FileModel):
             raise ValueError("no 'channels_last' with 'source: file', whose times have it")
         if self.source == "file" and self.compiled:
             raise ValueError("no 'compiled' with 'source: file', whose times have it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_float8(self) -> ComputeSection:
+        if self.fp8 is not None and self.precision != "fp8":
+            raise ValueError("'fp8' with 'precision: fp8' alone")
+        if self.precision == "fp8" and self.source == "file":
+            raise ValueError("'source: roofline' with 'precision: fp8', whose casts are predicted")
+        recipe = None if self.fp8 is None else (self.fp8.library, self.fp8.recipe)
+        if recipe == ("torchao", "mxfp8") and not self.compiled:
+            raise ValueError("'compiled: true' with recipe mxfp8 of torchao")
         return self
 
 

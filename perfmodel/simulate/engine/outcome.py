@@ -68,7 +68,9 @@ def span_of(
     """Return the span of a task; `stretch` is the factor on its planned work."""
     work = task.work
     nbytes, work_s = (
-        (0, work.duration_s * stretch) if isinstance(work, Compute) else (work.nbytes, 0.0)
+        (0, work.duration_s * stretch)
+        if isinstance(work, Compute)
+        else (work.nbytes * work.times, 0.0)
     )
     return Span(
         task.name, task.kind, task.rank_class, task.stream, step, start_s, end_s, ready_s,

@@ -28,7 +28,6 @@ from perfmodel.training.plan.step_plan import (
     StepPlan,
     Stream,
     Task,
-    Transfer,
 )
 
 Steps = Generator[simpy.Event, Any, None]
@@ -248,7 +247,7 @@ class PlanRun:
 
     # ------------------------------------------------------------ collectives
 
-    def _join(self, task: Task, work: Collective | Transfer, step: int) -> simpy.Event:
+    def _join(self, task: Task, work: Collective, step: int) -> simpy.Event:
         """Wait for the other classes of a collective, then for its end.
 
         The event's value is the time at which the collective started.
@@ -256,46 +255,37 @@ class PlanRun:
         classes = self._classes_of(task, work)
         key = (step, work.key, classes[0])
         pending = self._pending.setdefault(key, _PendingCollective(self._env.event()))
-        name = task.rank_class
-        if isinstance(work, Transfer) and classes[0] == classes[1]:
-            name = f"{name}, {len(pending.arrived_s)}"  # both ends are of one class
-        pending.arrived_s[name] = self._env.now
+        pending.arrived_s[task.rank_class] = self._env.now
         if len(pending.arrived_s) == len(classes):
             del self._pending[key]
             self._launch(key, task, work, classes, pending.started)
-            if len(set(classes)) > 1 and self._steps is not None:
+            if len(classes) > 1 and self._steps is not None:
                 self._record_arrivals(task, step, pending.arrived_s)
         return pending.started
-
-    def _owner(self, rank: int) -> str:
-        return next(name for name, ranks in self._ranks.items() if rank in ranks)
 
     def _launch(
         self,
         key: tuple[int, str, str],
         task: Task,
-        work: Collective | Transfer,
+        work: Collective,
         classes: tuple[str, ...],
         started: simpy.Event,
     ) -> None:
-        """Start a collective or a message on the network; `started` fires when it has ended."""
-        start_s, members = self._env.now, set(classes)
-        for name in members:
+        """Start a collective on the network; `started` fires when it has ended."""
+        start_s = self._env.now
+        for name in classes:
             self._compute_resources[name].communicate(+1)
         self.in_progress[key] = f"{task.name} ({', '.join(classes[:4])})"
 
         def finish(_: simpy.Event) -> None:
             del self.in_progress[key]
-            for name in members:
+            for name in classes:
                 self._compute_resources[name].communicate(-1)
             started.succeed(start_s)
 
         try:
-            if isinstance(work, Collective):
-                groups = self._participants[work.communicator][task.rank_class].groups
-                ended = self._network.collective(work.op, work.nbytes, groups, work.root)
-            else:
-                ended = self._network.message(work.src_rank, work.dst_rank, work.nbytes)
+            groups = self._participants[work.communicator][task.rank_class].groups
+            ended = self._network.collective(work.op, work.nbytes, groups, work.root, work.times)
         except TopologyError as error:
             raise SimulationError(f"{self.in_progress[key]} cannot start: {error}") from error
         assert ended.callbacks is not None  # not processed before this instant is over
@@ -358,8 +348,6 @@ class PlanRun:
         missing = [repr(name) for name in classes if name not in pending.arrived_s]
         return f"{mine} for {', '.join(missing[:4])}"
 
-    def _classes_of(self, task: Task, work: Collective | Transfer) -> tuple[str, ...]:
-        """Classes that take part in a collective or a message, in a fixed order."""
-        if isinstance(work, Collective):
-            return self._participants[work.communicator][task.rank_class].classes
-        return tuple(self._owner(rank) for rank in (work.src_rank, work.dst_rank))
+    def _classes_of(self, task: Task, work: Collective) -> tuple[str, ...]:
+        """Classes that take part in a collective, in a fixed order."""
+        return self._participants[work.communicator][task.rank_class].classes

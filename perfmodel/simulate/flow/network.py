@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import simpy
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
+from perfmodel.simulate.flow.alike_collectives import in_a_row, join_alike
 from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why, why_approximate
 from perfmodel.simulate.flow.link_shares import alone_Bps, solve_at_once, solve_in_turns
 from perfmodel.simulate.flow.transfers import (
@@ -70,6 +71,9 @@ class FlowNetwork(Network):
     _timer: UncontendedTimer = field(init=False)  # of the machine as it is now
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
     _sent: dict[tuple[int, ...], tuple[TimedLeg, ...]] = field(default_factory=dict, init=False)
+    _joined: dict[
+        tuple[str, int, int, int, int], tuple[tuple[RankGroup, ...], list[LoweredCollective]]
+    ] = field(default_factory=dict, init=False)
     _links: dict[int, tuple[Edges, frozenset[int]]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -103,6 +107,16 @@ class FlowNetwork(Network):
         self._launching[ended] = lowered
         call_at(self.env, self.env.now + lowered.launch_s, self._make_begin(lowered, ended))
         return ended
+
+    def collective(
+        self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int, times: int = 1
+    ) -> simpy.Event:
+        """Start a collective in every group; groups on links of their own are one job."""
+        key = (op, nbytes, id(groups), root, times)
+        if key not in self._joined:  # the entry holds `groups`, so that its id stays unique
+            joined = join_alike(self.timer.lower(op, nbytes, groups, root))
+            self._joined[key] = groups, [in_a_row(lowered, times) for lowered in joined]
+        return self.launch(self._joined[key][1])
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send background traffic over some arcs from now on, at most at `cap_Bps`."""

@@ -75,7 +75,8 @@ class TimesAlone:
             groups = groups_of(self.plan, work)
 
             def run(network: Network) -> Network:
-                network.env.run(until=network.collective(work.op, work.nbytes, groups, work.root))
+                ended = network.collective(work.op, work.nbytes, groups, work.root, work.times)
+                network.env.run(until=ended)
                 return network
 
             network = on_network(self.timer, self.fidelity, run)
@@ -127,7 +128,7 @@ class TimesAmongOthers:
         self._in_progress = (f"{tasks[0].name} ({classes})",)
         try:
             groups = groups_of(self._plan, work)
-            ended = self._network.collective(work.op, work.nbytes, groups, work.root)
+            ended = self._network.collective(work.op, work.nbytes, groups, work.root, work.times)
         except TopologyError as error:
             raise SimulationError(f"{self._in_progress[0]} cannot start: {error}") from error
         begun_s = self._env.now

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from perfmodel.errors import SimulationError
-from perfmodel.training.plan.step_plan import Collective, StepPlan, Transfer
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 Node = tuple[int, int]
 """A task of a step: (step, index)."""
@@ -22,8 +22,6 @@ def why_unsuited(plan: StepPlan) -> str | None:
     used_communicators = {
         task.work.communicator for task in plan.tasks if isinstance(task.work, Collective)
     }
-    if any(isinstance(task.work, Transfer) for task in plan.tasks):
-        return "it sends messages from rank to rank"
     if plan.semaphores:
         return "semaphores bound what is in flight"
     if any(stream.workers > 1 for stream in plan.streams if stream.name in used):

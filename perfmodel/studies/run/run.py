@@ -22,6 +22,7 @@ from perfmodel.studies.run.uncertainty import ratio_interval
 from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
 from perfmodel.workload.compute_spread import slowest_factor
+from perfmodel.workload.kernels.float8.float8_layers import float8_layers
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -243,6 +244,7 @@ def _list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[s
         *job.workload.notes,
         *_describe_speeds(job, ranks),
         *_describe_compute(job, machine),
+        *_describe_float8(job),
         *_describe_communication(job, machine),
         *job.strategy.assumptions,
         *job.strategy.remarks(job.options),
@@ -260,6 +262,20 @@ def _describe_compute(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
     if slow == 1:
         return times, "Compute is as quick beside a collective as alone."
     return times, f"Compute takes {slow:g} times as long while a collective runs on the same GPU."
+
+
+def _describe_float8(job: TrainingJob) -> tuple[str, ...]:
+    """Say which layers run in fp8, and what utilisation is counted over."""
+    float8 = job.float8
+    if float8 is None:
+        return ()
+    layers = len(float8_layers(job.workload, float8))
+    scaling = f"{float8.recipe} scaling of {float8.library.replace('_', ' ')}"
+    parts = f"{layers} of {len(job.workload.layers)} layers multiply in fp8 ({scaling})"
+    return (
+        f"{parts}; attention, norms, embedding and the other layers run in bf16.",
+        "MFU is over the dense peak of fp8, though some products run in bf16, at half of it.",
+    )
 
 
 def _describe_communication(job: TrainingJob, machine: Machine) -> tuple[str, ...]:

@@ -12,7 +12,18 @@ from typing import Protocol
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.workload.memory.activations import BackwardBytes, backward_bytes
+from perfmodel.workload.kernels.float8.float8_layers import (
+    float8_layers,
+    float8_modules,
+    float8_weights,
+)
+from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.memory.activations import (
+    NO_NARROW_INPUTS,
+    BackwardBytes,
+    NarrowInputs,
+    backward_bytes,
+)
 from perfmodel.workload.memory.offload import Offload
 from perfmodel.workload.memory.optimizer_states import (
     OptimizerKernels,
@@ -36,7 +47,7 @@ class StepOptions(Protocol):
 class Setup:
     """Everything that the memory of training depends on, besides the strategy.
 
-    `precision`: of the compute: "fp32", "tf32", "bf16", "fp16".
+    `precision`: of the compute: "fp32", "tf32", "bf16", "fp16"; with fp8, of what is beside it.
     `optimizer`: "sgd", "sgd-momentum", "adam", "adamw".
     `ranks`, `batch_per_gpu`: `batch_per_gpu` samples per micro-batch.
     `activations_bytes`: measured, of a whole micro-batch; instead of counting them; bytes.
@@ -47,6 +58,8 @@ class Setup:
     `optimizer_kernels`: how the optimizer runs.
     `offload`: whether blocks' activations wait in the memory of the host.
     `compiled`: whether a compiler decides what layers keep.
+    `float8`: how linear layers run in fp8; None where they do not.
+    `float8_copies`: fp8 copies of each of their weights that the library keeps on this GPU.
     """
 
     workload: Workload
@@ -64,6 +77,19 @@ class Setup:
     optimizer_kernels: OptimizerKernels = "foreach"
     offload: Offload = "none"
     compiled: bool = False
+    float8: Float8 | None = None
+    float8_copies: int = 0
+
+    @property
+    def narrow(self) -> NarrowInputs:
+        """What layers that run in fp8 keep for backward."""
+        return narrow_inputs(self.workload, self.float8)
+
+    @property
+    def gathered_narrow(self) -> frozenset[int]:
+        """Parameters that are gathered in fp8."""
+        gathers = self.float8 is not None and self.float8.gathers_narrow
+        return float8_weights(self.workload, self.float8) if gathers else frozenset()
 
     @property
     def trained(self) -> tuple[ParameterTensor, ...]:
@@ -162,6 +188,43 @@ def add_temporaries(setup: Setup, use: MemoryUse) -> MemoryUse:
     return replace(use, temporary_bytes=max(0.0, copies_bytes - spare_bytes))
 
 
+def narrow_inputs(workload: Workload, float8: Float8 | None) -> NarrowInputs:
+    """Return what layers that run in fp8 keep for backward.
+
+    Transformer Engine keeps the cast of an input, torchao what it was cast from.
+    """
+    if float8 is None:
+        return NO_NARROW_INPUTS
+    keeps_cast = float8.library == "transformer_engine"
+    return NarrowInputs(float8_layers(workload, float8), keeps_cast)
+
+
+AMAXES_PER_MODULE = (3, 2)
+"""Greatest values that a module of Transformer Engine keeps: of forward (input, weight, output) and
+of backward (``num_fp8_tensors`` in transformer_engine/pytorch/module/base.py)."""
+AMAX_BYTES = 4
+
+
+def add_float8_copies(setup: Setup, use: MemoryUse) -> MemoryUse:
+    """Add fp8 copies of weights, and histories of greatest values.
+
+    With ``fp8_param_gather`` the copies are the parameters, in place of those in 16 bits.
+    Otherwise they are kept whole from the first micro-batch of a step on, however parameters are
+    sharded.
+    """
+    if setup.float8 is None:
+        return use
+    tensors = setup.workload.tensors
+    weights = [tensors[i] for i in float8_weights(setup.workload, setup.float8)]
+    added = float(setup.float8_copies * sum(tensor.numel for tensor in weights))
+    if setup.float8.fp8_param_gather and setup.ranks > 1:
+        added -= sum(tensor.nbytes for tensor in weights)
+    if setup.float8.recipe == "delayed":
+        values = sum(AMAXES_PER_MODULE) * float8_modules(setup.workload, setup.float8)
+        added += AMAX_BYTES * values * setup.float8.amax_history_len
+    return replace(use, parameters_bytes=use.parameters_bytes + added)
+
+
 def held_in_backward(setup: Setup) -> BackwardBytes:
     """Activations of one micro-batch while backward goes on, and what its loss needs beside.
 
@@ -183,6 +246,7 @@ def _counted_bytes(setup: Setup, recompute: Recompute, offload: Offload) -> Back
         setup.workload, setup.batch_per_gpu, setup.precision,
         fused_attention=setup.fused_attention, kept_share=setup.kept_share, recompute=recompute,
         held_dtype=setup.held_dtype, offload=offload, compiled=setup.compiled,
+        narrow=setup.narrow,
     )  # fmt: skip
 
 

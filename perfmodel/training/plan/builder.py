@@ -91,9 +91,10 @@ class TaskList:
         after: Iterable[int] = (),
         stream: str = "comm",
         dtype: str | None = None,
+        times: int = 1,
         **marks: Any,
     ) -> int:
         """Take part in a collective (root: rank 0)."""
-        work = Collective(op, nbytes, communicator, key, dtype=dtype)
+        work = Collective(op, nbytes, communicator, key, dtype=dtype, times=times)
         task = Task(name, "communication", rank_class, stream, work, tuple(after), **marks)
         return self.add(task)

@@ -59,7 +59,7 @@ def add_forward(step: Step, micro_batch: int, *, after: tuple[int, ...] = ()) ->
         issued = step.tasks.issue(name, part.kernels, step.rank_class, micro_batch=micro_batch)
         step.tasks.compute(
             name, "forward", part.duration_s, step.rank_class,
-            after=(*issued, *after), micro_batch=micro_batch,
+            after=(*issued, *after), micro_batch=micro_batch, layers=part.indices,
         )  # fmt: skip
         after = ()
 
@@ -90,6 +90,7 @@ def add_backward_segment(
     return step.tasks.compute(
         name, "backward", duration_s, step.rank_class, after=issued, micro_batch=micro_batch,
         core_s=step.request.core.of(part.layers, len(part.tensors), step.nbytes(part.tensors)),
+        layers=part.indices,
     )  # fmt: skip
 
 
@@ -104,6 +105,7 @@ class Segment:
     `kernels`: kernels that the host issues for it.
     `tensors`: gradients that its backward completes, in the order in which they get ready; empty
         for a forward segment.
+    `indices`: of its layers, in the order in which the pass runs them.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Segment:
     kernels: int
     tensors: tuple[int, ...] = ()
     layers: int = 1
+    indices: tuple[int, ...] = ()
 
 
 def forward_segments(
@@ -120,9 +123,12 @@ def forward_segments(
     check_times(workload, times)
     groups = _group(range(len(workload.layers)), at_most, cuts=())
     return tuple(
-        Segment(_name(workload, group), *_sums(group, times.forward_s, times.forward_kernels))
+        Segment(
+            _name(workload, group), *_sums(group, times.forward_s, times.forward_kernels),
+            indices=tuple(group),
+        )
         for group in groups
-    )
+    )  # fmt: skip
 
 
 def backward_segments(
@@ -145,6 +151,7 @@ def backward_segments(
             *_sums(group, times.backward_s, times.backward_kernels),
             tuple(tensor for index in group for tensor in layers[index].tensors),
             len(group),
+            tuple(group),
         )
         for group in groups
     )
@@ -164,7 +171,7 @@ def visit_segments(
         Segment(
             _name(workload, group), *_sums(group, seconds, kernels),
             tuple(tensor for index in group for tensor in workload.layers[index].tensors),
-            len(group),
+            len(group), tuple(group),
         )
         for group in _group(order, at_most, cuts=())
     )  # fmt: skip

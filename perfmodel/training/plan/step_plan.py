@@ -12,7 +12,7 @@ from typing import Literal
 
 Op = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all",
-    "scatter", "gather",
+    "scatter", "gather", "send", "send_recv",
 ]  # fmt: skip
 
 
@@ -64,12 +64,17 @@ class Compute:
 class Collective:
     """A collective: starts when every class of its communicator has reached it.
 
+    "send" is a message from the first rank of each group of two to the second; messages of all
+    groups start together. (The stages of a pipeline: each rank sends to its counterpart.)
+    "send_recv": each rank sends to the next of its group, the last to the first (ring attention).
+
     `nbytes`: size as nccl-tests counts it (all-reduce: the buffer; all-gather and reduce-scatter:
-        the whole, over all ranks).
+        the whole, over all ranks; send and send_recv: one message).
     `key`: tasks of different classes with the same key are the same collective.
     `root`: rank that sends or receives everything, for rooted operations.
     `dtype`: of its elements, as in `perfmodel.workload.model.ITEM_BYTES`; None where it has bytes
         of several or none in particular.
+    `times`: so many alike, one directly after the other, as one task.
     """
 
     op: Op
@@ -78,16 +83,7 @@ class Collective:
     key: str
     root: int = 0
     dtype: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A point-to-point message; sender and receiver tasks share the `key`."""
-
-    src_rank: int
-    dst_rank: int
-    nbytes: int
-    key: str
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +99,15 @@ class Task:
     `acquires`, `releases`: semaphore taken before it starts and given back when it ends.
     `core_s`: work of the process of each rank on a core after the task. It delays only what needs
         that core.
+    `layers`: of the workload (indices) whose forward or backward it runs, in the order in which it
+        does; collectives of these layers have them, too.
     """
 
     name: str
     kind: str
     rank_class: str
     stream: str
-    work: Compute | Collective | Transfer
+    work: Compute | Collective
     after: tuple[int, ...] = ()
     after_previous: tuple[int, ...] = ()
     bucket: int | None = None
@@ -117,6 +115,7 @@ class Task:
     acquires: str | None = None
     releases: str | None = None
     core_s: float = 0.0
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

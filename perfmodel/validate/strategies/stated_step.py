@@ -18,9 +18,9 @@ from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.bert import bert
-from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.gpt import GptShape, gpt
-from perfmodel.workload.zoo.llama import llama
 
 STAND_IN = "gpt2"
 """Model that the scenario names: what is trained is made of the row's own sizes."""
@@ -119,14 +119,17 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
     accumulate = count(cells, "accumulate")
     if accumulate > 1:
         strategy = {**strategy, "accumulate": accumulate}
+    precision, _, recipe = cells["precision"].partition(" ")
     compute: dict[str, Any] = {
-        "precision": cells["precision"],
+        "precision": precision,
         "optimizer": "adamw",
         "optimizer_kernels": cells["optimizer_kernels"],
         "fused_attention": cells["attention"] != "materialised",
         "compiled": COMPILED.get(cells["compiled"], cells["compiled"]),
         "master_weights": cells["master_weights"] == "1",
     }
+    if recipe:
+        compute["fp8"] = parse_yaml(recipe)
     if cells["recompute"] != "none":
         compute["recompute"] = parse_yaml(cells["recompute"])
     document = {

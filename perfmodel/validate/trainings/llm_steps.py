@@ -26,9 +26,9 @@ from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 from perfmodel.workload.roofline import layer_times, step_s
-from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.gpt import GptShape, gpt
-from perfmodel.workload.zoo.llama import llama
 
 TITLE = "Model FLOP/s utilisation of LLM steps"
 FIRST_FLASH = 0.5

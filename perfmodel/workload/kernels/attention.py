@@ -11,13 +11,15 @@ def fused_attention_s(attention: Attention, device: Device, *, backward: bool = 
     """Device time of one fused kernel; seconds.
 
     Its rate saturates with the number of keys that a query sees, as the start of each tile of
-    queries is spread over more work.
+    queries is spread over more work. Keys in blocks are seen a block at a time; the starts of the
+    kernels after the first are no part of it.
     """
     constants = device.constants.attention
     keys = attention.seen_keys
     work = attention.flops * keys / attention.all_keys
     work *= constants.backward_flops if backward else 1.0
-    saturation = keys / (keys + constants.half_rate_keys)
+    block_keys = keys / attention.blocks
+    saturation = block_keys / (block_keys + constants.half_rate_keys)
     share = device.attention.at(attention.head_size) * saturation
     passes = constants.backward_passes if backward else 1.0
     memory_s = passes * device.item_bytes * attention.elements / device.memory_Bps
@@ -26,7 +28,5 @@ def fused_attention_s(attention: Attention, device: Device, *, backward: bool = 
 
 def unfused_products_s(attention: Attention, device: Device, *, backward: bool = False) -> float:
     """Device time of the two products forward, of four backward; seconds."""
-    scores = attention.scores
-    values = scores.input_gradient
-    pair_s = product_s(scores, device) + product_s(values, device)
+    pair_s = product_s(attention.scores, device) + product_s(attention.weighted_sum, device)
     return 2 * pair_s if backward else pair_s

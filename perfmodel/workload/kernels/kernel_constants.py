@@ -27,6 +27,19 @@ class ProductConstants:
 
 
 @dataclass(frozen=True)
+class GroupedConstants:
+    """Of products of experts: rate of one kernel for all groups, over that of a plain product.
+
+    `dispatch_s`, `own_kernel_slowdown`: least time, and time over that of a plain product, where
+        each group has a kernel of its own.
+    """
+
+    single_kernel_rate: float
+    dispatch_s: float
+    own_kernel_slowdown: float
+
+
+@dataclass(frozen=True)
 class ConvolutionConstants:
     """Elements per second of one multiprocessor: over feature maps, and in transposing copies."""
 
@@ -108,6 +121,7 @@ class KernelConstants:
     """
 
     product: ProductConstants
+    grouped: GroupedConstants
     convolution: ConvolutionConstants
     attention: AttentionConstants
     attention_rates: Mapping[str, AttentionRate]
@@ -146,6 +160,7 @@ def kernel_constants() -> KernelConstants:
 
     return KernelConstants(
         product=ProductConstants(**values("product")),
+        grouped=GroupedConstants(**values("grouped")),
         convolution=ConvolutionConstants(**values("convolution")),
         attention=AttentionConstants(**values("attention")),
         attention_rates={

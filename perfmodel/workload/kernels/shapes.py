@@ -85,6 +85,9 @@ class Attention:
     `causal`: half of the scores are masked, which a fused kernel skips.
     `keys`: tokens that are looked at, where they are not the same (cross attention).
     `window`: tokens that a causal query sees at most (sliding window).
+    `blocks`: parts of the keys, each a kernel of its own (ring attention).
+    `last`: whether causal queries are the last tokens of the keys, instead of all or a fair share.
+    `value_head_size`: of a value and of the result, where it is not that of queries and keys.
     """
 
     tokens: int
@@ -95,6 +98,14 @@ class Attention:
     sequences: int = 1
     keys: int | None = None
     window: int | None = None
+    blocks: int = 1
+    last: bool = False
+    value_head_size: int | None = None
+
+    @property
+    def value_size(self) -> int:
+        """Elements of one head's value."""
+        return self.head_size if self.value_head_size is None else self.value_head_size
 
     @property
     def all_keys(self) -> int:
@@ -105,22 +116,26 @@ class Attention:
     def seen_keys(self) -> float:
         """Tokens that a query sees, on average: half of those before it where causal.
 
-        With a window w of s tokens, the first w queries see w / 2 and the others w.
+        With a window w of s tokens, the first w queries see w / 2 and the others w. The last t of s
+        tokens see s - t / 2.
         """
-        if self.window is not None and self.window < self.tokens:
-            return self.window * (1 - self.window / (2 * self.tokens))
+        if self.window is not None and self.window < self.all_keys:
+            return self.window * (1 - self.window / (2 * self.all_keys) * (not self.last))
+        if self.causal and self.last:
+            return self.all_keys - self.tokens / 2
         return self.all_keys * (0.5 if self.causal else 1.0)
 
     @property
     def flops(self) -> float:
         """Operations of both products, masked scores counted."""
-        return 4.0 * self.sequences * self.heads * self.tokens * self.all_keys * self.head_size
+        sizes = self.head_size + self.value_size
+        return 2.0 * self.sequences * self.heads * self.tokens * self.all_keys * sizes
 
     @property
     def elements(self) -> float:
-        """Elements of queries, keys, values and the result."""
-        rows = self.tokens * self.heads + self.all_keys * self.kv_heads
-        return 2.0 * self.sequences * self.head_size * rows
+        """Elements of queries, keys, values and the result, as often as kernels read them."""
+        rows = self.blocks * self.tokens * self.heads + self.all_keys * self.kv_heads
+        return float(self.sequences * (self.head_size + self.value_size) * rows)
 
     @property
     def scores(self) -> MatrixProduct:
@@ -128,14 +143,48 @@ class Attention:
         count = self.sequences * self.heads
         return MatrixProduct(self.tokens, self.all_keys, self.head_size, count)
 
+    @property
+    def weighted_sum(self) -> MatrixProduct:
+        """Scores times values, likewise."""
+        count = self.sequences * self.heads
+        return MatrixProduct(self.tokens, self.value_size, self.all_keys, count)
 
-MatrixKernel = MatrixProduct | Convolution | Attention
+
+@dataclass(frozen=True, slots=True)
+class GroupedProduct:
+    """Products of `groups` weights (depth x columns), each with rows of its own: experts.
+
+    `rows`: of all groups together; they grow with the batch.
+    `single_kernel`: whether one kernel runs all groups, or each group has a kernel of its own.
+    """
+
+    rows: float
+    columns: int
+    depth: int
+    groups: int
+    single_kernel: bool = True
+
+    @property
+    def flops(self) -> float:
+        """Operations: a multiplication and an addition per element and step of the depth."""
+        return 2.0 * self.rows * self.columns * self.depth
+
+    @property
+    def mean(self) -> MatrixProduct:
+        """Product of a group with its mean share of the rows, `groups` of them."""
+        rows = max(1, math.ceil(self.rows / self.groups))
+        return MatrixProduct(rows, self.columns, self.depth, self.groups)
+
+
+MatrixKernel = MatrixProduct | Convolution | Attention | GroupedProduct
 
 
 def batched(kernel: MatrixKernel, batch: int) -> MatrixKernel:
     """Return the kernel of `batch` samples."""
     match kernel:
         case MatrixProduct():
+            return replace(kernel, rows=kernel.rows * batch)
+        case GroupedProduct():
             return replace(kernel, rows=kernel.rows * batch)
         case Convolution():
             return replace(kernel, images=kernel.images * batch)

@@ -24,8 +24,25 @@ from perfmodel.workload.model import ITEM_BYTES, FusedKept, Layer, Workload
 
 WIDE_BYTES = 4
 """Of fp32: under autocast what flows between a transformer's blocks, and softmax, are."""
+CAST_BYTES = 1
+"""Of an input in fp8."""
 MASK_BYTES = 1
 """Of an element that may have been dropped out."""
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowInputs:
+    """What layers that run in fp8 keep.
+
+    `layers`: their places; none of them works on bf16 copies of its weight.
+    `keeps_cast`: whether they keep the cast of their input, and not what it was cast from.
+    """
+
+    layers: frozenset[int] = frozenset()
+    keeps_cast: bool = False
+
+
+NO_NARROW_INPUTS = NarrowInputs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +54,7 @@ class _Keeping:
     `casts`: whether autocast works on copies of the weights.
     `share`: factor on what layers keep.
     `compiled`: whether a compiler makes one graph of both passes of the layers.
+    `narrow`: what layers that run in fp8 keep.
     """
 
     batch: int
@@ -44,6 +62,7 @@ class _Keeping:
     casts: bool
     fused_attention: bool
     share: float
+    narrow: NarrowInputs
     compiled: bool = False
 
     def layer_bytes(self, layer: Layer) -> float:
@@ -83,6 +102,18 @@ class _Keeping:
         operand += layer.capped_scores * self.item_bytes
         return layer.score_elements * (softmax + operand + layer.score_dropout * MASK_BYTES)
 
+    def cast_input_bytes(self, layer: Layer) -> float:
+        """Bytes that a layer keeps more where it keeps the fp8 cast of its input.
+
+        Less, where nobody else needs that input; nothing for a layer that shares it with another.
+        """
+        elements = input_elements(layer)
+        stated = self.kept_of(layer)
+        if layer.copied_elements:
+            return -self.batch * self.casts * self.item_bytes * stated.copied_elements
+        spared = self.item_bytes if stated.saved_elements >= elements else 0
+        return self.batch * elements * (CAST_BYTES - self.share * spared)
+
     def stream_bytes(self, layer: Layer) -> int:
         """Bytes of an element that flows between blocks."""
         return WIDE_BYTES if self.casts and layer.kind != "conv" else self.item_bytes
@@ -96,6 +127,7 @@ def activation_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
     kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
     with_loss: bool = False, offload: Offload = "none", compiled: bool = False,
+    narrow: NarrowInputs = NO_NARROW_INPUTS,
 ) -> float:  # fmt: skip
     """Bytes that forward keeps for backward: activations, and weights cast by autocast.
 
@@ -110,10 +142,11 @@ def activation_bytes(
         than a recomputed block.
     `offload`: blocks wait for backward in the memory of the host.
     `compiled`: a compiler decides what is kept.
+    `narrow`: what layers that run in fp8 keep.
     Raises `InputError`: an unknown precision, or nothing of what is to be recomputed.
     """
     keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype,
-                       compiled)  # fmt: skip
+                       compiled, narrow)  # fmt: skip
     check_recompute(workload, recompute)
     check_offload(workload, offload)
     each, hands = _kept_bytes(workload, keeping, recompute)
@@ -130,9 +163,11 @@ def activation_bytes(
 def block_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
     recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None, compiled: bool = False,
+    narrow: NarrowInputs = NO_NARROW_INPUTS,
 ) -> list[float]:  # fmt: skip
     """Bytes that each repeated block keeps, as in `activation_bytes`."""
-    keeping = _keeping(workload, batch, precision, fused_attention, 1.0, held_dtype, compiled)
+    keeping = _keeping(workload, batch, precision, fused_attention, 1.0, held_dtype, compiled,
+                       narrow)  # fmt: skip
     return _by_block(workload, _kept_bytes(workload, keeping, recompute)[0])
 
 
@@ -142,14 +177,14 @@ def _by_block(workload: Workload, each: Sequence[float]) -> list[float]:
 
 def _keeping(
     workload: Workload, batch: int, precision: str, fused_attention: bool, share: float,
-    held_dtype: str | None, compiled: bool,
+    held_dtype: str | None, compiled: bool, narrow: NarrowInputs,
 ) -> _Keeping:  # fmt: skip
     if precision not in ITEM_BYTES:
         raise InputError(
             Fault("precision", repr(precision), allowed_names(ITEM_BYTES, str(precision)))
         )
     casts = cast_weights(workload, precision, held_dtype)
-    return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, compiled)
+    return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, narrow, compiled)
 
 
 def loss_bytes(
@@ -186,7 +221,7 @@ class BackwardBytes:
 def backward_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
     kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
-    offload: Offload = "none", compiled: bool = False,
+    offload: Offload = "none", compiled: bool = False, narrow: NarrowInputs = NO_NARROW_INPUTS,
 ) -> BackwardBytes:  # fmt: skip
     """Activations at each layer's backward, as in `activation_bytes` with the loss.
 
@@ -195,7 +230,7 @@ def backward_bytes(
     memory of the host, they are taken to hold as much as at most until the last one is done.
     """
     keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype,
-                       compiled)  # fmt: skip
+                       compiled, narrow)  # fmt: skip
     check_recompute(workload, recompute)
     check_offload(workload, offload)
     each, hands = _kept_bytes(workload, keeping, recompute)
@@ -207,7 +242,7 @@ def backward_bytes(
         standing = held_bytes(blocks, offload)
     of_layers, total = [], standing
     for index, layer in enumerate(workload.layers):
-        total += each[index] + _cast_bytes_of(layer, keeping)
+        total += each[index] + _cast_bytes_of(workload, index, keeping)
         swapped = 0.0
         if layer.wide_bytes:
             before = keeping.item_bytes if keeping.is_fused(layer) else WIDE_BYTES
@@ -226,6 +261,8 @@ def _kept_bytes(
     hands = [0.0] * len(each)
     for index in recomputed_layers(workload, recompute):
         each[index] = keeping.kept_between(workload.layers[index])
+    for index in keeping.narrow.layers if keeping.narrow.keeps_cast else ():
+        each[index] += keeping.cast_input_bytes(workload.layers[index])
     whole_blocks = recomputed_blocks(workload, recompute)
     for layers in (*whole_blocks, *partly_recomputed_blocks(workload, recompute)):
         whole = slice(layers.start, layers.stop)
@@ -244,12 +281,14 @@ def _kept_bytes(
 
 def _cast_bytes(workload: Workload, keeping: _Keeping) -> float:
     """Bytes of the copies of weights that autocast works on."""
-    return sum(_cast_bytes_of(layer, keeping) for layer in workload.layers)
+    places = range(len(workload.layers))
+    return sum(_cast_bytes_of(workload, place, keeping) for place in places)
 
 
-def _cast_bytes_of(layer: Layer, keeping: _Keeping) -> float:
+def _cast_bytes_of(workload: Workload, place: int, keeping: _Keeping) -> float:
     """Bytes of the copy of one layer's weight."""
-    casts = keeping.casts and layer.matmul_flops > 0
+    layer = workload.layers[place]
+    casts = keeping.casts and layer.matmul_flops > 0 and place not in keeping.narrow.layers
     return keeping.item_bytes * layer.weight_elements if casts else 0.0
 
 

@@ -15,7 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
+from perfmodel.workload.kernels.shapes import (
+    Attention,
+    Convolution,
+    GroupedProduct,
+    MatrixProduct,
+)
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.model import Layer, LayerTimes, Workload
 
@@ -65,7 +70,8 @@ def kept_results(
     `compiled`: without that of the last product, which is only added to what flows between blocks,
         so that backward does not need it.
     """
-    products = [i for i in layers if isinstance(workload.layers[i].matrix, MatrixProduct)]
+    kinds = (MatrixProduct, GroupedProduct)
+    products = [i for i in layers if isinstance(workload.layers[i].matrix, kinds)]
     if compiled and len(products) % 2:
         products = products[:-1]
     return (*products[::2], *(i for i in layers if is_attention(workload.layers[i])))
@@ -134,23 +140,37 @@ def result_elements(layer: Layer) -> float:
     match layer.matrix:
         case MatrixProduct(rows=rows, columns=columns, count=count):
             return float(rows * columns * count)
+        case GroupedProduct(rows=grouped_rows, columns=columns):
+            return float(grouped_rows * columns)
         case Attention() as attention:
             return float(
-                attention.sequences * attention.tokens * attention.heads * attention.head_size
+                attention.sequences * attention.tokens * attention.heads * attention.value_size
             )
     return 0.0
 
 
 def input_elements(layer: Layer) -> float:
-    """Elements that a layer reads, per sample: what a checkpoint before it keeps."""
+    """Elements that a layer reads, per sample: what a checkpoint before it keeps.
+
+    Where ranks gather their parts of it, a rank keeps its own part.
+    """
+    return _read_elements(layer) / max(
+        (call.ranks for call in layer.calls if call.gathers_input), default=1
+    )
+
+
+def _read_elements(layer: Layer) -> float:
     match layer.matrix:
         case MatrixProduct(rows=rows, depth=depth, count=count):
             return float(rows * depth * count)
+        case GroupedProduct(rows=grouped_rows, depth=depth):
+            return float(grouped_rows * depth)
         case Convolution() as convolution:
             return float(convolution.in_elements)
         case Attention() as attention:
-            queries = attention.tokens * attention.heads
-            pairs = 2 * attention.all_keys * attention.kv_heads
-            return float(attention.sequences * attention.head_size * (queries + pairs))
+            queries = attention.tokens * attention.heads * attention.head_size
+            pair = attention.head_size + attention.value_size
+            pairs = attention.all_keys * attention.kv_heads * pair
+            return float(attention.sequences * (queries + pairs))
     moved = layer.matmul_bytes if layer.matmul_flops else layer.vector_bytes
     return moved / ELEMENT_BYTES / 2  # read and written

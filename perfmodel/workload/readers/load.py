@@ -14,11 +14,12 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import is_file, line_of, path_of, read_yaml, validate_document
-from perfmodel.workload.estimated_work import ELEMENT_BYTES, Stated, complete_work
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
+from perfmodel.workload.readers.estimated_work import ELEMENT_BYTES, Stated, complete_work
 from perfmodel.workload.readers.fields import list_first
 from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
+from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo import build_model, zoo_names
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
@@ -31,6 +32,7 @@ def load_workload(
     dtype: str | None = None,
     image_size: int | None = None,
     sequence_length: int | None = None,
+    shard: Shard = WHOLE,
 ) -> Workload:
     """Return a model of the zoo or one from a file.
 
@@ -40,6 +42,8 @@ def load_workload(
         A name from `zoo_names`, or the path of a ``.csv``, ``.yaml`` or ``.json`` file.
     dtype, image_size, sequence_length
         For models of the zoo (see `build_model`); a file states its own.
+    shard : Shard
+        Which part of it one rank holds. A file does not state how its layers split.
 
     Returns
     -------
@@ -56,6 +60,7 @@ def load_workload(
             dtype=dtype or "fp32",
             image_size=image_size,
             sequence_length=sequence_length,
+            shard=shard,
         )
     path = path_of(name_or_path)
     if not is_file(path):
@@ -66,6 +71,9 @@ def load_workload(
         for field, value in zoo_arguments.items()
         if value is not None
     ]
+    faults += shard_faults(shard) or whole_faults(
+        shard, name_or_path, "a model file does not state how its layers split"
+    )
     if faults:
         raise InputError(faults)
     return read_model(path)

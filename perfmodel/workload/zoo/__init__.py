@@ -11,7 +11,10 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.model import Workload
-from perfmodel.workload.zoo import bert, decoder_sizes, gpt, llama, t5
+from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
+from perfmodel.workload.zoo import bert, gpt, t5
+from perfmodel.workload.zoo.decoders import decoder_sizes, llama
+from perfmodel.workload.zoo.decoders.experts import expert_decoder, expert_sizes
 from perfmodel.workload.zoo.images import inception, resnet, vgg, vit
 
 TRAINED_DTYPES = ("fp32", "bf16", "fp16")
@@ -29,11 +32,15 @@ _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{name: (partial(bert.bert, name), bert.POSITIONS) for name in bert.SHAPES},
     **{name: (partial(gpt.gpt, name), shape.positions) for name, shape in gpt.SHAPES.items()},
     **{name: (partial(llama.llama, name), s.positions) for name, s in decoder_sizes.SHAPES.items()},
+    **{
+        name: (partial(expert_decoder.expert_decoder, name), shape.decoder.positions)
+        for name, shape in expert_sizes.EXPERT_SHAPES.items()
+    },
     **{name: (partial(t5.t5, name), t5.INPUTS) for name in t5.SHAPES},
 }
 """Sequence models: their function, and the sequence that their authors trained with."""
 
-_UNLIMITED = frozenset(decoder_sizes.SHAPES) | frozenset(t5.SHAPES)
+_UNLIMITED = frozenset({*decoder_sizes.SHAPES, *expert_sizes.EXPERT_SHAPES, *t5.SHAPES})
 """Models whose positions, rotary or relative, have no table of limited length."""
 
 
@@ -48,6 +55,7 @@ def build_model(
     dtype: str = "fp32",
     image_size: int | None = None,
     sequence_length: int | None = None,
+    shard: Shard = WHOLE,
 ) -> Workload:
     """Build a model of the zoo.
 
@@ -63,6 +71,8 @@ def build_model(
         Tokens of one sample; those of pre-training if not given (BERT and T5 512, GPT-2 1024, GPT-3
         2048, Llama 2 and Qwen 4096, Llama 3, Mistral and Gemma 8192, Gemma 3 32768). T5's decoder
         has those that span corruption leaves it: 114 of 512. Sequence models only.
+    shard : Shard
+        Which part of it one rank holds; all of it unless stated. Sequence models only.
 
     Returns
     -------
@@ -84,6 +94,7 @@ def build_model(
     if name in _IMAGES:
         faults += _misplaced("sequence_length", sequence_length, name, "an image model")
         faults += _size_faults("image_size", image_size, None)
+        faults += shard_faults(shard) or whole_faults(shard, name, "an image model is not split")
         make, default = _IMAGES[name]
         size: dict[str, Any] = {"image_size": image_size or default}
     else:
@@ -91,7 +102,7 @@ def build_model(
         faults += _misplaced("image_size", image_size, name, "a sequence model")
         longest = None if name in _UNLIMITED else default
         faults += _size_faults("sequence_length", sequence_length, longest)
-        size = {"sequence_length": sequence_length or default}
+        size = {"sequence_length": sequence_length or default, "shard": shard}
     if faults:
         raise InputError(faults)
     return make(dtype=dtype, **size)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.workload.model import FusedKept, Workload
+from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_calls, table_calls
+from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shards.sizes import SharedSizes, check_shard
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -17,11 +20,13 @@ from perfmodel.workload.zoo.layers import (
     MASK_BYTES,
     NORM_PASSES,
     WIDE_BYTES,
+    Module,
     Parameter,
     assemble,
     linear,
     names,
     norm_parameters,
+    numels,
 )
 from perfmodel.workload.zoo.transformer import (
     BlockParameters,
@@ -71,42 +76,22 @@ def gpt(
     sequence_length: int,
     shape: GptShape | None = None,
     dropout: bool = True,
+    shard: Shard = WHOLE,
 ) -> Workload:
     """Decoder-only transformer trained to predict the next token.
 
     `shape`: of a model that is not in the zoo.
+    `shard`: which part of it a rank holds.
     """
-    shape = shape or SHAPES[name]
-    s, h, vocabulary = sequence_length, shape.width, shape.vocabulary
-    tables: tuple[Parameter, ...] = (
-        ("wte.weight", (vocabulary, h)),
-        ("wpe.weight", (shape.positions, h)),
-    )
-    # rows read and written twice, added, dropped out
-    gathered = (2 * ACTIVATION_PASSES + ADD_PASSES + dropout * DROPOUT_PASSES) * s * h
-    parts = [
-        embedding(
-            "embeddings", tables, ("wpe.weight", "wte.weight"), vector_elements=gathered,
-            fused_elements=float(JOIN_PASSES * s * h),
-            saved_bytes=float(2 * INDEX_BYTES * s + dropout * MASK_BYTES * s * h),
-            kernels=3 + dropout,
-        )
-    ]  # fmt: skip
-    block = BlockShape(s, h, shape.heads, 4 * h, causal=True, dropout=dropout)
+    shape, s = shape or SHAPES[name], sequence_length
+    h, heads = shape.width, shape.heads
+    check_shard(shard, SharedSizes(name, heads, heads, 4 * h, shape.vocabulary, s))
+    block = BlockShape(s, h, heads, 4 * h, causal=True, dropout=dropout, shard=shard)
+    parts = [_embeddings(shape, block)]
     for number in range(shape.layers):
-        parts += pre_norm_block(f"h.{number}", block, _block_parameters(f"h.{number}", h))
-    last_norm = norm_parameters("ln_f", h)
-    parts.append(
-        linear(
-            "lm_head", s, h, vocabulary, parameters=last_norm, ready=names(last_norm),
-            norm_elements=NORM_PASSES * s * h, vector_elements=LOSS_PASSES * s * vocabulary,
-            wide_elements=float(LOSS_PASSES * s * vocabulary),
-            fused_elements=FUSED_NORM_PASSES * s * h + FUSED_LOSS_PASSES * s * vocabulary,
-            saved_elements=float(s * h), stream_elements=float(s * h),
-            saved_bytes=float(WIDE_BYTES * s * vocabulary), kernels=5,
-            fused_kept=FusedKept(float(s * h + s * vocabulary), float(s * h)),
-        )
-    )  # fmt: skip
+        parameters = _block_parameters(f"h.{number}", h, shard.tensor)
+        parts += pre_norm_block(f"h.{number}", block, parameters)
+    parts.append(_head(block, shard.padded(shape.vocabulary)))
     return assemble(
         name,
         parts,
@@ -114,12 +99,58 @@ def gpt(
         sample=f"sequence of {s} tokens",
         source=GPT3 if name.startswith("gpt3") else GPT2,
         input_elements=s,
-        output_elements=s * vocabulary,
+        output_elements=s * shape.vocabulary,
+        shard=shard,
+        stream_elements=float(shard.stream_tokens(s) * h),
     )
 
 
-def _block_parameters(prefix: str, h: int) -> BlockParameters:
-    """Hugging Face's Conv1D keeps its weight as (input, output)."""
+def _embeddings(shape: GptShape, block: BlockShape) -> Module:
+    """Gather rows of both tables, add them, drop some of the sum."""
+    shard, h = block.shard, shape.width
+    words = shard.padded(shape.vocabulary) // shard.tensor
+    rows, own = shard.map_tokens(block.tokens), shard.stream_tokens(block.tokens)
+    tables: tuple[Parameter, ...] = (
+        ("wte.weight", (words, h)),
+        ("wpe.weight", (shape.positions, h)),
+    )
+    # rows read and written twice, added, dropped out
+    gathered = (2 * ACTIVATION_PASSES + ADD_PASSES) * rows * h
+    gathered += block.dropout * DROPOUT_PASSES * own * h
+    return embedding(
+        "embeddings", tables, ("wpe.weight", "wte.weight"), vector_elements=gathered,
+        fused_elements=float(JOIN_PASSES * rows * h),
+        saved_bytes=float(2 * INDEX_BYTES * rows + block.dropout * MASK_BYTES * own * h),
+        kernels=3 + block.dropout, calls=table_calls(shard, rows * h, whole_first=True),
+    )  # fmt: skip
+
+
+def _head(block: BlockShape, vocabulary: int) -> Module:
+    """Last norm, logits and loss of a rank's part of the vocabulary, or of all of it."""
+    shard, h = block.shard, block.width
+    rows, own = shard.map_tokens(block.tokens), shard.stream_tokens(block.tokens)
+    words, norm = vocabulary // shard.tensor, norm_parameters("ln_f", h)
+    scored = rows * (words if shard.parallel_loss else vocabulary)
+    return linear(
+        "lm_head", rows, h, words, parameters=norm, ready=names(norm),
+        norm_elements=NORM_PASSES * own * h, vector_elements=LOSS_PASSES * scored,
+        wide_elements=float(LOSS_PASSES * scored),
+        fused_elements=FUSED_NORM_PASSES * own * h + FUSED_LOSS_PASSES * scored,
+        saved_elements=float(shard.kept_tokens(block.tokens) * h), stream_elements=float(own * h),
+        saved_bytes=float(WIDE_BYTES * scored), kernels=5,
+        fused_kept=FusedKept(
+            float(shard.kept_tokens(block.tokens) * h + scored), float(own * h)
+        ),
+        calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
+        + norm_calls(shard, numels(norm)),
+    )  # fmt: skip
+
+
+def _block_parameters(prefix: str, h: int, ranks: int) -> BlockParameters:
+    """Hugging Face's Conv1D keeps its weight as (input, output).
+
+    `ranks`: that share a map; its bias is added to whole results of rows by each.
+    """
 
     def mapped(name: str, inputs: int, outputs: int) -> tuple[Parameter, ...]:
         return (
@@ -129,9 +160,9 @@ def _block_parameters(prefix: str, h: int) -> BlockParameters:
 
     return BlockParameters(
         first_norm=norm_parameters(f"{prefix}.ln_1", h),
-        qkv=mapped("attn.c_attn", h, 3 * h),
-        projection=mapped("attn.c_proj", h, h),
+        qkv=mapped("attn.c_attn", h, 3 * h // ranks),
+        projection=mapped("attn.c_proj", h // ranks, h),
         second_norm=norm_parameters(f"{prefix}.ln_2", h),
-        widen=mapped("mlp.c_fc", h, 4 * h),
-        narrow=mapped("mlp.c_proj", 4 * h, h),
+        widen=mapped("mlp.c_fc", h, 4 * h // ranks),
+        narrow=mapped("mlp.c_proj", 4 * h // ranks, h),
     )

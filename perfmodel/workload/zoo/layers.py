@@ -10,12 +10,15 @@ Memory traffic counts passes over a tensor: a pass reads or writes each element 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.shapes import Convolution, MatrixProduct
 from perfmodel.workload.model import Buffers, FusedKept, Layer, ParameterTensor, Workload
+from perfmodel.workload.shards.calls import LayerCall
+from perfmodel.workload.shards.shard import WHOLE, Shard
 
 ELEMENT_BYTES = 4
 """Layers state their traffic at 4 bytes per element (see `Layer`)."""
@@ -63,12 +66,14 @@ class Module:
     `parameters`: name and shape, in registration order.
     `ready`: names in the order in which their gradients are complete.
     `buffers`: that it registers.
+    `of_experts`: names of those parameters that hold experts.
     """
 
     layer: Layer
     parameters: tuple[Parameter, ...] = ()
     ready: tuple[str, ...] = ()
     buffers: tuple[Buffers, ...] = ()
+    of_experts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,11 @@ def norm_parameters(prefix: str, width: int) -> tuple[Parameter, ...]:
 def names(parameters: Iterable[Parameter]) -> tuple[str, ...]:
     """Return the names alone: the ready order of convolutions and normalisations."""
     return tuple(name for name, _ in parameters)
+
+
+def numels(parameters: Iterable[Parameter]) -> tuple[int, ...]:
+    """Return the elements of each."""
+    return tuple(math.prod(shape) for _, shape in parameters)
 
 
 def names_reversed(parameters: Sequence[Parameter]) -> tuple[str, ...]:
@@ -225,6 +235,7 @@ def linear(
     saved_bytes: float = 0.0,
     fused_kept: FusedKept | None = None,
     kernels: int = 1,
+    calls: tuple[LayerCall, ...] = (),
 ) -> Module:
     """One matrix product of every token with a weight, and the element-wise work around it.
 
@@ -239,6 +250,7 @@ def linear(
     `saved_elements`, `stream_elements`, `copied_elements`, `saved_bytes`: kept (see `Layer`).
     `fused_kept`: instead of these where a compiler fuses (see `Layer`).
     `kernels`: with the matrix product.
+    `calls`: collectives among the ranks that share it.
     """
     layer = Layer(
         name=name,
@@ -258,6 +270,7 @@ def linear(
         fused_bytes=ELEMENT_BYTES * fused_elements,
         fused_kernels=1 + (fused_elements > 0),
         fused_kept=fused_kept,
+        calls=calls,
     )
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
 
@@ -313,18 +326,28 @@ def assemble(
     registered: Sequence[Parameter] | None = None,
     buffers: tuple[Buffers, ...] = (),
     notes: tuple[str, ...] = (),
+    shard: Shard = WHOLE,
+    stream_elements: float = 0.0,
+    routed_share: float = 1.0,
 ) -> Workload:
     """Turn parts in execution order into a workload.
 
     `registered`: all parameters in registration order, where that is not the order of the parts.
     `buffers`: that belong to no part.
     `notes`: what is estimated.
+    `shard`: which part of the model it is.
+    `stream_elements`: as of `Workload`.
+    `routed_share`: part of the experts that a token is routed to.
     """
     order = registered or [parameter for part in parts for parameter in part.parameters]
     index = {parameter: position for position, (parameter, _) in enumerate(order)}
+    of_experts = frozenset(parameter for part in parts for parameter in part.of_experts)
     return Workload(
         name=name,
-        tensors=tuple(ParameterTensor(parameter, shape, dtype) for parameter, shape in order),
+        tensors=tuple(
+            ParameterTensor(parameter, shape, dtype, parameter in of_experts)
+            for parameter, shape in order
+        ),
         layers=tuple(
             replace(part.layer, tensors=tuple(index[parameter] for parameter in part.ready))
             for part in parts
@@ -335,6 +358,9 @@ def assemble(
         input_elements=input_elements,
         source=source,
         notes=notes,
+        shard=shard,
+        stream_elements=stream_elements,
+        routed_share=routed_share,
     )
 
 
@@ -347,4 +373,53 @@ def _by_dtype(groups: Sequence[Buffers]) -> tuple[Buffers, ...]:
             sum(group.nbytes for group in groups if group.dtype == dtype),
         )
         for dtype in dtypes
+    )
+
+
+def _joined_kept(layers: Sequence[Layer]) -> FusedKept | None:
+    """What maps that were joined keep together, compiled; None where they state nothing."""
+    stated = [layer.fused_kept for layer in layers if layer.fused_kept is not None]
+    if len(stated) < len(layers):
+        return None
+    return FusedKept(
+        saved_elements=sum(each.saved_elements for each in stated),
+        stream_elements=sum(each.stream_elements for each in stated),
+        saved_bytes=sum(each.saved_bytes for each in stated),
+    )
+
+
+def join_maps(parts: Sequence[Module], names_: str) -> Module:
+    """Join maps of one input to one product, as libraries of model parallelism run them.
+
+    The input is kept once. Gradients get ready together, those of the last map first.
+    """
+    first, layers = parts[0].layer, [part.layer for part in parts]
+    products = [layer.matrix for layer in layers]
+    columns = sum(each.columns for each in products if isinstance(each, MatrixProduct))
+    assert isinstance(first.matrix, MatrixProduct)
+
+    def total(field: str) -> float:
+        return float(sum(getattr(layer, field) for layer in layers))
+
+    reads = ELEMENT_BYTES * first.matrix.rows * first.matrix.depth
+    summed = (
+        "matmul_flops", "vector_bytes", "weight_elements", "saved_elements", "norm_bytes",
+        "wide_bytes", "stream_elements", "saved_bytes",
+    )  # fmt: skip
+    layer = replace(
+        first,
+        name=names_,
+        **{field: total(field) for field in summed},
+        matmul_bytes=total("matmul_bytes") - reads * (len(parts) - 1),
+        fused_bytes=total("fused_bytes"),
+        kernels=sum(layer.kernels for layer in layers) - len(parts) + 1,
+        fused_kernels=sum(layer.fused_kernels for layer in layers) - len(parts) + 1,
+        matrix=replace(first.matrix, columns=columns),
+        calls=tuple(call for layer in layers for call in layer.calls),
+        fused_kept=_joined_kept(layers),
+    )  # fmt: skip
+    return Module(
+        layer,
+        tuple(parameter for part in parts for parameter in part.parameters),
+        tuple(name for part in reversed(parts) for name in part.ready),
     )

@@ -6,6 +6,17 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from perfmodel.workload.model import FusedKept, Workload
+from perfmodel.workload.shards.map_calls import (
+    column_calls,
+    loss_calls,
+    norm_calls,
+    row_calls,
+    table_calls,
+)
+from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shards.sizes import SharedSizes, check_shard
+from perfmodel.workload.zoo.decoders.decoder_block import PRODUCT_PASSES
+from perfmodel.workload.zoo.decoders.rms_norm import RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -21,11 +32,12 @@ from perfmodel.workload.zoo.layers import (
     Module,
     Parameter,
     assemble,
+    join_maps,
     linear,
     names,
+    numels,
     weight_and_bias,
 )
-from perfmodel.workload.zoo.llama import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.transformer import attention, embedding
 
 VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512
@@ -88,22 +100,34 @@ def target_tokens(inputs: int) -> int:
     return lengths(text)[1]
 
 
-def t5(name: str, *, dtype: str, sequence_length: int, shape: T5Shape | None = None) -> Workload:
+def t5(
+    name: str, *, dtype: str, sequence_length: int, shape: T5Shape | None = None,
+    shard: Shard = WHOLE,
+) -> Workload:  # fmt: skip
     """Encoder of `sequence_length` tokens, and decoder of the targets of span corruption.
 
     `shape`: of a model that is not in the zoo.
+    `shard`: which part of it a rank holds.
     """
     shape, s = shape or SHAPES[name], sequence_length
     targets = target_tokens(s)
-    table = (("shared.weight", (VOCABULARY, shape.width)),)
-    first = _embedding("encoder", table, s, shape)
-    again = _embedding("decoder", table, targets, shape)
-    encoder = _stack("encoder", s, None, shape)
-    decoder = _stack("decoder", targets, s, shape)
-    parts = [first, *encoder, _final_norm("encoder", s, shape.width)]
+    limit = "encoder and decoder have different numbers of tokens"
+    check_shard(
+        shard,
+        SharedSizes(
+            name, shape.heads, shape.heads, shape.mlp_width, VOCABULARY, s, others=(targets,),
+            context_limit=limit,
+        ),
+    )  # fmt: skip
+    table = (("shared.weight", (shard.padded(VOCABULARY) // shard.tensor, shape.width)),)
+    first = _embedding("encoder", table, s, shape, shard)
+    again = _embedding("decoder", table, targets, shape, shard)
+    encoder = _stack("encoder", s, None, shape, shard)
+    decoder = _stack("decoder", targets, s, shape, shard)
+    parts = [first, *encoder, _final_norm("encoder", s, shape.width, shard)]
     # the gradient of the embedding is complete when the encoder's use of it is done
-    parts += [Module(again.layer), *decoder, _final_norm("decoder", targets, shape.width)]
-    parts.append(_head(targets, shape))
+    parts += [Module(again.layer), *decoder, _final_norm("decoder", targets, shape.width, shard)]
+    parts.append(_head(targets, shape, shard))
     return assemble(
         name,
         parts,
@@ -114,6 +138,7 @@ def t5(name: str, *, dtype: str, sequence_length: int, shape: T5Shape | None = N
         output_elements=targets * VOCABULARY,
         registered=_registered(parts),
         notes=(f"The decoder predicts {targets} tokens, which span corruption takes out.", NOTE),
+        shard=shard,
     )
 
 
@@ -133,18 +158,22 @@ def _registered(parts: list[Module]) -> list[Parameter]:
     ]
 
 
-def _embedding(stack: str, table: tuple[Parameter, ...], tokens: int, shape: T5Shape) -> Module:
-    elements = tokens * shape.width
+def _embedding(
+    stack: str, table: tuple[Parameter, ...], tokens: int, shape: T5Shape, shard: Shard
+) -> Module:
+    elements, own = tokens * shape.width, shard.stream_tokens(tokens) * shape.width
     return embedding(
         f"{stack}.embed_tokens", table, names(table),
-        vector_elements=(ACTIVATION_PASSES + DROPOUT_PASSES) * elements,
+        vector_elements=ACTIVATION_PASSES * elements + DROPOUT_PASSES * own,
         fused_elements=float(ACTIVATION_PASSES * elements),
-        saved_bytes=float(INDEX_BYTES * tokens + MASK_BYTES * elements), kernels=2,
+        saved_bytes=float(INDEX_BYTES * tokens + MASK_BYTES * own), kernels=2,
+        calls=table_calls(shard, elements, whole_first=False),
     )  # fmt: skip
 
 
-def _final_norm(stack: str, tokens: int, width: int) -> Module:
+def _final_norm(stack: str, all_tokens: int, width: int, shard: Shard) -> Module:
     """Normalise what a stack puts out, and drop some of it."""
+    tokens = shard.stream_tokens(all_tokens)
     parameters = weight_and_bias(f"{stack}.final_layer_norm", width, bias=False)
     normed, dropped = RMS_NORM_PASSES * tokens * width, DROPOUT_PASSES * tokens * width
     part = embedding(
@@ -153,6 +182,7 @@ def _final_norm(stack: str, tokens: int, width: int) -> Module:
         fused_elements=float((FUSED_NORM_PASSES + ACTIVATION_PASSES) * tokens * width),
         stream_elements=float(tokens * width),
         saved_bytes=float((WIDE_BYTES + MASK_BYTES) * tokens * width), kernels=RMS_NORM_KERNELS + 1,
+        calls=norm_calls(shard, numels(parameters)),
     )  # fmt: skip
     layer = replace(
         part.layer, weight_elements=0.0, norm_bytes=float(ELEMENT_BYTES * normed), wide_norm=True
@@ -160,89 +190,119 @@ def _final_norm(stack: str, tokens: int, width: int) -> Module:
     return replace(part, layer=layer)
 
 
-def _head(targets: int, shape: T5Shape) -> Module:
+def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
     """Logits and loss; T5 scales its input and shares the embedding's weight, v1.1 does not."""
-    h, logits = shape.width, targets * VOCABULARY
-    head = weight_and_bias("lm_head", VOCABULARY, h, bias=False) if shape.gated else ()
-    scaled = (not shape.gated) * ACTIVATION_PASSES * targets * h
+    h, vocabulary = shape.width, shard.padded(VOCABULARY)
+    words = vocabulary // shard.tensor
+    logits = targets * (words if shard.parallel_loss else vocabulary)
+    head = weight_and_bias("lm_head", words, h, bias=False) if shape.gated else ()
+    scaled = (not shape.gated) * ACTIVATION_PASSES * shard.stream_tokens(targets) * h
     return linear(
-        "lm_head", targets, h, VOCABULARY, parameters=head,
+        "lm_head", targets, h, words, parameters=head,
         vector_elements=float(LOSS_PASSES * logits + scaled),
         wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),
-        saved_elements=float(targets * h), saved_bytes=float(WIDE_BYTES * logits),
-        kernels=4 + (not shape.gated), fused_kept=FusedKept(float(targets * h + logits)),
+        saved_elements=float(shard.kept_tokens(targets) * h),
+        saved_bytes=float(WIDE_BYTES * logits), kernels=4 + (not shape.gated),
+        calls=column_calls(shard, targets * h) + loss_calls(shard, targets, vocabulary),
+        fused_kept=FusedKept(float(shard.kept_tokens(targets) * h + logits)),
     )  # fmt: skip
 
 
-def _stack(stack: str, tokens: int, source: int | None, shape: T5Shape) -> list[Module]:
+def _stack(
+    stack: str, tokens: int, source: int | None, shape: T5Shape, shard: Shard
+) -> list[Module]:
     """Blocks of attention, attention to the encoder's `source` tokens, and feed-forward."""
     parts: list[Module] = []
     for number in range(shape.layers):
         prefix = f"{stack}.block.{number}.layer"
         biased = number == 0
-        parts += _attention(f"{prefix}.0", "SelfAttention", tokens, None, shape, biased=biased,
-                            causal=source is not None)  # fmt: skip
+        parts += _attention(
+            f"{prefix}.0", "SelfAttention", tokens, None, shape, shard, biased=biased,
+            causal=source is not None,
+        )  # fmt: skip
         if source is not None:
-            parts += _attention(f"{prefix}.1", "EncDecAttention", tokens, source, shape)
-        parts += _feed_forward(f"{prefix}.{1 if source is None else 2}", tokens, shape)
+            parts += _attention(f"{prefix}.1", "EncDecAttention", tokens, source, shape, shard)
+        parts += _feed_forward(f"{prefix}.{1 if source is None else 2}", tokens, shape, shard)
     return parts
 
 
 def _mapped(
     name: str, tokens: int, inputs: int, outputs: int, *, norm: str = "", added: bool = False,
     elements: float = 0.0, fused: float = 0.0, saved: float = 0.0, dropped: float = 0.0,
-    shared: bool = False, kernels: int = 0,
+    shared: bool = False, kernels: int = 0, shard: Shard = WHOLE, first: bool = True,
 ) -> Module:  # fmt: skip
-    """Map, after a norm or before dropout and addition; the rest as a caller states."""
+    """Map, after a norm or before dropout and addition; the rest as a caller states.
+
+    It is cut by rows where its result is added to the stream, else by columns.
+
+    `first`: whether it is the first of the maps of its input.
+    """
+    stream, read = shard.stream_tokens(tokens), shard.kept_tokens(tokens) * inputs
     own = weight_and_bias(name, outputs, inputs, bias=False)
     before = weight_and_bias(norm, inputs, bias=False) if norm else ()
-    normed, tail = bool(norm) * tokens * inputs, added * tokens * outputs
+    normed, tail = bool(norm) * stream * inputs, added * stream * outputs
+    calls = (
+        row_calls(shard, tokens * outputs) if added
+        else column_calls(shard, tokens * inputs, first=first)
+    )  # fmt: skip
     return linear(
         name, tokens, inputs, outputs, parameters=before + own, ready=names(own) + names(before),
         vector_elements=elements + (DROPOUT_PASSES + ADD_PASSES) * tail,
         norm_elements=float(RMS_NORM_PASSES * normed), wide_norm=True,
         fused_elements=float(fused + FUSED_NORM_PASSES * normed + JOIN_PASSES * tail),
-        saved_elements=float(saved + normed), stream_elements=float(normed),
-        copied_elements=float(shared * tokens * inputs),
+        saved_elements=float(saved + bool(norm) * read), stream_elements=float(normed),
+        copied_elements=float(shared * read),
         saved_bytes=float(WIDE_BYTES * normed + MASK_BYTES * (tail + dropped)),
         kernels=1 + kernels + RMS_NORM_KERNELS * bool(norm) + 2 * added,
+        calls=calls + norm_calls(shard, numels(before)),
     )  # fmt: skip
 
 
 def _attention(
-    prefix: str, kind: str, tokens: int, source: int | None, shape: T5Shape, *,
+    prefix: str, kind: str, tokens: int, source: int | None, shape: T5Shape, shard: Shard, *,
     biased: bool = False, causal: bool = False,
 ) -> list[Module]:  # fmt: skip
     """Normalise, attend to itself or to `source` tokens of the encoder, drop out, add."""
-    name, inner, h = f"{prefix}.{kind}", shape.heads * shape.head_size, shape.width
-    keys = source or tokens
-    attended = attention(name, tokens, inner, heads=shape.heads, causal=causal, keys=keys)
+    name, whole, h = f"{prefix}.{kind}", shape.heads * shape.head_size, shape.width
+    keys, inner, heads = source or tokens, whole // shard.tensor, shape.heads // shard.tensor
+    attended = attention(
+        name, tokens, whole, heads=shape.heads, causal=causal, keys=keys, shard=shard
+    )
     if biased:
-        table = weight_and_bias(f"{name}.relative_attention_bias", BUCKETS, shape.heads, bias=False)
+        table = weight_and_bias(f"{name}.relative_attention_bias", BUCKETS, heads, bias=False)
         attended = replace(attended, parameters=table, ready=names(table))
+    maps = [
+        _mapped(f"{name}.q", tokens, h, inner, norm=f"{prefix}.layer_norm", shard=shard),
+        _mapped(f"{name}.k", keys, h, inner, shared=True, shard=shard, first=source is not None),
+        _mapped(f"{name}.v", keys, h, inner, shared=True, shard=shard, first=False),
+    ]
+    if shard.joins_maps and source is None:
+        maps = [join_maps(maps, f"{name}.qkv")]
+    elif shard.joins_maps:  # queries and keys are of other tokens
+        maps = [maps[0], join_maps(maps[1:], f"{name}.kv")]
     return [
-        _mapped(f"{name}.q", tokens, h, inner, norm=f"{prefix}.layer_norm"),
-        _mapped(f"{name}.k", keys, h, inner, shared=True),
-        _mapped(f"{name}.v", keys, h, inner, shared=True),
+        *maps,
         attended,
-        _mapped(f"{name}.o", tokens, inner, h, added=True),
+        _mapped(f"{name}.o", tokens, inner, h, added=True, shard=shard),
     ]
 
 
-def _feed_forward(prefix: str, tokens: int, shape: T5Shape) -> list[Module]:
+def _feed_forward(prefix: str, tokens: int, shape: T5Shape, shard: Shard) -> list[Module]:
     """Normalise, widen, activate (and gate), drop out, narrow, drop out, add."""
-    h, wide, name = shape.width, shape.mlp_width, f"{prefix}.DenseReluDense"
+    h, wide, name = shape.width, shape.mlp_width // shard.tensor, f"{prefix}.DenseReluDense"
     inside = tokens * wide
     passes = PRODUCT_PASSES if shape.gated else ACTIVATION_PASSES
     narrow = _mapped(
         f"{name}.wo", tokens, wide, h, added=True, elements=(passes + DROPOUT_PASSES) * inside,
         fused=float((JOIN_PASSES if shape.gated else ACTIVATION_PASSES) * inside),
         saved=(GELU_SAVED + 3.0 if shape.gated else 2.0) * inside, dropped=inside,
-        kernels=2 + shape.gated,
+        kernels=2 + shape.gated, shard=shard,
     )  # fmt: skip
     norm = f"{prefix}.layer_norm"
     if not shape.gated:
-        return [_mapped(f"{name}.wi", tokens, h, wide, norm=norm), narrow]
-    gate = _mapped(f"{name}.wi_0", tokens, h, wide, norm=norm)
-    return [gate, _mapped(f"{name}.wi_1", tokens, h, wide, shared=True), narrow]
+        return [_mapped(f"{name}.wi", tokens, h, wide, norm=norm, shard=shard), narrow]
+    gate = _mapped(f"{name}.wi_0", tokens, h, wide, norm=norm, shard=shard)
+    other = _mapped(f"{name}.wi_1", tokens, h, wide, shared=True, shard=shard, first=False)
+    maps = [join_maps([gate, other], f"{name}.wi")] if shard.joins_maps else [gate, other]
+    return [*maps, narrow]

@@ -10,6 +10,11 @@ from typing import NamedTuple
 
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.model import Layer
+from perfmodel.workload.shards.attention_calls import attention_calls
+from perfmodel.workload.shards.calls import LayerCall
+from perfmodel.workload.shards.map_calls import column_calls, norm_calls, row_calls
+from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shards.sizes import is_balanced
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -25,13 +30,15 @@ from perfmodel.workload.zoo.layers import (
     linear,
     names,
     names_reversed,
+    numels,
 )
 
 
 def attention(
     name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool,
     keys: int | None = None, window: int | None = None, dropout: bool = True,
-    wide_scores: bool = False, capped_scores: bool = False,
+    wide_scores: bool = False, capped_scores: bool = False, value_width: int | None = None,
+    kept_values: int | None = None, shard: Shard = WHOLE,
 ) -> Module:  # fmt: skip
     """Scores, softmax and weighted sum; it has no parameters.
 
@@ -43,15 +50,26 @@ def attention(
     `keys`: tokens that queries look at, where these are others (cross attention).
     `window`: tokens that a query sees at most, of causal attention.
     `dropout`, `wide_scores`, `capped_scores`: of the scores, where it is not fused (see `Layer`).
+    `shard`: which part of it a rank runs; the sizes are those of the whole.
+    `value_width`: of the result of all heads, where values are not as wide as keys.
+    `kept_values`: elements of a token that are kept with its values, where these are part of more.
     """
     kv_width, keys = kv_width or width, keys or tokens
+    if not shard.is_whole:
+        return _shared_attention(
+            name, _attended(shard, tokens, keys, width, heads, kv_width, causal, window),
+            shard, (dropout, wide_scores, capped_scores),
+        )  # fmt: skip
     window = window if window is not None and window < tokens else None
-    moved = 2 * (tokens * width + keys * kv_width)
+    results = value_width or width
+    values = results * kv_width // width
+    moved = tokens * (width + results) + keys * (kv_width + values)
+    saved = moved + keys * ((kept_values or values) - values)
     layer = Layer(
         name=name,
-        matmul_flops=4.0 * tokens * keys * width,
+        matmul_flops=2.0 * tokens * keys * (width + results),
         matmul_bytes=float(ELEMENT_BYTES * moved),
-        saved_elements=float(moved),
+        saved_elements=float(saved),
         kind="attention",
         score_elements=float(heads * tokens * keys),
         score_dropout=dropout,
@@ -60,9 +78,63 @@ def attention(
         matrix=Attention(
             tokens, heads, kv_width * heads // width, width // heads, causal,
             keys=None if keys == tokens else keys, window=window,
+            value_head_size=value_width and value_width // heads,
         ),
         fused_bytes=0.0,
     )  # fmt: skip
+    return Module(layer)
+
+
+def _attended(
+    shard: Shard, tokens: int, keys: int, width: int, heads: int, kv_width: int, causal: bool,
+    window: int | None,
+) -> Attention:  # fmt: skip
+    """What one rank attends to: its heads, and its tokens or, after an all-to-all, all of them."""
+    size, c = width // heads, shard.context
+    ranks = shard.tensor * (c if shard.context_kind == "ulysses" else 1)
+    own, own_pairs = heads // ranks, max(1, kv_width // size // ranks)
+    window = window if window is not None and window < keys else None
+    crossed = None if keys == tokens else keys
+    if c == 1 or shard.context_kind == "ulysses":
+        return Attention(tokens, own, own_pairs, size, causal, keys=crossed, window=window)
+    in_blocks = shard.context_kind == "ring" or shard.library == "torch"
+    return Attention(
+        tokens // c, own, own_pairs, size, causal, keys=keys, window=window,
+        blocks=c if in_blocks else 1, last=causal and not is_balanced(shard, causal=causal),
+    )  # fmt: skip
+
+
+def _shared_attention(
+    name: str, attended: Attention, shard: Shard, scores: tuple[bool, bool, bool]
+) -> Module:
+    """Attention of one rank.
+
+    It keeps queries, keys, values and result of its own tokens. Results of blocks of keys are added
+    up, scaled, each in a kernel.
+    """
+    size, split = attended.head_size, shard.context_kind != "ulysses" and shard.context > 1
+    queries = attended.tokens * attended.heads * size
+    pairs = attended.all_keys // (shard.context if split else 1) * attended.kv_heads * size
+    moved = 2 * (queries + pairs)
+    merged = float(ELEMENT_BYTES * ADD_PASSES * (attended.blocks - 1) * queries)
+    dropout, wide_scores, capped_scores = scores
+    layer = Layer(
+        name=name,
+        matmul_flops=attended.flops,
+        matmul_bytes=float(ELEMENT_BYTES * moved),
+        vector_bytes=merged,
+        fused_bytes=merged,
+        saved_elements=float(moved),
+        kind="attention",
+        kernels=2 * attended.blocks - 1,
+        fused_kernels=2 * attended.blocks - 1,
+        score_elements=float(attended.heads * attended.tokens * attended.all_keys),
+        score_dropout=dropout,
+        wide_scores=wide_scores,
+        capped_scores=capped_scores,
+        matrix=attended,
+        calls=attention_calls(shard, queries, pairs),
+    )
     return Module(layer)
 
 
@@ -77,6 +149,7 @@ def embedding(
     stream_elements: float = 0.0,
     saved_bytes: float = 0.0,
     kernels: int,
+    calls: tuple[LayerCall, ...] = (),
 ) -> Module:
     """Gather rows of tables; backward writes a dense gradient of each table."""
     layer = Layer(
@@ -88,6 +161,7 @@ def embedding(
         stream_elements=stream_elements,
         saved_bytes=saved_bytes,
         kernels=kernels,
+        calls=calls,
     )
     return Module(layer, parameters, ready)
 
@@ -108,7 +182,10 @@ class BlockParameters(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """Sizes of a pre-normalised block: tokens of one sample, model width, heads."""
+    """Sizes of a pre-normalised block: tokens of one sample, model width, heads.
+
+    `shard`: which part of it a rank holds; the sizes are those of the whole.
+    """
 
     tokens: int
     width: int
@@ -116,6 +193,7 @@ class BlockShape:
     mlp_width: int
     causal: bool
     dropout: bool
+    shard: Shard = WHOLE
 
 
 def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) -> list[Module]:
@@ -125,35 +203,44 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
     two masks, which is the 34 s b h bytes of Korthikanti et al. 2022 (arXiv 2205.05198) in half
     precision, without the scores that fused attention does not keep.
     """
-    s, h, wide = shape.tokens, shape.width, shape.mlp_width
+    s, h, shard = shape.tokens, shape.width, shape.shard
+    t, own, rows = shard.tensor, shard.stream_tokens(s), shard.map_tokens(s)
+    wide, stream, result = shape.mlp_width // t, own * h, rows * h
     drop_passes = shape.dropout * DROPOUT_PASSES
-    after = (drop_passes + ADD_PASSES) * s * h
-    mask_bytes = float(shape.dropout * MASK_BYTES * s * h)
+    after = (drop_passes + ADD_PASSES) * stream
+    mask_bytes = float(shape.dropout * MASK_BYTES * stream)
     tail_kernels = 2 + shape.dropout
 
-    def normed(part: str, outputs: int, norm: Parameters, own: Parameters) -> Module:
+    def normed(part: str, outputs: int, norm: Parameters, own_map: Parameters) -> Module:
         return linear(
-            f"{name}.{part}", s, h, outputs, parameters=norm + own,
-            ready=names_reversed(own) + names(norm),
-            norm_elements=NORM_PASSES * s * h, fused_elements=FUSED_NORM_PASSES * s * h,
-            saved_elements=float(s * h), stream_elements=float(s * h),
-            saved_bytes=float(NORM_BYTES * s), kernels=2,
+            f"{name}.{part}", rows, h, outputs, parameters=norm + own_map,
+            ready=names_reversed(own_map) + names(norm),
+            norm_elements=NORM_PASSES * stream, fused_elements=FUSED_NORM_PASSES * stream,
+            saved_elements=float(shard.kept_tokens(s) * h), stream_elements=float(stream),
+            saved_bytes=float(NORM_BYTES * own), kernels=2,
+            calls=column_calls(shard, result) + norm_calls(shard, numels(norm)),
         )  # fmt: skip
 
     return [
-        normed("qkv", 3 * h, parameters.first_norm, parameters.qkv),
+        normed("qkv", 3 * h // t, parameters.first_norm, parameters.qkv),
         attention(f"{name}.attention", s, h, heads=shape.heads, causal=shape.causal,
-                  dropout=shape.dropout),
+                  dropout=shape.dropout, shard=shard),
         linear(
-            f"{name}.projection", s, h, h, parameters=parameters.projection,
-            vector_elements=after, fused_elements=JOIN_PASSES * s * h, saved_bytes=mask_bytes,
-            kernels=tail_kernels,
+            f"{name}.projection", rows, h // t, h, parameters=parameters.projection,
+            vector_elements=after, fused_elements=JOIN_PASSES * stream, saved_bytes=mask_bytes,
+            kernels=tail_kernels, calls=_row_calls(shard, result, parameters.projection),
         ),
         normed("widen", wide, parameters.second_norm, parameters.widen),
         linear(
-            f"{name}.narrow", s, wide, h, parameters=parameters.narrow,
-            vector_elements=ACTIVATION_PASSES * s * wide + after,
-            fused_elements=ACTIVATION_PASSES * s * wide + JOIN_PASSES * s * h,
-            saved_elements=2.0 * s * wide, saved_bytes=mask_bytes, kernels=tail_kernels + 1,
+            f"{name}.narrow", rows, wide, h, parameters=parameters.narrow,
+            vector_elements=ACTIVATION_PASSES * rows * wide + after,
+            fused_elements=ACTIVATION_PASSES * rows * wide + JOIN_PASSES * stream,
+            saved_elements=2.0 * rows * wide, saved_bytes=mask_bytes,
+            kernels=tail_kernels + 1, calls=_row_calls(shard, result, parameters.narrow),
         ),
     ]  # fmt: skip
+
+
+def _row_calls(shard: Shard, elements: float, parameters: Parameters) -> tuple[LayerCall, ...]:
+    """Calls of a map cut by rows, whose bias is added to the tokens of each rank."""
+    return row_calls(shard, elements) + norm_calls(shard, numels(parameters[1:]))

@@ -55,7 +55,7 @@ def test_one_run_predicts_the_fresh_sizes_of_another(machine):
         assert np.median(errors(machine, profile, check, rows)) <= 0.10
 
 
-@pytest.mark.parametrize(("ranks", "every"), [(2, 3), (4, 5)])  # more ranks were run at more sizes
+@pytest.mark.parametrize(("ranks", "every"), [(2, 4), (4, 7)])  # more ranks were run at more sizes
 def test_intervals_hold_the_run_left_out_four_times_out_of_five(machine, ranks, every):
     first = read_measurement(MEASURED / f"gloo_ring_{ranks}_epyc.json")
     known = [thinned(first, every), *runs(ranks, every=every)]  # each size takes its time to fit
@@ -75,7 +75,7 @@ def test_intervals_hold_the_run_left_out_four_times_out_of_five(machine, ranks, 
 
 
 def test_two_and_four_processes_on_two_cores_tell_of_eight(machine):
-    known = [*runs(2, every=4), *runs(4, every=4)]
+    known = [*runs(2, every=8), *runs(4, every=8)]
     profile = fit(known, machine.topology, machine.library)
     for rows in ("library", "schedule"):
         of = {n: [errors(machine, profile, one, rows) for one in runs(n)] for n in (2, 4)}

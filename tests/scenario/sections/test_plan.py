@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError, UnitError
 from perfmodel.files.money import parse_money
 from perfmodel.scenario import Money, TargetSection, load_scenario, scenario_digest
-from perfmodel.scenario.sections.plan import DatasetSize
+from perfmodel.scenario.sections.studies.plan import DatasetSize
 
 GOOD = """\
 # Which cluster?

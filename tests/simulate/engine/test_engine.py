@@ -20,7 +20,6 @@ from perfmodel.training.plan.step_plan import (
     StepPlan,
     Stream,
     Task,
-    Transfer,
 )
 
 Maker = Callable[..., Topology]
@@ -52,7 +51,8 @@ def reduce_(name: str, *, after: tuple[int, ...] = (), where: str = "all") -> Ta
 
 def plan(*tasks: Task, streams: tuple[Stream, ...] = STREAMS, **extra: object) -> StepPlan:
     classes = extra.pop("classes", (RankClass("all", range(4)),))
-    return StepPlan("test", classes, streams, (Communicator("dp", (range(4),)),), tasks, 4, **extra)  # type: ignore[arg-type]
+    groups = extra.pop("communicators", (Communicator("dp", (range(4),)),))
+    return StepPlan("test", classes, streams, groups, tasks, 4, **extra)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -155,16 +155,17 @@ def test_a_collective_waits_for_every_class(machine: Machine) -> None:
     ]
 
 
-def test_a_transfer_needs_both_ends(machine: Machine) -> None:
+def test_a_message_needs_both_ends(machine: Machine) -> None:
     classes = (RankClass("zero", range(1)), RankClass("rest", range(1, 4)))
-    message = Transfer(0, 1, 2_000_000, "m")
+    message = Collective("send", 2_000_000, "pair", "m")
     tasks = (
         work("a", 3e-3, where=("rest", "compute")),
         Task("send", "communication", "zero", "comm", message),
         Task("receive", "communication", "rest", "comm", message, (0,)),
         work("b", 1e-3, where=("rest", "compute"), after=(2,)),
     )
-    run = simulate(plan(*tasks, classes=classes), machine)
+    pair = (Communicator("pair", ((0, 1),)),)
+    run = simulate(plan(*tasks, classes=classes, communicators=pair), machine)
     assert spans(run)["b", 0] == (5, 6)
 
 

@@ -29,7 +29,6 @@ from perfmodel.training.plan.step_plan import (
     StepPlan,
     Stream,
     Task,
-    Transfer,
 )
 
 Maker = Callable[..., Topology]
@@ -275,7 +274,8 @@ def test_what_a_vector_cannot_do_is_refused_with_the_reason(
 
 
 def test_messages_between_ranks_are_refused(machine: Machine) -> None:
-    task = Task("send", "communication", "ranks", "comm", Transfer(0, 1, 4, "m"))
-    plan = StepPlan("p2p", (RankClass("ranks", range(4)),), STREAMS, (), (task, task), 4)
-    with pytest.raises(SimulationError, match="from rank to rank"):
+    task = Task("send", "communication", "ranks", "comm", Collective("send", 4, "pair", "m"))
+    pair = (Communicator("pair", ((0, 1),)),)
+    plan = StepPlan("p2p", (RankClass("ranks", range(4)),), STREAMS, pair, (task,), 4)
+    with pytest.raises(SimulationError, match="not all ranks meet"):
         simulate_ranks(plan, machine)

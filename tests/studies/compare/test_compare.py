@@ -31,6 +31,9 @@ training: {batch_per_gpu: 32}
 """
 
 
+OF_NETWORKS = ["cluster.nodes=2", "scale=null", "model.name=bert-base"]
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     path = tmp_path / "mine.yaml"
@@ -49,7 +52,7 @@ def networks() -> Comparison:
     """Two templates that differ in the rate of the network adapter alone."""
     names = ("bert-large-v100-25g", "bert-large-v100-100g")
     return compare(
-        [load_scenario(name, ["cluster.nodes=2", "scale=null"]) for name in names],
+        [load_scenario(name, OF_NETWORKS) for name in names],
         attribute=True,
         jobs=1,
     )
@@ -58,9 +61,9 @@ def networks() -> Comparison:
 # ---------------------------------------------------------------- what differs
 
 
-def test_sides_are_what_run_says(networks: Comparison) -> None:
+def test_sides_are_what_run_says(networks: Comparison, steps_alone: None) -> None:
     for side in networks.sides:
-        scenario = load_scenario(side.label, ["cluster.nodes=2", "scale=null"])
+        scenario = load_scenario(side.label, OF_NETWORKS)
         assert side.point.step_time_s == run_scenario(scenario).main.step_time_s
 
 
@@ -215,12 +218,11 @@ def test_a_faster_adapter_is_all_of_the_difference(networks: Comparison) -> None
     )
 
 
-def test_each_what_if_is_what_run_says(networks: Comparison) -> None:
-    base = ["cluster.nodes=2", "scale=null"]
+def test_each_what_if_is_what_run_says(networks: Comparison, steps_alone: None) -> None:
     for what_if in networks.what_ifs:
         flags = [f"what_if.{name}={str(value).lower()}" for name, value in what_if.what_if.items()]
         for side, step_s in zip(networks.sides, what_if.steps_s, strict=True):
-            alone = run_scenario(load_scenario(side.label, [*base, *flags])).main
+            alone = run_scenario(load_scenario(side.label, [*OF_NETWORKS, *flags])).main
             assert step_s == alone.step_time_s, what_if.what
 
 

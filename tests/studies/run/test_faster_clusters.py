@@ -46,6 +46,7 @@ later by the work of a message (R. L. Graham: see tests/simulate/test_faster_is_
 NODE = (Path(__file__).parents[3] / "topologies" / "shaped-ethernet.yaml").read_text()
 
 
+@pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize("cores", ["  cores: 2\n", ""])
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_exposed_time_from_1500_to_2500_mbit(hosts: int, cores: str, tmp_path: Path) -> None:
@@ -137,6 +138,7 @@ def test_quicker_gpus(
     assert after_s >= before_s / speed * (1 - 1e-9)
 
 
+@pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize("fidelity", get_args(Fidelity))
 @pytest.mark.parametrize("library", ["gloo", "nccl", "mpi"])
 def test_quicker_gpus_in_a_whole_answer(library: str, fidelity: Fidelity, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from perfmodel.training.plan.step_plan import (
     StepPlan,
     Stream,
     Task,
-    Transfer,
 )
 
 COMPUTE, COMM = Stream("compute", "compute"), Stream("comm", "comm")
@@ -83,7 +82,7 @@ def pipeline(micro_batches: int = 3) -> StepPlan:
         return len(tasks) - 1
 
     def send(src: int, dst: int, what: str, micro_batch: int, after: int) -> int:
-        work = Transfer(src, dst, 4096, f"{what} {micro_batch}")
+        work = Collective("send", 4096, f"{src} to {dst}", f"{what} {micro_batch}")
         for stage, waits in ((src, (after,)), (dst, ())):
             stream = "down" if src < dst else "up"
             tasks.append(
@@ -106,7 +105,8 @@ def pipeline(micro_batches: int = 3) -> StepPlan:
     up(micro_batches - 1)
     streams = (COMPUTE, Stream("down", "comm"), Stream("up", "comm"))
     classes = (RankClass("stage 0", (0,)), RankClass("stage 1", (1,)))
-    return StepPlan("1F1B", classes, streams, (), tuple(tasks), micro_batches)
+    ways = (Communicator("0 to 1", ((0, 1),)), Communicator("1 to 0", ((1, 0),)))
+    return StepPlan("1F1B", classes, streams, ways, tuple(tasks), micro_batches)
 
 
 def tensor_parallel(layers: int = 2, nodes: int = 4, per_node: int = 8) -> StepPlan:

@@ -34,8 +34,10 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any) -> torch.Tensor:
-        batch, heads, tokens, _ = query.shape
+        batch, heads, tokens, size = query.shape
         result = torch.empty_like(query)
+        if value.shape[-1] != size:  # latent attention: as the kernel lays it, token by token
+            result = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
         ctx.save_for_backward(
             query, key, value, result, query.new_empty(batch, heads, tokens, dtype=torch.float32)
         )

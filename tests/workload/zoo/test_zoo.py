@@ -8,8 +8,8 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.workload import build_model, zoo_names
 from perfmodel.workload.zoo.bert import bert
-from perfmodel.workload.zoo.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.llama import llama
+from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.t5 import target_tokens
 
 # Parameters, tensors, and the start of the SHA-256 of "name:64x3x7x7" lines in registration order.
@@ -80,6 +80,18 @@ TENSORS = {
     "gemma3-4b": (3880263168, 444, "4292c551a0d3ffdb"),
     "gemma3-12b": (11766034176, 626, "6f442ecdc4938467"),
     "gemma3-27b": (27009346304, 808, "437788e5af9e0099"),
+    "mixtral-8x7b": (46702792704, 291, "095f3586f2dab80c"),
+    "mixtral-8x22b": (140620634112, 507, "0aafec188906014a"),
+    "grok-1": (316489340928, 579, "2b5b19a4ba90272b"),
+    "qwen3-30b-a3b": (30532122624, 531, "b44de18b0a544d07"),
+    "qwen3-235b-a22b": (235093634560, 1037, "2229e6b4d099edea"),
+    "qwen2-57b-a14b": (57408658944, 451, "c49f438d17d7598b"),
+    "deepseek-v2-lite": (15706484224, 351, "d620d1b04e8758d3"),
+    "deepseek-v2": (235741434880, 900, "07a8b1e75ff16e0a"),
+    "deepseek-v3": (671026404352, 909, "a7ea16e867a0f50a"),
+    "kimi-k2": (1026408209408, 915, "6da75cb7b2b8f226"),
+    "llama4-scout": (107769861120, 579, "117215ad4132d48a"),
+    "llama4-maverick": (400711848960, 507, "3c7d35823d1eb29b"),
     "t5-small": (60506624, 131, "0f99cbb7f6fbdd40"),
     "t5-base": (222903552, 257, "4b0b0726a850273f"),
     "t5-large": (737668096, 509, "8dddcc5f15f2d842"),

@@ -23,7 +23,7 @@ from perfmodel.studies.run.resolve.training_job import (
     resolve_workload,
 )
 from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server
-from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import Compute, StepPlan, Task
 from perfmodel.workload.model import Workload
 
 
@@ -70,10 +70,7 @@ def place_plan(plan: StepPlan, ranks: range | tuple[int, ...]) -> StepPlan:
         work = task.work
         if isinstance(work, Compute):
             return task
-        if isinstance(work, Collective):
-            return replace(task, work=replace(work, root=int(rank_of[work.root])))
-        src, dst = int(rank_of[work.src_rank]), int(rank_of[work.dst_rank])
-        return replace(task, work=replace(work, src_rank=src, dst_rank=dst))
+        return replace(task, work=replace(work, root=int(rank_of[work.root])))
 
     return replace(
         plan,

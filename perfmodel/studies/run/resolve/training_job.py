@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ModelSection, Scenario
+from perfmodel.scenario.sections.float8 import Float8Section
 from perfmodel.scenario.sections.training import MeasuredStep, RecomputedBlocks
 from perfmodel.studies.run.resolve.host_overhead import NO_HOST_MEMORY, HostMemory, host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
@@ -17,13 +18,22 @@ from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.reserve import reserve_bytes
-from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, add_temporaries
+from perfmodel.training.memory.use import (
+    MemoryUse,
+    Setup,
+    StepOptions,
+    add_float8_copies,
+    add_temporaries,
+    narrow_inputs,
+)
+from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import CollectiveTime, StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
+from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, wide_precision
 from perfmodel.workload.memory.activations import block_bytes
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.offload import add_offload
@@ -69,11 +79,41 @@ class TrainingJob:
         return NO_RECOMPUTE if recompute == "none" else Recompute(recompute)
 
     @property
+    def float8(self) -> Float8 | None:
+        """How linear layers run in fp8; None where they do not."""
+        compute = self.scenario.compute
+        return float8_of(compute.fp8) if compute.precision == "fp8" else None
+
+    @property
+    def wide_precision(self) -> str:
+        """Precision of what does not run in fp8."""
+        return wide_precision(self.scenario.compute.precision)
+
+    @property
     def ddp_options(self) -> DdpOptions:
         """What DistributedDataParallel is called with, where it is the strategy."""
         options = self.options
         assert isinstance(options, DdpOptions)
         return options
+
+
+def float8_of(section: Float8Section | None) -> Float8:
+    """Options of a section, or by default."""
+    if section is None:
+        return Float8()
+    ends = section.first_last_layers_bf16
+    return Float8(
+        library=section.library,
+        recipe=section.recipe,
+        filter_fqns=section.filter_fqns,
+        start_in_bf16=section.num_layers_at_start_in_bf16 * ends,
+        end_in_bf16=section.num_layers_at_end_in_bf16 * ends,
+        reduce_amax=section.reduce_amax and not section.tp_only_amax_red,
+        amax_history_len=section.amax_history_len,
+        fp8_param_gather=section.fp8_param_gather,
+        enable_fsdp_float8_all_gather=section.enable_fsdp_float8_all_gather,
+        precompute_float8_dynamic_scale_for_fsdp=section.precompute_float8_dynamic_scale_for_fsdp,
+    )
 
 
 def resolve_workload(
@@ -160,6 +200,8 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         fused_attention=compute.fused_attention,
         compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
+        float8=job.float8,
+        accumulate=job.options.accumulate,
     )
     return add_recompute(job.workload, times, job.recompute)
 
@@ -222,7 +264,7 @@ def plan_step(
         ranks=ranks,
         batch_per_gpu=batch,
         iteration=iteration,
-        item_bytes=ITEM_BYTES[job.scenario.compute.precision],
+        item_bytes=ITEM_BYTES[job.wide_precision],
         comm_workers=job.library.workers,
         blocking_wait=job.library.host_staged,
         kernel_s=job.gpu.kernel_overhead_s / faster,
@@ -235,13 +277,15 @@ def plan_step(
         host_link_Bps=memory.link_Bps,
         host_optimizer_s=_host_optimizer_s(job, memory) / faster,
         gpu=_faster(job.gpu, faster),
+        float8=job.float8,
     )
     if collective_s is not None:
         request = replace(request, collective_s=collective_s)
     make = job.strategy.plan
     assert make is not None  # else it has loops
     with relocated_errors(job.scenario, "strategy"):
-        return make(request, options)
+        plan = make(request, options)
+    return plan if job.float8 is None else add_amax_reductions(plan, request, job.float8)
 
 
 def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemory) -> LayerTimes:
@@ -251,9 +295,10 @@ def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemo
         return add_offload(
             job.workload, times,
             block_bytes(
-                job.workload, batch, compute.precision, fused_attention=compute.fused_attention,
+                job.workload, batch, job.wide_precision, fused_attention=compute.fused_attention,
                 recompute=job.recompute, held_dtype=job.strategy.held_dtype(job.options),
                 compiled=bool(compute.compiled),
+                narrow=narrow_inputs(job.workload, job.float8),
             ),
             compute.offload_activations, memory.link_Bps,
         )  # fmt: skip
@@ -311,7 +356,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
     compute = job.scenario.compute
     setup = Setup(
         workload=job.workload,
-        precision=compute.precision,
+        precision=job.wide_precision,
         optimizer=compute.optimizer,
         master_weights=compute.master_weights,
         ranks=ranks,
@@ -324,12 +369,15 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         held_dtype=job.strategy.held_dtype(job.options),
         optimizer_kernels=compute.optimizer_kernels,
         activations_bytes=_measured_activations(job),
+        float8=job.float8,
+        float8_copies=_float8_copies(job),
     )
 
     def rule(setup: Setup) -> MemoryUse:
-        return add_temporaries(setup, job.strategy.memory(setup))
+        return add_temporaries(setup, add_float8_copies(setup, job.strategy.memory(setup)))
 
-    use = rule(setup)
+    with relocated_errors(job.scenario, "compute"):
+        use = rule(setup)
     low, high = (
         rule(replace(setup, kept_share=end)).total_bytes for end in job.workload.kept_range
     )
@@ -346,6 +394,16 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         reserve_bytes=use.idle_bytes
         + reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
     )
+
+
+def _float8_copies(job: TrainingJob) -> int:
+    """Bytes of fp8 that are kept per element of a weight."""
+    if job.float8 is None:
+        return 0
+    with relocated_errors(job.scenario, "compute"):
+        return float8_casts(
+            job.float8, job.gpu, compiled=bool(job.scenario.compute.compiled)
+        ).copies
 
 
 STATE_ACTIVATIONS = (

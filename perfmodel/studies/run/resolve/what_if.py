@@ -10,7 +10,7 @@ import numpy as np
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
-from perfmodel.scenario.sections.what_if import INFINITE, WhatIf
+from perfmodel.scenario.sections.studies.what_if import INFINITE, WhatIf
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.topology.model import Topology
 from perfmodel.workload.model import LayerTimes, scale_times

@@ -212,7 +212,7 @@ class SizedJob:
         by_cores = has_shared_cores(machine) and sockets
         if self.fidelity == "message" or by_cores:
             works = [t.work for t in self.plan_for(None).tasks if isinstance(t.work, Collective)]
-            sent = [(work.op, work.nbytes) for work in works] * steps
+            sent = [(work.op, work.nbytes) for work in works for _ in range(work.times)] * steps
             field = "fidelity" if self.fidelity == "message" else "cluster.nodes"
             check_message_size(
                 machine, sent, field, sockets=sockets, by_cores=field != "fidelity",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import kind_of_machine
-from perfmodel.scenario.sections.what_if import WhatIf
+from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.simulate.engine.engine import uses_sockets
 from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of

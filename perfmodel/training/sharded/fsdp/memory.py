@@ -34,7 +34,9 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
     if setup.ranks == 1:
         return use
     units = wrap_units(setup.workload, options.wrap, options.wrap_elements or MIN_WRAPPED)
-    sizes = unit_sizes(setup.workload, options, options.shard_ranks(setup.ranks))
+    sizes = unit_sizes(
+        setup.workload, options, options.shard_ranks(setup.ranks), setup.gathered_narrow
+    )
     shards = rank_shards(sizes, units, setup.optimizer)
     if options.offload:
         shards = RankShards(0, 0, 0)

@@ -14,9 +14,14 @@ ALIGNED_BYTES = 16
 """With ``use_orig_params`` (``_get_aligned_numel``, _flat_param.py)."""
 
 
-def unit_sizes(workload: Workload, options: FsdpOptions, ranks: int) -> UnitSizes:
-    """Sizes of units of a model that so many ranks share."""
-    return UnitSizes(workload, options, ranks, frozenset(workload.ready_order))
+def unit_sizes(
+    workload: Workload, options: FsdpOptions, ranks: int, narrow: frozenset[int] = frozenset()
+) -> UnitSizes:
+    """Sizes of units of a model that so many ranks share.
+
+    `narrow`: parameters that are gathered in fp8.
+    """
+    return UnitSizes(workload, options, ranks, frozenset(workload.ready_order), narrow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,8 @@ class UnitSizes:
     ranks: int
     ready: frozenset[int]
     """Parameters that have gradients."""
+    narrow: frozenset[int] = frozenset()
+    """Parameters that are gathered in fp8."""
 
     def tensors(self, unit: ShardUnit) -> tuple[ParameterTensor, ...]:
         """Parameters of a unit."""
@@ -66,13 +73,33 @@ class UnitSizes:
         numel = sum(tensor.numel for tensor in self.tensors(unit))
         return not self.options.use_orig_params and numel < self.elements(unit)
 
+    def narrow_tensors(self, unit: ShardUnit) -> tuple[ParameterTensor, ...]:
+        """Parameters of a unit that are gathered in fp8."""
+        return tuple(self.workload.tensors[i] for i in unit.tensors if i in self.narrow)
+
+    def narrow_elements(self, unit: ShardUnit) -> int:
+        """Elements of these, padding included."""
+        tensors = self.narrow_tensors(unit)
+        return self._padded(tensors, unit) if tensors else 0
+
     def own_dtype(self, unit: ShardUnit) -> str:
         """What a unit's parameters are kept in."""
         return self.tensors(unit)[0].dtype
 
     def gathered_dtype(self, unit: ShardUnit) -> str:
-        """What a unit's parameters travel in."""
+        """What layers have a unit's parameters in, those aside that are fp8, and its gradients."""
         return self.options.param_dtype or self.own_dtype(unit)
+
+    def sent_dtype(self, unit: ShardUnit) -> str:
+        """What a unit's parameters travel in: bytes, where some are fp8 and others are not.
+
+        ``_get_param_all_gather_inputs`` and ``all_gather_dtype`` in
+        torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
+        """
+        narrow = len(self.narrow_tensors(unit))
+        if not narrow:
+            return self.gathered_dtype(unit)
+        return "fp8" if narrow == len(unit.tensors) else "uint8"
 
     def reduced_dtype(self, unit: ShardUnit) -> str:
         """What a unit's gradients travel in."""
@@ -84,7 +111,9 @@ class UnitSizes:
 
     def gathered_bytes(self, unit: ShardUnit) -> int:
         """Bytes of a unit's parameters as they travel."""
-        return self.elements(unit) * ITEM_BYTES[self.gathered_dtype(unit)]
+        narrow = self.narrow_elements(unit)
+        wide = self.elements(unit) - narrow
+        return wide * ITEM_BYTES[self.gathered_dtype(unit)] + narrow * ITEM_BYTES["fp8"]
 
     def gradient_bytes(self, unit: ShardUnit) -> int:
         """Bytes of a unit's gradients as backward makes them."""

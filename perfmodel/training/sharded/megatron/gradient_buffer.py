@@ -6,7 +6,8 @@ Written after ``_ParamAndGradBuffer`` in megatron/core/distributed/param_and_gra
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,19 +25,41 @@ class BufferBucket:
     """Part of the buffer.
 
     `tensors`: in the order of the buffer; `starts`: their first elements, from that of the bucket.
-    `elements`: padding included.
+    `elements`: padding included; `narrow_elements`: of these, parameters that are gathered in fp8.
     """
 
     index: int
     tensors: tuple[int, ...]
     starts: tuple[int, ...]
     elements: int
+    narrow_elements: int = 0
 
 
 def buffer_buckets(
-    workload: Workload, options: MegatronOptions, ranks: int
+    workload: Workload, options: MegatronOptions, ranks: int, narrow: frozenset[int] = frozenset()
 ) -> tuple[BufferBucket, ...]:
-    """Lay out gradients from the last parameter to the first, and close buckets that are full."""
+    """Lay out gradients from the last parameter to the first, and close buckets that are full.
+
+    `narrow`: parameters that are kept in fp8. They have a buffer of their own, and all buckets of
+    the other one travel with its last (``partition_buckets``).
+    """
+    if not narrow:
+        return _one_buffer(workload, options, ranks, workload.ready_order)
+    *first, last = _one_buffer(workload, options, ranks, narrow)
+    others = set(workload.ready_order) - narrow
+    tensors, starts, end = [*last.tensors], [*last.starts], last.elements
+    for bucket in _one_buffer(workload, options, ranks, others) if others else ():
+        tensors += bucket.tensors
+        starts += [end + start for start in bucket.starts]
+        end += bucket.elements
+    joined = BufferBucket(last.index, tuple(tensors), tuple(starts), end, last.elements)
+    return (*(replace(each, narrow_elements=each.elements) for each in first), joined)
+
+
+def _one_buffer(
+    workload: Workload, options: MegatronOptions, ranks: int, trained: Iterable[int]
+) -> tuple[BufferBucket, ...]:
+    """Buckets of the buffer of some parameters."""
     pads = options.use_distributed_optimizer
     least = options.bucket_elements(ranks)
     divisor = math.lcm(options.shard_ranks(ranks), ALIGNED_END) if pads else 1
@@ -45,7 +68,7 @@ def buffer_buckets(
     buckets: list[BufferBucket] = []
     members: list[tuple[int, int]] = []
     end = 0
-    order = sorted(workload.ready_order, reverse=True)
+    order = sorted(trained, reverse=True)
     for tensor in order:
         start = _padded(end, ALIGNED_START) if pads else end
         members.append((tensor, start))

@@ -91,7 +91,7 @@ def megatron_step(request: StepRequest, options: MegatronOptions) -> StepPlan:
     """
     step = begin_sharding_step(request, options)
     shard_ranks = options.shard_ranks(request.ranks)
-    buckets = buffer_buckets(request.workload, options, request.ranks)
+    buckets = buffer_buckets(request.workload, options, request.ranks, request.gathered_narrow)
     fused = _products(request.workload) if options.gradient_accumulation_fusion else frozenset()
     sharing = _Sharing(step, buckets, shard_ranks, fused)
     elements = sum(bucket.elements for bucket in buckets)
@@ -162,9 +162,14 @@ def _await_parameters(sharing: _Sharing, index: int) -> None:
 def _add_gather(sharing: _Sharing, index: int, after: tuple[int, ...]) -> None:
     step, bucket = sharing.step, sharing.buckets[index]
     issued = step.tasks.issue(f"gather bucket {index}", 1, "ranks", after=step.host_waits)
+    # parameters in fp8 and others are sent together, as bytes
+    wide = (bucket.elements - bucket.narrow_elements) * step.item_bytes
+    elements, dtype = bucket.elements, step.dtype
+    if bucket.narrow_elements:
+        elements, dtype = bucket.narrow_elements + wide, "uint8" if wide else "fp8"
     sharing.gathered[index] = add_collective(
-        step, f"gather bucket {index}", "all_gather", bucket.elements,
-        dtype=step.dtype, after=(*issued, *after), communicator=sharing.shards, bucket=index,
+        step, f"gather bucket {index}", "all_gather", elements,
+        dtype=dtype, after=(*issued, *after), communicator=sharing.shards, bucket=index,
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     use = replicated(setup, grows=False)
     item = ITEM_BYTES[setup.trained[0].dtype]
     shard_ranks = options.shard_ranks(setup.ranks)
-    buckets = buffer_buckets(setup.workload, options, setup.ranks)
+    buckets = buffer_buckets(setup.workload, options, setup.ranks, setup.gathered_narrow)
     elements = sum(bucket.elements for bucket in buckets)
     trained = sum(tensor.numel for tensor in setup.trained)
     fullest = trained

@@ -73,7 +73,9 @@ def begin_sharding_step(request: StepRequest, options: OptionsT) -> ShardingStep
 
 def add_segment(step: ShardingStep[Any], part: Segment, kind: str, micro_batch: int) -> int:
     """Add some layers of one pass."""
-    return add_work(step, f"{kind} {part.name}", kind, part.duration_s, part.kernels, micro_batch)
+    return add_work(
+        step, f"{kind} {part.name}", kind, part.duration_s, part.kernels, micro_batch, part.indices
+    )
 
 
 def add_work(
@@ -83,12 +85,13 @@ def add_work(
     duration_s: float,
     kernels: int,
     micro_batch: int = 0,
+    layers: tuple[int, ...] = (),
 ) -> int:
     """Add kernels to the computing stream, after what it and the host wait for."""
     issued = step.tasks.issue(name, kernels, RANKS, after=step.host_waits, micro_batch=micro_batch)
     after = dict.fromkeys((*issued, *step.host_waits, *step.device_waits))
     step.last = step.tasks.compute(
-        name, kind, duration_s, RANKS, after=after, micro_batch=micro_batch
+        name, kind, duration_s, RANKS, after=after, micro_batch=micro_batch, layers=layers
     )
     step.device_waits = step.host_waits = ()
     return step.last

@@ -100,7 +100,7 @@ def _largest_collective(plan: StepPlan, timer: UncontendedTimer) -> tuple[str, b
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
     moved = Counter[str]()
     for work in works:
-        moved[work.op] += work.nbytes
+        moved[work.op] += work.times * work.nbytes
     most = moved.most_common(1)[0][0]
     work = max((work for work in works if work.op == most), key=lambda work: work.nbytes)
     group = max(groups[work.communicator], key=len)

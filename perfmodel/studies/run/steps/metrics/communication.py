@@ -11,9 +11,6 @@ from perfmodel.studies.run.result import CommunicationUse
 from perfmodel.timeline import exposed
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
-SEND = "send"
-"""Operation of messages between two ranks."""
-
 Interval = tuple[float, float]
 
 
@@ -24,7 +21,12 @@ def ring_bytes(op: str, nbytes: float, ranks: int) -> float:
     Yuan 2009, "Bandwidth optimal all-reduce algorithms", JPDC 69).
     """
     share = (ranks - 1) / ranks
-    factor = {"all_reduce": 2 * share, "broadcast": min(1.0, ranks - 1), "send": 1.0}
+    factor = {
+        "all_reduce": 2 * share,
+        "broadcast": min(1.0, ranks - 1),
+        "send": 1.0,
+        "send_recv": 1.0,
+    }
     return nbytes * factor.get(op, share)
 
 
@@ -56,9 +58,15 @@ def communication_uses(
     )
 
 
+def is_communication(task: Task) -> bool:
+    """Whether a task communicates, also where it does so in the stream of the layers."""
+    return isinstance(task.work, Collective)
+
+
 def op_of(task: Task) -> str:
     """Operation of a communication."""
-    return task.work.op if isinstance(task.work, Collective) else SEND
+    assert isinstance(task.work, Collective)
+    return task.work.op
 
 
 def _sum_up(
@@ -68,9 +76,9 @@ def _sum_up(
     for task in tasks:
         if isinstance(task.work, Compute) or op_of(task) != op:
             continue
-        size = ranks[task.work.communicator] if isinstance(task.work, Collective) else 2
-        calls, nbytes = calls + 1, nbytes + task.work.nbytes
-        sent_bytes += ring_bytes(op, task.work.nbytes, size)
+        size, times = ranks[task.work.communicator], task.work.times
+        calls, nbytes = calls + times, nbytes + times * task.work.nbytes
+        sent_bytes += times * ring_bytes(op, task.work.nbytes, size)
     return CommunicationUse(op, calls, nbytes, sent_bytes, busy_s, exposed_s)
 
 
@@ -82,11 +90,13 @@ def _add_times(
     exposed_s: dict[str, float],
 ) -> None:
     """Add the times of one step to those of each operation."""
-    comm = [(op_of(e[0]), (e[2], e[3])) for e in executions if kinds[e[0].stream] == "comm"]
+    comm = [(op_of(e[0]), (e[2], e[3])) for e in executions if is_communication(e[0])]
     compute = [
         (e[2], e[3])
         for e in executions
-        if kinds[e[0].stream] == "compute" and e[0].rank_class == rank_class
+        if kinds[e[0].stream] == "compute"
+        and e[0].rank_class == rank_class
+        and not is_communication(e[0])
     ]
     for op in dict.fromkeys(op for op, _ in comm):
         own = [interval for each, interval in comm if each == op]

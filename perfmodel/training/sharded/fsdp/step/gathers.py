@@ -20,6 +20,7 @@ from perfmodel.training.sharded.fsdp.step.sharded_step import (
     issue,
     run,
 )
+from perfmodel.training.sharded.fsdp.step.weight_scales import agree_on_scales
 from perfmodel.training.sharded.shard_units import ShardUnit
 
 IN_FLIGHT = 2
@@ -40,12 +41,14 @@ def gather(step: ShardedStep, unit: ShardUnit, *, backward: bool) -> None:
     smaller = step.options.regather_gpus if unit.name in step.regathered else None
     issued = issue(step, name, 1 if step.options.version == 1 else 3)
     ready = (*issued, *step.gathers_wait)
+    if not smaller:
+        ready = agree_on_scales(step, unit, ready, backward=backward)
     ready = beside(
         step, f"copy in {unit.name}", _copy_in_s(step, unit, smaller), GATHER_COPIES, ready
     )
     step.whole[unit.name] = communicate(
         step, name, "all_gather", step.sizes.gathered_bytes(unit),
-        dtype=step.sizes.gathered_dtype(unit), communicator=REGATHERED if smaller else SHARDS,
+        dtype=step.sizes.sent_dtype(unit), communicator=REGATHERED if smaller else SHARDS,
         stream=GATHERS, after=ready, phase="backward" if backward else "forward",
     )  # fmt: skip
 
@@ -59,6 +62,7 @@ def _copy_in_s(step: ShardedStep, unit: ShardUnit, smaller: int | None) -> float
     ranks = smaller or step.shard_ranks
     own, sent = sizes.own_bytes(unit) / ranks, sizes.gathered_bytes(unit) / ranks
     casts = options.param_dtype not in (None, sizes.own_dtype(unit)) and not smaller
+    casts = casts or (bool(sizes.narrow_tensors(unit)) and not smaller)
     duration_s = copy_s(step, (own + sent) / 2) if casts else 0.0
     if options.offload and not smaller:
         duration_s += host_copy_s(step, own)

@@ -72,7 +72,7 @@ def _add_layers(step: ShardedStep, moment: Moment, *, backward: bool) -> None:
             added = _gradient_bytes(step, part.tensors)
             duration_s += copy_s(step, ADDED * added, len(part.tensors))
             kernels += len(part.tensors)
-        run(step, name, kind, duration_s, after=issue(step, name, kernels))
+        run(step, name, kind, duration_s, after=issue(step, name, kernels), layers=part.indices)
 
 
 def _gradient_bytes(step: ShardedStep, tensors: Sequence[int]) -> int:

@@ -127,8 +127,9 @@ def begin_step(request: StepRequest, options: FsdpOptions, freed_before: int) ->
     walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
     ranks = options.shard_ranks(request.ranks)
     tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    sizes = unit_sizes(request.workload, options, ranks, request.gathered_narrow)
     return ShardedStep(
-        request, options, unit_sizes(request.workload, options, ranks), tasks, walk, len(units),
+        request, options, sizes, tasks, walk, len(units),
         free_events=deque(range(-freed_before, 0)),
     )  # fmt: skip
 
@@ -146,12 +147,15 @@ def issue(step: ShardedStep, name: str, kernels: int) -> tuple[int, ...]:
 
 
 def run(
-    step: ShardedStep, name: str, kind: str, duration_s: float, *, after: Iterable[int] = ()
-) -> int:
+    step: ShardedStep, name: str, kind: str, duration_s: float, *, after: Iterable[int] = (),
+    layers: tuple[int, ...] = (),
+) -> int:  # fmt: skip
     """Add a task among the layers, after all that these wait for."""
     waits = dict.fromkeys((*after, *step.layers_wait))
     step.layers_wait.clear()
-    step.newest_layer = step.tasks.compute(name, kind, duration_s, RANKS, after=waits, **step.marks)
+    step.newest_layer = step.tasks.compute(
+        name, kind, duration_s, RANKS, after=waits, layers=layers, **step.marks
+    )
     return step.newest_layer
 
 

@@ -16,6 +16,7 @@ from perfmodel.training.sharded.fsdp.step.sharded_step import (
     issue,
     run,
 )
+from perfmodel.training.sharded.fsdp.step.weight_scales import add_scales
 from perfmodel.training.sharded.shard_units import ShardUnit
 from perfmodel.workload.model import ITEM_BYTES
 
@@ -40,6 +41,7 @@ def add_update(step: ShardedStep) -> int:
     end = step.tasks.compute(
         "optimizer", "optimizer", duration_s, RANKS, after=waits, stream=COMPUTE.name, **step.marks
     )
+    end = add_scales(step, end)
     if step.request.host_s > 0:
         end = run(step, "end of the step", "copy", step.request.host_s, after=(end,))
     return end

@@ -1,0 +1,130 @@
+"""Section ``parallel``: how the model itself is split, beside the data-parallel strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from perfmodel.files import Count, FileModel
+from perfmodel.scenario.sections.base import Index, Switch
+
+DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
+"""Dimensions of a mixture: tensor, context, expert, data, pipeline (names of Megatron-Core)."""
+DEFAULT_ORDER = "tp-cp-ep-dp-pp"
+"""Megatron-Core's default: ranks of a tensor group are neighbours, those of a pipeline farthest."""
+
+
+def _expand_degree(key: str) -> BeforeValidator:
+    """Take a degree alone for a section that has it in the field `key`."""
+
+    def expand(value: object) -> object:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return {key: value} if is_number else value
+
+    return BeforeValidator(expand)
+
+
+class ContextSection(FileModel):
+    """Tokens of each sample over several GPUs."""
+
+    degree: Count = 1
+    kind: Literal["ring", "ulysses", "all_gather"] = Field(
+        default="ring",
+        description="keys and values go around a ring, or all-to-all between tokens and heads, or "
+        "all keys and values are gathered",
+    )
+    balanced: Switch = Field(
+        default=True,
+        description="each GPU has an early and a late chunk of a causal sequence: equal work",
+    )
+
+
+class PipelineSection(FileModel):
+    """Layers over several stages, micro-batch by micro-batch (`strategy.accumulate` of them)."""
+
+    stages: Count = 1
+    schedule: Literal[
+        "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v", "interleaved_zero_bubble",
+        "dualpipe", "dualpipe_v",
+    ] = "1f1b"  # fmt: skip
+    chunks: Count | None = Field(
+        default=None, description="parts of the model on each stage (virtual stages)"
+    )
+    layers: Annotated[tuple[Index, ...], Field(min_length=1)] | None = Field(
+        default=None, description="repeated blocks of each part, in order; default: equally many"
+    )
+    embedding_as_layer: Switch = Field(
+        default=False, description="the embedding counts as a block where these are divided"
+    )
+    loss_as_layer: Switch = Field(
+        default=False, description="head and loss count as a block where these are divided"
+    )
+    overlap_p2p: Switch | None = Field(
+        default=None,
+        description="stages send beside layers; default: with interleaved schedules",
+    )
+    micro_batch_group: Count | None = Field(
+        default=None, description="micro-batches that a chunk runs in a row (interleaved)"
+    )
+
+
+class ParallelSection(FileModel):
+    """Degrees of model parallelism; what they leave of the GPUs are data-parallel ranks.
+
+    `training.batch_per_gpu` counts the samples of a micro-batch of each data-parallel rank.
+    """
+
+    tensor: Count = Field(default=1, description="GPUs that share every matrix")
+    sequence_parallel: Switch = Field(
+        default=False, description="norms and additions on a share of the tokens of a tensor group"
+    )
+    context: Annotated[ContextSection, _expand_degree("degree")] = ContextSection()
+    expert: Count = Field(default=1, description="GPUs that share the experts of each layer")
+    pipeline: Annotated[PipelineSection, _expand_degree("stages")] = PipelineSection()
+    order: str = Field(
+        default=DEFAULT_ORDER,
+        description="which GPUs are neighbours: the first dimension varies fastest with the rank",
+    )
+    library: Literal["megatron", "torch"] = Field(
+        default="megatron", description="whose tensor parallelism"
+    )
+    overlap: Literal["none", "gradients", "asynchronous"] | None = Field(
+        default=None,
+        description="what of a tensor group's collectives runs beside products; default: "
+        "'gradients' of Megatron, 'none' of torch",
+    )
+    parallel_loss: Switch = Field(
+        default=True, description="cross entropy on a share of the vocabulary each"
+    )
+    vocabulary_multiple: Count | None = Field(
+        default=None,
+        description="the vocabulary is padded to a multiple of this times the tensor degree",
+    )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> ParallelSection:
+        parts = self.order.split("-")
+        if sorted(parts) != sorted(DIMENSIONS):
+            raise ValueError(f"'order' with each of {', '.join(DIMENSIONS)} once: {DEFAULT_ORDER}")
+        return self
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is split: each GPU holds the whole model as its strategy has it."""
+        return self.model_copy(update={"order": DEFAULT_ORDER}) == ParallelSection()
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """GPUs that work on the same samples."""
+        return self.tensor * self.context.degree * self.pipeline.stages
+
+    @property
+    def degrees(self) -> Mapping[str, int]:
+        """Degree of each dimension but data (`expert` is a part of data and context)."""
+        return {
+            "tensor": self.tensor,
+            "context": self.context.degree,
+            "pipeline": self.pipeline.stages,
+        }

@@ -1,0 +1,1 @@
+"""Sections that other questions than `run` read: variants, candidates, factors."""

@@ -1,0 +1,131 @@
+"""Which rank stands where in a mixture of tensor, context, expert, data and pipeline parallelism.
+
+Ranks are numbered by an order of dimensions, the first of which varies fastest; "tp-cp-ep-dp-pp" is
+Megatron-Core's (``core/parallel_state.py``, ``RankGenerator``). Experts are spread over ranks that
+are data-parallel (and context-parallel) to each other for all other layers: their dimension
+multiplies no ranks, it divides data x context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from perfmodel.arrays import IntArray
+from perfmodel.errors import ScheduleError
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class RankGrid:
+    """Ranks of a mixture.
+
+    Parameters
+    ----------
+    tensor, context, data, stages : int
+        Degrees; their product is the number of ranks.
+    expert : int
+        Ranks that share experts; divides ``data * context``.
+    order : tuple of str
+        "tp", "cp", "ep", "dp" and "pp", by how fast they vary with the rank.
+
+    Raises
+    ------
+    ScheduleError
+        An expert degree that does not divide.
+    """
+
+    tensor: int = 1
+    context: int = 1
+    data: int = 1
+    stages: int = 1
+    expert: int = 1
+    order: tuple[str, ...] = ("tp", "cp", "ep", "dp", "pp")
+
+    def __post_init__(self) -> None:
+        if self.replicas % self.expert:
+            raise ScheduleError(
+                f"expert degree {self.expert}; allowed: a divisor of {self.replicas}, the product "
+                f"of data ({self.data}) and context ({self.context})"
+            )
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that average the gradients of the same tensor: data x context."""
+        return self.data * self.context
+
+    @property
+    def ranks(self) -> int:
+        """Ranks in all."""
+        return self.tensor * self.replicas * self.stages
+
+    @cached_property
+    def numbers(self) -> IntArray:
+        """Rank by stage, replica and place in the tensor group.
+
+        Shape (stages, replicas, tensor). Replicas follow each other as `order` has it: with "cp"
+        before "dp", those of a context group are neighbours.
+        """
+        sizes = {"tp": self.tensor, "cp": self.context, "dp": self.data, "pp": self.stages}
+        dimensions = [name for name in self.order if name != "ep"]
+        slowest_first = dimensions[::-1]
+        grid = np.arange(self.ranks).reshape([sizes[name] for name in slowest_first])
+        replicas = [name for name in slowest_first if name in ("cp", "dp")]
+        wanted = ["pp", *replicas, "tp"]
+        grid = grid.transpose([slowest_first.index(name) for name in wanted])
+        return grid.reshape(self.stages, self.replicas, self.tensor)
+
+    @property
+    def tensor_groups(self) -> Groups:
+        """Ranks that share matrices."""
+        return _tuples(self.numbers.reshape(-1, self.tensor))
+
+    @property
+    def context_groups(self) -> Groups:
+        """Ranks that share the tokens of a sample."""
+        by_sample = self._by_data_and_context.transpose(0, 3, 1, 2)
+        return _tuples(by_sample.reshape(-1, self.context))
+
+    @property
+    def expert_groups(self) -> Groups:
+        """Ranks that share the experts of a layer; neighbours among replicas if "ep" is before."""
+        return _tuples(self._by_expert.reshape(-1, self.expert))
+
+    @property
+    def expert_replica_groups(self) -> Groups:
+        """Ranks that hold the same experts, and average their gradients."""
+        held = self._by_expert.swapaxes(2, 3)
+        return _tuples(held.reshape(-1, self.replicas // self.expert))
+
+    def placed(self, stage_and_replica: IntArray, place: int) -> IntArray:
+        """Ranks of members of a plan without tensor parallelism.
+
+        `stage_and_replica`: number in that plan: stage x replicas + replica.
+        `place`: in the tensor group.
+        """
+        return self.numbers.reshape(-1, self.tensor)[stage_and_replica, place]
+
+    @property
+    def _by_data_and_context(self) -> IntArray:
+        """Ranks by stage, data, context and place. Shape (stages, data, context, tensor)."""
+        if self.order.index("cp") < self.order.index("dp"):
+            return self.numbers.reshape(self.stages, self.data, self.context, self.tensor)
+        by_context = self.numbers.reshape(self.stages, self.context, self.data, self.tensor)
+        return by_context.swapaxes(1, 2)
+
+    @property
+    def _by_expert(self) -> IntArray:
+        """Ranks by stage, place, replica of the experts and share of them."""
+        by_place = self.numbers.transpose(0, 2, 1)
+        copies = self.replicas // self.expert
+        if self.order.index("ep") < self.order.index("dp"):
+            return by_place.reshape(self.stages, self.tensor, copies, self.expert)
+        shares = by_place.reshape(self.stages, self.tensor, self.expert, copies)
+        return shares.swapaxes(2, 3)
+
+
+def _tuples(groups: IntArray) -> Groups:
+    return tuple(tuple(group) for group in groups.tolist())

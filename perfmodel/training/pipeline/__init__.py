@@ -1,0 +1,1 @@
+"""Pipeline parallelism: stages of a model, schedules of their passes, and both joined to a plan."""

@@ -1,0 +1,181 @@
+"""A schedule as data: the passes that each stage runs, in order, and where each chunk stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from perfmodel.errors import Fault, InputError
+
+PassKind = Literal["forward", "backward", "input_gradient", "weight_gradient"]
+
+Layout = Literal["loop", "v", "bidirectional"]
+"""How chunks of the model stand on stages.
+
+"loop": chunk c of stage s is part c P + s of the model (Narayanan et al. 2021). "v": every other
+chunk runs the other way, so that the last stage holds neighbours (Qi et al. 2024).
+"bidirectional": each stage holds part s and, a second time, part P - 1 - s (DeepSeek-V3 report):
+half of the micro-batches enter at the last stage.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PassAction:
+    """One pass of a micro-batch through a chunk.
+
+    `kind`: "backward" is both of "input_gradient" and "weight_gradient".
+    `chunk`: of the stage, counted from 0 in the order of forward ("bidirectional": direction).
+    `joined`: runs together with the pass after it: both begin when both inputs are there, and
+        outputs of both go once both have ended.
+    """
+
+    kind: PassKind
+    chunk: int
+    micro_batch: int
+    joined: bool = False
+
+
+StageActions = tuple[PassAction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSchedule:
+    """Passes of all stages.
+
+    `chunks`: of each stage.
+    `stages`: how many.
+    `actions`: of each stage, in order.
+    """
+
+    name: str
+    stages: int
+    micro_batches: int
+    chunks: int
+    layout: Layout
+    actions: tuple[StageActions, ...]
+
+    @property
+    def parts(self) -> int:
+        """Parts that the model is cut into."""
+        return self.stages if self.layout == "bidirectional" else self.stages * self.chunks
+
+    def part(self, stage: int, chunk: int) -> int:
+        """Part of the model that a chunk of a stage is, counted from 0 in the order of forward."""
+        return part_of(self.layout, self.stages, stage, chunk)
+
+    def place(self, part: int, direction: int = 0) -> tuple[int, int]:
+        """Stage and chunk that hold a part; `direction`: which of two ("bidirectional")."""
+        if self.layout == "bidirectional":
+            return (part, 0) if direction == 0 else (self.stages - 1 - part, 1)
+        chunk, stage = divmod(part, self.stages)
+        if self.layout == "v" and chunk % 2:
+            stage = self.stages - 1 - stage
+        return stage, chunk
+
+    def before(self, stage: int, chunk: int) -> tuple[int, int] | None:
+        """Stage and chunk that forward comes from; None: it begins there."""
+        part = self.part(stage, chunk)
+        return self.place(part - 1, chunk) if part else None
+
+    def behind(self, stage: int, chunk: int) -> tuple[int, int] | None:
+        """Stage and chunk that forward goes to; None: it ends there."""
+        part = self.part(stage, chunk) + 1
+        return self.place(part, chunk) if part < self.parts else None
+
+    def chunk_micro_batches(self, chunk: int) -> range:
+        """Micro-batches that run through a chunk, the same on all stages."""
+        if self.layout != "bidirectional":
+            return range(self.micro_batches)
+        half = self.micro_batches // 2
+        return range(chunk * half, (chunk + 1) * half)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are computed apart."""
+        return any(a.kind == "weight_gradient" for stage in self.actions for a in stage)
+
+
+def part_of(layout: Layout, stages: int, stage: int, chunk: int) -> int:
+    """Part of the model that a chunk of a stage is."""
+    if layout == "bidirectional":
+        return stage if chunk == 0 else stages - 1 - stage
+    turned = layout == "v" and chunk % 2
+    return chunk * stages + (stages - 1 - stage if turned else stage)
+
+
+@dataclass(slots=True)
+class StageWriter:
+    """Writes the passes of a stage, counting micro-batches of each chunk and kind.
+
+    `put_off`: chunks and micro-batches whose weight gradients are still to be computed.
+    """
+
+    actions: list[PassAction] = field(default_factory=list)
+    counts: dict[tuple[int, PassKind], int] = field(default_factory=dict)
+    put_off: list[tuple[int, int]] = field(default_factory=list)
+
+    def forward(self, chunk: int, *, joined: bool = False) -> None:
+        """Add the next forward of a chunk."""
+        self.actions.append(PassAction("forward", chunk, self._next(chunk, "forward"), joined))
+
+    def backward(self, chunk: int, *, split: bool = False) -> None:
+        """Add the next backward of a chunk; with `split` its weight gradients are put off."""
+        micro_batch = self._next(chunk, "backward")
+        kind: PassKind = "input_gradient" if split else "backward"
+        self.actions.append(PassAction(kind, chunk, micro_batch))
+        if split:
+            self.put_off.append((chunk, micro_batch))
+
+    def weights(self, chunk: int | None = None) -> None:
+        """Add the weight gradients put off for longest, if any, of a chunk or of all."""
+        for each in self.put_off:
+            if chunk in (None, each[0]):
+                self.put_off.remove(each)
+                self.actions.append(PassAction("weight_gradient", *each))
+                return
+
+    def _next(self, chunk: int, kind: PassKind) -> int:
+        number = self.counts.get((chunk, kind), 0)
+        self.counts[chunk, kind] = number + 1
+        return number
+
+
+def every_stage(stages: int, write: Callable[[int], Iterable[PassAction]]) -> tuple[
+    StageActions, ...
+]:  # fmt: skip
+    """Passes of each stage."""
+    return tuple(tuple(write(stage)) for stage in range(stages))
+
+
+# ---------------------------------------------------------------- what no schedule can do
+
+SECTION = "parallel.pipeline"
+"""Section of a scenario that the fields of faults are of."""
+
+
+def require(*faults: Iterator[Fault]) -> None:
+    """Raise `InputError` of all faults, if there are any."""
+    listed = [fault for each in faults for fault in each]
+    if listed:
+        raise InputError(listed)
+
+
+def count_of(field_name: str, value: int, least: int = 1, why: str = "") -> Iterator[Fault]:
+    """Fault of a count below its least value."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        allowed = f"a whole number of at least {least}{why}"
+        yield Fault(f"{SECTION}.{field_name}", repr(value), allowed)
+
+
+def sizes_of(stages: int, micro_batches: int, chunks: int) -> Iterator[Fault]:
+    """Faults of counts that are not above zero."""
+    yield from count_of("stages", stages)
+    yield from count_of("micro_batches", micro_batches)
+    yield from count_of("chunks", chunks)
+
+
+def chunks_of(name: str, chunks: int, allowed: int) -> Iterator[Fault]:
+    """Fault of a number of chunks that a schedule does not have."""
+    if chunks != allowed:
+        yield Fault(f"{SECTION}.chunks", repr(chunks), f"{allowed}, which {name} has by definition")

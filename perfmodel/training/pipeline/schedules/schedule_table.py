@@ -1,0 +1,85 @@
+"""The schedules by name: how each is made, how many chunks it has, and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.training.pipeline.schedules.alternation import (
+    interleaved,
+    one_forward_one_backward,
+)
+from perfmodel.training.pipeline.schedules.dual_pipe import dualpipe, dualpipe_v
+from perfmodel.training.pipeline.schedules.fill_drain import gpipe, looped_bfs
+from perfmodel.training.pipeline.schedules.pass_actions import (
+    SECTION,
+    Layout,
+    PipelineSchedule,
+    require,
+    sizes_of,
+)
+from perfmodel.training.pipeline.schedules.zero_bubble import (
+    interleaved_zero_bubble,
+    zb_h1,
+    zb_v,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """A schedule.
+
+    `title`: what it is called in sentences.
+    `make`: from stages, micro-batches, chunks.
+    `chunks`: of each stage; None: any number from 2.
+    """
+
+    title: str
+    make: Callable[[int, int, int], PipelineSchedule]
+    layout: Layout = "loop"
+    chunks: int | None = 1
+
+
+SCHEDULES: Mapping[str, ScheduleRow] = {
+    "gpipe": ScheduleRow("GPipe", gpipe),
+    "1f1b": ScheduleRow("1F1B", one_forward_one_backward),
+    "interleaved": ScheduleRow("interleaved 1F1B", interleaved, chunks=None),
+    "looped_bfs": ScheduleRow("breadth-first", looped_bfs, chunks=None),
+    "zb_h1": ScheduleRow("ZB-H1", zb_h1),
+    "interleaved_zero_bubble": ScheduleRow(
+        "interleaved zero bubble", interleaved_zero_bubble, chunks=None
+    ),
+    "zb_v": ScheduleRow("ZB-V", zb_v, "v", 2),
+    "dualpipe": ScheduleRow("DualPipe", dualpipe, "bidirectional", 2),
+    "dualpipe_v": ScheduleRow("DualPipeV", dualpipe_v, "v", 2),
+}
+
+
+def make_schedule(
+    kind: str,
+    stages: int,
+    micro_batches: int,
+    chunks: int | None = None,
+    *,
+    micro_batch_group: int | None = None,
+) -> PipelineSchedule:
+    """Return a schedule by name.
+
+    `chunks`: of each stage; by default as many as the schedule has, 2 where it may have any number.
+    `micro_batch_group`: of "interleaved".
+    Raises `InputError`: no such schedule, or counts that it does not allow.
+    """
+    if kind not in SCHEDULES:
+        allowed = allowed_names(SCHEDULES, kind)
+        raise InputError(Fault(f"{SECTION}.schedule", repr(kind), allowed))
+    row = SCHEDULES[kind]
+    number = (row.chunks or 2) if chunks is None else chunks
+    if kind == "interleaved":
+        return interleaved(stages, micro_batches, number, micro_batch_group)
+    if micro_batch_group is not None:
+        raise InputError(
+            Fault(f"{SECTION}.micro_batch_group", str(micro_batch_group), "with interleaved only")
+        )
+    require(sizes_of(stages, micro_batches, number))
+    return row.make(stages, micro_batches, number)

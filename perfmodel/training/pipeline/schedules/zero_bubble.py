@@ -1,0 +1,124 @@
+"""Zero bubble (Qi et al. 2024, arXiv:2401.10241): weight gradients fill what would be bubbles.
+
+Backward is split: the stage before waits for the gradients of inputs alone.
+"""
+
+from __future__ import annotations
+
+from perfmodel.training.pipeline.schedules.alternation import (
+    check_rounds,
+    chunk_order,
+    torch_group_size,
+)
+from perfmodel.training.pipeline.schedules.pass_actions import (
+    PipelineSchedule,
+    StageActions,
+    StageWriter,
+    chunks_of,
+    count_of,
+    every_stage,
+    require,
+    sizes_of,
+)
+
+
+def zb_h1(stages: int, micro_batches: int, chunks: int = 1) -> PipelineSchedule:
+    """Return ZB-H1: 1F1B's forwards, and weight gradients put off by as many as stages before.
+
+    No more micro-batches are in flight than with 1F1B.
+    Raises `InputError`: a count below 1, or several chunks.
+    """
+    require(sizes_of(stages, micro_batches, chunks), chunks_of("zb_h1", chunks, 1))
+    actions = every_stage(
+        stages, lambda stage: _put_off(stages, stage, chunk_order(micro_batches, 1, 1), 1, 0)
+    )
+    return PipelineSchedule("zb_h1", stages, micro_batches, 1, "loop", actions)
+
+
+def interleaved_zero_bubble(stages: int, micro_batches: int, chunks: int) -> PipelineSchedule:
+    """Return ZB-H1 over several chunks, as torch 2.13 has it (``ScheduleInterleavedZeroBubble``).
+
+    Raises `InputError`: a count below 1, one chunk, micro-batches that do not fill rounds.
+    """
+    require(
+        sizes_of(stages, micro_batches, chunks),
+        count_of("chunks", chunks, 2, ": with one, the schedule is zb_h1"),
+    )
+    require(check_rounds(stages, micro_batches))
+    group_size = torch_group_size(stages, micro_batches)
+    order = chunk_order(micro_batches, chunks, group_size)
+    ahead = (chunks - 1) * group_size
+    actions = every_stage(stages, lambda stage: _put_off(stages, stage, order, chunks, ahead))
+    name = "interleaved_zero_bubble"
+    return PipelineSchedule(name, stages, micro_batches, chunks, "loop", actions)
+
+
+def _put_off(
+    stages: int, stage: int, order: tuple[int, ...], chunks: int, ahead: int
+) -> StageActions:
+    """Passes of a stage whose weight gradients follow `stage` backwards later."""
+    writer = StageWriter()
+    warm_up = min(ahead + stages - 1 - stage, len(order))
+    for chunk in order[:warm_up]:
+        writer.forward(chunk)
+    for number, backward in enumerate(order):
+        if warm_up + number < len(order):
+            writer.forward(order[warm_up + number])
+        writer.backward(chunks - 1 - backward, split=True)
+        if number >= stage:
+            writer.weights()
+    while writer.put_off:
+        writer.weights()
+    return tuple(writer.actions)
+
+
+def zb_v(stages: int, micro_batches: int, chunks: int = 2) -> PipelineSchedule:
+    """Return ZB-V: two chunks in the shape of a V, no bubble where all passes take as long.
+
+    The order is that of torch 2.13, ``ScheduleZBVZeroBubble``: with fewer than 2 P - 1
+    micro-batches it is that of 2 P - 1 without those that there are not.
+    Raises `InputError`: a count below 1, or other than two chunks.
+    """
+    require(sizes_of(stages, micro_batches, chunks), chunks_of("zb_v", chunks, 2))
+    full = max(2 * stages - 1, micro_batches)
+    actions = every_stage(
+        stages,
+        lambda stage: (a for a in _v_passes(stages, stage, full) if a.micro_batch < micro_batches),
+    )
+    return PipelineSchedule("zb_v", stages, micro_batches, 2, "v", actions)
+
+
+def _v_passes(stages: int, stage: int, micro_batches: int) -> StageActions:
+    writer = StageWriter()
+    for _ in range(2 * (stages - stage) - 1):
+        writer.forward(0)
+    for _ in range(stage):
+        writer.forward(1)
+        writer.forward(0)
+    for _ in range(stages - stage):
+        writer.forward(1)
+        _whole_backward(writer, 1)
+    # forwards of the first chunk so far
+    begun = 2 * stages - stage - 1
+    for _ in range(stages, micro_batches):
+        if begun < micro_batches:
+            writer.forward(0)
+            begun += 1
+        _whole_backward(writer, 0)
+        writer.forward(1)
+        _whole_backward(writer, 1)
+    for _ in range(stage):
+        writer.backward(0, split=True)
+        writer.backward(1, split=True)
+    for _ in range(stages - stage):
+        writer.backward(0, split=True)
+        writer.weights(0)
+    for chunk in (1, 0):
+        for _ in range(micro_batches):
+            writer.weights(chunk)
+    return tuple(writer.actions)
+
+
+def _whole_backward(writer: StageWriter, chunk: int) -> None:
+    writer.backward(chunk, split=True)
+    writer.weights(chunk)

@@ -1,0 +1,199 @@
+"""A part of a model as a workload of its own, with its times, and what passes between parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.training.pipeline.partition import PartitionOptions, part_layers
+from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
+from perfmodel.workload.memory.activations import WIDE_BYTES, cast_weights
+from perfmodel.workload.memory.blocks import block_of
+from perfmodel.workload.model import ITEM_BYTES, Layer, LayerTimes, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """A part of a model.
+
+    `workload`: its layers and their tensors; a tensor that it shares with another part stands in
+        both.
+    `times`: of its layers.
+    `layers`: which of the whole model.
+    `shared`: tensors (indices in `workload`) that another part holds, too, and whose gradients both
+        add up.
+    """
+
+    workload: Workload
+    times: LayerTimes
+    layers: range
+    shared: tuple[int, ...] = ()
+
+    @property
+    def shared_elements(self) -> int:
+        """Elements of gradients that are added up with another part's."""
+        return sum(self.workload.tensors[tensor].numel for tensor in self.shared)
+
+
+def model_parts(
+    workload: Workload,
+    times: LayerTimes,
+    schedule: PipelineSchedule,
+    options: PartitionOptions | None = None,
+) -> tuple[ModelPart, ...]:
+    """Cut a model into the parts of a pipeline.
+
+    `times`: of the whole model.
+    Raises `InputError`: blocks that cannot be dealt out so, a model that does not state what flows
+        between its blocks, or one that ties tensors of parts that are neither first nor last.
+    """
+    layers = part_layers(workload, schedule, options or PartitionOptions())
+    if len(layers) == 1:
+        return (ModelPart(workload, times, layers[0]),)
+    _require_stream(workload)
+    borrowed = _borrowed(workload, layers)
+    owners = _owners(workload, layers)
+    parts = []
+    for number, mine in enumerate(layers):
+        held = {tensor for tensor, owner in owners.items() if owner == number}
+        parts.append(
+            _cut(workload, times, mine, held | borrowed[number], borrowed, (number, len(layers)))
+        )
+    return tuple(parts)
+
+
+def stream_bytes(
+    workload: Workload, precision: str, batch: int, held_dtype: str | None = None
+) -> int:
+    """Bytes that a micro-batch of `batch` samples hands from one part to the next, and back.
+
+    In fp32 under autocast, whose residual stream is; else at the precision of the compute.
+    Raises `InputError`: a model that does not state what flows between its blocks.
+    """
+    _require_stream(workload)
+    casts = cast_weights(workload, precision, held_dtype)
+    item_bytes = WIDE_BYTES if casts else ITEM_BYTES[precision]
+    return round(batch * workload.stream_elements) * item_bytes
+
+
+def _require_stream(workload: Workload) -> None:
+    if not workload.stream_elements:
+        found = f"{workload.name!r}, which does not state what flows between its blocks"
+        raise InputError(Fault("model", found, "a decoder, or an encoder, of the zoo"))
+
+
+def _owners(workload: Workload, layers: Sequence[range]) -> dict[int, int]:
+    """Part of each tensor: of its layer, or for frozen ones that of the block they stand in."""
+    part_of = {layer: part for part, mine in enumerate(layers) for layer in mine}
+    owners = {
+        tensor: part_of[index]
+        for index, layer in enumerate(workload.layers)
+        for tensor in layer.tensors
+    }
+    blocks = {block_of(layer.name): part_of[i] for i, layer in enumerate(workload.layers)}
+    for index, tensor in enumerate(workload.tensors):
+        block = block_of(tensor.name)
+        owners.setdefault(index, 0 if block is None else blocks.get(block, 0))
+    return owners
+
+
+def _borrowed(workload: Workload, layers: Sequence[range]) -> list[frozenset[int]]:
+    """Tensors that each part uses and another trains: a head tied to the embedding.
+
+    Such a layer states the elements of a weight that is not among its tensors.
+    """
+    tables = {
+        workload.tensors[tensor].numel: tensor
+        for layer in workload.layers[:1]
+        for tensor in layer.tensors
+        if len(workload.tensors[tensor].shape) == 2
+    }
+    borrowed = []
+    for number, mine in enumerate(layers):
+        own = {tensor for index in mine for tensor in workload.layers[index].tensors}
+        tied = {
+            tables[round(layer.weight_elements)]
+            for layer in (workload.layers[index] for index in mine)
+            if _lacks_weight(workload, layer) and round(layer.weight_elements) in tables
+        } - own
+        if tied and number != len(layers) - 1:
+            found = f"{workload.name!r}, whose part {number + 1} shares the embedding"
+            raise InputError(Fault("model", found, "one that shares it with the last part alone"))
+        borrowed.append(frozenset(tied))
+    return borrowed
+
+
+def _lacks_weight(workload: Workload, layer: Layer) -> bool:
+    own = sum(
+        workload.tensors[t].numel for t in layer.tensors if len(workload.tensors[t].shape) > 1
+    )
+    return layer.matmul_flops > 0 and 0 < layer.weight_elements != own
+
+
+def _cut(
+    workload: Workload,
+    times: LayerTimes,
+    mine: range,
+    held: set[int],
+    borrowed: Sequence[frozenset[int]],
+    place: tuple[int, int],
+) -> ModelPart:
+    number, parts = place
+    first, last = number == 0, number == parts - 1
+    lent = frozenset().union(*borrowed)
+    order = sorted(held)
+    index = {tensor: position for position, tensor in enumerate(order)}
+    layers = [
+        replace(layer, tensors=tuple(index[tensor] for tensor in layer.tensors))
+        for layer in (workload.layers[i] for i in mine)
+    ]
+    for at, i in enumerate(mine):  # its gradient is ready where the product's backward is
+        users = borrowed[number] if _lacks_weight(workload, workload.layers[i]) else ()
+        tied = tuple(
+            index[t]
+            for t in users
+            if workload.tensors[t].numel == round(workload.layers[i].weight_elements)
+        )
+        layers[at] = replace(layers[at], tensors=(*tied, *layers[at].tensors))
+    part = replace(
+        workload,
+        name=f"{workload.name}, part {number + 1} of {parts}",
+        tensors=tuple(workload.tensors[tensor] for tensor in order),
+        layers=tuple(layers),
+        input_elements=workload.input_elements if first else workload.stream_elements,
+        output_elements=workload.output_elements if last else workload.stream_elements,
+    )
+    shared = tuple(index[tensor] for tensor in order if tensor in lent)
+    return ModelPart(part, part_times(times, workload, part, mine), mine, shared)
+
+
+def part_times(times: LayerTimes, whole: Workload, part: Workload, mine: range) -> LayerTimes:
+    """Times of consecutive layers of a model; the optimizer's by the elements that it updates."""
+    layers = slice(mine.start, mine.stop)
+    share = _trained(part) / max(1, _trained(whole))
+    kept = [layer.saved_elements + layer.stream_elements for layer in whole.layers]
+    kept_share = sum(kept[layers]) / sum(kept) if sum(kept) else len(mine) / len(kept)
+
+    def of(values: np.ndarray | None) -> np.ndarray | None:
+        return None if values is None else values[layers]
+
+    return replace(
+        times,
+        forward_s=times.forward_s[layers],
+        backward_s=times.backward_s[layers],
+        forward_kernels=times.forward_kernels[layers],
+        backward_kernels=times.backward_kernels[layers],
+        optimizer_s=times.optimizer_s * share,
+        optimizer_kernels=max(1, round(times.optimizer_kernels * share)),
+        activation_bytes=times.activation_bytes * kept_share,
+        matrix_forward_s=of(times.matrix_forward_s),
+        matrix_backward_s=of(times.matrix_backward_s),
+        weight_gradient_s=of(times.weight_gradient_s),
+    )
+
+
+def _trained(workload: Workload) -> int:
+    return sum(workload.tensors[tensor].numel for tensor in workload.ready_order)

@@ -1,0 +1,261 @@
+"""Give the passes of a plan the collectives that their layers call.
+
+A task of several layers keeps one compute task, or one for each kind of call that runs beside
+kernels, and one collective for each kind of call, so many times in a row. Its time is the sum of
+its layers' times, and exact as long as nothing else uses the same links or slows the same GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from perfmodel.training.plan.builder import COMPUTE
+from perfmodel.training.plan.pass_calls import PassCall, backward_calls, forward_calls
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    Compute,
+    Op,
+    StepPlan,
+    Stream,
+    Task,
+)
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
+from perfmodel.workload.model import ITEM_BYTES
+from perfmodel.workload.shards.calls import CallGroup
+
+PASSES = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Calls that are alike. `window_s`: work beside each of them; seconds, 0: none."""
+
+    group: CallGroup
+    op: Op
+    nbytes: int
+    dtype: str
+    window_s: float
+
+
+@dataclass(slots=True)
+class _Calls:
+    """So many alike calls, and the work beside all of them."""
+
+    kind: _Kind
+    times: int = 0
+    window_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Adding:
+    """A plan under construction: tasks, and where each of the plan's own begins and ends."""
+
+    request: StepRequest
+    dtype: str
+    recompute: Recompute
+    tasks: list[Task] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    calls: int = 0
+
+
+def add_layer_calls(
+    plan: StepPlan, request: StepRequest, dtype: str, recompute: Recompute = NO_RECOMPUTE
+) -> StepPlan:
+    """Return the plan with its layers' calls; the same plan where no layer calls anything.
+
+    Exposed calls run on the compute stream, before or after their kernels; others on a stream of
+    their group, beside a part of the kernels. The communicators "tensor", "context" and "expert"
+    have one group of as many ranks as share a layer: placement puts their real groups in its place.
+
+    `request`: that the plan was made from; its workload is that of one rank.
+    `dtype`: of activations as they travel.
+    `recompute`: what backward runs forward of once more.
+    """
+    layers = request.workload.layers
+    if not any(layer.calls for layer in layers):
+        return plan
+    adding = _Adding(request, "fp32" if dtype == "tf32" else dtype, recompute)
+    first_optimizer = _first_optimizers(plan)
+    for index, task in enumerate(plan.tasks):
+        moved = replace(task, after=tuple(adding.ends[each] for each in task.after))
+        if index in first_optimizer:
+            _add_step_calls(adding, moved)
+        if task.kind in PASSES and task.layers and isinstance(task.work, Compute):
+            _add_pass(adding, moved, task.work.duration_s)
+        else:
+            adding.tasks.append(moved)
+        adding.ends.append(len(adding.tasks) - 1)
+    for at, task in enumerate(adding.tasks):
+        if task.after_previous:
+            before = tuple(adding.ends[each] for each in task.after_previous)
+            adding.tasks[at] = replace(task, after_previous=before)
+    ranks = {call.group: call.ranks for layer in layers for call in layer.calls}
+    streams = {stream.name for stream in plan.streams}
+    used = dict.fromkeys(task.stream for task in adding.tasks if task.stream not in streams)
+    return replace(
+        plan,
+        tasks=tuple(adding.tasks),
+        streams=(*plan.streams, *(Stream(name, "comm") for name in used)),
+        communicators=(
+            *plan.communicators,
+            *(Communicator(group, (range(size),)) for group, size in ranks.items()),
+        ),
+    )
+
+
+# ---------------------------------------------------------------- passes
+
+
+def _add_pass(adding: _Adding, task: Task, duration_s: float) -> None:
+    """Add a task of some layers with their calls; the last task added ends them all."""
+    workload, times = adding.request.workload, adding.request.times
+    if task.kind == "forward":
+        calls = forward_calls(workload, times, task.layers)
+    else:
+        calls = backward_calls(workload, times, task.layers, adding.recompute)
+    if not calls:
+        adding.tasks.append(task)
+        return
+    merges = len(task.layers) > 1
+    _issue(adding, task, sum(each.call.times for each in calls))
+    head, hidden, tail = (
+        _alike(adding, (each for each in calls if chosen(each)), merges=merges)
+        for chosen in (
+            lambda each: not (each.window_s or each.is_after),
+            lambda each: each.window_s > 0,
+            lambda each: each.is_after and not each.window_s,
+        )
+    )
+    windows_s = sum(each.window_s for each in hidden)
+    shorten = min(1.0, duration_s / windows_s) if windows_s else 0.0
+    rest_s = max(0.0, duration_s - shorten * windows_s)
+    # the first piece waits for what the task waited for, the last one has what it gave back
+    start = len(adding.tasks)
+    waits: tuple[int, ...] = task.after
+    for each in head:
+        waits = (_call(adding, task, each, COMPUTE.name, waits),)
+    early = [each for each in hidden if not _is_reduction(each)]
+    late = [each for each in hidden if _is_reduction(each)]
+    waits = _add_windows(adding, task, early, shorten, waits)
+    if rest_s > 0 or not hidden:
+        waits = (_piece(adding, task, rest_s, waits),)
+    waits = _add_windows(adding, task, late, shorten, waits)
+    for each in tail:
+        waits = (_call(adding, task, each, COMPUTE.name, waits),)
+    if len(waits) > 1:  # what follows waits for the kernels and for the call beside them
+        waits = (_piece(adding, task, 0.0, waits),)
+    tasks = adding.tasks
+    tasks[start] = replace(tasks[start], acquires=task.acquires, after_previous=task.after_previous)
+    tasks[-1] = replace(tasks[-1], releases=task.releases, core_s=task.core_s)
+
+
+def _is_reduction(calls: _Calls) -> bool:
+    """Whether calls send a result of their layers, instead of fetching an input."""
+    return calls.kind.op in ("all_reduce", "reduce_scatter")
+
+
+def _add_windows(
+    adding: _Adding, task: Task, calls: Iterable[_Calls], shorten: float, waits: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Add calls, each beside its part of the kernels; returns what follows them."""
+    for each in calls:
+        kernels = _piece(adding, task, shorten * each.window_s, waits)
+        waits = (kernels, _call(adding, task, each, each.kind.group, waits))
+    return waits
+
+
+def _alike(adding: _Adding, calls: Iterable[PassCall], *, merges: bool) -> list[_Calls]:
+    """Join alike calls; those of one layer only where one directly follows the other."""
+    joined: list[_Calls] = []
+    for each in calls:
+        call = each.call
+        kind = _Kind(call.group, call.op, *_size(adding, call.elements, call.dtype), each.window_s)
+        candidates = joined if merges else joined[-1:]
+        same = next((other for other in candidates if other.kind == kind), None)
+        if same is None:
+            joined.append(same := _Calls(kind))
+        same.times += call.times
+        same.window_s += each.window_s
+    return joined
+
+
+def _size(adding: _Adding, elements: float, dtype: str | None) -> tuple[int, str]:
+    name = dtype or adding.dtype
+    return round(elements * adding.request.batch_per_gpu * ITEM_BYTES[name]), name
+
+
+def _piece(adding: _Adding, task: Task, duration_s: float, waits: Sequence[int]) -> int:
+    """Add a part of a task's kernels."""
+    work = Compute(duration_s)
+    adding.tasks.append(
+        replace(
+            task, work=work, after=tuple(waits), after_previous=(), acquires=None, releases=None,
+            core_s=0.0,
+        )
+    )  # fmt: skip
+    return len(adding.tasks) - 1
+
+
+def _call(
+    adding: _Adding, task: Task, calls: _Calls, stream: str, waits: Sequence[int]
+) -> int:  # fmt: skip
+    """Add calls as one task."""
+    kind = calls.kind
+    adding.calls += 1
+    name = f"{kind.group} {kind.op.replace('_', '-')}, {task.name}"
+    key = f"{task.rank_class}, call {adding.calls}"
+    work = Collective(kind.op, kind.nbytes, kind.group, key, dtype=kind.dtype, times=calls.times)
+    adding.tasks.append(
+        Task(
+            name, "communication", task.rank_class, stream, work, tuple(waits),
+            micro_batch=task.micro_batch, layers=task.layers,
+        )
+    )  # fmt: skip
+    return len(adding.tasks) - 1
+
+
+def _issue(adding: _Adding, task: Task, calls: int) -> None:
+    """Let the host issue calls with the kernels of their task."""
+    for at in task.after:
+        issue = adding.tasks[at]
+        if issue.kind == "issue" and isinstance(issue.work, Compute):
+            launch_s = calls * adding.request.times.launch_s
+            adding.tasks[at] = replace(issue, work=Compute(issue.work.duration_s + launch_s))
+            return
+
+
+# ---------------------------------------------------------------- step
+
+
+def _first_optimizers(plan: StepPlan) -> dict[int, str]:
+    """First task of the optimizer of each class, by index."""
+    first: dict[str, int] = {}
+    for index, task in enumerate(plan.tasks):
+        if task.kind == "optimizer":
+            first.setdefault(task.rank_class, index)
+    return {index: name for name, index in first.items()}
+
+
+def _add_step_calls(adding: _Adding, optimizer: Task) -> None:
+    """Add what a step calls once, when gradients are there: sums of replicated tensors' parts.
+
+    Megatron joins those of one dtype, torch sends each.
+    """
+    workload = adding.request.workload
+    sizes: dict[tuple[CallGroup, str, int], int] = {}
+    for layer in workload.layers:
+        dtype = workload.tensors[layer.tensors[0]].dtype if layer.tensors else "fp32"
+        for call in layer.calls:
+            if call.phase == "step":
+                alone = round(call.elements) if workload.shard.library == "torch" else 0
+                at = (call.group, call.dtype or dtype, alone)
+                sizes[at] = sizes.get(at, 0) + round(call.elements)
+    waits = optimizer.after
+    for (group, dtype, alone), elements in sizes.items():
+        nbytes = (alone or elements) * ITEM_BYTES[dtype]
+        kind = _Kind(group, "all_reduce", nbytes, dtype, 0.0)
+        calls = _Calls(kind, elements // alone if alone else 1)
+        waits = (_call(adding, replace(optimizer, layers=()), calls, COMPUTE.name, waits),)

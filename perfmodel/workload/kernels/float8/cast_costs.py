@@ -1,0 +1,127 @@
+"""Time of a linear layer's kernels in fp8: three products, and the casts of their operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perfmodel.topology.model import Gpu
+from perfmodel.workload.kernels.device import Device, make_device
+from perfmodel.workload.kernels.float8.recipe import Casts, Float8, float8_casts
+from perfmodel.workload.kernels.memory_bound import elementwise_s
+from perfmodel.workload.kernels.products import busy_s, product_s
+from perfmodel.workload.kernels.shapes import MatrixProduct
+
+NARROW_BYTES = 1
+"""Of an fp8 element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Pricing:
+    """Rates of fp8 on one GPU.
+
+    `narrow`: the GPU at the rate of the recipe's products.
+    `wide`: the same GPU in bf16.
+    `weight_bytes`: of an element of a weight that is cast.
+    `weight_share`: casts of weights per micro-batch: one over the micro-batches of a step where
+        only the first one casts them.
+    """
+
+    casts: Casts
+    narrow: Device
+    wide: Device
+    weight_bytes: int
+    weight_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Cost:
+    """Device time and kernels of a linear layer, in seconds.
+
+    `product_s`, `gradients_s`: of products alone, forward and backward.
+    """
+
+    forward_s: float
+    backward_s: float
+    forward_kernels: int
+    backward_kernels: int
+    product_s: float
+    gradients_s: float
+
+
+def make_float8_pricing(
+    gpu: Gpu, float8: Float8, wide: Device, *, compiled: bool, weight_bytes: int, accumulate: int
+) -> Float8Pricing:
+    """Look up what all fp8 layers of one prediction share.
+
+    Raises `InputError`: a GPU without the recipe.
+    """
+    casts = float8_casts(float8, gpu, compiled=compiled)
+    narrow = make_device(gpu, "fp8", NARROW_BYTES)
+    narrow = replace(narrow, matrix_flops=narrow.matrix_flops * casts.rate)
+    share = 1 / accumulate if casts.weights_once else 1.0
+    return Float8Pricing(casts, narrow, wide, weight_bytes, share)
+
+
+def narrow_product_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
+    """Device time of a product of fp8 operands, whose result is bf16; seconds."""
+    return product_of_casts_s(product, pricing.narrow, result_bytes=pricing.wide.item_bytes)
+
+
+def product_of_casts_s(product: MatrixProduct, device: Device, *, result_bytes: int) -> float:
+    """Device time of a product whose result has other elements than its operands; seconds."""
+    m, n, k = product.rows, product.columns, product.depth
+    operands = device.item_bytes * product.count * (m * k + k * n)
+    nbytes = operands + result_bytes * product.count * m * n
+    return device.constants.product.ramp_s + busy_s(product, nbytes, device)
+
+
+def float8_cost(
+    product: MatrixProduct, pricing: Float8Pricing, *, shares_input: bool, passes: int
+) -> Float8Cost:
+    """Add up casts and products of a layer.
+
+    `product`: of a whole micro-batch: rows of activations, the weight's columns and depth.
+    `shares_input`: whether a layer before it has the same input.
+    `passes`: gradients in backward: 1 where the input has none.
+    """
+    casts, wide = pricing.casts, pricing.wide
+    cast_inputs = not (shares_input and casts.inputs_once)
+    inputs = float(product.rows * product.depth) * cast_inputs
+    weights = float(product.columns * product.depth) * pricing.weight_share
+    forward_bytes, backward_bytes = (
+        of_input.nbytes(inputs, wide.item_bytes) + of_weight.nbytes(weights, pricing.weight_bytes)
+        for of_input, of_weight in zip(casts.input, casts.weight, strict=True)
+    )
+    forward_kernels, backward_kernels = (
+        of_input.kernels * cast_inputs + of_weight.kernels * pricing.weight_share
+        for of_input, of_weight in zip(casts.input, casts.weight, strict=True)
+    )
+    outputs = float(product.rows * product.columns)
+    backward_bytes += casts.gradient.nbytes(outputs, wide.item_bytes)
+    backward_kernels += casts.gradient.kernels
+    if product.has_bias:
+        backward_bytes += wide.item_bytes * outputs
+        backward_kernels += 1
+    output_s = narrow_product_s(product, pricing)
+    gradients_s = _weight_gradient_s(product, pricing)
+    if passes > 1:
+        gradients_s += narrow_product_s(product.input_gradient, pricing)
+    return Float8Cost(
+        forward_s=output_s + _elementwise_s(forward_bytes, forward_kernels, wide),
+        backward_s=gradients_s + _elementwise_s(backward_bytes, backward_kernels, wide),
+        forward_kernels=1 + round(forward_kernels),
+        backward_kernels=passes + round(backward_kernels),
+        product_s=output_s,
+        gradients_s=gradients_s,
+    )
+
+
+def _weight_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
+    if pricing.casts.wide_weight_gradient:
+        return product_s(product.weight_gradient, pricing.wide)
+    return narrow_product_s(product.weight_gradient, pricing)
+
+
+def _elementwise_s(nbytes: float, kernels: float, device: Device) -> float:
+    """Time of casts, of which a share of a step's may count."""
+    return elementwise_s(nbytes, 0, device) + kernels * device.ramp_s

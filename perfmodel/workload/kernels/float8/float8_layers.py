@@ -1,0 +1,93 @@
+"""Which layers of a model run in fp8."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.memory.blocks import block_of
+from perfmodel.workload.model import Layer, Workload
+
+MULTIPLE = 16
+"""Both sides of a weight have to be multiples of it (``torch._scaled_mm``, and
+``assert_dim_for_fp8_exec`` in Transformer Engine): other layers stay in bf16."""
+
+
+@lru_cache(maxsize=64)
+def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
+    """Return the places of linear layers that run in fp8.
+
+    A head that is tied to the embedding has no weight of its own, and stays in bf16.
+
+    Raises `InputError`: there is none, names that no layer has, more blocks than there are.
+    """
+    names = {
+        place: layer.name
+        for place, layer in enumerate(workload.layers)
+        if layer.kind == "linear" and layer.matmul_flops
+    }
+    example = names[min(names)] if names else ""
+    faults = [
+        Fault(f"fp8.filter_fqns.{position}", repr(part), f"part of a name, such as {example}")
+        for position, part in enumerate(float8.filter_fqns or ())
+        if names and not any(part in name for name in names.values())
+    ]  # fmt: skip
+    blocks = list(dict.fromkeys(filter(None, map(block_of, names.values()))))
+    wide = float8.start_in_bf16 + float8.end_in_bf16
+    if wide and wide >= len(blocks):
+        allowed = f"fewer than {len(blocks)} blocks in bf16"
+        faults.append(Fault("fp8.num_layers_at_start_in_bf16", f"{wide} at both ends", allowed))
+    if faults:
+        raise InputError(faults)
+    narrow = blocks[float8.start_in_bf16 : len(blocks) - float8.end_in_bf16]
+    layers = frozenset(
+        place for place, name in names.items()
+        if _is_narrow(name, float8, blocks, narrow) and _fits(workload, place)
+    )  # fmt: skip
+    if not layers:
+        allowed = "bf16, or a model with linear layers in repeated blocks, of multiples of 16"
+        raise InputError(Fault("precision", f"'fp8' for {workload.name!r}", allowed))
+    return layers
+
+
+def _is_narrow(name: str, float8: Float8, blocks: list[str], narrow: list[str]) -> bool:
+    block = block_of(name)
+    if block in blocks and block not in narrow:
+        return False
+    if float8.filter_fqns is None:
+        return block is not None
+    return not any(part in name for part in float8.filter_fqns)
+
+
+def weight_of(workload: Workload, layer: Layer) -> int | None:
+    """The matrix that a linear layer multiplies with: its largest; None where it has none."""
+    own = [index for index in layer.tensors if len(workload.tensors[index].shape) == 2]
+    return max(own, key=lambda index: workload.tensors[index].numel, default=None)
+
+
+def _fits(workload: Workload, place: int) -> bool:
+    index = weight_of(workload, workload.layers[place])
+    return index is not None and all(side % MULTIPLE == 0 for side in workload.tensors[index].shape)
+
+
+def float8_weights(workload: Workload, float8: Float8 | None) -> frozenset[int]:
+    """Tensors that fp8 products multiply with; none without fp8."""
+    if float8 is None:
+        return frozenset()
+    weights = (
+        weight_of(workload, workload.layers[place]) for place in float8_layers(workload, float8)
+    )
+    return frozenset(index for index in weights if index is not None)
+
+
+def shares_input(layer: Layer) -> bool:
+    """Whether a layer before it has the same input (queries, keys and values; gate and up)."""
+    return layer.copied_elements > 0
+
+
+def float8_modules(workload: Workload, float8: Float8) -> int:
+    """Products as Transformer Engine has them: layers with one input are one."""
+    return sum(
+        not shares_input(workload.layers[place]) for place in float8_layers(workload, float8)
+    )

@@ -1,0 +1,78 @@
+"""What stands before and after the blocks of a decoder: token embedding, head, rotary buffers."""
+
+from __future__ import annotations
+
+from perfmodel.workload.model import Buffers, FusedKept
+from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_calls, table_calls
+from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    FUSED_LOSS_PASSES,
+    FUSED_NORM_PASSES,
+    INDEX_BYTES,
+    LOSS_PASSES,
+    Module,
+    linear,
+    names,
+    numels,
+    weight_and_bias,
+)
+from perfmodel.workload.zoo.transformer import embedding
+
+CAP_PASSES = 3 * ACTIVATION_PASSES
+"""Logits over the cap, tanh, times the cap: three operations."""
+
+
+def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
+    """Rotary frequencies, twice, for sliding and full attention where these differ; a scale."""
+    kinds = 2 if shape.head_norms and shape.window else 1
+    rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * (shape.head_size // 2))
+    return (rotary, *(Buffers("fp32", 1, 4),) * shape.scaled_embedding)
+
+
+def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
+    """Gather the rows of tokens, and scale them where the model does.
+
+    `shard`: which part of the table a rank holds.
+    """
+    words = shard.padded(shape.vocabulary) // shard.tensor
+    table = (("model.embed_tokens.weight", (words, shape.width)),)
+    gathered = shard.map_tokens(s) * shape.width
+    scaled = shape.scaled_embedding * shard.stream_tokens(s) * shape.width
+    return embedding(
+        "model.embed_tokens", table, names(table),
+        vector_elements=float(ACTIVATION_PASSES * (gathered + scaled)),
+        fused_elements=float(ACTIVATION_PASSES * gathered),
+        saved_bytes=float(INDEX_BYTES * shard.map_tokens(s)),
+        kernels=1 + shape.scaled_embedding,
+        calls=table_calls(shard, gathered, whole_first=False),
+    )  # fmt: skip
+
+
+def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
+    """Last norm, logits and loss; a tied weight gets its gradient in the embedding's backward.
+
+    `shard`: which part of the vocabulary a rank holds; it may score all of it.
+    """
+    h, norm = shape.width, norm_weight("model.norm", shape.width)
+    vocabulary = shard.padded(shape.vocabulary)
+    words = vocabulary // shard.tensor
+    head = () if shape.tied else weight_and_bias("lm_head", words, h, bias=False)
+    rows, stream = shard.map_tokens(s), shard.stream_tokens(s) * h
+    logits = rows * (words if shard.parallel_loss else vocabulary)
+    passes, _ = NORM_KERNELS[shape.fused_norms]
+    return linear(
+        "lm_head", rows, h, words, parameters=norm + head, ready=names(head) + names(norm),
+        norm_elements=float(passes * stream),
+        vector_elements=float((LOSS_PASSES + shape.capped * CAP_PASSES) * logits),
+        wide_norm=not shape.fused_norms, wide_elements=float(LOSS_PASSES * logits),
+        fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
+        saved_elements=float(shard.kept_tokens(s) * h + shape.capped * logits),
+        **kept_by_norm(stream, shape, logits),
+        fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits), float(stream)),
+        kernels=4 + 3 * shape.capped,
+        calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
+        + norm_calls(shard, numels(norm)),
+    )  # fmt: skip

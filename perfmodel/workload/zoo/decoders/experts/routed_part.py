@@ -1,0 +1,204 @@
+"""The feed-forward part of experts: router, rows gathered by expert, grouped products, their sum.
+
+Rows are gathered by expert before the first product and gathered back, weighed and summed after the
+second. Where ranks share the experts, rows travel between gathering and products, there and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perfmodel.workload.kernels.shapes import GroupedProduct
+from perfmodel.workload.model import Layer
+from perfmodel.workload.zoo.decoders.decoder_block import (
+    PRODUCT_PASSES,
+    BlockPlace,
+    feed_forward_part,
+    norm_before_mlp,
+)
+from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings
+from perfmodel.workload.zoo.decoders.experts.expert_sizes import RoutedShape
+from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    ELEMENT_BYTES,
+    FUSED_NORM_PASSES,
+    INDEX_BYTES,
+    JOIN_PASSES,
+    WIDE_BYTES,
+    Module,
+    Parameter,
+    linear,
+    names,
+    weight_and_bias,
+)
+
+SCORE_PASSES = {"softmax": 6.0, "sigmoid": 14.0}
+"""Passes over a token's scores in fp32: cast (1.5), softmax (2), the greatest of them found (2.5);
+sigmoid with balanced groups adds a bias (3), the greatest of a group, a mask (3) and a gather."""
+SCORE_KERNELS = {"softmax": 6, "sigmoid": 18}
+BALANCE_PASSES, BALANCE_KERNELS = 4.0, 8
+"""Auxiliary loss: scores summed over tokens, tokens counted, their product summed, and its scale;
+counted in Megatron-LM's ``switch_load_balancing_loss_func``."""
+SORT_KERNELS = 8
+"""Experts sorted (4), rows of tokens found, rows counted, summed up, rows gathered."""
+RESTORE_KERNELS = 5
+"""Rows weighed, the sort inverted (3), rows gathered back."""
+HALF = frozenset({"bf16", "fp16"})
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedPlace:
+    """Experts of one block: where they stand, their sizes, how they run and how they are shared.
+
+    `dtype`: of the parameters.
+    `path`: of the part in its block ("mlp", "feed_forward").
+    `ranks`: that share the experts.
+    """
+
+    block: BlockPlace
+    routed: RoutedShape
+    settings: ExpertSettings
+    dtype: str
+    path: str = "mlp"
+    ranks: int = 1
+
+    @property
+    def rows(self) -> float:
+        """Rows that the busiest rank's experts have, of one sample of each rank."""
+        share = self.settings.busiest(self.routed, self.ranks) * self.settings.tensor
+        return self.block.tokens * self.routed.top_k * share
+
+    @property
+    def own_experts(self) -> int:
+        """Experts that a rank holds."""
+        return self.routed.experts // self.ranks
+
+    @property
+    def own_width(self) -> int:
+        """Width of an expert as a rank holds it."""
+        return self.routed.width // self.settings.tensor
+
+    def named(self, part: str) -> str:
+        """Full name of a part."""
+        return f"{self.block.prefix}.{self.path}.{part}"
+
+
+def routed_part(place: RoutedPlace) -> list[Module]:
+    """Modules in the order of forward."""
+    routed, block = place.routed, place.block
+    shared: list[Module] = []
+    if routed.shared_width:
+        path = f"{place.path}.{_shared_name(place)}"
+        shared = feed_forward_part(block, path=path, width=routed.shared_width, normed=False)
+    experts = [*_expert_maps(place)]
+    if routed.shared_gate:  # the shared expert runs first, its gate and the sum last
+        return [*_normed_first(place, shared), _router(place, normed=False), *experts,
+                _shared_gate(place)]  # fmt: skip
+    return [_router(place, normed=True), *experts, *shared]
+
+
+def _shared_name(place: RoutedPlace) -> str:
+    plural = place.path == "mlp" and not place.routed.shared_gate
+    return "shared_experts" if plural else "shared_expert"
+
+
+def router_name(place: RoutedPlace) -> str:
+    """Name of the router's module."""
+    return "gate" if place.path == "mlp" else "router"
+
+
+def _normed_first(place: RoutedPlace, shared: list[Module]) -> list[Module]:
+    """Shared experts that read the part's input first, and so stand behind its norm."""
+    path = f"{place.path}.{_shared_name(place)}"
+    normed = feed_forward_part(place.block, path=path, width=place.routed.shared_width)
+    return [normed[0], *shared[1:]]
+
+
+def _router(place: RoutedPlace, *, normed: bool) -> Module:
+    block, routed = place.block, place.routed
+    s, h, shape = block.tokens, block.shape.width, block.shape
+    norm = norm_weight(f"{block.prefix}.{norm_before_mlp(shape)}", h) if normed else ()
+    own = weight_and_bias(place.named(router_name(place)), routed.experts, h, bias=False)
+    scores, balance = s * routed.experts, place.settings.auxiliary_loss
+    wide = (SCORE_PASSES[routed.scores] + balance * BALANCE_PASSES) * scores
+    # the norm's result, cast, where parameters are narrower than the router's product
+    cast = routed.wide_router and place.dtype in HALF
+    norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
+    saved = kept_by_norm(s * h * normed, shape)
+    saved["saved_bytes"] += WIDE_BYTES * (scores + cast * s * h) + INDEX_BYTES * s * routed.top_k
+    return linear(
+        place.named(router_name(place)), s, h, routed.experts, parameters=norm + own,
+        ready=names(own) + names(norm),
+        vector_elements=wide + cast * 1.5 * s * h, wide_elements=wide,
+        norm_elements=float(norm_passes * s * h * normed),
+        wide_norm=normed and not shape.fused_norms,
+        fused_elements=float(FUSED_NORM_PASSES * s * h * normed + 2 * scores),
+        saved_elements=float(s * h * normed), copied_elements=float((not normed) * s * h),
+        kernels=1 + norm_kernels * normed + SCORE_KERNELS[routed.scores] + cast
+        + BALANCE_KERNELS * balance, **saved,
+    )  # fmt: skip
+
+
+def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
+    """Gather rows and widen them; gate, narrow, weigh, gather back and sum them."""
+    block, routed = place.block, place.routed
+    s, h, rows, wide = block.tokens, block.shape.width, place.rows, place.own_width
+    pairs = float(s * routed.top_k)
+    gathered = (ACTIVATION_PASSES + routed.weighs_input * ACTIVATION_PASSES) * pairs * h
+    weighs = not routed.weighs_input
+    sums = pairs * h + ADD_PASSES * s * h
+    restored = ACTIVATION_PASSES * pairs * h * (1 + weighs) + sums
+    widen = _grouped(
+        place, "gate_up_proj", h, 2 * wide, vector=gathered, fused=ACTIVATION_PASSES * pairs * h,
+        saved=rows * h + routed.weighs_input * pairs * h, indices=2, kernels=SORT_KERNELS,
+    )  # fmt: skip
+    narrow = _grouped(
+        place, "down_proj", wide, h, vector=PRODUCT_PASSES * rows * wide + restored,
+        fused=JOIN_PASSES * rows * wide + ACTIVATION_PASSES * pairs * h + JOIN_PASSES * s * h,
+        saved=4.0 * rows * wide + weighs * rows * h, indices=1, kernels=RESTORE_KERNELS + 4,
+    )  # fmt: skip
+    return widen, narrow
+
+
+def _grouped(
+    place: RoutedPlace, name: str, inputs: int, outputs: int, *, vector: float, fused: float,
+    saved: float, indices: int, kernels: int,
+) -> Module:  # fmt: skip
+    """One product of all experts.
+
+    `indices`: of rows, that are kept.
+    """
+    groups, single = place.own_experts, place.settings.implementation == "grouped"
+    transposed = place.path != "mlp"
+    sides = (inputs, outputs) if transposed else (outputs, inputs)
+    weight: Parameter = (place.named(f"experts.{name}"), (groups, *sides))
+    pairs = float(place.block.tokens * place.routed.top_k)
+    layer = Layer(
+        name=weight[0],
+        # as routing asks for: what imbalance or padding adds is no work of the model
+        matmul_flops=2.0 * pairs * place.settings.tensor * inputs * outputs,
+        matmul_bytes=float(ELEMENT_BYTES * place.rows * (inputs + outputs)),
+        vector_bytes=ELEMENT_BYTES * vector,
+        fused_bytes=ELEMENT_BYTES * fused,
+        fused_kernels=1 + SORT_KERNELS // 2,
+        weight_elements=float(groups * inputs * outputs),
+        saved_elements=saved,
+        saved_bytes=float(INDEX_BYTES * indices * pairs),
+        kernels=kernels + 1,
+        matrix=GroupedProduct(place.rows, outputs, inputs, groups, single),
+    )
+    return Module(layer, (weight,), (weight[0],), of_experts=frozenset({weight[0]}))
+
+
+def _shared_gate(place: RoutedPlace) -> Module:
+    """How much each token takes of what the shared experts say, and the sum (Qwen 2)."""
+    s, h = place.block.tokens, place.block.shape.width
+    own = weight_and_bias(place.named("shared_expert_gate"), 1, h, bias=False)
+    gate = linear(
+        place.named("shared_expert_gate"), s, h, 1, parameters=own,
+        vector_elements=float(2 * ADD_PASSES * s * h), fused_elements=float(JOIN_PASSES * s * h),
+        saved_elements=float(s * h + s), copied_elements=float(s * h), kernels=4,
+    )  # fmt: skip
+    return replace(gate, ready=names(own))

@@ -1,0 +1,100 @@
+"""Collectives of many groups as one job, and several in a row as one: the same times and bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.library.machine import Machine
+from perfmodel.library.model import load_library
+from perfmodel.simulate.flow.alike_collectives import in_a_row, join_alike
+from perfmodel.simulate.flow.network import FlowNetwork
+from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.network import LinkCounters
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.topology.templates.build import build_topology
+
+MACHINE = Machine(
+    build_topology("dgx-a100", hosts=4, fabric="rail-optimised"), load_library("nccl")
+)
+TIMER = UncontendedTimer(MACHINE)
+NODES = tuple(range(8 * node, 8 * node + 8) for node in range(4))
+RAILS = tuple(tuple(range(gpu, 32, 8)) for gpu in range(8))
+PAIRS = tuple((rank, rank + 16) for rank in range(16))
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+
+
+def timed(
+    op: str, nbytes: int, groups: tuple[range | tuple[int, ...], ...], times: int = 1
+) -> tuple[float, LinkCounters]:
+    network = FlowNetwork(simpy.Environment(), TIMER)
+    network.env.run(until=network.collective(op, nbytes, groups, groups[0][0], times))
+    return float(network.env.now), network.counted
+
+
+def one_by_one(
+    op: str, nbytes: int, groups: tuple[range | tuple[int, ...], ...]
+) -> tuple[float, LinkCounters]:
+    network = FlowNetwork(simpy.Environment(), TIMER)
+    network.env.run(until=network.launch(TIMER.lower(op, nbytes, groups, groups[0][0])))
+    return float(network.env.now), network.counted
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(OPS), st.integers(1, 1 << 26), st.sampled_from([NODES, RAILS]))
+def test_groups_as_one_job_take_as_long_as_each_for_itself(
+    op: str, nbytes: int, groups: tuple[range | tuple[int, ...], ...]
+) -> None:
+    joined, apart = timed(op, nbytes, groups), one_by_one(op, nbytes, groups)
+    assert joined[0] == pytest.approx(apart[0], rel=1e-9)
+    np.testing.assert_allclose(joined[1].wire_bytes, apart[1].wire_bytes, rtol=1e-9)
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(OPS), st.integers(1, 1 << 24), st.integers(2, 96))
+def test_several_in_a_row_take_as_many_times_as_long(op: str, nbytes: int, times: int) -> None:
+    once, many = timed(op, nbytes, NODES), timed(op, nbytes, NODES, times)
+    assert many[0] == pytest.approx(times * once[0], rel=1e-9)
+    np.testing.assert_allclose(many[1].wire_bytes, times * once[1].wire_bytes, rtol=1e-9)
+
+
+def test_several_in_a_row_are_sent_one_by_one_at_fidelity_message() -> None:
+    def run(times: int) -> float:
+        network = MessageNetwork(simpy.Environment(), TIMER)
+        network.env.run(until=network.collective("all_reduce", 1 << 20, NODES[:1], 0, times))
+        return float(network.env.now)
+
+    assert run(3) == pytest.approx(3 * run(1), rel=1e-9)
+
+
+def test_a_group_per_node_is_one_job_and_groups_on_common_links_stay_apart() -> None:
+    assert len(join_alike(TIMER.lower("all_reduce", 1 << 20, NODES, 0))) == 1
+    common = (range(16), range(16, 32))
+    shared = ((0, 8), (0, 16))  # both leave by the same adapter
+    assert len(join_alike(TIMER.lower("all_reduce", 1 << 20, common, 0))) == 1
+    assert len(join_alike(TIMER.lower("send", 1 << 20, shared, 0))) == 2
+    unlike = (range(8), range(8, 12))
+    assert len(join_alike(TIMER.lower("all_reduce", 1 << 20, unlike, 0))) == 2
+
+
+def test_messages_of_pairs_take_the_time_of_one() -> None:
+    """Each GPU has an adapter of its own, so that sixteen pairs are as quick as one."""
+    assert timed("send", 1 << 26, PAIRS)[0] == pytest.approx(timed("send", 1 << 26, PAIRS[:1])[0])
+
+
+def test_one_in_a_row_is_itself() -> None:
+    (lowered,) = TIMER.lower("all_reduce", 1 << 20, NODES[:1], 0)
+    assert in_a_row(lowered, 1) is lowered
+
+
+def test_a_ring_of_messages_takes_the_time_of_its_slowest() -> None:
+    """Inside nodes all hops are alike; across them the adapters are the slowest."""
+    inside = timed("send", 1 << 26, ((0, 1),))[0]
+    assert timed("send_recv", 1 << 26, NODES)[0] == pytest.approx(inside)
+    across = timed("send", 1 << 26, ((7, 8),))[0]
+    assert timed("send_recv", 1 << 26, (range(16),))[0] == pytest.approx(across)
+    assert TIMER.best("send_recv", 1 << 26, range(16))[1] == pytest.approx(across)
+    assert across > 2 * inside

@@ -1,0 +1,133 @@
+"""Plans of a model that ranks share issue the calls, and hold the tensors, of torch's own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.plan.layer_calls import add_layer_calls
+from perfmodel.training.plan.step_plan import Collective, StepPlan
+from perfmodel.training.sharded.fsdp.options import FsdpOptions
+from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
+from perfmodel.workload.model import LayerTimes, Workload
+from perfmodel.workload.shards import Shard
+from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.llama import llama
+from tests.training.recorded import tensor_cases
+from tests.training.recorded.run_cases import Call, run_cases
+
+SHAPE = DecoderShape(
+    tensor_cases.LAYERS, tensor_cases.WIDTH, tensor_cases.HEADS, tensor_cases.KV_HEADS,
+    tensor_cases.INNER, tensor_cases.WORDS, tensor_cases.TOKENS, fused_norms=True,
+)  # fmt: skip
+TENSOR = Shard(tensor=2, library="torch")
+SEQUENCE = replace(TENSOR, sequence_parallel=True)
+FULL = Recompute("full")
+
+ALONE = {
+    "tensor": (TENSOR, NO_RECOMPUTE),
+    "tensor, gathered loss": (replace(TENSOR, parallel_loss=False), NO_RECOMPUTE),
+    "sequence": (SEQUENCE, NO_RECOMPUTE),
+    "sequence, gathered loss": (replace(SEQUENCE, parallel_loss=False), NO_RECOMPUTE),
+    "sequence, recompute": (SEQUENCE, FULL),
+}
+FSDP = {"fsdp, tensor": TENSOR, "fsdp, sequence": SEQUENCE}
+NORM_BYTES = 4 * tensor_cases.WIDTH
+ADAM_READS = 3
+"""Times that torch.optim.AdamW reads a gradient, which DTensor adds up anew for each."""
+
+Issued = tuple[str, int, int, str | None]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Call]]:
+    return run_cases("tests.training.recorded.tensor_cases", 2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Call]]:
+    return run_cases("tests.training.recorded.tensor_cases", 4, tmp_path_factory.mktemp("four"))
+
+
+def model(shard: Shard) -> Workload:
+    length = tensor_cases.TOKENS
+    return llama("toy", dtype="fp32", sequence_length=length, shape=SHAPE, shard=shard)
+
+
+def request(workload: Workload, ranks: int) -> StepRequest:
+    layers = len(workload.layers)
+    seconds, kernels = np.full(layers, 1e-3), np.ones(layers, int)
+    times = LayerTimes(
+        seconds, 2 * seconds, kernels, kernels, 5e-6, 1e-3, 3, 1e12, 0.0, "equal",
+        matrix_forward_s=seconds / 2, matrix_backward_s=seconds,
+    )  # fmt: skip
+    return StepRequest(workload, times, ranks, tensor_cases.BATCH, segments=1000)
+
+
+def issued(plan: StepPlan) -> list[Issued]:
+    """Collectives of a plan one by one."""
+    ranks = {each.name: len(each.groups[0]) for each in plan.communicators}
+    works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
+    return [
+        (work.op, work.nbytes, ranks[work.communicator], work.dtype)
+        for work in works
+        for _ in range(work.times)
+    ]
+
+
+def is_norm(call: Issued) -> bool:
+    return call[:2] == ("all_reduce", NORM_BYTES)
+
+
+def real(calls: list[Call]) -> list[Issued]:
+    return [call.issued for call in calls if call.phase.startswith("step 1")]
+
+
+def held(calls: list[Call]) -> dict[str, list[int]]:
+    """Shapes of parameters by name."""
+    rows = [call.op.split(" ", 1) for call in calls if call.phase == "memory"]
+    return {name: json.loads(shape) for name, shape in rows}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_layers_call_what_parallelized_modules_call(
+    name: str, alone: dict[str, list[Call]]
+) -> None:
+    shard, recompute = ALONE[name]
+    asked = request(model(shard), 1)
+    plan = add_layer_calls(ddp_plan(asked, DdpOptions()), asked, "fp32", recompute)
+    planned, recorded = issued(plan), real(alone[name])
+    assert [each for each in planned if not is_norm(each)] == [
+        each for each in recorded if not is_norm(each)
+    ]
+    norms = sum(map(is_norm, planned))
+    assert sum(map(is_norm, recorded)) == ADAM_READS * norms
+    assert norms == shard.sequence_parallel * (2 * tensor_cases.LAYERS + 1)
+
+
+@pytest.mark.parametrize("name", FSDP)
+def test_fully_sharded_layers_call_what_both_meshes_call(
+    name: str, sharded: dict[str, list[Call]]
+) -> None:
+    asked = request(model(FSDP[name]), 2)
+    plan = add_layer_calls(fsdp_plan(asked, FsdpOptions(version=2)), asked, "fp32")
+    planned, recorded = issued(plan), real(sharded[name])
+    assert [each for each in planned if not is_norm(each)] == [
+        each for each in recorded if not is_norm(each)
+    ]
+    assert sorted(filter(is_norm, planned)) == sorted(filter(is_norm, recorded))
+
+
+def test_a_rank_holds_the_tensors_of_parallelized_modules(alone: dict[str, list[Call]]) -> None:
+    assert held(alone["sequence"]) == {
+        tensor.name: list(tensor.shape) for tensor in model(SEQUENCE).tensors
+    }
