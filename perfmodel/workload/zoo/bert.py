@@ -153,7 +153,7 @@ def _embeddings(s: int, h: int, shard: Shard) -> Module:
     norm = norm_parameters(f"{prefix}.LayerNorm", h)
     word, position, segment = names(tables)
     # three gathers, two additions, normalised and dropped out
-    elements = (3 * ACTIVATION_PASSES + 2 * ADD_PASSES) * s * h
+    elements = float((3 * ACTIVATION_PASSES + 2 * ADD_PASSES) * s * h)
     elements += (NORM_PASSES + DROPOUT_PASSES) * own * h
     return embedding(
         prefix, tables + norm, (*names(norm), position, segment, word),

@@ -115,7 +115,7 @@ def _embeddings(shape: GptShape, block: BlockShape) -> Module:
         ("wpe.weight", (shape.positions, h)),
     )
     # rows read and written twice, added, dropped out
-    gathered = (2 * ACTIVATION_PASSES + ADD_PASSES) * rows * h
+    gathered = float((2 * ACTIVATION_PASSES + ADD_PASSES) * rows * h)
     gathered += block.dropout * DROPOUT_PASSES * own * h
     return embedding(
         "embeddings", tables, ("wpe.weight", "wte.weight"), vector_elements=gathered,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.shapes import Convolution, MatrixProduct
@@ -406,10 +407,11 @@ def join_maps(parts: Sequence[Module], names_: str) -> Module:
         "matmul_flops", "vector_bytes", "weight_elements", "saved_elements", "norm_bytes",
         "wide_bytes", "stream_elements", "saved_bytes",
     )  # fmt: skip
+    totals: dict[str, Any] = {field: total(field) for field in summed}
     layer = replace(
         first,
         name=names_,
-        **{field: total(field) for field in summed},
+        **totals,
         matmul_bytes=total("matmul_bytes") - reads * (len(parts) - 1),
         fused_bytes=total("fused_bytes"),
         kernels=sum(layer.kernels for layer in layers) - len(parts) + 1,
