@@ -189,13 +189,14 @@ def resolve_share(scenario: Scenario, whole: Workload) -> Workload:
         return whole
     name = section.name or str(scenario.origin.resolve("model.file", section.file or ""))
     with relocated_errors(scenario, "parallel", _SHARD_FIELDS):
-        return load_workload(
+        share = load_workload(
             name,
             dtype=section.dtype if section.file is None else None,
             image_size=section.image_size,
             sequence_length=section.sequence_length,
             shard=shard,
         )
+    return _with_fused_parts(scenario, share)
 
 
 def resolve_workload(
@@ -217,6 +218,11 @@ def resolve_workload(
             image_size=section.image_size,
             sequence_length=section.sequence_length,
         )
+    return _with_fused_parts(scenario, workload)
+
+
+def _with_fused_parts(scenario: Scenario, workload: Workload) -> Workload:
+    """Leave nothing to fuse outside of what is compiled."""
     if scenario.compute.compiled != "blocks":
         return workload
     with relocated_errors(scenario, "compute"):
