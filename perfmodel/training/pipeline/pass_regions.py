@@ -153,6 +153,26 @@ def merge_pass(works: Sequence[Work], waited_for: frozenset[int]) -> list[Work]:
     return merged
 
 
+def drop_host_ahead(works: Sequence[Work]) -> list[Work]:
+    """Leave out what the host issues for a pass that takes the device longer than it.
+
+    Once ahead it stays so, and waits for nothing: its tasks would change no time.
+    """
+    issues = [work for work in works if work.task.stream == HOST.name]
+    issued_s = sum(_seconds(work.task) for work in issues)
+    device_s = sum(_seconds(w.task) for w in works if w.task.kind in PASSES)
+    others = any(w.task.kind not in PASSES and w.task.stream != HOST.name for w in works)
+    if others or issued_s > device_s or any(w.task.kind != "issue" for w in issues):
+        return list(works)
+    dropped = {member for work in issues for member in work.members}
+    return [
+        replace(work, task=replace(work.task, after=tuple(
+            source for source in work.task.after if source not in dropped)))
+        for work in works
+        if work.task.stream != HOST.name
+    ]  # fmt: skip
+
+
 def _joined(run: Sequence[Work], issued: Sequence[Work]) -> Work:
     """One task for several; it waits for the first issue, and for what the first one waits for."""
     if len(run) == 1:
