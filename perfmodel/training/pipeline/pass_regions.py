@@ -5,7 +5,7 @@ A pipeline runs the same passes in another order. Passes without communication b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -55,11 +55,11 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
     if len(plan.classes) != 1:
         names = ", ".join(repr(each.name) for each in plan.classes)
         raise ScheduleError(f"plan {plan.name!r} has classes {names}; a pipeline needs one")
-    keys = [_pass_of(task) for task in plan.tasks]
+    users = _first_users(plan.tasks)
+    keys = _with_calls(plan.tasks, [_pass_of(task) for task in plan.tasks], users)
     places = [index for index, key in enumerate(keys) if key is not None]
     if not places:
         raise ScheduleError(f"plan {plan.name!r} has neither forward nor backward")
-    users = _first_users(plan.tasks)
     regions = Regions(
         passes={key: [] for key in keys if key is not None}, waited_for=_waited_for(plan)
     )
@@ -91,6 +91,29 @@ def _pass_of(task: Task) -> PassKey | None:
         if task.kind == kind and isinstance(task.work, Compute):
             return kind, task.micro_batch  # type: ignore[return-value]
     return None
+
+
+def _with_calls(
+    tasks: Sequence[Task], keys: list[PassKey | None], users: Mapping[int, int]
+) -> list[PassKey | None]:
+    """Give the calls of layers the pass of their kernels, which they follow or are waited for by."""
+
+    def is_call(index: int) -> bool:
+        return isinstance(tasks[index].work, Collective) and bool(tasks[index].layers)
+
+    def alike(index: int, other: int) -> bool:
+        return (tasks[index].layers, tasks[index].micro_batch) == (
+            tasks[other].layers, tasks[other].micro_batch
+        )  # fmt: skip
+
+    calls = [index for index in range(len(tasks)) if is_call(index)]
+    for index in calls:
+        sources = [keys[source] for source in tasks[index].after if alike(index, source)]
+        keys[index] = next((key for key in sources if key is not None), None)
+    for index in reversed(calls):
+        if keys[index] is None and index in users:
+            keys[index] = keys[users[index]]
+    return keys
 
 
 def _first_users(tasks: Sequence[Task]) -> dict[int, int]:

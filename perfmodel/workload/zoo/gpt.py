@@ -108,10 +108,10 @@ def gpt(
 def _embeddings(shape: GptShape, block: BlockShape) -> Module:
     """Gather rows of both tables, add them, drop some of the sum."""
     shard, h = block.shard, shape.width
-    words = shard.padded(shape.vocabulary) // shard.tensor
+    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
     rows, own = shard.map_tokens(block.tokens), shard.stream_tokens(block.tokens)
     tables: tuple[Parameter, ...] = (
-        ("wte.weight", (words, h)),
+        ("wte.weight", (own_vocabulary, h)),
         ("wpe.weight", (shape.positions, h)),
     )
     # rows read and written twice, added, dropped out
@@ -129,10 +129,10 @@ def _head(block: BlockShape, vocabulary: int) -> Module:
     """Last norm, logits and loss of a rank's part of the vocabulary, or of all of it."""
     shard, h = block.shard, block.width
     rows, own = shard.map_tokens(block.tokens), shard.stream_tokens(block.tokens)
-    words, norm = vocabulary // shard.tensor, norm_parameters("ln_f", h)
-    scored = rows * (words if shard.parallel_loss else vocabulary)
+    own_vocabulary, norm = vocabulary // shard.tensor, norm_parameters("ln_f", h)
+    scored = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
     return linear(
-        "lm_head", rows, h, words, parameters=norm, ready=names(norm),
+        "lm_head", rows, h, own_vocabulary, parameters=norm, ready=names(norm),
         norm_elements=NORM_PASSES * own * h, vector_elements=LOSS_PASSES * scored,
         wide_elements=float(LOSS_PASSES * scored),
         fused_elements=FUSED_NORM_PASSES * own * h + FUSED_LOSS_PASSES * scored,

@@ -374,7 +374,7 @@ def _by_dtype(groups: Sequence[Buffers]) -> tuple[Buffers, ...]:
     )
 
 
-def join_maps(parts: Sequence[Module], names_: str) -> Module:
+def join_maps(parts: Sequence[Module], joined_name: str) -> Module:
     """Join maps of one input to one product, as libraries of model parallelism run them.
 
     The input is kept once. Gradients get ready together, those of the last map first.
@@ -392,11 +392,11 @@ def join_maps(parts: Sequence[Module], names_: str) -> Module:
         "matmul_flops", "vector_bytes", "weight_elements", "saved_elements", "norm_bytes",
         "wide_bytes", "stream_elements", "saved_bytes",
     )  # fmt: skip
-    totals: dict[str, Any] = {field: total(field) for field in summed}
+    sums: dict[str, Any] = {field: total(field) for field in summed}
     layer = replace(
         first,
-        name=names_,
-        **totals,
+        name=joined_name,
+        **sums,
         matmul_bytes=total("matmul_bytes") - reads * (len(parts) - 1),
         fused_bytes=total("fused_bytes"),
         kernels=sum(layer.kernels for layer in layers) - len(parts) + 1,

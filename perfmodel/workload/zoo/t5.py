@@ -193,12 +193,12 @@ def _final_norm(stack: str, all_tokens: int, width: int, shard: Shard) -> Module
 def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
     """Logits and loss; T5 scales its input and shares the embedding's weight, v1.1 does not."""
     h, vocabulary = shape.width, shard.padded(VOCABULARY)
-    words = vocabulary // shard.tensor
-    logits = targets * (words if shard.parallel_loss else vocabulary)
-    head = weight_and_bias("lm_head", words, h, bias=False) if shape.gated else ()
+    own_vocabulary = vocabulary // shard.tensor
+    logits = targets * (own_vocabulary if shard.parallel_loss else vocabulary)
+    head = weight_and_bias("lm_head", own_vocabulary, h, bias=False) if shape.gated else ()
     scaled = (not shape.gated) * ACTIVATION_PASSES * shard.stream_tokens(targets) * h
     return linear(
-        "lm_head", targets, h, words, parameters=head,
+        "lm_head", targets, h, own_vocabulary, parameters=head,
         vector_elements=float(LOSS_PASSES * logits + scaled),
         wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),

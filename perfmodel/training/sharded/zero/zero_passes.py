@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from perfmodel.training.memory.use import StepOptions
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
-from perfmodel.training.plan.forward_backward import MANY_MICRO_BATCHES, Segment
+from perfmodel.training.plan.forward_backward import Segment
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
@@ -60,8 +60,8 @@ class ShardingStep(Generic[OptionsT]):
 
     def resolution(self) -> int:
         """Segments per pass."""
-        fewest = 8 if self.options.accumulate <= MANY_MICRO_BATCHES else 1
-        return max(fewest, self.request.segments // self.options.accumulate)
+        least = min(8, self.request.segments)
+        return max(least, self.request.segments // self.options.accumulate)
 
 
 def begin_sharding_step(request: StepRequest, options: OptionsT) -> ShardingStep[OptionsT]:
