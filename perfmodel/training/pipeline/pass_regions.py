@@ -96,7 +96,7 @@ def _pass_of(task: Task) -> PassKey | None:
 def _with_calls(
     tasks: Sequence[Task], keys: list[PassKey | None], users: Mapping[int, int]
 ) -> list[PassKey | None]:
-    """Give the calls of layers the pass of their kernels, which they follow or are waited for by."""
+    """Give calls of layers the pass of their kernels, which they follow or are waited for by."""
 
     def is_call(index: int) -> bool:
         return isinstance(tasks[index].work, Collective) and bool(tasks[index].layers)

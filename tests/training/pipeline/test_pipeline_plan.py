@@ -270,7 +270,7 @@ def test_what_cannot_be_a_pipeline_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=text):
             fsdp_pipeline(make_schedule(kind, 2, 4), FsdpOptions(accumulate=4))
-    with pytest.raises(InputError, match="strategy.accumulate: found a plan of 4 micro-batches"):
+    with pytest.raises(InputError, match=r"strategy\.accumulate: found a plan of 4 micro-batches"):
         fsdp_pipeline(make_schedule("1f1b", 2, 8), FsdpOptions(accumulate=4))
     schedule = make_schedule("zb_h1", 2, 4)
     parts = model_parts(workload, replace(times, weight_gradient_s=None), schedule)
