@@ -95,6 +95,14 @@ class StagePasses:
         """Name of the stage's class."""
         return f"stage {self.stage}"
 
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Chunks by the part of the model that they are.
+
+        So two stages that hold the same parts call collectives of these in the same order.
+        """
+        return tuple(sorted(range(self.schedule.chunks), key=self.part))
+
     def part(self, chunk: int) -> int:
         """Part of the model that a chunk is."""
         return self.schedule.part(self.stage, chunk)
@@ -102,8 +110,7 @@ class StagePasses:
 
 def write_passes(passes: StagePasses) -> None:
     """Append what precedes the passes of a stage, and these in the order of the schedule."""
-    chunks = range(passes.schedule.chunks)
-    for chunk in chunks:
+    for chunk in passes.chunks:
         write_works(passes, chunk, passes.regions[passes.part(chunk)].begin)
     for group in action_groups(_waiting_pairs(passes)):
         received = [task for action in group for task in _receive(passes, action)]
