@@ -162,9 +162,7 @@ def _smaller_sizes(
     """Sizes of the curve below the whole cluster."""
     origin, per_node = scenario.origin, whole.gpus_per_node
     if scale.nodes is not None:
-        return tuple(
-            ClusterSize(per_node * n, n, per_node) for n in scale.nodes if n < whole.nodes
-        )
+        return tuple(ClusterSize(per_node * n, n, per_node) for n in scale.nodes if n < whole.nodes)
     faults = [
         origin.fault(f"scale.gpus.{at}", str(gpus), _allowed_gpus(per_node, whole.gpus))
         for at, gpus in enumerate(scale.gpus or ())

@@ -26,6 +26,15 @@ def _expand_degree(key: str) -> BeforeValidator:
     return BeforeValidator(expand)
 
 
+def _changed_fields(section: FileModel) -> list[str]:
+    """Names of the fields of a section that are not as by default."""
+    return [
+        name
+        for name, field in type(section).model_fields.items()
+        if getattr(section, name) != field.default
+    ]
+
+
 class ContextSection(FileModel):
     """Tokens of each sample over several GPUs."""
 
@@ -40,6 +49,13 @@ class ContextSection(FileModel):
         description="each GPU has an early and a late chunk of a causal sequence: equal work",
     )
 
+    @model_validator(mode="after")
+    def _check_idle(self) -> ContextSection:
+        unused = _changed_fields(self)
+        if self.degree == 1 and unused:
+            raise ValueError(f"{unused[0]!r} with 'degree' of 2 or more alone")
+        return self
+
 
 class PipelineSection(FileModel):
     """Layers over several stages, micro-batch by micro-batch (`strategy.accumulate` of them)."""
@@ -52,13 +68,19 @@ class PipelineSection(FileModel):
     chunks: Count | None = Field(
         default=None, description="parts of the model on each stage (virtual stages)"
     )
-    layers: Annotated[tuple[Index, ...], Field(min_length=1)] | None = Field(
+    blocks_per_part: Annotated[tuple[Index, ...], Field(min_length=1)] | None = Field(
         default=None, description="repeated blocks of each part, in order; default: equally many"
     )
-    embedding_as_layer: Switch = Field(
+    first_stage_blocks: Count | None = Field(
+        default=None, description="blocks of the first stage; the others share what remains"
+    )
+    last_stage_blocks: Count | None = Field(
+        default=None, description="blocks of the last stage; the others share what remains"
+    )
+    embedding_as_block: Switch = Field(
         default=False, description="the embedding counts as a block where these are divided"
     )
-    loss_as_layer: Switch = Field(
+    loss_as_block: Switch = Field(
         default=False, description="head and loss count as a block where these are divided"
     )
     overlap_p2p: Switch | None = Field(
@@ -68,6 +90,13 @@ class PipelineSection(FileModel):
     micro_batch_group: Count | None = Field(
         default=None, description="micro-batches that a chunk runs in a row (interleaved)"
     )
+
+    @model_validator(mode="after")
+    def _check_idle(self) -> PipelineSection:
+        unused = _changed_fields(self)
+        if self.stages == 1 and unused:
+            raise ValueError(f"{unused[0]!r} with 'stages' of 2 or more alone")
+        return self
 
 
 class ParallelSection(FileModel):
@@ -104,6 +133,15 @@ class ParallelSection(FileModel):
     )
 
     @model_validator(mode="after")
+    def _check_idle(self) -> ParallelSection:
+        if self.tensor == 1:
+            for name in {"sequence_parallel", "overlap", "parallel_loss"}.intersection(
+                _changed_fields(self)
+            ):
+                raise ValueError(f"{name!r} with 'tensor' of 2 or more alone")
+        return self
+
+    @model_validator(mode="after")
     def _check_order(self) -> ParallelSection:
         parts = self.order.split("-")
         if sorted(parts) != sorted(DIMENSIONS):
@@ -113,7 +151,7 @@ class ParallelSection(FileModel):
     @property
     def is_plain(self) -> bool:
         """Whether nothing is split: each GPU holds the whole model as its strategy has it."""
-        return self.model_copy(update={"order": DEFAULT_ORDER}) == ParallelSection()
+        return not set(_changed_fields(self)) - {"order", "library"}
 
     @property
     def gpus_per_replica(self) -> int:

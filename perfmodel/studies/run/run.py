@@ -84,13 +84,13 @@ def _assemble_result(
     return Result(
         scenario=scenario.name,
         question=scenario.question,
-        workload=job.workload.name,
+        workload=job.model.name,
         strategy=job.strategy.name,
         machine=name_machine(topology, largest.size),
         scaling=scenario.training.scaling,
         points=tuple(_with_efficiency(point, base) for point in points),
         efficiency_base=base.gpus,
-        samples=job.workload.sample,
+        samples=job.model.sample,
         topology=topology,
         routing_cost=hashed,
         slowest_gpu=1.0
@@ -241,7 +241,7 @@ def _list_assumptions(job: TrainingJob, machine: Machine, ranks: int) -> tuple[s
     """List the assumptions of the model in sentences."""
     return (
         *describe_what_if(what_if_of(job.scenario)),
-        *job.workload.notes,
+        *job.model.notes,
         *_describe_speeds(job, ranks),
         *_describe_compute(job, machine),
         *_describe_float8(job),

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.arrays import RankGroup
 from perfmodel.training.parallel.rank_grid import Groups, RankGrid
+from perfmodel.training.plan.amax_reductions import AMAXES
 from perfmodel.training.plan.step_plan import Collective, Communicator, RankClass, StepPlan, Task
 
 TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"
@@ -22,34 +22,66 @@ TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"
 def expand_ranks(plan: StepPlan, grid: RankGrid) -> StepPlan:
     """Return the plan on all ranks of a grid.
 
-    `plan`: rank s R + r is replica r of R in stage s. Communicators "tensor", "context" and
-    "expert" that its tasks name get their groups here.
+    `plan`: rank s R + r is replica r of R in stage s. Its communicators "tensor", "context" and
+    "expert" get their groups here. Ranks of a context group train the same samples.
     """
-    members = _called_groups(plan, grid)
-    communicators = tuple(
-        replace(each, groups=_copies(each, grid)) for each in plan.communicators
-    ) + tuple(Communicator(name, groups) for name, groups in members.items())
-    return replace(
-        plan,
-        classes=tuple(_grown(each, grid) for each in plan.classes),
-        communicators=communicators,
-        tasks=tuple(_rooted(task, grid) for task in plan.tasks),
-    )
-
-
-def _called_groups(plan: StepPlan, grid: RankGrid) -> Mapping[str, Groups]:
-    named = {task.work.communicator for task in plan.tasks if isinstance(task.work, Collective)} - {
-        each.name for each in plan.communicators
-    }
-    groups = {
+    if grid.ranks == grid.data:
+        return plan
+    called: Mapping[str, Groups] = {
         TENSOR: grid.tensor_groups,
         CONTEXT: grid.context_groups,
         EXPERT: grid.expert_groups,
     }
-    return {name: groups[name] for name in (TENSOR, CONTEXT, EXPERT) if name in named}
+    classes = tuple(_grown(each, grid) for each in plan.classes)
+    callers = _callers(plan, classes)
+    return replace(
+        plan,
+        classes=classes,
+        communicators=tuple(
+            _placed(each, grid, called, callers.get(each.name, set()))
+            for each in plan.communicators
+        ),
+        tasks=tuple(_rooted(task, grid) for task in plan.tasks),
+        samples=plan.samples // grid.context,
+    )
 
 
-def _copies(communicator: Communicator, grid: RankGrid) -> tuple[RankGroup, ...]:
+def _callers(plan: StepPlan, classes: tuple[RankClass, ...]) -> Mapping[str, set[int]]:
+    """Ranks that take part in each communicator's collectives."""
+    ranks = {each.name: each.ranks for each in classes}
+    callers: dict[str, dict[str, None]] = {}
+    for task in plan.tasks:
+        if isinstance(task.work, Collective):
+            callers.setdefault(task.work.communicator, {})[task.rank_class] = None
+    return {
+        name: {rank for rank_class in members for rank in ranks[rank_class]}
+        for name, members in callers.items()
+    }
+
+
+def _placed(
+    communicator: Communicator, grid: RankGrid, called: Mapping[str, Groups], callers: set[int]
+) -> Communicator:
+    """Groups of all ranks: those of the calls of layers, or copies of a plan's own.
+
+    A pipeline says of which part of the model a communicator is; that is the rest of its name.
+    `callers`: ranks that call its collectives, in their layers.
+    """
+    name = communicator.name.partition(" of part ")[0]
+    if name in called:
+        groups: Groups = tuple(group for group in called[name] if group[0] in callers)
+    else:
+        groups = _copies(communicator, grid)
+    if name == AMAXES:  # Transformer Engine's group has the ranks of tensor groups, too
+        count = len(communicator.groups)
+        groups = tuple(
+            tuple(rank for place in range(grid.tensor) for rank in groups[at * grid.tensor + place])
+            for at in range(count)
+        )
+    return replace(communicator, groups=groups)
+
+
+def _copies(communicator: Communicator, grid: RankGrid) -> Groups:
     """Groups of a communicator, once for every place in the tensor group."""
     return tuple(
         tuple(grid.placed(np.asarray(group, dtype=np.int64), place).tolist())

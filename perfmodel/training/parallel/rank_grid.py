@@ -62,6 +62,11 @@ class RankGrid:
         """Ranks in all."""
         return self.tensor * self.replicas * self.stages
 
+    def replicas_per_host(self, ranks_per_host: int) -> int:
+        """Ranks of one host that average the gradients of the same tensor."""
+        hosts = self.numbers[0, :, 0] // ranks_per_host
+        return int(np.count_nonzero(hosts == hosts[0]))
+
     @cached_property
     def numbers(self) -> IntArray:
         """Rank by stage, replica and place in the tensor group.
@@ -106,7 +111,8 @@ class RankGrid:
         `stage_and_replica`: number in that plan: stage x replicas + replica.
         `place`: in the tensor group.
         """
-        return self.numbers.reshape(-1, self.tensor)[stage_and_replica, place]
+        ranks: IntArray = self.numbers.reshape(-1, self.tensor)[stage_and_replica, place]
+        return ranks
 
     @property
     def _by_data_and_context(self) -> IntArray:

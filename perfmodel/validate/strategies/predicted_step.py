@@ -111,7 +111,7 @@ def predict_step(stated: StatedStep, before: Iterable[PredictedStep] = ()) -> Pr
             return PredictedStep(stated, other.sized, other.simulated, other.intervals)
     size = stated.size
     inputs = ResolvedScenario(
-        stated.scenario, stated.node, stated.workload, (), None, "flow", (size,)
+        stated.scenario, stated.node, stated.workload, stated.workload, (), None, "flow", (size,)
     )
     ensemble = inputs.ensemble_at(size)
     likely = ensemble.likely

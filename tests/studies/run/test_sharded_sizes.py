@@ -15,6 +15,7 @@ def result_of(strategy: str, gpus: str = "[16]") -> Result:
     return run_scenario(load_scenario("resnet50-dgx-a100", settings))
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_all_gpus_of_a_size_below_a_shard_group_share() -> None:
     small, large = result_of(", shard_gpus: 8", "[4, 16]").points
     (whole,) = (point for point in result_of("", "[4, 16]").points if point.gpus == 4)

@@ -12,6 +12,7 @@ from perfmodel.errors import Fault, InputError, ScheduleError, TopologyError
 from perfmodel.files import collect_faults
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, OtherJob, Scenario
+from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.scenario.sections.strategies.parameter_server import server_nodes
 from perfmodel.simulate.engine.background import BackgroundJob
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -225,8 +226,12 @@ def _resolve_other_job(
     main: TrainingJob, number: int, name: str, workload: Workload, machine: Machine, ranks: Ranks
 ) -> Disturbance:
     section, topology = main.scenario.jobs[number], machine.topology
-    scenario = main.scenario.model_copy(update={"strategy": section.strategy})
-    job = replace(main, scenario=scenario, workload=workload, gpu=topology.gpu, chosen=None)
+    scenario = main.scenario.model_copy(
+        update={"strategy": section.strategy, "parallel": ParallelSection()}
+    )
+    job = replace(
+        main, scenario=scenario, workload=workload, gpu=topology.gpu, chosen=None, whole=None
+    )
     batch = section.batch_per_gpu
     times = price_layers(job, batch)
     step = plan_step(

@@ -16,7 +16,7 @@ from perfmodel.studies.run.resolve.machine import (
     relocated_errors,
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
-from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload
+from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_share, resolve_workload
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 class ResolvedScenario:
     """A scenario and what its names refer to.
 
+    `share`: what one rank of a tensor, context and expert group holds of `workload`.
     `other_workloads`: models of the other jobs on the network.
     `sizes`: of the scaling curve; the last one is the scenario's main size.
     """
@@ -37,6 +38,7 @@ class ResolvedScenario:
     scenario: Scenario
     node: NodeSpec
     workload: Workload
+    share: Workload
     other_workloads: tuple[Workload, ...]
     profile: Profile | None
     fidelity: Fidelity
@@ -50,7 +52,8 @@ class ResolvedScenario:
     def job_on(self, ensemble: MachineEnsemble) -> TrainingJob:
         """Return the training job with the GPU and the library of a machine."""
         likely = ensemble.likely
-        return TrainingJob(self.scenario, self.workload, likely.topology.gpu, likely.library)
+        gpu, library = likely.topology.gpu, likely.library
+        return TrainingJob(self.scenario, self.share, gpu, library, whole=self.workload)
 
 
 def resolve_scenario(
@@ -66,9 +69,12 @@ def resolve_scenario(
     if profile is None and scenario.profile is not None:
         profile = _read_profile(scenario, scenario.profile)
     node, workload, other_workloads = resolve_names(scenario)
+    share = resolve_share(scenario, workload)
     all_sizes = tuple(sizes(scenario, len(build_topology(node).ranks)))
     _check_shard_group(scenario, all_sizes[-1].gpus)
-    return ResolvedScenario(scenario, node, workload, other_workloads, profile, checked, all_sizes)
+    return ResolvedScenario(
+        scenario, node, workload, share, other_workloads, profile, checked, all_sizes
+    )
 
 
 def _check_shard_group(scenario: Scenario, gpus: int) -> None:

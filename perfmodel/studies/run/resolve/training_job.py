@@ -26,6 +26,8 @@ from perfmodel.training.memory.use import (
     add_temporaries,
     narrow_inputs,
 )
+from perfmodel.training.parallel.mixture import Mixture, mix_step
+from perfmodel.training.pipeline.block_partition import PartitionOptions
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
@@ -41,13 +43,16 @@ from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_rec
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times, step_s
+from perfmodel.workload.shards.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
     """What is trained and how, before its size is known.
 
+    `workload`: of one rank of a tensor, context and expert group, all stages of a pipeline.
     `chosen` are options of DistributedDataParallel instead of the scenario's.
+    `whole`: the model, where `workload` is a share of it.
     """
 
     scenario: Scenario
@@ -55,6 +60,17 @@ class TrainingJob:
     gpu: Gpu
     library: CommLibrary
     chosen: StepOptions | None = None
+    whole: Workload | None = None
+
+    @property
+    def model(self) -> Workload:
+        """The whole model; `workload` is what one rank of a mixture holds of it."""
+        return self.whole or self.workload
+
+    @property
+    def mixture(self) -> Mixture:
+        """How the model is split."""
+        return mixture_of(self.scenario)
 
     @property
     def strategy(self) -> Strategy:
@@ -113,6 +129,72 @@ def float8_of(section: Float8Section | None) -> Float8:
         enable_fsdp_float8_all_gather=section.enable_fsdp_float8_all_gather,
         precompute_float8_dynamic_scale_for_fsdp=section.precompute_float8_dynamic_scale_for_fsdp,
     )
+
+
+def mixture_of(scenario: Scenario) -> Mixture:
+    """How a scenario splits its model."""
+    section, pipeline = scenario.parallel, scenario.parallel.pipeline
+    return Mixture(
+        shard=Shard(
+            tensor=section.tensor,
+            sequence_parallel=section.sequence_parallel,
+            context=section.context.degree,
+            context_kind=section.context.kind,
+            context_balanced=section.context.balanced,
+            expert=section.expert,
+            library=section.library,
+            overlap=section.overlap,
+            parallel_loss=section.parallel_loss,
+            vocabulary_multiple=section.vocabulary_multiple,
+        ),
+        stages=pipeline.stages,
+        schedule=pipeline.schedule,
+        chunks=pipeline.chunks,
+        partition=PartitionOptions(
+            blocks_per_part=pipeline.blocks_per_part,
+            first_stage_blocks=pipeline.first_stage_blocks,
+            last_stage_blocks=pipeline.last_stage_blocks,
+            embedding_as_block=pipeline.embedding_as_block,
+            loss_as_block=pipeline.loss_as_block,
+        ),
+        overlap_p2p=pipeline.overlap_p2p,
+        micro_batch_group=pipeline.micro_batch_group,
+        order=tuple(section.order.split("-")),
+    )
+
+
+_SHARD_FIELDS = {
+    name: f"parallel.{name}"
+    for name in (
+        "tensor", "sequence_parallel", "expert", "library", "overlap", "parallel_loss",
+        "vocabulary_multiple",
+    )
+} | {
+    "context": "parallel.context.degree",
+    "context_kind": "parallel.context.kind",
+    "context_balanced": "parallel.context.balanced",
+    "sequence_length": "model.sequence_length",
+}  # fmt: skip
+"""Fields of a shard in a scenario."""
+
+
+def resolve_share(scenario: Scenario, whole: Workload) -> Workload:
+    """What one rank of a tensor, context and expert group holds of the model of a scenario.
+
+    Raises `InputError`: degrees that do not divide it; names file, line and field.
+    """
+    shard, section = mixture_of(scenario).shard, scenario.model
+    if shard.is_whole:
+        return whole
+    name = section.name or str(scenario.origin.resolve("model.file", section.file or ""))
+    with relocated_errors(scenario, "parallel", _SHARD_FIELDS):
+        return load_workload(
+            name,
+            dtype=section.dtype if section.file is None else None,
+            image_size=section.image_size,
+            sequence_length=section.sequence_length,
+            shard=shard,
+        )
 
 
 def resolve_workload(
@@ -253,10 +335,11 @@ def plan_step(
         views=isinstance(options, DdpOptions) and options.gradient_as_bucket_view,
     )  # fmt: skip
     slowest = _offloaded(job, slowest, batch, memory)
+    grid = job.mixture.grid(ranks)
     request = StepRequest(
         workload=job.workload,
         times=slowest,
-        ranks=ranks,
+        ranks=grid.replicas,
         batch_per_gpu=batch,
         iteration=iteration,
         item_bytes=ITEM_BYTES[job.wide_precision],
@@ -268,7 +351,7 @@ def plan_step(
         bucket_copy_Bps=host.copies_Bps,
         cast_Bps=None if host.cast_Bps is None else host.cast_Bps * faster,
         core=host.core,
-        ranks_per_host=min(ranks_per_host, ranks),
+        ranks_per_host=grid.replicas_per_host(ranks_per_host),
         host_link_Bps=memory.link_Bps,
         host_optimizer_s=_host_optimizer_s(job, memory) / faster,
         gpu=_faster(job.gpu, faster),
@@ -278,9 +361,19 @@ def plan_step(
         request = replace(request, collective_s=collective_s)
     make = job.strategy.plan
     assert make is not None  # else it has loops
+
+    def plan_plain(request: StepRequest, micro_batches: int) -> StepPlan:
+        own = options
+        if micro_batches != options.accumulate:
+            own = replace(options, accumulate=micro_batches)  # type: ignore[type-var]
+        plan = make(request, own)
+        return plan if job.float8 is None else add_amax_reductions(plan, request, job.float8)
+
     with relocated_errors(job.scenario, "strategy"):
-        plan = make(request, options)
-    return plan if job.float8 is None else add_amax_reductions(plan, request, job.float8)
+        return mix_step(
+            job.mixture, request, plan_plain, options.accumulate, job.wide_precision, job.recompute,
+            job.strategy.held_dtype(options),
+        )  # fmt: skip
 
 
 def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemory) -> LayerTimes:
@@ -353,7 +446,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         precision=job.wide_precision,
         optimizer=compute.optimizer,
         master_weights=compute.master_weights,
-        ranks=ranks,
+        ranks=job.mixture.grid(ranks).replicas,
         batch_per_gpu=batch,
         options=job.options,
         fused_attention=compute.fused_attention,

@@ -123,7 +123,7 @@ def _communication(reported: ReportedRun, spans: Sequence[Span]) -> tuple[Commun
 
 def mfu_of(sized: SizedJob, samples_per_s: float) -> float | None:
     """Model FLOPs utilisation on GPUs of one kind."""
-    compute, flops = sized.job.scenario.compute, sized.job.workload.training_flops
+    compute, flops = sized.job.scenario.compute, sized.job.model.training_flops
     peak = sized.job.gpu.peak_flops.get(compute.precision)
     if not flops or not peak or sized.job.scenario.cluster.mixed:
         return None

@@ -22,6 +22,7 @@ from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated_errors
 from perfmodel.studies.run.resolve.placement import (
     RankAllocation,
+    Ranks,
     allocate_ranks,
     place_loops,
     place_plan,
@@ -156,12 +157,21 @@ class SizedJob:
                 sockets=self.ensemble.likely.topology.sockets,
                 ranks_per_host=self.size.gpus_per_node,
                 collective_s=partial(
-                    collective_s, self.ensemble.likely, self.allocation.own, self._alone
+                    collective_s, self.ensemble.likely, self._replicas, self._alone
                 ),
                 memory=host_memory(self.ensemble.likely),
             )  # fmt: skip
             self._plans[key] = place_plan(step, self.allocation.own)
         return self._plans[key]
+
+    @property
+    def _replicas(self) -> Ranks:
+        """Ranks that average the gradients of one share of the model."""
+        own, mixture = self.allocation.own, self.job.mixture
+        if mixture.is_plain:
+            return own
+        members = mixture.grid(self.size.gpus).numbers[0, :, 0].tolist()
+        return tuple(own[rank] for rank in members)
 
     def loops_for(self, gpu: str | None = None, launches: bool = True) -> LoopPlan:
         """Plan the loops of a strategy without shared steps, on the job's ranks and servers.

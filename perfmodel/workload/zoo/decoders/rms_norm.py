@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.layers import NORM_PASSES, WIDE_BYTES, Parameter, weight_and_bias
 
@@ -20,7 +22,7 @@ def norm_weight(prefix: str, width: int) -> tuple[Parameter, ...]:
     return weight_and_bias(prefix, width, bias=False)
 
 
-def kept_by_norm(elements: float, shape: DecoderShape, logits: float = 0.0) -> dict[str, float]:
+def kept_by_norm(elements: float, shape: DecoderShape, logits: float = 0.0) -> dict[str, Any]:
     """What a normalisation in single operations keeps beside its result.
 
     Its input in fp32; before the gain, its result: in fp32 (Gemma) or as narrow as its input was.
