@@ -67,6 +67,11 @@ class RankGrid:
         hosts = self.numbers[0, :, 0] // ranks_per_host
         return int(np.count_nonzero(hosts == hosts[0]))
 
+    def expert_ranks_per_host(self, ranks_per_host: int) -> int:
+        """Ranks of one expert group that share a host."""
+        hosts = [rank // ranks_per_host for rank in self.expert_groups[0]]
+        return hosts.count(hosts[0])
+
     @cached_property
     def numbers(self) -> IntArray:
         """Rank by stage, replica and place in the tensor group.

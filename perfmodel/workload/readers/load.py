@@ -21,6 +21,7 @@ from perfmodel.workload.readers.fields import list_first
 from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo import build_model, zoo_names
+from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 FILE_SUFFIXES = YAML_SUFFIXES | {".csv"}
@@ -33,6 +34,7 @@ def load_workload(
     image_size: int | None = None,
     sequence_length: int | None = None,
     shard: Shard = WHOLE,
+    experts: ExpertSettings | None = None,
 ) -> Workload:
     """Return a model of the zoo or one from a file.
 
@@ -44,6 +46,8 @@ def load_workload(
         For models of the zoo (see `build_model`); a file states its own.
     shard : Shard
         Which part of it one rank holds. A file does not state how its layers split.
+    experts : ExpertSettings, optional
+        How experts run, for models of the zoo that have some.
 
     Returns
     -------
@@ -61,11 +65,15 @@ def load_workload(
             image_size=image_size,
             sequence_length=sequence_length,
             shard=shard,
+            experts=experts,
         )
     path = path_of(name_or_path)
     if not is_file(path):
         raise InputError(_missing_fault(name_or_path, path))
-    zoo_arguments = {"dtype": dtype, "image_size": image_size, "sequence_length": sequence_length}
+    zoo_arguments = {
+        "dtype": dtype, "image_size": image_size, "sequence_length": sequence_length,
+        "experts": experts,
+    }  # fmt: skip
     faults = [
         Fault(field, repr(value), "nothing beside a model file, which states its own")
         for field, value in zoo_arguments.items()

@@ -16,6 +16,7 @@ class SharedSizes:
     `context_limit`: why tokens are not split; empty: they may be.
     `causal`: whether a token sees those before it alone.
     `window`: whether attention slides in some layers.
+    `experts`: of a layer.
     """
 
     model: str
@@ -28,13 +29,18 @@ class SharedSizes:
     window: bool = False
     others: tuple[int, ...] = ()
     context_limit: str = ""
+    experts: int = 0
 
 
 def check_shard(shard: Shard, sizes: SharedSizes) -> None:
     """Raise InputError, with all faults, unless each rank gets an equal share."""
     faults = shard_faults(shard)
     if not faults:
-        faults = [*_tensor_faults(shard, sizes), *_context_faults(shard, sizes)]
+        faults = [
+            *_tensor_faults(shard, sizes),
+            *_context_faults(shard, sizes),
+            *_expert_faults(shard, sizes),
+        ]
     if faults:
         raise InputError(faults)
 
@@ -56,6 +62,14 @@ def _tensor_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
     return faults + divisor_faults(
         "tensor", shard.tensor, tokens, ", or vocabulary_multiple, which pads them"
     )
+
+
+def _expert_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
+    if sizes.experts:
+        return divisor_faults("expert", shard.expert, [(sizes.experts, "experts of a layer")])
+    if shard.expert == 1:
+        return []
+    return [Fault("expert", str(shard.expert), f"1 for {sizes.model!r}, which has no experts")]
 
 
 def _context_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:

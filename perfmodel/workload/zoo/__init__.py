@@ -14,7 +14,11 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo import bert, gpt, t5
 from perfmodel.workload.zoo.decoders import decoder_sizes, llama
-from perfmodel.workload.zoo.decoders.experts import expert_decoder, expert_sizes
+from perfmodel.workload.zoo.decoders.experts import (
+    ExpertSettings,
+    expert_decoder,
+    expert_sizes,
+)
 from perfmodel.workload.zoo.images import inception, resnet, vgg, vit
 
 TRAINED_DTYPES = ("fp32", "bf16", "fp16")
@@ -56,6 +60,7 @@ def build_model(
     image_size: int | None = None,
     sequence_length: int | None = None,
     shard: Shard = WHOLE,
+    experts: ExpertSettings | None = None,
 ) -> Workload:
     """Build a model of the zoo.
 
@@ -73,6 +78,8 @@ def build_model(
         has those that span corruption leaves it: 114 of 512. Sequence models only.
     shard : Shard
         Which part of it one rank holds; all of it unless stated. Sequence models only.
+    experts : ExpertSettings, optional
+        How experts run. Models of experts only.
 
     Returns
     -------
@@ -91,6 +98,9 @@ def build_model(
     if name not in _IMAGES and name not in _SEQUENCES:
         raise InputError(Fault("model", repr(name), allowed_names(zoo_names(), name)))
     faults = list(_dtype_faults(dtype))
+    has_experts = name in expert_sizes.EXPERT_SHAPES
+    if not has_experts:
+        faults += _misplaced("experts", experts, name, "a model without experts")
     if name in _IMAGES:
         faults += _misplaced("sequence_length", sequence_length, name, "an image model")
         faults += _size_faults("image_size", image_size, None)
@@ -103,6 +113,7 @@ def build_model(
         longest = None if name in _UNLIMITED else default
         faults += _size_faults("sequence_length", sequence_length, longest)
         size = {"sequence_length": sequence_length or default, "shard": shard}
+        size |= {"settings": experts} if has_experts else {}
     if faults:
         raise InputError(faults)
     return make(dtype=dtype, **size)
@@ -114,10 +125,11 @@ def _dtype_faults(dtype: str) -> list[Fault]:
     return [Fault("dtype", repr(dtype), allowed_names(TRAINED_DTYPES, str(dtype)))]
 
 
-def _misplaced(field: str, value: int | None, name: str, kind: str) -> list[Fault]:
+def _misplaced(field: str, value: int | ExpertSettings | None, name: str, kind: str) -> list[Fault]:
     if value is None:
         return []
-    return [Fault(field, str(value), f"nothing: {name} is {kind}")]
+    text = str(value) if isinstance(value, int) else "settings"
+    return [Fault(field, text, f"nothing: {name} is {kind}")]
 
 
 def _size_faults(field: str, value: int | None, longest: int | None) -> list[Fault]:

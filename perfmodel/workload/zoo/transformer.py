@@ -5,7 +5,7 @@ Assumption: normalisations and activations run as one kernel each, as PyTorch's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from perfmodel.workload.kernels.shapes import Attention
@@ -57,8 +57,13 @@ def attention(
     kv_width, keys = kv_width or width, keys or tokens
     if not shard.is_whole:
         return _shared_attention(
-            name, _attended(shard, tokens, keys, width, heads, kv_width, causal, window),
+            name,
+            replace(
+                _attended(shard, tokens, keys, width, heads, kv_width, causal, window),
+                value_head_size=value_width and value_width // heads,
+            ),
             shard, (dropout, wide_scores, capped_scores),
+            kept_value=kept_values and kept_values // heads,
         )  # fmt: skip
     window = window if window is not None and window < tokens else None
     results = value_width or width
@@ -105,17 +110,21 @@ def _attended(
 
 
 def _shared_attention(
-    name: str, attended: Attention, shard: Shard, scores: tuple[bool, bool, bool]
-) -> Module:
+    name: str, attended: Attention, shard: Shard, scores: tuple[bool, bool, bool],
+    kept_value: int | None = None,
+) -> Module:  # fmt: skip
     """Attention of one rank.
 
     It keeps queries, keys, values and result of its own tokens. Results of blocks of keys are added
     up, scaled, each in a kernel.
+
+    `kept_value`: elements that are kept with a head's value, where that is part of more.
     """
     size, split = attended.head_size, shard.context_kind != "ulysses" and shard.context > 1
     queries = attended.tokens * attended.heads * size
     pairs = attended.all_keys // (shard.context if split else 1) * attended.kv_heads * size
-    moved = 2 * (queries + pairs)
+    moved = (queries + pairs) * (size + attended.value_size) // size
+    more = pairs // size * ((kept_value or attended.value_size) - attended.value_size)
     merged = float(ELEMENT_BYTES * ADD_PASSES * (attended.blocks - 1) * queries)
     dropout, wide_scores, capped_scores = scores
     layer = Layer(
@@ -124,7 +133,7 @@ def _shared_attention(
         matmul_bytes=float(ELEMENT_BYTES * moved),
         vector_bytes=merged,
         fused_bytes=merged,
-        saved_elements=float(moved),
+        saved_elements=float(moved + more),
         kind="attention",
         kernels=2 * attended.blocks - 1,
         fused_kernels=2 * attended.blocks - 1,

@@ -19,6 +19,9 @@ training: {{batch_per_gpu: 1}}
 """
 
 
+EAGER = {"compiled": "false"}
+
+
 def scenario(tmp_path, recipe=None, **changes):
     more = "" if recipe is None else f", fp8: {{{recipe}}}"
     fields = {
@@ -43,12 +46,13 @@ def scenario(tmp_path, recipe=None, **changes):
         ("recipe: rowwise, enable_fsdp_float8_all_gather: true", {"kind": "fsdp"}, "tensorwise al"),
         ("recipe: tensorwise, precompute_float8_dynamic_scale_for_fsdp: true", {}, "all_gather: t"),
         ("recipe: mxfp8, fp8_param_gather: true", {}, "recipe: delayed, current or blockwise"),
-        ("recipe: mxfp8, library: torchao", {"compiled": "false"}, "'compiled: true' with recipe"),
+        ("recipe: mxfp8, library: torchao", EAGER, "'compiled: true' with recipe"),
         ("recipe: tensorwise, enable_fsdp_float8_all_gather: true", {},
          "enable_fsdp_float8_all_gather: found true; allowed: false, or strategy.kind: fsdp"),
         ("fp8_param_gather: true", {}, "fp8_param_gather: found true; allowed: false, or strategy"),
         (None, {"kind": "ddp, join: true"}, "reduce_amax: found true; allowed: false with strat"),
         (None, {"kind": "data_parallel"}, "compute.precision: found 'fp8'; allowed: another"),
+        (None, {"precision": "fp8, source: file, times: t.csv", **EAGER}, "'source: roofline'"),
         (None, {"dtype": "fp16"}, "model.dtype: found 'fp16'; allowed: 'bf16' or 'fp32'"),
         (None, {"kind": "fsdp, param_dtype: fp16"}, "param_dtype: found 'fp16' with compute.prec"),
     ],

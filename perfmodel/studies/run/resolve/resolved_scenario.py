@@ -69,8 +69,8 @@ def resolve_scenario(
     if profile is None and scenario.profile is not None:
         profile = _read_profile(scenario, scenario.profile)
     node, workload, other_workloads = resolve_names(scenario)
-    share = resolve_share(scenario, workload)
     all_sizes = tuple(sizes(scenario, len(build_topology(node).ranks)))
+    share = resolve_share(scenario, workload, all_sizes[-1])
     _check_shard_group(scenario, all_sizes[-1].gpus)
     return ResolvedScenario(
         scenario, node, workload, share, other_workloads, profile, checked, all_sizes

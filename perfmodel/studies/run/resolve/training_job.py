@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from perfmodel.library.model import CommLibrary
-from perfmodel.scenario import ModelSection, Scenario
+from perfmodel.scenario import ClusterSize, ModelSection, Scenario
 from perfmodel.scenario.sections.float8 import Float8Section
-from perfmodel.scenario.sections.training import MeasuredStep, RecomputedBlocks
+from perfmodel.scenario.sections.training import ExpertsSection, MeasuredStep, RecomputedBlocks
 from perfmodel.studies.run.resolve.host_overhead import NO_HOST_MEMORY, HostMemory, host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
@@ -44,6 +44,7 @@ from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_tim
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times, step_s
 from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +175,44 @@ _SHARD_FIELDS = {
     "context_kind": "parallel.context.kind",
     "context_balanced": "parallel.context.balanced",
     "sequence_length": "model.sequence_length",
+    **{f"experts.{name}": f"model.experts.{name}" for name in ExpertsSection.model_fields},
 }  # fmt: skip
 """Fields of a shard in a scenario."""
 
 
-def resolve_share(scenario: Scenario, whole: Workload) -> Workload:
+def _expert_settings(
+    section: ExpertsSection | None,
+    ranks_per_node: int | None = None,
+    idle: frozenset[str] = frozenset(),
+) -> ExpertSettings | None:
+    """How experts run, where the scenario says so, but for fields that are `idle`.
+
+    `ranks_per_node`: of those that share experts, where these span nodes.
+    """
+    if section is None and ranks_per_node is None:
+        return None
+    fields = {} if section is None else section.model_dump(exclude=set(idle))
+    return ExpertSettings(**fields, ranks_per_node=ranks_per_node)
+
+
+_BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "tensor"})
+"""Fields of experts that act among ranks which share a model, and not in the whole of it."""
+
+
+def _expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
+    """Ranks of an expert group that share a node, where the group spans several."""
+    parallel = scenario.parallel
+    replicas = size.gpus // parallel.gpus_per_replica * parallel.context.degree
+    if parallel.expert == 1 or not replicas or replicas % parallel.expert:
+        return None
+    shared = mixture_of(scenario).grid(size.gpus).expert_ranks_per_host(size.gpus_per_node)
+    return shared if shared < parallel.expert and parallel.expert % shared == 0 else None
+
+
+def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Workload:
     """What one rank of a tensor, context and expert group holds of the model of a scenario.
 
+    `size`: of the cluster, the largest.
     Raises `InputError`: degrees that do not divide it; names file, line and field.
     """
     shard, section = mixture_of(scenario).shard, scenario.model
@@ -194,6 +226,7 @@ def resolve_share(scenario: Scenario, whole: Workload) -> Workload:
             image_size=section.image_size,
             sequence_length=section.sequence_length,
             shard=shard,
+            experts=_expert_settings(section.experts, _expert_ranks_per_node(scenario, size)),
         )
 
 
@@ -209,12 +242,16 @@ def resolve_workload(
     section = model or scenario.model
     name = section.name or str(scenario.origin.resolve(f"{field}.file", section.file or ""))
     part = "name" if section.file is None else "file"
+    parallel = scenario.parallel
+    shares = model is None and (parallel.expert > 1 or parallel.tensor > 1)
+    idle = _BETWEEN_RANKS if shares else frozenset[str]()
     with relocated_errors(scenario, field, {"model": f"{field}.{part}"}):
         return load_workload(
             name,
             dtype=section.dtype,
             image_size=section.image_size,
             sequence_length=section.sequence_length,
+            experts=_expert_settings(section.experts, idle=idle),
         )
 
 

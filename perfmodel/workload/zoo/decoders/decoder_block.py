@@ -110,7 +110,7 @@ def feed_forward_part(
     wide = (width or place.shape.mlp_width) // shard.tensor
     norm = norm_before_mlp(place.shape) if normed else ""
     maps = [
-        projection(place, f"{path}.gate_proj", h, wide, norm=norm, shared=not normed),
+        projection(place, f"{path}.gate_proj", h, wide, norm=norm, shares_input=not normed),
         projection(place, f"{path}.up_proj", h, wide, shared=True),
     ]
     return [
@@ -128,7 +128,7 @@ def norm_before_mlp(shape: DecoderShape) -> str:
 def projection(
     place: BlockPlace, name: str, inputs: int, outputs: int, *, norm: str = "", after: str = "",
     head_norm: tuple[Parameter, ...] = (), ready_first: tuple[str, ...] = (), rotary: bool = False,
-    added: bool = False, gated: bool = False, shared: bool = False,
+    added: bool = False, gated: bool = False, shared: bool = False, shares_input: bool = False,
 ) -> Module:  # fmt: skip
     """One map of a block, with what stands before and after it.
 
@@ -140,6 +140,7 @@ def projection(
     `ready_first`: gradients that its backward completes before its own.
     `rotary`: whether positions are turned into the result; `added`: whether it joins the stream.
     `gated`: whether the input is the product of two branches; `shared`: kept by another map, too.
+    `shares_input`: with another part, which keeps it, too, but gathers it for itself.
     """
     shape, shard = place.shape, place.shard
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens)
@@ -171,7 +172,8 @@ def projection(
             + FUSED_NORM_PASSES * normed_elements
         ),
         saved_elements=float(kept_input * bool(norm) + 4 * gated * s * inputs),
-        copied_elements=float(shared * kept_input), **kept_by_norm(normed_elements, shape),
+        copied_elements=float((shared or shares_input) * kept_input),
+        **kept_by_norm(normed_elements, shape),
         kernels=1 + 5 * rotary + added + 2 * gated + norm_kernels * count,
         calls=calls + norm_calls(shard, numels(normed + ended))
         + norm_calls(shard, numels(head_norm), heads=True),

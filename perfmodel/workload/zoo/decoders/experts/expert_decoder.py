@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.workload.model import Buffers, Workload
+from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.shards.sizes import SharedSizes, check_shard
 from perfmodel.workload.zoo.decoders.decoder_block import (
     BlockPlace,
     attention_part,
@@ -50,19 +54,27 @@ def expert_decoder(
     shape: ExpertShape | None = None,
     family: str | None = None,
     settings: ExpertSettings | None = None,
+    shard: Shard = WHOLE,
 ) -> Workload:
     """Decoder-only transformer whose feed-forward parts are experts.
 
     `shape`, `family`: of a model that is not in the zoo; `family` is Hugging Face's class.
     `settings`: how experts are run; as `ExpertSettings` has it if not given.
-    Raises `InputError`: settings that the model's experts cannot have.
+    `shard`: which part of it a rank holds.
+    Raises `InputError`: settings and shares that the model's experts cannot have.
     """
     shape, s = shape or EXPERT_SHAPES[name], sequence_length
     family, settings = family or expert_family(name), settings or ExpertSettings()
-    check_settings(settings, shape.routed, 1, 1)
+    check_shard(shard, _shared_sizes(name, shape, s))
+    check_settings(settings, shape.routed, shard)
+    _check_latent(name, shape, shard)
     decoder, routed = shape.decoder, shape.routed
-    blocks = [_block(i, s, shape, family, settings, dtype) for i in range(decoder.layers)]
-    first, last = token_embedding(decoder, s), head_and_loss(decoder, s)
+    blocks = [
+        _block(BlockPlace(f"model.layers.{i}", s, decoder, shard), i, shape, family,
+               settings, dtype)
+        for i in range(decoder.layers)
+    ]  # fmt: skip
+    first, last = token_embedding(decoder, s, shard), head_and_loss(decoder, s, shard)
     registered = [
         *first.parameters,
         *chain.from_iterable(_registered(block, family) for block in blocks),
@@ -84,14 +96,32 @@ def expert_decoder(
         buffers=(*rotary_buffers(decoder), *(bias,) * routed.score_bias),
         notes=(chunk_note,) * chunked,
         routed_share=routed.top_k / routed.experts,
+        shard=shard,
+        stream_elements=float(shard.stream_tokens(s) * decoder.width),
+    )
+
+
+def _shared_sizes(name: str, shape: ExpertShape, s: int) -> SharedSizes:
+    decoder = shape.decoder
+    limit = "keys and values of latent attention differ in size" if shape.latent else ""
+    narrowest = math.gcd(decoder.mlp_width, shape.routed.shared_width)
+    return SharedSizes(
+        name, decoder.heads, decoder.kv_heads, narrowest, decoder.vocabulary, s,
+        context_limit=limit, experts=shape.routed.experts,
     )  # fmt: skip
 
 
+def _check_latent(name: str, shape: ExpertShape, shard: Shard) -> None:
+    if shape.latent and shard.tensor > 1 and shard.library == "torch":
+        allowed = f"1 for {name!r} with library: torch, or library: megatron"
+        raise InputError(Fault("tensor", str(shard.tensor), allowed))
+
+
 def _block(
-    number: int, s: int, shape: ExpertShape, family: str, settings: ExpertSettings, dtype: str
-) -> list[Module]:
+    place: BlockPlace, number: int, shape: ExpertShape, family: str, settings: ExpertSettings,
+    dtype: str,
+) -> list[Module]:  # fmt: skip
     """Attention part, then experts or a dense feed-forward part."""
-    place = BlockPlace(f"model.layers.{number}", s, shape.decoder)
     path = "feed_forward" if family == "Llama4ForCausalLM" else "mlp"
     if shape.latent is None:
         attention = attention_part(place, shape.decoder.window_of(number))
@@ -117,9 +147,9 @@ def _module_of(parameter: str) -> str:
 def _module_order(family: str) -> tuple[str, ...]:
     path = "feed_forward" if family == "Llama4ForCausalLM" else "mlp"
     router = "gate" if path == "mlp" else "router"
-    shared = "shared_experts" if "Deepseek" in family else "shared_expert"
+    shared = [f"{kind}.{name}" for kind in ("shared_experts", "shared_expert") for name in _MAPS]
     experts = ("experts.gate_up_proj", "experts.down_proj")
     routed = (router, *experts) if family in _ROUTER_FIRST else (*experts, router)
-    parts = (*_MAPS, *routed, *(f"{shared}.{name}" for name in _MAPS), "shared_expert_gate")
+    parts = (*_MAPS, *routed, *shared, "shared_expert_gate")
     attention = _LATENT if "Deepseek" in family else _ATTENTION
     return (*attention, *(f"{path}.{part}" for part in parts), *_NORMS)

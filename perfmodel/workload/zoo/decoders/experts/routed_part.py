@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 
 from perfmodel.workload.kernels.shapes import GroupedProduct
 from perfmodel.workload.model import Layer
+from perfmodel.workload.shards.calls import LayerCall
+from perfmodel.workload.shards.map_calls import norm_calls
 from perfmodel.workload.zoo.decoders.decoder_block import (
     PRODUCT_PASSES,
     BlockPlace,
     feed_forward_part,
     norm_before_mlp,
 )
+from perfmodel.workload.zoo.decoders.experts.dispatch_calls import combine_calls, dispatch_calls
 from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.decoders.experts.expert_sizes import RoutedShape
 from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
@@ -31,6 +34,7 @@ from perfmodel.workload.zoo.layers import (
     Parameter,
     linear,
     names,
+    numels,
     weight_and_bias,
 )
 
@@ -54,7 +58,6 @@ class RoutedPlace:
 
     `dtype`: of the parameters.
     `path`: of the part in its block ("mlp", "feed_forward").
-    `ranks`: that share the experts.
     """
 
     block: BlockPlace
@@ -62,18 +65,22 @@ class RoutedPlace:
     settings: ExpertSettings
     dtype: str
     path: str = "mlp"
-    ranks: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one sample that a rank routes."""
+        return self.block.shard.stream_tokens(self.block.tokens)
 
     @property
     def rows(self) -> float:
         """Rows that the busiest rank's experts have, of one sample of each rank."""
-        share = self.settings.busiest(self.routed, self.ranks) * self.settings.tensor
-        return self.block.tokens * self.routed.top_k * share
+        load = self.settings.busiest(self.routed, self.block.shard.expert)
+        return self.tokens * self.routed.top_k * load * self.settings.tensor
 
     @property
     def own_experts(self) -> int:
         """Experts that a rank holds."""
-        return self.routed.experts // self.ranks
+        return self.routed.experts // self.block.shard.expert
 
     @property
     def own_width(self) -> int:
@@ -118,7 +125,7 @@ def _normed_first(place: RoutedPlace, shared: list[Module]) -> list[Module]:
 
 def _router(place: RoutedPlace, *, normed: bool) -> Module:
     block, routed = place.block, place.routed
-    s, h, shape = block.tokens, block.shape.width, block.shape
+    s, h, shape = place.tokens, block.shape.width, block.shape
     norm = norm_weight(f"{block.prefix}.{norm_before_mlp(shape)}", h) if normed else ()
     own = weight_and_bias(place.named(router_name(place)), routed.experts, h, bias=False)
     scores, balance = s * routed.experts, place.settings.auxiliary_loss
@@ -138,13 +145,15 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
         saved_elements=float(s * h * normed), copied_elements=float((not normed) * s * h),
         kernels=1 + norm_kernels * normed + SCORE_KERNELS[routed.scores] + cast
         + BALANCE_KERNELS * balance, **saved,
+        calls=norm_calls(block.shard, numels(norm + own)),
     )  # fmt: skip
 
 
 def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     """Gather rows and widen them; gate, narrow, weigh, gather back and sum them."""
     block, routed = place.block, place.routed
-    s, h, rows, wide = block.tokens, block.shape.width, place.rows, place.own_width
+    s, h, rows, wide = place.tokens, block.shape.width, place.rows, place.own_width
+    shared_sizes = (place.settings, routed, block.shard, s, h)
     pairs = float(s * routed.top_k)
     gathered = (ACTIVATION_PASSES + routed.weighs_input * ACTIVATION_PASSES) * pairs * h
     weighs = not routed.weighs_input
@@ -153,18 +162,20 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     widen = _grouped(
         place, "gate_up_proj", h, 2 * wide, vector=gathered, fused=ACTIVATION_PASSES * pairs * h,
         saved=rows * h + routed.weighs_input * pairs * h, indices=2, kernels=SORT_KERNELS,
+        calls=dispatch_calls(*shared_sizes),
     )  # fmt: skip
     narrow = _grouped(
         place, "down_proj", wide, h, vector=PRODUCT_PASSES * rows * wide + restored,
         fused=JOIN_PASSES * rows * wide + ACTIVATION_PASSES * pairs * h + JOIN_PASSES * s * h,
         saved=4.0 * rows * wide + weighs * rows * h, indices=1, kernels=RESTORE_KERNELS + 4,
+        calls=combine_calls(*shared_sizes),
     )  # fmt: skip
     return widen, narrow
 
 
 def _grouped(
     place: RoutedPlace, name: str, inputs: int, outputs: int, *, vector: float, fused: float,
-    saved: float, indices: int, kernels: int,
+    saved: float, indices: int, kernels: int, calls: tuple[LayerCall, ...],
 ) -> Module:  # fmt: skip
     """One product of all experts.
 
@@ -174,7 +185,7 @@ def _grouped(
     transposed = place.path != "mlp"
     sides = (inputs, outputs) if transposed else (outputs, inputs)
     weight: Parameter = (place.named(f"experts.{name}"), (groups, *sides))
-    pairs = float(place.block.tokens * place.routed.top_k)
+    pairs = float(place.tokens * place.routed.top_k)
     layer = Layer(
         name=weight[0],
         # as routing asks for: what imbalance or padding adds is no work of the model
@@ -188,17 +199,19 @@ def _grouped(
         saved_bytes=float(INDEX_BYTES * indices * pairs),
         kernels=kernels + 1,
         matrix=GroupedProduct(place.rows, outputs, inputs, groups, single),
+        calls=calls,
     )
     return Module(layer, (weight,), (weight[0],), of_experts=frozenset({weight[0]}))
 
 
 def _shared_gate(place: RoutedPlace) -> Module:
     """How much each token takes of what the shared experts say, and the sum (Qwen 2)."""
-    s, h = place.block.tokens, place.block.shape.width
+    s, h = place.tokens, place.block.shape.width
     own = weight_and_bias(place.named("shared_expert_gate"), 1, h, bias=False)
     gate = linear(
         place.named("shared_expert_gate"), s, h, 1, parameters=own,
         vector_elements=float(2 * ADD_PASSES * s * h), fused_elements=float(JOIN_PASSES * s * h),
         saved_elements=float(s * h + s), copied_elements=float(s * h), kernels=4,
+        calls=norm_calls(place.block.shard, numels(own)),
     )  # fmt: skip
     return replace(gate, ready=names(own))

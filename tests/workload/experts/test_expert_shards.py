@@ -1,0 +1,180 @@
+"""What a rank holds of a model of experts, and what it sends, against published formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.errors import InputError
+from perfmodel.workload import Workload, build_model
+from perfmodel.workload.shards import Shard
+from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.experts import ExpertSettings
+from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.decoders.experts.expert_sizes import (
+    EXPERT_SHAPES,
+    ExpertShape,
+    LatentShape,
+    RoutedShape,
+)
+from tests.workload.experts.expert_modules import few_layers
+
+TOKENS = 64
+SMALL = ExpertShape(
+    DecoderShape(2, 32, 8, 4, 48, 64, 64), RoutedShape(16, 3, 16, 32, dense_first=1)
+)
+LATENT = ExpertShape(
+    DecoderShape(2, 32, 8, 8, 48, 64, 64, head_width=4), RoutedShape(16, 3, 16, 32),
+    LatentShape(16, 8, 8, 4, 8),
+)  # fmt: skip
+
+
+def made(shape: ExpertShape, shard: Shard, how: ExpertSettings | None = None) -> Workload:
+    family = "DeepseekV3ForCausalLM" if shape.latent else "Qwen3MoeForCausalLM"
+    return expert_decoder(
+        "small", dtype="bf16", sequence_length=TOKENS, shape=shape, family=family, shard=shard,
+        settings=how,
+    )  # fmt: skip
+
+
+def mixture(tensor: int, expert: int, context: int = 1, library: str = "megatron") -> Shard:
+    return Shard(
+        tensor=tensor, sequence_parallel=tensor > 1, expert=expert, context=context,
+        library=library,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+DEGREES = st.sampled_from([1, 2, 4])
+
+
+@settings(max_examples=25, deadline=None)
+@given(DEGREES, st.sampled_from([1, 2, 4, 8, 16]), DEGREES, st.booleans())
+def test_all_to_all_sends_what_published_formulas_say(
+    tensor: int, expert: int, context: int, whole_experts: bool
+) -> None:
+    """Four all-to-alls a layer, each of s / (t c) x k x h (E - 1) / E elements."""
+    how = ExpertSettings(tensor=1 if whole_experts else tensor)
+    workload = made(SMALL, mixture(tensor, expert, context), how)
+    calls = [call for layer in workload.layers for call in layer.calls if call.group == "expert"]
+    tokens = [call for call in calls if call.op == "all_to_all" and call.dtype is None]
+    assert len(tokens) == (4 if expert > 1 else 0)
+    formula = 4 * TOKENS / (tensor * context) * 3 * 32 * (expert - 1) / expert
+    assert sum(call.sent_elements for call in tokens) == pytest.approx(formula)
+    assert [(call.phase, call.place) for call in tokens][:2] == [
+        ("forward", "before"), ("backward", "after")
+    ][: len(tokens)]  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from([SMALL, LATENT]), DEGREES, st.sampled_from([1, 2, 4, 8, 16]),
+       st.booleans())  # fmt: skip
+def test_ranks_hold_the_model_once(
+    shape: ExpertShape, tensor: int, expert: int, whole_experts: bool
+) -> None:
+    """Experts / expert (/ tensor) of each layer, maps / tensor, norms and routers whole."""
+    etp = 1 if whole_experts else tensor
+    part = made(shape, mixture(tensor, expert), ExpertSettings(tensor=etp))
+    whole = {tensor_.name: tensor_ for tensor_ in made(shape, Shard()).tensors}
+    assert [tensor_.name for tensor_ in part.tensors] == list(whole)
+    narrow = ("norm", "mlp.gate.weight", "_a_proj", "router")
+    for tensor_ in part.tensors:
+        parts = tensor
+        if tensor_.of_experts:
+            parts = expert * etp
+        elif any(word in tensor_.name for word in narrow):
+            parts = 1
+        assert tensor_.numel * parts == whole[tensor_.name].numel, tensor_.name
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([SMALL, LATENT]), DEGREES, st.sampled_from([1, 4, 16]))
+def test_operations_of_all_ranks_are_those_of_the_model(
+    shape: ExpertShape, tensor: int, expert: int
+) -> None:
+    """But for narrow maps that each rank of a group without sequence parallelism would repeat."""
+    part = made(shape, mixture(tensor, expert), ExpertSettings(tensor=1))
+    whole = made(shape, Shard())
+    assert part.training_flops * tensor == pytest.approx(whole.training_flops, rel=1e-12)
+
+
+def test_degrees_of_one_are_the_plain_model() -> None:
+    assert made(SMALL, mixture(1, 1)) == made(SMALL, Shard())
+    assert not any(layer.calls for layer in made(LATENT, Shard()).layers)
+
+
+def test_the_busiest_rank_bounds_rows_and_bytes() -> None:
+    even, uneven = (
+        made(SMALL, Shard(expert=4), ExpertSettings(imbalance=variation))
+        for variation in (0.0, 1.0)
+    )
+    load = ExpertSettings(imbalance=1.0).busiest(SMALL.routed, 4)
+    assert load > 1.2
+    for before, after in zip(even.layers, uneven.layers, strict=True):
+        if "experts." in before.name and "shared" not in before.name:
+            assert after.matrix.rows == pytest.approx(load * before.matrix.rows)
+            sent = [sum(c.sent_elements for c in layer.calls if c.op == "all_to_all")
+                    for layer in (before, after)]  # fmt: skip
+            assert sent[1] == pytest.approx(load * sent[0])
+        else:
+            assert before == after
+
+
+def test_a_token_goes_once_to_each_node_in_fp8() -> None:
+    """DeepSeek-V3 on 64 ranks of 8 nodes: 3.63 of at most four nodes, and a scale for 128."""
+    shape = few_layers(EXPERT_SHAPES["deepseek-v3"], 1, dense_first=0)
+
+    def calls(how: ExpertSettings) -> list[float]:
+        workload = expert_decoder(
+            "deepseek-v3", dtype="bf16", sequence_length=4096, shape=shape,
+            shard=Shard(expert=64), settings=how,
+        )  # fmt: skip
+        return [
+            call.elements / 4096 / 7168
+            for layer in workload.layers for call in layer.calls
+            if call.op == "all_to_all" and call.dtype in {None, "fp8"}
+        ]  # fmt: skip
+
+    assert calls(ExpertSettings()) == [8, 8, 8, 8]
+    # groups of 32 experts: of the 4 chosen, 4 (1 - C(96, 8) / C(128, 8)) have some of the 8
+    nodes = 4 * (1 - math.comb(96, 8) / math.comb(128, 8))
+    how = ExpertSettings(dispatcher="deduplicated", dispatch_dtype="fp8", ranks_per_node=8)
+    assert calls(how) == pytest.approx([nodes * (1 + 4 / 128), nodes, nodes, nodes * (1 + 4 / 128)])
+
+
+def test_gathered_tokens_come_from_all_ranks() -> None:
+    workload = made(SMALL, Shard(expert=4), ExpertSettings(dispatcher="all_gather"))
+    calls = [call for layer in workload.layers for call in layer.calls]
+    assert [(call.op, call.phase) for call in calls] == [
+        ("all_gather", "forward"), ("reduce_scatter", "backward"),
+        ("reduce_scatter", "forward"), ("all_gather", "backward"),
+    ]  # fmt: skip
+    assert {call.elements for call in calls} == {4 * TOKENS * 32}
+
+
+@pytest.mark.parametrize(
+    ("shard", "how", "parts"),
+    [
+        (Shard(expert=3), None, ("expert", "3", "divisor of the 8 experts")),
+        (Shard(tensor=2), None, ("sequence_parallel", "true")),
+        (Shard(tensor=2, sequence_parallel=True, expert=2), ExpertSettings(tensor=4),
+         ("experts.tensor", "4", "1 or 2")),
+        (Shard(expert=4), ExpertSettings(ranks_per_node=3), ("ranks_per_node", "divisor of the 4")),
+        (Shard(), ExpertSettings(dispatch_dtype="fp8", imbalance=0.5),
+         ("dispatch_dtype", "imbalance", "expert: 1")),
+    ],
+)  # fmt: skip
+def test_faults_of_shares(shard: Shard, how: ExpertSettings | None, parts: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as raised:
+        build_model("mixtral-8x7b", sequence_length=64, shard=shard, experts=how)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+def test_models_without_experts_refuse_them() -> None:
+    with pytest.raises(InputError, match="no experts"):
+        build_model("llama2-7b", sequence_length=64, shard=Shard(expert=2))
+    with pytest.raises(InputError, match="without experts"):
+        build_model("gpt2", experts=ExpertSettings())
