@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import FusedKept, Workload
 from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_calls, table_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.shards.sizes import SharedSizes, check_shard
@@ -138,6 +138,9 @@ def _head(block: BlockShape, vocabulary: int) -> Module:
         fused_elements=FUSED_NORM_PASSES * own * h + FUSED_LOSS_PASSES * scored,
         saved_elements=float(shard.kept_tokens(block.tokens) * h), stream_elements=float(own * h),
         saved_bytes=float(WIDE_BYTES * scored), kernels=5,
+        fused_kept=FusedKept(
+            float(shard.kept_tokens(block.tokens) * h + scored), float(own * h)
+        ),
         calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
         + norm_calls(shard, numels(norm)),
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.workload.model import Buffers
+from perfmodel.workload.model import Buffers, FusedKept
 from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_calls, table_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
@@ -71,6 +71,7 @@ def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
         fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
         saved_elements=float(shard.kept_tokens(s) * h + shape.capped * logits),
         **kept_by_norm(stream, shape, logits),
+        fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits), float(stream)),
         kernels=4 + 3 * shape.capped,
         calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
         + norm_calls(shard, numels(norm)),
