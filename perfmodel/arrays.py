@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,6 +28,11 @@ def rank_array(group: RankGroup) -> IntArray:
     if isinstance(group, range):
         return np.arange(group.start, group.stop, group.step, dtype=np.int64)
     return np.asarray(group, dtype=np.int64)
+
+
+def same_for_all(value: np.float64 | np.int64, count: int) -> NDArray[Any]:
+    """`count` times the same value, which takes the memory of one; read-only."""
+    return np.broadcast_to(value, count)
 
 
 def sending_s(nbytes: FloatArray, rate_Bps: FloatArray) -> FloatArray:

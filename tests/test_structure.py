@@ -16,7 +16,6 @@ MOST_ENTRIES = 9
 LARGE_FOLDERS = {
     ".": "one folder per layer, and the modules below all of them",
     "cli": "one file per command",
-    "scenario/sections": "one file per section of a scenario",
     "scenario/sections/strategies": "one file per strategy",
     "training": "one folder per family of strategies, and the table of all",
     "collectives/algorithms": "one file per family of algorithms",
@@ -72,6 +71,7 @@ SMALL_MODULES = {
     "workload/kernels/convolutions": ROW + ": kinds of kernels",
     "workload/kernels/grouped_products": ROW + ": kinds of kernels",
     "workload/zoo/decoders/experts/latent_attention": ROW + ": parts of a block",
+    "workload/shards/attention_calls": "calls of the context group, apart from the tensor group's",
     "workload/zoo/images/vgg": ROW,
     "workload/zoo/images/vit": ROW,
     "report/common/terminal": ROW + ": renderers",
@@ -85,7 +85,6 @@ SMALL_MODULES = {
     "studies/tune/settings/grid_search": "the search, apart from what is searched",
     "studies/tune/horovod": "one question, which a reader looks for by name",
     "studies/run/steps/bottlenecks/hot_spot": "one question, which a reader looks for by name",
-    "simulate/flow/link_shares": "what needs no clock; the network would be too long with it",
     "validate/predict/baselines": "the rivals' formulas, apart from our own",
     "validate/trainings/rows/errata": "one question, which a reader looks for by name",
     "validate/trainings/rows/software": "one question, which a reader looks for by name",

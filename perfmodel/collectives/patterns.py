@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, same_for_all
 from perfmodel.collectives.schedule import Phase, Round, Schedule
 
 
@@ -179,16 +179,19 @@ def pipeline(
     Edges of channel c, in arrays of shape (edges,), carry the pieces of c, whose bytes are row c of
     `sizes`; chunks are numbered row by row.
     """
-    pieces = sizes.shape[1]
+    pieces, sizes_of_channels = sizes.shape[1], sizes.mean(axis=1)
+    equal = bool((sizes_of_channels == sizes_of_channels[0]).all())
     phase = Phase(
         name=name,
         src=src,
         dst=dst,
         channel=channel,
-        nbytes=sizes.mean(axis=1)[channel],
+        nbytes=same_for_all(sizes_of_channels[0], len(src))
+        if equal
+        else sizes_of_channels[channel],
         repeat=int(first.max(initial=0)) + pieces,
         first=first,
-        active=np.full(len(src), pieces),
+        active=same_for_all(np.int64(pieces), len(src)),
         adds=np.asarray(reduces, dtype=np.bool_),
     )
 

@@ -11,7 +11,7 @@ recurrence   one collective alone: choice of   unshared links, or alike edges   
 flow         fidelity "flow", the default:     as the recurrence; elsewhere     a few events for
              any number of collectives         `Run.notes` gives the error      each collective
 message      fidelity "message": every send    max-min fair sharing of links    1e5 sends/s, 6e5
-             is an event; up to 2e6 sends                                       with numba
+             is an event; up to 5e6 sends                                       with numba
 sockets      Gloo without other traffic or a   one connection for each pair     an event and a
              profile, in run, tune and         of ranks, ready messages,        booking of each link
              collective; ranks that are alike  shared cores; jobs take turns    for each message of

@@ -93,6 +93,15 @@ def count_collective(counters: LinkCounters, lowered: LoweredCollective, times: 
     add_traffic(counters.payload_bytes, lowered, times, payload=True)
 
 
+def count_bytes(
+    counters: LinkCounters, link_bytes: tuple[FloatArray, FloatArray], times: int
+) -> None:
+    """Count a collective of which the bytes on each link are given, `times` times."""
+    wire_bytes, payload_bytes = link_bytes
+    np.add(counters.wire_bytes, times * wire_bytes, out=counters.wire_bytes)
+    np.add(counters.payload_bytes, times * payload_bytes, out=counters.payload_bytes)
+
+
 def count_stream(counters: LinkCounters, arcs: IntArray, nbytes: float) -> None:
     """Count background traffic, which has no protocol overhead, on all links of a route."""
     np.add.at(counters.wire_bytes, arcs, nbytes)

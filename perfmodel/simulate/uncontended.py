@@ -7,13 +7,15 @@ protocol, algorithm and rings stay, and only routes change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, RankGroup, sending_s
+from perfmodel.arrays import FloatArray, IntArray, RankGroup, sending_s
 from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends, schedule_s
-from perfmodel.collectives.timing.variable_rate import CompletionTimes
 from perfmodel.library.lowering.lower import (
     correct,
     lower_message,
@@ -22,35 +24,20 @@ from perfmodel.library.lowering.lower import (
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
+from perfmodel.simulate.sharing.classed_legs import (
+    TimedLeg,
+    classed_leg,
+    joined_stages,
+    sooner_s,
+)
 from perfmodel.simulate.sharing.duty_cycle import StageRates, is_steady
 
 MESSAGES = frozenset({"send", "send_recv"})
 """Operations that are messages between pairs of ranks, all at once."""
 
+T = TypeVar("T")
 CollectiveKey = tuple[str, int, RankGroup, int, str | None]
 """Operation, bytes, group, root and algorithm of a collective."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimedLeg:
-    """A leg of a collective without other traffic; seconds since its collective's first byte.
-
-    A leg is a stage, or several successive stages over the same edges.
-
-    Parameters
-    ----------
-    stage : Stage
-    rates_Bps : ndarray of float, shape (edges,)
-        Wire bytes per second of each edge while it sends.
-    begin_s : ndarray of float, shape (edges,), or None
-        When each edge may send; None: at once.
-    ends : CompletionTimes
-    """
-
-    stage: Stage
-    rates_Bps: FloatArray
-    begin_s: FloatArray | None
-    ends: CompletionTimes
 
 
 @dataclass
@@ -65,6 +52,12 @@ class _Uncorrected:
 
     machine: Machine
     rates: StageRates = field(init=False)
+    _link_bytes: dict[int, tuple[LoweredCollective, FloatArray, FloatArray]] = field(
+        default_factory=dict
+    )
+    _crossed: dict[tuple[int, int], tuple[Stage, list[tuple[float, IntArray]]]] = field(
+        default_factory=dict
+    )
     _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -78,6 +71,52 @@ class _Uncorrected:
                 self.machine, op, nbytes, group, root=root, algorithm=algorithm
             )
         return self._lowered[key]
+
+    def link_bytes(self, lowered: LoweredCollective) -> tuple[FloatArray, FloatArray]:
+        """Bytes of a collective on each link, on the wire and of payload; shapes (links,)."""
+        if id(lowered) not in self._link_bytes:
+            both = (self.traffic(lowered), self.traffic(lowered, payload=True))
+            self._link_bytes[id(lowered)] = lowered, *both
+        return self._link_bytes[id(lowered)][1:]
+
+    def traffic(self, lowered: LoweredCollective, *, payload: bool = False) -> FloatArray:
+        """Bytes of a collective on each link: on the wire, or of payload; shape (links,)."""
+        total = np.zeros(len(self.machine.topology.arcs))
+        each = _alike_bytes(lowered)
+        if each is None:
+            add_traffic(total, lowered, payload=payload)
+            return total
+        for load, crossings in self._crossings(lowered.stages[0]):
+            total += (each if payload else each * load * lowered.wire_factor) * crossings
+        return total
+
+    def _crossings(self, stage: Stage) -> list[tuple[float, IntArray]]:
+        """How often edges cross each link, those of one load together; counted once."""
+        key = id(stage.edges), id(stage.load)
+        if key not in self._crossed:  # the entry holds both, so that their ids stay unique
+            self._crossed[key] = stage, _count_crossings(stage, len(self.machine.topology.arcs))
+        return self._crossed[key][1]
+
+
+def _alike_bytes(lowered: LoweredCollective) -> float | None:
+    """Payload of every edge of a collective on so many that it is kept once; None of others."""
+    phases, stages = lowered.schedule.phases, lowered.stages
+    if len(phases) != 1 or len(stages) != 1 or len(phases[0].nbytes) != len(stages[0].edges):
+        return None
+    nbytes, active = phases[0].nbytes, phases[0].active
+    equal = nbytes.strides == active.strides == (0,) and len(nbytes) > 0
+    return float(nbytes[0] * active[0]) if equal else None
+
+
+def _count_crossings(stage: Stage, links: int) -> list[tuple[float, IntArray]]:
+    lengths, arcs = np.diff(stage.edges.pointers), stage.edges.arcs
+    loads = stage.load[:1] if stage.load.strides == (0,) else np.unique(stage.load)
+    if len(loads) == 1:
+        return [(float(loads[0]), np.bincount(arcs, minlength=links))]
+    return [
+        (load, np.bincount(arcs[np.repeat(stage.load == load, lengths)], minlength=links))
+        for load in loads.tolist()
+    ]
 
 
 @dataclass
@@ -94,6 +133,8 @@ class UncontendedTimer:
         default_factory=dict
     )
     _legs: dict[int, tuple[LoweredCollective, tuple[Stage, ...]]] = field(default_factory=dict)
+    _of_legs: dict[int, tuple[tuple[TimedLeg, ...], Any]] = field(default_factory=dict)
+    _kept: dict[Callable[[], Any], Any] = field(default_factory=dict)
     _common: _Uncorrected = field(init=False)
 
     def __post_init__(self) -> None:
@@ -160,6 +201,10 @@ class UncontendedTimer:
     def timed_legs(self, lowered: LoweredCollective) -> tuple[TimedLeg, ...]:
         """Return the legs of a collective without other traffic, each begun rank by rank."""
         if id(lowered) not in self._timed_legs:
+            leg = classed_leg(lowered, self._common.rates)
+            if leg is not None:
+                self._timed_legs[id(lowered)] = (lowered, (leg,))
+                return (leg,)
             stages = self.legs(lowered)
             rates = [self.rates(stage) for stage in stages]
             parts = [
@@ -167,9 +212,33 @@ class UncontendedTimer:
                 for s, r in zip(stages, rates, strict=True)
             ]
             ends = legs_ends(parts, participants(lowered), credits=lowered.credits)
-            legs = tuple(TimedLeg(s, r, *e) for s, r, e in zip(stages, rates, ends, strict=True))
+            legs = tuple(
+                TimedLeg(s.edges, partial(_as_is, s, r), *e)
+                for s, r, e in zip(stages, rates, ends, strict=True)
+            )
             self._timed_legs[id(lowered)] = (lowered, legs)
         return self._timed_legs[id(lowered)][1]
+
+    def link_bytes(self, lowered: LoweredCollective) -> tuple[FloatArray, FloatArray]:
+        """Bytes of one of this timer's collectives on each link, on the wire and of payload.
+
+        Shapes (links,); found once for all machines that differ in measured corrections only.
+        """
+        return self._common.link_bytes(lowered)
+
+    def of_legs(self, legs: tuple[TimedLeg, ...], find: Callable[[tuple[TimedLeg, ...]], T]) -> T:
+        """What `find` returns for some legs of this timer; found once."""
+        if id(legs) not in self._of_legs:
+            self._of_legs[id(legs)] = legs, find(legs)
+        stored: T = self._of_legs[id(legs)][1]
+        return stored
+
+    def keep(self, make: Callable[[], T]) -> T:
+        """What `make` returned the first time: what all simulations on this machine share."""
+        if make not in self._kept:
+            self._kept[make] = make()
+        stored: T = self._kept[make]
+        return stored
 
     def busiest_link_bound_s(self, lowered: LoweredCollective) -> float:
         """Return the least time in which the busiest link carries its bytes; seconds.
@@ -179,13 +248,12 @@ class UncontendedTimer:
         by one.
         """
         if id(lowered) not in self._bound_s:
-            stages = self.legs(lowered)
-            implied = len(stages) < 2 and all(is_steady(stage) for stage in stages)
-            least_s = (
-                0.0
-                if implied
-                else busiest_link_s(self.machine.topology.arcs.bandwidth_Bps, lowered)
-            )
+            implied = len(joined_stages(lowered.stages)) < 2 and all(map(is_steady, lowered.stages))
+            capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
+            least_s = 0.0
+            if not implied:
+                times_s = sending_s(self._common.traffic(lowered), capacity_Bps)
+                least_s = float(times_s.max(initial=0.0))
             self._bound_s[id(lowered)] = (lowered, least_s)
         return self._bound_s[id(lowered)][1]
 
@@ -213,13 +281,9 @@ class UncontendedTimer:
             return stage
         ends_Bps = self._common.rates.fill_and_drain(stage)
         usual_Bps = self.rates(stage)
-        alive = (usual_Bps > 0) & (ends_Bps > 0)  # over a dead link nothing comes sooner
-        inverse = [
-            np.divide(1.0, r, out=np.zeros(len(r)), where=alive) for r in (usual_Bps, ends_Bps)
-        ]
-        sooner_s = stage.phases[0].nbytes * (inverse[0] - inverse[1]) * lowered.wire_factor
-        sooner_s = np.maximum(sooner_s, 0.0)
-        return replace(stage, latency_s=stage.latency_s - sooner_s)
+        wire_bytes = stage.phases[0].nbytes * lowered.wire_factor
+        gained_s = sooner_s(wire_bytes, usual_Bps, ends_Bps)
+        return replace(stage, latency_s=stage.latency_s - gained_s)
 
     def rates(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge without other traffic; wire bytes per second."""
@@ -233,27 +297,15 @@ def message_pairs(op: str, group: RankGroup) -> list[tuple[int, int]]:
     return [(group[at - 1], group[at]) for at in range(len(group))]
 
 
+def _as_is(stage: Stage, rates_Bps: FloatArray) -> tuple[Stage, FloatArray]:
+    return stage, rates_Bps
+
+
 def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:
     """Return the root of one of several groups: the rank at the same place as in its own."""
     if root in group:
         return root
     return next((group[own.index(root)] for own in groups if root in own), root)
-
-
-def joined_stages(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """Join successive stages over the same edges."""
-    joined: list[Stage] = []
-    for stage in stages:
-        if joined and stage.edges is joined[-1].edges:
-            joined[-1] = replace(joined[-1], phases=joined[-1].phases + stage.phases)
-        else:
-            joined.append(stage)
-    return tuple(joined)
-
-
-def busiest_link_s(capacity_Bps: FloatArray, lowered: LoweredCollective) -> float:
-    """Time in which the busiest link of a collective carries its bytes; seconds."""
-    return float(link_times_s(capacity_Bps, lowered).max(initial=0.0))
 
 
 def link_times_s(capacity_Bps: FloatArray, lowered: LoweredCollective) -> FloatArray:

@@ -148,7 +148,8 @@ def layer_times(
         optimizer_kernels=launches,
         copy_Bps=pricing.device.memory_Bps / 2,
         activation_bytes=activation_bytes(
-            workload, batch, wide_precision(precision), fused_attention=fused_attention
+            workload, batch, wide_precision(precision), fused_attention=fused_attention,
+            compiled=compiled,
         ),
         source=f"roofline on {gpu.name}",
         spread=roofline_factors(workload, gpu, precision),

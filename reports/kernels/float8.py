@@ -80,12 +80,32 @@ def fit(rows: Sequence[Layer]) -> tuple[float, float]:
     return min(tried)[1:]
 
 
+def by_table() -> dict[tuple[str, str], list[Layer]]:
+    """Rows of each GPU and recipe."""
+    tables: dict[tuple[str, str], list[Layer]] = {}
+    for row in layers():
+        tables.setdefault((row.gpu, row.recipe), []).append(row)
+    return tables
+
+
+def float8_errors() -> dict[tuple[str, str, str], list[float]]:
+    """Errors of tensorwise layers by kind, GPU and whether the GPU's own rate is known.
+
+    Rates are fitted to half of the weights, and rows of the others judged; or those of other GPUs.
+    """
+    tables = {gpu: rows for (gpu, recipe), rows in by_table().items() if recipe == "tensorwise"}
+    fits = {gpu: fit(_half(rows, 0)) for gpu, rows in tables.items()}
+    result = {}
+    for gpu, rows in tables.items():
+        rate = statistics.fmean(fits[other][0] for other in fits if other != gpu)
+        result["product fp8", gpu, "seen"] = errors(_half(rows, 1), *fits[gpu])
+        result["product fp8", gpu, "unseen"] = errors(rows, rate, fits[gpu][1])
+    return result
+
+
 def main() -> None:
     """Print fits and errors."""
-    rows = layers()
-    tables: dict[tuple[str, str], list[Layer]] = {}
-    for row in rows:
-        tables.setdefault((row.gpu, row.recipe), []).append(row)
+    tables = by_table()
     fits = {key: fit(_half(own, 0)) for key, own in tables.items()}
     print(f"{'':32}  rate  cast   bias  median  90 %  spread")
     for key, own in tables.items():

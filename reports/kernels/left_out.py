@@ -25,6 +25,7 @@ import numpy as np
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.kernels.kernel_constants import KernelConstants, kernel_constants
+from reports.kernels.float8 import float8_errors
 from reports.kernels.records import (
     DATA,
     Record,
@@ -203,7 +204,8 @@ def main() -> None:
     options = parser.parse_args()
     records = step_records()
     without_gpu = errors_without(records, lambda record: record.gpu)
-    errors = product_errors() | other_errors() | step_errors(records, without_gpu)
+    kernels = product_errors() | float8_errors() | other_errors()
+    errors = kernels | step_errors(records, without_gpu)
     print_table(
         "kind, GPU", {f"{kind}, {gpu}, {seen}": rows for (kind, gpu, seen), rows in errors.items()}
     )

@@ -66,8 +66,17 @@ WAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("template", "hosts", "algorithm"), WAYS)
-@pytest.mark.parametrize("nbytes", [16384, MiB, 12 * MiB])
+MANY_MESSAGES = ("dgx-h100", 2, "tree")
+"""By LL over 16 channels: 12 MiB take a quarter of a minute at fidelity message, 4 MiB a sixth."""
+
+CASES = [
+    (*way, 4 * MiB if nbytes == 12 * MiB and way == MANY_MESSAGES else nbytes)
+    for nbytes in (16384, MiB, 12 * MiB)
+    for way in WAYS
+]
+
+
+@pytest.mark.parametrize(("template", "hosts", "algorithm", "nbytes"), CASES)
 def test_flow_is_near_message(template: str, hosts: int, algorithm: str, nbytes: int) -> None:
     """Measured: 8 % too quick to 21 % too slow, up to 1 GiB; most within 5 %."""
     here = machine(template, hosts)
@@ -106,7 +115,7 @@ def test_a_link_that_slows_down_slows_what_goes_over_it(hosts: int, algorithm: s
 def test_a_lost_nic_leads_its_rail_through_another(algorithm: str) -> None:
     here = machine("dgx-h100", 2)
     left = replace(here, topology=remove_links(here.topology, nodes=["n1/nic3"]))
-    way = way_of(here, algorithm, 12 * MiB)
+    way = way_of(here, algorithm, 2 * MiB if algorithm == "tree" else 12 * MiB)
     there = reroute(way, left)
     crossed = {end for arc in there.stages[0].edges.arcs for end in left.topology.arcs.names[arc]}
     assert "n1/nic3" not in crossed

@@ -68,7 +68,23 @@ RINGS = dict.fromkeys(
 USUAL = {"cluster.fabric.routing": "ecmp", "compute.source": "roofline", "training.scaling": "weak"}
 OWN_CHOICE = {"library.algorithm": "ring", "library.protocol": "simple"}
 A100 = "cluster: {node: dgx-a100, nodes: 2, gpus_per_node: 2, fabric: rail-optimised}\n"
+H100 = (
+    "model: {name: bert-base, dtype: bf16}\n"
+    "cluster: {node: dgx-h100, nodes: 2, gpus_per_node: 2, fabric: rail-optimised}\n"
+)
+SHARDED = "strategy: {kind: megatron, use_distributed_optimizer: true}\n"
 CONTEXTS = {
+    "fp8, delayed": Context(
+        H100 + SHARDED + "compute: {precision: fp8, fp8: {recipe: delayed}}", "compute.fp8.",
+        implied={"compute.fp8.library": "transformer_engine", "compute.fp8.reduce_amax": True}),
+    "fp8, current": Context(
+        H100 + SHARDED + "compute: {precision: fp8, fp8: {recipe: current, "
+        "first_last_layers_bf16: true}}", "compute.fp8.",
+        implied={"compute.fp8.library": "transformer_engine"}),
+    "fp8, gathered": Context(
+        H100 + "strategy: {kind: fsdp}\ncompute: {precision: fp8, fp8: {recipe: tensorwise, "
+        "enable_fsdp_float8_all_gather: true}}", "compute.fp8.",
+        implied={"compute.fp8.library": "torchao"}),
     "job": Context("model: {name: resnet18}", "", {
         "compute.fused_attention": NO_ATTENTION, "seed": NO_CHANCE,
         "sweep": OTHER_COMMAND, "plan": OTHER_COMMAND,
@@ -182,6 +198,9 @@ VALUES: Mapping[str, list[Any]] = {
                                                         "nodes": [1]}]}],
     "model": ["vgg11"],
     "compute.source": ["file", "roofline"],
+    "compute.fp8": [{"recipe": "current"}],
+    "compute.fp8.library": ["transformer_engine", "torchao"],
+    "filter_fqns": [["query", "cls"]],
     "training.scaling": ["strong", "weak"],
     "bucket_caps": [["1 MiB", "4 MiB"]],
     "hook": ["fp16", "powersgd"],

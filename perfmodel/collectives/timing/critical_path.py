@@ -17,9 +17,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, sending_s
+from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.path_classes import EdgeClasses, heaviest_rows, whole_paths
+from perfmodel.collectives.timing.path_classes import (
+    EdgeClasses,
+    Gains,
+    heaviest_rows,
+    whole_paths,
+)
 from perfmodel.collectives.timing.unrolled import feeders_of
 
 _ALIKE = 1e-12
@@ -272,6 +277,7 @@ def pipelines_s(
     latency_s: FloatArray,
     credits: int,
     classes: EdgeClasses | None = None,
+    feeders: IntArray | None = None,
 ) -> tuple[float, FloatArray] | None:
     """Time of pieces over trees; None if the phase's edges do not form such.
 
@@ -283,6 +289,8 @@ def pipelines_s(
     credits : int
     classes : EdgeClasses, optional
         Edges that may be alike: then each shape of trees is looked at once.
+    feeders : ndarray of int, shape (edges, most feeders), optional
+        `feeders_of` the phase, if known.
 
     Returns
     -------
@@ -295,17 +303,53 @@ def pipelines_s(
     pieces = int(phase.active[0])
     if (phase.active != pieces).any():
         return None
-    hold_s, late_s = sending_s(phase.nbytes, rate_Bps), np.maximum(latency_s, 0.0)
+    hold_s = sending_s(phase.nbytes, rate_Bps)
+    if classes is not None and classes.agree(hold_s) and classes.agree(latency_s):
+        sample = classes.sample
+        times = classed_trees_s(phase, classes, hold_s[sample], latency_s[sample], credits)
+        if times is not None:
+            return times[0], np.array([times[1]])
+    delivery_s, late_s, gains = _weights(pieces, hold_s, latency_s, credits)
+    zero = np.zeros(len(hold_s) + 1)
+    feeders = feeders_of(phase) if feeders is None else feeders
+    rows = heaviest_rows(feeders, phase.first, delivery_s, gains, zero)
+    landed_s = whole_paths(rows[:, :-1])
+    return float((landed_s - late_s).max()), landed_s
+
+
+def classed_trees_s(
+    phase: Phase, classes: EdgeClasses, hold_s: FloatArray, latency_s: FloatArray, credits: int
+) -> tuple[float, float] | None:
+    """Time of pieces over trees of few shapes; None if the phase's edges do not form such.
+
+    The cost is that of the shapes, however many edges have them.
+
+    Parameters
+    ----------
+    phase : Phase
+        Each edge begins after those that feed it, and carries as many pieces as they do.
+    classes : EdgeClasses
+        Edges that are alike in all that follows.
+    hold_s, latency_s : ndarray of float, shape (classes,)
+        How long a send occupies an edge of each class, and how much later it is delivered.
+    credits : int
+
+    Returns
+    -------
+    tuple of (float, float) or None
+        When the last byte has left, and when everything has arrived; seconds.
+    """
+    weights = _weights(int(phase.active[0]), hold_s, latency_s, credits)
+    shapes = classes.shapes(phase) if (weights[0] >= 0).all() else None
+    return None if shapes is None else shapes.times(*weights)
+
+
+def _weights(
+    pieces: int, hold_s: FloatArray, latency_s: FloatArray, credits: int
+) -> tuple[FloatArray, FloatArray, Gains]:
+    """Weight of edges on a path, how much of it is after their last byte, and what waits gain."""
     whole, rest = divmod(pieces - 1, credits)
     delivery_s = hold_s + latency_s
     # Weight of waits on a path: of none, with all for a hold, and with some for a delivery.
     gains = (pieces - 1) * hold_s, whole * delivery_s, rest * hold_s
-    if classes is not None and classes.agree(hold_s) and classes.agree(latency_s):
-        shapes = classes.shapes(phase) if (delivery_s >= 0).all() else None
-        if shapes is not None:
-            wire_s, last_s = shapes.times(delivery_s, late_s, gains)
-            return wire_s, np.array([last_s])
-    zero = np.zeros(len(hold_s) + 1)
-    rows = heaviest_rows(feeders_of(phase), phase.first, delivery_s, gains, zero)
-    landed_s = whole_paths(rows[:, :-1])
-    return float((landed_s - late_s).max()), landed_s
+    return delivery_s, np.maximum(latency_s, 0.0), gains

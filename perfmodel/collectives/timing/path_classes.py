@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel import compiled_loops
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.unrolled import feeders_of
@@ -43,6 +44,8 @@ class EdgeClasses:
 
     def agree(self, values: FloatArray | IntArray) -> bool:
         """Whether all edges of a class have the same value."""
+        if values.strides == (0,):
+            return True
         return bool((values[self.sample][self.of] == values).all())
 
     def shapes(self, phase: Phase) -> TreeShapes | None:
@@ -110,6 +113,11 @@ def heaviest_rows(
     sources, own = place[before[sorted_edges]].T.copy(), own_s[sorted_edges]
     more, begins = np.stack(gains_s)[:, sorted_edges], ends_s[:-1][sorted_edges]
     best = np.full((ROWS, edges + 1), ends_s[-1])
+    loops = compiled_loops.loaded()
+    if loops is not None:
+        rows = np.empty((ROWS, edges + 1))
+        loops.heaviest(sources, sorted_edges, own, more, begins, best, rows)
+        return rows
     for begin, end in _levels(order[sorted_edges]):
         reached = np.repeat(begins[None, begin:end], ROWS, axis=0)
         for column in sources:
@@ -146,16 +154,19 @@ class _Shapes:
 
     of: IntArray
     """Shape of each edge's subtree; -1 of edges that have none; shape (edges,)."""
-    sample: IntArray
-    """The edge at the top of a subtree of each shape; shape (shapes,)."""
+    top: IntArray
+    """Class of the edge at the top of a subtree of each shape; shape (shapes,)."""
     below: IntArray
     """Shapes of the next subtrees; padded with the number of shapes. Shape (shapes, most)."""
     height: IntArray
     """Edges on the longest path down from the top; shape (shapes,)."""
 
     def rows(self, own_s: FloatArray, gains_s: Gains, ends_s: FloatArray) -> FloatArray:
-        """Heaviest paths between the top of each shape and its leaves; see `heaviest_rows`."""
-        chosen = self.sample
+        """Heaviest paths between the top of each shape and its leaves; see `heaviest_rows`.
+
+        Arrays have an entry for each class of edges, `ends_s` one more.
+        """
+        chosen = self.top
         return heaviest_rows(
             self.below,
             self.height,
@@ -179,8 +190,8 @@ class TreeShapes:
     def times(self, own_s: FloatArray, late_s: FloatArray, gains_s: Gains) -> tuple[float, float]:
         """When the last byte has left, and when everything has arrived; seconds.
 
-        `own_s`, `late_s` and `gains_s`: weight of each edge, how much of it is after its last byte,
-        and what it may gain; shapes (edges,).
+        `own_s`, `late_s` and `gains_s`: weight of an edge of each class, how much of it is after
+        its last byte, and what it may gain; shapes (classes,).
         """
         zero, padding = np.zeros(len(own_s) + 1), np.full(1, -np.inf)
         to_top = self.up.rows(own_s, gains_s, zero)
@@ -190,7 +201,7 @@ class TreeShapes:
         for late, pad in ((late_s, padding), (zero[:-1], zero[:1])):
             after = self.down.rows(own_s, gains_s, np.concatenate([-late, pad]))
             joined = _join(before, after[:, self.spread])
-            arrived = (top_s - late[self.up.sample]).max(initial=0.0)
+            arrived = (top_s - late[self.up.top]).max(initial=0.0)
             times.append(float(joined.max(initial=arrived)))
         return times[0], times[1]
 
@@ -216,7 +227,7 @@ def find_shapes(phase: Phase, classes: EdgeClasses) -> TreeShapes | None:
     up = _fold(np.flatnonzero(gathers), below_up, phase.first, classes)
     down = _fold(np.flatnonzero(~gathers), _children(parent), -phase.first, classes)
     tops = np.flatnonzero(~gathers & (parent == edges))
-    gathered = np.append(np.where(up.of < 0, len(up.sample), up.of), len(up.sample))[feeders[tops]]
+    gathered = np.append(np.where(up.of < 0, len(up.top), up.of), len(up.top))[feeders[tops]]
     joints = classify(mix(np.sort(gathered, axis=1), down.of[tops]))
     return TreeShapes(up, down, gathered[joints.sample], down.of[tops][joints.sample])
 
@@ -257,4 +268,4 @@ def _fold(selection: IntArray, below: IntArray, order: IntArray, classes: EdgeCl
     of[selection] = shapes.of
     of[edges] = len(shapes.sample)
     sample = selection[shapes.sample]
-    return _Shapes(of[:-1], sample, of[below[sample]], height[sample])
+    return _Shapes(of[:-1], classes.of[sample], of[below[sample]], height[sample])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfmodel import compiled_loops
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.unrolled import UnrolledPhases
@@ -168,6 +169,10 @@ def _advance_all(
         while stand.step < goal and _advance_some(course, stand, phase, first, paces, until_s):
             pass
         return
+    loops = compiled_loops.loaded()
+    if loops is not None and all((pace.rate_Bps > 0).all() for pace in paces):
+        _advance_compiled(loops, course, stand, phase, goal, paces, until_s)
+        return
     rows, free, depth = stand.delivered, stand.free, course.depth
     feeder, *more_feeders = course.feeders.T
     last, everyone = paces[-1], slice(None)
@@ -190,6 +195,33 @@ def _advance_all(
         free = end
         stand.step = number + 1
     stand.free = free
+
+
+def _advance_compiled(
+    loops: compiled_loops.Loops,
+    course: UnrolledPhases,
+    stand: RecurrenceState,
+    phase: Phase,
+    goal: int,
+    paces: list[LinkRates],
+    until_s: float,
+) -> None:
+    """As `_advance_all`."""
+    stand.delivered, stand.free = np.ascontiguousarray(stand.delivered), stand.free.copy()
+    stand.step = loops.step_rings(
+        stand.delivered,
+        stand.free,
+        np.ascontiguousarray(course.feeders),
+        stand.step,
+        goal,
+        phase.lag,
+        course.credits,
+        np.ascontiguousarray(phase.nbytes, dtype=np.float64),
+        np.array([pace.from_s for pace in paces]),
+        np.stack([pace.rate_Bps for pace in paces]),
+        np.stack([pace.latency_s for pace in paces]),
+        until_s,
+    )
 
 
 def _advance_some(

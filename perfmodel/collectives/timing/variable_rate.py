@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from perfmodel import compiled_loops
 from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import pipelines_s
@@ -25,6 +26,10 @@ from perfmodel.collectives.timing.unrolled import UnrolledPhases, find_parts, se
 MOST_PACES = 16
 """So many changes of rates are kept for sends that began before them; older ones are averaged,
 which is exact for what began before them all."""
+
+
+FEW_EDGES = 1024
+"""Edges of rings up to which all of them are stepped through in compiled loops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,8 @@ class Clocks:
         if (begin_s != begin_s[0]).any() or (pace.rate_Bps <= 0).any():
             return None
         phase, credits = self.course.phases[0], self.course.credits
-        times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits)
+        feeders = self.course.feeders
+        times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits, feeders=feeders)
         if times is None:
             return None
         landed_s = times[1] + begin_s[0]
@@ -118,7 +124,13 @@ class Clocks:
         return 1.0 - sent / np.maximum(self.course.sends, 1)
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
-        """Advance in place; rings alike, and what repeats around a ring, are computed once."""
+        """Advance in place; rings alike, and what repeats around a ring, are computed once.
+
+        Compiled, a step of few edges costs less than to find what repeats.
+        """
+        if compiled_loops.loaded() is not None and self.course.edges <= FEW_EDGES:
+            advance(self.course, stand, self._paces, until_s)
+            return
         parts = find_parts(
             self.course,
             [

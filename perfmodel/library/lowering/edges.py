@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, same_for_all
 from perfmodel.topology.model import Topology
 
 HOP_KINDS = ("nvlink", "pcie", "network", "memory")
@@ -23,7 +24,7 @@ class HostCopies:
     """Payload that all of one host carry together."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Edges:
     """Directed edges between ranks with the links they cross."""
 
@@ -44,9 +45,22 @@ class Edges:
     """Whether any edge rests in host memory."""
     copies: HostCopies | None = None
     """Which edges are copies between GPUs through the memory of a host; None: none."""
+    _once: dict[Hashable, FloatArray] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.src)
+
+    def once(self, key: Hashable, find: Callable[[], FloatArray]) -> FloatArray:
+        """What `find` returns for a key; found once, and shared by collectives of all sizes.
+
+        An array of one value takes the memory of one.
+        """
+        if key not in self._once:
+            values = find()
+            if len(values) > 1 and (values == values[0]).all():
+                values = same_for_all(values[0], len(values))
+            self._once[key] = values
+        return self._once[key]
 
 
 def ranges(starts: IntArray, lengths: IntArray) -> IntArray:

@@ -77,16 +77,25 @@ def step_latency_s(
 
     `reduced`: `reduced_bytes` of the schedule, if known already.
     """
-    library_s = np.array([getattr(protocol.step, hop) for hop in HOP_KINDS])[edges.hop]
-    if protocol.host_step > 0:
-        library_s = np.maximum(library_s, protocol.host_step * _sharing(edges))
-    waits_s: FloatArray = edges.latency_s * protocol.latencies_per_step + library_s
-    if _in_turn(protocol, schedule):
-        waits_s = waits_s / 2
+    in_turn = _in_turn(protocol, schedule)
+    step = tuple(getattr(protocol.step, hop) for hop in HOP_KINDS)
+    waits_s = edges.once(
+        ("step", step, protocol.host_step, protocol.latencies_per_step, in_turn),
+        lambda: _waits_s(protocol, edges, in_turn),
+    )
     if protocol.reduce_rate is None:
         return waits_s
     added = reduced_bytes(schedule) if reduced is None else reduced
     return waits_s + added / protocol.reduce_rate
+
+
+def _waits_s(protocol: Protocol, edges: Edges, in_turn: bool) -> FloatArray:
+    """`step_latency_s` but for what receivers add."""
+    library_s = np.array([getattr(protocol.step, hop) for hop in HOP_KINDS])[edges.hop]
+    if protocol.host_step > 0:
+        library_s = np.maximum(library_s, protocol.host_step * _sharing(edges))
+    waits_s: FloatArray = edges.latency_s * protocol.latencies_per_step + library_s
+    return waits_s / 2 if in_turn else waits_s
 
 
 def credits_of(protocol: Protocol, schedule: Schedule) -> int:
@@ -106,13 +115,20 @@ def _in_turn(protocol: Protocol, schedule: Schedule) -> bool:
 
 def rate_limit_Bps(protocol: Protocol, edges: Edges, schedule: Schedule) -> FloatArray:
     """Most that each edge may carry; bytes on the wire per second, shape (edges,)."""
+    channels = 1 + max((int(phase.channel.max()) for phase in schedule.phases), default=0)
+    return edges.once(
+        ("rate", protocol.network_rate, protocol.max_rate, channels),
+        lambda: _limit_Bps(protocol, edges, channels),
+    )
+
+
+def _limit_Bps(protocol: Protocol, edges: Edges, channels: int) -> FloatArray:
     cap_Bps = edges.cap_Bps
     if protocol.network_rate is not None:
         between = edges.hop == HOP_KINDS.index("network")
         cap_Bps = np.where(between, np.minimum(cap_Bps, protocol.network_rate), cap_Bps)
     if protocol.max_rate is None:
         return cap_Bps
-    channels = 1 + max((int(phase.channel.max()) for phase in schedule.phases), default=0)
     return np.minimum(cap_Bps, protocol.max_rate / channels)
 
 

@@ -94,7 +94,7 @@ def with_protocol(
     def stage_of(phases: tuple[Phase, ...], edges: Edges) -> Stage:
         load = _wire_load(edges, protocol)
         return Stage(
-            phases=tuple(replace(phase, nbytes=phase.nbytes * load) for phase in phases),
+            phases=tuple(_loaded(phase, load) for phase in phases),
             edges=edges,
             latency_s=step_latency_s(protocol, edges, schedule),
             cap_Bps=caps_Bps(protocol, edges, schedule, phases, load),
@@ -112,8 +112,23 @@ def with_protocol(
     )
 
 
+def _loaded(phase: Phase, load: FloatArray) -> Phase:
+    """A phase with the bytes that links carry."""
+    if (load == 1.0).all():
+        return phase
+    return replace(phase, nbytes=phase.nbytes * load)
+
+
 def _wire_load(edges: Edges, protocol: Protocol) -> FloatArray:
     """What links to reducing switches, networks and hosts' memory carry per byte of payload."""
+    key = (
+        protocol.network_efficiency, protocol.staged_efficiency, protocol.switch_efficiency,
+        protocol.two_way_efficiency,
+    )  # fmt: skip
+    return edges.once(("load", *key), lambda: _find_load(edges, protocol))
+
+
+def _find_load(edges: Edges, protocol: Protocol) -> FloatArray:
     between = protocol.network_efficiency * (protocol.staged_efficiency if edges.staged else 1.0)
     factor = np.where((edges.src < 0) | (edges.dst < 0), 1.0 / protocol.switch_efficiency, 1.0)
     if edges.staged and protocol.two_way_efficiency < 1:

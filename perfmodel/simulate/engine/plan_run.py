@@ -83,12 +83,15 @@ class PlanRun:
             for name, capacity in plan.semaphores
         }
         self._host_streams = {stream.name for stream in plan.streams if stream.kind == "host"}
+        self._queues: dict[tuple[str, str], list[int]] = {}
         self._busy = 0
         self.on_idle: Callable[[], None] | None = None
         self.in_progress: dict[tuple[int, str, str], str] = {}
         self.done = self._start()
 
     def _start(self) -> simpy.Event:
+        for index, task in enumerate(self.plan.tasks):
+            self._queues.setdefault((task.rank_class, task.stream), []).append(index)
         return self._env.all_of(
             [
                 self._env.process(self._run_stream(stream, self._queue(rank_class, stream)))
@@ -101,11 +104,7 @@ class PlanRun:
 
     def _queue(self, rank_class: RankClass, stream: Stream) -> Iterator[tuple[int, int]]:
         """Tasks of one stream, step after step."""
-        mine = [
-            index
-            for index, task in enumerate(self.plan.tasks)
-            if task.rank_class == rank_class.name and task.stream == stream.name
-        ]
+        mine = self._queues.get((rank_class.name, stream.name), ())
         steps = itertools.count() if self._steps is None else range(self._steps)
         return ((step, index) for step in (steps if mine else ()) for index in mine)
 

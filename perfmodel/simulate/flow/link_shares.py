@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +21,56 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 
 Shares = tuple[FloatArray, list[tuple[FloatArray, float]]]
 """Rate of each stream; for each collective the rate of each edge, and by how much it is slower."""
+
+
+MOST_KEPT = 1 << 23
+"""Rates that are kept of jobs that met before; 8 bytes each."""
+
+
+@dataclass
+class SharesMet:
+    """Shares of jobs that met on their links before: jobs that repeat themselves meet again.
+
+    Shared by all simulations of one machine.
+    """
+
+    solved: int = 0
+    """How often shares were solved."""
+    _kept: int = 0
+    _shares: dict[Hashable, tuple[tuple[object, ...], Shares]] = field(default_factory=dict)
+
+    def of(
+        self,
+        solve: Callable[[Machine, UncontendedTimer, Sequence[Flow], Sequence[Collective]], Shares],
+        machine: Machine,
+        timer: UncontendedTimer,
+        flows: Sequence[Flow],
+        collectives: Sequence[Collective],
+    ) -> Shares:
+        """Return what `solve` returns for these jobs."""
+        number_of: dict[Hashable, int] = {}  # which began together, whenever that was
+        key = (
+            id(machine),
+            tuple(
+                (
+                    id(job.lowered),
+                    id(job.stage),
+                    job.leg,
+                    number_of.setdefault(job.key(), len(number_of)),
+                )
+                for job in collectives
+            ),
+            tuple((flow.cap_Bps, flow.edges.arcs.tobytes()) for flow in flows),
+        )
+        if key in self._shares:
+            return self._shares[key][1]
+        shares = solve(machine, timer, flows, collectives)
+        self.solved += 1
+        self._kept += len(shares[0]) + sum(len(rates_Bps) for rates_Bps, _ in shares[1])
+        if self._kept <= MOST_KEPT:  # with what the key names by id, so that no id is used again
+            holds = (machine, *((job.lowered, job.stage) for job in collectives))
+            self._shares[key] = holds, shares
+        return shares
 
 
 def solve_at_once(

@@ -20,13 +20,18 @@ import numpy as np
 import simpy
 
 from perfmodel.arrays import FloatArray, RankGroup
+from perfmodel.compiled_loops import Effort
 from perfmodel.errors import SimulationError
-from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.flow.alike_collectives import in_a_row, join_alike
 from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why, why_approximate
-from perfmodel.simulate.flow.link_shares import alone_Bps, solve_at_once, solve_in_turns
+from perfmodel.simulate.flow.link_shares import (
+    SharesMet,
+    alone_Bps,
+    solve_at_once,
+    solve_in_turns,
+)
 from perfmodel.simulate.flow.transfers import (
     SAME_RATE,
     Collective,
@@ -38,14 +43,16 @@ from perfmodel.simulate.network import (
     LinkCounters,
     Network,
     call_at,
+    count_bytes,
     count_collective,
     count_stream,
     reroute_stream,
     schedule_last,
     stage_text,
 )
-from perfmodel.simulate.sharing.between_collectives import LinkUsers
-from perfmodel.simulate.uncontended import TimedLeg, UncontendedTimer
+from perfmodel.simulate.sharing.between_collectives import LinkSets, LinkUsers
+from perfmodel.simulate.sharing.classed_legs import TimedLeg
+from perfmodel.simulate.uncontended import UncontendedTimer
 
 Job = Collective | Flow
 SAME_INSTANT = 1e-14
@@ -63,7 +70,7 @@ class FlowNetwork(Network):
     instead_of_sockets: bool = False
     """Whether messages on sockets would be nearer to what the library does."""
     _uncounted: dict[int, tuple[LoweredCollective, int]] = field(default_factory=dict, init=False)
-    _link_users: LinkUsers[Job] = field(default_factory=LinkUsers, init=False)
+    _link_users: LinkUsers[Job] = field(init=False)
     _launching: dict[simpy.Event, LoweredCollective] = field(default_factory=dict, init=False)
     """Collectives that have not sent anything yet, by the event of their end."""
     _active: dict[Job, None] = field(default_factory=dict, init=False)
@@ -74,28 +81,28 @@ class FlowNetwork(Network):
     _joined: dict[
         tuple[str, int, int, int, int], tuple[tuple[RankGroup, ...], list[LoweredCollective]]
     ] = field(default_factory=dict, init=False)
-    _links: dict[int, tuple[Edges, frozenset[int]]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._timer = self.timer
+        self._link_users = LinkUsers(self.timer.keep(LinkSets))
 
     @property
     def counted(self) -> LinkCounters:
         """Bytes over each directed link: of collectives begun, and of streams until now."""
         self._count_streams()
         for lowered, times in self._uncounted.values():
-            count_collective(self._counted, lowered, times)
+            if self.machine is self.timer.machine:
+                count_bytes(self._counted, self.timer.link_bytes(lowered), times)
+            else:
+                count_collective(self._counted, lowered, times)
         self._uncounted.clear()
         return self._counted
 
     @property
     def notes(self) -> tuple[ApproximationNote, ...]:
         """Where what was simulated is an approximation (see `approximation.py`)."""
-        alone = (
-            why_approximate(tuple(t.stage for t in legs), tuple(t.rates_Bps for t in legs))
-            for legs in self._sent.values()
-        )
+        alone = (self.timer.of_legs(legs, _why_alone) for legs in self._sent.values())
         reasons = {*self._approximated, *alone}
         if self.instead_of_sockets and self._sent:
             reasons.add("sockets")
@@ -146,7 +153,7 @@ class FlowNetwork(Network):
                 job.reroute(stages[0])
         if any(isinstance(job, Collective) for job in self._active):
             self._approximated["changed"] = None
-        self._link_users = LinkUsers()
+        self._link_users = LinkUsers(self._link_users.sets)
         self._changed += self._active
         self._update_rates()
 
@@ -161,7 +168,7 @@ class FlowNetwork(Network):
                 done.succeed()
                 return
             job = Collective(lowered, now, self._timer, self.env.now, done)
-            self._sent.setdefault(tuple(id(leg.stage.edges) for leg in job.legs), job.legs)
+            self._sent.setdefault(tuple(id(leg.edges) for leg in job.legs), job.legs)
             self._enter(job)
 
         return begin
@@ -191,7 +198,7 @@ class FlowNetwork(Network):
             return
         for job in self._active:
             if job not in self._link_users:
-                self._link_users.enter(job, self._link_set(job.stage.edges))
+                self._link_users.enter(job, self._link_users.sets.of(job.edges))
         solved: set[Job] = set()
         for links in changed:
             if not isinstance(links, frozenset):
@@ -210,7 +217,7 @@ class FlowNetwork(Network):
             if isinstance(job, Flow):
                 self._set_flows([job], alone_Bps(self.machine, job.stage))
             elif self._timer is job.timer and not job.is_disturbed:
-                self._set(job, job.rates_Bps)
+                self._set(job, None)
             else:
                 self._set(job, self._timer.rates(job.stage))
             return
@@ -219,22 +226,26 @@ class FlowNetwork(Network):
         solve = solve_in_turns if self.machine.library.in_order else solve_at_once
         if self.machine.library.in_order or flows or len({job.key() for job in collectives}) > 1:
             self._approximated["met"] = None
-        flow_rates_Bps, shares = solve(self.machine, self._timer, flows, collectives)
+        met = self._timer.keep(SharesMet)
+        flow_rates_Bps, shares = met.of(solve, self.machine, self._timer, flows, collectives)
         for job, share in zip(collectives, shares, strict=True):
             self._set(job, *share)
         if flows:
             self._set_flows(flows, flow_rates_Bps)
 
-    def _set(self, job: Collective, rates_Bps: FloatArray, slower: float = 1.0) -> None:
-        """Give a collective its rates, and with them its new end."""
-        changed = job.set_rates(self.env.now, rates_Bps, slower)
-        if not changed and job.timed:
+    def _set(self, job: Collective, rates_Bps: FloatArray | None, slower: float = 1.0) -> None:
+        """Give a collective its rates, and with them its new end; None: those that it has."""
+        changed = rates_Bps is not None and job.set_rates(self.env.now, rates_Bps, slower)
+        if changed:
+            self.timer.keep(Effort).spend()
+        elif job.timed:
             return
         job.timed = True
         job.version += 1
         # Most rates change again before the leg ends: its end is worked out when it may be near.
         least_s = (1 - SLACK) * job.least_wire_s()
-        if not rates_Bps.all() or job.start_s + least_s <= self.env.now:
+        is_cut = rates_Bps is not None and not rates_Bps.all()
+        if is_cut or job.start_s + least_s <= self.env.now:
             self._schedule_end(job)
             return
         version = job.version
@@ -311,17 +322,13 @@ class FlowNetwork(Network):
 
     def _begin_next_leg(self, job: Collective) -> None:
         """Begin the next leg of a collective."""
-        stage = job.stage
         if job.is_disturbed:
             stage = self._rerouted.legs(job.original)[job.leg + 1]
-        job.next_leg(stage, self._timer.rates(stage))
+            job.next_leg(stage, self._timer.rates(stage))
+        else:
+            job.next_leg()
         job.timed = False  # the version goes on: ends of the leg before are still scheduled
         self._enter(job)
-
-    def _link_set(self, edges: Edges) -> frozenset[int]:
-        if id(edges) not in self._links:
-            self._links[id(edges)] = (edges, frozenset(np.unique(edges.arcs).tolist()))
-        return self._links[id(edges)][1]
 
     def _count_streams(self) -> None:
         """Count what streams have sent since their rates changed last."""
@@ -334,3 +341,11 @@ class FlowNetwork(Network):
         sent_bytes = job.send(self.env.now, whole=whole)
         if sent_bytes > 0:
             count_stream(self._counted, job.stage.edges.arcs, sent_bytes)
+
+
+def _why_alone(legs: tuple[TimedLeg, ...]) -> Why | None:
+    """Why a collective without other traffic is approximated; None if it is not."""
+    stages, rates = zip(
+        *(leg.expand() for leg in legs), strict=True
+    )  # which may be large: not kept
+    return why_approximate(stages, rates)

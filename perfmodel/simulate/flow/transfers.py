@@ -13,7 +13,7 @@ from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
-from perfmodel.collectives.timing.unrolled import prepare_phases
+from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.collectives.timing.variable_rate import (
     Clocks,
     CompletionTimes,
@@ -23,8 +23,8 @@ from perfmodel.collectives.timing.variable_rate import (
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.simulate.network import LinkCounters, move_counts
+from perfmodel.simulate.sharing.classed_legs import TimedLeg
 from perfmodel.simulate.uncontended import (
-    TimedLeg,
     UncontendedTimer,
     participants,
     stage_bytes,
@@ -33,6 +33,22 @@ from perfmodel.simulate.uncontended import (
 
 SAME_RATE = 1e-12
 """Rates this close are the same: sums of like rates differ in the last bits."""
+
+
+@dataclass
+class Courses:
+    """Phases prepared for being stepped through, once for all collectives that have them."""
+
+    _prepared: dict[tuple[int, ...], tuple[tuple[Phase, ...], UnrolledPhases]] = field(
+        default_factory=dict
+    )
+
+    def of(self, phases: tuple[Phase, ...], credits: int) -> UnrolledPhases:
+        """Return phases over the same edges, prepared."""
+        key = (credits, *map(id, phases))
+        if key not in self._prepared:  # the entry holds the phases, so that their ids stay unique
+            self._prepared[key] = phases, prepare_phases(phases, credits)
+        return self._prepared[key][1]
 
 
 @dataclass(eq=False)
@@ -52,8 +68,6 @@ class Collective:
     """When its first byte may move, on the simulation's clock."""
     done: simpy.Event
     leg: int = 0
-    stage: Stage = field(init=False)
-    rates_Bps: FloatArray = field(init=False)
     landed_s: float = 0.0
     version: int = 0
     timed: bool = False  # whether the end of its leg is scheduled
@@ -61,9 +75,23 @@ class Collective:
     _ready: ReadyTimes | None = None
     _ends: CompletionTimes | None = None  # of its clocks at their present rates
     _is_rerouted: bool = False
+    _stage: Stage | None = None  # instead of that of `timer`
+    _rates_Bps: FloatArray | None = None
 
-    def __post_init__(self) -> None:
-        self._set_leg(self.legs[0])
+    @property
+    def stage(self) -> Stage:
+        """Its present leg on the links that it crosses now."""
+        return self.legs[self.leg].stage if self._stage is None else self._stage
+
+    @property
+    def edges(self) -> Edges:
+        """The links that its present leg crosses now."""
+        return self.legs[self.leg].edges if self._stage is None else self._stage.edges
+
+    @property
+    def rates_Bps(self) -> FloatArray:
+        """Rate of each edge of its present leg; wire bytes per second."""
+        return self.legs[self.leg].rates_Bps if self._rates_Bps is None else self._rates_Bps
 
     @property
     def legs(self) -> tuple[TimedLeg, ...]:
@@ -74,9 +102,6 @@ class Collective:
     def is_last(self) -> bool:
         """Whether it is on its last leg."""
         return self.leg + 1 == len(self.legs)
-
-    def _set_leg(self, timed: TimedLeg) -> None:
-        self.stage, self.rates_Bps = timed.stage, timed.rates_Bps
 
     def ends(self) -> CompletionTimes:
         """When its leg ends if no rate changes any more."""
@@ -101,13 +126,13 @@ class Collective:
         clocks = self._own_clocks()
         clocks.change(now_s - self.start_s, leg.rate_Bps, leg.latency_s * slower)
         self._ends = None
-        self.rates_Bps, self._is_rerouted = rates_Bps, False
+        self._rates_Bps, self._is_rerouted = rates_Bps, False
         return True
 
     def reroute(self, stage: Stage) -> None:
         """Change to other links from the next `set_rates` on."""
         self._own_clocks()
-        self.stage, self._is_rerouted = stage, True
+        self._stage, self._is_rerouted = stage, True
 
     def _own_clocks(self) -> Clocks | OneStep:
         """Its clocks, edge by edge, which differ from those of `timer` from now on."""
@@ -126,22 +151,26 @@ class Collective:
         leg = timed_phases(self.lowered, stage, rates_Bps)
         if is_one_step(leg.phases):
             return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
-        course = prepare_phases(leg.phases, self.lowered.credits)
+        course = self.timer.keep(Courses).of(leg.phases, self.lowered.credits)
         return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s))
 
-    def next_leg(self, stage: Stage, rates_Bps: FloatArray) -> None:
-        """Begin the next leg, rank by rank, at its rates without other traffic."""
+    def next_leg(self, stage: Stage | None = None, rates_Bps: FloatArray | None = None) -> None:
+        """Begin the next leg, rank by rank, at its rates without other traffic.
+
+        Where it was disturbed, `stage` and `rates_Bps` are those of the present machine.
+        """
         ends = self.ends()
         self.landed_s = max(self.landed_s, ends.last_s)
         self.leg += 1
         if self._clocks is None:
-            self._set_leg(self.legs[self.leg])
             return
         assert self._ready is not None
+        assert stage is not None
+        assert rates_Bps is not None
         self._ready.land(self.stage.phases[0], ends.landed_s)
         begin_s = self._ready.begin_s(stage.phases[0])
         self._clocks, self._ends = self._clocks_of(stage, rates_Bps, begin_s), None
-        self.stage, self.rates_Bps = stage, rates_Bps
+        self._stage, self._rates_Bps = stage, rates_Bps
 
     def alone_s(self) -> float:
         """Time for which the present leg is on the wire without other traffic; seconds."""
@@ -225,6 +254,11 @@ class Flow:
         """Most that it takes of a link."""
         return float(self.stage.cap_Bps[0])
 
+    @property
+    def edges(self) -> Edges:
+        """Its links, as those of one edge."""
+        return self.stage.edges
+
     def send(self, now_s: float, *, whole: bool = False) -> float:
         """Send at the present rate up to a time, or all; return the bytes."""
         sent = self.nbytes if whole else min(self.nbytes, self.rate_Bps * (now_s - self.since_s))
@@ -262,7 +296,7 @@ def sort_key(job: Collective | Flow) -> tuple[float, int, float, int]:
     nbytes = job.lowered.schedule.nbytes if isinstance(job, Collective) else job.nbytes
     return (
         start_s,
-        len(job.stage.edges),
+        len(job.edges),
         float(nbytes),
-        zlib.crc32(job.stage.edges.arcs.tobytes()),
+        zlib.crc32(job.edges.arcs.tobytes()),
     )

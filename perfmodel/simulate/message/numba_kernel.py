@@ -1,4 +1,4 @@
-"""The message kernel compiled by numba, where numba is installed (extra "fast").
+"""The message kernel compiled by numba; where numba is missing the interpreter runs it.
 
 The source is the interpreter's, but for the queue of events, which is a heap in an array.
 """

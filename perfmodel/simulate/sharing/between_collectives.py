@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.library.lowering.edges import join_edges
+from perfmodel.library.lowering.edges import Edges, join_edges
 from perfmodel.library.lowering.lowered import Stage
 from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
 
 T = TypeVar("T")
 
-LARGE = 4096
-"""Links from which on the set of a job is compared as a whole instead of link by link."""
 SHORTEST_S = 1e-300
 """Instead of zero where bytes are divided by a time; seconds."""
 ROUNDS = 3
@@ -27,34 +25,51 @@ NO_SLACK = 1e-9
 
 
 @dataclass
-class LinkUsers(Generic[T]):
-    """Jobs by link, to find those that share links, directly or through others."""
+class LinkSets:
+    """Sets of links, and which of them have links in common; found once for each pair.
 
+    Jobs that repeat themselves cross the same links again and again.
+    """
+
+    compared: int = 0
+    """How many pairs were compared."""
+    _of_edges: dict[int, tuple[Edges, frozenset[int]]] = field(default_factory=dict)
+    _of_route: dict[bytes, frozenset[int]] = field(default_factory=dict)
+    _share: dict[tuple[int, int], tuple[frozenset[int], frozenset[int], bool]] = field(
+        default_factory=dict
+    )
+
+    def of(self, edges: Edges) -> frozenset[int]:
+        """Return the links of some edges; the same object for a route that was asked for before."""
+        if len(edges) == 1:  # a stream is made anew for each burst
+            return self._of_route.setdefault(edges.arcs.tobytes(), frozenset(edges.arcs.tolist()))
+        if id(edges) not in self._of_edges:
+            self._of_edges[id(edges)] = (edges, frozenset(np.unique(edges.arcs).tolist()))
+        return self._of_edges[id(edges)][1]
+
+    def share(self, a: frozenset[int], b: frozenset[int]) -> bool:
+        """Whether two sets have links in common."""
+        key = (id(a), id(b)) if id(a) < id(b) else (id(b), id(a))
+        if key not in self._share:  # the entry holds both, so that their ids stay unique
+            self.compared += 1
+            self._share[key] = a, b, not a.isdisjoint(b)
+        return self._share[key][2]
+
+
+@dataclass
+class LinkUsers(Generic[T]):
+    """Jobs and their links, to find those that share links, directly or through others."""
+
+    sets: LinkSets = field(default_factory=LinkSets)
     _links: dict[T, frozenset[int]] = field(default_factory=dict)
-    _by_link: dict[int, dict[T, None]] = field(default_factory=dict)
-    _large: dict[T, None] = field(default_factory=dict)
 
     def enter(self, job: T, links: frozenset[int]) -> None:
         """Put a job on links."""
         self._links[job] = links
-        if len(links) > LARGE:
-            self._large[job] = None
-            return
-        for link in links:
-            self._by_link.setdefault(link, {})[job] = None
 
     def leave(self, job: T) -> frozenset[int]:
         """Take a job off its links; return them."""
-        links = self._links.pop(job)
-        if job in self._large:
-            del self._large[job]
-            return links
-        for link in links:
-            users = self._by_link[link]
-            del users[job]
-            if not users:
-                del self._by_link[link]
-        return links
+        return self._links.pop(job)
 
     def __contains__(self, job: T) -> bool:
         return job in self._links
@@ -63,37 +78,29 @@ class LinkUsers(Generic[T]):
         """Links of a job."""
         return self._links[job]
 
-    def components(self, links: AbstractSet[int]) -> list[set[T]]:
+    def components(self, links: frozenset[int]) -> list[set[T]]:
         """Jobs on some links and all connected to them through shared links, by component.
 
         Jobs of different components share no link.
         """
         components: list[set[T]] = []
-        for job in self._users(links):
+        for job in [job for job, own in self._links.items() if self.sets.share(links, own)]:
             if not any(job in component for component in components):
                 components.append(self._component(job))
         return components
 
     def _component(self, job: T) -> set[T]:
-        component, todo, visited = {job}, [job], set[int]()
-        while todo:  # every link is looked at once, however many jobs cross it
-            links = self._links[todo.pop()].difference(visited)
-            visited |= links
-            fresh = self._users(links) - component
-            component |= fresh
+        component, todo = {job}, [job]
+        others = dict(self._links)
+        del others[job]
+        while todo and others:  # a job that was reached is not looked at again
+            links = self._links[todo.pop()]
+            fresh = [other for other, own in others.items() if self.sets.share(links, own)]
+            for other in fresh:
+                del others[other]
+            component.update(fresh)
             todo += fresh
         return component
-
-    def _users(self, links: AbstractSet[int]) -> set[T]:
-        jobs = {job for job in self._large if not links.isdisjoint(self._links[job])}
-        if len(links) <= len(self._by_link):
-            for link in links:
-                jobs.update(self._by_link.get(link, ()))
-        else:
-            for link, users in self._by_link.items():
-                if link in links:
-                    jobs.update(users)
-        return jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +156,12 @@ def shared_rates(capacity_Bps: FloatArray, shares: Sequence[Share]) -> list[Floa
     caps = [share.stage.cap_Bps for share in shares]
     edges = join_edges([share.stage.edges for share in shares])
     sharing = LinkSharing.of(edges.pointers, edges.arcs)
-    ends = np.cumsum([len(cap) for cap in caps])[:-1]
+    ends = np.cumsum([len(cap) for cap in caps]).tolist()
+    parts = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
 
     def solved(limits: Iterable[FloatArray]) -> list[FloatArray]:
-        limit = np.concatenate(list(limits))
-        return np.split(sharing.rates(capacity_Bps, limit), ends)
+        limited = sharing.rates(capacity_Bps, np.concatenate(list(limits)))
+        return [limited[part] for part in parts]
 
     rates = solved(caps)
     if len(shares) < 2 or any(not part.all() for part in rates):

@@ -15,7 +15,11 @@ from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.path_classes import EdgeClasses
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import Stage
-from perfmodel.simulate.sharing.link_patterns import UsePatterns, patterns_of, separate_uses
+from perfmodel.simulate.sharing.link_patterns import (
+    UsePatterns,
+    patterns_of,
+    separate_uses,
+)
 from perfmodel.simulate.sharing.link_uses import busy_bytes, bytes_met
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
@@ -30,6 +34,7 @@ class UseOrders:
     _patterns: dict[tuple[int, ...], tuple[Edges, IntArray, FloatArray, UsePatterns]] = field(
         default_factory=dict
     )
+    _fits: dict[tuple[int, int], tuple[UsePatterns, Phase, bool]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._patterns)
@@ -40,10 +45,17 @@ class UseOrders:
         if key not in self._patterns:
             self._put(key, stage, phase, capacity_Bps, patterns_of(stage, phase, capacity_Bps))
         patterns = self._patterns[key][3]
-        if not patterns.fits(phase):
+        if not self._fit(patterns, phase):
             patterns = separate_uses(stage.edges, phase.first)
             self._put(key, stage, phase, capacity_Bps, patterns)
         return patterns
+
+    def _fit(self, patterns: UsePatterns, phase: Phase) -> bool:
+        """Whether patterns are those of a phase; looked at once for each phase."""
+        key = id(patterns), id(phase)
+        if key not in self._fits:  # the entry holds both, so that their ids stay unique
+            self._fits[key] = patterns, phase, patterns.fits(phase)
+        return self._fits[key][2]
 
     def classes(self, stage: Stage) -> EdgeClasses | None:
         """Return the classes of edges of a stage whose rates were asked for; None without any."""
@@ -67,11 +79,12 @@ class UseOrders:
 
 
 @dataclass(frozen=True, slots=True)
-class _ClassRates:
+class ClassRates:
     """Rates of edges, those of a class once."""
 
     rates: FloatArray
     classes: EdgeClasses | None
+    """None where every edge is a class of its own."""
 
     def of_edges(self) -> FloatArray:
         """Rate of each edge; shape (edges,)."""
@@ -92,18 +105,14 @@ class StageRates:
 
     capacity_Bps: FloatArray
     _max_min: dict[int, tuple[Edges, FloatArray]] = field(default_factory=dict)
-    _duty_cycled: dict[StageKey, tuple[Stage, _ClassRates]] = field(default_factory=dict)
-    _fill_and_drain: dict[StageKey, tuple[Stage, _ClassRates]] = field(default_factory=dict)
+    _duty_cycled: dict[StageKey, tuple[Stage, ClassRates]] = field(default_factory=dict)
+    _fill_and_drain: dict[StageKey, tuple[Stage, ClassRates]] = field(default_factory=dict)
     _orders: UseOrders = field(default_factory=UseOrders)
 
     def of(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge; shape (edges,)."""
         if not is_steady(stage):
-            key = _key(stage)
-            if key not in self._duty_cycled:
-                rates = duty_cycle_rates(self.capacity_Bps, stage, self._orders)
-                self._duty_cycled[key] = stage, self._by_class(stage, rates)
-            return np.minimum(stage.cap_Bps, self._duty_cycled[key][1].of_edges())
+            return np.minimum(stage.cap_Bps, self.duty_cycled(stage).of_edges())
         edges, unlimited = stage.edges, bool(np.isinf(stage.cap_Bps).all())
         if unlimited and id(edges) in self._max_min:
             return self._max_min[id(edges)][1]
@@ -116,17 +125,25 @@ class StageRates:
         """Return edges that are alike on their links, of a stage whose rates were asked for."""
         return self._orders.classes(stage)
 
+    def duty_cycled(self, stage: Stage) -> ClassRates:
+        """Return the rates of edges that are active in some repeats only, whatever their caps."""
+        key = _key(stage)
+        if key not in self._duty_cycled:
+            rates = _duty_cycle_rates(self.capacity_Bps, stage, self._orders)
+            self._duty_cycled[key] = stage, ClassRates(rates, self.classes(stage))
+        return self._duty_cycled[key][1]
+
     def fill_and_drain(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge of a pipeline while it fills or drains; shape (edges,)."""
+        return np.minimum(stage.cap_Bps, self.filled_and_drained(stage).of_edges())
+
+    def filled_and_drained(self, stage: Stage) -> ClassRates:
+        """Return the rates of edges while a pipeline fills or drains, whatever their caps."""
         key = _key(stage)
         if key not in self._fill_and_drain:
-            rates = fill_and_drain_rates(self.capacity_Bps, stage, self._orders)
-            self._fill_and_drain[key] = stage, self._by_class(stage, rates)
-        return np.minimum(stage.cap_Bps, self._fill_and_drain[key][1].of_edges())
-
-    def _by_class(self, stage: Stage, rates: FloatArray) -> _ClassRates:
-        classes = self.classes(stage)
-        return _ClassRates(rates if classes is None else rates[classes.sample], classes)
+            rates = _fill_and_drain_rates(self.capacity_Bps, stage, self._orders)
+            self._fill_and_drain[key] = stage, ClassRates(rates, self.classes(stage))
+        return self._fill_and_drain[key][1]
 
 
 def _key(stage: Stage) -> StageKey:
@@ -157,20 +174,26 @@ def duty_cycle_rates(
         Wire bytes per second while an edge sends, whatever its own cap.
     """
     orders = UseOrders() if orders is None else orders
+    rates = _duty_cycle_rates(capacity_Bps, stage, orders)
+    return ClassRates(rates, orders.classes(stage)).of_edges()
+
+
+def _duty_cycle_rates(capacity_Bps: FloatArray, stage: Stage, orders: UseOrders) -> FloatArray:
+    """`duty_cycle_rates` of the edges that represent all; shape (classes,)."""
     met, own = np.zeros(1), np.zeros(1)
     unit = max((float(phase.nbytes.max(initial=0.0)) for phase in stage.phases), default=0.0) or 1.0
     for phase in stage.phases:
         nbytes = phase.nbytes / unit  # sums of equal ones are then exact
         patterns = orders.of(stage, phase, capacity_Bps)
-        of_phase = phase.active * nbytes
+        of_phase = phase.active[patterns.edges] * nbytes[patterns.edges]
         met = met + patterns.over_links(of_phase, bytes_met(patterns.order, phase, nbytes))
-        own = own + of_phase[patterns.edges]
+        own = own + of_phase
     overload = met / np.repeat(np.where(own > 0, own, np.inf), patterns.lengths)
     shares = capacity_Bps[patterns.arcs] / np.maximum(overload, 1.0)
     least, crosses = np.full(len(patterns.edges), np.inf), patterns.lengths > 0
     if crosses.any():
         least[crosses] = np.minimum.reduceat(shares, patterns.pointers[:-1][crosses])
-    return patterns.over_edges(least)
+    return least
 
 
 def fill_and_drain_rates(
@@ -190,13 +213,21 @@ def fill_and_drain_rates(
     ndarray of float, shape (edges,)
         Wire bytes per second, whatever an edge's own cap.
     """
-    phase, orders = stage.phases[0], UseOrders() if orders is None else orders
+    orders = UseOrders() if orders is None else orders
+    rates = _fill_and_drain_rates(capacity_Bps, stage, orders)
+    return ClassRates(rates, orders.classes(stage)).of_edges()
+
+
+def _fill_and_drain_rates(capacity_Bps: FloatArray, stage: Stage, orders: UseOrders) -> FloatArray:
+    """`fill_and_drain_rates` of the edges that represent all; shape (classes,)."""
+    phase = stage.phases[0]
     patterns = orders.of(stage, phase, capacity_Bps)
-    busy = patterns.over_links(phase.nbytes, busy_bytes(patterns.order, phase))
+    own = phase.nbytes[patterns.edges]
+    busy = patterns.over_links(own, busy_bytes(patterns.order, phase))
     busy_s = sending_s(busy, capacity_Bps[patterns.arcs])
     longest_s, crosses = np.zeros(len(patterns.edges)), patterns.lengths > 0
     if crosses.any():
         longest_s[crosses] = np.maximum.reduceat(busy_s, patterns.pointers[:-1][crosses])
     unlimited = np.full(len(patterns.edges), np.inf)
-    np.divide(phase.nbytes[patterns.edges], longest_s, out=unlimited, where=longest_s > 0)
-    return patterns.over_edges(unlimited)
+    np.divide(own, longest_s, out=unlimited, where=longest_s > 0)
+    return unlimited

@@ -54,8 +54,11 @@ class UsePatterns:
         return senders is None or (senders.agree(phase.nbytes) and senders.agree(phase.active))
 
     def over_links(self, own: FloatArray, shared: FloatArray) -> FloatArray:
-        """Values of links: of shared ones by their use, of others by edge; shape (links,)."""
-        values = np.repeat(own[self.edges], self.lengths)
+        """Values of links: of shared ones by their use, of others by edge; shape (links,).
+
+        `own`: of the edges that represent all; shape (classes,).
+        """
+        values = np.repeat(own, self.lengths)
         has_others = self.use >= 0
         values[has_others] = shared[self.use[has_others]]
         return values

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel import compiled_loops
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.library.lowering.edges import ranges
 
@@ -66,7 +67,7 @@ class LinkSharing:
         crossed[arcs] = True
         used, place = np.flatnonzero(crossed), np.cumsum(crossed) - 1
         owner = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
-        return cls(used, np.asarray(pointers), owner, place[arcs])
+        return cls(used, np.ascontiguousarray(pointers, dtype=np.int64), owner, place[arcs])
 
     def rates(self, capacity_Bps: FloatArray, caps_Bps: FloatArray | None = None) -> FloatArray:
         """Rates of the flows; see `max_min_rates`."""
@@ -74,6 +75,10 @@ class LinkSharing:
         spare_Bps = capacity_Bps[self.used].astype(float)
         caps = np.full(flows, np.inf) if caps_Bps is None else caps_Bps.astype(float)
         rates = np.full(flows, np.inf)
+        loops = compiled_loops.loaded()
+        if loops is not None and np.isfinite(spare_Bps).all():
+            loops.fill(self.pointers, self.link, spare_Bps, caps, rates)
+            return rates
         open_flow = np.ones(flows, dtype=np.bool_)
         flow_of, link_of = self.owner, self.link
         while open_flow.any():

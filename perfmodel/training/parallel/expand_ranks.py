@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.arrays import RankGroup
 from perfmodel.training.parallel.rank_grid import Groups, RankGrid
 from perfmodel.training.plan.amax_reductions import AMAXES
 from perfmodel.training.plan.step_plan import Collective, Communicator, RankClass, StepPlan, Task
@@ -33,24 +32,46 @@ def expand_ranks(plan: StepPlan, grid: RankGrid) -> StepPlan:
         CONTEXT: grid.context_groups,
         EXPERT: grid.expert_groups,
     }
+    classes = tuple(_grown(each, grid) for each in plan.classes)
+    callers = _callers(plan, classes)
     return replace(
         plan,
-        classes=tuple(_grown(each, grid) for each in plan.classes),
-        communicators=tuple(_placed(each, grid, called) for each in plan.communicators),
+        classes=classes,
+        communicators=tuple(
+            _placed(each, grid, called, callers.get(each.name, set()))
+            for each in plan.communicators
+        ),
         tasks=tuple(_rooted(task, grid) for task in plan.tasks),
         samples=plan.samples // grid.context,
     )
 
 
+def _callers(plan: StepPlan, classes: tuple[RankClass, ...]) -> Mapping[str, set[int]]:
+    """Ranks that take part in each communicator's collectives."""
+    ranks = {each.name: each.ranks for each in classes}
+    callers: dict[str, dict[str, None]] = {}
+    for task in plan.tasks:
+        if isinstance(task.work, Collective):
+            callers.setdefault(task.work.communicator, {})[task.rank_class] = None
+    return {
+        name: {rank for rank_class in members for rank in ranks[rank_class]}
+        for name, members in callers.items()
+    }
+
+
 def _placed(
-    communicator: Communicator, grid: RankGrid, called: Mapping[str, Groups]
+    communicator: Communicator, grid: RankGrid, called: Mapping[str, Groups], callers: set[int]
 ) -> Communicator:
     """Groups of all ranks: those of the calls of layers, or copies of a plan's own.
 
     A pipeline says of which part of the model a communicator is; that is the rest of its name.
+    `callers`: ranks that call its collectives, in their layers.
     """
     name = communicator.name.partition(" of part ")[0]
-    groups = called.get(name) or _copies(communicator, grid)
+    if name in called:
+        groups: Groups = tuple(group for group in called[name] if group[0] in callers)
+    else:
+        groups = _copies(communicator, grid)
     if name == AMAXES:  # Transformer Engine's group has the ranks of tensor groups, too
         count = len(communicator.groups)
         groups = tuple(
@@ -60,7 +81,7 @@ def _placed(
     return replace(communicator, groups=groups)
 
 
-def _copies(communicator: Communicator, grid: RankGrid) -> tuple[RankGroup, ...]:
+def _copies(communicator: Communicator, grid: RankGrid) -> Groups:
     """Groups of a communicator, once for every place in the tensor group."""
     return tuple(
         tuple(grid.placed(np.asarray(group, dtype=np.int64), place).tolist())

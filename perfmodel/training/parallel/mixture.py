@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from perfmodel.training.parallel.expand_ranks import expand_ranks
 from perfmodel.training.parallel.rank_grid import RankGrid
-from perfmodel.training.pipeline.partition import PartitionOptions
+from perfmodel.training.pipeline.block_partition import PartitionOptions
+from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
+from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
+from perfmodel.training.pipeline.schedules.schedule_table import make_schedule
+from perfmodel.training.pipeline.stage_passes import PartPlan, PipelineOptions
+from perfmodel.training.pipeline.stage_workload import model_parts, stream_bytes
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.shards.shard import WHOLE, Shard
+
+PART_SEGMENTS = 1
+"""Tasks per pass of a part of a pipeline, beside where buckets end: passes are many and short."""
+WAITING = ("gpipe", "1f1b")
+"""Schedules in which a stage sends and receives between two passes (Megatron-LM overlaps messages
+in interleaved schedules alone, ``overlap_p2p_communication``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,16 @@ class Mixture:
         """Whether each rank is a whole replica."""
         return self.shard.is_whole and self.stages == 1
 
+    def pipeline_schedule(self, micro_batches: int) -> PipelineSchedule:
+        """Order of the passes of all stages.
+
+        Raises `InputError`: counts that the schedule does not allow.
+        """
+        return make_schedule(
+            self.schedule, self.stages, micro_batches, self.chunks,
+            micro_batch_group=self.micro_batch_group,
+        )  # fmt: skip
+
     def grid(self, ranks: int) -> RankGrid:
         """Places of so many ranks."""
         shared = self.shard.tensor * self.shard.context * self.stages
@@ -69,7 +90,8 @@ class Mixture:
 def mix_step(
     mixture: Mixture,
     request: StepRequest,
-    make: Callable[[StepRequest], StepPlan],
+    make: Callable[[StepRequest, int], StepPlan],
+    micro_batches: int,
     precision: str,
     recompute: Recompute,
     held_dtype: str | None,
@@ -82,7 +104,9 @@ def mix_step(
     request : StepRequest
         Of the share of one rank of a tensor, context and expert group, among its replicas.
     make : callable
-        The plan of a plain data-parallel step, of the whole share or of one stage's.
+        The plan of a plain data-parallel step of so many micro-batches, of the whole share or of
+        a part of it.
+    micro_batches : int
     precision : str
         Of activations.
     recompute : Recompute
@@ -95,7 +119,33 @@ def mix_step(
     InputError
         Counts that the schedule does not allow, or a model that cannot be cut so.
     """
-    shard = mixture.shard
-    grid = mixture.grid(request.ranks * shard.tensor * mixture.stages)
-    plan = add_layer_calls(make(request), request, precision, recompute)
-    return expand_ranks(plan, grid)
+    grid = mixture.grid(request.ranks * mixture.shard.tensor * mixture.stages)
+
+    def plan_part(part: StepRequest, count: int) -> StepPlan:
+        return add_layer_calls(make(part, count), part, precision, recompute)
+
+    if mixture.stages == 1:
+        return expand_ranks(plan_part(request, micro_batches), grid)
+    schedule = mixture.pipeline_schedule(micro_batches)
+    model = model_parts(request.workload, request.times, schedule, mixture.partition)
+    copies = 2 if schedule.layout == "bidirectional" else 1
+    plans = [
+        PartPlan(
+            plan_part(
+                replace(
+                    request, workload=part.workload, times=part.times, segments=PART_SEGMENTS,
+                    ranks=copies * request.ranks, ready_order=None,
+                ),
+                micro_batches // copies,
+            ),
+            part,
+        )
+        for part in model
+    ]  # fmt: skip
+    transfer_bytes = stream_bytes(request.workload, precision, request.batch_per_gpu, held_dtype)
+    overlap_p2p = mixture.overlap_p2p
+    options = PipelineOptions(
+        transfer_bytes,
+        overlap_p2p=mixture.schedule not in WAITING if overlap_p2p is None else overlap_p2p,
+    )
+    return expand_ranks(pipeline_plan(schedule, plans, options), grid)

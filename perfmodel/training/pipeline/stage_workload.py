@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.training.pipeline.partition import PartitionOptions, part_layers
+from perfmodel.training.pipeline.block_partition import PartitionOptions, part_layers
 from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
 from perfmodel.workload.memory.activations import WIDE_BYTES, cast_weights
 from perfmodel.workload.memory.blocks import block_of
@@ -54,7 +54,10 @@ def model_parts(
     if len(layers) == 1:
         return (ModelPart(workload, times, layers[0]),)
     _require_stream(workload)
-    borrowed = _borrowed(workload, layers)
+    ends = [schedule.place(part, direction)[0] for part, direction in _ends(schedule)]
+    borrowed = [frozenset[int]() for _ in layers]
+    if ends[0] != ends[1]:  # a stage that holds both has the embedding once
+        borrowed = _borrowed(workload, layers)
     owners = _owners(workload, layers)
     parts = []
     for number, mine in enumerate(layers):
@@ -81,8 +84,13 @@ def stream_bytes(
 
 def _require_stream(workload: Workload) -> None:
     if not workload.stream_elements:
-        found = f"{workload.name!r}, which does not state what flows between its blocks"
-        raise InputError(Fault("model", found, "a decoder, or an encoder, of the zoo"))
+        text = f"{workload.name!r}, which does not state what flows between its blocks"
+        raise InputError(Fault("model", text, "a decoder, or an encoder, of the zoo"))
+
+
+def _ends(schedule: PipelineSchedule) -> tuple[tuple[int, int], tuple[int, int]]:
+    """First and last part, and which way they are run where both can stand on one stage."""
+    return (0, 0), (schedule.parts - 1, int(schedule.layout == "bidirectional"))
 
 
 def _owners(workload: Workload, layers: Sequence[range]) -> dict[int, int]:
@@ -120,8 +128,8 @@ def _borrowed(workload: Workload, layers: Sequence[range]) -> list[frozenset[int
             if _lacks_weight(workload, layer) and round(layer.weight_elements) in tables
         } - own
         if tied and number != len(layers) - 1:
-            found = f"{workload.name!r}, whose part {number + 1} shares the embedding"
-            raise InputError(Fault("model", found, "one that shares it with the last part alone"))
+            text = f"{workload.name!r}, whose part {number + 1} shares the embedding"
+            raise InputError(Fault("model", text, "one that shares it with the last part alone"))
         borrowed.append(frozenset(tied))
     return borrowed
 
@@ -174,8 +182,8 @@ def part_times(times: LayerTimes, whole: Workload, part: Workload, mine: range) 
     """Times of consecutive layers of a model; the optimizer's by the elements that it updates."""
     layers = slice(mine.start, mine.stop)
     share = _trained(part) / max(1, _trained(whole))
-    kept = [layer.saved_elements + layer.stream_elements for layer in whole.layers]
-    kept_share = sum(kept[layers]) / sum(kept) if sum(kept) else len(mine) / len(kept)
+    saved = [layer.saved_elements + layer.stream_elements for layer in whole.layers]
+    kept_share = sum(saved[layers]) / sum(saved) if sum(saved) else len(mine) / len(saved)
 
     def of(values: np.ndarray | None) -> np.ndarray | None:
         return None if values is None else values[layers]

@@ -48,7 +48,8 @@ class Step:
         if micro_batch == self.last_micro_batch:
             return self.request.segments
         fewest = 8 if self.options.accumulate <= MANY_MICRO_BATCHES else 1
-        return max(fewest, self.request.segments // self.options.accumulate)
+        least = min(fewest, self.request.segments)
+        return max(least, self.request.segments // self.options.accumulate)
 
 
 def add_forward(step: Step, micro_batch: int, *, after: tuple[int, ...] = ()) -> None:

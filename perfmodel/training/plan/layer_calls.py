@@ -49,6 +49,15 @@ class _Calls:
     window_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """Calls of a task: exposed ones before its kernels, hidden ones, exposed ones after them."""
+
+    head: list[_Calls]
+    hidden: list[_Calls]
+    tail: list[_Calls]
+
+
 @dataclass(slots=True)
 class _Adding:
     """A plan under construction: tasks, and where each of the plan's own begins and ends."""
@@ -121,35 +130,43 @@ def _add_pass(adding: _Adding, task: Task, duration_s: float) -> None:
         return
     merges = len(task.layers) > 1
     _issue(adding, task, sum(each.call.times for each in calls))
-    head, hidden, tail = (
-        _alike(adding, (each for each in calls if chosen(each)), merges=merges)
-        for chosen in (
-            lambda each: not (each.window_s or each.is_after),
-            lambda each: each.window_s > 0,
-            lambda each: each.is_after and not each.window_s,
-        )
+    exposed = [each for each in calls if not each.window_s]
+    around = _Around(
+        _alike(adding, (each for each in exposed if not each.is_after), merges=merges),
+        _alike(adding, (each for each in calls if each.window_s), merges=merges),
+        _alike(adding, (each for each in exposed if each.is_after), merges=merges),
     )
-    windows_s = sum(each.window_s for each in hidden)
+    start = len(adding.tasks)
+    _add_around(adding, task, duration_s, around)
+    tasks = adding.tasks
+    # the first piece waits for what the task waited for, the last one has what it gave back
+    tasks[start] = replace(tasks[start], acquires=task.acquires, after_previous=task.after_previous)
+    tasks[-1] = replace(tasks[-1], releases=task.releases)
+    end = max(i for i in range(start, len(tasks)) if isinstance(tasks[i].work, Compute))
+    tasks[end] = replace(tasks[end], core_s=task.core_s)
+
+
+def _add_around(adding: _Adding, task: Task, duration_s: float, around: _Around) -> None:
+    """Add exposed calls before and after kernels, and others beside parts of these."""
+    windows_s = sum(each.window_s for each in around.hidden)
     shorten = min(1.0, duration_s / windows_s) if windows_s else 0.0
     rest_s = max(0.0, duration_s - shorten * windows_s)
-    # the first piece waits for what the task waited for, the last one has what it gave back
-    start = len(adding.tasks)
     waits: tuple[int, ...] = task.after
-    for each in head:
+    for each in around.head:
         waits = (_call(adding, task, each, COMPUTE.name, waits),)
-    early = [each for each in hidden if not _is_reduction(each)]
-    late = [each for each in hidden if _is_reduction(each)]
-    waits = _add_windows(adding, task, early, shorten, waits)
-    if rest_s > 0 or not hidden:
+    if around.hidden and not around.head:
+        # a call on another stream begins when the kernels beside it can
+        waits = (_piece(adding, task, 0.0, waits),)
+    fetches = [each for each in around.hidden if not _is_reduction(each)]
+    reductions = [each for each in around.hidden if _is_reduction(each)]
+    waits = _add_windows(adding, task, fetches, shorten, waits)
+    if rest_s > 0 or not around.hidden:
         waits = (_piece(adding, task, rest_s, waits),)
-    waits = _add_windows(adding, task, late, shorten, waits)
-    for each in tail:
+    waits = _add_windows(adding, task, reductions, shorten, waits)
+    for each in around.tail:
         waits = (_call(adding, task, each, COMPUTE.name, waits),)
     if len(waits) > 1:  # what follows waits for the kernels and for the call beside them
-        waits = (_piece(adding, task, 0.0, waits),)
-    tasks = adding.tasks
-    tasks[start] = replace(tasks[start], acquires=task.acquires, after_previous=task.after_previous)
-    tasks[-1] = replace(tasks[-1], releases=task.releases, core_s=task.core_s)
+        _piece(adding, task, 0.0, waits)
 
 
 def _is_reduction(calls: _Calls) -> bool:
@@ -200,7 +217,7 @@ def _piece(adding: _Adding, task: Task, duration_s: float, waits: Sequence[int])
 
 
 def _call(
-    adding: _Adding, task: Task, calls: _Calls, stream: str, waits: Sequence[int]
+    adding: _Adding, task: Task, calls: _Calls, stream: str, waits: Iterable[int]
 ) -> int:  # fmt: skip
     """Add calls as one task."""
     kind = calls.kind

@@ -58,9 +58,9 @@ def _tensor_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
     if not repeats:
         shared.append((sizes.kv_heads, "heads of keys and values"))
     faults = divisor_faults("tensor", shard.tensor, shared)
-    words = [(shard.padded(sizes.vocabulary), "words of the vocabulary")]
+    tokens = [(shard.padded(sizes.vocabulary), "words of the vocabulary")]
     return faults + divisor_faults(
-        "tensor", shard.tensor, words, ", or vocabulary_multiple, which pads them"
+        "tensor", shard.tensor, tokens, ", or vocabulary_multiple, which pads them"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.workload.model import Buffers, Workload
+from perfmodel.workload.model import Buffers, FusedKept, Workload
 from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.shards.map_calls import (
     column_calls,
@@ -117,10 +117,10 @@ def _head(s: int, h: int, shard: Shard) -> list[Module]:
     prefix = "cls.predictions"
     dense = weight_and_bias(f"{prefix}.transform.dense", h, h)
     norm = norm_parameters(f"{prefix}.transform.LayerNorm", h)
-    words = shard.padded(VOCABULARY) // shard.tensor
-    bias: tuple[Parameter, ...] = ((f"{prefix}.bias", (words,)),)
+    own_vocabulary = shard.padded(VOCABULARY) // shard.tensor
+    bias: tuple[Parameter, ...] = ((f"{prefix}.bias", (own_vocabulary,)),)
     own = shard.stream_tokens(s)
-    logits = s * (words if shard.parallel_loss else shard.padded(VOCABULARY))
+    logits = s * (own_vocabulary if shard.parallel_loss else shard.padded(VOCABULARY))
     transform = linear(
         f"{prefix}.transform.dense", own, h, h, parameters=dense + norm,
         ready=names(norm) + names_reversed(dense),
@@ -131,12 +131,13 @@ def _head(s: int, h: int, shard: Shard) -> list[Module]:
         calls=norm_calls(shard, numels(dense + norm)),
     )  # fmt: skip
     decoder = linear(
-        f"{prefix}.decoder", s, h, words, parameters=bias, ready=names(bias),
+        f"{prefix}.decoder", s, h, own_vocabulary, parameters=bias, ready=names(bias),
         vector_elements=float(LOSS_PASSES * logits), wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits),
         saved_elements=float(shard.kept_tokens(s) * h), saved_bytes=float(WIDE_BYTES * logits),
         kernels=4,
         calls=column_calls(shard, s * h) + loss_calls(shard, s, shard.padded(VOCABULARY)),
+        fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits)),
     )  # fmt: skip
     relation = weight_and_bias("cls.seq_relationship", 2, h)
     return [transform, decoder, linear("cls.seq_relationship", 1, h, 2, parameters=relation)]
@@ -189,18 +190,18 @@ def _block(prefix: str, s: int, h: int, heads: int, shard: Shard) -> list[Module
     return [
         *maps,
         attention(f"{prefix}.attention.self", s, h, heads=heads, causal=False, shard=shard),
-        _to_stream(f"{prefix}.attention.output", s, inner, h, shard, kept=False),
+        _to_stream(f"{prefix}.attention.output", s, inner, h, shard, keeps_input=False),
         widen,
         _to_stream(f"{prefix}.output", s, wide, h, shard),
     ]
 
 
 def _to_stream(
-    prefix: str, s: int, inputs: int, h: int, shard: Shard, *, kept: bool = True
+    prefix: str, s: int, inputs: int, h: int, shard: Shard, *, keeps_input: bool = True
 ) -> Module:
     """Linear map back to the residual stream: dropout, addition, normalisation.
 
-    `kept`: whether it keeps its input; attention keeps its own output.
+    `keeps_input`: whether it does; attention keeps its own output.
     """
     dense = weight_and_bias(f"{prefix}.dense", h, inputs)
     norm = norm_parameters(f"{prefix}.LayerNorm", h)
@@ -210,7 +211,7 @@ def _to_stream(
         ready=names(norm) + names_reversed(dense),
         vector_elements=(DROPOUT_PASSES + ADD_PASSES) * stream, norm_elements=NORM_PASSES * stream,
         fused_elements=float(JOIN_PASSES * stream),
-        saved_elements=float(kept * s * inputs), stream_elements=float(stream),
+        saved_elements=float(keeps_input * s * inputs), stream_elements=float(stream),
         saved_bytes=float(NORM_BYTES * shard.stream_tokens(s) + MASK_BYTES * stream), kernels=4,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(dense[1:] + norm)),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import FusedKept, Workload
 from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_calls, table_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.shards.sizes import SharedSizes, check_shard
@@ -136,10 +136,10 @@ def gpt(
 def _embeddings(shape: GptShape, block: BlockShape) -> Module:
     """Gather rows of both tables, add them, drop some of the sum."""
     shard, h = block.shard, shape.width
-    words = shard.padded(shape.vocabulary) // shard.tensor
+    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
     rows, own = shard.map_tokens(block.tokens), shard.stream_tokens(block.tokens)
     tables: tuple[Parameter, ...] = (
-        ("wte.weight", (words, h)),
+        ("wte.weight", (own_vocabulary, h)),
         ("wpe.weight", (shape.positions, h)),
     )
     # rows read and written twice, added, dropped out
@@ -157,15 +157,18 @@ def _head(block: BlockShape, vocabulary: int) -> Module:
     """Last norm, logits and loss of a rank's part of the vocabulary, or of all of it."""
     shard, h = block.shard, block.width
     rows, own = shard.map_tokens(block.tokens), shard.stream_tokens(block.tokens)
-    words, norm = vocabulary // shard.tensor, norm_parameters("ln_f", h)
-    scored = rows * (words if shard.parallel_loss else vocabulary)
+    own_vocabulary, norm = vocabulary // shard.tensor, norm_parameters("ln_f", h)
+    scored = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
     return linear(
-        "lm_head", rows, h, words, parameters=norm, ready=names(norm),
+        "lm_head", rows, h, own_vocabulary, parameters=norm, ready=names(norm),
         norm_elements=NORM_PASSES * own * h, vector_elements=LOSS_PASSES * scored,
         wide_elements=float(LOSS_PASSES * scored),
         fused_elements=FUSED_NORM_PASSES * own * h + FUSED_LOSS_PASSES * scored,
         saved_elements=float(shard.kept_tokens(block.tokens) * h), stream_elements=float(own * h),
         saved_bytes=float(WIDE_BYTES * scored), kernels=5,
+        fused_kept=FusedKept(
+            float(shard.kept_tokens(block.tokens) * h + scored), float(own * h)
+        ),
         calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
         + norm_calls(shard, numels(norm)),
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import FusedKept, Workload
 from perfmodel.workload.shards.map_calls import (
     column_calls,
     loss_calls,
@@ -193,18 +193,19 @@ def _final_norm(stack: str, all_tokens: int, width: int, shard: Shard) -> Module
 def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
     """Logits and loss; T5 scales its input and shares the embedding's weight, v1.1 does not."""
     h, vocabulary = shape.width, shard.padded(VOCABULARY)
-    words = vocabulary // shard.tensor
-    logits = targets * (words if shard.parallel_loss else vocabulary)
-    head = weight_and_bias("lm_head", words, h, bias=False) if shape.gated else ()
+    own_vocabulary = vocabulary // shard.tensor
+    logits = targets * (own_vocabulary if shard.parallel_loss else vocabulary)
+    head = weight_and_bias("lm_head", own_vocabulary, h, bias=False) if shape.gated else ()
     scaled = (not shape.gated) * ACTIVATION_PASSES * shard.stream_tokens(targets) * h
     return linear(
-        "lm_head", targets, h, words, parameters=head,
+        "lm_head", targets, h, own_vocabulary, parameters=head,
         vector_elements=float(LOSS_PASSES * logits + scaled),
         wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),
         saved_elements=float(shard.kept_tokens(targets) * h),
         saved_bytes=float(WIDE_BYTES * logits), kernels=4 + (not shape.gated),
         calls=column_calls(shard, targets * h) + loss_calls(shard, targets, vocabulary),
+        fused_kept=FusedKept(float(shard.kept_tokens(targets) * h + logits)),
     )  # fmt: skip
 
 

@@ -22,8 +22,7 @@ from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine import engine
-from perfmodel.simulate.sharing import between_collectives, link_patterns
-from perfmodel.simulate.sharing.between_collectives import LinkUsers
+from perfmodel.simulate.sharing import link_patterns
 from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic
 from perfmodel.studies.run import run_scenario
 from perfmodel.topology.templates.build import build_topology
@@ -136,20 +135,6 @@ def test_passes_in_one_piece_change_little(name: str, batch: int) -> None:
     assert one_piece.first_step_time_s == pytest.approx(in_segments.first_step_time_s, rel=MOST)
     kinds = [len(point.timeline.spans) for point in points]
     assert kinds[0] < kinds[1]
-
-
-@pytest.mark.parametrize("job_links", [0, 10**9])
-def test_jobs_that_share_links_are_met_in_either_form(job_links: int) -> None:
-    """Links of large jobs are compared as sets."""
-    users: LinkUsers[str] = LinkUsers()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(between_collectives, "LARGE", job_links)
-        users.enter("a", frozenset({1, 2, 3}))
-        users.enter("b", frozenset({3, 4}))
-        users.enter("c", frozenset({7}))
-        assert users.components(frozenset({1})) == [{"a", "b"}]
-        assert users.leave("b") == {3, 4}
-        assert users.components(frozenset({3, 7})) in ([{"a"}, {"c"}], [{"c"}, {"a"}])
 
 
 @pytest.mark.parametrize("ranks", [32, 33, 65])

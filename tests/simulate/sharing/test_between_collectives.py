@@ -13,7 +13,6 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.flow.transfers import stream_stage
-from perfmodel.simulate.sharing import between_collectives
 from perfmodel.simulate.sharing.between_collectives import LinkUsers, Share, shared_rates
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
@@ -24,29 +23,29 @@ from perfmodel.topology.model import Topology
     jobs=st.lists(st.frozensets(st.integers(0, 25), min_size=1, max_size=6), max_size=12),
     ended=st.sets(st.integers(0, 11)),
     links_in_question=st.frozensets(st.integers(0, 25), max_size=5),
-    large=st.integers(1, 7),
 )
 def test_those_who_meet_are_connected(
-    jobs: list[frozenset[int]], ended: set[int], links_in_question: frozenset[int], large: int
+    jobs: list[frozenset[int]], ended: set[int], links_in_question: frozenset[int]
 ) -> None:
-    """Equal to the components of the graph of jobs and links, whatever counts as large."""
+    """Equal to the components of the graph of jobs and links; each pair is compared once."""
     users: LinkUsers[int] = LinkUsers()
     graph: nx.Graph[object] = nx.Graph()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(between_collectives, "LARGE", large)
-        for job, links in enumerate(jobs):
-            users.enter(job, links)
-        for job, links in enumerate(jobs):
-            if job in ended:
-                assert users.leave(job) == links
-                continue
-            graph.add_edges_from((("job", job), ("link", link)) for link in links)
+    for job, links in enumerate(jobs):
+        users.enter(job, links)
+    for job, links in enumerate(jobs):
+        if job in ended:
+            assert users.leave(job) == links
+            continue
+        graph.add_edges_from((("job", job), ("link", link)) for link in links)
     expected = {
         frozenset(number for kind, number in part if kind == "job")
         for part in nx.connected_components(graph)
         if any(kind == "link" and number in links_in_question for kind, number in part)
     }
     assert {frozenset(component) for component in users.components(links_in_question)} == expected
+    compared = users.sets.compared
+    users.components(links_in_question)
+    assert users.sets.compared == compared <= (len(jobs) + 1) * len(jobs)
 
 
 def share(route: tuple[int, ...], duty: float, name: object) -> Share:

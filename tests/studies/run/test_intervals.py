@@ -189,9 +189,9 @@ def test_an_interval_lays_no_collective_again(
         monkeypatch, uncontended, "lower_without_corrections",
         lambda machine, op, nbytes, group, **_: (op, nbytes, group),
     )  # fmt: skip
-    shared = count_calls(monkeypatch, duty_cycle, "duty_cycle_rates", lambda _, stage, *__: stage)
+    shared = count_calls(monkeypatch, duty_cycle, "_duty_cycle_rates", lambda _, stage, *__: stage)
     filled = count_calls(
-        monkeypatch, duty_cycle, "fill_and_drain_rates", lambda _, stage, *__: stage
+        monkeypatch, duty_cycle, "_fill_and_drain_rates", lambda _, stage, *__: stage
     )
     answer = run_scenario(
         load_scenario("resnet50-dgx-a100", ("cluster.nodes=2", "scale=null", *events))

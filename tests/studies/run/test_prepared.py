@@ -46,6 +46,7 @@ jobs:
 """
 
 
+@pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_what_running_the_scenario_says(name: str) -> None:
     compare(name, CASES[name])
@@ -92,6 +93,7 @@ def test_what_was_stepped_before_changes_nothing() -> None:
     assert used.with_options(mine).step().step_time_s == fresh.step(mine).step_time_s
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_a_smaller_size_can_be_prepared() -> None:
     scenario = load_scenario("bucket-size-slow-ethernet")
     points = run_scenario(scenario).points

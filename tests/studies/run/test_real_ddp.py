@@ -68,6 +68,7 @@ def scenario_of(row: dict[str, str], folder: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize(
     "wanted",
     [

@@ -143,6 +143,7 @@ def test_gradient_accumulation_communicates_once_per_step(tmp_path: Path, result
     assert four.main.scaling_efficiency > result.main.scaling_efficiency
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_half_the_gradient_bytes_with_a_compression_hook(tmp_path: Path, result: Result) -> None:
     slow = "cluster.node=v100-x8-25g"
     plain, half = (
@@ -152,6 +153,7 @@ def test_half_the_gradient_bytes_with_a_compression_hook(tmp_path: Path, result:
     assert half.main.step_time_s < plain.main.step_time_s
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_a_faster_network_is_never_slower(tmp_path: Path) -> None:
     steps = [
         answered(tmp_path, f"cluster.node=ethernet-{rate}g", "scale=null").main.step_time_s
@@ -160,6 +162,7 @@ def test_a_faster_network_is_never_slower(tmp_path: Path) -> None:
     assert steps == sorted(steps, reverse=True)
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_data_parallel_is_slower_than_ddp(tmp_path: Path) -> None:
     """One process, no overlap, device 0 as the server: PyTorch itself recommends DDP."""
     one = ("cluster.nodes=1", "scale.gpus=[1, 8]")
@@ -170,6 +173,7 @@ def test_data_parallel_is_slower_than_ddp(tmp_path: Path) -> None:
     assert server.main.mode == "flow, 2 rank classes"
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_both_fidelities_answer_alike(tmp_path: Path) -> None:
     """Within 1 % of the step on two hosts of eight GPUs."""
     small = ("training.batch_per_gpu=16", "scale.gpus=[16]")
@@ -177,6 +181,7 @@ def test_both_fidelities_answer_alike(tmp_path: Path) -> None:
     assert flow.main.step_time_s == pytest.approx(message.main.step_time_s, rel=0.01)
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_overlap_slowdown_costs_time(tmp_path: Path) -> None:
     times = [
         answered(tmp_path, f"compute.overlap_slowdown={x}", "cluster.node=v100-x8-25g").main

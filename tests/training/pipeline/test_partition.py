@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.training.pipeline.partition import PartitionOptions, block_counts, part_layers
+from perfmodel.training.pipeline.block_partition import PartitionOptions, block_counts, part_layers
 from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules.schedule_table import make_schedule
 from perfmodel.training.pipeline.stage_workload import model_parts, stream_bytes

@@ -27,7 +27,7 @@ from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
 
 BLOCKS, MODULES = 16, 4
-"""Of Llama 3.2 1B; products of a block as Transformer Engine has them: qkv, o, gate and up, down."""
+"""Of Llama 3.2 1B; its products as Transformer Engine has them: qkv, o, gate and up, down."""
 
 DELAYED = Float8()
 SECTIONS = [
@@ -81,7 +81,6 @@ def test_each_pass_of_a_micro_batch_ends_with_one(section):
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda each: f"{each.kind} {each.accumulate}")
 def test_what_follows_waits_for_them_and_everything_else_for_the_same_as_before(section):
     plain, plan = plan_of(section)
-    place = {task.name: index for index, task in enumerate(plan.tasks)}
     for index, task in enumerate(plan.tasks):
         if isinstance(task.work, Collective) and task.work.communicator == AMAXES:
             scales = next(t for t in plan.tasks[index:] if t.name.startswith("scales of"))
@@ -92,7 +91,8 @@ def test_what_follows_waits_for_them_and_everything_else_for_the_same_as_before(
     moved = {index: number for number, (_, index) in enumerate(kept)}
     for (task, _), before in zip(kept, plain.tasks, strict=True):
         assert tuple(moved[each] for each in task.after) == before.after
-    assert place
+        earlier = tuple(moved[each] for each in task.after_previous)
+        assert earlier == before.after_previous
 
 
 def test_order_of_passes_and_all_reduces():
@@ -132,15 +132,12 @@ def test_parameters_in_fp8_are_gathered_in_a_buffer_of_their_own():
     weights = sum(model.tensors[index].numel for index in narrow)
     assert sum(bucket.narrow_elements for bucket in (*first, last)) == weights  # all divide by 128
     for bucket in (*first, last):
-        ends = [
-            s + model.tensors[t].numel for t, s in zip(bucket.tensors, bucket.starts, strict=True)
-        ]
-        assert all(end <= start for end, start in pairwise(_interleaved(ends, bucket.starts)))
-
-
-def _interleaved(ends, starts):
-    """End of each parameter and start of the next, which may not come before it."""
-    return [point for pair in zip(ends[:-1], starts[1:], strict=True) for point in pair]
+        spans = zip(bucket.tensors, bucket.starts, strict=True)
+        ends = [start + model.tensors[tensor].numel for tensor, start in spans]
+        assert all(
+            end <= after
+            for end, after in zip(ends, (*bucket.starts[1:], bucket.elements), strict=True)
+        )
 
 
 def test_gathers_of_parameters_in_fp8_halve_the_bytes_of_weights():

@@ -18,6 +18,7 @@ from tests.training.recorded.run_cases import Call, run_cases
 
 LIBRARIES = {
     "deepspeed": ("deepspeed", "step 3"), "megatron": ("megatron-core", "step 2"),
+    "megatron_tensor": ("megatron-core", "step 2"),
     "torchao": ("torchao", "step 1"),
 }  # fmt: skip
 """Package of each, and the first step that goes as all that follow."""

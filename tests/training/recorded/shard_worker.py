@@ -1,8 +1,8 @@
 """Print the bytes that rank 0 of real fully sharded modules keeps; other ranks are a fake group.
 
-``python -m tests.training.recorded.shard_worker MODEL VERSION RANKS``: MODEL is "toy" or one of the
-zoo, which becomes a module with parameters of the same names and shapes. Models of more than
-`MOST_BYTES` are sharded on the meta device.
+``python -m tests.training.recorded.shard_worker MODEL,VERSION,RANKS ...`` prints a list for each:
+MODEL is "toy" or one of the zoo, which becomes a module with parameters of the same names and
+shapes. Models of more than `MOST_BYTES` are sharded on the meta device.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def shard(model: nn.Module, version: int, ranks: int, options: dict[str, Any]) -
     return fully_shard(model, mesh=mesh)
 
 
-def main(name: str, version: int, ranks: int) -> None:
-    """Print a case for each optimizer and option."""
+def measure(name: str, version: int, ranks: int) -> list[dict[str, Any]]:
+    """A case for each optimizer and option."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     options: list[dict[str, Any]] = [{}]
     if version == 1:
@@ -121,8 +121,10 @@ def main(name: str, version: int, ranks: int) -> None:
         sharded = shard(model, version, ranks, chosen)
         kept = kept_bytes(sharded, optimizer, inputs)
         cases.append({"options": chosen, "optimizer": optimizer, "bytes": kept})
-    print(json.dumps(cases))
+    dist.destroy_process_group()
+    return cases
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    asked = [word.split(",") for word in sys.argv[1:]]
+    print(json.dumps([measure(name, int(version), int(ranks)) for name, version, ranks in asked]))

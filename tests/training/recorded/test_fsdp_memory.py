@@ -23,12 +23,20 @@ from tests.training.recorded.toy import workload
 ROOT = Path(__file__).parents[3]
 
 
-def real_bytes(model: str, version: int, ranks: int) -> list[dict[str, Any]]:
-    """Bytes of rank 0 of `ranks`, measured in a process whose other ranks are a fake group."""
-    command = [sys.executable, "-P", "-m", "tests.training.recorded.shard_worker", model]
+VERSIONS: tuple[Literal[1, 2], ...] = (1, 2)
+ASKED: list[tuple[str, Literal[1, 2], int]] = [
+    *(("toy", version, ranks) for version in VERSIONS for ranks in (3, 8)),
+    ("resnet18", 1, 8), ("resnet18", 2, 6), ("llama2-7b", 2, 64),
+]  # fmt: skip
+"""Model, version and ranks. One process measures all, as importing PyTorch takes longest."""
+
+
+def real_bytes() -> list[list[dict[str, Any]]]:
+    """Bytes of rank 0 of each of `ASKED`, from a process whose other ranks are a fake group."""
+    command = [sys.executable, "-P", "-m", "tests.training.recorded.shard_worker"]
     done = subprocess.run(
-        [*command, str(version), str(ranks)], capture_output=True, text=True, timeout=300,
-        check=False, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        [*command, *(",".join(map(str, each)) for each in ASKED)], capture_output=True, text=True,
+        timeout=300, check=False, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
@@ -40,25 +48,11 @@ def planned_bytes(model: Workload, options: FsdpOptions, ranks: int, optimizer: 
     return [shards.parameters_bytes, shards.gradients_bytes, shards.optimizer_bytes]
 
 
-def check_cases(name: str, model: Workload, version: Literal[1, 2], ranks: int) -> None:
-    cases = real_bytes(name, version, ranks)
-    assert len(cases) == (9 if version == 1 else 3)
-    for case in cases:
-        options = FsdpOptions(version=version, **case["options"])
-        planned = planned_bytes(model, options, ranks, case["optimizer"])
-        assert planned == case["bytes"], case
-
-
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize("ranks", [3, 8])
-def test_shards_of_the_toy_are_those_of_real_modules(version: Literal[1, 2], ranks: int) -> None:
-    check_cases("toy", workload(), version, ranks)
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "ranks"), [("resnet18", 1, 8), ("resnet18", 2, 6), ("llama2-7b", 2, 64)]
-)
-def test_shards_of_models_are_those_of_real_modules(
-    name: str, version: Literal[1, 2], ranks: int
-) -> None:
-    check_cases(name, build_model(name), version, ranks)
+def test_shards_are_those_of_real_modules() -> None:
+    for (name, version, ranks), cases in zip(ASKED, real_bytes(), strict=True):
+        model = workload() if name == "toy" else build_model(name)
+        assert len(cases) == (9 if version == 1 else 3)
+        for case in cases:
+            options = FsdpOptions(version=version, **case["options"])
+            planned = planned_bytes(model, options, ranks, case["optimizer"])
+            assert planned == case["bytes"], (name, version, ranks, case)

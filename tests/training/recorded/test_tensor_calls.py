@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.shards import Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.decoders.llama import llama
+from perfmodel.workload.zoo.gpt import GptShape, gpt
 from tests.training.recorded import tensor_cases
-from tests.training.recorded.run_cases import Call, run_cases
+from tests.training.recorded.run_cases import DTYPES, Call, run_cases
 
 SHAPE = DecoderShape(
     tensor_cases.LAYERS, tensor_cases.WIDTH, tensor_cases.HEADS, tensor_cases.KV_HEADS,
@@ -131,3 +133,39 @@ def test_a_rank_holds_the_tensors_of_parallelized_modules(alone: dict[str, list[
     assert held(alone["sequence"]) == {
         tensor.name: list(tensor.shape) for tensor in model(SEQUENCE).tensors
     }
+
+
+# ---------------------------------------------------------------- Megatron-Core
+
+KEPT = json.loads(Path(__file__).with_name("megatron_tensor.json").read_text(encoding="utf-8"))
+GPT = GptShape(2, 32, 8, 12, 64)
+"""Sizes of ``megatron_tensor_cases``."""
+MEGATRON = {
+    "tensor": (False, NO_RECOMPUTE), "sequence": (True, NO_RECOMPUTE),
+    "tensor, recompute": (False, FULL), "sequence, recompute": (True, FULL),
+}  # fmt: skip
+
+
+def megatron_model(ranks: int, *, sequence: bool) -> Workload:
+    shard = Shard(tensor=ranks, sequence_parallel=sequence)
+    return gpt("toy", dtype="fp32", sequence_length=12, shape=GPT, dropout=False, shard=shard)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", MEGATRON)
+def test_layers_call_what_megatron_calls(name: str, ranks: int) -> None:
+    sequence, recompute = MEGATRON[name]
+    asked = request(megatron_model(ranks, sequence=sequence), 1)
+    plan = add_layer_calls(ddp_plan(asked, DdpOptions()), asked, "fp32", recompute)
+    rows = KEPT["cases"][name]["calls"][str(ranks)]
+    recorded = [(op, nbytes, size, DTYPES[dtype]) for op, nbytes, size, dtype, _ in rows]
+    assert issued(plan) == [call for call in recorded if call[2] > 1]
+
+
+def test_a_rank_holds_the_tensors_of_megatron() -> None:
+    """Compared by shape: names and the order of a linear map's sides differ."""
+    for ranks in (2, 4):
+        rows = KEPT["cases"]["sequence"]["bytes"][str(ranks)]
+        shapes = [json.loads(row.split(" ", 1)[1]) for row in rows]
+        model_shapes = [tensor.shape for tensor in megatron_model(ranks, sequence=True).tensors]
+        assert sorted(map(sorted, shapes)) == sorted(map(sorted, model_shapes))

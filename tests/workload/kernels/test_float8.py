@@ -20,12 +20,13 @@ from perfmodel.workload.kernels.device import make_device
 from perfmodel.workload.kernels.float8.cast_costs import (
     float8_cost,
     make_float8_pricing,
+    narrow_gradient_s,
     narrow_product_s,
 )
 from perfmodel.workload.kernels.float8.float8_layers import float8_layers, float8_modules
 from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, recipes_of
 from perfmodel.workload.kernels.products import product_s
-from perfmodel.workload.kernels.shapes import MatrixProduct
+from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.activations import NarrowInputs, activation_bytes
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
@@ -185,6 +186,20 @@ def test_weights_are_cast_in_the_first_micro_batch_alone():
     assert pricing(H100, torchao, accumulate=8).weight_share == 1.0
 
 
+def test_gradients_of_rowwise_layers_are_scaled_after_tensorwise_products():
+    """Read and written once more in bf16 where that is compiled; torchao's kernel is quicker so."""
+    product = MatrixProduct(8192, 14336, 4096)
+    rowwise, tensorwise = (
+        pricing(H100, Float8("torchao", recipe)) for recipe in ("rowwise", "tensorwise")
+    )
+    gradient = product.weight_gradient
+    rescaled_s = 4 * 14336 * 4096 / rowwise.wide.memory_Bps + rowwise.wide.ramp_s
+    plain_s = narrow_product_s(gradient, tensorwise)
+    assert narrow_gradient_s(gradient, tensorwise) == plain_s
+    assert narrow_gradient_s(gradient, rowwise) == pytest.approx(plain_s + rescaled_s)
+    assert narrow_product_s(product, rowwise) > narrow_product_s(product, tensorwise)
+
+
 def test_the_gradient_of_the_weight_stays_wide_where_the_recipe_says_so():
     product = MatrixProduct(8192, 8192, 8192)
     costs = [
@@ -224,6 +239,10 @@ def test_layers_that_no_model_has_are_refused(float8, message):
 def test_models_without_linear_layers_in_blocks_are_refused():
     with pytest.raises(InputError, match="linear layers in repeated blocks"):
         float8_layers(build_model("resnet18"), Float8())
+    model = build_model("llama3.2-1b", sequence_length=512)
+    experts = replace(model.layers[3], matrix=GroupedProduct(64, 2048, 2048, groups=8))
+    with pytest.raises(InputError, match="a model without experts"):
+        float8_layers(replace(model, layers=(*model.layers, experts)), Float8())
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from perfmodel.training.memory.use import (
     narrow_inputs,
 )
 from perfmodel.training.parallel.mixture import Mixture, mix_step
-from perfmodel.training.pipeline.partition import PartitionOptions
+from perfmodel.training.pipeline.block_partition import PartitionOptions
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
@@ -37,6 +37,7 @@ from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
 from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, wide_precision
 from perfmodel.workload.memory.activations import block_bytes
+from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.offload import add_offload
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
@@ -246,13 +247,17 @@ def resolve_workload(
     shares = model is None and (parallel.expert > 1 or parallel.tensor > 1)
     idle = _BETWEEN_RANKS if shares else frozenset[str]()
     with relocated_errors(scenario, field, {"model": f"{field}.{part}"}):
-        return load_workload(
+        workload = load_workload(
             name,
             dtype=section.dtype,
             image_size=section.image_size,
             sequence_length=section.sequence_length,
             experts=_expert_settings(section.experts, idle=idle),
         )
+    if scenario.compute.compiled != "blocks":
+        return workload
+    with relocated_errors(scenario, "compute"):
+        return only_blocks_fuse(workload)
 
 
 def move_to_gpu(job: TrainingJob, name: str) -> TrainingJob:
@@ -312,7 +317,7 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         master_weights=compute.master_weights,
         channels_last=compute.channels_last,
         fused_attention=compute.fused_attention,
-        compiled=compute.compiled,
+        compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         float8=job.float8,
         accumulate=job.options.accumulate,
@@ -399,13 +404,16 @@ def plan_step(
     make = job.strategy.plan
     assert make is not None  # else it has loops
 
-    def plan_plain(request: StepRequest) -> StepPlan:
-        plan = make(request, options)
+    def plan_plain(request: StepRequest, micro_batches: int) -> StepPlan:
+        own = options
+        if micro_batches != options.accumulate:
+            own = replace(options, accumulate=micro_batches)  # type: ignore[type-var]
+        plan = make(request, own)
         return plan if job.float8 is None else add_amax_reductions(plan, request, job.float8)
 
     with relocated_errors(job.scenario, "strategy"):
         return mix_step(
-            job.mixture, request, plan_plain, job.wide_precision, job.recompute,
+            job.mixture, request, plan_plain, options.accumulate, job.wide_precision, job.recompute,
             job.strategy.held_dtype(options),
         )  # fmt: skip
 
@@ -419,6 +427,7 @@ def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemo
             block_bytes(
                 job.workload, batch, job.wide_precision, fused_attention=compute.fused_attention,
                 recompute=job.recompute, held_dtype=job.strategy.held_dtype(job.options),
+                compiled=bool(compute.compiled),
                 narrow=narrow_inputs(job.workload, job.float8),
             ),
             compute.offload_activations, memory.link_Bps,
@@ -486,6 +495,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         fused_attention=compute.fused_attention,
         recompute=job.recompute,
         offload=compute.offload_activations,
+        compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         optimizer_kernels=compute.optimizer_kernels,
         activations_bytes=_measured_activations(job),
@@ -511,7 +521,8 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         advice=(STATE_ACTIVATIONS,) if is_estimated and high > capacity_bytes else (),
         low_bytes=low if is_estimated else None,
         high_bytes=high if is_estimated else None,
-        reserve_bytes=reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
+        reserve_bytes=use.idle_bytes
+        + reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
     )
 
 
@@ -520,7 +531,9 @@ def _float8_copies(job: TrainingJob) -> int:
     if job.float8 is None:
         return 0
     with relocated_errors(job.scenario, "compute"):
-        return float8_casts(job.float8, job.gpu, compiled=job.scenario.compute.compiled).copies
+        return float8_casts(
+            job.float8, job.gpu, compiled=bool(job.scenario.compute.compiled)
+        ).copies
 
 
 STATE_ACTIVATIONS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -26,6 +27,9 @@ from perfmodel.training.plan.step_plan import StepPlan
 
 MOST_SINGLE_RANKS = 128
 """Ranks at most that get a process each, where vectors of ranks would not be exact."""
+
+MANY_RANKS = 8192
+"""Ranks from which on a machine with its routes takes hundreds of MB."""
 
 PlanFor = Callable[[str | None], StepPlan]
 """The step's plan on the job's own GPU (None), or on another by name."""
@@ -75,6 +79,8 @@ def simulate_steps(
 
     Raises `InputError`: disturbances that cannot be simulated together.
     """
+    if len(setup.machine.topology.ranks) >= MANY_RANKS:
+        gc.collect()  # machines of simulations before, which their events still hold
     plan, slow = _split_classes(setup, disturbances)
     timer = timer_of(setup, disturbances)
     changes = list_changes(setup, disturbances)

@@ -60,7 +60,8 @@ class ShardingStep(Generic[OptionsT]):
 
     def resolution(self) -> int:
         """Segments per pass."""
-        return max(8, self.request.segments // self.options.accumulate)
+        least = min(8, self.request.segments)
+        return max(least, self.request.segments // self.options.accumulate)
 
 
 def begin_sharding_step(request: StepRequest, options: OptionsT) -> ShardingStep[OptionsT]:

@@ -19,7 +19,7 @@ NARROW_BYTES = 1
 class Float8Pricing:
     """Rates of fp8 on one GPU.
 
-    `narrow`: the GPU at the rate of the recipe's products.
+    `narrow`: the GPU at the rate of the recipe's products; `gradients`: at that of backward's.
     `wide`: the same GPU in bf16.
     `weight_bytes`: of an element of a weight that is cast.
     `weight_share`: casts of weights per micro-batch: one over the micro-batches of a step where
@@ -28,6 +28,7 @@ class Float8Pricing:
 
     casts: Casts
     narrow: Device
+    gradients: Device
     wide: Device
     weight_bytes: int
     weight_share: float
@@ -56,15 +57,25 @@ def make_float8_pricing(
     Raises `InputError`: a GPU without the recipe.
     """
     casts = float8_casts(float8, gpu, compiled=compiled)
-    narrow = make_device(gpu, "fp8", NARROW_BYTES)
-    narrow = replace(narrow, matrix_flops=narrow.matrix_flops * casts.rate)
+    tensorwise = make_device(gpu, "fp8", NARROW_BYTES)
+    narrow = replace(tensorwise, matrix_flops=tensorwise.matrix_flops * casts.rate)
+    gradients = tensorwise if casts.rescale.kernels else narrow
     share = 1 / accumulate if casts.weights_once else 1.0
-    return Float8Pricing(casts, narrow, wide, weight_bytes, share)
+    return Float8Pricing(casts, narrow, gradients, wide, weight_bytes, share)
 
 
 def narrow_product_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
-    """Device time of a product of fp8 operands, whose result is bf16; seconds."""
+    """Device time of a forward product of fp8 operands, whose result is bf16; seconds."""
     return product_of_casts_s(product, pricing.narrow, result_bytes=pricing.wide.item_bytes)
+
+
+def narrow_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
+    """Device time of a gradient product of fp8 operands, scaled afterwards or not; seconds."""
+    wide, rescale = pricing.wide, pricing.casts.rescale
+    elements = float(product.count * product.rows * product.columns)
+    return product_of_casts_s(
+        product, pricing.gradients, result_bytes=wide.item_bytes
+    ) + elementwise_s(rescale.nbytes(elements, wide.item_bytes), rescale.kernels, wide)
 
 
 def product_of_casts_s(product: MatrixProduct, device: Device, *, result_bytes: int) -> float:
@@ -104,8 +115,10 @@ def float8_cost(
         backward_kernels += 1
     output_s = narrow_product_s(product, pricing)
     gradients_s = _weight_gradient_s(product, pricing)
+    rescaled = passes - casts.wide_weight_gradient
+    backward_kernels += casts.rescale.kernels * rescaled
     if passes > 1:
-        gradients_s += narrow_product_s(product.input_gradient, pricing)
+        gradients_s += narrow_gradient_s(product.input_gradient, pricing)
     return Float8Cost(
         forward_s=output_s + _elementwise_s(forward_bytes, forward_kernels, wide),
         backward_s=gradients_s + _elementwise_s(backward_bytes, backward_kernels, wide),
@@ -119,7 +132,7 @@ def float8_cost(
 def _weight_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
     if pricing.casts.wide_weight_gradient:
         return product_s(product.weight_gradient, pricing.wide)
-    return narrow_product_s(product.weight_gradient, pricing)
+    return narrow_gradient_s(product.weight_gradient, pricing)
 
 
 def _elementwise_s(nbytes: float, kernels: float, device: Device) -> float:

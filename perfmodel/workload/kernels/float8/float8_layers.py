@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.kernels.shapes import GroupedProduct
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Layer, Workload
 
@@ -22,6 +23,9 @@ def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
 
     Raises `InputError`: there is none, names that no layer has, more blocks than there are.
     """
+    if any(isinstance(layer.matrix, GroupedProduct) for layer in workload.layers):
+        allowed = "bf16, or a model without experts, whose products in fp8 nothing is known of"
+        raise InputError(Fault("precision", f"'fp8' for {workload.name!r}", allowed))
     names = {
         place: layer.name
         for place, layer in enumerate(workload.layers)

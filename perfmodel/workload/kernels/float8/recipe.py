@@ -86,7 +86,8 @@ class Casts:
     `weights_once`: whether weights are cast in the first micro-batch of a step only.
     `inputs_once`: whether layers with one input cast it once.
     `copies`: bytes of fp8 that are kept per element of a weight.
-    `rate`: of products over that of fp8 products, as a fraction.
+    `rate`: of products over that of tensorwise ones, as a fraction.
+    `rescale`: of what a gradient product puts out, which then runs as a tensorwise one.
     `wide_weight_gradient`: whether the gradient of the weight is a bf16 product.
     """
 
@@ -97,6 +98,7 @@ class Casts:
     inputs_once: bool
     copies: int
     rate: float
+    rescale: Cast = Cast()
     wide_weight_gradient: bool = False
 
 
@@ -126,6 +128,7 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
         inputs_once=engine or compiled,
         copies=(1 + transposes) if engine else 0,
         rate=float(table["products"][row["product"]][gpu.generation]),
+        rescale=Cast(**row.get("rescale", {})),
         wide_weight_gradient=row.get("wide_weight_gradient", False),
     )
 

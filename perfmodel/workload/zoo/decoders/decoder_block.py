@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from perfmodel.workload.model import FusedKept
 from perfmodel.workload.shards.map_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
@@ -183,6 +184,12 @@ def projection(
         saved_elements=float(kept_input * bool(norm) + (4 * gated + 2 * squared) * s * inputs),
         copied_elements=float((shared or shares_input) * kept_input),
         **kept_by_norm(normed_elements, shape),
+        # a norm's input, what products read, and what they put out where a norm follows
+        fused_kept=FusedKept(
+            float(kept_input * bool(norm) + (3 * gated + 2 * squared) * s * inputs
+                  + outputs * (s * bool(head_norm) + stream * bool(ended))),
+            float(stream * inputs * bool(norm)),
+        ),
         kernels=1 + 5 * rotary + added + 2 * (gated + squared) + norm_kernels * count,
         calls=calls + norm_calls(shard, numels(normed + ended))
         + norm_calls(shard, numels(head_norm), heads=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.workload.model import Buffers
+from perfmodel.workload.model import Buffers, FusedKept
 from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_calls, table_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
@@ -39,8 +39,8 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
 
     `shard`: which part of the table a rank holds.
     """
-    words = shard.padded(shape.vocabulary) // shard.tensor
-    table = (("model.embed_tokens.weight", (words, shape.width)),)
+    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
+    table = (("model.embed_tokens.weight", (own_vocabulary, shape.width)),)
     gathered = shard.map_tokens(s) * shape.width
     scaled = shape.scaled_embedding * shard.stream_tokens(s) * shape.width
     return embedding(
@@ -60,19 +60,21 @@ def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
     """
     h, norm = shape.width, norm_weight("model.norm", shape.width, bias=shape.layer_norms)
     vocabulary = shard.padded(shape.vocabulary)
-    words = vocabulary // shard.tensor
-    head = () if shape.tied else weight_and_bias("lm_head", words, h, bias=False)
+    own_vocabulary = vocabulary // shard.tensor
+    head = () if shape.tied else weight_and_bias("lm_head", own_vocabulary, h, bias=False)
     rows, stream = shard.map_tokens(s), shard.stream_tokens(s) * h
-    logits = rows * (words if shard.parallel_loss else vocabulary)
+    logits = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
     passes, _ = NORM_KERNELS[shape.fused_norms]
     return linear(
-        "lm_head", rows, h, words, parameters=norm + head, ready=names(head) + names_reversed(norm),
+        "lm_head", rows, h, own_vocabulary, parameters=norm + head,
+        ready=names(head) + names_reversed(norm),
         norm_elements=float(passes * stream),
         vector_elements=float((LOSS_PASSES + shape.capped * CAP_PASSES) * logits),
         wide_norm=not shape.fused_norms, wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
         saved_elements=float(shard.kept_tokens(s) * h + shape.capped * logits),
         **kept_by_norm(stream, shape, logits),
+        fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits), float(stream)),
         kernels=4 + 3 * shape.capped,
         calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
         + norm_calls(shard, numels(norm)),

@@ -137,6 +137,7 @@ def test_a_degraded_link_counts_from_the_settled_state(tmp_path: Path, quiet: Re
     assert len(forever.disturbance.steps_s) == 1
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_a_link_that_goes_down_stalls_the_step_until_it_is_routed_around(tmp_path: Path) -> None:
     text = TEXT.replace("v100-x8-25g", "dgx-a100").replace("one-switch", "rail-optimised")
     quiet = answered(tmp_path, text=text).main.step_time_s
@@ -168,6 +169,7 @@ def test_other_gpus_are_slower_by_their_own_roofline(tmp_path: Path) -> None:
     assert {wait.last for wait in disturbance.waits if wait.waited_s > 0} == {"the other 8 GPUs"}
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_two_jobs_share_the_network(tmp_path: Path) -> None:
     text = TEXT.replace("nodes: 2, fabric: one-switch", PLACED)
     job = "jobs:\n  - {name: twin, model: resnet50, nodes: 2, batch_per_gpu: 64}\n"
@@ -237,6 +239,7 @@ def test_names_that_do_not_resolve_are_told_with_their_line(
     assert allowed in fault.allowed
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_other_jobs_are_told_apart_by_name(tmp_path: Path) -> None:
     text = TEXT.replace("nodes: 2", "nodes: 2, gpus_per_node: 2")
     other = "  - {%smodel: resnet18, nodes: 1, batch_per_gpu: %d}\n"
@@ -267,6 +270,7 @@ def test_what_is_lost_is_no_bottleneck(tmp_path: Path) -> None:
     assert all(0 <= link.utilisation < 1 for link in main.links)
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_a_job_that_starts_late_disturbs_from_then_on(tmp_path: Path, quiet: Result) -> None:
     text = TEXT.replace("one-switch", "{kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 2}")
     # one GPU per node: what is shared is the network between nodes

@@ -150,6 +150,7 @@ def test_without_communication_a_step_is_compute_alone(small: Path) -> None:
     assert step(small, everything).step_time_s == pytest.approx(free.step_time_s, rel=1e-6)
 
 
+@pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize(
     "name",
     ["resnet50-dgx-a100", "gpt2-xl-pcie-p2p", "dataparallel-dgx1", "resnet18-loopback-gloo"],
@@ -250,6 +251,7 @@ def test_without_events_everything_is_well() -> None:
     assert slow.step_time_s > 1.05 * never.main.step_time_s  # a straggler is no jitter
 
 
+@pytest.mark.usefixtures("steps_alone")
 def test_other_jobs_stand_still_and_keep_their_nodes() -> None:
     with_them = asked("two-jobs").main
     without = asked("two-jobs", "what_if.jobs=false")
@@ -313,6 +315,7 @@ def test_faults_name_the_field(field: str, value: str, allowed: str) -> None:
     assert allowed in fault.allowed
 
 
+@pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize("name", template_names()[::5])
 def test_any_machine_can_be_imagined(name: str) -> None:
     """Factors of all kinds: finite times, and the same numbers in the graph as in the arrays."""

@@ -1,0 +1,239 @@
+"""Loops over small arrays, compiled by numba: where NumPy spends its time on the calls themselves.
+
+All functions are written a second time with NumPy, by which they are replaced where numba is
+missing or not worth loading; the results are the same bits. Loading takes half a second, and some
+seconds once on each machine, until the compiled code is in numba's cache on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray, IntArray
+
+PAYS = 400
+"""Changes of rates that were followed (about a millisecond each) from which on loading pays."""
+
+
+@dataclass
+class Effort:
+    """What simulations on a machine have done of what compiled loops are quicker at."""
+
+    spent: int = 0
+    """Changes of rates that were followed."""
+
+    def spend(self, changes: int = 1) -> None:
+        """Count changes of rates; load the compiled functions when they pay."""
+        before, self.spent = self.spent, self.spent + changes
+        if before < PAYS <= self.spent:
+            load()
+
+
+class Loops(NamedTuple):
+    """The compiled functions; arguments are contiguous arrays of int64 and float64."""
+
+    step_rings: Callable[..., int]
+    fill: Callable[..., None]
+    heaviest: Callable[..., None]
+
+
+@cache
+def load() -> Loops | None:
+    """Compile the functions, or read them from disk; None where numba is missing."""
+    try:
+        from numba import njit  # takes 0.5 s to import
+    except ImportError:
+        return None
+    compile_as = njit(cache=True, error_model="numpy")  # divides by zero as NumPy does
+    return Loops(compile_as(step_rings), compile_as(fill), compile_as(heaviest))
+
+
+def loaded() -> Loops | None:
+    """Return the compiled functions if `load` was called, and they could be compiled."""
+    return load() if load.cache_info().currsize else None
+
+
+def step_rings(
+    rows: FloatArray,
+    free: FloatArray,
+    feeders: IntArray,
+    begin: int,
+    goal: int,
+    lag: int,
+    credits: int,
+    nbytes: FloatArray,
+    from_s: FloatArray,
+    rate_Bps: FloatArray,
+    latency_s: FloatArray,
+    until_s: float,
+) -> int:
+    """Go on in place from step `begin` to `goal`, while all of a step leaves by a time.
+
+    Parameters
+    ----------
+    rows : ndarray of float, shape (depth, edges + 1)
+        See `RecurrenceState.delivered`.
+    free : ndarray of float, shape (edges,)
+    feeders : ndarray of int, shape (edges, most feeders)
+    begin, goal, lag, credits : int
+    nbytes : ndarray of float, shape (edges,)
+    from_s : ndarray of float, shape (paces,)
+        When each pace begins.
+    rate_Bps, latency_s : ndarray of float, shape (paces, edges)
+        Rates are above zero.
+    until_s : float
+
+    Returns
+    -------
+    int
+        The step that was reached.
+    """
+    depth, edges, paces = len(rows), len(free), len(from_s)
+    start, end, arrived = np.empty(edges), np.empty(edges), np.empty(edges)
+    for number in range(begin, goal):
+        brought, credit = rows[(number - lag) % depth], rows[(number - credits) % depth]
+        first_s, last_s = np.inf, -np.inf
+        for edge in range(edges):
+            start_s = max(free[edge], credit[edge])
+            for column in range(feeders.shape[1]):
+                start_s = max(start_s, brought[feeders[edge, column]])
+            start[edge] = start_s
+            first_s = min(first_s, start_s)
+        pace_of_first = 0  # what was before all of these sends is skipped
+        while pace_of_first + 1 < paces and from_s[pace_of_first + 1] <= first_s:
+            pace_of_first += 1
+        for edge in range(edges):
+            since_s, unsent = start[edge], nbytes[edge]
+            for pace in range(pace_of_first, paces):
+                over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
+                if over_s < since_s:
+                    continue
+                rate = rate_Bps[pace, edge]
+                finish_s = since_s + (unsent / rate if unsent > 0 else 0.0)
+                if finish_s <= over_s:
+                    end[edge] = finish_s
+                    arrived[edge] = finish_s + latency_s[pace, edge]
+                    break
+                unsent = max(0.0, unsent - (over_s - since_s) * rate)
+                since_s = over_s
+            last_s = max(last_s, end[edge])
+        if last_s > until_s:
+            return number
+        rows[number % depth, :edges] = arrived
+        free[:] = end
+    return max(begin, goal)
+
+
+def fill(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)
+    pointers: IntArray,
+    link: IntArray,
+    spare_Bps: FloatArray,
+    caps_Bps: FloatArray,
+    rates_Bps: FloatArray,
+) -> None:
+    """Share links max-min fairly (see `sharing.max_min`), in place.
+
+    Parameters
+    ----------
+    pointers : ndarray of int, shape (flows + 1,)
+    link : ndarray of int, shape (hops,)
+        Flow f crosses the links ``link[pointers[f]:pointers[f + 1]]``.
+    spare_Bps : ndarray of float, shape (links,)
+        Capacities, all finite; what is left of them afterwards.
+    caps_Bps : ndarray of float, shape (flows,)
+    rates_Bps : ndarray of float, shape (flows,)
+        Infinite; rates afterwards.
+    """
+    flows, links = len(pointers) - 1, len(spare_Bps)
+    waiting, still = np.arange(flows), flows
+    level, is_frozen = np.empty(flows), np.zeros(flows, np.bool_)
+    share, lowest = np.empty(links), np.empty(links)
+    while still > 0:
+        count = np.zeros(links, np.int64)
+        for flow in waiting[:still]:
+            for hop in range(pointers[flow], pointers[flow + 1]):
+                count[link[hop]] += 1
+        for number in range(links):
+            share[number] = spare_Bps[number] / count[number] if count[number] else np.inf
+            lowest[number] = np.inf
+        for flow in waiting[:still]:
+            level[flow] = caps_Bps[flow]
+            for hop in range(pointers[flow], pointers[flow + 1]):
+                level[flow] = min(level[flow], share[link[hop]])
+            for hop in range(pointers[flow], pointers[flow + 1]):
+                lowest[link[hop]] = min(lowest[link[hop]], level[flow])
+        frozen = np.empty(still, np.int64)
+        freezing = staying = 0
+        for flow in waiting[:still]:
+            is_frozen[flow] = level[flow] >= caps_Bps[flow]
+            for hop in range(pointers[flow], pointers[flow + 1]):
+                if lowest[link[hop]] >= share[link[hop]]:
+                    is_frozen[flow] = True
+            if is_frozen[flow]:
+                frozen[freezing] = flow
+                freezing += 1
+            else:
+                waiting[staying] = flow
+                staying += 1
+        if freezing == 0:  # flows without links and without caps
+            return
+        still = staying
+        order = np.argsort(level[frozen[:freezing]])  # independent of the order of the flows
+        for place in order:
+            flow = frozen[place]
+            rates_Bps[flow] = level[flow]
+            for hop in range(pointers[flow], pointers[flow + 1]):
+                spare_Bps[link[hop]] -= level[flow]
+        for number in range(links):
+            spare_Bps[number] = max(spare_Bps[number], 0.0)
+
+
+def heaviest(
+    sources: IntArray,
+    order: IntArray,
+    own_s: FloatArray,
+    gains_s: FloatArray,
+    begins_s: FloatArray,
+    best: FloatArray,
+    rows: FloatArray,
+) -> None:
+    """Heaviest paths to edges, each after those that come before it (see `path_classes`).
+
+    Parameters
+    ----------
+    sources : ndarray of int, shape (most, edges)
+        Places of edges that come before; padded with the number of edges.
+    order : ndarray of int, shape (edges,)
+        The edge at each place.
+    own_s, begins_s : ndarray of float, shape (edges,)
+        By place, as all that follows.
+    gains_s : ndarray of float, shape (3, edges)
+    best : ndarray of float, shape (5, edges + 1)
+        By what a path has gained: nothing, the first gain, the second, the third, the second and
+        the third. Its last column is given; the others are filled.
+    rows : ndarray of float, shape (5, edges + 1)
+        The result, by edge.
+    """
+    edges, last = len(order), best.shape[1] - 1
+    reached = np.empty(5)
+    for place in range(edges):
+        for row in range(5):
+            reached[row] = begins_s[place]
+            for column in range(len(sources)):
+                reached[row] = max(reached[row], best[row, sources[column, place]])
+        first = reached[0] + gains_s[0, place]
+        second, third = reached[0] + gains_s[1, place], reached[0] + gains_s[2, place]
+        both = max(reached[2] + gains_s[2, place], reached[3] + gains_s[1, place])
+        reached[1] = max(reached[1], first)
+        reached[4] = max(reached[4], both, second + gains_s[2, place])
+        reached[2], reached[3] = max(reached[2], second), max(reached[3], third)
+        for row in range(5):
+            best[row, place] = reached[row] + own_s[place]
+            rows[row, order[place]] = best[row, place]
+    for row in range(5):
+        rows[row, last] = best[row, last]

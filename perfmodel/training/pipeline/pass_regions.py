@@ -1,0 +1,226 @@
+"""The passes of a plain plan: which of its tasks belong to forward or backward of a micro-batch.
+
+A pipeline runs the same passes in another order. Passes without communication become one task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from perfmodel.errors import ScheduleError
+from perfmodel.training.plan.builder import COMPUTE, HOST
+from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+
+PASSES = ("forward", "backward")
+
+PassKind = Literal["forward", "backward"]
+PassKey = tuple[PassKind, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A task of a plan, or several merged; `after` are indices of the plain plan.
+
+    `members`: the tasks of the plain plan that it stands for.
+    """
+
+    task: Task
+    members: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Regions:
+    """Tasks of a plan by where they stand in a step.
+
+    `begin`, `end`: before the first pass and after the last one.
+    `passes`: by kind and micro-batch; in the last backward with what reduces its gradients.
+    `waited_for`: tasks that another stream than the computing one waits for.
+    """
+
+    begin: list[Work] = field(default_factory=list)
+    passes: dict[PassKey, list[Work]] = field(default_factory=dict)
+    end: list[Work] = field(default_factory=list)
+    waited_for: frozenset[int] = frozenset()
+
+
+def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
+    """Sort the tasks of a plan into passes.
+
+    `overlap_reduction`: whether gradients are reduced once those of the plan are ready, rather than
+        after all passes.
+    Raises `ScheduleError`: several rank classes, or no passes.
+    """
+    if len(plan.classes) != 1:
+        names = ", ".join(repr(each.name) for each in plan.classes)
+        raise ScheduleError(f"plan {plan.name!r} has classes {names}; a pipeline needs one")
+    users = _first_users(plan.tasks)
+    keys = _with_calls(plan.tasks, [_pass_of(task) for task in plan.tasks], users)
+    places = [index for index, key in enumerate(keys) if key is not None]
+    if not places:
+        raise ScheduleError(f"plan {plan.name!r} has neither forward nor backward")
+    regions = Regions(
+        passes={key: [] for key in keys if key is not None}, waited_for=_waited_for(plan)
+    )
+    last, newest, ended = places[-1], None, False
+    owners: list[list[Work]] = []
+    for index, task in enumerate(plan.tasks):
+        key = keys[index]
+        newest = newest if key is None else key
+        ended = ended or (index > last and (not overlap_reduction or _consumes(plan, task)))
+        if key is not None:
+            owner = regions.passes[key]
+        elif newest is None:
+            owner = regions.begin
+        elif ended:
+            owner = regions.end
+        else:
+            owner = regions.passes[newest]
+        owners.append(owner)
+    for index in reversed(range(len(plan.tasks))):  # the host issues what follows it
+        if plan.tasks[index].stream == HOST.name and index in users:
+            owners[index] = owners[users[index]]
+    for index, task in enumerate(plan.tasks):
+        owners[index].append(Work(task, (index,)))
+    return regions
+
+
+def _pass_of(task: Task) -> PassKey | None:
+    for kind in PASSES:
+        if task.kind == kind and isinstance(task.work, Compute):
+            return kind, task.micro_batch  # type: ignore[return-value]
+    return None
+
+
+def _with_calls(
+    tasks: Sequence[Task], keys: list[PassKey | None], users: Mapping[int, int]
+) -> list[PassKey | None]:
+    """Give the calls of layers the pass of their kernels, which they follow or are waited for by."""
+
+    def is_call(index: int) -> bool:
+        return isinstance(tasks[index].work, Collective) and bool(tasks[index].layers)
+
+    def alike(index: int, other: int) -> bool:
+        return (tasks[index].layers, tasks[index].micro_batch) == (
+            tasks[other].layers, tasks[other].micro_batch
+        )  # fmt: skip
+
+    calls = [index for index in range(len(tasks)) if is_call(index)]
+    for index in calls:
+        sources = [keys[source] for source in tasks[index].after if alike(index, source)]
+        keys[index] = next((key for key in sources if key is not None), None)
+    for index in reversed(calls):
+        if keys[index] is None and index in users:
+            keys[index] = keys[users[index]]
+    return keys
+
+
+def _first_users(tasks: Sequence[Task]) -> dict[int, int]:
+    """For each task the first one that waits for it."""
+    users: dict[int, int] = {}
+    for index, task in enumerate(tasks):
+        for source in task.after:
+            users.setdefault(source, index)
+    return users
+
+
+def _consumes(plan: StepPlan, task: Task) -> bool:
+    """Whether a task after the last pass is what follows the reduction of gradients."""
+    if task.kind == "optimizer":
+        return True
+    waits = any(isinstance(plan.tasks[source].work, Collective) for source in task.after)
+    return task.stream == COMPUTE.name and waits
+
+
+# ---------------------------------------------------------------- merging
+
+
+def merge_pass(works: Sequence[Work], waited_for: frozenset[int]) -> list[Work]:
+    """Merge kernels that run one after the other, without anything else that waits between them.
+
+    The device waits until the host has issued the first kernels of a pass; the host then issues the
+    others while these run.
+    `waited_for`: tasks that others than the computing stream wait for.
+    """
+    if len(works) == 1:
+        return list(works)
+    merged: list[Work] = []
+    run: list[Work] = []
+    issued: list[Work] = []
+
+    def flush() -> None:
+        if run:
+            merged.extend([*issued[:1], _joined(run, issued), *_rest(issued)])
+        else:
+            merged.extend(issued)
+        run.clear()
+        issued.clear()
+
+    for work in works:
+        task = work.task
+        mine = {member for each in (*run, *issued) for member in each.members}
+        plain = task.acquires is None and task.releases is None and isinstance(task.work, Compute)
+        if task.stream == HOST.name and plain and not set(task.after) - mine:
+            issued.append(work)
+            continue
+        if not plain or task.stream != COMPUTE.name or (run and set(task.after) - mine):
+            flush()
+            if not plain or task.stream != COMPUTE.name:
+                merged.append(work)
+                continue
+        run.append(work)
+        if not waited_for.isdisjoint(work.members):
+            flush()
+    flush()
+    return merged
+
+
+def _joined(run: Sequence[Work], issued: Sequence[Work]) -> Work:
+    """One task for several; it waits for the first issue, and for what the first one waits for."""
+    if len(run) == 1:
+        return run[0]
+    tasks = [work.task for work in run]
+    first = next((task for task in tasks if task.kind in PASSES), tasks[0])
+    later = {member for work in issued[1:] for member in work.members}
+    mine = {member for work in run for member in work.members}
+    after = dict.fromkeys(a for task in tasks for a in task.after if a not in mine | later)
+    joined = replace(
+        first,
+        name=_span([task.name for task in tasks if task.kind == first.kind]),
+        work=Compute(sum(_seconds(task) for task in tasks)),
+        after=tuple(after),
+        after_previous=tuple(dict.fromkeys(a for t in tasks for a in t.after_previous)),
+        core_s=sum(task.core_s for task in tasks),
+        layers=tuple(layer for task in tasks for layer in task.layers),
+    )
+    return Work(joined, tuple(member for work in run for member in work.members))
+
+
+def _span(names: Sequence[str]) -> str:
+    """Names of the first and the last layer of several tasks: "forward a .. b"."""
+    last = names[-1].rpartition(" .. ")[2].rpartition(" ")[2]
+    first = names[0].partition(" .. ")[0]
+    return first if first.endswith(f" {last}") else f"{first} .. {last}"
+
+
+def _rest(issued: Sequence[Work]) -> list[Work]:
+    """What the host issues while the first kernels run, as one task."""
+    if len(issued) < 2:
+        return []
+    tasks = [work.task for work in issued[1:]]
+    work = Compute(sum(_seconds(task) for task in tasks))
+    joined = replace(tasks[0], name=f"{tasks[0].name} ..", work=work, after=())
+    return [Work(joined, tuple(member for each in issued[1:] for member in each.members))]
+
+
+def _seconds(task: Task) -> float:
+    assert isinstance(task.work, Compute)
+    return task.work.duration_s
+
+
+def _waited_for(plan: StepPlan) -> frozenset[int]:
+    """Tasks that another stream than the computing one waits for."""
+    return frozenset(
+        source for task in plan.tasks if task.stream != COMPUTE.name for source in task.after
+    )

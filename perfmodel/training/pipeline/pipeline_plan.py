@@ -1,0 +1,147 @@
+"""One plan of all stages: the passes of plain plans in the order of a schedule, joined by messages.
+
+Every part of the model has a plan of a data-parallel strategy with as many micro-batches as the
+pipeline has. Its passes are put in the schedule's order; transfers stand between them, on streams
+of their own, or where the library waits for them, between two passes. With one stage and one part
+the plan is returned as it is.
+
+What follows passes: gradients of a tied embedding are added up by the stages that hold it once its
+data-parallel reduction has ended, and numbers that ranks agree on (the norm of gradients) are those
+of all stages (Megatron-Core 0.16, ``finalize_model_grads.py``, ``clip_grads.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfmodel.arrays import RankGroup
+from perfmodel.errors import Fault, InputError
+from perfmodel.training.pipeline.pass_regions import plan_regions
+from perfmodel.training.pipeline.schedules.pass_actions import SECTION, PipelineSchedule
+from perfmodel.training.pipeline.split_backward import check_split
+from perfmodel.training.pipeline.stage_end import ALL_STAGES, TIED, write_end
+from perfmodel.training.pipeline.stage_messages import (
+    TRANSFER_STREAMS,
+    Message,
+    sent_messages,
+)
+from perfmodel.training.pipeline.stage_passes import (
+    PartPlan,
+    PipelineOptions,
+    StagePasses,
+    write_passes,
+)
+from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream, Task
+
+
+def pipeline_plan(
+    schedule: PipelineSchedule, parts: Sequence[PartPlan], options: PipelineOptions
+) -> StepPlan:
+    """Join the plans of all parts.
+
+    `parts`: in the order of forward. The ranks of a part's plan are those that hold it: stage s has
+        ranks s d to s d + d - 1. Where the model runs both ways each part is held by two stages,
+        and its plan has ranks of the first way first.
+    Raises `InputError`: plans of other counts of parts, ranks or micro-batches, passes that wait
+        for each other in a way that the schedule does not allow, times that do not tell apart what
+        it splits.
+    Raises `ScheduleError`: a plan with several rank classes.
+    """
+    if len(parts) != schedule.parts:
+        raise InputError(_fault("stages", f"plans of {len(parts)} parts", f"{schedule.parts}"))
+    if schedule.parts == 1:
+        return parts[0].plan
+    _check_waiting(schedule, options)
+    ranks = _ranks_per_stage(schedule, parts)
+    regions = [plan_regions(p.plan, overlap_reduction=options.overlap_reduction) for p in parts]
+    for part, region in zip(parts, regions, strict=True):
+        if schedule.splits_backward:
+            check_split(part.plan, region, part.part.times)
+    tasks: list[Task] = []
+    incoming: dict[str, list[Message]] = {}
+    for stage in range(schedule.stages):
+        for receiver, messages in sent_messages(schedule, stage).items():
+            incoming.setdefault(receiver, []).extend(messages)
+    for stage in range(schedule.stages):
+        passes = StagePasses(schedule, stage, parts, regions, options, incoming, tasks)
+        write_passes(passes)
+        write_end(passes)
+    return StepPlan(
+        name=f"{schedule.name} of {schedule.stages} stages, {parts[0].plan.name}",
+        classes=tuple(
+            RankClass(f"stage {stage}", range(stage * ranks, (stage + 1) * ranks))
+            for stage in range(schedule.stages)
+        ),
+        streams=_streams(parts, tasks),
+        communicators=_communicators(schedule, parts, ranks, tasks),
+        tasks=tuple(tasks),
+        samples=parts[0].plan.samples,
+        semaphores=tuple(dict.fromkeys(s for part in parts for s in part.plan.semaphores)),
+    )
+
+
+def _fault(field: str, text: str, allowed: str) -> Fault:
+    return Fault(f"{SECTION}.{field}", text, allowed)
+
+
+def _check_waiting(schedule: PipelineSchedule, options: PipelineOptions) -> None:
+    simple = ("gpipe", "1f1b", "interleaved")
+    if not options.overlap_p2p and schedule.name not in simple:
+        text = f"false with {schedule.name}"
+        raise InputError(_fault("overlap_p2p", text, f"true, or {', '.join(simple)}"))
+
+
+def _ranks_per_stage(schedule: PipelineSchedule, parts: Sequence[PartPlan]) -> int:
+    """Ranks of each stage; the same of all."""
+    copies = 2 if schedule.layout == "bidirectional" else 1
+    held = {sum(len(each.ranks) for each in part.plan.classes) for part in parts}
+    if len(held) != 1 or next(iter(held)) % copies:
+        allowed = f"the same of all, {copies} times the ranks of a stage"
+        raise InputError(_fault("stages", f"plans of {sorted(held)} ranks", allowed))
+    expected = len(schedule.chunk_micro_batches(0))
+    for part in parts:
+        passes = len({task.micro_batch for task in part.plan.tasks if task.kind == "forward"})
+        if passes != expected:
+            text = f"a plan of {passes} micro-batches"
+            raise InputError(_fault("micro_batches", text, str(expected)))
+    return next(iter(held)) // copies
+
+
+def _streams(parts: Sequence[PartPlan], tasks: Sequence[Task]) -> tuple[Stream, ...]:
+    used = {task.stream for task in tasks}
+    declared = {stream.name: stream for part in parts for stream in part.plan.streams}
+    declared |= {stream.name: stream for stream in TRANSFER_STREAMS}
+    declared.setdefault("comm", Stream("comm", "comm"))
+    return tuple(stream for stream in declared.values() if stream.name in used)
+
+
+def _communicators(
+    schedule: PipelineSchedule, parts: Sequence[PartPlan], ranks: int, tasks: Sequence[Task]
+) -> tuple[Communicator, ...]:
+    named: dict[str, Communicator] = {}
+    for number, part in enumerate(parts):
+        directions = (0, 1) if schedule.layout == "bidirectional" else (0,)
+        stages = [schedule.place(number, direction)[0] for direction in directions]
+        for each in part.plan.communicators:
+            name = f"{each.name} of part {number}"
+            groups = tuple(_placed(group, stages, ranks) for group in each.groups)
+            named[name] = Communicator(name, groups)
+    for source in range(schedule.stages):
+        for target in range(schedule.stages):
+            name = f"stage {source} to stage {target}"
+            pairs = tuple((source * ranks + r, target * ranks + r) for r in range(ranks))
+            named[name] = Communicator(name, pairs)
+    first, last = schedule.place(0)[0], schedule.place(schedule.parts - 1)[0]
+    ends = tuple((first * ranks + r, last * ranks + r) for r in range(ranks))
+    named[TIED] = Communicator(TIED, ends)
+    named[ALL_STAGES] = Communicator(ALL_STAGES, (range(schedule.stages * ranks),))
+    used = {getattr(task.work, "communicator", None) for task in tasks}
+    return tuple(each for name, each in named.items() if name in used)
+
+
+def _placed(group: RankGroup, stages: Sequence[int], ranks: int) -> range | tuple[int, ...]:
+    """Ranks of a part's plan as ranks of the pipeline."""
+    if isinstance(group, range) and len(stages) == 1:
+        offset = stages[0] * ranks
+        return range(group.start + offset, group.stop + offset, group.step)
+    return tuple(stages[rank // ranks] * ranks + rank % ranks for rank in group)

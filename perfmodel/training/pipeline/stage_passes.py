@@ -1,0 +1,257 @@
+"""The passes of one stage: those of its chunks in the order of the schedule, and their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.training.pipeline.pass_regions import (
+    PASSES,
+    PassKind,
+    Regions,
+    Work,
+    merge_pass,
+)
+from perfmodel.training.pipeline.schedules.pass_actions import PassAction, PipelineSchedule
+from perfmodel.training.pipeline.split_backward import split_backward
+from perfmodel.training.pipeline.stage_messages import (
+    Message,
+    action_groups,
+    input_of,
+    output_of,
+)
+from perfmodel.training.pipeline.stage_workload import ModelPart
+from perfmodel.training.plan.builder import HOST
+from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """How stages exchange what passes make.
+
+    `transfer_bytes`: of a micro-batch's activations, and of their gradients.
+    `dtype`: of their elements.
+    `overlap_p2p`: passes run while messages are on their way; otherwise a stage sends and receives
+        between two passes, and its host waits, too (Megatron-Core without
+        ``overlap_p2p_communication``, where ``batch_p2p_sync`` lets the host wait).
+    `overlap_reduction`: gradients of a part are reduced once they are ready; otherwise after all
+        passes.
+    `tied_dtype`: of the gradients of a tied embedding that both its holders add up; by default that
+        of the tensor.
+    """
+
+    transfer_bytes: int
+    dtype: str | None = None
+    overlap_p2p: bool = True
+    overlap_reduction: bool = True
+    tied_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartPlan:
+    """A part of the model, and the plan of its plain data-parallel training."""
+
+    plan: StepPlan
+    part: ModelPart
+
+
+@dataclass(slots=True)
+class StagePasses:
+    """A stage under construction.
+
+    `incoming`: what each stage receives on each stream, in the order in which it is sent.
+    `tasks`: of all stages; this one's are appended.
+    `indices`: by part, from tasks of its plan to those of the pipeline.
+    `gates`: what the next pass waits for.
+    `batch`: tasks before which no message is taken, where the stage waits for messages.
+    `next_message`: how many messages of each stream tasks have been written for; `arrived`: which.
+    `counts`: passes of each chunk and kind so far.
+    `put_off`: gradients of weights that are still to be written, by chunk.
+    `previous`: tasks that wait for others of the step before: index, part, tasks of its plan.
+    """
+
+    schedule: PipelineSchedule
+    stage: int
+    parts: Sequence[PartPlan]
+    regions: Sequence[Regions]
+    options: PipelineOptions
+    incoming: Mapping[str, Sequence[Message]]
+    tasks: list[Task]
+    indices: dict[int, dict[int, int]] = field(default_factory=dict)
+    gates: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
+    next_message: dict[str, int] = field(default_factory=dict)
+    arrived: dict[Message, int] = field(default_factory=dict)
+    counts: dict[tuple[int, PassKind], int] = field(default_factory=dict)
+    put_off: dict[int, list[list[Work]]] = field(default_factory=dict)
+    previous: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+
+    @property
+    def rank_class(self) -> str:
+        """Name of the stage's class."""
+        return f"stage {self.stage}"
+
+    def part(self, chunk: int) -> int:
+        """Part of the model that a chunk is."""
+        return self.schedule.part(self.stage, chunk)
+
+
+def write_passes(passes: StagePasses) -> None:
+    """Append what precedes the passes of a stage, and these in the order of the schedule."""
+    chunks = range(passes.schedule.chunks)
+    for chunk in chunks:
+        write_works(passes, chunk, passes.regions[passes.part(chunk)].begin)
+    for group in action_groups(_waiting_pairs(passes)):
+        received = [task for action in group for task in _receive(passes, action)]
+        gates = (*received, *passes.gates)
+        written = []
+        for action in group:
+            written.append(_write_pass(passes, action, gates))
+            gates = ()
+        sent = [_send(passes, *pair) for pair in zip(group, written, strict=True)]
+        passes.gates = () if passes.options.overlap_p2p else tuple(s for s in sent if s is not None)
+        passes.batch = () if passes.options.overlap_p2p else written[-1]
+
+
+def _waiting_pairs(passes: StagePasses) -> tuple[PassAction, ...]:
+    """Passes of the stage; where it waits for messages, interleaved passes are sent in pairs.
+
+    ``send_forward_backward_recv_forward_backward`` of Megatron-Core follows both of a pair.
+    """
+    actions = passes.schedule.actions[passes.stage]
+    if passes.options.overlap_p2p or passes.schedule.name != "interleaved":
+        return actions
+    return tuple(
+        replace(action, joined=action.kind == "forward" and following.kind == "backward")
+        for action, following in zip(actions, (*actions[1:], actions[-1]), strict=True)
+    )
+
+
+# ---------------------------------------------------------------- messages
+
+
+def _receive(passes: StagePasses, action: PassAction) -> list[int]:
+    """Take the message that a pass needs, after those that were sent before it."""
+    message = input_of(passes.schedule, passes.stage, action)
+    if message is None:
+        return []
+    stream = f"{passes.stage} {message.received_on}"
+    queue, first = passes.incoming[stream], passes.next_message.get(stream, 0)
+    last = next((i for i in range(first, len(queue)) if queue[i] == message), None)
+    if last is None:  # it came with one that was needed earlier
+        return [passes.arrived[message]]
+    passes.next_message[stream] = last + 1
+    transfers = [_transfer(passes, each, each.received_on, passes.batch)
+             for each in queue[first : last + 1]]  # fmt: skip
+    for each, index in zip(queue[first : last + 1], transfers, strict=True):
+        passes.arrived[each] = index
+    return transfers[-1:]
+
+
+def _send(passes: StagePasses, action: PassAction, written: tuple[int, ...]) -> int | None:
+    message = output_of(passes.schedule, passes.stage, action)
+    if message is None:
+        return None
+    return _transfer(passes, message, message.sent_on, written)
+
+
+def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[int, ...]) -> int:
+    work = Collective(
+        "send", passes.options.transfer_bytes, message.communicator, message.key,
+        dtype=passes.options.dtype,
+    )  # fmt: skip
+    passes.tasks.append(
+        Task(message.key, "communication", passes.rank_class, stream, work, after,
+             micro_batch=message.micro_batch)
+    )  # fmt: skip
+    return len(passes.tasks) - 1
+
+
+# ---------------------------------------------------------------- passes
+
+
+def _write_pass(passes: StagePasses, action: PassAction, gates: tuple[int, ...]) -> tuple[int, ...]:
+    """Write a pass; return the tasks that its output waits for.
+
+    The first pass that runs through a chunk is that of its plan's first micro-batch, and the last
+    one reduces gradients, whichever micro-batches these are.
+    """
+    part = passes.part(action.chunk)
+    regions = passes.regions[part]
+    if action.kind == "weight_gradient":
+        works = passes.put_off[action.chunk].pop(0)
+    else:
+        kind: PassKind = "forward" if action.kind == "forward" else "backward"
+        number = passes.counts.get((action.chunk, kind), 0)
+        passes.counts[action.chunk, kind] = number + 1
+        works = merge_pass(regions.passes[kind, number], regions.waited_for)
+    if action.kind == "input_gradient":
+        works, later = split_backward(works, passes.parts[part].part.times)
+        passes.put_off.setdefault(action.chunk, []).append(later)
+    return write_works(passes, action.chunk, works, gates, action.micro_batch)
+
+
+def write_works(
+    passes: StagePasses,
+    chunk: int,
+    works: Iterable[Work],
+    gates: tuple[int, ...] = (),
+    micro_batch: int | None = None,
+) -> tuple[int, ...]:
+    """Append tasks of a chunk's plan; return those that what they make together waits for."""
+    part, local = passes.part(chunk), dict[int, int]()
+    known_indices = passes.indices.setdefault(part, {})
+    outputs: list[int] = []
+    for work in works:
+        task = work.task
+        after = [local.get(source, known_indices.get(source)) for source in task.after]
+        if None in after:
+            raise InputError(_unordered(passes, chunk, task))
+        waits = gates if _begins(passes, task, list(local.values())) else ()
+        index = len(passes.tasks)
+        passes.tasks.append(
+            replace(
+                task, rank_class=passes.rank_class, work=_renamed(task.work, part),
+                after=tuple(dict.fromkeys((*waits, *(each for each in after if each is not None)))),
+                micro_batch=task.micro_batch if micro_batch is None else micro_batch,
+                after_previous=(),
+            )
+        )  # fmt: skip
+        if task.after_previous:
+            passes.previous.append((index, part, task.after_previous))
+        local.update(dict.fromkeys(work.members, index))
+        if _runs_layers(task):
+            outputs.append(index)
+    known_indices.update(local)
+    return tuple(outputs[-2:])
+
+
+def _begins(passes: StagePasses, task: Task, earlier: Sequence[int]) -> bool:
+    """Whether a task is among the first of a pass: of its layers, or on a host that waits, too."""
+    if task.stream == HOST.name:
+        return not passes.options.overlap_p2p and not earlier
+    begun = any(passes.tasks[index].kind in PASSES for index in earlier)
+    return _runs_layers(task) and not begun
+
+
+def _runs_layers(task: Task) -> bool:
+    """Whether a task is a pass of layers, or a collective that they call."""
+    return task.kind in PASSES or bool(task.layers)
+
+
+def _renamed(work: Compute | Collective, part: int) -> Compute | Collective:
+    if not isinstance(work, Collective):
+        return work
+    communicator = f"{work.communicator} of part {part}"
+    return replace(work, communicator=communicator, key=f"{work.key} of part {part}")
+
+
+def _unordered(passes: StagePasses, chunk: int, task: Task) -> Fault:
+    name = passes.parts[passes.part(chunk)].plan.name
+    allowed = (
+        "a strategy whose micro-batches can run in another order: ddp, megatron, zero up to stage "
+        "2, or fsdp that gathers and reduces once a step (reshard_after_forward, "
+        "reshard_after_backward: false; sync: last), as PyTorch runs it in pipelines"
+    )
+    return Fault("strategy.kind", f"{name!r}, whose {task.name!r} waits for a later pass", allowed)

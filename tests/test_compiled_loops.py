@@ -1,0 +1,99 @@
+"""Compiled loops against what they replace: the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel import compiled_loops
+from perfmodel.collectives.algorithms import ring
+from perfmodel.collectives.timing.path_classes import heaviest_rows
+from perfmodel.collectives.timing.recurrence_steps import LinkRates
+from perfmodel.collectives.timing.unrolled import prepare_phases
+from perfmodel.collectives.timing.variable_rate import Clocks
+from perfmodel.simulate.sharing.max_min import max_min_rates
+
+pytest.importorskip("numba")
+LOOPS = compiled_loops.load()
+
+
+@pytest.fixture
+def switch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+def both(find: Any) -> tuple[Any, Any]:
+    """What a function returns with NumPy, and with compiled loops."""
+    results = []
+    for loops in (None, LOOPS):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiled_loops, "loaded", lambda loops=loops: loops)
+            results.append(find())
+    return results[0], results[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 20), st.booleans())
+def test_shares(seed: int, flows: int, links: int, capped: bool) -> None:
+    rng = np.random.default_rng(seed)
+    pointers = np.concatenate([[0], np.cumsum(rng.integers(0, 5, flows))])
+    arcs = rng.integers(0, links, pointers[-1])
+    capacity = rng.choice([0.0, 1e9, 2e9, 3.3e9], links)
+    caps = rng.choice([np.inf, 4e8, 7e8], flows) if capped else None
+    plain, compiled = both(lambda: max_min_rates(capacity, pointers, arcs, caps))
+    assert np.array_equal(plain, compiled)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(3, 8))
+def test_rings_at_rates_that_change(seed: int, credits: int, ranks: int) -> None:
+    """Whole rings step as those parts of them that differ do."""
+    rng = np.random.default_rng(seed)
+    phases = ring.all_reduce(ranks, 4096 * ranks).phases
+    edges = len(phases[0].src)
+    paces = [
+        (at, rng.uniform(1e8, 1e9, edges), rng.uniform(0, 1e-5, edges))
+        for at in (0.0, *np.sort(rng.uniform(1e-6, 1e-4, 5)))
+    ]
+
+    def ends() -> Any:
+        course = prepare_phases(phases, credits)
+        clocks = Clocks(course, np.zeros(edges), LinkRates(-np.inf, *paces[0][1:]))
+        for pace in paces[1:]:
+            clocks.change(*pace)
+        return clocks.ends()
+
+    plain, compiled = both(ends)
+    assert compiled.wire_s == pytest.approx(plain.wire_s, rel=1e-12)
+    assert compiled.landed_s == pytest.approx(plain.landed_s, rel=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 60), st.integers(1, 3))
+def test_heaviest_paths(seed: int, edges: int, most: int) -> None:
+    rng = np.random.default_rng(seed)
+    order = rng.integers(0, 8, edges)
+    before = np.full((edges, most), edges)
+    for edge in range(edges):
+        earlier = np.flatnonzero(order < order[edge])
+        if len(earlier):
+            before[edge] = rng.choice(np.append(earlier, edges), most)
+    own, gains = rng.random(edges), tuple(rng.random((3, edges)))
+    ends = np.append(rng.random(edges), rng.choice([0.0, -np.inf]))
+    plain, compiled = both(lambda: heaviest_rows(before, order, own, gains, ends))
+    assert np.array_equal(plain, compiled)
+
+
+def test_loops_are_loaded_when_they_pay(switch: pytest.MonkeyPatch) -> None:
+    calls = list[None]()
+    switch.setattr(compiled_loops, "load", lambda: calls.append(None))
+    effort = compiled_loops.Effort()
+    for _ in range(3 * compiled_loops.PAYS):
+        effort.spend()
+        assert len(calls) == (effort.spent >= compiled_loops.PAYS)
