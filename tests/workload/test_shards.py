@@ -261,7 +261,9 @@ def test_impossible_shares_name_what_is_allowed(
 def test_blocks_of_keys_need_fused_attention() -> None:
     model = build_model("gpt2", shard=Shard(context=2))
     with pytest.raises(InputError, match=r"fused_attention: found false; allowed: true"):
-        layer_times(model, load_gpu("h100-sxm5-80gb"), batch=1, precision="bf16", fused_attention=False)
+        layer_times(
+            model, load_gpu("h100-sxm5-80gb"), batch=1, precision="bf16", fused_attention=False
+        )
 
 
 def test_a_model_file_is_not_split(tmp_path: Any) -> None:
