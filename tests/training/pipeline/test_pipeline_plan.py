@@ -229,6 +229,26 @@ def test_megatron_in_a_pipeline(kind: str, overlap: bool) -> None:
     assert run.step_ends_s[1] > run.step_ends_s[0]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_tied_embedding_is_added_up_after_both_have_its_gradient(ranks: int) -> None:
+    """And, as in Megatron-Core, after its data-parallel reduction."""
+    options = MegatronOptions(accumulate=4, overlap_grad_reduce=True)
+    plan, _ = gpt_pipeline(make_schedule("1f1b", 2, 4), options, ranks)
+    run = simulate(plan, machine_of(2 * ranks))
+    starts = {
+        start for task, _, start, *_ in run.executions
+        if getattr(task.work, "communicator", None) == TIED
+    }  # fmt: skip
+    before = [
+        end for task, _, _, end, *_ in run.executions
+        if task.kind in ("forward", "backward") or task.bucket is not None
+    ]  # fmt: skip
+    assert len(starts) == 1
+    assert min(starts) >= max(before) - 1e-12
+    updates = [start for task, _, start, *_ in run.executions if task.kind == "optimizer"]
+    assert min(updates) > min(starts)
+
+
 def _computes(task: Any) -> bool:
     return isinstance(task.work, Compute) and task.stream == "compute"
 
