@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import validate_document
+from perfmodel.files import read_yaml, validate_document
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.bert import bert
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
@@ -28,6 +30,7 @@ COMPUTE_LIKENESS = (
 )  # fmt: skip
 """Columns that decide how far compute is off: the first six have to agree, and the more of the
 others do, the better, where one row's compute is scaled to another's."""
+COMPILED = {"0": False, "1": True}
 HAVE_TO_AGREE = 6
 MEASURED = frozenset(
     {"step_s", "peak_GB", "memory_kind", "unlike", "presumed", "trust", "source", "note"}
@@ -55,6 +58,17 @@ class StatedStep:
         """Published time of the step; seconds."""
         return positive(self.cells, "step_s")
 
+    def other_networks(self) -> tuple[StatedStep, ...]:
+        """Return the step with the slowest and the fastest network that such nodes have.
+
+        None where the source states its network, or where there is one node.
+        """
+        if "network" not in self.cells["presumed"] or self.size.nodes == 1:
+            return ()
+        names = usual_networks().get(self.cells["gpu"].partition("-")[0], ())
+        changed = ({**self.cells, "network": name} for name in names)
+        return tuple(replace(self, cells=cells, node=_node(cells)) for cells in changed)
+
     def is_same_setup(self, other: StatedStep) -> bool:
         """Whether both were predicted alike: they differ in what was measured, or in remarks."""
         return all(
@@ -65,6 +79,13 @@ class StatedStep:
         """How many columns agree that decide about compute; None: too few to scale by it."""
         agree = [self.cells[name] == other.cells[name] for name in COMPUTE_LIKENESS]
         return sum(agree) if all(agree[:HAVE_TO_AGREE]) else None
+
+
+@cache
+def usual_networks() -> Mapping[str, Sequence[str]]:
+    """Slowest and fastest network of published machines, by kind of GPU."""
+    kinds: Mapping[str, Any] = read_yaml(Path(__file__).with_name("usual_networks.yaml"))
+    return {kind: (ends["slowest"], ends["fastest"]) for kind, ends in kinds.items()}
 
 
 def read_step(cells: Mapping[str, str]) -> StatedStep:
@@ -104,7 +125,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         "optimizer": "adamw",
         "optimizer_kernels": cells["optimizer_kernels"],
         "fused_attention": cells["attention"] != "materialised",
-        "compiled": cells["compiled"] == "1",
+        "compiled": COMPILED.get(cells["compiled"], cells["compiled"]),
         "master_weights": cells["master_weights"] == "1",
     }
     if recipe:
@@ -146,10 +167,11 @@ _SIZES = ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "se
 
 def _workload(cells: Mapping[str, str]) -> Workload:
     sizes = tuple(count(cells, name) for name in _SIZES)
-    return _built(
+    workload = _built(
         cells["model"], cells["family"], sizes, cells["dtype"],
         tuple(name for name in _SWITCHES if cells[name] == "1"),
     )  # fmt: skip
+    return only_blocks_fuse(workload) if cells["compiled"] == "blocks" else workload
 
 
 @lru_cache(maxsize=256)
