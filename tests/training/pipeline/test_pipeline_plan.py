@@ -149,6 +149,15 @@ def test_waiting_for_messages_adds_them_to_a_lone_micro_batch() -> None:
     assert end == pytest.approx(2 * 8.0 + 2 * 1.0, rel=1e-6)
 
 
+@pytest.mark.parametrize(("overlap_p2p", "issues"), [(True, 1), (False, 3)])
+def test_a_host_that_waits_for_messages_issues_after_them(overlap_p2p: bool, issues: int) -> None:
+    """Each pass behind a message, and the first one, shows a launch of 0.25 s."""
+    schedule = make_schedule("1f1b", 2, 1)
+    plan = toy_pipeline(schedule, EVEN, overlap_p2p=overlap_p2p, launch_s=0.25)
+    end = simulate(plan, machine_of(2, 64.0)).step_ends_s[0]
+    assert end == pytest.approx(2 * 8.0 + 2 * 1.0 + issues * 0.25, rel=1e-6)
+
+
 def test_waiting_costs_what_overlap_hides() -> None:
     """GPipe with messages of a second: hidden but for two, or one after each pass of all."""
     schedule = make_schedule("gpipe", 2, 8)
