@@ -348,6 +348,9 @@ def _mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     if strategy is not None and strategy.kind in ("data_parallel", "parameter_server"):
         allowed = f"nothing with strategy.kind: {strategy.kind}, whose workers hold whole models"
         yield origin.fault("parallel", "a model that is split", allowed)
+    if strategy is not None and parallel.expert > 1 and strategy.kind != "megatron":
+        allowed = "1, or strategy.kind: megatron, which reduces experts among those that hold them"
+        yield origin.fault("parallel.expert", str(parallel.expert), allowed)
     compute = parts.get("compute")
     if compute is not None and compute.source == "file":
         allowed = "'roofline' with parallel: a file has the times of whole layers"
