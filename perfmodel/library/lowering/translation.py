@@ -36,8 +36,8 @@ def translate(
         arcs = stage.edges.arcs
         if len(arcs) and not (low <= arcs.min() and arcs.max() < high):
             return None
-        alike = np.array_equal(rates[arcs], rates[arcs + shift])
-        if not (alike and np.array_equal(latencies[arcs], latencies[arcs + shift])):
+        same_rates = np.array_equal(rates[arcs], rates[arcs + shift])
+        if not (same_rates and np.array_equal(latencies[arcs], latencies[arcs + shift])):
             return None
     ranks = (target - source) * topology.gpus_per_host
     moved: dict[int, Edges] = {}
