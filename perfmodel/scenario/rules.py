@@ -223,7 +223,12 @@ def _float8_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
             f"false with {kind} and join: a GPU without inputs takes part in no such all-reduce"
         )
         yield origin.fault("compute.fp8.reduce_amax", "true", allowed)
-    if section is None:
+
+
+def _float8_gathers_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Find gathers of fp8 that a strategy does not have, and what a split model leaves out."""
+    section, strategy = getattr(parts.get("compute"), "fp8", None), parts.get("strategy")
+    if section is None or strategy is None:
         return
     if section.fp8_param_gather and not getattr(strategy, "use_distributed_optimizer", False):
         allowed = "false, or strategy.kind: megatron with use_distributed_optimizer: true"
@@ -232,6 +237,15 @@ def _float8_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
     if section.enable_fsdp_float8_all_gather and not is_fsdp2:
         allowed = "false, or strategy.kind: fsdp with version: 2"
         yield origin.fault("compute.fp8.enable_fsdp_float8_all_gather", "true", allowed)
+    parallel = parts.get("parallel")
+    if parallel is None:
+        return
+    if section.tp_only_amax_red and parallel.tensor > 1:
+        allowed = "false with parallel.tensor above 1: all-reduces within it are not planned"
+        yield origin.fault("compute.fp8.tp_only_amax_red", "true", allowed)
+    if section.fp8_param_gather and section.first_last_layers_bf16 and parallel.pipeline.stages > 1:
+        allowed = "false with fp8_param_gather and parallel.pipeline: each stage would have ends"
+        yield origin.fault("compute.fp8.first_last_layers_bf16", "true", allowed)
 
 
 def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
@@ -352,6 +366,6 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
     _recompute_within_units, _masters_kept, _mixes, _computes_in_param_dtype, _float8_fits,
-    _network_given, _jobs_fit, _placement_has_choice, _job_names_differ, _events_fit, _servers_fit,
-    _plan_is_valid,
+    _float8_gathers_fit, _network_given, _jobs_fit, _placement_has_choice, _job_names_differ,
+    _events_fit, _servers_fit, _plan_is_valid,
 )  # fmt: skip

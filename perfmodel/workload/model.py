@@ -51,6 +51,20 @@ class ParameterTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedKept:
+    """What a layer keeps for backward where a compiler makes one graph of both passes.
+
+    That recomputes what costs memory traffic alone, unless a matrix product reads it anyway
+    (torch/_functorch/partitioners.py, `min_cut_rematerialization_partition`). Fields as `Layer`'s.
+    """
+
+    saved_elements: float = 0.0
+    stream_elements: float = 0.0
+    saved_bytes: float = 0.0
+    copied_elements: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One step of the forward pass (a convolution with its normalisation, a linear map ...).
 
@@ -107,6 +121,8 @@ class Layer:
         where the chains are not known, and nothing is taken to be saved.
     fused_kernels : int
         Kernels launched by forward in that case.
+    fused_kept : FusedKept, optional
+        Kept for backward in that case; None: as where it is not compiled.
     calls : tuple of LayerCall
         Collectives that it calls among the ranks that share it.
     """
@@ -133,6 +149,7 @@ class Layer:
     score_dropout: bool = True
     wide_scores: bool = False
     capped_scores: bool = False
+    fused_kept: FusedKept | None = None
     calls: tuple[LayerCall, ...] = ()
 
 

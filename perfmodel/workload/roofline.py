@@ -105,6 +105,7 @@ def layer_times(
         that the GPU or the model has nothing for.
     """
     _check_arguments(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
+    _check_blocks(workload, fused_attention)
     if compiled and not any(
         layer.fused_bytes is not None or (layer.score_elements and not fused_attention)
         for layer in workload.layers
@@ -148,7 +149,8 @@ def layer_times(
         optimizer_kernels=launches,
         copy_Bps=pricing.device.memory_Bps / 2,
         activation_bytes=activation_bytes(
-            workload, batch, wide_precision(precision), fused_attention=fused_attention
+            workload, batch, wide_precision(precision), fused_attention=fused_attention,
+            compiled=compiled,
         ),
         source=f"roofline on {gpu.name}",
         spread=roofline_factors(workload, gpu, precision),
@@ -159,6 +161,18 @@ def layer_times(
              for i, layer in enumerate(workload.layers)]
         ),
     )  # fmt: skip
+
+
+def _check_blocks(workload: Workload, fused_attention: bool) -> None:
+    """Raise InputError where unfused attention would see keys of other ranks.
+
+    Transformer Engine and torch have rings and gathers of fused kernels alone, whose sums of rows
+    join the blocks.
+    """
+    shard = workload.shard
+    if shard.context > 1 and shard.context_kind != "ulysses" and not fused_attention:
+        allowed = f"true with context_kind: {shard.context_kind}"
+        raise InputError(Fault("fused_attention", "false", allowed))
 
 
 def _with_efficiencies(gpu: Gpu, precision: str, matmul: float | None, memory: float | None) -> Gpu:

@@ -63,19 +63,24 @@ training: {{batch_per_gpu: 1}}
 
 
 def test_the_gradient_of_logits_is_held_beside_their_softmax():
-    """fp32, and the cast one: 6 bytes for each logit of a half-precision head."""
+    """And that of the softmax's logarithm: 8 bytes for each logit; fused, as narrow as logits."""
     logits = 64 * 50257
-    assert loss_bytes(MODEL, 3, "bf16") == 3 * 6 * logits
+    assert loss_bytes(MODEL, 3, "bf16") == 3 * 8 * logits
+    assert loss_bytes(MODEL, 3, "bf16", compiled=True) == 3 * 2 * logits
     assert loss_bytes(build_model("resnet18"), 3, "bf16") == 0
     plain = activation_bytes(MODEL, 3, "bf16")
-    assert activation_bytes(MODEL, 3, "bf16", with_loss=True) == plain + 3 * 6 * logits
+    assert activation_bytes(MODEL, 3, "bf16", with_loss=True) == plain + 3 * 8 * logits
     full = Recompute("full")
     more = activation_bytes(MODEL, 3, "bf16", recompute=full, with_loss=True)
-    assert more < activation_bytes(MODEL, 3, "bf16", recompute=full) + 3 * 6 * logits
+    assert more < activation_bytes(MODEL, 3, "bf16", recompute=full) + 3 * 8 * logits
 
 
 def test_cross_entropy_of_torch_holds_that_much():
-    """A fp32 gradient beside the softmax, then the gradient of half-precision logits."""
+    """Two fp32 gradients beside the softmax, then that of half-precision logits.
+
+    linkedin/Liger-Kernel measured 20 bytes for each fp32 logit: also the logits and their gradient
+    of the step before.
+    """
     torch = pytest.importorskip("torch", reason="compares with the extra 'torch'")
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -92,8 +97,7 @@ def test_cross_entropy_of_torch_holds_that_much():
     loss = torch.nn.functional.cross_entropy(logits.float(), torch.arange(4))
     with Made():
         loss.backward()
-    assert 4 in made
-    assert made[-1] == 2
+    assert made == [4, 4, 2]
 
 
 def test_scenarios_without_the_field_keep_fp32_copies():

@@ -20,6 +20,7 @@ from perfmodel.training.memory.use import MemoryRule, Setup, add_temporaries
 from perfmodel.training.servers.data_parallel import data_parallel_memory
 from perfmodel.training.sharded.fsdp.memory import fsdp_memory
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
+from perfmodel.workload import Layer, ParameterTensor, Workload
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.zoo import build_model
@@ -76,27 +77,45 @@ def test_gpu_0_of_data_parallel_holds_reduced_gradients_and_all_outputs() -> Non
 
 
 def test_measured_activations_replace_the_count() -> None:
-    setup = setup_of(activations_bytes=3e9)
+    views = DdpOptions(gradient_as_bucket_view=True)
+    setup = setup_of(activations_bytes=3e9, options=views)
     assert memory(setup).activations_bytes == 3e9
     counted = [
-        memory(setup_of(recompute=each)).activations_bytes
+        memory(setup_of(recompute=each, options=views)).activations_bytes
         for each in (Recompute("full"), Recompute())
     ]
     recomputed = memory(replace(setup, recompute=Recompute("full")))
     assert recomputed.activations_bytes == pytest.approx(3e9 * counted[0] / counted[1])
 
 
-def test_backward_begins_with_the_logits_and_their_gradient() -> None:
-    setup = setup_of("gpt2", optimizer="sgd", batch_per_gpu=2, precision="bf16")
+def test_backward_begins_with_the_logits_and_two_gradients_of_theirs() -> None:
+    """Beside the fp32 logarithm of their softmax: its gradient and that of the logits."""
+    views = DdpOptions(gradient_as_bucket_view=True)  # buckets stay, and gradients with them
+    setup = setup_of("gpt2", optimizer="sgd", batch_per_gpu=2, precision="bf16", options=views)
     kept_bytes = activation_bytes(setup.workload, 2, "bf16")
-    assert memory(setup).activations_bytes == kept_bytes + 2 * 1024 * 50257 * (2 + 4)
+    assert memory(setup).activations_bytes == kept_bytes + 2 * 1024 * 50257 * (4 + 4)
+
+
+def test_gradients_grow_while_activations_shrink() -> None:
+    """Three maps of one weight each: backward holds what is left, and the gradients so far."""
+    tensors = tuple(ParameterTensor(f"{i}.weight", (1000,)) for i in range(3))
+    kept = (500.0, 100.0, 700.0)
+    layers = tuple(Layer(f"{i}", (i,), matmul_flops=1.0, saved_elements=kept[i]) for i in range(3))
+    setup = Setup(Workload("maps", tensors, layers), "fp32", "sgd", ranks=1, batch_per_gpu=1)
+    for batch, held in ((1, 500 + 3000), (2, 1000 + 3000), (6, 6 * 1300 + 1000)):
+        use = memory(replace(setup, batch_per_gpu=batch))
+        assert use.total_bytes == 4 * (3000 + held)
+        assert use.gradients_bytes == 4 * 3000
+        whole = replace(setup, batch_per_gpu=batch, options=DdpOptions(accumulate=2))
+        assert memory(whole).total_bytes == 4 * (6000 + batch * 1300)
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 1), ("adam", 1), ("sgd-momentum", 1)])
 def test_an_optimizer_operation_by_operation_makes_copies(optimizer: str, copies: int) -> None:
     """``_multi_tensor_adam`` takes the root of all second moments at once."""
     setup = setup_of("gpt2-xl", optimizer=optimizer, batch_per_gpu=1, activations_bytes=1e9)
-    nbytes = copies * setup.workload.nbytes - 1e9
+    nbytes = copies * setup.workload.nbytes - memory(setup).activations_bytes
+    assert 0 < memory(setup).activations_bytes <= 1e9
     assert add_temporaries(setup, memory(setup)).temporary_bytes == pytest.approx(nbytes)
     fused = replace(setup, optimizer_kernels="fused")
     assert add_temporaries(fused, memory(fused)).temporary_bytes == 0
@@ -117,7 +136,8 @@ def test_more_samples_take_more_and_shards_never_more_than_copies(
     def total(setup: Setup, rule: MemoryRule) -> float:
         return add_temporaries(setup, rule(setup)).total_bytes
 
-    assert total(replace(setup, batch_per_gpu=batch + 1), memory) > total(setup, memory)
+    assert total(replace(setup, batch_per_gpu=batch + 1), memory) >= total(setup, memory)
+    assert memory(replace(setup, batch_per_gpu=batch + 1)).total_bytes > memory(setup).total_bytes
     less = replace(setup, recompute=Recompute("full"))
     assert total(less, memory) <= total(setup, memory)
     sharded = replace(setup, options=FsdpOptions())

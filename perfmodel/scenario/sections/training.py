@@ -166,8 +166,10 @@ class ComputeSection(FileModel):
     fused_attention: Switch = Field(
         default=True, description="attention as one kernel (scaled_dot_product_attention)"
     )
-    compiled: Switch = Field(
-        default=False, description="chains of element-wise kernels fused (torch.compile)"
+    compiled: Switch | Literal["blocks"] = Field(
+        default=False,
+        description="chains of element-wise kernels fused, and less kept for backward "
+        "(torch.compile); 'blocks': each repeated block alone, but not the head and the loss",
     )
     cuda_graphs: Switch = Field(
         default=False, description="kernels replayed from CUDA graphs: the host issues none"

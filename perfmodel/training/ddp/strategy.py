@@ -21,16 +21,17 @@ from perfmodel.training.strategy import Strategy
 def ddp_memory(setup: Setup) -> MemoryUse:
     """Add up what DDP keeps on a GPU.
 
-    Buckets are a second copy of all gradients, unless gradients are views of them; a hook adds
+    Buckets are a second copy of all gradients that stays from step to step, unless gradients are
+    views of them, which stay then; a hook adds
     what it keeps and sends (all buckets may be in flight). One rank has no buckets.
 
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
-    use = replicated(setup)
-    if setup.ranks == 1:
-        return use
     options = setup.options
     assert isinstance(options, DdpOptions)
+    if setup.ranks == 1:
+        return replicated(setup)
+    use = replicated(setup, grows=not options.gradient_as_bucket_view)
     ranks = options.ranks_of_group(setup.ranks)
     buckets = ddp_buckets(setup.workload, options)
     compressed = hook_bytes(options.hook, setup.workload, buckets, ranks)

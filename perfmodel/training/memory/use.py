@@ -20,8 +20,10 @@ from perfmodel.workload.kernels.float8.float8_layers import (
 from perfmodel.workload.kernels.float8.recipe import Float8
 from perfmodel.workload.memory.activations import (
     NO_NARROW_INPUTS,
+    BackwardBytes,
     NarrowInputs,
-    activation_bytes,
+    backward_bytes,
+    stored_bytes,
 )
 from perfmodel.workload.memory.offload import Offload
 from perfmodel.workload.memory.optimizer_states import (
@@ -56,6 +58,7 @@ class Setup:
     `held_dtype`: of the parameters that layers run with, where it is not their own.
     `optimizer_kernels`: how the optimizer runs.
     `offload`: whether blocks' activations wait in the memory of the host.
+    `compiled`: whether a compiler decides what layers keep.
     `float8`: how linear layers run in fp8; None where they do not.
     `float8_copies`: fp8 copies of each of their weights that the library keeps on this GPU.
     """
@@ -74,6 +77,7 @@ class Setup:
     held_dtype: str | None = None
     optimizer_kernels: OptimizerKernels = "foreach"
     offload: Offload = "none"
+    compiled: bool = False
     float8: Float8 | None = None
     float8_copies: int = 0
 
@@ -96,17 +100,25 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes on the fullest GPU during backward; the parts add up."""
+    """Bytes on the fullest GPU at the fullest moment of backward; the parts add up.
+
+    Gradients grow while activations shrink: what of activations lies where gradients will be counts
+    once, as gradients.
+    """
 
     parameters_bytes: float
     gradients_bytes: float
     optimizer_bytes: float
     buckets_bytes: float
     activations_bytes: float
+    """Beside all gradients."""
     gathered_bytes: float = 0.0
     """Of sharded parameters and gradients while they are whole."""
     temporary_bytes: float = 0.0
     """Of operations while they run, at the fullest moment (see `add_temporaries`)."""
+    idle_bytes: float = 0.0
+    """Beside all parts: free at the fullest moment, but in the allocator's pool of another stream
+    (c10/cuda/CUDACachingAllocator.cpp: blocks go back to the stream that they came from)."""
 
     @property
     def total_bytes(self) -> float:
@@ -124,22 +136,44 @@ MemoryRule = Callable[[Setup], MemoryUse]
 """Memory of a setup under one strategy, on the fullest GPU."""
 
 
-def replicated(setup: Setup) -> MemoryUse:
+def replicated(setup: Setup, *, grows: bool = True) -> MemoryUse:
     """Add up the memory of training without sharding and without buckets.
 
+    `grows`: whether each gradient is allocated when backward comes to it (PyTorch's ``zero_grad``
+        frees them after a step); else they lie in a buffer that stays. While micro-batches are
+        accumulated, they stay too.
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     _check(setup)
     workload = setup.workload
+    gradients_bytes = sum(tensor.nbytes for tensor in setup.trained)
+    activations = held_in_backward(setup)
+    grows = grows and setup.options.accumulate == 1
     return MemoryUse(
         parameters_bytes=workload.nbytes + workload.buffer_bytes,
-        gradients_bytes=sum(tensor.nbytes for tensor in setup.trained),
+        gradients_bytes=gradients_bytes,
         optimizer_bytes=optimizer_state_bytes(
             workload, setup.optimizer, master_weights=setup.master_weights
         ),
         buckets_bytes=0.0,
-        activations_bytes=kept_bytes(setup),
+        activations_bytes=(most_beside(workload, activations) if grows else _most(activations)),
     )
+
+
+def most_beside(workload: Workload, activations: BackwardBytes) -> float:
+    """Most that activations take beside all gradients, while these grow; bytes.
+
+    A layer's gradients are there with what its backward holds.
+    """
+    ready, most = 0.0, 0.0
+    for layer, held in zip(reversed(workload.layers), reversed(activations.of_layers), strict=True):
+        ready += sum(workload.tensors[index].nbytes for index in layer.tensors)
+        most = max(most, held + ready)
+    return max(activations.of_loss, most) - ready if ready else _most(activations)
+
+
+def _most(activations: BackwardBytes) -> float:
+    return max(activations.of_loss, *activations.of_layers)
 
 
 def add_temporaries(setup: Setup, use: MemoryUse) -> MemoryUse:
@@ -192,24 +226,38 @@ def add_float8_copies(setup: Setup, use: MemoryUse) -> MemoryUse:
     return replace(use, parameters_bytes=use.parameters_bytes + added)
 
 
-def kept_bytes(setup: Setup) -> float:
-    """Bytes that forward of one micro-batch keeps for backward, and what its loss needs beside.
+def held_in_backward(setup: Setup) -> BackwardBytes:
+    """Activations of one micro-batch while backward goes on, and what its loss needs beside.
 
-    What was measured without recomputation and offloading shrinks by it as what is counted does.
+    What was measured without recomputation and offloading shrinks by it as what is counted does;
+    where nothing is counted, it is taken to be there until the end.
     """
     counted = _counted_bytes(setup, setup.recompute, setup.offload)
-    if setup.activations_bytes is None:
+    measured = setup.activations_bytes
+    if measured is None:
         return counted
-    if setup.recompute == NO_RECOMPUTE and setup.offload == "none":
-        return setup.activations_bytes
-    return setup.activations_bytes * counted / _counted_bytes(setup, NO_RECOMPUTE, "none")
+    if not setup.workload.states_activations:
+        return BackwardBytes(measured, (measured,) * len(counted.of_layers))
+    by = measured / _most(_counted_bytes(setup, NO_RECOMPUTE, "none"))
+    return BackwardBytes(by * counted.of_loss, tuple(by * held for held in counted.of_layers))
 
 
-def _counted_bytes(setup: Setup, recompute: Recompute, offload: Offload) -> float:
-    return activation_bytes(
+def kept_meanwhile(setup: Setup) -> float:
+    """Bytes that each micro-batch keeps while others run: in a pipeline."""
+    return stored_bytes(
+        setup.workload, setup.batch_per_gpu, setup.precision,
+        fused_attention=setup.fused_attention, kept_share=setup.kept_share,
+        recompute=setup.recompute, held_dtype=setup.held_dtype, offload=setup.offload,
+        compiled=setup.compiled, narrow=setup.narrow,
+    )  # fmt: skip
+
+
+def _counted_bytes(setup: Setup, recompute: Recompute, offload: Offload) -> BackwardBytes:
+    return backward_bytes(
         setup.workload, setup.batch_per_gpu, setup.precision,
         fused_attention=setup.fused_attention, kept_share=setup.kept_share, recompute=recompute,
-        held_dtype=setup.held_dtype, with_loss=True, offload=offload, narrow=setup.narrow,
+        held_dtype=setup.held_dtype, offload=offload, compiled=setup.compiled,
+        narrow=setup.narrow,
     )  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 Transformer Engine joins the values of all modules and all-reduces them, with MAX, when forward
 leaves ``fp8_autocast`` and when backward ends (``reduce_and_update_fp8_tensors``). What follows
-waits for them, as scales are updated after it.
+waits for them, as scales are updated after it. Megatron-Core's group for it is that of tensor and
+data parallelism together; assumption: where a model is split, the all-reduce of a few kilobytes
+among the data-parallel ranks takes as long.
 """
 
 from __future__ import annotations

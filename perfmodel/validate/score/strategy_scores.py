@@ -193,7 +193,7 @@ def _row_json(table: str, step: StrategyStep) -> dict[str, Any]:
         "predicted_s": None if step.unlike else step.predicted_s, "scaled_s": step.scaled_s,
         "peak_bytes": step.published_bytes, "predicted_bytes": step.predicted_bytes or None,
         "memory_kind": step.memory_kind or None, "presumed": step.presumed or None,
-        "unlike": step.unlike or None,
+        "unlike": step.unlike or None, "undecided": step.undecided or None,
         "intervals": {name: list(ends) for name, ends in step.intervals.items()},
         "source": step.source, "note": step.note,
     }  # fmt: skip

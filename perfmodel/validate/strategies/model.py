@@ -30,6 +30,7 @@ class StrategyStep:
     `memory_kind`: what the peak counts: "allocated", "reserved", "device".
     `unlike`: why the GPU's compute is not that of its data sheet, so that `step` is not compared.
     `presumed`: what of GPU, network and batch the table does not state.
+    `undecided`: why the source states too little to predict a step, so that none is compared.
     `intervals`: of predicted step times.
     """
 
@@ -48,6 +49,7 @@ class StrategyStep:
     memory_kind: str = ""
     unlike: str = ""
     presumed: str = ""
+    undecided: str = ""
     intervals: Mapping[Quantity, Ends] = field(default_factory=dict)
     source: str = ""
     note: str = ""
@@ -58,6 +60,8 @@ class StrategyStep:
         """Published and predicted number; None where it is not compared."""
         if quantity == "memory":
             published, predicted = self.published_bytes, self.predicted_bytes
+        elif self.undecided:
+            return None
         elif quantity == "scaled":
             published, predicted = self.published_s, self.scaled_s or 0.0
         else:

@@ -32,6 +32,9 @@ SCALES = (0.25, 4.0)
 LONG_TASKS = 5000
 """Tasks of the plan of a split model above which its step is simulated once: neither scaled nor
 with other numbers for its interval, which take a dozen times as long together."""
+DECIDES = 1.1
+"""A network that is not named decides a step where the slowest of such machines makes it so many
+times as long as the fastest: the error that is aimed at."""
 WITHIN = 1e-3
 """How near to the measured step the scaled one is brought."""
 
@@ -47,6 +50,27 @@ class PredictedStep:
     sized: SizedJob
     simulated: dict[float, ReportedRun] = field(default_factory=dict)
     intervals: dict[tuple[float, bool], Ends | None] = field(default_factory=dict)
+
+    @cached_property
+    def network_factors(self) -> Ends:
+        """Of the step on the fastest and on the slowest network that it may have had.
+
+        A long step is not simulated on them: what it is split over shares nodes.
+        """
+        if self.is_long:
+            return 1.0, 1.0
+        others = self.stated.other_networks()
+        factors = [predict_step(other).step_s / self.step_s for other in others]
+        return min(1.0, *factors, 1.0), max(1.0, *factors, 1.0)
+
+    @property
+    def undecided(self) -> str:
+        """Why the source states too little to predict the step; empty: it does not."""
+        low, high = self.network_factors
+        if high <= DECIDES * low:
+            return ""
+        between = f"{low * self.step_s:.3g} to {high * self.step_s:.3g} s"
+        return f"network is not named, and decides the step: {between}"
 
     @cached_property
     def step_s(self) -> float:
@@ -80,8 +104,12 @@ class PredictedStep:
                 sized = sized.with_spread(measured_factors(batch, batch))
             parts: tuple[Uncertainty, ...] | None = simulate_uncertainties(sized, reported)
             ends = None if parts is None else step_interval(reported.step_s, parts)
-            self.intervals[by, measured] = ends
+            self.intervals[by, measured] = ends and self._on_any_network(ends)
         return self.intervals[by, measured]
+
+    def _on_any_network(self, ends: Ends) -> Ends:
+        fastest, slowest = self.network_factors
+        return ends[0] * fastest, ends[1] * slowest
 
     @cached_property
     def scale(self) -> float | None:
@@ -106,7 +134,7 @@ class PredictedStep:
         if kind == "allocated":
             return memory.total_bytes
         if kind == "reserved":
-            return memory.total_bytes + unused_bytes(memory.total_bytes)
+            return memory.total_bytes + memory.idle_bytes + unused_bytes(memory.total_bytes)
         return memory.total_bytes + memory.reserve_bytes
 
 
@@ -136,6 +164,7 @@ def base_of(step: PredictedStep, rows: Sequence[PredictedStep]) -> PredictedStep
         (likeness, other)
         for other in rows
         if other.stated.measured_s is not None
+        and not other.undecided
         and (likeness := step.stated.likeness(other.stated)) is not None
     ]
     if not candidates:
@@ -157,7 +186,7 @@ def compare_step(step: PredictedStep, base: PredictedStep | None) -> StrategySte
     # memory of mixtures is that of one rank's share: of pipelines it is not estimated yet
     peak = None if stated.scenario.parallel.pipeline.stages > 1 else positive(cells, "peak_GB")
     intervals: dict[Quantity, Ends] = {}
-    if stated.measured_s is not None and not is_long:
+    if stated.measured_s is not None and not (is_long or step.undecided):
         _add(intervals, "step", None if cells["unlike"] else step.interval())
         _add(intervals, "scaled", None if factor is None else step.interval(factor, measured=True))
     return StrategyStep(
@@ -175,6 +204,7 @@ def compare_step(step: PredictedStep, base: PredictedStep | None) -> StrategySte
         predicted_bytes=0.0 if peak is None else step.memory_bytes(cells["memory_kind"]),
         memory_kind=cells["memory_kind"],
         unlike=cells["unlike"],
+        undecided=step.undecided,
         presumed=cells["presumed"],
         intervals=intervals,
         source=cells["source"],

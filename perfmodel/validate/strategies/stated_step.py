@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import validate_document
+from perfmodel.files import read_yaml, validate_document
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, mixture_of
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.bert import bert
@@ -33,6 +35,7 @@ COMPUTE_LIKENESS = (
 )  # fmt: skip
 """Columns that decide how far compute is off: the first six have to agree, and the more of the
 others do, the better, where one row's compute is scaled to another's."""
+COMPILED = {"0": False, "1": True}
 HAVE_TO_AGREE = 6
 MEASURED = frozenset(
     {"step_s", "peak_GB", "memory_kind", "unlike", "presumed", "trust", "source", "note"}
@@ -69,6 +72,17 @@ class StatedStep:
         """Published time of the step; seconds."""
         return positive(self.cells, "step_s")
 
+    def other_networks(self) -> tuple[StatedStep, ...]:
+        """Return the step with the slowest and the fastest network that such nodes have.
+
+        None where the source states its network, or where there is one node.
+        """
+        if "network" not in self.cells["presumed"] or self.size.nodes == 1:
+            return ()
+        names = usual_networks().get(self.cells["gpu"].partition("-")[0], ())
+        changed = ({**self.cells, "network": name} for name in names)
+        return tuple(replace(self, cells=cells, node=_node(cells)) for cells in changed)
+
     def is_same_setup(self, other: StatedStep) -> bool:
         """Whether both were predicted alike: they differ in what was measured, or in remarks."""
         return is_same(self.cells, other.cells)
@@ -77,6 +91,13 @@ class StatedStep:
         """How many columns agree that decide about compute; None: too few to scale by it."""
         agree = [self.cells[name] == other.cells[name] for name in COMPUTE_LIKENESS]
         return sum(agree) if all(agree[:HAVE_TO_AGREE]) else None
+
+
+@cache
+def usual_networks() -> Mapping[str, Sequence[str]]:
+    """Slowest and fastest network of published machines, by kind of GPU."""
+    kinds: Mapping[str, Any] = read_yaml(Path(__file__).with_name("usual_networks.yaml"))
+    return {kind: (ends["slowest"], ends["fastest"]) for kind, ends in kinds.items()}
 
 
 def read_step(cells: Mapping[str, str]) -> StatedStep:
@@ -130,7 +151,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         "optimizer": "adamw",
         "optimizer_kernels": cells["optimizer_kernels"],
         "fused_attention": cells["attention"] != "materialised",
-        "compiled": cells["compiled"] == "1",
+        "compiled": COMPILED.get(cells["compiled"], cells["compiled"]),
         "master_weights": cells["master_weights"] == "1",
     }
     if recipe:
@@ -185,7 +206,8 @@ def _workload(
         return _built_experts(
             cells["model"], sizes, cells["dtype"], cells["experts"], shard, ranks_per_node
         )
-    return _built(cells["model"], cells["family"], sizes, cells["dtype"], switches, shard)
+    workload = _built(cells["model"], cells["family"], sizes, cells["dtype"], switches, shard)
+    return only_blocks_fuse(workload) if cells["compiled"] == "blocks" else workload
 
 
 @lru_cache(maxsize=256)

@@ -22,9 +22,9 @@ STEPS = "strategy_steps.csv"
 SETUPS = 3
 """Setups of split models that are predicted of each GPU and precision of a table; so that all take
 minutes, one setup of each GPU where steps are long."""
-LONG_PASSES = 4000
-"""Passes of blocks above which a step is long: its plan has from fifty thousand tasks on, and takes
-half a minute."""
+LONG_PASSES = 1500
+"""Passes of blocks above which a step is long: its plan has from ten thousand tasks on, and takes
+up to a minute."""
 NOT_SAMPLED = "not predicted: setups of split models beside those sampled of their table"
 
 

@@ -20,7 +20,7 @@ from perfmodel.workload.memory.recompute import (
     recomputed_layers,
     result_elements,
 )
-from perfmodel.workload.model import ITEM_BYTES, Layer, Workload
+from perfmodel.workload.model import ITEM_BYTES, FusedKept, Layer, Workload
 
 WIDE_BYTES = 4
 """Of fp32: under autocast what flows between a transformer's blocks, and softmax, are."""
@@ -53,6 +53,7 @@ class _Keeping:
     `item_bytes`: of an element at the precision of the compute.
     `casts`: whether autocast works on copies of the weights.
     `share`: factor on what layers keep.
+    `compiled`: whether a compiler makes one graph of both passes of the layers.
     `narrow`: what layers that run in fp8 keep.
     """
 
@@ -62,6 +63,7 @@ class _Keeping:
     fused_attention: bool
     share: float
     narrow: NarrowInputs
+    compiled: bool = False
 
     def layer_bytes(self, layer: Layer) -> float:
         """Bytes that one layer keeps."""
@@ -72,12 +74,21 @@ class _Keeping:
         return self.batch * self._sample_bytes(layer)
 
     def _sample_bytes(self, layer: Layer) -> float:
-        copied = layer.copied_elements if self.casts else 0.0
+        stated = self.kept_of(layer)
+        copied = stated.copied_elements if self.casts else 0.0
         return (
-            self.item_bytes * (self.share * layer.saved_elements + copied)
-            + self.stream_bytes(layer) * layer.stream_elements
-            + layer.saved_bytes
+            self.item_bytes * (self.share * stated.saved_elements + copied)
+            + self.stream_bytes(layer) * stated.stream_elements
+            + stated.saved_bytes
         )
+
+    def kept_of(self, layer: Layer) -> Layer | FusedKept:
+        """What a layer states that it keeps, compiled or not."""
+        return layer.fused_kept if self.compiled and layer.fused_kept is not None else layer
+
+    def is_fused(self, layer: Layer) -> bool:
+        """Whether a compiler decides what of a layer is kept."""
+        return self.kept_of(layer) is not layer
 
     def _score_bytes(self, layer: Layer) -> float:
         """Of one sample's attention: the sum of each row, or all scores where it is not fused."""
@@ -97,9 +108,10 @@ class _Keeping:
         Less, where nobody else needs that input; nothing for a layer that shares it with another.
         """
         elements = input_elements(layer)
+        stated = self.kept_of(layer)
         if layer.copied_elements:
-            return -self.batch * self.casts * self.item_bytes * layer.copied_elements
-        spared = self.item_bytes if layer.saved_elements >= elements else 0
+            return -self.batch * self.casts * self.item_bytes * stated.copied_elements
+        spared = self.item_bytes if stated.saved_elements >= elements else 0
         return self.batch * elements * (CAST_BYTES - self.share * spared)
 
     def stream_bytes(self, layer: Layer) -> int:
@@ -114,7 +126,8 @@ class _Keeping:
 def activation_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
     kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
-    with_loss: bool = False, offload: Offload = "none", narrow: NarrowInputs = NO_NARROW_INPUTS,
+    with_loss: bool = False, offload: Offload = "none", compiled: bool = False,
+    narrow: NarrowInputs = NO_NARROW_INPUTS,
 ) -> float:  # fmt: skip
     """Bytes that forward keeps for backward: activations, and weights cast by autocast.
 
@@ -128,15 +141,18 @@ def activation_bytes(
     `with_loss`: with what the backward of a loss over a vocabulary holds beside, where that is more
         than a recomputed block.
     `offload`: blocks wait for backward in the memory of the host.
+    `compiled`: a compiler decides what is kept.
     `narrow`: what layers that run in fp8 keep.
     Raises `InputError`: an unknown precision, or nothing of what is to be recomputed.
     """
-    keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype, narrow)
+    keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype,
+                       compiled, narrow)  # fmt: skip
     check_recompute(workload, recompute)
     check_offload(workload, offload)
-    each, in_hand = _kept_bytes(workload, keeping, recompute)
+    each, hands = _kept_bytes(workload, keeping, recompute)
+    in_hand = max(hands, default=0.0)
     if with_loss:
-        in_hand = max(in_hand, loss_bytes(workload, batch, precision))
+        in_hand = max(in_hand, loss_bytes(workload, batch, precision, compiled=compiled))
     kept_total = sum(each) + in_hand + _cast_bytes(workload, keeping)
     if offload == "none":
         return kept_total
@@ -146,12 +162,29 @@ def activation_bytes(
 
 def block_bytes(
     workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
-    recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
+    recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None, compiled: bool = False,
     narrow: NarrowInputs = NO_NARROW_INPUTS,
 ) -> list[float]:  # fmt: skip
     """Bytes that each repeated block keeps, as in `activation_bytes`."""
-    keeping = _keeping(workload, batch, precision, fused_attention, 1.0, held_dtype, narrow)
+    keeping = _keeping(workload, batch, precision, fused_attention, 1.0, held_dtype, compiled,
+                       narrow)  # fmt: skip
     return _by_block(workload, _kept_bytes(workload, keeping, recompute)[0])
+
+
+def stored_bytes(
+    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
+    kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
+    offload: Offload = "none", compiled: bool = False, narrow: NarrowInputs = NO_NARROW_INPUTS,
+) -> float:  # fmt: skip
+    """Bytes that a micro-batch keeps on the device while others run, as in `activation_bytes`.
+
+    Without what a block holds while it is recomputed, casts of weights and blocks in the memory of
+    the host.
+    """
+    keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype,
+                       compiled, narrow)  # fmt: skip
+    each = _kept_bytes(workload, keeping, recompute)[0]
+    return sum(each) - (0.0 if offload == "none" else sum(_by_block(workload, each)))
 
 
 def _by_block(workload: Workload, each: Sequence[float]) -> list[float]:
@@ -160,61 +193,119 @@ def _by_block(workload: Workload, each: Sequence[float]) -> list[float]:
 
 def _keeping(
     workload: Workload, batch: int, precision: str, fused_attention: bool, share: float,
-    held_dtype: str | None, narrow: NarrowInputs,
+    held_dtype: str | None, compiled: bool, narrow: NarrowInputs,
 ) -> _Keeping:  # fmt: skip
     if precision not in ITEM_BYTES:
         raise InputError(
             Fault("precision", repr(precision), allowed_names(ITEM_BYTES, str(precision)))
         )
     casts = cast_weights(workload, precision, held_dtype)
-    return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, narrow)
+    return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, narrow, compiled)
 
 
-def loss_bytes(workload: Workload, batch: int, precision: str) -> float:
-    """Bytes that the backward of cross entropy holds beside the softmax that forward kept.
+def loss_bytes(
+    workload: Workload, batch: int, precision: str, *, compiled: bool = False
+) -> float:  # fmt: skip
+    """Bytes that the backward of cross entropy holds beside what its forward kept.
 
-    The gradient of the logits is made in fp32, then cast to what the head computes in.
+    Beside the softmax, the gradient of its logarithm and that of the logits, both in fp32 (the
+    latter's cast to what the head computes in comes when the softmax is gone). Compiled, the
+    gradient alone, as narrow as the logits.
     """
-    item_bytes = ITEM_BYTES[precision]
-    gradient = WIDE_BYTES + (item_bytes if item_bytes < WIDE_BYTES else 0)
-    logits = (result_elements(layer) for layer in workload.layers if layer.wide_bytes)
-    return batch * gradient * max(logits, default=0.0)
+    narrow = ITEM_BYTES[precision]
+    gradients = (
+        (narrow if compiled and layer.fused_kept is not None else 2 * WIDE_BYTES)
+        * result_elements(layer)
+        for layer in workload.layers
+        if layer.wide_bytes
+    )
+    return batch * max(gradients, default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardBytes:
+    """Bytes of activations while backward goes on.
+
+    `of_loss`: where backward begins, with what the loss needs beside.
+    `of_layers`: by layer, in the order of forward, while its backward runs.
+    """
+
+    of_loss: float
+    of_layers: tuple[float, ...]
+
+
+def backward_bytes(
+    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
+    kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
+    offload: Offload = "none", compiled: bool = False, narrow: NarrowInputs = NO_NARROW_INPUTS,
+) -> BackwardBytes:  # fmt: skip
+    """Activations at each layer's backward, as in `activation_bytes` with the loss.
+
+    A layer's backward holds what it and those before it kept; in a recomputed block, all of it; in
+    that of the logits, their gradient instead of what the loss kept. Where blocks wait in the
+    memory of the host, they are taken to hold as much as at most until the last one is done.
+    """
+    keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype,
+                       compiled, narrow)  # fmt: skip
+    check_recompute(workload, recompute)
+    check_offload(workload, offload)
+    each, hands = _kept_bytes(workload, keeping, recompute)
+    standing = 0.0
+    if offload != "none":
+        blocks = _by_block(workload, each)
+        for block in repeated_blocks(workload):
+            each[block.start : block.stop] = [0.0] * len(block)
+        standing = held_bytes(blocks, offload)
+    of_layers, total = [], standing
+    for index, layer in enumerate(workload.layers):
+        total += each[index] + _cast_bytes_of(workload, index, keeping)
+        swapped = 0.0
+        if layer.wide_bytes:
+            before = keeping.item_bytes if keeping.is_fused(layer) else WIDE_BYTES
+            swapped = batch * (keeping.item_bytes - before) * result_elements(layer)
+        of_layers.append(total + hands[index] + swapped)
+    return BackwardBytes(
+        total + loss_bytes(workload, batch, precision, compiled=compiled), tuple(of_layers)
+    )
 
 
 def _kept_bytes(
     workload: Workload, keeping: _Keeping, recompute: Recompute
-) -> tuple[list[float], float]:
-    """Bytes that each layer keeps, and those of the fullest block while it is recomputed."""
+) -> tuple[list[float], list[float]]:
+    """Bytes that each layer keeps, and those that its block adds while it is recomputed."""
     each = [keeping.layer_bytes(layer) for layer in workload.layers]
+    hands = [0.0] * len(each)
     for index in recomputed_layers(workload, recompute):
         each[index] = keeping.kept_between(workload.layers[index])
     for index in keeping.narrow.layers if keeping.narrow.keeps_cast else ():
         each[index] += keeping.cast_input_bytes(workload.layers[index])
-    in_hand = 0.0
     whole_blocks = recomputed_blocks(workload, recompute)
     for layers in (*whole_blocks, *partly_recomputed_blocks(workload, recompute)):
         whole = slice(layers.start, layers.stop)
         whole_bytes = sum(each[whole])
-        spared = () if layers in whole_blocks else kept_results(workload, layers)
+        spared = () if layers in whole_blocks else kept_results(
+            workload, layers, compiled=keeping.compiled
+        )  # fmt: skip
         results = sum(result_elements(workload.layers[index]) for index in spared)
         least_bytes = keeping.input_bytes(workload.layers[layers[0]])
         least_bytes += keeping.batch * keeping.item_bytes * results
         least_bytes = min(least_bytes, whole_bytes)
-        in_hand = max(in_hand, whole_bytes - least_bytes)
+        hands[whole] = [whole_bytes - least_bytes] * len(layers)
         each[whole] = [least_bytes] + [0.0] * (len(layers) - 1)
-    return each, in_hand
+    return each, hands
 
 
 def _cast_bytes(workload: Workload, keeping: _Keeping) -> float:
     """Bytes of the copies of weights that autocast works on."""
-    if not keeping.casts:
-        return 0.0
-    weights = sum(
-        layer.weight_elements
-        for place, layer in enumerate(workload.layers)
-        if layer.matmul_flops and place not in keeping.narrow.layers
-    )
-    return keeping.item_bytes * weights
+    places = range(len(workload.layers))
+    return sum(_cast_bytes_of(workload, place, keeping) for place in places)
+
+
+def _cast_bytes_of(workload: Workload, place: int, keeping: _Keeping) -> float:
+    """Bytes of the copy of one layer's weight."""
+    layer = workload.layers[place]
+    casts = keeping.casts and layer.matmul_flops > 0 and place not in keeping.narrow.layers
+    return keeping.item_bytes * layer.weight_elements if casts else 0.0
 
 
 def cast_weights(workload: Workload, precision: str, held_dtype: str | None = None) -> bool:

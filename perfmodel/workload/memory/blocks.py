@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import groupby
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.workload.model import Workload
 
 _NUMBERED = re.compile(r"\d+|(?:.*_)?(?:layer|block)_\d+")
@@ -44,3 +46,21 @@ def repeated_blocks(workload: Workload) -> tuple[range, ...]:
         if name is not None:
             blocks.append(range(layers[0], layers[-1] + 1))
     return tuple(blocks)
+
+
+def only_blocks_fuse(workload: Workload) -> Workload:
+    """Return the workload with nothing to fuse outside of its repeated blocks.
+
+    As where each block is compiled, and the embedding, the head and the loss are not.
+    Raises `InputError`: there are none.
+    """
+    inside = {index for block in repeated_blocks(workload) for index in block}
+    if not inside:
+        text = f"'blocks' for {workload.name!r}, which has no repeated blocks"
+        raise InputError(Fault("compiled", text, "true or false"))
+    layers = (
+        layer if index in inside
+        else replace(layer, fused_bytes=None, fused_kernels=1, fused_kept=None)
+        for index, layer in enumerate(workload.layers)
+    )  # fmt: skip
+    return replace(workload, layers=tuple(layers))

@@ -62,10 +62,18 @@ def partly_recomputed_blocks(workload: Workload, recompute: Recompute) -> tuple[
     return repeated_blocks(workload) if recompute.kind == "operations" else ()
 
 
-def kept_results(workload: Workload, layers: range) -> tuple[int, ...]:
-    """Layers of a block whose product or attention keeps its result, recomputed by operations."""
+def kept_results(
+    workload: Workload, layers: range, *, compiled: bool = False
+) -> tuple[int, ...]:  # fmt: skip
+    """Layers of a block whose product or attention keeps its result, recomputed by operations.
+
+    `compiled`: without that of the last product, which is only added to what flows between blocks,
+        so that backward does not need it.
+    """
     kinds = (MatrixProduct, GroupedProduct)
     products = [i for i in layers if isinstance(workload.layers[i].matrix, kinds)]
+    if compiled and len(products) % 2:
+        products = products[:-1]
     return (*products[::2], *(i for i in layers if is_attention(workload.layers[i])))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfmodel.workload.model import Buffers, Workload
+from perfmodel.workload.model import Buffers, FusedKept, Workload
 from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.shards.map_calls import (
     column_calls,
@@ -137,6 +137,7 @@ def _head(s: int, h: int, shard: Shard) -> list[Module]:
         saved_elements=float(shard.kept_tokens(s) * h), saved_bytes=float(WIDE_BYTES * logits),
         kernels=4,
         calls=column_calls(shard, s * h) + loss_calls(shard, s, shard.padded(VOCABULARY)),
+        fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits)),
     )  # fmt: skip
     relation = weight_and_bias("cls.seq_relationship", 2, h)
     return [transform, decoder, linear("cls.seq_relationship", 1, h, 2, parameters=relation)]

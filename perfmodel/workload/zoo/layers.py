@@ -17,7 +17,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.shapes import Convolution, MatrixProduct
-from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
+from perfmodel.workload.model import Buffers, FusedKept, Layer, ParameterTensor, Workload
 from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.shards.shard import WHOLE, Shard
 
@@ -234,6 +234,7 @@ def linear(
     stream_elements: float = 0.0,
     copied_elements: float = 0.0,
     saved_bytes: float = 0.0,
+    fused_kept: FusedKept | None = None,
     kernels: int = 1,
     calls: tuple[LayerCall, ...] = (),
 ) -> Module:
@@ -248,6 +249,7 @@ def linear(
     `wide_elements`: part of `vector_elements` that is fp32 in any precision.
     `fused_elements`: of all of them, where a compiler makes each chain one kernel.
     `saved_elements`, `stream_elements`, `copied_elements`, `saved_bytes`: kept (see `Layer`).
+    `fused_kept`: instead of these where a compiler fuses (see `Layer`).
     `kernels`: with the matrix product.
     `calls`: collectives among the ranks that share it.
     """
@@ -268,6 +270,7 @@ def linear(
         wide_bytes=ELEMENT_BYTES * wide_elements,
         fused_bytes=ELEMENT_BYTES * fused_elements,
         fused_kernels=1 + (fused_elements > 0),
+        fused_kept=fused_kept,
         calls=calls,
     )
     return Module(layer, parameters, names_reversed(parameters) if ready is None else ready)
@@ -374,6 +377,18 @@ def _by_dtype(groups: Sequence[Buffers]) -> tuple[Buffers, ...]:
     )
 
 
+def _joined_kept(layers: Sequence[Layer]) -> FusedKept | None:
+    """What maps that were joined keep together, compiled; None where they state nothing."""
+    stated = [layer.fused_kept for layer in layers if layer.fused_kept is not None]
+    if len(stated) < len(layers):
+        return None
+    return FusedKept(
+        saved_elements=sum(each.saved_elements for each in stated),
+        stream_elements=sum(each.stream_elements for each in stated),
+        saved_bytes=sum(each.saved_bytes for each in stated),
+    )
+
+
 def join_maps(parts: Sequence[Module], joined_name: str) -> Module:
     """Join maps of one input to one product, as libraries of model parallelism run them.
 
@@ -403,6 +418,7 @@ def join_maps(parts: Sequence[Module], joined_name: str) -> Module:
         fused_kernels=sum(layer.fused_kernels for layer in layers) - len(parts) + 1,
         matrix=replace(first.matrix, columns=columns),
         calls=tuple(call for layer in layers for call in layer.calls),
+        fused_kept=_joined_kept(layers),
     )  # fmt: skip
     return Module(
         layer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from perfmodel.workload.model import Workload
+from perfmodel.workload.model import FusedKept, Workload
 from perfmodel.workload.shards.map_calls import (
     column_calls,
     loss_calls,
@@ -205,6 +205,7 @@ def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
         saved_elements=float(shard.kept_tokens(targets) * h),
         saved_bytes=float(WIDE_BYTES * logits), kernels=4 + (not shape.gated),
         calls=column_calls(shard, targets * h) + loss_calls(shard, targets, vocabulary),
+        fused_kept=FusedKept(float(shard.kept_tokens(targets) * h + logits)),
     )  # fmt: skip
 
 

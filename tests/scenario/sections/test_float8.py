@@ -14,11 +14,13 @@ perfmodel: 1
 model: {{name: llama3.2-1b, dtype: {dtype}, sequence_length: {tokens}}}
 compute: {{precision: {precision}, compiled: {compiled}{more}}}
 strategy: {{kind: {kind}}}
+parallel: {{{parallel}}}
 cluster: {{node: {node}, nodes: 1}}
 training: {{batch_per_gpu: 1}}
 """
 
 
+SHARDED = "megatron, use_distributed_optimizer: true"
 EAGER = {"compiled": "false"}
 
 
@@ -26,7 +28,7 @@ def scenario(tmp_path, recipe=None, **changes):
     more = "" if recipe is None else f", fp8: {{{recipe}}}"
     fields = {
         "dtype": "bf16", "precision": "fp8", "compiled": "true", "kind": "ddp", "node": "dgx-h100",
-        "more": more, "tokens": 512, **changes,
+        "more": more, "parallel": "", "tokens": 512, **changes,
     }  # fmt: skip
     path = tmp_path / "fp8.yaml"
     path.write_text(TEXT.format(**fields), encoding="utf-8")
@@ -53,6 +55,9 @@ def scenario(tmp_path, recipe=None, **changes):
         (None, {"kind": "ddp, join: true"}, "reduce_amax: found true; allowed: false with strat"),
         (None, {"kind": "data_parallel"}, "compute.precision: found 'fp8'; allowed: another"),
         (None, {"precision": "fp8, source: file, times: t.csv", **EAGER}, "'source: roofline'"),
+        ("tp_only_amax_red: true", {"parallel": "tensor: 2"}, "tp_only_amax_red: found true"),
+        ("recipe: current, fp8_param_gather: true, first_last_layers_bf16: true",
+         {"kind": SHARDED, "parallel": "pipeline: 2"}, "first_last_layers_bf16: found true"),
         (None, {"dtype": "fp16"}, "model.dtype: found 'fp16'; allowed: 'bf16' or 'fp32'"),
         (None, {"kind": "fsdp, param_dtype: fp16"}, "param_dtype: found 'fp16' with compute.prec"),
     ],

@@ -129,6 +129,34 @@ def test_a_cell_that_is_no_number_is_named(tmp_path, change, text):
         assert any(text in reason for reason in strategies_in(folder)[0].left_out)
 
 
+def test_an_unnamed_network_widens_intervals_and_is_not_compared_where_it_decides(tmp_path):
+    def compared(**changes):
+        rows = [row(nodes="2", network="InfiniBand HDR", step_s="0.05", **changes)]
+        return strategies_in(written(tmp_path, rows))[0].steps[0]
+
+    named, decides = compared(presumed=""), compared(presumed="network")
+    assert named.pair("step") is not None
+    assert not named.undecided
+    assert "network is not named" in decides.undecided
+    assert decides.pair("step") is None
+    assert not decides.intervals
+    long = {"sequence_length": "4096", "batch": "8"}  # computing hides what is communicated
+    sure, unsure = compared(presumed="", **long), compared(presumed="GPU and network", **long)
+    assert not unsure.undecided
+    assert unsure.predicted_s == sure.predicted_s
+    assert unsure.intervals["step"][0] <= sure.intervals["step"][0]
+    assert unsure.intervals["step"][1] > sure.intervals["step"][1]
+
+
+def test_the_scaled_base_is_a_row_that_its_network_does_not_decide(tmp_path):
+    alone = row(step_s=f"{1.5 * predicted_s()}", presumed="network")
+    across = {"nodes": "2", "network": "InfiniBand HDR", "presumed": "network"}
+    rows = [row(**across, gpus_per_node="1", step_s="0.05"), alone, row(gpus_per_node="4")]
+    steps = strategies_in(written(tmp_path, rows))[0].steps
+    assert steps[0].undecided
+    assert steps[2].scaled_s == pytest.approx(1.5 * steps[2].predicted_s, rel=0.1)
+
+
 def step(published, predicted, **changes):
     values = {
         "model": "m", "strategy": "ddp", "gpu": "g", "gpus": 2, "batch": 1, "precision": "bf16",

@@ -71,18 +71,33 @@ def resolve_scenario(
     node, workload, other_workloads = resolve_names(scenario)
     all_sizes = tuple(sizes(scenario, len(build_topology(node).ranks)))
     share = resolve_share(scenario, workload, all_sizes[-1])
-    _check_shard_group(scenario, all_sizes[-1].gpus)
+    _check_groups(scenario, all_sizes[-1].gpus)
     return ResolvedScenario(
         scenario, node, workload, share, other_workloads, profile, checked, all_sizes
     )
 
 
-def _check_shard_group(scenario: Scenario, gpus: int) -> None:
-    """Refuse a shard group that is larger than the cluster; smaller sizes of a curve share all."""
-    shard_gpus = getattr(scenario.strategy, "shard_gpus", None)
-    if shard_gpus is not None and shard_gpus > gpus:
-        allowed = f"at most the {gpus} GPUs"
-        raise scenario.fault("strategy.shard_gpus", str(shard_gpus), allowed)
+_GROUPS = (
+    "shard_gpus", "zero_hpz_partition_size", "num_distributed_optimizer_instances",
+    "process_group_gpus", "gradient_gpus",
+)  # fmt: skip
+"""Fields of strategies that are GPUs of a group, or groups of at least a GPU."""
+
+
+def _check_groups(scenario: Scenario, gpus: int) -> None:
+    """Refuse groups that are larger than the cluster; smaller sizes of a curve share all."""
+    section = scenario.strategy
+    groups = {name: getattr(section, name, None) for name in _GROUPS}
+    for number, level in enumerate(getattr(section, "levels", None) or ()):
+        groups[f"levels.{number}.gpus"] = level.gpus
+    faults = [
+        Fault(f"strategy.{name}", str(size), f"at most the {gpus} GPUs")
+        for name, size in groups.items()
+        if size is not None and size > gpus
+    ]
+    if faults:
+        with relocated_errors(scenario, "strategy"):
+            raise InputError(faults)
 
 
 def _check_master_weights(scenario: Scenario, workload: Workload) -> None:

@@ -27,6 +27,7 @@ from perfmodel.training.memory.use import (
     narrow_inputs,
 )
 from perfmodel.training.parallel.mixture import Mixture, mix_step
+from perfmodel.training.parallel.stage_memory import stage_memory
 from perfmodel.training.pipeline.block_partition import PartitionOptions
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan
@@ -37,6 +38,7 @@ from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
 from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, wide_precision
 from perfmodel.workload.memory.activations import block_bytes
+from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.offload import add_offload
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
@@ -220,7 +222,7 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
         return whole
     name = section.name or str(scenario.origin.resolve("model.file", section.file or ""))
     with relocated_errors(scenario, "parallel", _SHARD_FIELDS):
-        return load_workload(
+        share = load_workload(
             name,
             dtype=section.dtype if section.file is None else None,
             image_size=section.image_size,
@@ -228,6 +230,7 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
             shard=shard,
             experts=_expert_settings(section.experts, expert_ranks_per_node(scenario, size)),
         )
+    return _with_fused_parts(scenario, share)
 
 
 def resolve_workload(
@@ -246,13 +249,22 @@ def resolve_workload(
     shares = model is None and (parallel.expert > 1 or parallel.tensor > 1)
     idle = _BETWEEN_RANKS if shares else frozenset[str]()
     with relocated_errors(scenario, field, {"model": f"{field}.{part}"}):
-        return load_workload(
+        workload = load_workload(
             name,
             dtype=section.dtype,
             image_size=section.image_size,
             sequence_length=section.sequence_length,
             experts=_expert_settings(section.experts, idle=idle),
         )
+    return _with_fused_parts(scenario, workload)
+
+
+def _with_fused_parts(scenario: Scenario, workload: Workload) -> Workload:
+    """Leave nothing to fuse outside of what is compiled."""
+    if scenario.compute.compiled != "blocks":
+        return workload
+    with relocated_errors(scenario, "compute"):
+        return only_blocks_fuse(workload)
 
 
 def move_to_gpu(job: TrainingJob, name: str) -> TrainingJob:
@@ -312,7 +324,7 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         master_weights=compute.master_weights,
         channels_last=compute.channels_last,
         fused_attention=compute.fused_attention,
-        compiled=compute.compiled,
+        compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         float8=job.float8,
         accumulate=job.options.accumulate,
@@ -422,6 +434,7 @@ def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemo
             block_bytes(
                 job.workload, batch, job.wide_precision, fused_attention=compute.fused_attention,
                 recompute=job.recompute, held_dtype=job.strategy.held_dtype(job.options),
+                compiled=bool(compute.compiled),
                 narrow=narrow_inputs(job.workload, job.float8),
             ),
             compute.offload_activations, memory.link_Bps,
@@ -489,6 +502,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         fused_attention=compute.fused_attention,
         recompute=job.recompute,
         offload=compute.offload_activations,
+        compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         optimizer_kernels=compute.optimizer_kernels,
         activations_bytes=_measured_activations(job),
@@ -499,22 +513,27 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
     def rule(setup: Setup) -> MemoryUse:
         return add_temporaries(setup, add_float8_copies(setup, job.strategy.memory(setup)))
 
+    def most_bytes(kept_share: float) -> float:
+        stages = stage_memory(replace(setup, kept_share=kept_share), rule, job.mixture)
+        return max(use.total_bytes for use in stages)
+
     with relocated_errors(job.scenario, "compute"):
-        use = rule(setup)
-    low, high = (
-        rule(replace(setup, kept_share=end)).total_bytes for end in job.workload.kept_range
-    )
+        stages = stage_memory(setup, rule, job.mixture)
+    use = max(stages, key=lambda use: use.total_bytes)
+    low, high = map(most_bytes, job.workload.kept_range)
     if setup.activations_bytes is None and not job.workload.states_activations:
         high += _most_activations_bytes(job, batch)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
     is_estimated = low < high
     return Memory(
         **asdict(use),
+        stages_bytes=tuple(use.total_bytes for use in stages) if len(stages) > 1 else (),
         capacity_bytes=capacity_bytes,
         advice=(STATE_ACTIVATIONS,) if is_estimated and high > capacity_bytes else (),
         low_bytes=low if is_estimated else None,
         high_bytes=high if is_estimated else None,
-        reserve_bytes=reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
+        reserve_bytes=use.idle_bytes
+        + reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
     )
 
 
@@ -523,7 +542,9 @@ def _float8_copies(job: TrainingJob) -> int:
     if job.float8 is None:
         return 0
     with relocated_errors(job.scenario, "compute"):
-        return float8_casts(job.float8, job.gpu, compiled=job.scenario.compute.compiled).copies
+        return float8_casts(
+            job.float8, job.gpu, compiled=bool(job.scenario.compute.compiled)
+        ).copies
 
 
 STATE_ACTIVATIONS = (

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel.training.memory.use import MemoryUse, Setup, replicated
+from perfmodel.training.memory.use import MemoryUse, Setup, held_in_backward, replicated
 from perfmodel.training.sharded.fsdp.options import MIN_WRAPPED, FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import UnitSizes, unit_sizes
 from perfmodel.training.sharded.fsdp.walk import Moment, walk_units
 from perfmodel.training.sharded.shard_units import ShardUnit, wrap_units
 from perfmodel.workload.kernels.kernel_constants import kernel_constants
+from perfmodel.workload.memory.activations import BackwardBytes
 from perfmodel.workload.model import ITEM_BYTES, Buffers
 
 STEP_BYTES = 4
@@ -40,12 +41,16 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
     if options.offload:
         shards = RankShards(0, 0, 0)
     walk = walk_units(setup.workload, units, by_layer=options.wrap == "layer")
+    state = walk_memory(sizes, walk, held_in_backward(setup), offload=options.offload)
+    missing_bytes = shards.gradients_bytes - state.shards_bytes
     return replace(
         use,
         parameters_bytes=shards.parameters_bytes + buffer_bytes(setup.workload.buffers, options),
         gradients_bytes=shards.gradients_bytes,
         optimizer_bytes=shards.optimizer_bytes,
-        gathered_bytes=most_gathered_bytes(sizes, walk),
+        activations_bytes=max(0.0, state.held_bytes - missing_bytes),
+        gathered_bytes=state.gathered_bytes + min(0.0, state.held_bytes - missing_bytes),
+        idle_bytes=missing_bytes,
     )
 
 
@@ -113,40 +118,95 @@ def buffer_bytes(buffers: Sequence[Buffers], options: FsdpOptions) -> int:
 # ---------------------------------------------------------------- whole units
 
 
+@dataclass(frozen=True, slots=True)
+class FullestMoment:
+    """What a GPU holds beside parameters and states at the fullest moment of a micro-batch; bytes.
+
+    `gathered_bytes`: of whole units and their gradients.
+    `held_bytes`: of activations.
+    `shards_bytes`: of the gradients that have been reduced by then.
+    """
+
+    gathered_bytes: float = 0.0
+    held_bytes: float = 0.0
+    shards_bytes: float = 0.0
+
+    @property
+    def total_bytes(self) -> float:
+        """All of them."""
+        return self.gathered_bytes + self.held_bytes + self.shards_bytes
+
+
 @dataclass(slots=True)
 class _Allocated:
-    """What is allocated beside the shards at one point of a step; bytes."""
+    """What is allocated beside the shards at one point of a step; bytes.
+
+    `shards`: of reduced gradients.
+    `held`: activations.
+    """
 
     sizes: UnitSizes
     whole: dict[str, int]
     gradients: dict[str, int]
     inputs: list[int]
-    most: int = 0
+    activations: BackwardBytes
+    counts_shards: bool = True
+    shards: float = 0.0
+    held: float = 0.0
+    fullest: FullestMoment = FullestMoment()
 
     def note(self, more: int = 0) -> None:
         """Look at the total."""
-        total = sum(self.whole.values()) + sum(self.gradients.values()) + sum(self.inputs)
-        self.most = max(self.most, total + more)
+        gathered = sum(self.whole.values()) + sum(self.gradients.values()) + sum(self.inputs)
+        moment = FullestMoment(gathered + more, self.held, self.shards)
+        if moment.total_bytes > self.fullest.total_bytes:
+            self.fullest = moment
 
 
 def most_gathered_bytes(sizes: UnitSizes, walk: Sequence[Moment]) -> int:
     """Bytes of whole units and of their gradients at the fullest point of a micro-batch.
 
+    Without activations, and without shards.
+    """
+    layers = sum(len(moment.layers) for moment in walk)
+    moment = walk_memory(sizes, walk, BackwardBytes(0.0, (0.0,) * layers), offload=True)
+    return int(moment.gathered_bytes)
+
+
+def walk_memory(
+    sizes: UnitSizes, walk: Sequence[Moment], activations: BackwardBytes, *, offload: bool
+) -> FullestMoment:
+    """Find the fullest moment of a micro-batch.
+
     Beside the units that are whole: gathers ahead; in version 2 the gather that a unit is copied
     out of; gradients of units that backward is in; the input of the reduction before; and without
-    synchronisation the gradients of all units.
+    synchronisation the gradients of all units. Activations grow and shrink, and reduced gradients
+    add up from unit to unit.
+
+    `offload`: reduced gradients go to the memory of the host.
     """
     options = sizes.options
-    state = _Allocated(sizes, {}, {}, [])
+    state = _Allocated(sizes, {}, {}, [], activations, counts_shards=not offload)
     order = [moment.unit for moment in walk if moment.kind == "enter" and moment.unit]
+    if options.accumulate > 1 and options.sync != "last":
+        for unit in {unit.name: unit for unit in order}.values():
+            _count_shard(state, unit)
+        state.counts_shards = False
     if options.sync == "last" and options.accumulate > 1:
         item = _accumulated_dtype(options)
         for unit in order:
             nbytes = ITEM_BYTES[item or sizes.gathered_dtype(unit)]
             state.gradients[unit.name] = sizes.reduced_elements(unit) * nbytes
     _forward(state, walk, order)
+    state.held = activations.of_loss
+    state.note()
     _backward(state, walk)
-    return state.most
+    return state.fullest
+
+
+def _count_shard(state: _Allocated, unit: ShardUnit) -> None:
+    if state.counts_shards:
+        state.shards += state.sizes.kept_gradient_bytes(unit) // state.sizes.ranks
 
 
 def _accumulated_dtype(options: FsdpOptions) -> str | None:
@@ -173,7 +233,10 @@ def _forward(state: _Allocated, walk: Sequence[Moment], order: Sequence[ShardUni
             # the host is ahead: version 2 by a gather, version 1 by as many as its limit allows
             for ahead in order[entered : entered + max(1, options.forward_prefetch)]:
                 _gather(state, ahead)
-        elif moment.unit is None or moment.kind == "layers":
+        elif moment.kind == "layers":
+            state.held = state.activations.of_layers[moment.layers[-1]]
+            state.note()
+        elif moment.unit is None:
             continue
         elif options.reshard_after_forward and not stays:
             _shrink(state, moment.unit)
@@ -193,7 +256,11 @@ def _backward(state: _Allocated, walk: Sequence[Moment]) -> None:
     entered = 0
     for moment in reversed(walk):
         unit = moment.unit
-        if unit is None or moment.kind == "layers":
+        if moment.kind == "layers":
+            state.held = max(state.activations.of_layers[index] for index in moment.layers)
+            state.note()
+            continue
+        if unit is None:
             continue
         if moment.kind == "leave":
             entered += 1
@@ -217,4 +284,5 @@ def _reduce(state: _Allocated, unit: ShardUnit) -> None:
     del state.inputs[: max(0, len(state.inputs) - options.reduce_buffers + 1)]
     gradients = state.gradients.pop(unit.name, 0)
     state.inputs.append(sizes.reduced_bytes(unit) if copies else gradients)
+    _count_shard(state, unit)
     state.note(gradients if copies else 0)

@@ -56,11 +56,11 @@ class MegatronOptions:
         return self.bucket_size or max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * ranks)
 
     def shard_ranks(self, ranks: int) -> int:
-        """Ranks that optimizer states are split over.
+        """Ranks that optimizer states are split over: one of a cluster smaller than the instances.
 
         Raises `InputError`: instances that do not divide the ranks.
         """
-        instances = self.num_distributed_optimizer_instances
+        instances = min(self.num_distributed_optimizer_instances, ranks)
         if ranks % instances:
             name = "strategy.num_distributed_optimizer_instances"
             allowed = f"a divisor of the {ranks} GPUs"

@@ -37,10 +37,11 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer, instances that
         do not divide the ranks.
     """
-    use, options = replicated(setup), setup.options
+    options = setup.options
     assert isinstance(options, MegatronOptions)
     if setup.ranks == 1:
-        return use
+        return replicated(setup)
+    use = replicated(setup, grows=False)
     item = ITEM_BYTES[setup.trained[0].dtype]
     shard_ranks = options.shard_ranks(setup.ranks)
     buckets = buffer_buckets(setup.workload, options, setup.ranks, setup.gathered_narrow)

@@ -24,9 +24,11 @@ def zero_memory(setup: Setup) -> MemoryUse:
     """
     options = setup.options
     assert isinstance(options, ZeroOptions)
-    use = replicated(setup)
     if setup.ranks == 1:
-        return use
+        return replicated(setup)
+    # stage 1 keeps each gradient where autograd put it; the others copy parts to a buffer
+    use = replicated(setup, grows=options.stage == 1)
+    options = options.within(setup.ranks)
     return (
         _sharded_parameters(setup, options, use)
         if options.stage == 3

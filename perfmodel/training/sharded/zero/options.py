@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.errors import Fault, InputError
@@ -59,6 +59,19 @@ class ZeroOptions:
     hpz_ranks: int = 1
     communication_data_type: str | None = None
     accumulate: int = 1
+
+    def within(self, ranks: int) -> ZeroOptions:
+        """Return the options where a second copy lies on no more than all ranks.
+
+        Raises `InputError`: ranks that cannot be split into such groups.
+        """
+        holders = min(self.hpz_ranks, ranks)
+        if ranks % holders:
+            allowed = f"a divisor of the {ranks} GPUs"
+            raise InputError(
+                [Fault("strategy.zero_hpz_partition_size", repr(self.hpz_ranks), allowed)]
+            )
+        return replace(self, hpz_ranks=holders)
 
     def __post_init__(self) -> None:
         least = {

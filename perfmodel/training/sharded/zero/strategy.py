@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
@@ -25,9 +24,7 @@ def zero_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
     """
     if request.ranks == 1:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
-    if request.ranks % options.hpz_ranks:
-        name, allowed = "strategy.zero_hpz_partition_size", f"a divisor of the {request.ranks} GPUs"
-        raise InputError([Fault(name, repr(options.hpz_ranks), allowed)])
+    options = options.within(request.ranks)
     if options.stage == 3:
         return sharded_parameters_plan(request, options)
     return sharded_states_plan(request, options)
