@@ -7,6 +7,7 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.files.csv_rows import read_table
+from perfmodel.files.read import parse_yaml
 from perfmodel.validate.strategies.model import StrategyTable
 from perfmodel.validate.strategies.predicted_step import (
     PredictedStep,
@@ -20,8 +21,8 @@ from perfmodel.validate.trainings.datasets import collect_table_faults
 
 STEPS = "strategy_steps.csv"
 SETUPS = 3
-"""Setups of split models that are predicted of each GPU and precision of a table; so that all take
-minutes, one setup of each GPU where steps are long."""
+"""Setups of split models that are predicted of each GPU, precision and kind of split of a table; so
+that all take minutes, one setup of each GPU where steps are long."""
 LONG_PASSES = 1500
 """Passes of blocks above which a step is long: its plan has from ten thousand tasks on, and takes
 up to a minute."""
@@ -72,14 +73,14 @@ def _predict_table(name: str, rows: Sequence[Mapping[str, str]]) -> StrategyTabl
 def sample_rows(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Rows of a table that are predicted: all, or of split models those of a few setups.
 
-    Of each GPU and precision the first and the last setup, and others between them in even
-    distances; long steps apart.
+    Of each GPU, precision and kind of split the first and the last setup, and others between them
+    in even distances; of long steps one of each GPU.
     """
     groups: dict[tuple[bool, str, str], list[Mapping[str, str]]] = {}
     for cells in rows:
         if cells["parallel"]:
             is_long = passes_of(cells) > LONG_PASSES
-            key = (is_long, cells["gpu"], "" if is_long else cells["precision"])
+            key = (is_long, cells["gpu"], "" if is_long else cells["precision"] + kind_of(cells))
             setups = groups.setdefault(key, [])
             if not any(is_same(cells, other) for other in setups):
                 setups.append(cells)
@@ -92,3 +93,10 @@ def sample_rows(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
         cells for cells in rows
         if not cells["parallel"] or any(is_same(cells, other) for other in chosen)
     ]  # fmt: skip
+
+
+def kind_of(cells: Mapping[str, str]) -> str:
+    """What a row's model is split by, and the schedule of its pipeline."""
+    section = parse_yaml(cells["parallel"])
+    kinds = [key for key in ("tensor", "context", "expert", "pipeline") if key in section]
+    return " ".join([*kinds, str(section.get("pipeline", {}).get("schedule", ""))])
