@@ -202,7 +202,7 @@ _BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "tensor
 """Fields of experts that act among ranks which share a model, and not in the whole of it."""
 
 
-def _expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
+def expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
     """Ranks of an expert group that share a node, where the group spans several."""
     parallel = scenario.parallel
     replicas = size.gpus // parallel.gpus_per_replica * parallel.context.degree
@@ -229,7 +229,7 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
             image_size=section.image_size,
             sequence_length=section.sequence_length,
             shard=shard,
-            experts=_expert_settings(section.experts, _expert_ranks_per_node(scenario, size)),
+            experts=_expert_settings(section.experts, expert_ranks_per_node(scenario, size)),
         )
     return _with_fused_parts(scenario, share)
 
