@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 MOST_STAGES = 64
 """Stages that are tried without a list: deeper pipelines than any published training has."""
+LEAST_TOKENS = 8192
+"""Tokens of a sample that a GPU has at least in context degrees tried without a list: as many as in
+Llama 3's training on 131,072 with 16 GPUs (arXiv 2407.21783, table 4)."""
 ENDS = 2
 """Embedding and loss, where they count as blocks."""
 WHOLE_FROM = 3
@@ -121,8 +124,10 @@ def list_mixtures(
     """
     blocks = len(repeated_blocks(workload)) if workload.stream_elements else 0
     total = scenario.training.global_batch or 0
+    tokens = scenario.model.sequence_length
     listed = [
-        _fill(each, section, total, size.gpus, blocks) for each in _combinations(section, size)
+        _fill(each, section, total, size.gpus, blocks)
+        for each in _combinations(section, size, tokens)
     ]
     candidates = [each for each in listed if each is not None]
     return candidates, len(listed) - len(candidates)
@@ -153,12 +158,15 @@ def _runs_in_pipelines(section: Any) -> bool:
     return section.kind != "fsdp" and getattr(section, "stage", 0) < WHOLE_FROM
 
 
-def _combinations(section: AutoStrategy, size: ClusterSize) -> Iterator[MixtureCandidate]:
+def _combinations(
+    section: AutoStrategy, size: ClusterSize, tokens: int | None
+) -> Iterator[MixtureCandidate]:
     in_node = _powers_of_two(size.gpus_per_node)
+    contexts = [n for n in in_node if n == 1 or (tokens or 0) >= n * LEAST_TOKENS]
     stages = [n for n in range(1, MOST_STAGES + 1) if size.gpus % n == 0]
     for tensor, context, pipeline, micro_batch, recompute, sharding in product(
         _distinct(section.tensor or in_node),
-        _distinct(section.context or in_node),
+        _distinct(section.context or contexts),
         _distinct(section.pipeline or stages),
         _distinct(section.micro_batch),
         _distinct(section.recompute),

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, RankGroup
-from perfmodel.scenario.sections.strategies.auto import AutoStrategy
+from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.choose.mixtures import MixtureCandidate
 from perfmodel.studies.run.resolve.training_job import gpu_spread, price_layers
@@ -23,14 +22,14 @@ from perfmodel.studies.run.resolve.what_if import what_if_of
 from perfmodel.studies.run.steps.alone_times import collective_s
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.training.parallel.rank_grid import RankGrid
-from perfmodel.training.pipeline.block_partition import part_layers
+from perfmodel.training.pipeline.block_partition import PartitionOptions, part_layers
 from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules.schedule_table import SCHEDULES
 from perfmodel.training.plan.pass_calls import PassCall, backward_calls, forward_calls
 from perfmodel.training.plan.step_plan import Collective, Compute, Op
 from perfmodel.workload.compute_spread import slowest_factor
 from perfmodel.workload.memory.blocks import repeated_blocks
-from perfmodel.workload.model import ITEM_BYTES, LayerTimes, slow_device
+from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, slow_device
 
 WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved", "looped_bfs")
 """Schedules whose last backward of a stage is followed by those of the stages before it."""
@@ -42,25 +41,28 @@ Groups = tuple[tuple[str, tuple[RankGroup, ...]], ...]
 class PricedShare:
     """Times of passes through the layers before each, of one micro-batch; seconds.
 
-    `optimizer_s`: of all parameters of the share.
+    `workload`: the share, whose layers are those of all shares.
     """
 
+    workload: Workload
     forward_s: FloatArray
     backward_s: FloatArray
-    optimizer_s: float
 
 
 @dataclass
 class StepBounds:
     """Bounds of mixtures on one machine.
 
-    `size`: makes the job of a mixture.
+    `precision`: of the compute.
+    `make`: the job of a mixture.
     """
 
-    section: AutoStrategy
+    precision: str
     make: Callable[[MixtureCandidate], SizedJob]
     _shares: dict[Hashable, PricedShare] = field(default_factory=dict)
     _groups: dict[Hashable, Groups] = field(default_factory=dict)
+    _held: dict[int, str | None] = field(default_factory=dict)
+    _parts: dict[Hashable, IntArray] = field(default_factory=dict)
     _alone_s: dict[Hashable, float] = field(default_factory=dict)
     _timers: dict[str, UncontendedTimer] = field(default_factory=dict)
 
@@ -69,47 +71,44 @@ class StepBounds:
 
         Raises `PerfmodelError`: a mixture that the model does not allow.
         """
-        sized = self.make(candidate)
-        share = self._share(candidate, sized)
-        replicas = sized.size.gpus // candidate.tensor // candidate.pipeline
-        count = candidate.micro_batches
+        share = self._share(candidate)
         if candidate.pipeline == 1:
             passes_s = share.forward_s[-1] + share.backward_s[-1]
-            return float(count * passes_s + share.optimizer_s / replicas)
-        return _pipeline_bound_s(candidate, sized, share)
+            return float(candidate.micro_batches * passes_s)
+        return self._pipeline_bound_s(candidate, share)
 
-    def _share(self, candidate: MixtureCandidate, sized: SizedJob) -> PricedShare:
-        job = sized.job
-        groups = self._called_groups(candidate, sized)
+    def _share(self, candidate: MixtureCandidate) -> PricedShare:
+        """Prices of a share; an error is one for all mixtures of it."""
         key = (
             candidate.tensor, candidate.sequence_parallel, candidate.context, candidate.micro_batch,
-            candidate.recompute, job.strategy.held_dtype(job.options), groups,
-            candidate.micro_batches if job.float8 is not None else 0,
+            candidate.recompute, self._held_dtype(candidate), self._called_groups(candidate),
+            candidate.micro_batches if self.precision == "fp8" else 0,
         )  # fmt: skip
         if key not in self._shares:
-            self._shares[key] = self._price(sized, dict(groups))
+            self._shares[key] = self._price(self.make(candidate), dict(key[6]))
         return self._shares[key]
 
-    def _called_groups(self, candidate: MixtureCandidate, sized: SizedJob) -> Groups:
+    def _held_dtype(self, candidate: MixtureCandidate) -> str | None:
+        if candidate.sharding not in self._held:
+            job = self.make(candidate).job
+            self._held[candidate.sharding] = job.strategy.held_dtype(job.options)
+        return self._held[candidate.sharding]
+
+    def _called_groups(self, candidate: MixtureCandidate) -> Groups:
         """One group of each stage whose ranks share layers, without those that are alike."""
         key = (candidate.tensor, candidate.context, candidate.pipeline)
         if key not in self._groups:
+            sized = self.make(candidate)
             grid = sized.job.mixture.grid(sized.size.gpus)
             own, per_node = sized.allocation.own, sized.size.gpus_per_node
-            groups = {
-                name: tuple(
-                    {
-                        _pattern(group, per_node): tuple(own[rank] for rank in group)
-                        for group in _first_of_stages(listed, grid)
-                    }.values()
-                )
+            self._groups[key] = tuple(
+                (name, _unlike(_first_of_stages(listed, grid), own, per_node))
                 for name, listed in (
                     ("tensor", grid.tensor_groups),
                     ("context", grid.context_groups),
                     ("expert", grid.expert_groups),
                 )
-            }
-            self._groups[key] = tuple(groups.items())
+            )
         return self._groups[key]
 
     def _price(self, sized: SizedJob, groups: dict[str, tuple[RankGroup, ...]]) -> PricedShare:
@@ -126,7 +125,7 @@ class StepBounds:
                     known[alike] = self._calls_s(sized, times, layers, groups)
                 forward_s[begin] += known[alike][0]
                 backward_s[begin] += known[alike][1]
-        return PricedShare(_sums(forward_s), _sums(backward_s), times.optimizer_s)
+        return PricedShare(workload, _sums(forward_s), _sums(backward_s))
 
     def _calls_s(
         self,
@@ -162,6 +161,42 @@ class StepBounds:
             machine = sized.ensemble.likely
             self._alone_s[key] = collective_s(machine, group, self._timers, op, nbytes)
         return self._alone_s[key]
+
+    def _pipeline_bound_s(self, candidate: MixtureCandidate, share: PricedShare) -> float:
+        """Fill, all passes of a stage, and drain, of the stage where they take longest; seconds."""
+        assert candidate.schedule is not None
+        row = SCHEDULES[candidate.schedule]
+        shape = PipelineSchedule(
+            row.title, candidate.pipeline, candidate.micro_batches,
+            candidate.chunks or row.chunks or 1, row.layout, (),
+        )  # fmt: skip
+        edges = self._edges(candidate, share, shape)
+        forward_s, backward_s = np.diff(share.forward_s[edges]), np.diff(share.backward_s[edges])
+        stages = np.arange(candidate.pipeline)
+        both_ways = row.layout == "bidirectional"
+        held = np.array(
+            [[shape.part(stage, chunk) for chunk in range(shape.chunks)] for stage in stages]
+        )
+        count = candidate.micro_batches / (2 if both_ways else 1)
+        bounds = count * (forward_s + backward_s)[held].sum(axis=1)
+        if not both_ways:
+            bounds = bounds + _sums(forward_s)[stages]
+        if candidate.schedule in WHOLE_BACKWARD:
+            bounds = bounds + _sums(backward_s)[stages]
+        return float(bounds.max())
+
+    def _edges(
+        self, candidate: MixtureCandidate, share: PricedShare, shape: PipelineSchedule
+    ) -> IntArray:
+        """First layers of the parts of the model, and the end of the last."""
+        split = (candidate.tensor, candidate.context, candidate.sequence_parallel)
+        key = (*split, shape.parts, candidate.ends_as_blocks)
+        if key not in self._parts:
+            ends = candidate.ends_as_blocks
+            options = PartitionOptions(embedding_as_block=ends, loss_as_block=ends)
+            layers = part_layers(share.workload, shape, options)
+            self._parts[key] = np.array([0, *(part.stop for part in layers)])
+        return self._parts[key]
 
     def busiest_stream_s(self, sized: SizedJob) -> float:
         """Least time of a step from its plan: of a stream, whose tasks run one after the other."""
@@ -215,33 +250,17 @@ def _first_of_stages(groups: tuple[RankGroup, ...], grid: RankGrid) -> tuple[Ran
     return tuple(group for group in groups if set(first).intersection(group))
 
 
+def _unlike(
+    groups: tuple[RankGroup, ...], own: RankGroup, per_node: int
+) -> tuple[RankGroup, ...]:  # fmt: skip
+    """Groups of the machine's ranks, the first of those that are alike."""
+    unlike: dict[Hashable, RankGroup] = {}
+    for group in groups:
+        unlike.setdefault(_pattern(group, per_node), tuple(own[rank] for rank in group))
+    return tuple(unlike.values())
+
+
 def _pattern(group: RankGroup, per_node: int) -> Hashable:
     """What groups have in common that take as long: their places in a node, or all ranks."""
     nodes = {rank // per_node for rank in group}
     return tuple(rank % per_node for rank in group) if len(nodes) == 1 else tuple(group)
-
-
-def _pipeline_bound_s(
-    candidate: MixtureCandidate, sized: SizedJob, share: PricedShare
-) -> float:  # fmt: skip
-    """Fill, all passes of a stage, and drain, of the stage where they take longest; seconds."""
-    assert candidate.schedule is not None
-    row = SCHEDULES[candidate.schedule]
-    shape = PipelineSchedule(
-        row.title, candidate.pipeline, candidate.micro_batches,
-        candidate.chunks or row.chunks or 1, row.layout, (),
-    )  # fmt: skip
-    layers = part_layers(sized.job.workload, shape, sized.job.mixture.partition)
-    forward_s = [share.forward_s[part.stop] - share.forward_s[part.start] for part in layers]
-    backward_s = [share.backward_s[part.stop] - share.backward_s[part.start] for part in layers]
-    both_s = np.add(forward_s, backward_s)
-    both_ways = row.layout == "bidirectional"
-    bounds = []
-    for stage in range(candidate.pipeline):
-        held = [shape.part(stage, chunk) for chunk in range(shape.chunks)]
-        count = candidate.micro_batches / (2 if both_ways else 1)
-        busy_s = count * sum(both_s[part] for part in held)
-        fill_s = 0.0 if both_ways else sum(forward_s[:stage])
-        drains = candidate.schedule in WHOLE_BACKWARD
-        bounds.append(fill_s + busy_s + (sum(backward_s[:stage]) if drains else 0.0))
-    return float(max(bounds))

@@ -95,7 +95,10 @@ def tune_scenario(
     InputError
         Another strategy, one GPU, or a scenario that does not hold; names file, line and field.
     """
-    if not STRATEGIES[scenario.strategy.kind].has_buckets:
+    if (
+        scenario.strategy.kind not in STRATEGIES
+        or not STRATEGIES[scenario.strategy.kind].has_buckets
+    ):
         actual, allowed = repr(scenario.strategy.kind), "'ddp', which has buckets"
         raise scenario.fault("strategy.kind", actual, allowed)
     prepared = prepare(scenario, profile=profile, size=size)

@@ -48,11 +48,13 @@ class AutoStrategy(FileModel):
     tensor: Annotated[Degrees | None, ALONE] = Field(
         default=None, description="degrees; default: powers of two up to the GPUs of a node"
     )
-    sequence_parallel: Annotated[
-        tuple[Switch, ...], ALONE, Field(min_length=1, max_length=2)
-    ] = Field(default=(True, False), description="with tensor degrees of 2 or more")
+    sequence_parallel: Annotated[tuple[Switch, ...], ALONE, Field(min_length=1, max_length=2)] = (
+        Field(default=(True,), description="with tensor degrees of 2 or more; both: [true, false]")
+    )
     context: Annotated[Degrees | None, ALONE] = Field(
-        default=None, description="degrees; default: powers of two up to the GPUs of a node"
+        default=None,
+        description="degrees; default: powers of two up to the GPUs of a node that leave each "
+        "GPU 8,192 tokens or more, as Llama 3's 16 of 131,072",
     )
     pipeline: Annotated[Degrees | None, ALONE] = Field(
         default=None, description="stages; default: all numbers up to 64 that divide the GPUs"
