@@ -199,6 +199,9 @@ class _Search:
             if head.checked and head.memory is not None:
                 self._simulate(head, candidate, sized, head.memory)
                 return None
+            if self._holds_too_much(candidate, sized):
+                self.counts.too_big += 1
+                return None
             if candidate.pipeline > 1:
                 sized.job.mixture.pipeline_schedule(candidate.micro_batches)
             memory = self.jobs.memory(sized)
@@ -211,6 +214,12 @@ class _Search:
             if candidate.pipeline == 1:
                 bound_s = max(bound_s, self.bounds.busiest_stream_s(sized))
             return _Queued(bound_s, head.number, True, memory)
+
+    def _holds_too_much(self, candidate: MixtureCandidate, sized: SizedJob) -> bool:
+        """Whether parameters and gradients alone do not fit, where each GPU holds them whole."""
+        whole = sized.job.scenario.strategy.kind in ("ddp", "megatron")
+        least = 2 * sized.job.workload.nbytes / candidate.pipeline
+        return whole and least > sized.job.gpu.memory_bytes
 
     def _simulate(
         self, head: _Queued, candidate: MixtureCandidate, sized: SizedJob, memory: Memory
@@ -250,6 +259,9 @@ class _Search:
 def _nothing(scenario: Scenario, search: _Search, refused: InputError | None) -> InputError:
     """Say why there is no answer: nothing fits, or nothing is possible."""
     counts = search.counts
+    if counts.too_big and search.least is None:
+        allowed = "more GPUs, or other lists: parameters and gradients alone are larger than a GPU"
+        return scenario.fault("strategy", f"{counts.too_big:,} mixtures, none fits", allowed)
     if search.least is not None:
         needed, number = search.least
         candidate = search.candidates[number]
