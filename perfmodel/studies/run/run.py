@@ -22,7 +22,7 @@ from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
 from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, routing_cost
 from perfmodel.studies.run.steps.one_size import simulate_size
-from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP
+from perfmodel.studies.run.steps.output_analysis import WARM_UP
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.studies.run.uncertainty import ratio_interval
 from perfmodel.topology.model import Topology
@@ -200,7 +200,7 @@ def _describe_disturbances(point: SizeResult, job: TrainingJob) -> tuple[str, ..
         f"What happens is simulated for {count} steps after {WARM_UP} that are not counted; the "
         "figures are means over them."
         if count > 1
-        else f"What happens does so from the start; the step counted is number {SETTLED}."
+        else "What happens does so from the start; the step that is counted is a settled one."
     )
     if "jitter" in kinds:
         lines.append(

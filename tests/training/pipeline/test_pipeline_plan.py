@@ -149,6 +149,15 @@ def test_waiting_for_messages_adds_them_to_a_lone_micro_batch() -> None:
     assert end == pytest.approx(2 * 8.0 + 2 * 1.0, rel=1e-6)
 
 
+@pytest.mark.parametrize(("overlap_p2p", "issues"), [(True, 1), (False, 3)])
+def test_a_host_that_waits_for_messages_issues_after_them(overlap_p2p: bool, issues: int) -> None:
+    """Each pass behind a message, and the first one, shows a launch of 0.25 s."""
+    schedule = make_schedule("1f1b", 2, 1)
+    plan = toy_pipeline(schedule, EVEN, overlap_p2p=overlap_p2p, launch_s=0.25)
+    end = simulate(plan, machine_of(2, 64.0)).step_ends_s[0]
+    assert end == pytest.approx(2 * 8.0 + 2 * 1.0 + issues * 0.25, rel=1e-6)
+
+
 def test_waiting_costs_what_overlap_hides() -> None:
     """GPipe with messages of a second: hidden but for two, or one after each pass of all."""
     schedule = make_schedule("gpipe", 2, 8)
@@ -194,6 +203,8 @@ def gpt_pipeline(
 ) -> tuple[StepPlan, list[PartPlan]]:
     gpt = build_model("gpt2", dtype="bf16", sequence_length=128)
     times = layer_times(gpt, PLAIN_GPU, batch=1, precision="bf16", optimizer="adamw")
+    if schedule.layout == "bidirectional":
+        ranks, options = 2 * ranks, replace(options, accumulate=options.accumulate // 2)
     parts = [
         PartPlan(megatron_plan(StepRequest(part.workload, part.times, ranks, 1), options), part)
         for part in model_parts(gpt, times, schedule)
@@ -201,7 +212,7 @@ def gpt_pipeline(
     return pipeline_plan(schedule, parts, PipelineOptions(128 * 768 * 2, "bf16", **more)), parts
 
 
-@pytest.mark.parametrize("kind", ["1f1b", "interleaved", "zb_h1", "zb_v"])
+@pytest.mark.parametrize("kind", ["1f1b", "interleaved", "zb_h1", "zb_v", "dualpipe"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_megatron_in_a_pipeline(kind: str, overlap: bool) -> None:
     """All work of the plain plans, one agreement of all stages, the embedding added up by two."""
@@ -214,16 +225,37 @@ def test_megatron_in_a_pipeline(kind: str, overlap: bool) -> None:
     check_plan(plan)
     before = sum(t.work.duration_s for p in parts for t in p.plan.tasks if _computes(t))
     after = sum(t.work.duration_s for t in plan.tasks if _computes(t))
-    assert after == pytest.approx(before)
+    copies = 2 if kind == "dualpipe" else 1  # each part is held by two stages
+    assert after == pytest.approx(copies * before)
     used = Counter(getattr(task.work, "communicator", None) for task in plan.tasks)
     assert used[ALL_STAGES] == 2  # a task in each of two stages
     tied = [task.work for task in plan.tasks if getattr(task.work, "communicator", None) == TIED]
-    if kind == "zb_v":  # both ends of the model are on the first stage
+    if kind in ("zb_v", "dualpipe"):  # both ends of the model are on the first stage
         assert not tied
     else:
         assert [work.nbytes for work in tied] == [50257 * 768 * 2] * 2
     run = simulate(plan, machine_of(4), steps=2)
     assert run.step_ends_s[1] > run.step_ends_s[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_tied_embedding_is_added_up_after_both_have_its_gradient(ranks: int) -> None:
+    """And, as in Megatron-Core, after its data-parallel reduction."""
+    options = MegatronOptions(accumulate=4, overlap_grad_reduce=True)
+    plan, _ = gpt_pipeline(make_schedule("1f1b", 2, 4), options, ranks)
+    run = simulate(plan, machine_of(2 * ranks))
+    starts = {
+        start for task, _, start, *_ in run.executions
+        if getattr(task.work, "communicator", None) == TIED
+    }  # fmt: skip
+    before = [
+        end for task, _, _, end, *_ in run.executions
+        if task.kind in ("forward", "backward") or task.bucket is not None
+    ]  # fmt: skip
+    assert len(starts) == 1
+    assert min(starts) >= max(before) - 1e-12
+    updates = [start for task, _, start, *_ in run.executions if task.kind == "optimizer"]
+    assert min(updates) > min(starts)
 
 
 def _computes(task: Any) -> bool:
@@ -270,7 +302,7 @@ def test_what_cannot_be_a_pipeline_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=text):
             fsdp_pipeline(make_schedule(kind, 2, 4), FsdpOptions(accumulate=4))
-    with pytest.raises(InputError, match="micro_batches: found a plan of 4 micro-batches"):
+    with pytest.raises(InputError, match=r"strategy\.accumulate: found a plan of 4 micro-batches"):
         fsdp_pipeline(make_schedule("1f1b", 2, 8), FsdpOptions(accumulate=4))
     schedule = make_schedule("zb_h1", 2, 4)
     parts = model_parts(workload, replace(times, weight_gradient_s=None), schedule)

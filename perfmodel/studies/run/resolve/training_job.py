@@ -222,7 +222,7 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
         return whole
     name = section.name or str(scenario.origin.resolve("model.file", section.file or ""))
     with relocated_errors(scenario, "parallel", _SHARD_FIELDS):
-        return load_workload(
+        share = load_workload(
             name,
             dtype=section.dtype if section.file is None else None,
             image_size=section.image_size,
@@ -230,6 +230,7 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
             shard=shard,
             experts=_expert_settings(section.experts, _expert_ranks_per_node(scenario, size)),
         )
+    return _with_fused_parts(scenario, share)
 
 
 def resolve_workload(
@@ -255,6 +256,11 @@ def resolve_workload(
             sequence_length=section.sequence_length,
             experts=_expert_settings(section.experts, idle=idle),
         )
+    return _with_fused_parts(scenario, workload)
+
+
+def _with_fused_parts(scenario: Scenario, workload: Workload) -> Workload:
+    """Leave nothing to fuse outside of what is compiled."""
     if scenario.compute.compiled != "blocks":
         return workload
     with relocated_errors(scenario, "compute"):
