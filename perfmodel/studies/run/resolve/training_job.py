@@ -531,7 +531,10 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
     with relocated_errors(job.scenario, "compute"):
         stages = stage_memory(setup, rule, job.mixture)
     use = max(stages, key=lambda use: use.total_bytes)
-    low, high = map(most_bytes, job.workload.kept_range)
+    low, high = (
+        use.total_bytes if share == setup.kept_share else most_bytes(share)
+        for share in job.workload.kept_range
+    )
     if setup.activations_bytes is None and not job.workload.states_activations:
         high += _most_activations_bytes(job, batch)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])

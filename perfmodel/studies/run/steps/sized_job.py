@@ -108,13 +108,18 @@ class SizedJob:
         other.job, other._plans = replace(self.job, chosen=options), {}
         return other
 
-    def with_scenario(self, scenario: Scenario, batch: int) -> SizedJob:
+    def with_scenario(
+        self, scenario: Scenario, batch: int, share: Workload | None = None
+    ) -> SizedJob:
         """Return the job on the same machine, trained as another scenario has it.
 
         `batch`: per GPU and micro-batch.
+        `share`: of the model, where the scenario splits it in another way.
         """
         other = copy(self)
-        other.job, other.batch = replace(self.job, scenario=scenario), batch
+        workload = self.job.workload if share is None else share
+        other.job = replace(self.job, scenario=scenario, workload=workload)
+        other.batch = batch
         other._plans, other._times = {}, {}
         return other
 
