@@ -27,6 +27,11 @@ class Effort:
     spent: int = 0
     """Changes of rates that were followed."""
 
+    @property
+    def pays(self) -> bool:
+        """Whether compiled loops pay, and exist."""
+        return self.spent >= PAYS and load() is not None
+
     def spend(self, changes: int = 1) -> None:
         """Count changes of rates; load the compiled functions when they pay."""
         before, self.spent = self.spent, self.spent + changes
@@ -44,13 +49,18 @@ class Loops(NamedTuple):
 
 @cache
 def load() -> Loops | None:
-    """Compile the functions, or read them from disk; None where numba is missing."""
+    """Compile the functions, or read them from disk; None where numba is missing.
+
+    Nor are they compiled, in each process anew, where there is no folder that numba may write to
+    for its cache, beside this file or in the user's own.
+    """
     try:
         from numba import njit  # takes 0.5 s to import
-    except ImportError:
+
+        compile_as = njit(cache=True, error_model="numpy")  # divides by zero as NumPy does
+        return Loops(compile_as(step_rings), compile_as(fill), compile_as(heaviest))
+    except (ImportError, RuntimeError):
         return None
-    compile_as = njit(cache=True, error_model="numpy")  # divides by zero as NumPy does
-    return Loops(compile_as(step_rings), compile_as(fill), compile_as(heaviest))
 
 
 def loaded() -> Loops | None:

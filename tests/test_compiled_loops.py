@@ -64,7 +64,8 @@ def test_rings_at_rates_that_change(seed: int, credits: int, ranks: int) -> None
 
     def ends() -> Any:
         course = prepare_phases(phases, credits)
-        clocks = Clocks(course, np.zeros(edges), LinkRates(-np.inf, *paces[0][1:]))
+        folds = compiled_loops.loaded() is None
+        clocks = Clocks(course, np.zeros(edges), LinkRates(-np.inf, *paces[0][1:]), folds)
         for pace in paces[1:]:
             clocks.change(*pace)
         return clocks.ends()

@@ -105,6 +105,7 @@ def layer_times(
         that the GPU or the model has nothing for.
     """
     _check_arguments(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
+    _check_blocks(workload, fused_attention)
     if compiled and not any(
         layer.fused_bytes is not None or (layer.score_elements and not fused_attention)
         for layer in workload.layers
@@ -160,6 +161,18 @@ def layer_times(
              for i, layer in enumerate(workload.layers)]
         ),
     )  # fmt: skip
+
+
+def _check_blocks(workload: Workload, fused_attention: bool) -> None:
+    """Raise InputError where unfused attention would see keys of other ranks.
+
+    Transformer Engine and torch have rings and gathers of fused kernels alone, whose sums of rows
+    join the blocks.
+    """
+    shard = workload.shard
+    if shard.context > 1 and shard.context_kind != "ulysses" and not fused_attention:
+        allowed = f"true with context_kind: {shard.context_kind}"
+        raise InputError(Fault("fused_attention", "false", allowed))
 
 
 def _with_efficiencies(gpu: Gpu, precision: str, matmul: float | None, memory: float | None) -> Gpu:

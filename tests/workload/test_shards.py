@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.workload import build_model, load_workload
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.workload import build_model, layer_times, load_workload
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.memory.recompute import Recompute, input_elements
@@ -103,6 +104,28 @@ def test_gathered_keys_and_values_are_summed_in_backward(c: int) -> None:
     each = (c - 1) / c * TOKENS * KV_WIDTH
     assert sent(layers, "context", phase="forward") == pytest.approx(2 * each)
     assert sent(layers, "context", phase="backward", op="reduce_scatter") == pytest.approx(2 * each)
+
+
+@pytest.mark.parametrize(
+    ("name", "sums"), [("bert-base", {0: 2}), ("t5-small", {0: 2, -1: 3})]
+)  # fmt: skip
+def test_blocks_of_encoders_and_decoders_sum_once_a_branch(name: str, sums: dict[int, int]) -> None:
+    """One all-reduce of each branch forward, of each input of maps backward.
+
+    Attention to an encoder has two inputs.
+    """
+    model = build_model(name, shard=Shard(tensor=2))
+    blocks = repeated_blocks(model)
+    for block, branches in sums.items():
+        layers = [model.layers[index] for index in blocks[block]]
+        counts = {
+            phase: sum(call.phase == phase for layer in layers for call in layer.calls)
+            for phase in ("forward", "backward")
+        }
+        assert counts == {"forward": branches, "backward": branches + (branches == 3)}
+        whole = build_model(name)
+        flops = sum(whole.layers[index].matmul_flops for index in repeated_blocks(whole)[block])
+        assert 2 * sum(layer.matmul_flops for layer in layers) == pytest.approx(flops)
 
 
 # ---------------------------------------------------------------- shares
@@ -233,6 +256,14 @@ def test_impossible_shares_name_what_is_allowed(
         build_model(name, shard=shard)
     for message in messages:
         assert caught.match(message)
+
+
+def test_blocks_of_keys_need_fused_attention() -> None:
+    model = build_model("gpt2", shard=Shard(context=2))
+    with pytest.raises(InputError, match=r"fused_attention: found false; allowed: true"):
+        layer_times(
+            model, load_gpu("h100-sxm5-80gb"), batch=1, precision="bf16", fused_attention=False
+        )
 
 
 def test_a_model_file_is_not_split(tmp_path: Any) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel import compiled_loops
 from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.critical_path import pipelines_s
@@ -57,6 +56,8 @@ class Clocks:
     """When each edge may send at the earliest. Shape (edges,)."""
     pace: LinkRates
     """Until `change`."""
+    folds: bool = True
+    """Whether what repeats is sought; compiled, a step of few edges costs less than that."""
     _stand: RecurrenceState = field(init=False)
     _paces: list[LinkRates] = field(init=False)
 
@@ -124,11 +125,8 @@ class Clocks:
         return 1.0 - sent / np.maximum(self.course.sends, 1)
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
-        """Advance in place; rings alike, and what repeats around a ring, are computed once.
-
-        Compiled, a step of few edges costs less than to find what repeats.
-        """
-        if compiled_loops.loaded() is not None and self.course.edges <= FEW_EDGES:
+        """Advance in place; rings alike, and what repeats around a ring, are computed once."""
+        if not self.folds:
             advance(self.course, stand, self._paces, until_s)
             return
         parts = find_parts(

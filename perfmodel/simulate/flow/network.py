@@ -154,6 +154,8 @@ class FlowNetwork(Network):
         if any(isinstance(job, Collective) for job in self._active):
             self._approximated["changed"] = None
         self._link_users = LinkUsers(self._link_users.sets)
+        for job in self._active:
+            self._link_users.enter(job, self._link_users.sets.of(job.edges))
         self._changed += self._active
         self._update_rates()
 
@@ -174,15 +176,22 @@ class FlowNetwork(Network):
         return begin
 
     def _enter(self, job: Job) -> None:
-        """Put a job on its links."""
+        """Put a job on its links; rates are solved at once where it shares them with no other."""
         self._active[job] = None
-        self._mark_changed(job)
+        links = self._link_users.sets.of(job.edges)
+        is_alone = isinstance(job, Collective) and not self._link_users.is_used(links)
+        self._link_users.enter(job, links)
+        if is_alone:
+            self._solve([job])
+        else:
+            self._mark_changed(job)
 
     def _leave(self, job: Job) -> None:
         """Take a job off its links."""
         del self._active[job]
-        if job in self._link_users:
-            self._mark_changed(self._link_users.leave(job))
+        links = self._link_users.leave(job)
+        if self._link_users.is_used(links):
+            self._mark_changed(links)
 
     def _mark_changed(self, job_or_links: Job | frozenset[int]) -> None:
         """Solve rates again when everything else of this instant has happened."""
@@ -196,9 +205,6 @@ class FlowNetwork(Network):
         if len(self._active) == 1:
             self._solve(list(self._active))
             return
-        for job in self._active:
-            if job not in self._link_users:
-                self._link_users.enter(job, self._link_users.sets.of(job.edges))
         solved: set[Job] = set()
         for links in changed:
             if not isinstance(links, frozenset):
@@ -242,6 +248,9 @@ class FlowNetwork(Network):
             return
         job.timed = True
         job.version += 1
+        if not job.is_disturbed:
+            self._schedule_end(job)
+            return
         # Most rates change again before the leg ends: its end is worked out when it may be near.
         least_s = (1 - SLACK) * job.least_wire_s()
         is_cut = rates_Bps is not None and not rates_Bps.all()

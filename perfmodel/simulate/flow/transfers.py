@@ -15,11 +15,13 @@ from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.collectives.timing.variable_rate import (
+    FEW_EDGES,
     Clocks,
     CompletionTimes,
     OneStep,
     is_one_step,
 )
+from perfmodel.compiled_loops import Effort
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.simulate.network import LinkCounters, move_counts
@@ -152,7 +154,8 @@ class Collective:
         if is_one_step(leg.phases):
             return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
         course = self.timer.keep(Courses).of(leg.phases, self.lowered.credits)
-        return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s))
+        folds = not (course.edges <= FEW_EDGES and self.timer.keep(Effort).pays)
+        return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s), folds)
 
     def next_leg(self, stage: Stage | None = None, rates_Bps: FloatArray | None = None) -> None:
         """Begin the next leg, rank by rank, at its rates without other traffic.

@@ -71,8 +71,9 @@ class LinkUsers(Generic[T]):
         """Take a job off its links; return them."""
         return self._links.pop(job)
 
-    def __contains__(self, job: T) -> bool:
-        return job in self._links
+    def is_used(self, links: frozenset[int]) -> bool:
+        """Whether a job is on one of some links."""
+        return any(self.sets.share(links, own) for own in self._links.values())
 
     def links(self, job: T) -> frozenset[int]:
         """Links of a job."""

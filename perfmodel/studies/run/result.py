@@ -144,6 +144,7 @@ class Memory:
         estimated; None: they are counted.
     `reserve_bytes`: what CUDA, NCCL and the allocator take beside.
     `idle_bytes`: part of it that the allocator keeps for the streams of communication.
+    `stages_bytes`: all parts together, of a GPU of each stage of a pipeline; none without.
     """
 
     parameters_bytes: float
@@ -155,6 +156,7 @@ class Memory:
     capacity_bytes: float
     temporary_bytes: float = 0.0
     idle_bytes: float = 0.0
+    stages_bytes: tuple[float, ...] = ()
     advice: tuple[str, ...] = ()
     low_bytes: float | None = None
     high_bytes: float | None = None

@@ -23,6 +23,7 @@ from perfmodel.workload.memory.activations import (
     BackwardBytes,
     NarrowInputs,
     backward_bytes,
+    stored_bytes,
 )
 from perfmodel.workload.memory.offload import Offload
 from perfmodel.workload.memory.optimizer_states import (
@@ -239,6 +240,16 @@ def held_in_backward(setup: Setup) -> BackwardBytes:
         return BackwardBytes(measured, (measured,) * len(counted.of_layers))
     by = measured / _most(_counted_bytes(setup, NO_RECOMPUTE, "none"))
     return BackwardBytes(by * counted.of_loss, tuple(by * held for held in counted.of_layers))
+
+
+def kept_meanwhile(setup: Setup) -> float:
+    """Bytes that each micro-batch keeps while others run: in a pipeline."""
+    return stored_bytes(
+        setup.workload, setup.batch_per_gpu, setup.precision,
+        fused_attention=setup.fused_attention, kept_share=setup.kept_share,
+        recompute=setup.recompute, held_dtype=setup.held_dtype, offload=setup.offload,
+        compiled=setup.compiled, narrow=setup.narrow,
+    )  # fmt: skip
 
 
 def _counted_bytes(setup: Setup, recompute: Recompute, offload: Offload) -> BackwardBytes:

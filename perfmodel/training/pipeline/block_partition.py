@@ -121,7 +121,8 @@ def _named(
     """As stated for the first and the last stage, the others as many each."""
     chunks = schedule.parts // schedule.stages
     fixed = {stage: n for stage, n in ((0, first), (schedule.stages - 1, last)) if n is not None}
-    require(*(count_of(f"{_name_of(stage)}_stage_blocks", n, chunks) for stage, n in fixed.items()))
+    fields = {stage: f"{SECTION}.{_name_of(stage)}_stage_blocks" for stage in fixed}
+    require(*(count_of(fields[stage], n, chunks) for stage, n in fixed.items()))
     rest, others = blocks - sum(fixed.values()), schedule.stages - len(fixed)
     per_stage = dict.fromkeys(range(schedule.stages), rest // others if others else 0) | fixed
     if rest < others * chunks or (others and rest % others) or (not others and rest):

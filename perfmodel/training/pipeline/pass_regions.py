@@ -96,7 +96,7 @@ def _pass_of(task: Task) -> PassKey | None:
 def _with_calls(
     tasks: Sequence[Task], keys: list[PassKey | None], users: Mapping[int, int]
 ) -> list[PassKey | None]:
-    """Give the calls of layers the pass of their kernels, which they follow or are waited for by."""
+    """Give calls of layers the pass of their kernels, which they follow or are waited for by."""
 
     def is_call(index: int) -> bool:
         return isinstance(tasks[index].work, Collective) and bool(tasks[index].layers)
@@ -174,6 +174,26 @@ def merge_pass(works: Sequence[Work], waited_for: frozenset[int]) -> list[Work]:
             flush()
     flush()
     return merged
+
+
+def drop_host_ahead(works: Sequence[Work]) -> list[Work]:
+    """Leave out what the host issues for a pass that takes the device longer than it.
+
+    Once ahead it stays so, and waits for nothing: its tasks would change no time.
+    """
+    issues = [work for work in works if work.task.stream == HOST.name]
+    issued_s = sum(_seconds(work.task) for work in issues)
+    device_s = sum(_seconds(w.task) for w in works if w.task.kind in PASSES)
+    others = any(w.task.kind not in PASSES and w.task.stream != HOST.name for w in works)
+    if others or issued_s > device_s or any(w.task.kind != "issue" for w in issues):
+        return list(works)
+    dropped = {member for work in issues for member in work.members}
+    return [
+        replace(work, task=replace(work.task, after=tuple(
+            source for source in work.task.after if source not in dropped)))
+        for work in works
+        if work.task.stream != HOST.name
+    ]  # fmt: skip
 
 
 def _joined(run: Sequence[Work], issued: Sequence[Work]) -> Work:

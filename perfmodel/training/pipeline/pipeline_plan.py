@@ -17,7 +17,11 @@ from collections.abc import Sequence
 from perfmodel.arrays import RankGroup
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.pipeline.pass_regions import plan_regions
-from perfmodel.training.pipeline.schedules.pass_actions import SECTION, PipelineSchedule
+from perfmodel.training.pipeline.schedules.pass_actions import (
+    MICRO_BATCHES,
+    SECTION,
+    PipelineSchedule,
+)
 from perfmodel.training.pipeline.split_backward import check_split
 from perfmodel.training.pipeline.stage_end import ALL_STAGES, TIED, write_end
 from perfmodel.training.pipeline.stage_messages import (
@@ -103,7 +107,7 @@ def _ranks_per_stage(schedule: PipelineSchedule, parts: Sequence[PartPlan]) -> i
         passes = len({task.micro_batch for task in part.plan.tasks if task.kind == "forward"})
         if passes != expected:
             text = f"a plan of {passes} micro-batches"
-            raise InputError(_fault("micro_batches", text, str(expected)))
+            raise InputError(Fault(MICRO_BATCHES, text, str(expected)))
     return next(iter(held)) // copies
 
 

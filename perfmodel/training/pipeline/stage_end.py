@@ -20,7 +20,7 @@ AGREED_BYTES = 8
 
 def write_end(passes: StagePasses) -> None:
     """Append what follows the passes: reduce a tied embedding, agree with all stages, update."""
-    chunks = range(passes.schedule.chunks)
+    chunks = passes.chunks
     ends = {chunk: _cut_at_agreements(passes, chunk) for chunk in chunks}
     tied = {chunk: _add_tied_reduction(passes, chunk) for chunk in chunks}
     for number in range(max(len(pieces) for pieces in ends.values())):

@@ -11,6 +11,7 @@ from perfmodel.training.pipeline.pass_regions import (
     PassKind,
     Regions,
     Work,
+    drop_host_ahead,
     merge_pass,
 )
 from perfmodel.training.pipeline.schedules.pass_actions import PassAction, PipelineSchedule
@@ -67,6 +68,7 @@ class StagePasses:
     `batch`: tasks before which no message is taken, where the stage waits for messages.
     `next_message`: how many messages of each stream tasks have been written for; `arrived`: which.
     `counts`: passes of each chunk and kind so far.
+    `begun`: whether the stage has run a pass, during which its host gets ahead.
     `put_off`: gradients of weights that are still to be written, by chunk.
     `previous`: tasks that wait for others of the step before: index, part, tasks of its plan.
     """
@@ -84,6 +86,7 @@ class StagePasses:
     next_message: dict[str, int] = field(default_factory=dict)
     arrived: dict[Message, int] = field(default_factory=dict)
     counts: dict[tuple[int, PassKind], int] = field(default_factory=dict)
+    begun: bool = False
     put_off: dict[int, list[list[Work]]] = field(default_factory=dict)
     previous: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
 
@@ -92,6 +95,14 @@ class StagePasses:
         """Name of the stage's class."""
         return f"stage {self.stage}"
 
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Chunks by the part of the model that they are.
+
+        So two stages that hold the same parts call collectives of these in the same order.
+        """
+        return tuple(sorted(range(self.schedule.chunks), key=self.part))
+
     def part(self, chunk: int) -> int:
         """Part of the model that a chunk is."""
         return self.schedule.part(self.stage, chunk)
@@ -99,8 +110,7 @@ class StagePasses:
 
 def write_passes(passes: StagePasses) -> None:
     """Append what precedes the passes of a stage, and these in the order of the schedule."""
-    chunks = range(passes.schedule.chunks)
-    for chunk in chunks:
+    for chunk in passes.chunks:
         write_works(passes, chunk, passes.regions[passes.part(chunk)].begin)
     for group in action_groups(_waiting_pairs(passes)):
         received = [task for action in group for task in _receive(passes, action)]
@@ -186,6 +196,9 @@ def _write_pass(passes: StagePasses, action: PassAction, gates: tuple[int, ...])
         number = passes.counts.get((action.chunk, kind), 0)
         passes.counts[action.chunk, kind] = number + 1
         works = merge_pass(regions.passes[kind, number], regions.waited_for)
+        if passes.options.overlap_p2p and passes.begun:
+            works = drop_host_ahead(works)
+        passes.begun = True
     if action.kind == "input_gradient":
         works, later = split_backward(works, passes.parts[part].part.times)
         passes.put_off.setdefault(action.chunk, []).append(later)

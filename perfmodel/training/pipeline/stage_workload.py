@@ -68,6 +68,15 @@ def model_parts(
     return tuple(parts)
 
 
+def part_workloads(
+    workload: Workload, schedule: PipelineSchedule, options: PartitionOptions
+) -> tuple[Workload, ...]:
+    """Layers and tensors of each part of a model; faults as of `model_parts`."""
+    none, nothing = np.zeros(len(workload.layers)), np.zeros(len(workload.layers), dtype=np.int64)
+    times = LayerTimes(none, none, nothing, nothing, 0.0, 0.0, 0, 1.0, 0.0, "")
+    return tuple(part.workload for part in model_parts(workload, times, schedule, options))
+
+
 def stream_bytes(
     workload: Workload, precision: str, batch: int, held_dtype: str | None = None
 ) -> int:

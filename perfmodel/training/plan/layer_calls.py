@@ -22,6 +22,7 @@ from perfmodel.training.plan.step_plan import (
     Task,
 )
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.kernels.float8.recipe import wide_precision
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import ITEM_BYTES
 from perfmodel.workload.shards.calls import CallGroup
@@ -80,13 +81,14 @@ def add_layer_calls(
     have one group of as many ranks as share a layer: placement puts their real groups in its place.
 
     `request`: that the plan was made from; its workload is that of one rank.
-    `dtype`: of activations as they travel.
+    `dtype`: precision of the compute; activations travel in it, beside fp8 in bf16.
     `recompute`: what backward runs forward of once more.
     """
     layers = request.workload.layers
     if not any(layer.calls for layer in layers):
         return plan
-    adding = _Adding(request, "fp32" if dtype == "tf32" else dtype, recompute)
+    sent_dtype = "fp32" if dtype == "tf32" else wide_precision(dtype)
+    adding = _Adding(request, sent_dtype, recompute)
     first_optimizer = _first_optimizers(plan)
     for index, task in enumerate(plan.tasks):
         moved = replace(task, after=tuple(adding.ends[each] for each in task.after))

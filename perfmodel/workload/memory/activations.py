@@ -171,6 +171,22 @@ def block_bytes(
     return _by_block(workload, _kept_bytes(workload, keeping, recompute)[0])
 
 
+def stored_bytes(
+    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
+    kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
+    offload: Offload = "none", compiled: bool = False, narrow: NarrowInputs = NO_NARROW_INPUTS,
+) -> float:  # fmt: skip
+    """Bytes that a micro-batch keeps on the device while others run, as in `activation_bytes`.
+
+    Without what a block holds while it is recomputed, casts of weights and blocks in the memory of
+    the host.
+    """
+    keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype,
+                       compiled, narrow)  # fmt: skip
+    each = _kept_bytes(workload, keeping, recompute)[0]
+    return sum(each) - (0.0 if offload == "none" else sum(_by_block(workload, each)))
+
+
 def _by_block(workload: Workload, each: Sequence[float]) -> list[float]:
     return [sum(each[block.start : block.stop]) for block in repeated_blocks(workload)]
 

@@ -52,6 +52,33 @@ class GptShape:
 GPT2 = "Hugging Face GPT2LMHeadModel; Radford et al. 2019, table 2"
 GPT3 = "GPT-2's tensors at the sizes of Brown et al. 2020 (arXiv 2005.14165), table 2.1"
 
+MEGATRON = (
+    "GPT-2's tensors at the sizes of Narayanan et al. 2021 (arXiv 2104.04473), table 1, and of "
+    "Korthikanti et al. 2022 (arXiv 2205.05198), table 3"
+)
+
+
+def _megatron(layers: int, width: int, heads: int) -> GptShape:
+    """Sequences of 2,048 tokens; the vocabulary padded to a multiple of 1,024."""
+    return GptShape(layers, width, heads, 2048, 51200)
+
+
+_MEGATRON = {
+    "megatron-1.7b": _megatron(24, 2304, 24),
+    "megatron-3.6b": _megatron(30, 3072, 32),
+    "megatron-7.5b": _megatron(36, 4096, 32),
+    "megatron-18.4b": _megatron(40, 6144, 48),
+    "megatron-39.1b": _megatron(48, 8192, 64),
+    "megatron-76.1b": _megatron(60, 10240, 80),
+    "megatron-145.6b": _megatron(80, 12288, 96),
+    "megatron-310.1b": _megatron(96, 16384, 128),
+    "megatron-529.6b": _megatron(105, 20480, 128),
+    "megatron-1008b": _megatron(128, 25600, 160),
+    "megatron-22b": _megatron(48, 6144, 64),
+    "megatron-175b": _megatron(96, 12288, 96),
+}
+"""530B and 1T of the second paper are 529.6B and 1008B of the first."""
+
 SHAPES = {
     "gpt2": GptShape(12, 768, 12, 1024),
     "gpt2-medium": GptShape(24, 1024, 16, 1024),
@@ -66,6 +93,7 @@ SHAPES = {
     # the paper prints a width of 5140, which 40 heads of 128 cannot have
     "gpt3-13b": GptShape(40, 5120, 40, 2048),
     "gpt3-175b": GptShape(96, 12288, 96, 2048),
+    **_MEGATRON,
 }
 
 
@@ -97,7 +125,7 @@ def gpt(
         parts,
         dtype=dtype,
         sample=f"sequence of {s} tokens",
-        source=GPT3 if name.startswith("gpt3") else GPT2,
+        source=_source(name),
         input_elements=s,
         output_elements=s * shape.vocabulary,
         shard=shard,
@@ -144,6 +172,12 @@ def _head(block: BlockShape, vocabulary: int) -> Module:
         calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
         + norm_calls(shard, numels(norm)),
     )  # fmt: skip
+
+
+def _source(name: str) -> str:
+    if name.startswith("megatron"):
+        return MEGATRON
+    return GPT3 if name.startswith("gpt3") else GPT2
 
 
 def _block_parameters(prefix: str, h: int, ranks: int) -> BlockParameters:

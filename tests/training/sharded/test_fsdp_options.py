@@ -20,6 +20,7 @@ from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.sharded.shard_units import wrap_units
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.memory.activations import backward_bytes
 from perfmodel.workload.model import Buffers, LayerTimes
 from perfmodel.workload.zoo import build_model
 
@@ -204,3 +205,14 @@ def test_a_scenario_names_file_line_and_field(tmp_path: Path) -> None:
     path.write_text(SCENARIO.replace("shard_gpus: 3", "param_dtype: bf16"), encoding="utf-8")
     with pytest.raises(InputError, match=r"strategy.param_dtype: found 'bf16' with compute.prec"):
         load_scenario(path)
+
+
+def test_shards_of_gradients_are_not_there_when_the_loss_is_the_fullest_moment() -> None:
+    """Their memory stays with the stream of reductions, so that the allocator needs it beside."""
+    use = memory_of(FsdpOptions(), batch_per_gpu=8)
+    held = backward_bytes(GPT2, 8, "bf16")
+    assert use.idle_bytes == use.gradients_bytes > 0
+    assert use.activations_bytes + use.idle_bytes == pytest.approx(held.of_loss)
+    again = memory_of(FsdpOptions(accumulate=2), batch_per_gpu=8)
+    assert again.idle_bytes == 0
+    assert again.total_bytes == pytest.approx(use.total_bytes + use.idle_bytes)

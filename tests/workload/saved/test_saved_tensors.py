@@ -34,6 +34,7 @@ Pair = tuple[Any, Loss, Callable[[str], Workload]]
 DECODERS = {
     "llama2-7b": "Llama", "llama3-8b": "Llama", "mistral-7b": "Mistral", "qwen2-7b": "Qwen2",
     "qwen3-8b": "Qwen3", "gemma-7b": "Gemma", "gemma2-9b": "Gemma2", "gemma3-12b": "Gemma3",
+    "nemotron4-15b": "Nemotron",
 }  # fmt: skip
 
 

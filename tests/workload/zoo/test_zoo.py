@@ -80,6 +80,25 @@ TENSORS = {
     "gemma3-4b": (3880263168, 444, "4292c551a0d3ffdb"),
     "gemma3-12b": (11766034176, 626, "6f442ecdc4938467"),
     "gemma3-27b": (27009346304, 808, "437788e5af9e0099"),
+    "llama-7b": (6738415616, 291, "1629f9120b24e62a"),
+    "llama-65b": (65285660672, 723, "90ba7265bf3bf8db"),
+    "codellama-34b": (33743970304, 435, "1bba75a504668b93"),
+    "tinyllama-1.1b": (1100048384, 201, "089a796225cd9c24"),
+    "internlm-7b": (7321423872, 291, "9765518ecf6c3a25"),
+    "nemotron4-15b": (15628775424, 324, "e6266998726700de"),
+    "nemotron4-340b": (341029195776, 964, "f8695774d2a30654"),
+    "megatron-1.7b": (1652230656, 292, "3a9c8bcdf3de088e"),
+    "megatron-3.6b": (3562168320, 364, "83d78580c14f8074"),
+    "megatron-7.5b": (7467786240, 436, "99fc698450bca811"),
+    "megatron-18.4b": (18449756160, 484, "84b81e413c42e6ef"),
+    "megatron-39.1b": (39096041472, 580, "9703782f644841d9"),
+    "megatron-76.1b": (76050739200, 724, "e06ede1f9f1ac57e"),
+    "megatron-145.6b": (145622261760, 964, "2af7f6d6a0686a6c"),
+    "megatron-310.1b": (310130540544, 1156, "e617a1dba999740a"),
+    "megatron-529.6b": (529600819200, 1264, "3802305dc36d699e"),
+    "megatron-1008b": (1008038758400, 1540, "80c9525bccb0682c"),
+    "megatron-22b": (22074273792, 580, "4e1894ed100fdd8f"),
+    "megatron-175b": (174615846912, 1156, "7735209cc2508a86"),
     "mixtral-8x7b": (46702792704, 291, "095f3586f2dab80c"),
     "mixtral-8x22b": (140620634112, 507, "0aafec188906014a"),
     "grok-1": (316489340928, 579, "2b5b19a4ba90272b"),
@@ -197,6 +216,8 @@ def test_work_of_image_models(name):
 # Parameters in 1e9 as model cards print them, embeddings included.
 # Gemma 3 states embedding and other parameters apart (arXiv 2503.19786, table 1).
 CARDS = {
+    "nemotron4-15b": 15.6, "nemotron4-340b": 341,
+    "llama-7b": 6.74, "llama-65b": 65.2, "tinyllama-1.1b": 1.1, "codellama-34b": 33.7,
     "llama3-8b": 8.03, "llama3-70b": 70.6, "llama3.1-405b": 405.9, "llama3.2-1b": 1.24,
     "llama3.2-3b": 3.21, "mistral-7b": 7.24, "mistral-7b-v0.3": 7.25, "qwen2-0.5b": 0.494,
     "qwen2-1.5b": 1.54, "qwen2-7b": 7.62, "qwen2-72b": 72.71, "qwen2.5-3b": 3.09,
@@ -212,6 +233,14 @@ CARDS = {
 @pytest.mark.parametrize("name", CARDS)
 def test_parameters_are_those_of_the_model_card(name):
     assert build_model(name).parameters / 1e9 == pytest.approx(CARDS[name], rel=5e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in TENSORS if name.startswith("megatron")])
+def test_sizes_of_megatrons_tables(name):
+    """To the digits that Narayanan et al. 2021 (table 1) and Korthikanti et al. 2022 print."""
+    printed = name.removeprefix("megatron-").removesuffix("b")
+    digits = len(printed.partition(".")[2])
+    assert round(build_model(name).parameters / 1e9, digits) == float(printed)
 
 
 def test_targets_of_span_corruption():

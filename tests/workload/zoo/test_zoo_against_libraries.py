@@ -141,7 +141,8 @@ def tiny(shape):
             for models in decoder_sizes.FAMILIES.values()
             for name in models
             if name in {"llama2-7b", "llama3.2-1b", "mistral-7b", "qwen2-7b", "qwen3-8b",
-                        "qwen3-4b", "gemma-2b", "gemma2-2b", "gemma3-1b"}
+                        "qwen3-4b", "gemma-2b", "gemma2-2b", "gemma3-1b",
+                        "nemotron4-15b"}
         ),
     ],
 )  # fmt: skip

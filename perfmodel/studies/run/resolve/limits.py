@@ -16,8 +16,8 @@ from perfmodel.simulate.sockets.core_work import PIECE_BYTES
 from perfmodel.topology.templates.build import MOST_GPUS
 
 MESSAGE_SENDS = 5_000_000
-"""Sends that fidelity "message" is allowed: some seconds, a minute where numba is missing. A ring of
-512 GPUs on 8 channels has 4.2 million."""
+"""Sends that fidelity "message" is allowed: half a minute, minutes where numba is missing.
+A ring of 512 GPUs on 8 channels has 4.2 million."""
 MOST_SOCKETS_S = 60.0
 """CPU time that messages on sockets are allowed, all simulations of a size together."""
 SEND_S, LINK_S, PIECE_S = 10e-6, 4e-6, 5e-6

@@ -27,6 +27,7 @@ from perfmodel.training.memory.use import (
     narrow_inputs,
 )
 from perfmodel.training.parallel.mixture import Mixture, mix_step
+from perfmodel.training.parallel.stage_memory import stage_memory
 from perfmodel.training.pipeline.block_partition import PartitionOptions
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan
@@ -221,7 +222,7 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
         return whole
     name = section.name or str(scenario.origin.resolve("model.file", section.file or ""))
     with relocated_errors(scenario, "parallel", _SHARD_FIELDS):
-        return load_workload(
+        share = load_workload(
             name,
             dtype=section.dtype if section.file is None else None,
             image_size=section.image_size,
@@ -229,6 +230,7 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
             shard=shard,
             experts=_expert_settings(section.experts, _expert_ranks_per_node(scenario, size)),
         )
+    return _with_fused_parts(scenario, share)
 
 
 def resolve_workload(
@@ -254,6 +256,11 @@ def resolve_workload(
             sequence_length=section.sequence_length,
             experts=_expert_settings(section.experts, idle=idle),
         )
+    return _with_fused_parts(scenario, workload)
+
+
+def _with_fused_parts(scenario: Scenario, workload: Workload) -> Workload:
+    """Leave nothing to fuse outside of what is compiled."""
     if scenario.compute.compiled != "blocks":
         return workload
     with relocated_errors(scenario, "compute"):
@@ -506,17 +513,21 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
     def rule(setup: Setup) -> MemoryUse:
         return add_temporaries(setup, add_float8_copies(setup, job.strategy.memory(setup)))
 
+    def most_bytes(kept_share: float) -> float:
+        stages = stage_memory(replace(setup, kept_share=kept_share), rule, job.mixture)
+        return max(use.total_bytes for use in stages)
+
     with relocated_errors(job.scenario, "compute"):
-        use = rule(setup)
-    low, high = (
-        rule(replace(setup, kept_share=end)).total_bytes for end in job.workload.kept_range
-    )
+        stages = stage_memory(setup, rule, job.mixture)
+    use = max(stages, key=lambda use: use.total_bytes)
+    low, high = map(most_bytes, job.workload.kept_range)
     if setup.activations_bytes is None and not job.workload.states_activations:
         high += _most_activations_bytes(job, batch)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
     is_estimated = low < high
     return Memory(
         **asdict(use),
+        stages_bytes=tuple(use.total_bytes for use in stages) if len(stages) > 1 else (),
         capacity_bytes=capacity_bytes,
         advice=(STATE_ACTIVATIONS,) if is_estimated and high > capacity_bytes else (),
         low_bytes=low if is_estimated else None,

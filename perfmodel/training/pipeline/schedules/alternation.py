@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from perfmodel.errors import Fault
 from perfmodel.training.pipeline.schedules.pass_actions import (
+    MICRO_BATCHES,
     SECTION,
     PipelineSchedule,
     StageActions,
@@ -53,7 +54,7 @@ def interleaved(
     """
     require(
         sizes_of(stages, micro_batches, chunks),
-        count_of("chunks", chunks, 2, ": with one, the schedule is 1f1b"),
+        count_of(f"{SECTION}.chunks", chunks, 2, ": with one, the schedule is 1f1b"),
     )
     if group_size is None:
         require(check_rounds(stages, micro_batches))
@@ -101,7 +102,7 @@ def check_rounds(stages: int, micro_batches: int) -> Iterator[Fault]:
     rounds = max(1, micro_batches // stages)
     if micro_batches % rounds:
         allowed = f"a multiple of the {stages} stages, or of the {rounds} rounds that they make"
-        yield Fault(f"{SECTION}.micro_batches", str(micro_batches), allowed)
+        yield Fault(MICRO_BATCHES, str(micro_batches), allowed)
 
 
 def _groups(stages: int, micro_batches: int, group_size: int) -> Iterator[Fault]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from perfmodel.errors import Fault
 from perfmodel.training.pipeline.schedules.pass_actions import (
+    MICRO_BATCHES,
     SECTION,
     PassAction,
     PipelineSchedule,
@@ -34,9 +35,9 @@ def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> PipelineSchedu
     """
     require(sizes_of(stages, micro_batches, chunks), chunks_of("dualpipe", chunks, 2))
     require(
-        _even("stages", stages),
-        _even("micro_batches", micro_batches),
-        count_of("micro_batches", micro_batches, 2 * stages, ", twice the stages"),
+        _even(f"{SECTION}.stages", stages),
+        _even(MICRO_BATCHES, micro_batches),
+        count_of(MICRO_BATCHES, micro_batches, 2 * stages, ", twice the stages"),
     )
 
     def write(stage: int) -> Iterator[PassAction]:
@@ -58,14 +59,14 @@ def dualpipe_v(stages: int, micro_batches: int, chunks: int = 2) -> PipelineSche
     Raises `InputError`: fewer than two micro-batches a stage, or other than two chunks.
     """
     require(sizes_of(stages, micro_batches, chunks), chunks_of("dualpipe_v", chunks, 2))
-    require(count_of("micro_batches", micro_batches, 2 * stages, ", twice the stages"))
+    require(count_of(MICRO_BATCHES, micro_batches, 2 * stages, ", twice the stages"))
     actions = every_stage(stages, lambda stage: _v_passes(stages, stage, micro_batches))
     return PipelineSchedule("dualpipe_v", stages, micro_batches, 2, "v", actions)
 
 
-def _even(field_name: str, value: int) -> Iterator[Fault]:
+def _even(field_path: str, value: int) -> Iterator[Fault]:
     if value % 2:
-        yield Fault(f"{SECTION}.{field_name}", str(value), "an even number, half each way")
+        yield Fault(field_path, str(value), "an even number, half each way")
 
 
 def _v_passes(stages: int, stage: int, micro_batches: int) -> StageActions:

@@ -90,6 +90,19 @@ class PipelineSchedule:
         half = self.micro_batches // 2
         return range(chunk * half, (chunk + 1) * half)
 
+    def most_held(self, stage: int) -> tuple[int, ...]:
+        """Micro-batches of each chunk whose activations a stage holds when it holds most of all.
+
+        From forward until the gradients of weights are computed.
+        """
+        change = {"forward": 1, "backward": -1, "weight_gradient": -1, "input_gradient": 0}
+        held = [0] * self.chunks
+        most = tuple(held)
+        for action in self.actions[stage]:
+            held[action.chunk] += change[action.kind]
+            most = tuple(held) if sum(held) > sum(most) else most
+        return most
+
     @property
     def splits_backward(self) -> bool:
         """Whether gradients of weights are computed apart."""
@@ -152,6 +165,8 @@ def every_stage(stages: int, write: Callable[[int], Iterable[PassAction]]) -> tu
 
 SECTION = "parallel.pipeline"
 """Section of a scenario that the fields of faults are of."""
+MICRO_BATCHES = "strategy.accumulate"
+"""Field of a scenario that counts micro-batches."""
 
 
 def require(*faults: Iterator[Fault]) -> None:
@@ -161,18 +176,18 @@ def require(*faults: Iterator[Fault]) -> None:
         raise InputError(listed)
 
 
-def count_of(field_name: str, value: int, least: int = 1, why: str = "") -> Iterator[Fault]:
+def count_of(field_path: str, value: int, least: int = 1, why: str = "") -> Iterator[Fault]:
     """Fault of a count below its least value."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         allowed = f"a whole number of at least {least}{why}"
-        yield Fault(f"{SECTION}.{field_name}", repr(value), allowed)
+        yield Fault(field_path, repr(value), allowed)
 
 
 def sizes_of(stages: int, micro_batches: int, chunks: int) -> Iterator[Fault]:
     """Faults of counts that are not above zero."""
-    yield from count_of("stages", stages)
-    yield from count_of("micro_batches", micro_batches)
-    yield from count_of("chunks", chunks)
+    yield from count_of(f"{SECTION}.stages", stages)
+    yield from count_of(MICRO_BATCHES, micro_batches)
+    yield from count_of(f"{SECTION}.chunks", chunks)
 
 
 def chunks_of(name: str, chunks: int, allowed: int) -> Iterator[Fault]:

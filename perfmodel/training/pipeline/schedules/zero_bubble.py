@@ -11,6 +11,7 @@ from perfmodel.training.pipeline.schedules.alternation import (
     torch_group_size,
 )
 from perfmodel.training.pipeline.schedules.pass_actions import (
+    SECTION,
     PipelineSchedule,
     StageActions,
     StageWriter,
@@ -42,7 +43,7 @@ def interleaved_zero_bubble(stages: int, micro_batches: int, chunks: int) -> Pip
     """
     require(
         sizes_of(stages, micro_batches, chunks),
-        count_of("chunks", chunks, 2, ": with one, the schedule is zb_h1"),
+        count_of(f"{SECTION}.chunks", chunks, 2, ": with one, the schedule is zb_h1"),
     )
     require(check_rounds(stages, micro_batches))
     group_size = torch_group_size(stages, micro_batches)

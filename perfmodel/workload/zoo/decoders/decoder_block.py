@@ -110,14 +110,19 @@ def feed_forward_part(
     h, shard = place.shape.width, place.shard
     wide = (width or place.shape.mlp_width) // shard.tensor
     norm = norm_before_mlp(place.shape) if normed else ""
+    after = "post_feedforward_layernorm"
+    if place.shape.squared_relu:
+        return [
+            projection(place, f"{path}.up_proj", h, wide, norm=norm),
+            projection(place, f"{path}.down_proj", wide, h, after=after, added=True, squared=True),
+        ]
     maps = [
         projection(place, f"{path}.gate_proj", h, wide, norm=norm, shares_input=not normed),
         projection(place, f"{path}.up_proj", h, wide, shared=True),
     ]
     return [
         *([join_maps(maps, f"{place.prefix}.{path}.gate_up_proj")] if shard.joins_maps else maps),
-        projection(place, f"{path}.down_proj", wide, h, after="post_feedforward_layernorm",
-                   added=True, gated=True),
+        projection(place, f"{path}.down_proj", wide, h, after=after, added=True, gated=True),
     ]  # fmt: skip
 
 
@@ -130,6 +135,7 @@ def projection(
     place: BlockPlace, name: str, inputs: int, outputs: int, *, norm: str = "", after: str = "",
     head_norm: tuple[Parameter, ...] = (), ready_first: tuple[str, ...] = (), rotary: bool = False,
     added: bool = False, gated: bool = False, shared: bool = False, shares_input: bool = False,
+    squared: bool = False,
 ) -> Module:  # fmt: skip
     """One map of a block, with what stands before and after it.
 
@@ -140,6 +146,7 @@ def projection(
     `head_norm`: parameters of a norm of each head of the result.
     `ready_first`: gradients that its backward completes before its own.
     `rotary`: whether positions are turned into the result; `added`: whether it joins the stream.
+    `squared`: whether the input is a squared ReLU.
     `gated`: whether the input is the product of two branches; `shared`: kept by another map, too.
     `shares_input`: with another part, which keeps it, too, but gathers it for itself.
     """
@@ -148,13 +155,13 @@ def projection(
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     bias = shape.biased_attention and name.endswith(("q_proj", "k_proj", "v_proj"))
     own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
-    normed = norm_weight(f"{place.prefix}.{norm}", inputs) if norm else ()
+    normed = norm_weight(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms) if norm else ()
     ends = after and shape.branch_norms
     ended = norm_weight(f"{place.prefix}.{after}", outputs) if ends else ()
     normed_elements = stream * (bool(norm) * inputs + bool(ended) * outputs)
     normed_elements += s * bool(head_norm) * outputs
     count = bool(norm) + bool(ended) + bool(head_norm)
-    turned, joined = rotary * s * outputs, added * stream * outputs
+    turned, joined = rotary * shape.rotary_share * s * outputs, added * stream * outputs
     kept_input = shard.kept_tokens(place.tokens) * inputs
     calls = (
         row_calls(shard, s * outputs) if added
@@ -162,26 +169,28 @@ def projection(
     )  # fmt: skip
     return linear(
         f"{place.prefix}.{name}", s, inputs, outputs, parameters=normed + own + ended + head_norm,
-        ready=ready_first + names(ended) + names_reversed(own) + names(normed),
+        ready=ready_first + names(ended) + names_reversed(own) + names_reversed(normed),
         vector_elements=float(
-            ROTARY_PASSES * turned + ADD_PASSES * joined + gated * PRODUCT_PASSES * s * inputs
+            ROTARY_PASSES * turned + ADD_PASSES * joined
+            + (gated * PRODUCT_PASSES + squared * 2 * ACTIVATION_PASSES) * s * inputs
         ),
         norm_elements=float(norm_passes * normed_elements),
         wide_norm=count > 0 and not shape.fused_norms,
         fused_elements=float(
-            ACTIVATION_PASSES * turned + JOIN_PASSES * joined + gated * JOIN_PASSES * s * inputs
+            ACTIVATION_PASSES * turned + JOIN_PASSES * joined
+            + (gated * JOIN_PASSES + squared * ACTIVATION_PASSES) * s * inputs
             + FUSED_NORM_PASSES * normed_elements
         ),
-        saved_elements=float(kept_input * bool(norm) + 4 * gated * s * inputs),
+        saved_elements=float(kept_input * bool(norm) + (4 * gated + 2 * squared) * s * inputs),
         copied_elements=float((shared or shares_input) * kept_input),
         **kept_by_norm(normed_elements, shape),
         # a norm's input, what products read, and what they put out where a norm follows
         fused_kept=FusedKept(
-            float(kept_input * bool(norm) + 3 * gated * s * inputs
+            float(kept_input * bool(norm) + (3 * gated + 2 * squared) * s * inputs
                   + outputs * (s * bool(head_norm) + stream * bool(ended))),
             float(stream * inputs * bool(norm)),
         ),
-        kernels=1 + 5 * rotary + added + 2 * gated + norm_kernels * count,
+        kernels=1 + 5 * rotary + added + 2 * (gated + squared) + norm_kernels * count,
         calls=calls + norm_calls(shard, numels(normed + ended))
         + norm_calls(shard, numels(head_norm), heads=True),
     )  # fmt: skip

@@ -16,6 +16,7 @@ from perfmodel.workload.zoo.layers import (
     Module,
     linear,
     names,
+    names_reversed,
     numels,
     weight_and_bias,
 )
@@ -28,7 +29,8 @@ CAP_PASSES = 3 * ACTIVATION_PASSES
 def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
     """Rotary frequencies, twice, for sliding and full attention where these differ; a scale."""
     kinds = 2 if shape.head_norms and shape.window else 1
-    rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * (shape.head_size // 2))
+    frequencies = int(shape.head_size * shape.rotary_share) // 2
+    rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * frequencies)
     return (rotary, *(Buffers("fp32", 1, 4),) * shape.scaled_embedding)
 
 
@@ -56,7 +58,7 @@ def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
 
     `shard`: which part of the vocabulary a rank holds; it may score all of it.
     """
-    h, norm = shape.width, norm_weight("model.norm", shape.width)
+    h, norm = shape.width, norm_weight("model.norm", shape.width, bias=shape.layer_norms)
     vocabulary = shard.padded(shape.vocabulary)
     own_vocabulary = vocabulary // shard.tensor
     head = () if shape.tied else weight_and_bias("lm_head", own_vocabulary, h, bias=False)
@@ -64,7 +66,8 @@ def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
     logits = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
     passes, _ = NORM_KERNELS[shape.fused_norms]
     return linear(
-        "lm_head", rows, h, own_vocabulary, parameters=norm + head, ready=names(head) + names(norm),
+        "lm_head", rows, h, own_vocabulary, parameters=norm + head,
+        ready=names(head) + names_reversed(norm),
         norm_elements=float(passes * stream),
         vector_elements=float((LOSS_PASSES + shape.capped * CAP_PASSES) * logits),
         wide_norm=not shape.fused_norms, wide_elements=float(LOSS_PASSES * logits),

@@ -22,6 +22,9 @@ class DecoderShape:
     `capped`: whether scores and logits pass a tanh (Gemma 2).
     `fused_norms`: whether a norm is one kernel (``torch.nn.RMSNorm``), as in torchtitan, instead of
         Hugging Face's operations.
+    `layer_norms`: whether norms are layer normalisation, with a bias, each one kernel (Nemotron).
+    `squared_relu`: whether the feed-forward part has two maps and a squared ReLU, and no gate.
+    `rotary_share`: of a head's elements, which positions turn.
     """
 
     layers: int
@@ -41,6 +44,9 @@ class DecoderShape:
     scaled_embedding: bool = False
     capped: bool = False
     fused_norms: bool = False
+    layer_norms: bool = False
+    squared_relu: bool = False
+    rotary_share: float = 1.0
 
     @property
     def head_size(self) -> int:
@@ -59,9 +65,14 @@ _LLAMA_3_8B = DecoderShape(32, 4096, 32, 8, 14336, LLAMA_3, 8192)
 _LLAMA_3_70B = DecoderShape(80, 8192, 64, 8, 28672, LLAMA_3, 8192)
 
 LLAMA = {
+    "llama-7b": DecoderShape(32, 4096, 32, 32, 11008, LLAMA_2, 2048),
+    "llama-65b": DecoderShape(80, 8192, 64, 64, 22016, LLAMA_2, 2048),
     "llama2-7b": DecoderShape(32, 4096, 32, 32, 11008, LLAMA_2, 4096),
     "llama2-13b": DecoderShape(40, 5120, 40, 40, 13824, LLAMA_2, 4096),
     "llama2-70b": DecoderShape(80, 8192, 64, 8, 28672, LLAMA_2, 4096),
+    "codellama-34b": DecoderShape(48, 8192, 64, 8, 22016, LLAMA_2, 16384),
+    "tinyllama-1.1b": DecoderShape(22, 2048, 32, 4, 5632, LLAMA_2, 2048),
+    "internlm-7b": DecoderShape(32, 4096, 32, 32, 11008, 103168, 2048),
     "llama3-8b": _LLAMA_3_8B,
     "llama3-70b": _LLAMA_3_70B,
     "llama3.1-8b": _LLAMA_3_8B,
@@ -70,8 +81,9 @@ LLAMA = {
     "llama3.2-1b": DecoderShape(16, 2048, 32, 8, 8192, LLAMA_3, 8192, tied=True),
     "llama3.2-3b": DecoderShape(28, 3072, 24, 8, 8192, LLAMA_3, 8192, tied=True),
 }
-"""meta-llama. Llama 3.1 was pre-trained with 8,192 tokens before its long-context stage
-(Grattafiori et al. 2024, section 3.4)."""
+"""meta-llama; TinyLlama; InternLM's first 7B, whose biases of attention are left out. Llama 3.1 was
+pre-trained with 8,192 tokens before its long-context stage (Grattafiori et al. 2024, section 3.4).
+"""
 
 _MISTRAL = DecoderShape(32, 4096, 32, 8, 14336, 32000, 8192)
 MISTRAL = {
@@ -166,6 +178,20 @@ GEMMA3 = {
 }
 """google; of Gemma 3 the text model, pre-trained with 32,768 tokens (arXiv 2503.19786)."""
 
+
+def _nemotron(layers: int, width: int, heads: int, mlp_width: int) -> DecoderShape:
+    return DecoderShape(
+        layers, width, heads, 8, mlp_width, 256000, 4096, fused_norms=True, layer_norms=True,
+        squared_relu=True, rotary_share=0.5,
+    )  # fmt: skip
+
+
+NEMOTRON = {
+    "nemotron4-15b": _nemotron(32, 6144, 48, 24576),
+    "nemotron4-340b": _nemotron(96, 18432, 96, 73728),
+}
+"""nvidia, pre-trained with 4,096 tokens (arXiv 2402.16819 and 2406.11704, table 1)."""
+
 FAMILIES = {
     "LlamaForCausalLM": LLAMA,
     "MistralForCausalLM": MISTRAL,
@@ -174,6 +200,7 @@ FAMILIES = {
     "GemmaForCausalLM": GEMMA,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
+    "NemotronForCausalLM": NEMOTRON,
 }
 """Hugging Face's class, and the sizes of its models."""
 SHAPES = {name: shape for family in FAMILIES.values() for name, shape in family.items()}

@@ -17,9 +17,9 @@ NORM_KERNELS = {False: (RMS_NORM_PASSES, RMS_NORM_KERNELS), True: (NORM_PASSES, 
 """Passes and kernels of a norm: as single operations, or fused."""
 
 
-def norm_weight(prefix: str, width: int) -> tuple[Parameter, ...]:
-    """Parameters of a normalisation: its gain alone."""
-    return weight_and_bias(prefix, width, bias=False)
+def norm_weight(prefix: str, width: int, *, bias: bool = False) -> tuple[Parameter, ...]:
+    """Parameters of a normalisation: its gain, and its bias where it is layer normalisation."""
+    return weight_and_bias(prefix, width, bias=bias)
 
 
 def kept_by_norm(elements: float, shape: DecoderShape, logits: float = 0.0) -> dict[str, Any]:
