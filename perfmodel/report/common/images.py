@@ -15,7 +15,8 @@ from perfmodel.errors import ExecutorUnavailable
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import draw_breakdown, draw_memory
 from perfmodel.report.common.html import legend
-from perfmodel.report.run.timeline_figure import draw_timeline
+from perfmodel.report.run.drawings.pipeline_figure import draw_pipeline
+from perfmodel.report.run.drawings.timeline_figure import draw_timeline
 from perfmodel.report.scaling.figures import draw_efficiency, draw_step_time, draw_throughput
 from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.studies.run.result import Result
@@ -70,9 +71,13 @@ def pictures(result: Result) -> dict[str, Picture]:
             "efficiency": Picture(draw_efficiency(result), share, scaled),
             "step-time": Picture(draw_step_time(result), "Step time", scaled),
         }
+    pipeline = {}
+    if main.mixture is not None and main.mixture.stages:
+        pipeline = {"pipeline": Picture(draw_pipeline(main), "Stages of one step", of_main)}
     return drawn | {
         "breakdown": Picture(draw_breakdown(result), "Where the time of a step goes", scaled),
         "timeline": Picture(draw_timeline(main), "One step", of_main),
+        **pipeline,
         "topology": Picture(machine, "Machine and links", topology_caption(result.topology)),
         "memory": Picture(draw_memory(main.memory), "Memory per GPU", of_main),
     }

@@ -20,6 +20,7 @@ WORK: Mapping[str, str] = {
     "slowdown": "#94a7c9",
     "communication": "#e69f00",
     "exposed communication": "#d55e00",
+    "bubble": "#a08bc0",
     "idle": "#d5dae0",
     "host": "#7d8794",
 }

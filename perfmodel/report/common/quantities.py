@@ -205,10 +205,15 @@ def scaling(result: Result) -> str:
     """Say which batch is held fixed while the cluster grows."""
     main = result.main
     if result.scaling == "weak":
-        each = f"{main.batch_per_gpu:,} {samples(result)} per GPU at every size"
+        each = f"{main.batch_per_gpu:,} {samples(result)} {batch_holder(main)} at every size"
         return f"Weak scaling: {each}, so the global batch grows"
     batch = f"{main.global_batch:,} {samples(result)} per step"
     return f"Strong scaling: {batch} at every size, shared by all GPUs"
+
+
+def batch_holder(point: SizeResult) -> str:
+    """Say whose the micro-batch is: "per GPU", or of the GPUs that share a model together."""
+    return "per GPU" if point.mixture is None else "per data-parallel rank and micro-batch"
 
 
 def efficiency_base(result: Result) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
+    Block,
     Bullets,
     Definitions,
     Figure,
@@ -25,11 +26,13 @@ from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run import tables
 from perfmodel.report.run.chrome_trace import write_kineto
+from perfmodel.report.run.drawings.pipeline_figure import PIPELINE_HINT, draw_pipeline
+from perfmodel.report.run.drawings.timeline_figure import draw_timeline
 from perfmodel.report.run.events import events_section
 from perfmodel.report.run.export import to_json
+from perfmodel.report.run.parallelism import mixture_section
 from perfmodel.report.run.servers import servers_section
 from perfmodel.report.run.text import result_header, run_markdown
-from perfmodel.report.run.timeline_figure import draw_timeline
 from perfmodel.report.scaling.text import scaling_section
 from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.studies.run.result import BucketTime, Result, SizeResult
@@ -96,6 +99,7 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
             _tiles(result),
             servers_section(result.main),
             events_section(result.main),
+            mixture_section(result.main, *_pipeline(result.main)),
             scaling_section(result),
             None if grid is None else explorer_section(result, grid),
             _breakdown(result),
@@ -106,6 +110,13 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
             _grounds(result),
         ],
     )
+
+
+def _pipeline(point: SizeResult) -> list[Block]:
+    if point.mixture is None or not point.mixture.stages:
+        return []
+    figure = Figure(draw_pipeline(point), "pipeline", "Passes of the stages of one training step")
+    return [figure, Paragraph(PIPELINE_HINT, "hint")]
 
 
 def _tiles(result: Result) -> Tiles:
@@ -130,7 +141,11 @@ def _tiles(result: Result) -> Tiles:
             Tile("Scaling efficiency", *_efficiency(result)),
             Tile("Waiting for network", waiting, f"{share} of the step"),
             room,
-            Tile("Global batch", f"{main.global_batch:,}", f"{main.batch_per_gpu:,} per GPU"),
+            Tile(
+                "Global batch",
+                f"{main.global_batch:,}",
+                f"{main.batch_per_gpu:,} {quantities.batch_holder(main)}",
+            ),
             Tile("Bottleneck", limit, below, "text"),
         ]
     )

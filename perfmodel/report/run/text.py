@@ -15,7 +15,7 @@ from perfmodel.report.common.document import (
     section,
 )
 from perfmodel.report.common.markdown import render_markdown
-from perfmodel.report.run import events, servers, tables
+from perfmodel.report.run import events, parallelism, servers, tables
 from perfmodel.report.run.mixtures import search_blocks
 from perfmodel.report.scaling.text import basis, findings
 from perfmodel.studies.run.result import Result, SizeResult
@@ -46,6 +46,7 @@ def result_lines(result: Result) -> list[Block]:
         Paragraph(quantities.headline(result), "headline"),
         *search_blocks(result.search),
         _short_sizes(result),
+        *parallelism.result_blocks(main),
         *paragraphs(servers.lines(main)),
         *paragraphs(events.lines(main)),
         *paragraphs(lines, "note"),
@@ -98,6 +99,7 @@ def run_markdown(result: Result) -> str:
                 tables.sizes_table(result),
                 Paragraph(" ".join(explained)),
             ),
+            *filter(None, [parallelism.mixture_section(main)]),
             section("Where the time of a step goes", _limits(main), _breakdown(result)),
             *_communication(result),
             section("Memory", "", *memory),

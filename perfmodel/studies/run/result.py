@@ -69,6 +69,74 @@ class CommunicationUse:
 
 
 @dataclass(frozen=True, slots=True)
+class DimensionUse:
+    """Communication of one dimension of a mixture in a step.
+
+    `dimension`: "tensor", "context", "expert", "pipeline" (messages of stages), "data" (gradients,
+        and parameters that are sharded), or "all ranks" (the norm of all gradients).
+    `ranks`: of each of its groups.
+    `calls`, `sent_bytes`: of the rank that sends most; bytes as on rings.
+    `exposed_s`: while a GPU neither computes nor has anything else to wait for, mean of stages;
+        dimensions that are in flight together share that time.
+    `links`: kinds of link that its messages cross.
+    `between_hosts`: share of the neighbours in its groups that are on different hosts.
+    """
+
+    dimension: str
+    ranks: int
+    calls: int
+    sent_bytes: float
+    exposed_s: float
+    links: tuple[str, ...]
+    between_hosts: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageUse:
+    """What one stage of a pipeline does in a step; seconds.
+
+    `rank_class`: its ranks in the timeline, the slowest ones where they differ.
+    `busy_s`: while it computes. `exposed_s`: while it communicates and does not compute.
+    `waits_s`: from the first pass of all stages to the last one, while it does neither.
+    """
+
+    stage: int
+    rank_class: str
+    busy_s: float
+    exposed_s: float
+    waits_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureUse:
+    """How a model is split over GPUs, and what that costs.
+
+    `tensor`, `context`, `expert`, `pipeline`, `data`: degrees; `data` is what the others leave of
+        the GPUs, and `expert` a part of data x context.
+    `order`: of dimensions, as `parallel.order`.
+    `schedule`: of the pipeline; None without stages.
+    `micro_batches`: of each data-parallel rank in a step.
+    `bubble`: from the first pass of all stages to the last one, the share of time in which a stage
+        runs no pass and no collective of its layers, mean of stages, as simulated.
+    `bubble_in_theory`: the same of stages of equal work and messages that take no time.
+    `stages`: of the pipeline; none without.
+    """
+
+    tensor: int
+    context: int
+    expert: int
+    pipeline: int
+    data: int
+    order: str
+    schedule: str | None
+    micro_batches: int
+    bubble: float | None
+    bubble_in_theory: float | None
+    dimensions: tuple[DimensionUse, ...]
+    stages: tuple[StageUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes per GPU (the fullest one), and whether they fit.
 
@@ -315,7 +383,7 @@ class SizeResult:
     `exposed_comm_s`: the part of `comm_s` during which no compute runs.
     `breakdown_s`: where the step goes; parts add up to `step_time_s`: "forward", "backward",
         "copies", "optimizer", "slowdown" (compute made slower by overlap), "exposed communication",
-        "idle".
+        "bubble" (a stage waits for the others), "idle".
     `samples_per_s`: over all GPUs.
     `scaling_efficiency`: throughput over that of `efficiency_base` GPUs scaled up linearly.
     `bottleneck`: what saves most of the step where it is no limit: links by name, latency, the
@@ -335,6 +403,7 @@ class SizeResult:
     `mfu`: model FLOPs utilisation: matrix products of forward and backward (recomputation not
         counted, masked scores of attention counted) over what the GPUs could do at their dense
         peak; None where either is not known.
+    `mixture`: how the model is split, and what that costs; None where each GPU has all of it.
     """
 
     gpus: int
@@ -365,6 +434,7 @@ class SizeResult:
     server_use: ServerUse | None = None
     communication: tuple[CommunicationUse, ...] = ()
     mfu: float | None = None
+    mixture: MixtureUse | None = None
 
     @property
     def sent_bytes(self) -> float:

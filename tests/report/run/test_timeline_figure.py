@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.report.run.timeline_figure import draw_timeline
+from perfmodel.report.run.drawings.timeline_figure import draw_timeline
 from perfmodel.studies.run.result import Result
 
 

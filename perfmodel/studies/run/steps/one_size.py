@@ -17,6 +17,7 @@ from perfmodel.studies.run.steps.bottlenecks.hot_spot import find_hot_spot
 from perfmodel.studies.run.steps.bottlenecks.reliefs import simulate_reliefs
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
 from perfmodel.studies.run.steps.metrics.communication import communication_uses
+from perfmodel.studies.run.steps.metrics.mixture_use import mixture_use
 from perfmodel.studies.run.steps.metrics.step_parts import (
     busiest_class,
     mean,
@@ -110,6 +111,7 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         timeline=Timeline(spans),
         communication=_communication(reported, spans),
         mfu=mfu_of(sized, reported.plan.samples / step_s),
+        mixture=mixture_use(sized, reported, spans),
         mode=f"{sized.fidelity}, {reported.mode}{means}",
         notes=tuple(str(note) for note in run.notes),
     )

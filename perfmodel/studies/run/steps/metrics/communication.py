@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.studies.run.result import CommunicationUse
 from perfmodel.timeline import exposed
+from perfmodel.training.parallel.dimensions import has_stages
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
 Interval = tuple[float, float]
@@ -35,14 +36,18 @@ def communication_uses(
 ) -> tuple[CommunicationUse, ...]:
     """Return what the ranks of a class communicate in a step, by operation.
 
+    Of a pipeline only what the stage itself takes part in.
+
     `steps`: over which times are means. Where several operations are exposed together, they share
     that time, so that exposed times add up to the exposed communication of the step.
     """
     kinds = {stream.name: stream.kind for stream in plan.streams}
-    by_step = {at: list[TaskExecution]() for at in steps}
-    for execution in run.executions:
-        if execution[1] in by_step:
-            by_step[execution[1]].append(execution)
+    by_step = executions_by_step(run, steps)
+    if has_stages(plan):
+        by_step = {
+            at: [each for each in executions if each[0].rank_class == rank_class]
+            for at, executions in by_step.items()
+        }
     tasks = [
         each[0]
         for each in by_step[steps[-1]]
@@ -50,12 +55,20 @@ def communication_uses(
     ]
     busy_s, exposed_s = defaultdict[str, float](float), defaultdict[str, float](float)
     for executions in by_step.values():
-        _add_times(executions, kinds, rank_class, busy_s, exposed_s)
-    ranks = {each.name: len(each.groups[0]) for each in plan.communicators}
+        add_times(executions, kinds, rank_class, op_of, busy_s, exposed_s)
     return tuple(
-        _sum_up(op, tasks, ranks, busy_s[op] / len(steps), exposed_s[op] / len(steps))
+        _sum_up(op, tasks, plan, busy_s[op] / len(steps), exposed_s[op] / len(steps))
         for op in dict.fromkeys(op_of(task) for task in tasks)
     )
+
+
+def executions_by_step(run: Run, steps: range) -> dict[int, list[TaskExecution]]:
+    """Group what ran in some steps by step."""
+    by_step = {at: list[TaskExecution]() for at in steps}
+    for execution in run.executions:
+        if execution[1] in by_step:
+            by_step[execution[1]].append(execution)
+    return by_step
 
 
 def is_communication(task: Task) -> bool:
@@ -70,27 +83,48 @@ def op_of(task: Task) -> str:
 
 
 def _sum_up(
-    op: str, tasks: Sequence[Task], ranks: Mapping[str, int], busy_s: float, exposed_s: float
+    op: str, tasks: Sequence[Task], plan: StepPlan, busy_s: float, exposed_s: float
 ) -> CommunicationUse:
-    calls, nbytes, sent_bytes = 0, 0, 0.0
-    for task in tasks:
-        if isinstance(task.work, Compute) or op_of(task) != op:
-            continue
-        size, times = ranks[task.work.communicator], task.work.times
-        calls, nbytes = calls + times, nbytes + times * task.work.nbytes
-        sent_bytes += times * ring_bytes(op, task.work.nbytes, size)
-    return CommunicationUse(op, calls, nbytes, sent_bytes, busy_s, exposed_s)
+    own = [task.work for task in tasks if isinstance(task.work, Collective) and op_of(task) == op]
+    calls = sum(work.times for work in own)
+    nbytes = sum(work.times * work.nbytes for work in own)
+    return CommunicationUse(op, calls, nbytes, sum_sent_bytes(plan, tasks, own), busy_s, exposed_s)
 
 
-def _add_times(
+def sum_sent_bytes(plan: StepPlan, tasks: Sequence[Task], works: Sequence[Collective]) -> float:
+    """Bytes that a rank sends in collectives on rings; of a message only the one that sends it.
+
+    `tasks`: of one class, whose ranks call the collectives.
+    """
+    if not works:
+        return 0.0
+    groups = {each.name: each.groups for each in plan.communicators}
+    own = {each.name: each.ranks for each in plan.classes}[tasks[0].rank_class]
+    senders = {
+        work.communicator: any(group[0] in own for group in groups[work.communicator])
+        for work in works
+        if work.op == "send"
+    }
+    return sum(
+        work.times * ring_bytes(work.op, work.nbytes, len(groups[work.communicator][0]))
+        for work in works
+        if senders.get(work.communicator, True)
+    )
+
+
+def add_times(
     executions: Sequence[TaskExecution],
     kinds: Mapping[str, str],
     rank_class: str,
+    name_of: Callable[[Task], str],
     busy_s: dict[str, float],
     exposed_s: dict[str, float],
 ) -> None:
-    """Add the times of one step to those of each operation."""
-    comm = [(op_of(e[0]), (e[2], e[3])) for e in executions if is_communication(e[0])]
+    """Add the times of one step to those of each kind of communication.
+
+    `name_of`: the kind that a task is of.
+    """
+    comm = [(name_of(e[0]), (e[2], e[3])) for e in executions if is_communication(e[0])]
     compute = [
         (e[2], e[3])
         for e in executions
@@ -98,12 +132,13 @@ def _add_times(
         and e[0].rank_class == rank_class
         and not is_communication(e[0])
     ]
-    for op in dict.fromkeys(op for op, _ in comm):
-        own = [interval for each, interval in comm if each == op]
-        busy_s[op] += sum(end - start for start, end in exposed(own, ()))
-    for start, end, ops in _shared(comm, exposed([interval for _, interval in comm], compute)):
-        for op in ops:
-            exposed_s[op] += (end - start) / len(ops)
+    for name in dict.fromkeys(name for name, _ in comm):
+        own = [interval for each, interval in comm if each == name]
+        busy_s[name] += sum(end - start for start, end in exposed(own, ()))
+    free = exposed([interval for _, interval in comm], compute)
+    for start, end, names in _shared(comm, free):
+        for name in names:
+            exposed_s[name] += (end - start) / len(names)
 
 
 def _shared(

@@ -1,0 +1,120 @@
+"""Picture of a pipeline: stages below each other, passes by micro-batch, bubbles empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
+from perfmodel.report.common.palette import WORK
+from perfmodel.report.run.drawings.pipeline_layout import (
+    COLLECTIVE,
+    KINDS,
+    MESSAGE,
+    Block,
+    PipelinePicture,
+    pipeline_picture,
+)
+from perfmodel.studies.run.result import SizeResult
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+PIPELINE_HINT = (
+    "Numbers are micro-batches; empty space is the bubble. Thin bars below a stage are what it "
+    "receives from its neighbours, and data-parallel collectives. Drag across the picture to zoom, "
+    "double-click to go back; timeline.json holds every stage and every pass."
+)
+
+_COLOURS = {
+    "forward": WORK["forward"], "backward": WORK["backward"],
+    "gradients of weights": WORK["slowdown"], COLLECTIVE: WORK["exposed communication"],
+    "optimizer": WORK["optimizer"], MESSAGE: WORK["communication"],
+}  # fmt: skip
+_ROW_PIXELS, _PANEL_PIXELS = 24, 62
+_HEIGHT, _THIN = 0.66, 0.14
+"""Of a block, and of what is received; rows are 1 apart."""
+_LEAST_TEXT = 9
+"""Pixels: smaller numbers are left out."""
+
+
+def draw_pipeline(point: SizeResult) -> go.Figure:
+    """Draw the passes of a step; its begin above its end where it is long."""
+    picture = pipeline_picture(point)
+    unit, scale = time_unit(picture.windows[0][1])
+    panels = len(picture.windows)
+    rows = len(picture.stages)
+    figure = new_figure(
+        20 + panels * (_PANEL_PIXELS + _ROW_PIXELS * rows), barmode="overlay",
+        uniformtext={"minsize": _LEAST_TEXT, "mode": "hide"},
+    )  # fmt: skip
+    for panel in range(panels):
+        _add_panel(figure, picture, panel, unit, scale)
+    figure.update_layout(dragmode="zoom")
+    return figure
+
+
+def _add_panel(
+    figure: go.Figure, picture: PipelinePicture, panel: int, unit: str, scale: float
+) -> None:
+    low, high = picture.windows[panel]
+    shown = [b for b in picture.blocks if b.start_s < high and b.end_s > low]
+    suffix = "" if panel == 0 else f"{panel + 1}"
+    for kind in KINDS:
+        _add_blocks(figure, [b for b in shown if b.kind == kind], picture, suffix, scale)
+    panels, labels = len(picture.windows), [f"{stage}" for stage in picture.stages]
+    height = (1 - 0.14 * (panels - 1)) / panels
+    top = 1 - panel * (height + 0.14)
+    names = ("the step",) if panels == 1 else ("the first passes", "the last passes")
+    figure.update_layout({
+        f"xaxis{suffix}": axis_layout(
+            f"{names[panel]}: time since the first pass ({unit})",
+            range=[low / scale, high / scale], fixedrange=False, anchor=f"y{suffix}",
+        ),
+        f"yaxis{suffix}": axis_layout(
+            "stage", domain=[max(0.0, top - height), top], range=[len(labels) - 0.4, -0.6],
+            tickvals=list(range(len(labels))), ticktext=labels, showgrid=False, anchor=f"x{suffix}",
+        ),
+    })  # fmt: skip
+
+
+def _add_blocks(
+    figure: go.Figure,
+    blocks: Sequence[Block],
+    picture: PipelinePicture,
+    suffix: str,
+    scale: float,
+) -> None:
+    if not blocks:
+        return
+    kind, thin = blocks[0].kind, blocks[0].kind == MESSAGE
+    figure.add_bar(
+        orientation="h",
+        base=[block.start_s / scale for block in blocks],
+        x=[(block.end_s - block.start_s) / scale for block in blocks],
+        y=[block.row + (0.42 if thin else 0.0) for block in blocks],
+        width=[_THIN if thin else _HEIGHT] * len(blocks),
+        name=kind,
+        showlegend=not suffix or all(trace.name != kind for trace in figure.data),
+        marker={"color": _COLOURS[kind], "line": {"color": "white", "width": 0 if thin else 0.5}},
+        text=["" if b.micro_batch is None else f"{b.micro_batch}" for b in blocks],
+        textposition="inside",
+        insidetextanchor="middle",
+        textangle=0,
+        constraintext="inside",
+        hovertext=[_hover(block, picture) for block in blocks],
+        hoverinfo="text",
+        xaxis=f"x{suffix}",
+        yaxis=f"y{suffix}",
+    )
+
+
+def _hover(block: Block, picture: PipelinePicture) -> str:
+    number = "" if block.micro_batch is None else f", micro-batch {block.micro_batch}"
+    name = block.kind if block.micro_batch is not None else escape(block.name, quote=False)
+    return (
+        f"<b>{name}{number}</b><br>stage {picture.stages[block.row]}<br>"
+        f"{quantities.duration(block.start_s)} to {quantities.duration(block.end_s)}"
+    )

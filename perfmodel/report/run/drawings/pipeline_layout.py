@@ -1,0 +1,131 @@
+"""Passes of a pipeline prepared for drawing: blocks of stages, and the windows that are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+
+from perfmodel.studies.run.result import SizeResult, StageUse
+from perfmodel.timeline import Span
+
+MOST_STAGES = 16
+"""Stages drawn at most: the first, the last and some between them."""
+
+_MOST_BLOCKS = 26
+"""Passes of a stage beside each other that can be told apart in a picture."""
+
+_GAP = 1 / 5000
+"""Blocks of one pass are drawn as one if less than this share of a window lies between them."""
+
+_FORWARD, _BACKWARD, _WEIGHTS = "forward", "backward", "gradients of weights"
+COLLECTIVE, MESSAGE = "exposed collective of layers", "messages and gradients"
+KINDS = (_FORWARD, _BACKWARD, _WEIGHTS, COLLECTIVE, "optimizer", MESSAGE)
+"""Kinds of block, in the order of the legend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One pass of a micro-batch, or what stands between passes; seconds from the first pass.
+
+    `row`: of its stage in the picture, from the top.
+    `micro_batch`: counted from 1; None where it is of none.
+    """
+
+    row: int
+    kind: str
+    name: str
+    micro_batch: int | None
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePicture:
+    """Everything that the figure draws.
+
+    `stages`: of each row. `windows`: begin and end of the parts of the step that are shown.
+    """
+
+    stages: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    windows: tuple[tuple[float, float], ...]
+
+
+def pipeline_picture(point: SizeResult) -> PipelinePicture:
+    """Arrange the passes of a step; its begin and its end where it is too long for one window."""
+    assert point.mixture is not None
+    stages = _chosen(point.mixture.stages)
+    rows = {each.rank_class: row for row, each in enumerate(stages)}
+    passes = [s for s in point.timeline.spans if s.kind in (_FORWARD, _BACKWARD)]
+    origin = min(span.start_s for span in passes)
+    end = max(span.end_s for span in point.timeline.spans if span.rank_class in rows) - origin
+    blocks = [
+        _block(span, rows[span.rank_class], origin)
+        for span in point.timeline.spans
+        if span.rank_class in rows and _is_drawn(span) and span.end_s > span.start_s
+    ]
+    windows = _windows(blocks, end)
+    gap_s = _GAP * (windows[0][1] - windows[0][0])
+    shown = [b for b in blocks if any(b.start_s < high and b.end_s > low for low, high in windows)]
+    joined = tuple(_joined(sorted(shown, key=lambda b: (b.row, b.kind, b.start_s)), gap_s))
+    return PipelinePicture(tuple(each.stage for each in stages), joined, windows)
+
+
+def _chosen(stages: Sequence[StageUse]) -> list[StageUse]:
+    """The first and the last stage, and evenly many between them."""
+    if len(stages) <= MOST_STAGES:
+        return list(stages)
+    last = len(stages) - 1
+    return [stages[round(at * last / (MOST_STAGES - 1))] for at in range(MOST_STAGES)]
+
+
+def _is_drawn(span: Span) -> bool:
+    return _kind(span) in KINDS and not span.stream.startswith("to ")
+
+
+def _kind(span: Span) -> str:
+    if span.kind == "communication":
+        return COLLECTIVE if span.stream == "compute" else MESSAGE
+    if span.kind == _BACKWARD and span.name.startswith("weights of "):
+        return _WEIGHTS
+    return span.kind
+
+
+def _block(span: Span, row: int, origin: float) -> Block:
+    kind = _kind(span)
+    number = span.micro_batch + 1 if kind in (_FORWARD, _BACKWARD, _WEIGHTS) else None
+    return Block(row, kind, span.name, number, span.start_s - origin, span.end_s - origin)
+
+
+def _joined(blocks: Sequence[Block], gap_s: float) -> list[Block]:
+    """Join neighbours of one kind and micro-batch that nearly touch."""
+    joined: list[Block] = []
+    for block in blocks:
+        last = joined[-1] if joined else None
+        alike = last is not None and (last.row, last.kind, last.micro_batch) == (
+            block.row, block.kind, block.micro_batch,
+        )  # fmt: skip
+        if last is not None and alike and block.start_s - last.end_s <= gap_s:
+            joined[-1] = replace(last, end_s=max(last.end_s, block.end_s))
+        else:
+            joined.append(block)
+    return joined
+
+
+def _windows(blocks: Sequence[Block], end_s: float) -> tuple[tuple[float, float], ...]:
+    """The whole step, or its begin and its end: each as long as the pipeline takes to fill.
+
+    That is until the first stage has run a few backwards, for as many passes as can be drawn.
+    """
+    spans = sorted(
+        (b for b in blocks if b.row == 0 and b.micro_batch is not None), key=lambda b: b.start_s
+    )
+    runs = groupby(spans, key=lambda block: (block.kind, block.micro_batch))
+    passes = [next(run) for _, run in runs]
+    if len(passes) <= 2 * _MOST_BLOCKS:
+        return ((0.0, end_s),)
+    backward = next(block.start_s for block in passes if block.kind != _FORWARD)
+    period = sorted(b.start_s - a.start_s for a, b in pairwise(passes))[len(passes) // 2]
+    length = min(max(1.25 * backward, period * _MOST_BLOCKS), end_s / 2)
+    return ((0.0, length), (end_s - length, end_s))

@@ -1,0 +1,127 @@
+"""How a model is split over GPUs and what that costs: sentences, tables and a section."""
+
+from __future__ import annotations
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.document import Block, Paragraph, Section, Table, paragraphs, section
+from perfmodel.report.common.palette import LINKS
+from perfmodel.studies.run.result import DimensionUse, MixtureUse, SizeResult
+
+_TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "
+
+_SCHEDULES = {
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B",
+    "looped_bfs": "breadth-first", "zb_h1": "ZB-H1", "zb_v": "ZB-V",
+    "interleaved_zero_bubble": "interleaved zero-bubble", "dualpipe": "DualPipe",
+    "dualpipe_v": "DualPipeV",
+}  # fmt: skip
+"""What papers call each schedule."""
+
+_WORDS = {
+    "pipeline": "pipeline messages",
+    "data": "data-parallel gradients, parameters",
+    "all ranks": "norm of all gradients",
+}
+"""What a dimension sends, where its name does not say it."""
+
+
+def schedule_name(use: MixtureUse) -> str:
+    """Name of the pipeline's schedule."""
+    return _SCHEDULES.get(use.schedule or "", use.schedule or "")
+
+
+def degrees(use: MixtureUse) -> str:
+    """``"tensor 8 x pipeline 16 x data 8"``; experts share ranks of other dimensions."""
+    names = ("tensor", "context", "pipeline")
+    split = [f"{name} {getattr(use, name)}" for name in names if getattr(use, name) > 1]
+    text = _TIMES.join([*split, f"data {use.data}"])
+    return text if use.expert == 1 else f"{text}, experts over {use.expert} of data and context"
+
+
+def bubble(use: MixtureUse) -> str:
+    """How long stages wait; nothing without a pipeline."""
+    if use.bubble is None or use.bubble_in_theory is None:
+        return ""
+    equal = f"{use.pipeline} equal stages and {use.micro_batches:,} micro-batches"
+    return (
+        f"Bubble: a stage waits {quantities.percent(use.bubble)} of the pipeline's time, as "
+        f"simulated; {quantities.percent(use.bubble_in_theory)} in theory ({schedule_name(use)} of "
+        f"{equal}, messages that take no time)"
+    )
+
+
+def lines(point: SizeResult) -> list[str]:
+    """Sentences on the mixture of a size; none where each GPU has the whole model."""
+    use = point.mixture
+    if use is None:
+        return []
+    text = f"Split: {degrees(use)} (order {use.order})."
+    return [text, *([f"{bubble(use)}."] if use.schedule else [])]
+
+
+def crossing(use: DimensionUse) -> str:
+    """Over which links the messages of a dimension go."""
+    names = [LINKS[kind][1] if kind in LINKS else kind for kind in use.links]
+    where = {0.0: "inside hosts", 1.0: "between hosts"}.get(
+        use.between_hosts, "inside and between hosts"
+    )
+    return f"{where}: {', '.join(names)}" if names else where
+
+
+def dimensions_table(use: MixtureUse) -> Table:
+    """What each dimension sends, what of it is exposed, and over which links it goes."""
+    header = ("Dimension", ">GPUs", ">Calls", ">Sent per GPU", ">Exposed", "Crosses")
+    rows = [
+        (
+            _WORDS.get(each.dimension, each.dimension),
+            f"{each.ranks:,}",
+            f"{each.calls:,}",
+            quantities.size(each.sent_bytes),
+            quantities.duration(each.exposed_s),
+            crossing(each),
+        )
+        for each in use.dimensions
+    ]
+    return Table(header, rows)
+
+
+DIMENSIONS_HINT = (
+    "Calls and bytes: of the GPU that sends most, as on rings. Exposed: while a GPU does not "
+    "compute, mean of all GPUs. GPUs: in each group; neighbours in a group decide what it crosses."
+)
+
+
+def stages_table(use: MixtureUse) -> Table:
+    """What each stage of a pipeline does."""
+    header = (">Stage", ">Computes", ">Exposed", ">Waits")
+    rows = [
+        (
+            f"{each.stage}",
+            quantities.duration(each.busy_s),
+            quantities.duration(each.exposed_s),
+            quantities.duration(each.waits_s),
+        )
+        for each in use.stages
+    ]
+    return Table(header, rows)
+
+
+def result_blocks(point: SizeResult) -> list[Block]:
+    """The same for the terminal."""
+    if point.mixture is None:
+        return []
+    return [*paragraphs(lines(point)), dimensions_table(point.mixture), Paragraph("")]
+
+
+def mixture_section(point: SizeResult, *blocks: Block) -> Section | None:
+    """A section of a page; None where each GPU has the whole model.
+
+    `blocks`: what stands after the sentences.
+    """
+    use = point.mixture
+    if use is None:
+        return None
+    tables: list[Block] = [dimensions_table(use), Paragraph(DIMENSIONS_HINT, "hint")]
+    if use.stages:
+        tables.append(stages_table(use))
+    return section("How the model is split", " ".join(lines(point)), *blocks, *tables)
