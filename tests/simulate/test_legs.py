@@ -69,3 +69,15 @@ def test_a_fold_that_swaps_halves_is_never_too_quick() -> None:
         scene = Scene("mesh", "mesh", machine, (Launch(0.0, way, "all_reduce", ranks),))
         flow, message = (play(fidelity, scene)[0] for fidelity in ("flow", "message"))
         assert message * (1 - 1e-9) <= flow <= message * 1.2
+
+
+def test_legs_of_as_many_edges_as_they_have_after_rates_changed() -> None:
+    """A second reduction changes rates in the first leg, whose four edges end before two begin."""
+    machine = mesh(8, 2, np.random.default_rng(5))
+    way = collective(machine, "reduce", 8 * 4_000_000, range(8), "binomial")
+    alone = play("flow", Scene("mesh", "mesh", machine, (Launch(0.0, way, "reduce", 8),)))[0]
+    launches = tuple(Launch(begin, way, "reduce", 8) for begin in (0.0, alone / 8))
+    scene = Scene("mesh", "mesh", machine, launches)
+    flow, message = (play(fidelity, scene) for fidelity in ("flow", "message"))
+    assert alone < flow[0] <= flow[1]
+    assert flow == pytest.approx(message, rel=0.15)

@@ -162,7 +162,7 @@ class Collective:
 
         Where it was disturbed, `stage` and `rates_Bps` are those of the present machine.
         """
-        ends = self.ends()
+        ends, ended = self.ends(), self.stage
         self.landed_s = max(self.landed_s, ends.last_s)
         self.leg += 1
         if self._clocks is None:
@@ -170,7 +170,7 @@ class Collective:
         assert self._ready is not None
         assert stage is not None
         assert rates_Bps is not None
-        self._ready.land(self.stage.phases[0], ends.landed_s)
+        self._ready.land(ended.phases[0], ends.landed_s)
         begin_s = self._ready.begin_s(stage.phases[0])
         self._clocks, self._ends = self._clocks_of(stage, rates_Bps, begin_s), None
         self._stage, self._rates_Bps = stage, rates_Bps
