@@ -29,9 +29,9 @@ GB = 1e9
 """Peaks are stated in 10^9 bytes."""
 SCALES = (0.25, 4.0)
 """Factors on compute between which that of a measured step is sought."""
-LONG_TASKS = 5000
-"""Tasks of the plan of a split model above which its step is simulated once: neither scaled nor
-with other numbers for its interval, which take a dozen times as long together."""
+LONG_TASKS, MANY_GPUS = 5000, 256
+"""Tasks of the plan of a split model, and GPUs, above which its step is simulated once: neither
+scaled nor with other numbers for its interval, which take a dozen times as long together."""
 DECIDES = 1.1
 """A network that is not named decides a step where the slowest of such machines makes it so many
 times as long as the fastest: the error that is aimed at."""
@@ -81,7 +81,9 @@ class PredictedStep:
     def is_long(self) -> bool:
         """Whether it takes too long to be simulated with other numbers, too."""
         is_split = not self.stated.scenario.parallel.is_plain
-        return is_split and len(self.sized.plan_for(None).tasks) > LONG_TASKS
+        if not is_split or self.stated.size.gpus > MANY_GPUS:
+            return is_split
+        return len(self.sized.plan_for(None).tasks) > LONG_TASKS
 
     def with_compute(self, by: float) -> float:
         """Return the step with times of layers `by` times as long; seconds."""
