@@ -20,7 +20,7 @@ from perfmodel.validate.sweeps.match import one_line
 from perfmodel.validate.trainings.datasets import collect_table_faults
 
 STEPS = "strategy_steps.csv"
-SETUPS = 3
+SETUPS = 2
 """Setups of split models that are predicted of each GPU, precision and kind of split of a table; so
 that all take minutes, one setup of each GPU where steps are long."""
 LONG_PASSES = 1500
