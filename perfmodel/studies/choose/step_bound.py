@@ -175,7 +175,7 @@ class StepBounds:
         stages = np.arange(candidate.pipeline)
         both_ways = row.layout == "bidirectional"
         held = np.array(
-            [[shape.part(stage, chunk) for chunk in range(shape.chunks)] for stage in stages]
+            [[shape.part(s, chunk) for chunk in range(shape.chunks)] for s in range(shape.stages)]
         )
         count = candidate.micro_batches / (2 if both_ways else 1)
         bounds = count * (forward_s + backward_s)[held].sum(axis=1)
