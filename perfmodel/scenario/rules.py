@@ -396,7 +396,8 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
-    _recompute_within_units, _masters_kept, _mixes, _auto_chooses, _computes_in_param_dtype, _float8_fits,
+    _recompute_within_units, _masters_kept, _mixes, _auto_chooses,
+    _computes_in_param_dtype, _float8_fits,
     _float8_gathers_fit, _network_given, _jobs_fit, _placement_has_choice, _job_names_differ,
     _events_fit, _servers_fit, _plan_is_valid,
 )  # fmt: skip

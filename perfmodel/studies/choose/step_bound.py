@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -239,7 +240,7 @@ def _segments(sized: SizedJob) -> Iterator[tuple[int, int]]:
     for block in repeated_blocks(workload):
         edges += [block.start, block.stop]
     edges.append(len(workload.layers))
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         if begin < end:
             yield begin, end
 
