@@ -118,14 +118,14 @@ class StepBounds:
         times = slow_device(price_layers(job, sized.batch), spread)
         forward_s, backward_s = times.forward_s.copy(), times.backward_s.copy()
         if any(layer.calls for layer in workload.layers) and _is_timed(sized):
-            known: dict[Hashable, tuple[float, float]] = {}
+            called_s: dict[Hashable, tuple[float, float]] = {}
             for begin, end in _segments(sized):
                 layers = range(begin, end)
-                alike = tuple(workload.layers[layer].calls for layer in layers)
-                if alike not in known:
-                    known[alike] = self._calls_s(sized, times, layers, groups)
-                forward_s[begin] += known[alike][0]
-                backward_s[begin] += known[alike][1]
+                calls = tuple(workload.layers[layer].calls for layer in layers)
+                if calls not in called_s:
+                    called_s[calls] = self._calls_s(sized, times, layers, groups)
+                forward_s[begin] += called_s[calls][0]
+                backward_s[begin] += called_s[calls][1]
         return PricedShare(workload, _sums(forward_s), _sums(backward_s))
 
     def _calls_s(
