@@ -62,6 +62,8 @@ REPEATED_STEMS = {
 ROW = "one row of a table of alike modules"
 
 SMALL_MODULES = {
+    "report/scaling/mixture_search": "how a mixture was found, which a result alone has",
+    "studies/choose/step_causes": "why a step takes as long, apart from the search",
     "collectives/algorithms/hierarchical": ROW,
     "collectives/algorithms/in_network": ROW,
     "collectives/algorithms/linear": ROW,

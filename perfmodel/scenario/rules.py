@@ -351,8 +351,8 @@ def _auto_chooses(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault
         allowed = f"training.global_batch with {kind}, which chooses micro-batches"
         yield origin.fault("training.batch_per_gpu", str(training.batch_per_gpu), allowed)
     parallel, compute = parts.get("parallel"), parts.get("compute")
-    written = () if parallel is None else parallel.model_fields_set
-    for name in written & {"tensor", "sequence_parallel", "context", "pipeline"}:
+    written = set() if parallel is None else parallel.model_fields_set
+    for name in sorted(written & {"tensor", "sequence_parallel", "context", "pipeline"}):
         allowed = f"nothing with {kind}: strategy.{name} lists what it chooses from"
         yield origin.fault(f"parallel.{name}", _short(getattr(parallel, name)), allowed)
     if compute is not None and "recompute" in compute.model_fields_set:
@@ -399,7 +399,8 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
-    _recompute_within_units, _masters_kept, _mixes, _auto_chooses, _computes_in_param_dtype, _float8_fits,
+    _recompute_within_units, _masters_kept, _mixes, _auto_chooses,
+    _computes_in_param_dtype, _float8_fits,
     _float8_gathers_fit, _network_given, _jobs_fit, _placement_has_choice, _job_names_differ,
     _events_fit, _servers_fit, _plan_is_valid,
 )  # fmt: skip

@@ -16,7 +16,7 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.run import events, parallelism, servers, tables
-from perfmodel.report.run.mixtures import search_blocks
+from perfmodel.report.scaling.mixture_search import search_blocks
 from perfmodel.report.scaling.text import basis, findings
 from perfmodel.studies.run.result import Result, SizeResult
 

@@ -266,14 +266,14 @@ def _nothing(scenario: Scenario, search: _Search, refused: InputError | None) ->
         needed, number = search.least
         candidate = search.candidates[number]
         gpus = search.jobs.base.size.gpus
-        text = candidate.describe(search.jobs.section, gpus // candidate.gpus_per_replica)
-        found = f"{counts.too_big:,} mixtures, none of which fits"
+        mixture = candidate.describe(search.jobs.section, gpus // candidate.gpus_per_replica)
+        text = f"{counts.too_big:,} mixtures, none of which fits"
         allowed = (
             f"more GPUs, or other lists: the least memory, {needed / 2**30:.1f} GiB of "
             f"{search.jobs.base.job.gpu.memory_bytes / 2**30:.1f} GiB with what CUDA, NCCL and "
-            f"the allocator take, has {text}"
+            f"the allocator take, has {mixture}"
         )
-        return scenario.fault("strategy", found, allowed)
+        return scenario.fault("strategy", text, allowed)
     last = search.refused or refused
     reason = "degrees that divide GPUs, batch and blocks of the model"
     if last is not None:

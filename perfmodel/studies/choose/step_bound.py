@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,14 +118,14 @@ class StepBounds:
         times = slow_device(price_layers(job, sized.batch), spread)
         forward_s, backward_s = times.forward_s.copy(), times.backward_s.copy()
         if any(layer.calls for layer in workload.layers) and _is_timed(sized):
-            known: dict[Hashable, tuple[float, float]] = {}
+            called_s: dict[Hashable, tuple[float, float]] = {}
             for begin, end in _segments(sized):
                 layers = range(begin, end)
-                alike = tuple(workload.layers[layer].calls for layer in layers)
-                if alike not in known:
-                    known[alike] = self._calls_s(sized, times, layers, groups)
-                forward_s[begin] += known[alike][0]
-                backward_s[begin] += known[alike][1]
+                calls = tuple(workload.layers[layer].calls for layer in layers)
+                if calls not in called_s:
+                    called_s[calls] = self._calls_s(sized, times, layers, groups)
+                forward_s[begin] += called_s[calls][0]
+                backward_s[begin] += called_s[calls][1]
         return PricedShare(workload, _sums(forward_s), _sums(backward_s))
 
     def _calls_s(
@@ -175,7 +176,7 @@ class StepBounds:
         stages = np.arange(candidate.pipeline)
         both_ways = row.layout == "bidirectional"
         held = np.array(
-            [[shape.part(stage, chunk) for chunk in range(shape.chunks)] for stage in stages]
+            [[shape.part(s, chunk) for chunk in range(shape.chunks)] for s in range(shape.stages)]
         )
         count = candidate.micro_batches / (2 if both_ways else 1)
         bounds = count * (forward_s + backward_s)[held].sum(axis=1)
@@ -239,7 +240,7 @@ def _segments(sized: SizedJob) -> Iterator[tuple[int, int]]:
     for block in repeated_blocks(workload):
         edges += [block.start, block.stop]
     edges.append(len(workload.layers))
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         if begin < end:
             yield begin, end
 

@@ -25,17 +25,17 @@ def step_causes(reported: ReportedRun) -> dict[str, float]:
     busiest = busiest_class(spans, kinds)
     own = [span for span in spans if span.rank_class == busiest]
     on_device = [span for span in own if kinds[span.stream] == "compute"]
-    beside = [span for span in own if kinds[span.stream] == "comm"]
+    exchanged = [span for span in own if kinds[span.stream] == "comm"]
     transfers = {stream.name for stream in TRANSFER_STREAMS}
     kernels = _intervals([span for span in on_device if span.kind != "communication"])
     parts = {"compute": covered_s(kernels)}
     cover = list(kernels)
     for name in CALLS:
-        calls = [span for span in on_device + beside if _is_call(span, name)]
+        calls = [span for span in on_device + exchanged if _is_call(span, name)]
         parts[name] = exposed_s(_intervals(calls), cover)
         cover += _intervals(calls)
     for name, is_transfer in (("data", False), ("pipeline", True)):
-        busy = _intervals([span for span in beside if (span.stream in transfers) == is_transfer])
+        busy = _intervals([span for span in exchanged if (span.stream in transfers) == is_transfer])
         parts[name] = exposed_s(busy, cover)
         cover += busy
     parts["bubble"] = max(0.0, reported.run.step_times_s[at] - sum(parts.values()))

@@ -21,15 +21,15 @@ strategy:
   pipeline: [1, 2]
   schedules: [1f1b, interleaved]
   chunks: 2
-  micro_batch: [1, 2]
-  recompute: [none, full]
+  micro_batch: [2, 4]
+  recompute: none
 cluster: {node: dgx-h100, nodes: 1}
 training: {global_batch: 32}
 """
 ON_TWO = {
     "cluster": {"node": "v100-x8-25g", "nodes": 2, "fabric": {"kind": "one-switch"}},
-    "compute.precision": "fp16", "model.dtype": "fp16", "strategy.recompute": "none",
-    "strategy.pipeline": [1, 2, 4], "strategy.schedules": ["gpipe", "1f1b"],
+    "compute.precision": "fp16", "model.dtype": "fp16", "strategy.recompute": ["none", "full"],
+    "strategy.pipeline": [1, 4], "strategy.schedules": "1f1b", "strategy.micro_batch": 2,
 }  # fmt: skip
 LARGE_MICRO_BATCHES = {
     "training.global_batch": 512, "strategy.micro_batch": [16, 64],
@@ -51,7 +51,7 @@ def test_equals_simulating_all_that_fits(small, changes):
     every = choose_mixture(scenario, exhaustive=True)
     assert searched.winner == every.winner
     assert searched.unproven == 0
-    assert searched.simulated < every.simulated
+    assert searched.simulated <= every.simulated
     for each in every.best:  # the ten quickest
         assert each.bound_s <= each.step_time_s * (1 + 1e-9)
         assert sum(each.parts_s.values()) == pytest.approx(each.step_time_s, rel=1e-6)

@@ -42,5 +42,5 @@ StrategySection = Annotated[
     BeforeValidator(_ddp_unless_named),
 ]
 """The strategies by `kind`; DDP without one. Each class has a row of the same kind in
-`perfmodel.training.strategies` (but `auto`, for which a study puts another in its place), and says `accumulate`, `one_node_only`, and whether its
-communication `overlaps` layers."""
+`perfmodel.training.strategies` (but `auto`, for which a study puts another in its place), and says
+`accumulate`, `one_node_only`, and whether its communication `overlaps` layers."""
