@@ -82,4 +82,3 @@ def _most_bytes(chunks: Sequence[_PartMemory], actions: StageActions) -> float:
 def _frees(action: PassAction) -> bool:
     """Whether nothing needs a micro-batch's activations any more once a pass has ended."""
     return action.kind in ("backward", "weight_gradient")
-

@@ -98,7 +98,10 @@ def _add_blocks(
         width=[_THIN if thin else _HEIGHT] * len(blocks),
         name=kind,
         showlegend=not suffix or all(trace.name != kind for trace in figure.data),
-        marker={"color": _COLOURS[kind], "line": {"color": "white", "width": 0 if blocks[0].micro_batch is None else 0.4}},
+        marker={
+            "color": _COLOURS[kind],
+            "line": {"color": "white", "width": 0 if blocks[0].micro_batch is None else 0.4},
+        },
         text=["" if b.micro_batch is None else f"{b.micro_batch}" for b in blocks],
         textposition="inside",
         insidetextanchor="middle",
