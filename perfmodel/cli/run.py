@@ -94,6 +94,8 @@ def run(
     if output is not None:
         from perfmodel.report.run.page import write_report
 
+        if result.search is not None:
+            question = change_scenario(question, result.search.winner.changes)
         if fidelity is not None:
             question = change_scenario(question, {"fidelity": fidelity})
         grid = _simulate_grid(question, result, measured, points, each_s) if explore else None

@@ -77,7 +77,8 @@ def tune(
 def _has_buckets(question: Scenario) -> bool:
     from perfmodel.training.strategies import STRATEGIES
 
-    return STRATEGIES[question.strategy.kind].has_buckets
+    row = STRATEGIES.get(question.strategy.kind)
+    return row is not None and row.has_buckets
 
 
 def _refuse_for_settings(questions: list[Scenario], *, all_sizes: bool, horovod: bool) -> None:

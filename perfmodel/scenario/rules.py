@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from perfmodel.errors import Fault, allowed_names
 from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.model import Scenario, divisible_by, is_resized_by_flag
+from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.scenario.sections.strategies.parameter_server import (
     ParameterServerStrategy,
     server_nodes,
@@ -340,6 +341,36 @@ def _servers_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
         yield origin.fault("strategy.servers", str(strategy.servers), allowed)
 
 
+def _auto_chooses(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse beside ``auto`` what it chooses itself, or what it has no meaning for."""
+    strategy, training = parts.get("strategy"), parts.get("training")
+    if not isinstance(strategy, AutoStrategy):
+        return
+    kind = f"strategy.kind: {strategy.kind}"
+    if training is not None and training.global_batch is None:
+        allowed = f"training.global_batch with {kind}, which chooses micro-batches"
+        yield origin.fault("training.batch_per_gpu", str(training.batch_per_gpu), allowed)
+    parallel, compute = parts.get("parallel"), parts.get("compute")
+    written = () if parallel is None else parallel.model_fields_set
+    for name in written & {"tensor", "sequence_parallel", "context", "pipeline"}:
+        allowed = f"nothing with {kind}: strategy.{name} lists what it chooses from"
+        yield origin.fault(f"parallel.{name}", _short(getattr(parallel, name)), allowed)
+    if compute is not None and "recompute" in compute.model_fields_set:
+        allowed = f"nothing with {kind}: strategy.recompute lists what it chooses from"
+        yield origin.fault("compute.recompute", _short(compute.recompute), allowed)
+    if parts.get("scale") is not None:
+        allowed = f"nothing with {kind}: the best differs from size to size"
+        yield origin.fault("scale", "sizes", allowed)
+    for section in strategy.sharding:
+        if section.accumulate > 1:
+            allowed = f"nothing with {kind}: micro-batches follow from training.global_batch"
+            yield origin.fault("strategy.sharding", f"accumulate {section.accumulate}", allowed)
+
+
+def _short(value: object) -> str:
+    return repr(value) if isinstance(value, str | int | bool) else "a section"
+
+
 def _mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     """Refuse to split a model under a strategy whose ranks are whole replicas by nature."""
     parallel, strategy = parts.get("parallel"), parts.get("strategy")
@@ -348,6 +379,9 @@ def _mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     if strategy is not None and strategy.kind in ("data_parallel", "parameter_server"):
         allowed = f"nothing with strategy.kind: {strategy.kind}, whose workers hold whole models"
         yield origin.fault("parallel", "a model that is split", allowed)
+    if strategy is not None and parallel.expert > 1 and strategy.kind != "megatron":
+        allowed = "1, or strategy.kind: megatron, which reduces experts among those that hold them"
+        yield origin.fault("parallel.expert", str(parallel.expert), allowed)
     compute = parts.get("compute")
     if compute is not None and compute.source == "file":
         allowed = "'roofline' with parallel: a file has the times of whole layers"
@@ -365,7 +399,7 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 _RULES = (
     _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
-    _recompute_within_units, _masters_kept, _mixes, _computes_in_param_dtype, _float8_fits,
+    _recompute_within_units, _masters_kept, _mixes, _auto_chooses, _computes_in_param_dtype, _float8_fits,
     _float8_gathers_fit, _network_given, _jobs_fit, _placement_has_choice, _job_names_differ,
     _events_fit, _servers_fit, _plan_is_valid,
 )  # fmt: skip

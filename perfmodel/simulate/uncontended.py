@@ -23,6 +23,7 @@ from perfmodel.library.lowering.lower import (
 )
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.lowering.rerouting import reroute
+from perfmodel.library.lowering.translation import only_host, translate
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.sharing.classed_legs import (
     TimedLeg,
@@ -128,6 +129,9 @@ class UncontendedTimer:
 
     machine: Machine
     _best: dict[CollectiveKey, tuple[LoweredCollective, float]] = field(default_factory=dict)
+    _of_host: dict[tuple[str, int, tuple[int, ...], int], tuple[int, LoweredCollective, float]] = (
+        field(default_factory=dict)
+    )
     _bound_s: dict[int, tuple[LoweredCollective, float]] = field(default_factory=dict)
     _timed_legs: dict[int, tuple[LoweredCollective, tuple[TimedLeg, ...]]] = field(
         default_factory=dict
@@ -185,8 +189,25 @@ class UncontendedTimer:
         several = [group for group in groups if len(group) > 1]
         if op in MESSAGES:
             pairs = [pair for group in several for pair in message_pairs(op, group)]
-            return [self.best("send", nbytes, pair)[0] for pair in pairs]
-        return [self.best(op, nbytes, group, root_in(group, groups, root))[0] for group in several]
+            return [self._on_host("send", nbytes, pair, 0) for pair in pairs]
+        return [self._on_host(op, nbytes, group, root_in(group, groups, root)) for group in several]
+
+    def _on_host(self, op: str, nbytes: int, group: RankGroup, root: int) -> LoweredCollective:
+        """Return the fastest lowered collective; that of another host where hosts are alike."""
+        topology = self.machine.topology
+        host = only_host(topology, group)
+        if host is None or (op, nbytes, group, root, None) in self._best:
+            return self.best(op, nbytes, group, root)[0]
+        offset = host * topology.gpus_per_host
+        key = (op, nbytes, tuple(rank - offset for rank in group), root - offset)
+        if key not in self._of_host:
+            self._of_host[key] = host, *self.best(op, nbytes, group, root)
+        source, lowered, time_s = self._of_host[key]
+        moved = lowered if source == host else translate(lowered, topology, source, host)
+        if moved is None:
+            return self.best(op, nbytes, group, root)[0]
+        self._best[op, nbytes, group, root, None] = moved, time_s
+        return moved
 
     def _forget(self, lowered: LoweredCollective) -> None:
         """Drop the cached arrays of a candidate that is not chosen, which may be large."""

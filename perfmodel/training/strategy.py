@@ -83,6 +83,8 @@ class StepRequest:
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
     `ranks_per_host`: GPUs of each host that the job has.
     `collective_s`: time of collectives alone, for strategies whose choices depend on it.
+    `expert_copies`: ranks that hold the same experts, and average their gradients, where ranks
+        share experts; None: all of `ranks` do.
     `gpu`: for matrix products of hooks; by default memory alone bounds them.
     `float8`: how linear layers run in fp8; None where they do not.
     Raises `InputError`: ranks or batch below 1.
@@ -110,6 +112,7 @@ class StepRequest:
     nodes: int = 1
     optimizer: str = "sgd-momentum"
     gpu: Gpu | None = None
+    expert_copies: int | None = None
     float8: Float8 | None = None
 
     @property

@@ -27,6 +27,7 @@ def to_json(result: Result) -> dict[str, Any]:
         **_disturbance(result.main.disturbance),
         "server_use": result.main.server_use,
         "hot_spot": result.main.hot_spot,
+        "search": result.search,
         "curve": [size_to_json(point) for point in result.points],
         **attributes(result, "assumptions sources provenance"),
     }

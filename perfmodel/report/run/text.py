@@ -16,6 +16,7 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.run import events, parallelism, servers, tables
+from perfmodel.report.run.mixtures import search_blocks
 from perfmodel.report.scaling.text import basis, findings
 from perfmodel.studies.run.result import Result, SizeResult
 
@@ -43,6 +44,7 @@ def result_lines(result: Result) -> list[Block]:
     lines.append(f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.")
     return [
         Paragraph(quantities.headline(result), "headline"),
+        *search_blocks(result.search),
         _short_sizes(result),
         *parallelism.result_blocks(main),
         *paragraphs(servers.lines(main)),
@@ -82,10 +84,12 @@ def run_markdown(result: Result) -> str:
     explained = [*tables.hints(result), "sizes.csv holds every number in SI units."]
     happening, serving = events.lines(main), servers.lines(main)
     facts = {"scenario": result.scenario, "simulated as": main.mode, **result.provenance}
+    mixture = search_blocks(result.search)
     memory = [Paragraph(f"{quantities.memory(main.memory)}."), Bullets(main.memory.advice)]
     return render_markdown(
         [
             result_header(result),
+            *([section("The mixture", "", *mixture)] if mixture else []),
             *([section("Parameter servers", "", Bullets(serving))] if serving else []),
             *([section("What happens around it", "", Bullets(happening))] if happening else []),
             section(

@@ -196,6 +196,12 @@ def _strategies(validation: Validation) -> Section | None:
         strategy_tables.coverage_table(validation),
         Heading("The same by table"),
         strategy_tables.source_table(validation),
+        Heading("Models split over GPUs"),
+        Paragraph(strategy_tables.SPLIT_LEAD),
+        strategy_tables.split_table(validation),
+        Heading("The quicker of two settings"),
+        Paragraph(strategy_tables.ORDER_LEAD),
+        strategy_tables.order_table(validation),
         Definitions(strategy_tables.QUANTITY_MEANINGS),
     )
 

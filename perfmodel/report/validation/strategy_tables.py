@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 from perfmodel.report.common.document import Table
 from perfmodel.report.validation.tables import percent
 from perfmodel.report.validation.training_tables import scored
-from perfmodel.validate.score.strategy_scores import ALL, by_source, by_strategy, step_entries
+from perfmodel.validate.score.strategy_scores import (
+    ALL,
+    by_source,
+    by_strategy,
+    of_split_models,
+    orders,
+    step_entries,
+)
 from perfmodel.validate.score.training_scores import TrainingScore
 from perfmodel.validate.strategies.model import QUANTITIES, Quantity
 
@@ -38,6 +45,14 @@ LEAD = (
     "stated': rows whose tables name GPU, network and batch."
 )
 TABLES_LEAD = "Median / 90th percentile of the absolute error, and bias; rows in brackets."
+SPLIT_LEAD = (
+    "Models of which tensors, tokens, experts or layers are split over GPUs: as above, by GPU and "
+    "by precision. Of long tables a few settings are predicted, evenly spaced."
+)
+ORDER_LEAD = (
+    "Two settings of one table for the same model whose published times of a GPU for a sample "
+    "differ by more than 5 %: how often the quicker one is predicted to be."
+)
 
 Scores = Mapping[Quantity, TrainingScore]
 
@@ -71,6 +86,27 @@ def coverage_table(validation: Validation) -> Table:
     ]
     header = ("strategy", *(f">{QUANTITY_NAMES[quantity]}" for quantity in timed))
     return Table(header, [row for row in rows if set(row[1:]) != {"-"}])
+
+
+def split_table(validation: Validation) -> Table:
+    """Errors of models that are split over GPUs, by GPU and precision."""
+    scores = of_split_models(step_entries(validation.strategies))
+    names = dict.fromkeys(name for groups in scores.values() for name in groups)
+    rows = [
+        (name, *_cells({quantity: own[name] for quantity, own in scores.items() if name in own}))
+        for name in names
+    ]
+    return Table(("GPU or precision", *_titles()), rows)
+
+
+def order_table(validation: Validation) -> Table:
+    """Pairs of settings in the right order, of all tables and of each."""
+    rows = [
+        (name, str(order.pairs), percent(order.right / order.pairs))
+        for name, order in orders(validation.strategies).items()
+        if order is not None
+    ]
+    return Table(("table", ">pairs", ">in the right order"), rows)
 
 
 def strategy_headline(validation: Validation) -> str:

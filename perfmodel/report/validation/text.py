@@ -109,6 +109,14 @@ def validation_lines(validation: Validation) -> list[Block]:
             f"Published steps by strategy. {strategy_tables.LEAD}",
             strategy_tables.strategy_table(validation),
         ),
+        (
+            f"Published steps of split models. {strategy_tables.SPLIT_LEAD}",
+            strategy_tables.split_table(validation),
+        ),
+        (
+            f"Published steps in order. {strategy_tables.ORDER_LEAD}",
+            strategy_tables.order_table(validation),
+        ),
     ):
         if table.rows:
             blocks += [Paragraph(title), table, Paragraph("")]
@@ -167,6 +175,16 @@ def validation_markdown(validation: Validation) -> str:
                 "Steps of strategies by table",
                 strategy_tables.TABLES_LEAD,
                 strategy_tables.source_table(validation),
+            ),
+            table_section(
+                "Steps of split models",
+                strategy_tables.SPLIT_LEAD,
+                strategy_tables.split_table(validation),
+            ),
+            table_section(
+                "Steps of strategies: the quicker of two settings",
+                strategy_tables.ORDER_LEAD,
+                strategy_tables.order_table(validation),
             ),
             table_section("Sweep by sweep", "", tables.sweep_table(validation)),
             section("What was fitted on what", "", Bullets(fitted_lines(validation))),

@@ -450,6 +450,51 @@ class SizeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SimulatedMixture:
+    """A mixture that was simulated on the way to the quickest one that fits.
+
+    `text`: what it is, in words.
+    `changes`: fields of the scenario that make it this mixture, as written in a file.
+    `bound_s`: below which its step could not be; seconds.
+    `memory_bytes`: of the fullest GPU.
+    `parts_s`: of the step: compute, exposed communication by kind, bubble; seconds.
+    """
+
+    text: str
+    changes: Mapping[str, Any]
+    step_time_s: float
+    bound_s: float
+    memory_bytes: float
+    parts_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSearch:
+    """How the quickest mixture that fits was found.
+
+    `best`: by growing step time; the first one is the answer.
+    `listed`: combinations of what the scenario lists; the other counts add up to it.
+    `impossible`: degrees do not divide GPUs, batch or model, or a schedule does not allow them.
+    `too_big`: did not fit where that was looked at.
+    `bounded`: cannot be quicker, or were not looked at once `simulate` of them were simulated.
+    `unproven`: how much quicker than the best, at most, any mixture is that was left out; 0: none.
+    """
+
+    best: tuple[SimulatedMixture, ...]
+    listed: int
+    impossible: int
+    too_big: int
+    bounded: int
+    simulated: int
+    unproven: float = 0.0
+
+    @property
+    def winner(self) -> SimulatedMixture:
+        """The quickest one."""
+        return self.best[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """Result of one scenario.
 
@@ -477,6 +522,8 @@ class Result:
     slowest_gpu : float
         How many times as long as a usual GPU the slowest of the last point's computes, which a
         step waits for.
+    search : MixtureSearch, optional
+        How the mixture was found, where the scenario left it open.
     """
 
     scenario: str
@@ -494,6 +541,7 @@ class Result:
     provenance: Mapping[str, str]
     routing_cost: float = 1.0
     slowest_gpu: float = 1.0
+    search: MixtureSearch | None = None
 
     @property
     def main(self) -> SizeResult:

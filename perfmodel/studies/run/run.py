@@ -8,7 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perfmodel.library.machine import Machine
-from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes_left_out
+from perfmodel.scenario import (
+    ClusterSize,
+    Scenario,
+    change_scenario,
+    scenario_digest,
+    sizes_left_out,
+)
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
@@ -16,7 +22,7 @@ from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
 from perfmodel.studies.run.result import Result, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, routing_cost
 from perfmodel.studies.run.steps.one_size import simulate_size
-from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP
+from perfmodel.studies.run.steps.output_analysis import WARM_UP
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.studies.run.uncertainty import ratio_interval
 from perfmodel.topology.model import Topology
@@ -57,11 +63,20 @@ def run_scenario(
     with_first : bool
         Whether very first steps are simulated, too; their times are nan otherwise.
 
+    With strategy ``auto`` the quickest mixture that fits is looked for first
+    (`perfmodel.studies.choose`), and the result is that of it.
+
     Raises
     ------
     InputError
         A name that does not resolve or a size that does not fit; names file, line and field.
     """
+    search = None
+    if scenario.strategy.kind == "auto":
+        from perfmodel.studies.choose.search import choose_mixture
+
+        search = choose_mixture(scenario, profile=profile, fidelity=fidelity)
+        scenario = change_scenario(scenario, search.winner.changes)
     inputs = resolve_scenario(scenario, profile, fidelity)
     largest = size_job(inputs, inputs.sizes[-1])
     points: list[SizeResult] = []
@@ -71,7 +86,7 @@ def run_scenario(
         points.append(simulate(sized, with_first=with_first))
         if progress is not None:
             progress(done, len(inputs.sizes))
-    return _assemble_result(inputs, largest, points)
+    return replace(_assemble_result(inputs, largest, points), search=search)
 
 
 def _assemble_result(
@@ -185,7 +200,7 @@ def _describe_disturbances(point: SizeResult, job: TrainingJob) -> tuple[str, ..
         f"What happens is simulated for {count} steps after {WARM_UP} that are not counted; the "
         "figures are means over them."
         if count > 1
-        else f"What happens does so from the start; the step counted is number {SETTLED}."
+        else "What happens does so from the start; the step that is counted is a settled one."
     )
     if "jitter" in kinds:
         lines.append(

@@ -95,9 +95,13 @@ def tune_scenario(
     InputError
         Another strategy, one GPU, or a scenario that does not hold; names file, line and field.
     """
-    if not STRATEGIES[scenario.strategy.kind].has_buckets:
+    row = STRATEGIES.get(scenario.strategy.kind)
+    if row is None or not row.has_buckets:
         actual, allowed = repr(scenario.strategy.kind), "'ddp', which has buckets"
         raise scenario.fault("strategy.kind", actual, allowed)
+    if not scenario.parallel.is_plain:
+        allowed = "nothing: buckets of a split model are not searched, each part has its own"
+        raise scenario.fault("parallel", "a model that is split", allowed)
     prepared = prepare(scenario, profile=profile, size=size)
     if prepared.size.gpus < 2:
         allowed = "2 or more: one GPU reduces nothing, so that it has no buckets"

@@ -59,6 +59,7 @@ class Setup:
     `optimizer_kernels`: how the optimizer runs.
     `offload`: whether blocks' activations wait in the memory of the host.
     `compiled`: whether a compiler decides what layers keep.
+    `expert_copies`: ranks that hold the same experts, where ranks share experts.
     `float8`: how linear layers run in fp8; None where they do not.
     `float8_copies`: fp8 copies of each of their weights that the library keeps on this GPU.
     """
@@ -78,6 +79,7 @@ class Setup:
     optimizer_kernels: OptimizerKernels = "foreach"
     offload: Offload = "none"
     compiled: bool = False
+    expert_copies: int | None = None
     float8: Float8 | None = None
     float8_copies: int = 0
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from perfmodel.training.parallel.rank_grid import Groups, RankGrid
 from perfmodel.training.plan.amax_reductions import AMAXES
+from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.step_plan import Collective, Communicator, RankClass, StepPlan, Task
 
 TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"
@@ -31,6 +32,7 @@ def expand_ranks(plan: StepPlan, grid: RankGrid) -> StepPlan:
         TENSOR: grid.tensor_groups,
         CONTEXT: grid.context_groups,
         EXPERT: grid.expert_groups,
+        EXPERT_COPIES: grid.expert_replica_groups,
     }
     classes = tuple(_grown(each, grid) for each in plan.classes)
     callers = _callers(plan, classes)

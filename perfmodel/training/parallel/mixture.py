@@ -48,6 +48,8 @@ class Mixture:
         Micro-batches that a chunk runs in a row.
     order : tuple of str
         Of dimensions, see `RankGrid`.
+    expert_tensor : int
+        Ranks that share each expert: 1, or those of a tensor group.
     """
 
     shard: Shard = WHOLE
@@ -58,6 +60,7 @@ class Mixture:
     overlap_p2p: bool | None = None
     micro_batch_group: int | None = None
     order: tuple[str, ...] = ("tp", "cp", "ep", "dp", "pp")
+    expert_tensor: int = 1
 
     @property
     def is_plain(self) -> bool:
@@ -84,7 +87,20 @@ class Mixture:
             stages=self.stages,
             expert=self.shard.expert,
             order=self.order,
+            expert_tensor=self.expert_tensor,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How the data-parallel strategy reduces gradients.
+
+    `overlaps`: those of a part of the model once they are ready; otherwise after all passes.
+    `dtype`: None: that of the parameters.
+    """
+
+    overlaps: bool = True
+    dtype: str | None = None
 
 
 def mix_step(
@@ -92,6 +108,7 @@ def mix_step(
     request: StepRequest,
     make: Callable[[StepRequest, int], StepPlan],
     micro_batches: int,
+    reduction: Reduction,
     precision: str,
     recompute: Recompute,
     held_dtype: str | None,
@@ -107,6 +124,7 @@ def mix_step(
         The plan of a plain data-parallel step of so many micro-batches, of the whole share or of
         a part of it.
     micro_batches : int
+    reduction : Reduction
     precision : str
         Of activations.
     recompute : Recompute
@@ -147,5 +165,7 @@ def mix_step(
     options = PipelineOptions(
         transfer_bytes,
         overlap_p2p=mixture.schedule not in WAITING if overlap_p2p is None else overlap_p2p,
+        overlap_reduction=reduction.overlaps,
+        tied_dtype=reduction.dtype,
     )
     return expand_ranks(pipeline_plan(schedule, plans, options), grid)

@@ -28,7 +28,10 @@ class RankGrid:
     tensor, context, data, stages : int
         Degrees; their product is the number of ranks.
     expert : int
-        Ranks that share experts; divides ``data * context``.
+        Ranks that share experts; divides ``data * context``, times `tensor` over `expert_tensor`.
+    expert_tensor : int
+        Ranks that share each expert: `tensor`, or 1, where ranks of a tensor group hold different
+        experts.
     order : tuple of str
         "tp", "cp", "ep", "dp" and "pp", by how fast they vary with the rank.
 
@@ -44,13 +47,28 @@ class RankGrid:
     stages: int = 1
     expert: int = 1
     order: tuple[str, ...] = ("tp", "cp", "ep", "dp", "pp")
+    expert_tensor: int = 1
 
     def __post_init__(self) -> None:
-        if self.replicas % self.expert:
+        holders = self.expert * self.expert_copies
+        if holders != self.replicas * self._tensor_over_experts:
+            factors = f"data ({self.data}) and context ({self.context})"
+            if self._tensor_over_experts > 1:
+                factors = f"tensor ({self.tensor}), " + factors
             raise ScheduleError(
-                f"expert degree {self.expert}; allowed: a divisor of {self.replicas}, the product "
-                f"of data ({self.data}) and context ({self.context})"
+                f"expert degree {self.expert}; allowed: a divisor of "
+                f"{self.replicas * self._tensor_over_experts}, the product of {factors}"
             )
+
+    @property
+    def _tensor_over_experts(self) -> int:
+        """Ranks of a tensor group that hold different experts."""
+        return 1 if self.expert == 1 else self.tensor // self.expert_tensor
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks that hold the same experts, and average their gradients."""
+        return self.replicas * self._tensor_over_experts // self.expert
 
     @property
     def replicas(self) -> int:
@@ -84,8 +102,8 @@ class RankGrid:
         slowest_first = dimensions[::-1]
         grid = np.arange(self.ranks).reshape([sizes[name] for name in slowest_first])
         replicas = [name for name in slowest_first if name in ("cp", "dp")]
-        wanted = ["pp", *replicas, "tp"]
-        grid = grid.transpose([slowest_first.index(name) for name in wanted])
+        axes = [slowest_first.index(name) for name in ("pp", *replicas, "tp")]
+        grid = grid.transpose(axes)
         return grid.reshape(self.stages, self.replicas, self.tensor)
 
     @property
@@ -108,7 +126,7 @@ class RankGrid:
     def expert_replica_groups(self) -> Groups:
         """Ranks that hold the same experts, and average their gradients."""
         held = self._by_expert.swapaxes(2, 3)
-        return _tuples(held.reshape(-1, self.replicas // self.expert))
+        return _tuples(held.reshape(-1, self.expert_copies))
 
     def placed(self, stage_and_replica: IntArray, place: int) -> IntArray:
         """Ranks of members of a plan without tensor parallelism.
@@ -129,12 +147,18 @@ class RankGrid:
 
     @property
     def _by_expert(self) -> IntArray:
-        """Ranks by stage, place, replica of the experts and share of them."""
+        """Ranks by stage, place, replica of the experts and share of them.
+
+        Where ranks of a tensor group hold different experts, places are one: all ranks of the
+        stage, by their numbers.
+        """
         by_place = self.numbers.transpose(0, 2, 1)
-        copies = self.replicas // self.expert
+        if self._tensor_over_experts > 1:
+            by_place = np.sort(self.numbers.reshape(self.stages, 1, -1))
+        places, copies = by_place.shape[1], self.expert_copies
         if self.order.index("ep") < self.order.index("dp"):
-            return by_place.reshape(self.stages, self.tensor, copies, self.expert)
-        shares = by_place.reshape(self.stages, self.tensor, self.expert, copies)
+            return by_place.reshape(self.stages, places, copies, self.expert)
+        shares = by_place.reshape(self.stages, places, self.expert, copies)
         return shares.swapaxes(2, 3)
 
 

@@ -73,8 +73,8 @@ def _most_bytes(chunks: Sequence[_PartMemory], actions: StageActions) -> float:
     most = 0.0
     for action in actions:
         in_flight[action.chunk] += action.kind == "forward"
-        kept = sum(n * chunk.kept_bytes for n, chunk in zip(in_flight, chunks, strict=True))
-        most = max(most, kept + chunks[action.chunk].in_hand_bytes)
+        held_bytes = sum(n * chunk.kept_bytes for n, chunk in zip(in_flight, chunks, strict=True))
+        most = max(most, held_bytes + chunks[action.chunk].in_hand_bytes)
         in_flight[action.chunk] -= _frees(action)
     return most
 

@@ -13,6 +13,7 @@ of all stages (Megatron-Core 0.16, ``finalize_model_grads.py``, ``clip_grads.py`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from perfmodel.arrays import RankGroup
 from perfmodel.errors import Fault, InputError
@@ -35,7 +36,18 @@ from perfmodel.training.pipeline.stage_passes import (
     StagePasses,
     write_passes,
 )
-from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream, Task
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
+
+
+ROOTED = ("broadcast", "reduce")
+"""Operations of a plan whose root is a rank of it, its first."""
 
 
 def pipeline_plan(
@@ -70,6 +82,7 @@ def pipeline_plan(
         passes = StagePasses(schedule, stage, parts, regions, options, incoming, tasks)
         write_passes(passes)
         write_end(passes)
+    communicators = _communicators(schedule, parts, ranks, tasks)
     return StepPlan(
         name=f"{schedule.name} of {schedule.stages} stages, {parts[0].plan.name}",
         classes=tuple(
@@ -77,8 +90,8 @@ def pipeline_plan(
             for stage in range(schedule.stages)
         ),
         streams=_streams(parts, tasks),
-        communicators=_communicators(schedule, parts, ranks, tasks),
-        tasks=tuple(tasks),
+        communicators=communicators,
+        tasks=tuple(_rooted(task, communicators) for task in tasks),
         samples=parts[0].plan.samples,
         semaphores=tuple(dict.fromkeys(s for part in parts for s in part.plan.semaphores)),
     )
@@ -141,6 +154,18 @@ def _communicators(
     named[ALL_STAGES] = Communicator(ALL_STAGES, (range(schedule.stages * ranks),))
     used = {getattr(task.work, "communicator", None) for task in tasks}
     return tuple(each for name, each in named.items() if name in used)
+
+
+def _rooted(task: Task, communicators: Sequence[Communicator]) -> Task:
+    """Move the root of a collective to the rank of the stage that has its place in the group.
+
+    Parts' plans have their first rank as the root, of buffers that are broadcast.
+    """
+    if not isinstance(task.work, Collective) or task.work.op not in ROOTED:
+        return task
+    name = task.work.communicator
+    groups = next(each.groups for each in communicators if each.name == name)
+    return replace(task, work=replace(task.work, root=groups[0][0]))
 
 
 def _placed(group: RankGroup, stages: Sequence[int], ranks: int) -> range | tuple[int, ...]:

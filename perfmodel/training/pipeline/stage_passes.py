@@ -212,7 +212,10 @@ def write_works(
     gates: tuple[int, ...] = (),
     micro_batch: int | None = None,
 ) -> tuple[int, ...]:
-    """Append tasks of a chunk's plan; return those that what they make together waits for."""
+    """Append tasks of a chunk's plan; return those that what they make together waits for.
+
+    `gates`: what the first layers of a pass wait for; after the passes, the first task does.
+    """
     part, local = passes.part(chunk), dict[int, int]()
     known_indices = passes.indices.setdefault(part, {})
     outputs: list[int] = []
@@ -221,7 +224,8 @@ def write_works(
         after = [local.get(source, known_indices.get(source)) for source in task.after]
         if None in after:
             raise InputError(_unordered(passes, chunk, task))
-        waits = gates if _begins(passes, task, list(local.values())) else ()
+        after_passes = micro_batch is None and not local
+        waits = gates if after_passes or _begins(passes, task, list(local.values())) else ()
         index = len(passes.tasks)
         passes.tasks.append(
             replace(

@@ -10,6 +10,8 @@ from perfmodel.training.plan.step_plan import Collective, Compute, Op, Stream, T
 
 HOST = Stream("host", "host")
 COMPUTE = Stream("compute", "compute")
+EXPERT_COPIES = "holders of the same experts"
+"""Communicator of ranks that average the gradients of the same experts."""
 
 
 @dataclass(slots=True)

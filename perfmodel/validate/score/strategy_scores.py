@@ -6,6 +6,8 @@ Every table weighs the same in a score, however many rows it lists.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,23 @@ from perfmodel.validate.strategies.model import (
     StrategyTable,
 )
 
-ALL, STATED = "all", "all stated"
-"""Groups: every row; those of which the table states GPU, network and batch."""
+ALL, STATED, SPLIT = "all", "all stated", "split models"
+"""Groups: every row; those of which the table states GPU, network and batch; of
+models that are split over GPUs."""
+
+APART = 0.05
+"""By how much published times of two settings have to differ that their order is compared."""
 
 Entry = tuple[str, StrategyStep]
 """A row and the table that lists it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderScore:
+    """Pairs of settings, and how many of them are predicted in the right order."""
+
+    pairs: int
+    right: int
 
 
 def score_steps(entries: Iterable[Entry], quantity: Quantity) -> TrainingScore | None:
@@ -60,6 +74,27 @@ def by_strategy(entries: Sequence[Entry]) -> dict[Quantity, dict[str, TrainingSc
     groups = {ALL: list(entries), STATED: [e for e in entries if not e[1].presumed]}
     for name in sorted({step.strategy for _, step in entries}):
         groups[name] = [entry for entry in entries if entry[1].strategy == name]
+    return _score_groups(groups)
+
+
+def of_split_models(entries: Sequence[Entry]) -> dict[Quantity, dict[str, TrainingScore]]:
+    """Score each quantity over models that are split: all, by GPU, by precision."""
+    split = [entry for entry in entries if entry[1].degrees]
+    groups = {ALL: split}
+    for name in sorted({step.gpu for _, step in split}):
+        groups[name] = [entry for entry in split if entry[1].gpu == name]
+    for name in sorted({_format_of(step) for _, step in split}):
+        groups[name] = [entry for entry in split if _format_of(entry[1]) == name]
+    return _score_groups(groups)
+
+
+def _format_of(step: StrategyStep) -> str:
+    return step.precision.partition(" ")[0]
+
+
+def _score_groups(
+    groups: Mapping[str, Sequence[Entry]],
+) -> dict[Quantity, dict[str, TrainingScore]]:
     scored: dict[Quantity, dict[str, TrainingScore]] = {}
     for quantity in QUANTITIES:
         for name, own in groups.items():
@@ -67,6 +102,48 @@ def by_strategy(entries: Sequence[Entry]) -> dict[Quantity, dict[str, TrainingSc
             if score is not None:
                 scored.setdefault(quantity, {})[name] = score
     return scored
+
+
+def order_of(entries: Iterable[Entry]) -> OrderScore | None:
+    """How many pairs of settings are in the right order; None: there are no pairs.
+
+    A pair: two rows of one table that train the same model, with other settings, whose times of a
+    GPU for a sample differ by more than `APART`. Equal predictions are in the wrong order.
+    """
+    tables: dict[tuple[str, str], list[StrategyStep]] = {}
+    for table, step in entries:
+        if step.pair("step") is not None:
+            tables.setdefault((table, step.model), []).append(step)
+    pairs = [
+        right
+        for steps in tables.values()
+        for first, second in combinations(steps, 2)
+        if (right := _is_right_order(first, second)) is not None
+    ]
+    return OrderScore(len(pairs), sum(pairs)) if pairs else None
+
+
+def _is_right_order(first: StrategyStep, second: StrategyStep) -> bool | None:
+    """Whether the quicker of two settings is predicted to be so; None: they are alike."""
+    if _setting_of(first) == _setting_of(second):
+        return None
+    times, published = (first.pair("step"), second.pair("step")), list[float]()
+    predicted = list[float]()
+    for step, pair in zip((first, second), times, strict=True):
+        assert pair is not None
+        share = step.gpus / step.samples
+        published.append(pair[0] * share)
+        predicted.append(pair[1] * share)
+    if max(published) <= (1 + APART) * min(published):
+        return None
+    return (predicted[0] - predicted[1]) * (published[0] - published[1]) > 0
+
+
+def _setting_of(step: StrategyStep) -> tuple[object, ...]:
+    return (
+        step.strategy, step.gpu, step.gpus, step.batch, step.samples, step.precision,
+        step.recompute, step.degrees,
+    )  # fmt: skip
 
 
 def by_source(tables: Iterable[StrategyTable]) -> dict[str, dict[Quantity, TrainingScore]]:
@@ -80,11 +157,27 @@ def by_source(tables: Iterable[StrategyTable]) -> dict[str, dict[Quantity, Train
     }
 
 
+def orders(tables: Sequence[StrategyTable]) -> dict[str, OrderScore | None]:
+    """Pairs in the right order: of all rows, of split models, of each table that has pairs."""
+    entries = step_entries(tables)
+    split = [entry for entry in entries if entry[1].degrees]
+    of_tables = {table.id: order_of(step_entries([table])) for table in tables}
+    return {
+        ALL: order_of(entries), SPLIT: order_of(split),
+        **{name: order for name, order in of_tables.items() if order is not None},
+    }  # fmt: skip
+
+
 def strategies_json(tables: Sequence[StrategyTable]) -> Mapping[str, Any]:
     """Return the entry ``strategies`` of ``perfmodel validate --json``: scores, and every row."""
     entries = step_entries(tables)
     return {
         "quantities": as_json(by_strategy(entries), "strategies"),
+        "split_models": as_json(of_split_models(entries), "strategies"),
+        "order": {
+            name: None if order is None else {"pairs": order.pairs, "right": order.right}
+            for name, order in orders(tables).items()
+        },
         "tables": as_json(by_source(tables), "strategies"),
         "left_out": {table.id: dict(table.left_out) for table in tables if table.left_out},
         "rows": [_row_json(table, step) for table, step in entries],
@@ -94,7 +187,8 @@ def strategies_json(tables: Sequence[StrategyTable]) -> Mapping[str, Any]:
 def _row_json(table: str, step: StrategyStep) -> dict[str, Any]:
     return {
         "table": table, "model": step.model, "strategy": step.strategy, "gpu": step.gpu,
-        "gpus": step.gpus, "batch_per_gpu": step.batch, "precision": step.precision,
+        "degrees": step.degrees or None, "samples": step.samples, "gpus": step.gpus,
+        "batch_per_gpu": step.batch, "precision": step.precision,
         "recompute": step.recompute, "step_s": step.published_s,
         "predicted_s": None if step.unlike else step.predicted_s, "scaled_s": step.scaled_s,
         "peak_bytes": step.published_bytes, "predicted_bytes": step.predicted_bytes or None,

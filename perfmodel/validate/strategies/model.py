@@ -22,6 +22,8 @@ class StrategyStep:
     `strategy`: as reports group it: "fsdp", "megatron" ...
     `gpus`: of all nodes.
     `batch`: samples of a GPU and forward pass.
+    `samples`: of all GPUs and forward passes of a step.
+    `degrees`: how the model is split, in words; empty: it is not.
     `published_s`, `published_bytes`: None where the table does not state it.
     `scaled_s`: with compute scaled to the table's smallest run; None: it is that run, or there is
         none to scale to.
@@ -51,6 +53,8 @@ class StrategyStep:
     intervals: Mapping[Quantity, Ends] = field(default_factory=dict)
     source: str = ""
     note: str = ""
+    samples: int = 1
+    degrees: str = ""
 
     def pair(self, quantity: Quantity) -> tuple[float, float] | None:
         """Published and predicted number; None where it is not compared."""

@@ -8,8 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
+from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
-from perfmodel.studies.run.resolve.training_job import TrainingJob, estimate_memory
+from perfmodel.studies.run.resolve.training_job import estimate_memory
 from perfmodel.studies.run.result import Uncertainty
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
@@ -21,13 +22,16 @@ from perfmodel.studies.run.steps.uncertain_numbers import simulate_uncertainties
 from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.training.memory.reserve import unused_bytes
 from perfmodel.validate.strategies.model import Ends, Quantity, StrategyStep
-from perfmodel.validate.strategies.stated_step import StatedStep, positive
+from perfmodel.validate.strategies.stated_step import StatedStep, count, positive
 from perfmodel.workload.compute_spread import measured_factors
 
 GB = 1e9
 """Peaks are stated in 10^9 bytes."""
 SCALES = (0.25, 4.0)
 """Factors on compute between which that of a measured step is sought."""
+LONG_TASKS = 5000
+"""Tasks of the plan of a split model above which its step is simulated once: neither scaled nor
+with other numbers for its interval, which take a dozen times as long together."""
 DECIDES = 1.1
 """A network that is not named decides a step where the slowest of such machines makes it so many
 times as long as the fastest: the error that is aimed at."""
@@ -49,7 +53,12 @@ class PredictedStep:
 
     @cached_property
     def network_factors(self) -> Ends:
-        """Of the step on the fastest and on the slowest network that it may have had."""
+        """Of the step on the fastest and on the slowest network that it may have had.
+
+        A long step is not simulated on them: what it is split over shares nodes.
+        """
+        if self.is_long:
+            return 1.0, 1.0
         others = self.stated.other_networks()
         factors = [predict_step(other).step_s / self.step_s for other in others]
         return min(1.0, *factors, 1.0), max(1.0, *factors, 1.0)
@@ -67,6 +76,12 @@ class PredictedStep:
     def step_s(self) -> float:
         """From datasheets; seconds."""
         return self.with_compute(1.0)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes too long to be simulated with other numbers, too."""
+        is_split = not self.stated.scenario.parallel.is_plain
+        return is_split and len(self.sized.plan_for(None).tasks) > LONG_TASKS
 
     def with_compute(self, by: float) -> float:
         """Return the step with times of layers `by` times as long; seconds."""
@@ -134,11 +149,9 @@ def predict_step(stated: StatedStep, before: Iterable[PredictedStep] = ()) -> Pr
             return PredictedStep(stated, other.sized, other.simulated, other.intervals)
     size = stated.size
     inputs = ResolvedScenario(
-        stated.scenario, stated.node, stated.workload, stated.workload, (), None, "flow", (size,)
+        stated.scenario, stated.node, stated.workload, stated.share, (), None, "flow", (size,)
     )
-    ensemble = inputs.ensemble_at(size)
-    likely = ensemble.likely
-    job = TrainingJob(stated.scenario, stated.workload, likely.topology.gpu, likely.library)
+    job = inputs.job_on(inputs.ensemble_at(size))
     return PredictedStep(stated, size_job(inputs, size, job))
 
 
@@ -168,10 +181,12 @@ def compare_step(step: PredictedStep, base: PredictedStep | None) -> StrategySte
     """Put a row's published numbers beside the predicted ones."""
     stated: StatedStep = step.stated
     cells, size = stated.cells, stated.size
-    factor = None if base is None else base.scale
-    peak = positive(cells, "peak_GB")
+    is_long = step.is_long
+    factor = None if base is None or is_long or base.is_long else base.scale
+    # memory of mixtures is that of one rank's share: of pipelines it is not estimated yet
+    peak = None if stated.scenario.parallel.pipeline.stages > 1 else positive(cells, "peak_GB")
     intervals: dict[Quantity, Ends] = {}
-    if stated.measured_s is not None and not step.undecided:
+    if stated.measured_s is not None and not (is_long or step.undecided):
         _add(intervals, "step", None if cells["unlike"] else step.interval())
         _add(intervals, "scaled", None if factor is None else step.interval(factor, measured=True))
     return StrategyStep(
@@ -194,6 +209,8 @@ def compare_step(step: PredictedStep, base: PredictedStep | None) -> StrategySte
         intervals=intervals,
         source=cells["source"],
         note=cells["note"],
+        samples=step.sized.batch * count(cells, "accumulate") * stated.replicas,
+        degrees=degrees_of(stated.scenario.parallel),
     )
 
 
@@ -203,12 +220,36 @@ def _add(intervals: dict[Quantity, Ends], quantity: Quantity, ends: Ends | None)
 
 
 def strategy_of(stated: StatedStep) -> str:
-    """Name a strategy as reports group it: one GPU alone has none, HSDP and stages are apart."""
+    """Name a strategy as reports group it: one GPU alone has none, HSDP and stages are apart.
+
+    Mixtures have the names of what they split, and of their schedule.
+    """
     if stated.size.gpus == 1:
         return "one GPU"
+    if not stated.scenario.parallel.is_plain:
+        return mixture_name(stated.scenario.parallel)
     section = stated.scenario.strategy
     names = {"fsdp": f"fsdp{getattr(section, 'version', '')}"}
     name = names.get(section.kind, section.kind)
     stage = getattr(section, "stage", None)
     name = name if stage is None else f"{name}-{stage}"
     return "hsdp" if name.startswith("fsdp") and getattr(section, "shard_gpus", None) else name
+
+
+def mixture_name(section: ParallelSection) -> str:
+    """Name what a mixture splits: "tp pp interleaved"."""
+    names = [name for name, degree in _degrees(section) if degree > 1]
+    schedule = [section.pipeline.schedule] if section.pipeline.stages > 1 else []
+    return " ".join([*names, *schedule])
+
+
+def degrees_of(section: ParallelSection) -> str:
+    """Degrees of a mixture in words: "tp 8, pp 16"; empty: the model is not split."""
+    return ", ".join(f"{name} {degree}" for name, degree in _degrees(section) if degree > 1)
+
+
+def _degrees(section: ParallelSection) -> tuple[tuple[str, int], ...]:
+    return (
+        ("tp", section.tensor), ("cp", section.context.degree), ("ep", section.expert),
+        ("pp", section.pipeline.stages),
+    )  # fmt: skip

@@ -13,12 +13,17 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import read_yaml, validate_document
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import ClusterSize, Scenario
+from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, mixture_of
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.model import Workload
+from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.bert import bert
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings
+from perfmodel.workload.zoo.decoders.experts.expert_sizes import EXPERT_SHAPES, expert_family
 from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.gpt import GptShape, gpt
 
@@ -26,7 +31,7 @@ STAND_IN = "gpt2"
 """Model that the scenario names: what is trained is made of the row's own sizes."""
 COMPUTE_LIKENESS = (
     "gpu", "precision", "compiled", "attention", "dtype", "unlike",
-    "model", "sequence_length", "batch", "recompute", "optimizer_kernels",
+    "model", "sequence_length", "batch", "recompute", "optimizer_kernels", "parallel",
 )  # fmt: skip
 """Columns that decide how far compute is off: the first six have to agree, and the more of the
 others do, the better, where one row's compute is scaled to another's."""
@@ -40,11 +45,15 @@ MEASURED = frozenset(
 
 @dataclass(frozen=True)
 class StatedStep:
-    """A row with what it stands for."""
+    """A row with what it stands for.
+
+    `share`: what one rank of a tensor, context and expert group holds of `workload`.
+    """
 
     cells: Mapping[str, str]
     scenario: Scenario
     workload: Workload
+    share: Workload
     node: NodeSpec
 
     @property
@@ -52,6 +61,11 @@ class StatedStep:
         """The cluster of the run."""
         nodes, each = count(self.cells, "nodes"), count(self.cells, "gpus_per_node")
         return ClusterSize(nodes * each, nodes, each)
+
+    @property
+    def replicas(self) -> int:
+        """How many of the model there are: what is left of the GPUs beside its split."""
+        return self.size.gpus // self.scenario.parallel.gpus_per_replica
 
     @property
     def measured_s(self) -> float | None:
@@ -71,9 +85,7 @@ class StatedStep:
 
     def is_same_setup(self, other: StatedStep) -> bool:
         """Whether both were predicted alike: they differ in what was measured, or in remarks."""
-        return all(
-            text == other.cells[name] for name, text in self.cells.items() if name not in MEASURED
-        )
+        return is_same(self.cells, other.cells)
 
     def likeness(self, other: StatedStep) -> int | None:
         """How many columns agree that decide about compute; None: too few to scale by it."""
@@ -93,7 +105,11 @@ def read_step(cells: Mapping[str, str]) -> StatedStep:
 
     Raises `InputError`: what no scenario can express.
     """
-    return StatedStep(cells, _scenario(cells), _workload(cells), _node(cells))
+    scenario = _scenario(cells)
+    whole = _workload(cells)
+    shard = mixture_of(scenario).shard
+    share = whole if shard.is_whole else _workload(cells, shard, _ranks_per_node(cells, scenario))
+    return StatedStep(cells, scenario, whole, share, _node(cells))
 
 
 def count(cells: Mapping[str, str], name: str) -> int:
@@ -112,6 +128,16 @@ def positive(cells: Mapping[str, str], name: str) -> float | None:
     if not 0 < value < math.inf:
         raise InputError(Fault(name, repr(cells[name]), "a number above zero"))
     return value
+
+
+def passes_of(cells: Mapping[str, str]) -> int:
+    """Passes of blocks of a step of a split model, which its plan grows with; 0: it is not."""
+    return count(cells, "layers") * count(cells, "accumulate") if cells["parallel"] else 0
+
+
+def is_same(cells: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """Whether rows are predicted alike: they differ in what was measured, or in remarks."""
+    return all(text == others[name] for name, text in cells.items() if name not in MEASURED)
 
 
 def _scenario(cells: Mapping[str, str]) -> Scenario:
@@ -144,6 +170,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
             "fabric": "rail-optimised" if count(cells, "nodes") > 1 else None,
         },
         "training": {"batch_per_gpu": count(cells, "batch")},
+        "parallel": parse_yaml(cells["parallel"]) if cells["parallel"] else {},
     }
     return validate_document(Scenario, document)
 
@@ -165,29 +192,40 @@ _SWITCHES = ("tied", "dropout", "fused_norms")
 _SIZES = ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "sequence_length")
 
 
-def _workload(cells: Mapping[str, str]) -> Workload:
+def _ranks_per_node(cells: Mapping[str, str], scenario: Scenario) -> int | None:
+    nodes, each = count(cells, "nodes"), count(cells, "gpus_per_node")
+    return expert_ranks_per_node(scenario, ClusterSize(nodes * each, nodes, each))
+
+
+def _workload(
+    cells: Mapping[str, str], shard: Shard = WHOLE, ranks_per_node: int | None = None
+) -> Workload:
     sizes = tuple(count(cells, name) for name in _SIZES)
-    workload = _built(
-        cells["model"], cells["family"], sizes, cells["dtype"],
-        tuple(name for name in _SWITCHES if cells[name] == "1"),
-    )  # fmt: skip
+    switches = tuple(name for name in _SWITCHES if cells[name] == "1")
+    if cells["family"] == "experts":
+        return _built_experts(
+            cells["model"], sizes, cells["dtype"], cells["experts"], shard, ranks_per_node
+        )
+    workload = _built(cells["model"], cells["family"], sizes, cells["dtype"], switches, shard)
     return only_blocks_fuse(workload) if cells["compiled"] == "blocks" else workload
 
 
 @lru_cache(maxsize=256)
 def _built(
-    name: str, family: str, sizes: tuple[int, ...], dtype: str, switches: tuple[str, ...]
-) -> Workload:
+    name: str, family: str, sizes: tuple[int, ...], dtype: str, switches: tuple[str, ...],
+    shard: Shard,
+) -> Workload:  # fmt: skip
     layers, width, heads, kv_heads, mlp_width, vocabulary, tokens = sizes
     if family == "bert":
         if (layers, width) != (24, 1024):
             raise InputError(Fault("model", name, "BERT-Large"))
-        return bert("bert-large", dtype=dtype, sequence_length=tokens, whole_head=True)
+        return bert("bert-large", dtype=dtype, sequence_length=tokens, whole_head=True, shard=shard)
     if family == "gpt":
         shape = GptShape(layers, width, heads, tokens, vocabulary)
         return gpt(
-            name, dtype=dtype, sequence_length=tokens, shape=shape, dropout="dropout" in switches
-        )
+            name, dtype=dtype, sequence_length=tokens, shape=shape, dropout="dropout" in switches,
+            shard=shard,
+        )  # fmt: skip
     if family == "llama":
         sizes_of = DecoderShape(
             layers,
@@ -200,5 +238,32 @@ def _built(
             tied="tied" in switches,
             fused_norms="fused_norms" in switches,
         )
-        return llama(name, dtype=dtype, sequence_length=tokens, shape=sizes_of)
-    raise InputError(Fault("family", repr(family), "gpt, llama or bert"))
+        return llama(name, dtype=dtype, sequence_length=tokens, shape=sizes_of, shard=shard)
+    raise InputError(Fault("family", repr(family), "gpt, llama, bert or experts"))
+
+
+@lru_cache(maxsize=64)
+def _built_experts(
+    name: str, sizes: tuple[int, ...], dtype: str, experts: str, shard: Shard,
+    ranks_per_node: int | None,
+) -> Workload:  # fmt: skip
+    """Build a model of the zoo with another depth and length of sequences.
+
+    `experts`: "model of the zoo" and how experts run, as YAML.
+    `shard`: settings between ranks act on shares alone.
+    """
+    settings: Any = parse_yaml(experts)
+    model = settings.pop("model")
+    if model not in EXPERT_SHAPES:
+        raise InputError(Fault("experts.model", repr(model), "a model of experts of the zoo"))
+    if shard.is_whole:
+        settings = {key: settings[key] for key in settings.keys() & {"implementation"}}
+    if ranks_per_node is not None:
+        settings["ranks_per_node"] = ranks_per_node
+    zoo = EXPERT_SHAPES[model]
+    layers, tokens = sizes[0], sizes[-1]
+    shape = replace(zoo, decoder=replace(zoo.decoder, layers=layers))
+    return expert_decoder(
+        name, dtype=dtype, sequence_length=tokens, shape=shape, family=expert_family(model),
+        settings=ExpertSettings(**settings), shard=shard,
+    )  # fmt: skip

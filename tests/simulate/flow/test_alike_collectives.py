@@ -15,6 +15,7 @@ from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.templates.build import build_topology
 
 MACHINE = Machine(
@@ -98,3 +99,23 @@ def test_a_ring_of_messages_takes_the_time_of_its_slowest() -> None:
     assert timed("send_recv", 1 << 26, (range(16),))[0] == pytest.approx(across)
     assert TIMER.best("send_recv", 1 << 26, range(16))[1] == pytest.approx(across)
     assert across > 2 * inside
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_collective_of_one_host_is_that_of_another_shifted(op: str) -> None:
+    """What is laid on links for itself and what is shifted are the same."""
+    own = UncontendedTimer(MACHINE).best(op, 1 << 22, NODES[2], NODES[2][0])[0]
+    (_, _, shifted, _) = UncontendedTimer(MACHINE).lower(op, 1 << 22, NODES, 0)
+    for mine, other in zip(own.stages, shifted.stages, strict=True):
+        for name in ("src", "dst", "arcs", "pointers", "latency_s", "cap_Bps", "hop"):
+            np.testing.assert_array_equal(getattr(mine.edges, name), getattr(other.edges, name))
+        np.testing.assert_array_equal(mine.latency_s, other.latency_s)
+
+
+def test_a_host_with_a_slower_link_is_laid_for_itself() -> None:
+    first = MACHINE.topology.host_arcs
+    slow = {arc: MACHINE.topology.arcs.bandwidth_Bps[arc] / 2 for arc in range(first, 2 * first)}
+    topology = degrade_links(MACHINE.topology, slow)
+    times = UncontendedTimer(Machine(topology, MACHINE.library))
+    usual, other, *_ = times.lower("all_reduce", 1 << 24, NODES, 0)
+    assert times.time_s(other) > 1.5 * times.time_s(usual)

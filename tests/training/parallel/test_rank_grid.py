@@ -25,14 +25,14 @@ from perfmodel.training.plan.step_plan import (
     Task,
 )
 
-# what RankGenerator(tp, ep, dp, pp, cp, order).get_ranks returned; experts with ep data-parallel
+# what RankGenerator(tp, ep, dp, pp, cp, order).get_ranks returned; for experts with tp of `etp`
 RECORDED = json.loads(Path(__file__).with_name("megatron_rank_groups.json").read_text())
 
 
 def grid_of(case: dict[str, Any]) -> RankGrid:
     return RankGrid(
         case["tp"], case.get("cp", 1), case["dp"], case["pp"], case.get("ep", 1),
-        tuple(case["order"].split("-")),
+        tuple(case["order"].split("-")), case.get("etp", case["tp"]),
     )  # fmt: skip
 
 
@@ -65,14 +65,16 @@ def test_experts_are_spread_as_by_megatron(case: dict[str, Any]) -> None:
 def test_each_rank_is_in_one_group_of_each_dimension(
     tensor: int, context: int, data: int, stages: int, order: list[str], draw: st.DataObject
 ) -> None:
-    divisors = [n for n in range(1, data * context + 1) if not data * context % n]
+    expert_tensor = draw.draw(st.sampled_from([1, tensor]))
+    holders = data * context * tensor // expert_tensor
+    divisors = [n for n in range(1, holders + 1) if not holders % n]
     expert = draw.draw(st.sampled_from(divisors))
-    grid = RankGrid(tensor, context, data, stages, expert, tuple(order))
+    grid = RankGrid(tensor, context, data, stages, expert, tuple(order), expert_tensor)
     kinds = {
         "tensor": (grid.tensor_groups, tensor),
         "context": (grid.context_groups, context),
         "expert": (grid.expert_groups, expert),
-        "copies": (grid.expert_replica_groups, data * context // expert),
+        "copies": (grid.expert_replica_groups, grid.expert_copies),
     }
     for groups, size in kinds.values():
         assert sorted(rank for group in groups for rank in group) == list(range(grid.ranks))
@@ -84,7 +86,9 @@ def test_each_rank_is_in_one_group_of_each_dimension(
         for ranks in replicas
         for at, rank in enumerate(ranks)
     }
-    assert all(len({place[rank] for rank in group}) == 1 for group in grid.expert_groups)
+    if expert_tensor == tensor:
+        assert all(len({place[rank] for rank in group}) == 1 for group in grid.expert_groups)
+    assert all(len({place[rank][0] for rank in group}) == 1 for group in grid.expert_groups)
 
 
 def test_experts_that_no_group_divides_are_refused() -> None:

@@ -149,6 +149,15 @@ def test_waiting_for_messages_adds_them_to_a_lone_micro_batch() -> None:
     assert end == pytest.approx(2 * 8.0 + 2 * 1.0, rel=1e-6)
 
 
+@pytest.mark.parametrize(("overlap_p2p", "issues"), [(True, 1), (False, 3)])
+def test_a_host_that_waits_for_messages_issues_after_them(overlap_p2p: bool, issues: int) -> None:
+    """Each pass behind a message, and the first one, shows a launch of 0.25 s."""
+    schedule = make_schedule("1f1b", 2, 1)
+    plan = toy_pipeline(schedule, EVEN, overlap_p2p=overlap_p2p, launch_s=0.25)
+    end = simulate(plan, machine_of(2, 64.0)).step_ends_s[0]
+    assert end == pytest.approx(2 * 8.0 + 2 * 1.0 + issues * 0.25, rel=1e-6)
+
+
 def test_waiting_costs_what_overlap_hides() -> None:
     """GPipe with messages of a second: hidden but for two, or one after each pass of all."""
     schedule = make_schedule("gpipe", 2, 8)
@@ -227,6 +236,26 @@ def test_megatron_in_a_pipeline(kind: str, overlap: bool) -> None:
         assert [work.nbytes for work in tied] == [50257 * 768 * 2] * 2
     run = simulate(plan, machine_of(4), steps=2)
     assert run.step_ends_s[1] > run.step_ends_s[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_tied_embedding_is_added_up_after_both_have_its_gradient(ranks: int) -> None:
+    """And, as in Megatron-Core, after its data-parallel reduction."""
+    options = MegatronOptions(accumulate=4, overlap_grad_reduce=True)
+    plan, _ = gpt_pipeline(make_schedule("1f1b", 2, 4), options, ranks)
+    run = simulate(plan, machine_of(2 * ranks))
+    starts = {
+        start for task, _, start, *_ in run.executions
+        if getattr(task.work, "communicator", None) == TIED
+    }  # fmt: skip
+    before = [
+        end for task, _, _, end, *_ in run.executions
+        if task.kind in ("forward", "backward") or task.bucket is not None
+    ]  # fmt: skip
+    assert len(starts) == 1
+    assert min(starts) >= max(before) - 1e-12
+    updates = [start for task, _, start, *_ in run.executions if task.kind == "optimizer"]
+    assert min(updates) > min(starts)
 
 
 def _computes(task: Any) -> bool:

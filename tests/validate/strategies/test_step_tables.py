@@ -13,13 +13,15 @@ from perfmodel.validate.score.strategy_scores import (
     STATED,
     by_source,
     by_strategy,
+    of_split_models,
+    order_of,
     step_entries,
     strategies_json,
 )
 from perfmodel.validate.strategies.model import StrategyStep, StrategyTable
-from perfmodel.validate.strategies.predicted_step import predict_step
+from perfmodel.validate.strategies.predicted_step import compare_step, predict_step
 from perfmodel.validate.strategies.stated_step import read_step
-from perfmodel.validate.strategies.step_tables import STEPS, strategies_in
+from perfmodel.validate.strategies.step_tables import SETUPS, STEPS, sample_rows, strategies_in
 
 ROWS = list(csv.DictReader((shipped_folder() / STEPS).read_text("utf-8").splitlines()))
 TINY = {
@@ -179,3 +181,73 @@ def test_every_table_weighs_the_same_and_open_rows_are_apart():
     document = strategies_json(tables)
     assert document["quantities"]["step"][ALL]["runs"] == 10
     assert len(document["rows"]) == 10
+
+
+def test_a_row_of_a_split_model_becomes_its_mixture():
+    stated = read_step(
+        row(gpus_per_node="8", accumulate="4", strategy="{kind: megatron}",
+            parallel="{tensor: 2, sequence_parallel: true, pipeline: {stages: 2}}")
+    )  # fmt: skip
+    assert stated.replicas == 2
+    assert stated.share.parameters < stated.workload.parameters
+    predicted = predict_step(stated)
+    step = compare_step(predicted, None)
+    assert (step.strategy, step.degrees) == ("tp pp 1f1b", "tp 2, pp 2")
+    assert step.samples == step.batch * 4 * 2
+    whole = predict_step(
+        read_step(row(gpus_per_node="8", accumulate="4", strategy="{kind: megatron}"))
+    )
+    assert predicted.step_s != pytest.approx(whole.step_s, rel=0.05)
+
+
+def test_experts_of_the_zoo_at_another_depth_are_shared():
+    cells = row(
+        family="experts", layers="2", sequence_length="128", gpus_per_node="4",
+        experts="{model: qwen3-30b-a3b, implementation: per-expert}", parallel="{expert: 4}",
+    )  # fmt: skip
+    stated = read_step(cells)
+    whole, share = stated.workload.parameters, stated.share.parameters
+    experts = 2 * 128 * 3 * 2048 * 768  # layers, experts, maps of each
+    assert whole - share == experts * 3 // 4
+    with pytest.raises(InputError, match=r"experts\.model"):
+        read_step({**cells, "experts": "{model: gpt2}"})
+
+
+def test_of_long_tables_a_few_setups_evenly_spaced_are_predicted():
+    split = [row(parallel="{tensor: 2}", batch=str(batch)) for batch in range(1, 40)]
+    again = {**split[0], "step_s": "0.07"}
+    plain = [row(batch=str(batch)) for batch in range(1, 40)]
+    sampled = sample_rows([*split, again, *plain])
+    batches = [int(cells["batch"]) for cells in sampled if cells["parallel"]]
+    assert len(batches) == SETUPS + 1  # the first setup was measured again
+    assert batches[0] == batches[-1] == 1
+    assert batches[-2] == 39
+    assert set(plain[-1].items()) == set(sampled[-1].items())
+    assert sum(not cells["parallel"] for cells in sampled) == len(plain)
+
+
+def test_the_order_of_two_settings_is_that_of_their_times_per_sample():
+    base = step(1.0, 1.0, samples=8)
+    more = step(1.5, 1.2, samples=16, batch=2)  # quicker per sample, as predicted
+    slower = step(2.0, 1.0, samples=8, batch=3)  # a tie with `base`
+    alike = step(1.02, 5.0, samples=8, batch=4)
+    order = order_of([("t", base), ("t", more)])
+    assert (order.pairs, order.right) == (1, 1)
+    order = order_of([("t", base), ("t", slower)])
+    assert (order.pairs, order.right) == (1, 0)
+    assert order_of([("t", base), ("t", alike)]) is None
+    assert order_of([("t", base), ("u", slower)]) is None
+    assert order_of([("t", base), ("t", step(9.0, 1.0, samples=8))]) is None  # measured again
+
+
+def test_split_models_are_scored_by_gpu_and_precision():
+    entries = [
+        ("t", step(1.0, 1.1)),
+        ("t", step(1.0, 1.2, degrees="tp 2", precision="fp8 {recipe: delayed}")),
+        ("t", step(1.0, 0.7, degrees="tp 2", gpu="h")),
+    ]
+    scores = of_split_models(entries)["step"]
+    assert {name: score.runs for name, score in scores.items()} == {
+        ALL: 2, "g": 1, "h": 1, "bf16": 1, "fp8": 1,
+    }  # fmt: skip
+    assert scores["fp8"].bias == pytest.approx(0.2)

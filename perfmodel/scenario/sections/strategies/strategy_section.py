@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStrategy
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
@@ -34,11 +35,12 @@ StrategySection = Annotated[
         | ZeroStrategy
         | MegatronStrategy
         | ZeroRedundancyStrategy
-        | LocalSgdStrategy,
+        | LocalSgdStrategy
+        | AutoStrategy,
         Field(discriminator="kind"),
     ],
     BeforeValidator(_ddp_unless_named),
 ]
 """The strategies by `kind`; DDP without one. Each class has a row of the same kind in
-`perfmodel.training.strategies`, and says `accumulate`, `one_node_only`, and whether its
+`perfmodel.training.strategies` (but `auto`, for which a study puts another in its place), and says `accumulate`, `one_node_only`, and whether its
 communication `overlaps` layers."""

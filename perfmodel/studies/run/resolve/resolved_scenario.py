@@ -65,6 +65,9 @@ def resolve_scenario(
     `fidelity`: instead of the scenario's.
     Raises `InputError`: a name that does not resolve; names file, line and field.
     """
+    if scenario.strategy.kind == "auto":
+        allowed = "a strategy that stands: perfmodel run, compare, sweep and plan choose it"
+        raise scenario.fault("strategy.kind", "'auto'", allowed)
     checked = _check_fidelity(fidelity or scenario.fidelity)
     if profile is None and scenario.profile is not None:
         profile = _read_profile(scenario, scenario.profile)

@@ -26,7 +26,7 @@ from perfmodel.training.memory.use import (
     add_temporaries,
     narrow_inputs,
 )
-from perfmodel.training.parallel.mixture import Mixture, mix_step
+from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.parallel.stage_memory import stage_memory
 from perfmodel.training.pipeline.block_partition import PartitionOptions
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
@@ -163,6 +163,7 @@ def mixture_of(scenario: Scenario) -> Mixture:
         overlap_p2p=pipeline.overlap_p2p,
         micro_batch_group=pipeline.micro_batch_group,
         order=tuple(section.order.split("-")),
+        expert_tensor=scenario.model.experts.tensor if scenario.model.experts else 1,
     )
 
 
@@ -201,7 +202,7 @@ _BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "tensor
 """Fields of experts that act among ranks which share a model, and not in the whole of it."""
 
 
-def _expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
+def expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
     """Ranks of an expert group that share a node, where the group spans several."""
     parallel = scenario.parallel
     replicas = size.gpus // parallel.gpus_per_replica * parallel.context.degree
@@ -228,7 +229,7 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
             image_size=section.image_size,
             sequence_length=section.sequence_length,
             shard=shard,
-            experts=_expert_settings(section.experts, _expert_ranks_per_node(scenario, size)),
+            experts=_expert_settings(section.experts, expert_ranks_per_node(scenario, size)),
         )
     return _with_fused_parts(scenario, share)
 
@@ -389,6 +390,7 @@ def plan_step(
         workload=job.workload,
         times=slowest,
         ranks=grid.replicas,
+        expert_copies=grid.expert_copies if grid.expert > 1 else None,
         batch_per_gpu=batch,
         iteration=iteration,
         item_bytes=ITEM_BYTES[job.wide_precision],
@@ -420,9 +422,17 @@ def plan_step(
 
     with relocated_errors(job.scenario, "strategy"):
         return mix_step(
-            job.mixture, request, plan_plain, options.accumulate, job.wide_precision, job.recompute,
+            job.mixture, request, plan_plain, options.accumulate, _reduction(options),
+            job.wide_precision, job.recompute,
             job.strategy.held_dtype(options),
         )  # fmt: skip
+
+
+def _reduction(options: StepOptions) -> Reduction:
+    """When, and in which dtype, a strategy reduces gradients, where its options say so."""
+    in_fp32 = getattr(options, "grad_reduce_in_fp32", False)
+    overlaps = getattr(options, "overlap_grad_reduce", True)
+    return Reduction(overlaps, "fp32" if in_fp32 else None)
 
 
 def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemory) -> LayerTimes:
@@ -490,13 +500,14 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
 
     `others`: GPUs beside the job's own, by name.
     """
-    compute = job.scenario.compute
+    compute, grid = job.scenario.compute, job.mixture.grid(ranks)
     setup = Setup(
         workload=job.workload,
         precision=job.wide_precision,
         optimizer=compute.optimizer,
         master_weights=compute.master_weights,
-        ranks=job.mixture.grid(ranks).replicas,
+        ranks=grid.replicas,
+        expert_copies=grid.expert_copies if grid.expert > 1 else None,
         batch_per_gpu=batch,
         options=job.options,
         fused_attention=compute.fused_attention,
@@ -520,7 +531,10 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
     with relocated_errors(job.scenario, "compute"):
         stages = stage_memory(setup, rule, job.mixture)
     use = max(stages, key=lambda use: use.total_bytes)
-    low, high = map(most_bytes, job.workload.kept_range)
+    low, high = (
+        use.total_bytes if share == setup.kept_share else most_bytes(share)
+        for share in job.workload.kept_range
+    )
     if setup.activations_bytes is None and not job.workload.states_activations:
         high += _most_activations_bytes(job, batch)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])

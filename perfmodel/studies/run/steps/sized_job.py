@@ -38,7 +38,12 @@ from perfmodel.studies.run.resolve.training_job import (
 )
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
 from perfmodel.studies.run.steps.alone_times import collective_s
-from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, count_needed_steps
+from perfmodel.studies.run.steps.output_analysis import (
+    MANY_TASKS,
+    SETTLED,
+    WARM_UP,
+    count_needed_steps,
+)
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory.use import StepOptions
@@ -103,13 +108,18 @@ class SizedJob:
         other.job, other._plans = replace(self.job, chosen=options), {}
         return other
 
-    def with_scenario(self, scenario: Scenario, batch: int) -> SizedJob:
+    def with_scenario(
+        self, scenario: Scenario, batch: int, share: Workload | None = None
+    ) -> SizedJob:
         """Return the job on the same machine, trained as another scenario has it.
 
         `batch`: per GPU and micro-batch.
+        `share`: of the model, where the scenario splits it in another way.
         """
         other = copy(self)
-        other.job, other.batch = replace(self.job, scenario=scenario), batch
+        workload = self.job.workload if share is None else share
+        other.job = replace(self.job, scenario=scenario, workload=workload)
+        other.batch = batch
         other._plans, other._times = {}, {}
         return other
 
@@ -172,6 +182,11 @@ class SizedJob:
             return own
         members = mixture.grid(self.size.gpus).numbers[0, :, 0].tolist()
         return tuple(own[rank] for rank in members)
+
+    @property
+    def settled(self) -> int:
+        """Steps to simulate where all later ones are the same."""
+        return SETTLED - (len(self.plan_for(None).tasks) > MANY_TASKS)
 
     def loops_for(self, gpu: str | None = None, launches: bool = True) -> LoopPlan:
         """Plan the loops of a strategy without shared steps, on the job's ranks and servers.
@@ -324,10 +339,12 @@ class ReportedRun:
 def simulate_reported(sized: SizedJob) -> ReportedRun:
     """Simulate until the state has settled, then as many steps as the disturbances need."""
     setup, steady = sized.setup(), sized.steady_disturbances
-    sized.check_message_count(SETTLED)
-    step, run, mode = simulate_steps(setup, steady, SETTLED)
-    if len(steady) == len(sized.disturbances):
-        return ReportedRun(step, run, mode, setup, SETTLED, 1)
+    varies = len(steady) < len(sized.disturbances)
+    settled = SETTLED if varies else sized.settled
+    sized.check_message_count(settled)
+    step, run, mode = simulate_steps(setup, steady, settled)
+    if not varies:
+        return ReportedRun(step, run, mode, setup, settled, 1)
     counted = count_needed_steps(sized.disturbances, run.step_time_s, step)
     setup = sized.setup(run.step_ends_s[WARM_UP - 1])
     sized.check_message_count(WARM_UP + counted)

@@ -19,7 +19,6 @@ from perfmodel.simulate.engine.engine import uses_sockets
 from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.studies.run.result import SizeResult, Uncertainty
-from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.studies.run.uncertainty import chance_of_gpus
@@ -120,7 +119,7 @@ def _base_s(sized: SizedJob, reported: ReportedRun) -> float:
 def _step_s(sized: SizedJob, setup: SimulationSetup) -> float:
     """One settled step without what varies, at fidelity "flow"; seconds."""
     quick = setup if setup.fidelity == "free" else replace(setup, fidelity="flow")
-    return simulate_steps(quick, sized.steady_disturbances, SETTLED)[1].step_time_s
+    return simulate_steps(quick, sized.steady_disturbances, sized.settled)[1].step_time_s
 
 
 # ---------------------------------------------------------------- small changes of the network
@@ -154,7 +153,7 @@ def describe_sensitivity(sized: SizedJob, reported: ReportedRun) -> tuple[str, .
     moved = {}
     for name, (machine, share) in nearby_machines(sized.ensemble.likely, sized.fidelity).items():
         setup = reported.setup.on(machine)
-        step_s = simulate_steps(setup, sized.disturbances, SETTLED)[1].step_time_s
+        step_s = simulate_steps(setup, sized.disturbances, sized.settled)[1].step_time_s
         if abs(step_s / reported.step_s - 1) > USUAL * share:
             moved[name] = step_s
     if not moved:

@@ -138,8 +138,8 @@ def tune_settings(
     InputError
         A strategy without settings, one GPU, or a scenario that does not hold.
     """
-    row = STRATEGIES[scenario.strategy.kind]
-    if row.settings is None:
+    row = STRATEGIES.get(scenario.strategy.kind)
+    if row is None or row.settings is None:
         tuned = [kind for kind, each in STRATEGIES.items() if each.settings or each.has_buckets]
         allowed = f"one that can be tuned: {', '.join(tuned)}"
         raise scenario.fault("strategy.kind", repr(scenario.strategy.kind), allowed)

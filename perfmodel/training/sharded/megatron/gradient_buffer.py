@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +27,7 @@ class BufferBucket:
 
     `tensors`: in the order of the buffer; `starts`: their first elements, from that of the bucket.
     `elements`: padding included; `narrow_elements`: of these, parameters that are gathered in fp8.
+    `of_experts`: whether these are experts, whose gradients fewer ranks average.
     """
 
     index: int
@@ -33,20 +35,46 @@ class BufferBucket:
     starts: tuple[int, ...]
     elements: int
     narrow_elements: int = 0
+    of_experts: bool = False
 
 
 def buffer_buckets(
-    workload: Workload, options: MegatronOptions, ranks: int, narrow: frozenset[int] = frozenset()
+    workload: Workload,
+    options: MegatronOptions,
+    ranks: int,
+    narrow: frozenset[int] = frozenset(),
+    expert_copies: int | None = None,
 ) -> tuple[BufferBucket, ...]:
     """Lay out gradients from the last parameter to the first, and close buckets that are full.
 
     `narrow`: parameters that are kept in fp8. They have a buffer of their own, and all buckets of
     the other one travel with its last (``partition_buckets``).
+    `expert_copies`: ranks that hold the same experts, where ranks share experts: these have buffers
+    of their own, after the others (``expert_parallel_buffers``).
     """
+    trained = set(workload.ready_order)
+    if expert_copies is None:
+        return _buffers(workload, options, ranks, trained, narrow)
+    experts = {tensor for tensor in trained if workload.tensors[tensor].of_experts}
+    dense = _buffers(workload, options, ranks, trained - experts, narrow - experts)
+    shared = _buffers(workload, options, expert_copies, experts, narrow & experts)
+    return dense + tuple(
+        replace(bucket, index=len(dense) + bucket.index, of_experts=True) for bucket in shared
+    )
+
+
+def _buffers(
+    workload: Workload,
+    options: MegatronOptions,
+    ranks: int,
+    trained: AbstractSet[int],
+    narrow: AbstractSet[int],
+) -> tuple[BufferBucket, ...]:
+    """Buckets of some parameters, of which some are kept in fp8."""
     if not narrow:
-        return _one_buffer(workload, options, ranks, workload.ready_order)
+        return _one_buffer(workload, options, ranks, trained)
     *first, last = _one_buffer(workload, options, ranks, narrow)
-    others = set(workload.ready_order) - narrow
+    others = trained - narrow
     tensors, starts, end = [*last.tensors], [*last.starts], last.elements
     for bucket in _one_buffer(workload, options, ranks, others) if others else ():
         tensors += bucket.tensors
@@ -85,7 +113,7 @@ def _padded(elements: int, divisor: int) -> int:
 
 
 def owned_elements(
-    workload: Workload, buckets: tuple[BufferBucket, ...], shard_ranks: int
+    workload: Workload, buckets: Iterable[BufferBucket], shard_ranks: int
 ) -> IntArray:
     """Elements of parameters, without padding, in each rank's parts of the buckets."""
     owned = np.zeros(shard_ranks, dtype=np.int64)

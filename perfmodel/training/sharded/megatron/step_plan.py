@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from perfmodel.errors import Fault, InputError
+from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.forward_backward import (
     Segment,
     backward_segments,
@@ -82,6 +84,17 @@ class _Sharing:
         """Communicator of an optimizer instance."""
         return INSTANCE if self.shard_ranks < self.step.request.ranks else EVERYONE
 
+    def sharers(self, bucket: BufferBucket) -> str:
+        """Communicator of the ranks that hold parts of a bucket's states."""
+        return EXPERT_COPIES if bucket.of_experts else self.shards
+
+    def shard_count(self, bucket: BufferBucket) -> int:
+        """Ranks that update parts of a bucket."""
+        if not bucket.of_experts:
+            return self.shard_ranks
+        copies = self.step.request.expert_copies
+        return self.step.options.shard_ranks(copies) if copies else 1
+
 
 def megatron_step(request: StepRequest, options: MegatronOptions) -> StepPlan:
     """Return one step.
@@ -91,7 +104,10 @@ def megatron_step(request: StepRequest, options: MegatronOptions) -> StepPlan:
     """
     step = begin_sharding_step(request, options)
     shard_ranks = options.shard_ranks(request.ranks)
-    buckets = buffer_buckets(request.workload, options, request.ranks, request.gathered_narrow)
+    buckets = buffer_buckets(
+        request.workload, options, request.ranks, request.gathered_narrow, request.expert_copies
+    )
+    _check_instances(request, options)
     fused = _products(request.workload) if options.gradient_accumulation_fusion else frozenset()
     sharing = _Sharing(step, buckets, shard_ranks, fused)
     elements = sum(bucket.elements for bucket in buckets)
@@ -104,8 +120,18 @@ def megatron_step(request: StepRequest, options: MegatronOptions) -> StepPlan:
         for bucket in buckets:
             step.device_waits = (_add_reduction(sharing, bucket),)
     step.device_waits = (*step.device_waits, *sharing.reduced)
-    end = _add_optimizer(sharing, elements)
-    return finish_plan(step, end, "Megatron", _instances(request.ranks, shard_ranks))
+    end = _add_optimizer(sharing)
+    others = _instances(request.ranks, shard_ranks)
+    if any(bucket.of_experts for bucket in buckets):
+        others += (Communicator(EXPERT_COPIES, (range(request.expert_copies or 1),)),)
+    return finish_plan(step, end, "Megatron", others)
+
+
+def _check_instances(request: StepRequest, options: MegatronOptions) -> None:
+    instances = options.num_distributed_optimizer_instances
+    if request.expert_copies is not None and instances > 1:
+        field = "strategy.num_distributed_optimizer_instances"
+        raise InputError(Fault(field, str(instances), "1 with parallel.expert of 2 or more"))
 
 
 def _instances(ranks: int, shard_ranks: int) -> tuple[Communicator, ...]:
@@ -169,7 +195,7 @@ def _add_gather(sharing: _Sharing, index: int, after: tuple[int, ...]) -> None:
         elements, dtype = bucket.narrow_elements + wide, "uint8" if wide else "fp8"
     sharing.gathered[index] = add_collective(
         step, f"gather bucket {index}", "all_gather", elements,
-        dtype=dtype, after=(*issued, *after), communicator=sharing.shards, bucket=index,
+        dtype=dtype, after=(*issued, *after), communicator=sharing.sharers(bucket), bucket=index,
     )  # fmt: skip
 
 
@@ -240,10 +266,11 @@ def _add_reduction(sharing: _Sharing, bucket: BufferBucket) -> int:
     op: Op = "reduce_scatter" if sharing.splits else "all_reduce"
     sent = add_collective(
         step, f"reduce {name}", op, bucket.elements, dtype=sharing.gradient_dtype, after=after,
-        communicator=sharing.shards if sharing.splits else EVERYONE, bucket=bucket.index,
+        communicator=sharing.sharers(bucket) if sharing.splits or bucket.of_experts else EVERYONE,
+        bucket=bucket.index,
         micro_batch=micro_batch,
     )  # fmt: skip
-    if sharing.splits and sharing.shard_ranks < step.request.ranks:
+    if sharing.splits and sharing.shard_ranks < step.request.ranks and not bucket.of_experts:
         sent = add_collective(
             step, f"add up {name}", "all_reduce", bucket.elements // sharing.shard_ranks,
             dtype=sharing.gradient_dtype, after=(sent,), communicator=TWINS,
@@ -252,10 +279,10 @@ def _add_reduction(sharing: _Sharing, bucket: BufferBucket) -> int:
     return sent
 
 
-def _add_optimizer(sharing: _Sharing, elements: int) -> int:
+def _add_optimizer(sharing: _Sharing) -> int:
     """Agree on the norm, update a part, gather what is not gathered beside the next forward."""
     step, options = sharing.step, sharing.step.options
-    part = elements // sharing.shard_ranks
+    part = sum(bucket.elements // sharing.shard_count(bucket) for bucket in sharing.buckets)
     add_agreement(
         step, "gradient norm", NORM_DTYPE, part * sharing.gradient_bytes,
         sharing.shards if sharing.splits else None,

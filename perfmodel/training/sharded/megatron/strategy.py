@@ -44,12 +44,19 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     use = replicated(setup, grows=False)
     item = ITEM_BYTES[setup.trained[0].dtype]
     shard_ranks = options.shard_ranks(setup.ranks)
-    buckets = buffer_buckets(setup.workload, options, setup.ranks, setup.gathered_narrow)
+    buckets = buffer_buckets(
+        setup.workload, options, setup.ranks, setup.gathered_narrow, setup.expert_copies
+    )
     elements = sum(bucket.elements for bucket in buckets)
     trained = sum(tensor.numel for tensor in setup.trained)
     fullest = trained
     if options.use_distributed_optimizer:
-        fullest = int(owned_elements(setup.workload, buckets, shard_ranks).max())
+        dense = [bucket for bucket in buckets if not bucket.of_experts]
+        experts = [bucket for bucket in buckets if bucket.of_experts]
+        fullest = int(owned_elements(setup.workload, dense, shard_ranks).max())
+        if experts:
+            copies = options.shard_ranks(setup.expert_copies or 1)
+            fullest += int(owned_elements(setup.workload, experts, copies).max())
     parameters = use.parameters_bytes
     if options.use_distributed_optimizer:
         parameters += (elements - trained) * item

@@ -19,7 +19,6 @@ from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NODES, apply_what_if
 from perfmodel.studies.run.result import Relief, SizeResult
 from perfmodel.studies.run.steps.metrics.step_parts import mean, parts_of_steps
-from perfmodel.studies.run.steps.output_analysis import SETTLED
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.topology.graph import Arcs
@@ -133,8 +132,8 @@ def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relie
     varies = reported.counted > 1
     if setup is reported.setup and not varies:
         return _Search(sized, reported, sized.disturbances).reliefs()
-    plan, run, mode = simulate_steps(setup, sized.steady_disturbances, SETTLED)
-    steady = ReportedRun(plan, run, mode, setup, SETTLED, 1)
+    plan, run, mode = simulate_steps(setup, sized.steady_disturbances, sized.settled)
+    steady = ReportedRun(plan, run, mode, setup, sized.settled, 1)
     reliefs = _by_savings(_Search(sized, steady, sized.steady_disturbances).reliefs())
     if not varies or not reliefs:
         return list(reliefs)

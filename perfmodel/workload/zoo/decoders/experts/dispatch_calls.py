@@ -34,14 +34,14 @@ def dispatch_calls(
     if settings.dispatcher == "all_gather":
         return _gathered(shard, tokens * width, "before")
     rows = _rows(settings, routed, shard, tokens)
-    there = _travel(settings, routed, shard, tokens) * width
+    travelling = _travel(settings, routed, shard, tokens) * width
     return (
         *_counts(settings, routed, shard),
-        *_all_to_all(shard, there, "forward", "before", settings.dispatch_dtype),
+        *_all_to_all(shard, travelling, "forward", "before", settings.dispatch_dtype),
         *_weights(settings, shard, rows, "forward", "before"),
         *_tensor(settings, "all_gather", rows * width, "forward", "before"),
         *_tensor(settings, "reduce_scatter", rows * width, "backward", "after"),
-        *_all_to_all(shard, there, "backward", "after"),
+        *_all_to_all(shard, travelling, "backward", "after"),
         *_weights(settings, shard, rows, "backward", "after"),
     )
 
@@ -55,11 +55,11 @@ def combine_calls(
     if settings.dispatcher == "all_gather":
         return _gathered(shard, tokens * width, "after")
     rows = _rows(settings, routed, shard, tokens) * width
-    there = _travel(settings, routed, shard, tokens) * width
+    travelling = _travel(settings, routed, shard, tokens) * width
     return (
         *_tensor(settings, "reduce_scatter", rows, "forward", "after"),
-        *_all_to_all(shard, there, "forward", "after"),
-        *_all_to_all(shard, there, "backward", "before", settings.dispatch_dtype),
+        *_all_to_all(shard, travelling, "forward", "after"),
+        *_all_to_all(shard, travelling, "backward", "before", settings.dispatch_dtype),
         *_tensor(settings, "all_gather", rows, "backward", "before"),
     )
 

@@ -33,6 +33,8 @@ class ExpertSettings:
     imbalance : float
         Coefficient of variation of the experts' loads, which are Dirichlet distributed. 0, the
         default: all alike, as benchmarks force them to be, and as a loss or a bias makes them.
+        Without force Qwen3 235B-A22B on 256 H100 with 8 ranks of experts took 9 to 24 % longer
+        (NVIDIA, Megatron-MoE-ModelZoo).
     auxiliary_loss : bool
         Whether each layer computes a loss of its balance.
     dispatcher : {"all_to_all", "all_gather", "deduplicated"}

@@ -1,0 +1,99 @@
+"""Strategy ``auto`` in a scenario: which mixtures are searched for the quickest step that fits."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from perfmodel.files import Count, FileModel
+from perfmodel.scenario.sections.base import Switch
+from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
+from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
+from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
+from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+
+MOST_LISTED = 32
+"""Values of a searched field: mixtures multiply."""
+
+Degrees = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_LISTED)]
+Schedule = Literal[
+    "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v", "interleaved_zero_bubble",
+    "dualpipe", "dualpipe_v",
+]  # fmt: skip
+Sharding = Annotated[
+    DdpStrategy | MegatronStrategy | FsdpStrategy | ZeroStrategy, Field(discriminator="kind")
+]
+
+
+def _list_alone(value: object) -> object:
+    """Take a value alone for a list of it."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+ALONE = BeforeValidator(_list_alone)
+
+
+class AutoStrategy(FileModel):
+    """The quickest mixture that fits, of those that its lists make.
+
+    What is not listed stays as the scenario has it: ``parallel.order``, ``compute.precision``.
+    ``training.global_batch`` is shared out to the micro-batches of each mixture.
+    """
+
+    kind: Literal["auto"]
+    one_node_only: ClassVar[bool] = False
+    overlaps: ClassVar[bool] = True
+    accumulate: ClassVar[int] = 1
+    tensor: Annotated[Degrees | None, ALONE] = Field(
+        default=None, description="degrees; default: powers of two up to the GPUs of a node"
+    )
+    sequence_parallel: Annotated[tuple[Switch, ...], ALONE, Field(min_length=1, max_length=2)] = (
+        Field(default=(True,), description="with tensor degrees of 2 or more; both: [true, false]")
+    )
+    context: Annotated[Degrees | None, ALONE] = Field(
+        default=None,
+        description="degrees; default: powers of two up to the GPUs of a node that leave each "
+        "GPU 8,192 tokens or more, as Llama 3's 16 of 131,072",
+    )
+    pipeline: Annotated[Degrees | None, ALONE] = Field(
+        default=None, description="stages; default: all numbers up to 64 that divide the GPUs"
+    )
+    schedules: Annotated[
+        tuple[Schedule, ...], ALONE, Field(min_length=1, max_length=MOST_LISTED)
+    ] = Field(
+        default=("1f1b", "interleaved"),
+        description="of pipelines; default: those of Megatron-Core",
+    )
+    chunks: Annotated[Degrees, ALONE] = Field(
+        default=(2, 3, 4, 5, 6, 8, 10),
+        description="parts of the model on each stage, with schedules that may have any number",
+    )
+    micro_batch: Annotated[Degrees, ALONE] = Field(
+        default=(1, 2, 4, 8), description="samples of a micro-batch"
+    )
+    recompute: Annotated[
+        tuple[Literal["none", "selective", "operations", "full"], ...],
+        ALONE,
+        Field(min_length=1, max_length=4),
+    ] = Field(default=("none", "selective", "full"), description="as of compute.recompute")
+    sharding: Annotated[
+        tuple[Sharding, ...], ALONE, Field(min_length=1, max_length=MOST_LISTED)
+    ] = Field(
+        default=(
+            DdpStrategy(gradient_as_bucket_view=True),
+            MegatronStrategy(
+                kind="megatron",
+                use_distributed_optimizer=True,
+                overlap_grad_reduce=True,
+                overlap_param_gather=True,
+            ),
+            FsdpStrategy(kind="fsdp"),
+        ),
+        description="data-parallel strategies; default: DistributedDataParallel, Megatron's "
+        "distributed optimizer, fully_shard",
+    )
+    simulate: Annotated[Count, Field(le=10_000)] = Field(
+        default=32,
+        description="mixtures simulated at most; how much quicker any other can be is said",
+    )

@@ -1,0 +1,266 @@
+"""Times below which no step of a mixture can be: its kernels, its exposed calls, its bubble.
+
+Layers and calls are priced once per share of the model, micro-batch and recomputation. A stage
+begins once the first micro-batch has passed the stages before it, runs all passes of its parts, and
+where backward is one pass the last gradients still pass the stages before it. Collectives take at
+least as long as alone on the network. So no simulated step is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray, IntArray, RankGroup
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.choose.mixtures import MixtureCandidate
+from perfmodel.studies.run.resolve.training_job import gpu_spread, price_layers
+from perfmodel.studies.run.resolve.what_if import what_if_of
+from perfmodel.studies.run.steps.alone_times import collective_s
+from perfmodel.studies.run.steps.sized_job import SizedJob
+from perfmodel.training.parallel.rank_grid import RankGrid
+from perfmodel.training.pipeline.block_partition import PartitionOptions, part_layers
+from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
+from perfmodel.training.pipeline.schedules.schedule_table import SCHEDULES
+from perfmodel.training.plan.pass_calls import PassCall, backward_calls, forward_calls
+from perfmodel.training.plan.step_plan import Collective, Compute, Op
+from perfmodel.workload.compute_spread import slowest_factor
+from perfmodel.workload.memory.blocks import repeated_blocks
+from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, slow_device
+
+WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved", "looped_bfs")
+"""Schedules whose last backward of a stage is followed by those of the stages before it."""
+
+Groups = tuple[tuple[str, tuple[RankGroup, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PricedShare:
+    """Times of passes through the layers before each, of one micro-batch; seconds.
+
+    `workload`: the share, whose layers are those of all shares.
+    """
+
+    workload: Workload
+    forward_s: FloatArray
+    backward_s: FloatArray
+
+
+@dataclass
+class StepBounds:
+    """Bounds of mixtures on one machine.
+
+    `precision`: of the compute.
+    `make`: the job of a mixture.
+    """
+
+    precision: str
+    make: Callable[[MixtureCandidate], SizedJob]
+    _shares: dict[Hashable, PricedShare] = field(default_factory=dict)
+    _groups: dict[Hashable, Groups] = field(default_factory=dict)
+    _held: dict[int, str | None] = field(default_factory=dict)
+    _parts: dict[Hashable, IntArray] = field(default_factory=dict)
+    _alone_s: dict[Hashable, float] = field(default_factory=dict)
+    _timers: dict[str, UncontendedTimer] = field(default_factory=dict)
+
+    def lower_bound_s(self, candidate: MixtureCandidate) -> float:
+        """Least time of a step.
+
+        Raises `PerfmodelError`: a mixture that the model does not allow.
+        """
+        share = self._share(candidate)
+        if candidate.pipeline == 1:
+            passes_s = share.forward_s[-1] + share.backward_s[-1]
+            return float(candidate.micro_batches * passes_s)
+        return self._pipeline_bound_s(candidate, share)
+
+    def _share(self, candidate: MixtureCandidate) -> PricedShare:
+        """Prices of a share; an error is one for all mixtures of it."""
+        key = (
+            candidate.tensor, candidate.sequence_parallel, candidate.context, candidate.micro_batch,
+            candidate.recompute, self._held_dtype(candidate), self._called_groups(candidate),
+            candidate.micro_batches if self.precision == "fp8" else 0,
+        )  # fmt: skip
+        if key not in self._shares:
+            self._shares[key] = self._price(self.make(candidate), dict(key[6]))
+        return self._shares[key]
+
+    def _held_dtype(self, candidate: MixtureCandidate) -> str | None:
+        if candidate.sharding not in self._held:
+            job = self.make(candidate).job
+            self._held[candidate.sharding] = job.strategy.held_dtype(job.options)
+        return self._held[candidate.sharding]
+
+    def _called_groups(self, candidate: MixtureCandidate) -> Groups:
+        """One group of each stage whose ranks share layers, without those that are alike."""
+        key = (candidate.tensor, candidate.context, candidate.pipeline)
+        if key not in self._groups:
+            sized = self.make(candidate)
+            grid = sized.job.mixture.grid(sized.size.gpus)
+            own, per_node = sized.allocation.own, sized.size.gpus_per_node
+            self._groups[key] = tuple(
+                (name, _unlike(_first_of_stages(listed, grid), own, per_node))
+                for name, listed in (
+                    ("tensor", grid.tensor_groups),
+                    ("context", grid.context_groups),
+                    ("expert", grid.expert_groups),
+                )
+            )
+        return self._groups[key]
+
+    def _price(self, sized: SizedJob, groups: dict[str, tuple[RankGroup, ...]]) -> PricedShare:
+        job, workload = sized.job, sized.job.workload
+        spread = slowest_factor(sized.size.gpus, gpu_spread(job))
+        times = slow_device(price_layers(job, sized.batch), spread)
+        forward_s, backward_s = times.forward_s.copy(), times.backward_s.copy()
+        if any(layer.calls for layer in workload.layers) and _is_timed(sized):
+            known: dict[Hashable, tuple[float, float]] = {}
+            for begin, end in _segments(sized):
+                layers = range(begin, end)
+                alike = tuple(workload.layers[layer].calls for layer in layers)
+                if alike not in known:
+                    known[alike] = self._calls_s(sized, times, layers, groups)
+                forward_s[begin] += known[alike][0]
+                backward_s[begin] += known[alike][1]
+        return PricedShare(workload, _sums(forward_s), _sums(backward_s))
+
+    def _calls_s(
+        self,
+        sized: SizedJob,
+        times: LayerTimes,
+        layers: range,
+        groups: dict[str, tuple[RankGroup, ...]],
+    ) -> tuple[float, float]:
+        """Exposed calls of forward and of backward of some layers, each alone; seconds."""
+        job = sized.job
+        precision = "fp32" if job.wide_precision == "tf32" else job.wide_precision
+
+        def of(calls: tuple[PassCall, ...]) -> float:
+            total_s = 0.0
+            for each in calls:
+                if each.window_s == 0:
+                    call = each.call
+                    item_bytes = ITEM_BYTES[call.dtype or precision]
+                    nbytes = round(call.elements * sized.batch * item_bytes)
+                    least_s = min(
+                        self._collective_s(sized, group, call.op, nbytes)
+                        for group in groups[call.group]
+                    )
+                    total_s += call.times * least_s
+            return total_s
+
+        forward = forward_calls(job.workload, times, layers)
+        return of(forward), of(backward_calls(job.workload, times, layers, job.recompute))
+
+    def _collective_s(self, sized: SizedJob, group: RankGroup, op: Op, nbytes: int) -> float:
+        key = (op, nbytes, group)
+        if key not in self._alone_s:
+            machine = sized.ensemble.likely
+            self._alone_s[key] = collective_s(machine, group, self._timers, op, nbytes)
+        return self._alone_s[key]
+
+    def _pipeline_bound_s(self, candidate: MixtureCandidate, share: PricedShare) -> float:
+        """Fill, all passes of a stage, and drain, of the stage where they take longest; seconds."""
+        assert candidate.schedule is not None
+        row = SCHEDULES[candidate.schedule]
+        shape = PipelineSchedule(
+            row.title, candidate.pipeline, candidate.micro_batches,
+            candidate.chunks or row.chunks or 1, row.layout, (),
+        )  # fmt: skip
+        edges = self._edges(candidate, share, shape)
+        forward_s, backward_s = np.diff(share.forward_s[edges]), np.diff(share.backward_s[edges])
+        stages = np.arange(candidate.pipeline)
+        both_ways = row.layout == "bidirectional"
+        held = np.array(
+            [[shape.part(stage, chunk) for chunk in range(shape.chunks)] for stage in stages]
+        )
+        count = candidate.micro_batches / (2 if both_ways else 1)
+        bounds = count * (forward_s + backward_s)[held].sum(axis=1)
+        if not both_ways:
+            bounds = bounds + _sums(forward_s)[stages]
+        if candidate.schedule in WHOLE_BACKWARD:
+            bounds = bounds + _sums(backward_s)[stages]
+        return float(bounds.max())
+
+    def _edges(
+        self, candidate: MixtureCandidate, share: PricedShare, shape: PipelineSchedule
+    ) -> IntArray:
+        """First layers of the parts of the model, and the end of the last."""
+        split = (candidate.tensor, candidate.context, candidate.sequence_parallel)
+        key = (*split, shape.parts, candidate.ends_as_blocks)
+        if key not in self._parts:
+            ends = candidate.ends_as_blocks
+            options = PartitionOptions(embedding_as_block=ends, loss_as_block=ends)
+            layers = part_layers(share.workload, shape, options)
+            self._parts[key] = np.array([0, *(part.stop for part in layers)])
+        return self._parts[key]
+
+    def busiest_stream_s(self, sized: SizedJob) -> float:
+        """Least time of a step from its plan: of a stream, whose tasks run one after the other."""
+        plan = sized.plan_for(None)
+        groups = {each.name: each.groups[0] for each in plan.communicators if each.groups}
+        workers = {stream.name: stream.workers for stream in plan.streams}
+        kinds = {stream.name: stream.kind for stream in plan.streams}
+        total_s: dict[Any, float] = {}
+        for task in plan.tasks:
+            if kinds[task.stream] == "host" or task.acquires or task.releases:
+                continue
+            if isinstance(task.work, Compute):
+                own_s = task.work.duration_s
+            else:
+                own_s = self._work_s(sized, task.work, groups)
+            at = (task.rank_class, task.stream)
+            total_s[at] = total_s.get(at, 0.0) + own_s / workers[task.stream]
+        return max(total_s.values(), default=0.0)
+
+    def _work_s(self, sized: SizedJob, work: Collective, groups: dict[str, RankGroup]) -> float:
+        group = groups.get(work.communicator, ())
+        if len(group) < 2 or not _is_timed(sized) or work.root or work.op in ("send", "broadcast"):
+            return 0.0
+        return work.times * self._collective_s(sized, group, work.op, work.nbytes)
+
+
+def _is_timed(sized: SizedJob) -> bool:
+    """Whether collectives take as long as alone, at least."""
+    return what_if_of(sized.job.scenario).communication and sized.fidelity == "flow"
+
+
+def _sums(values: FloatArray) -> FloatArray:
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _segments(sized: SizedJob) -> Iterator[tuple[int, int]]:
+    """Layers before the blocks, of each block, and after them."""
+    workload = sized.job.workload
+    edges = [0]
+    for block in repeated_blocks(workload):
+        edges += [block.start, block.stop]
+    edges.append(len(workload.layers))
+    for begin, end in zip(edges, edges[1:], strict=False):
+        if begin < end:
+            yield begin, end
+
+
+def _first_of_stages(groups: tuple[RankGroup, ...], grid: RankGrid) -> tuple[RankGroup, ...]:
+    """One group of each stage: all of a stage wait for the slowest of theirs."""
+    first = [int(rank) for rank in grid.numbers[:, 0, 0]]
+    return tuple(group for group in groups if set(first).intersection(group))
+
+
+def _unlike(
+    groups: tuple[RankGroup, ...], own: RankGroup, per_node: int
+) -> tuple[RankGroup, ...]:  # fmt: skip
+    """Groups of the machine's ranks, the first of those that are alike."""
+    unlike: dict[Hashable, RankGroup] = {}
+    for group in groups:
+        unlike.setdefault(_pattern(group, per_node), tuple(own[rank] for rank in group))
+    return tuple(unlike.values())
+
+
+def _pattern(group: RankGroup, per_node: int) -> Hashable:
+    """What groups have in common that take as long: their places in a node, or all ranks."""
+    nodes = {rank // per_node for rank in group}
+    return tuple(rank % per_node for rank in group) if len(nodes) == 1 else tuple(group)

@@ -1,0 +1,124 @@
+"""The quickest mixture that fits: equal to what simulating everything finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.scenario import change_scenario, load_scenario
+from perfmodel.studies.choose.search import choose_mixture
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.tune.run import tune_scenario
+from perfmodel.studies.tune.settings.run import tune_settings
+
+SMALL = """# Which mixture?
+perfmodel: 1
+model: {name: bert-base, dtype: bf16, sequence_length: 128}
+compute: {precision: bf16, optimizer: adamw}
+strategy:
+  kind: auto
+  tensor: [1, 2]
+  pipeline: [1, 2]
+  schedules: [1f1b, interleaved]
+  chunks: 2
+  micro_batch: [1, 2]
+  recompute: [none, full]
+cluster: {node: dgx-h100, nodes: 1}
+training: {global_batch: 32}
+"""
+ON_TWO = {
+    "cluster": {"node": "v100-x8-25g", "nodes": 2, "fabric": {"kind": "one-switch"}},
+    "compute.precision": "fp16", "model.dtype": "fp16", "strategy.recompute": "none",
+    "strategy.pipeline": [1, 2, 4], "strategy.schedules": ["gpipe", "1f1b"],
+}  # fmt: skip
+LARGE_MICRO_BATCHES = {
+    "training.global_batch": 512, "strategy.micro_batch": [16, 64],
+    "strategy.tensor": 1, "strategy.sharding": [{"kind": "ddp"}, {"kind": "fsdp"}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL)
+    return load_scenario(str(path))
+
+
+@pytest.mark.parametrize("changes", [{}, ON_TWO, LARGE_MICRO_BATCHES])
+def test_equals_simulating_all_that_fits(small, changes):
+    scenario = change_scenario(small, changes)
+    searched = choose_mixture(scenario)
+    every = choose_mixture(scenario, exhaustive=True)
+    assert searched.winner == every.winner
+    assert searched.unproven == 0
+    assert searched.simulated < every.simulated
+    for each in every.best:  # the ten quickest
+        assert each.bound_s <= each.step_time_s * (1 + 1e-9)
+        assert sum(each.parts_s.values()) == pytest.approx(each.step_time_s, rel=1e-6)
+    for search in (searched, every):
+        parts = search.impossible + search.too_big + search.bounded + search.simulated
+        assert parts == search.listed
+
+
+def test_run_answers_with_the_winner_and_its_sections_are_a_scenario(small):
+    result = run_scenario(small)
+    assert result.search is not None
+    winner = result.search.winner
+    assert result.main.step_time_s == winner.step_time_s
+    pasted = run_scenario(change_scenario(small, winner.changes))
+    assert pasted.main.step_time_s == winner.step_time_s
+    assert pasted.search is None
+
+
+def test_no_plain_strategy_is_quicker(small):
+    best_s = choose_mixture(small).winner.step_time_s
+    for kind in ("ddp", "fsdp", "megatron"):
+        plain = change_scenario(small, {"strategy": {"kind": kind}})
+        assert best_s <= run_scenario(plain).main.step_time_s * (1 + 1e-9)
+
+
+def test_a_limit_of_simulations_says_what_may_be_left(small):
+    one = choose_mixture(change_scenario(small, {"strategy.simulate": 1}))
+    best = choose_mixture(small)
+    assert one.simulated == 1
+    assert best.winner.step_time_s >= one.winner.step_time_s * (1 - one.unproven)
+
+
+def faults_of(action):
+    with pytest.raises(InputError) as raised:
+        action()
+    return {fault.field: fault for fault in raised.value.faults}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "allowed"),
+    [
+        ({"training": {"batch_per_gpu": 4}}, "training.batch_per_gpu", "training.global_batch"),
+        ({"parallel.tensor": 2}, "parallel.tensor", "strategy.tensor"),
+        ({"parallel.pipeline": 2}, "parallel.pipeline", "strategy.pipeline"),
+        ({"compute.recompute": "full"}, "compute.recompute", "strategy.recompute"),
+        ({"scale": {"gpus": [1, 2]}}, "scale", "differs"),
+    ],
+)
+def test_what_auto_chooses_itself_is_refused_elsewhere(small, changes, field, allowed):
+    assert allowed in faults_of(lambda: change_scenario(small, changes))[field].allowed
+
+
+def test_nothing_fits_or_nothing_is_possible(small):
+    big = {
+        "model": {"name": "llama3-70b", "dtype": "bf16"}, "strategy.pipeline": 1,
+        "strategy.sharding": [{"kind": "megatron", "use_distributed_optimizer": True}],
+        "strategy.recompute": "full", "strategy.tensor": [4, 8],
+    }  # fmt: skip
+    fault = faults_of(lambda: choose_mixture(change_scenario(small, big)))["strategy"]
+    assert "none" in fault.found
+    assert "more GPUs" in fault.allowed
+    odd = change_scenario(small, {"strategy.tensor": 7})
+    assert "impossible" in faults_of(lambda: choose_mixture(odd))["strategy"].found
+
+
+def test_tune_refuses_what_it_does_not_search(small):
+    for tune in (tune_scenario, tune_settings):
+        assert "strategy.kind" in faults_of(lambda tune=tune: tune(small))
+    split = change_scenario(small, {"strategy": {"kind": "ddp"}, "parallel.tensor": 2})
+    assert "parallel" in faults_of(lambda: tune_scenario(split))

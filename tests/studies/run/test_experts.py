@@ -1,0 +1,73 @@
+"""Experts of a scenario: settings reach the rank's share, faults name file, line and field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.scenario import load_scenario
+from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
+from perfmodel.workload import Workload
+
+TEXT = """# How long is a step?
+perfmodel: 1
+model: {{name: deepseek-v2-lite, dtype: bf16, sequence_length: 512, experts: {{{experts}}}}}
+compute: {{precision: bf16, optimizer: adamw}}
+strategy: {{kind: megatron}}
+parallel: {{expert: {expert}}}
+cluster: {{node: dgx-h100, nodes: 4, fabric: rail-optimised}}
+training: {{batch_per_gpu: 1}}
+"""
+
+
+def share(folder: Path, experts: str, expert: int) -> Workload:
+    path = folder / "experts.yaml"
+    path.write_text(TEXT.format(experts=experts, expert=expert), encoding="utf-8")
+    return resolve_scenario(load_scenario(str(path)), None, None).share
+
+
+def sent(workload: Workload) -> list[Any]:
+    return [
+        call
+        for layer in workload.layers for call in layer.calls
+        if call.op == "all_to_all" and call.dtype in {None, "fp8"}
+    ]  # fmt: skip
+
+
+def test_settings_reach_the_share_of_a_rank(tmp_path: Path) -> None:
+    plain = sent(share(tmp_path, "", 16))
+    fp8 = sent(share(tmp_path, "dispatch_dtype: fp8, imbalance: 0.5", 16))
+    assert [call.dtype for call in plain[:4]] == [None] * 4
+    assert [call.dtype for call in fp8[:4]] == ["fp8", None, None, "fp8"]
+    assert fp8[1].elements > 1.1 * plain[1].elements
+
+
+def test_tokens_go_once_to_each_node_of_the_cluster(tmp_path: Path) -> None:
+    """6 of 64 experts on 16 GPUs of two nodes: 2 (1 - C(32, 6) / C(64, 6)) nodes."""
+    calls = sent(share(tmp_path, "dispatcher: deduplicated", 16))
+    missed = 32 * 31 * 30 * 29 * 28 * 27 / (64 * 63 * 62 * 61 * 60 * 59)
+    assert calls[0].elements == pytest.approx(512 * 2048 * 2 * (1 - missed))
+
+
+@pytest.mark.parametrize(
+    ("experts", "expert", "field", "allowed"),
+    [
+        ("", 3, "parallel.expert", "64 experts"),
+        ("imbalance: 0.5", 1, "model.experts.imbalance", "expert: 1"),
+        ("imbalance: 9", 16, "model.experts.imbalance", "0 to below 7.94"),
+        ("pad_to_capacity: true", 2, "model.experts.pad_to_capacity", "a capacity"),
+        ("tensor: 2", 2, "model.experts.tensor", "1"),
+        ("capacity: -1", 2, "model.experts.capacity", "greater than 0"),
+    ],
+)
+def test_faults_name_field_and_what_is_allowed(
+    tmp_path: Path, experts: str, expert: int, field: str, allowed: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        share(tmp_path, experts, expert)
+    assert field in str(raised.value)
+    assert allowed in str(raised.value)
+    assert "experts.yaml:" in str(raised.value)
