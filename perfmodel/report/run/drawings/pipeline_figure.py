@@ -60,10 +60,10 @@ def _add_panel(
     figure: go.Figure, picture: PipelinePicture, panel: int, unit: str, scale: float
 ) -> None:
     low, high = picture.windows[panel]
-    shown = [b for b in picture.blocks if b.start_s < high and b.end_s > low]
+    visible = [b for b in picture.blocks if b.start_s < high and b.end_s > low]
     suffix = "" if panel == 0 else f"{panel + 1}"
     for kind in KINDS:
-        _add_blocks(figure, [b for b in shown if b.kind == kind], picture, suffix, scale)
+        _add_blocks(figure, [b for b in visible if b.kind == kind], picture, suffix, scale)
     panels, labels = len(picture.windows), [f"{stage}" for stage in picture.stages]
     height = (1 - 0.14 * (panels - 1)) / panels
     top = 1 - panel * (height + 0.14)
