@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
-from perfmodel.report.run import parallelism
+from perfmodel.report.run.parallel import parallelism
 from perfmodel.studies.compare.model import Change, Comparison, Side, SideDifference
 from perfmodel.studies.run.result import SizeResult
 

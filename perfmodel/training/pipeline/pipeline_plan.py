@@ -45,7 +45,6 @@ from perfmodel.training.plan.step_plan import (
     Task,
 )
 
-
 ROOTED = ("broadcast", "reduce")
 """Operations of a plan whose root is a rank of it, its first."""
 

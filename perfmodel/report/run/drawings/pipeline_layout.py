@@ -67,7 +67,9 @@ def pipeline_picture(point: SizeResult) -> PipelinePicture:
     ]
     windows = _windows(blocks, end)
     gap_s = _GAP * (windows[0][1] - windows[0][0])
-    visible = [b for b in blocks if any(b.start_s < high and b.end_s > low for low, high in windows)]
+    visible = [
+        b for b in blocks if any(b.start_s < high and b.end_s > low for low, high in windows)
+    ]
     joined = tuple(_joined(sorted(visible, key=lambda b: (b.row, b.kind, b.start_s)), gap_s))
     return PipelinePicture(tuple(each.stage for each in stages), joined, windows)
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from perfmodel.report.run.drawings.pipeline_layout import pipeline_picture
-from perfmodel.report.run.parallelism import degrees, lines
+from perfmodel.report.run.parallel.parallelism import degrees, lines
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.result import SizeResult
