@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
+from perfmodel.report.run.parallel import parallelism
 from perfmodel.studies.compare.model import Change, Comparison, Side, SideDifference
 from perfmodel.studies.run.result import SizeResult
 
@@ -133,6 +134,7 @@ def figures_table(comparison: Comparison) -> Table:
         ("communication", *(quantities.duration(point.comm_s) for point in points)),
         ("exposed communication", *(quantities.duration(p.exposed_comm_s) for p in points)),
         *_exposed_rows(points),
+        *_mixture_rows(points),
         ("sent per GPU", *(quantities.size(point.sent_bytes) for point in points)),
         ("MFU", *map(_utilisation, sides)),
         ("memory per GPU", *map(_memory, sides)),
@@ -161,6 +163,24 @@ def _exposed_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:
         )
         for op in ops
     ]
+
+
+def _mixture_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:
+    """Degrees, bubble, and what each dimension sends and leaves exposed, where a model is split."""
+    uses = [point.mixture for point in points]
+    if not any(uses):
+        return []
+    rows = [("split", *("data" if use is None else parallelism.degrees(use) for use in uses))]
+    if any(use is not None and use.bubble is not None for use in uses):
+        bubbles = [None if use is None else use.bubble for use in uses]
+        theory = [None if use is None else use.bubble_in_theory for use in uses]
+        rows += [("bubble", *map(_or_nothing, bubbles)), ("in theory", *map(_or_nothing, theory))]
+    by_name = [{each.dimension: each for each in use.dimensions} if use else {} for use in uses]
+    for name in dict.fromkeys(name for each in by_name for name in each):
+        exposed = (quantities.duration(e[name].exposed_s) if name in e else "" for e in by_name)
+        sent = (quantities.size(e[name].sent_bytes) if name in e else "" for e in by_name)
+        rows += [(f"exposed, {name}", *exposed), (f"sent, {name}", *sent)]
+    return rows
 
 
 def _limited_by(point: SizeResult) -> str:

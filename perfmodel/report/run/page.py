@@ -30,7 +30,7 @@ from perfmodel.report.run.drawings.pipeline_figure import PIPELINE_HINT, draw_pi
 from perfmodel.report.run.drawings.timeline_figure import draw_timeline
 from perfmodel.report.run.events import events_section
 from perfmodel.report.run.export import to_json
-from perfmodel.report.run.parallelism import mixture_section
+from perfmodel.report.run.parallel.parallelism import mixture_section
 from perfmodel.report.run.servers import servers_section
 from perfmodel.report.run.text import result_header, run_markdown
 from perfmodel.report.scaling.text import scaling_section

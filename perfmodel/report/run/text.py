@@ -15,7 +15,8 @@ from perfmodel.report.common.document import (
     section,
 )
 from perfmodel.report.common.markdown import render_markdown
-from perfmodel.report.run import events, parallelism, servers, tables
+from perfmodel.report.run import events, servers, tables
+from perfmodel.report.run.parallel import parallelism
 from perfmodel.report.scaling.mixture_search import search_blocks
 from perfmodel.report.scaling.text import basis, findings
 from perfmodel.studies.run.result import Result, SizeResult

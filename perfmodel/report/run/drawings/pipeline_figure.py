@@ -60,10 +60,10 @@ def _add_panel(
     figure: go.Figure, picture: PipelinePicture, panel: int, unit: str, scale: float
 ) -> None:
     low, high = picture.windows[panel]
-    shown = [b for b in picture.blocks if b.start_s < high and b.end_s > low]
+    visible = [b for b in picture.blocks if b.start_s < high and b.end_s > low]
     suffix = "" if panel == 0 else f"{panel + 1}"
     for kind in KINDS:
-        _add_blocks(figure, [b for b in shown if b.kind == kind], picture, suffix, scale)
+        _add_blocks(figure, [b for b in visible if b.kind == kind], picture, suffix, scale)
     panels, labels = len(picture.windows), [f"{stage}" for stage in picture.stages]
     height = (1 - 0.14 * (panels - 1)) / panels
     top = 1 - panel * (height + 0.14)
@@ -98,7 +98,10 @@ def _add_blocks(
         width=[_THIN if thin else _HEIGHT] * len(blocks),
         name=kind,
         showlegend=not suffix or all(trace.name != kind for trace in figure.data),
-        marker={"color": _COLOURS[kind], "line": {"color": "white", "width": 0 if thin else 0.5}},
+        marker={
+            "color": _COLOURS[kind],
+            "line": {"color": "white", "width": 0 if blocks[0].micro_batch is None else 0.4},
+        },
         text=["" if b.micro_batch is None else f"{b.micro_batch}" for b in blocks],
         textposition="inside",
         insidetextanchor="middle",

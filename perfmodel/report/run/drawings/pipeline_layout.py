@@ -67,8 +67,10 @@ def pipeline_picture(point: SizeResult) -> PipelinePicture:
     ]
     windows = _windows(blocks, end)
     gap_s = _GAP * (windows[0][1] - windows[0][0])
-    shown = [b for b in blocks if any(b.start_s < high and b.end_s > low for low, high in windows)]
-    joined = tuple(_joined(sorted(shown, key=lambda b: (b.row, b.kind, b.start_s)), gap_s))
+    visible = [
+        b for b in blocks if any(b.start_s < high and b.end_s > low for low, high in windows)
+    ]
+    joined = tuple(_joined(sorted(visible, key=lambda b: (b.row, b.kind, b.start_s)), gap_s))
     return PipelinePicture(tuple(each.stage for each in stages), joined, windows)
 
 
@@ -103,10 +105,10 @@ def _joined(blocks: Sequence[Block], gap_s: float) -> list[Block]:
     joined: list[Block] = []
     for block in blocks:
         last = joined[-1] if joined else None
-        alike = last is not None and (last.row, last.kind, last.micro_batch) == (
+        same_pass = last is not None and (last.row, last.kind, last.micro_batch) == (
             block.row, block.kind, block.micro_batch,
         )  # fmt: skip
-        if last is not None and alike and block.start_s - last.end_s <= gap_s:
+        if last is not None and same_pass and block.start_s - last.end_s <= gap_s:
             joined[-1] = replace(last, end_s=max(last.end_s, block.end_s))
         else:
             joined.append(block)

@@ -91,15 +91,17 @@ DIMENSIONS_HINT = (
 )
 
 
-def stages_table(use: MixtureUse) -> Table:
-    """What each stage of a pipeline does."""
-    header = (">Stage", ">Computes", ">Exposed", ">Waits")
+def stages_table(point: SizeResult, use: MixtureUse) -> Table:
+    """What each stage of a pipeline does, and what its GPUs hold."""
+    header = (">Stage", ">Computes", ">Exposed", ">Waits", ">Memory per GPU")
+    held = point.memory.stages_bytes
     rows = [
         (
             f"{each.stage}",
             quantities.duration(each.busy_s),
             quantities.duration(each.exposed_s),
             quantities.duration(each.waits_s),
+            quantities.size(held[each.stage]) if held else "",
         )
         for each in use.stages
     ]
@@ -123,5 +125,5 @@ def mixture_section(point: SizeResult, *blocks: Block) -> Section | None:
         return None
     tables: list[Block] = [dimensions_table(use), Paragraph(DIMENSIONS_HINT, "hint")]
     if use.stages:
-        tables.append(stages_table(use))
+        tables.append(stages_table(point, use))
     return section("How the model is split", " ".join(lines(point)), *blocks, *tables)

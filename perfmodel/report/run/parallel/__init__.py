@@ -1,0 +1,1 @@
+"""How a model is split: what a mixture costs, and how the quickest was found."""
