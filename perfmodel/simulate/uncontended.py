@@ -22,8 +22,7 @@ from perfmodel.library.lowering.lower import (
     lower_without_corrections,
 )
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
-from perfmodel.library.lowering.rerouting import reroute
-from perfmodel.library.lowering.translation import only_host, translate
+from perfmodel.library.lowering.rerouting import only_host, reroute, translate
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.sharing.classed_legs import (
     TimedLeg,
