@@ -242,10 +242,12 @@ _NOT_IN_DIGEST = frozenset({"sweep", "plan"})
 """Sections that other commands than `run` read."""
 
 _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
+    "model": {"experts": None},
     "library": {"workers": None, "host_step": None},
     "compute": {
         "compiled": False,
         "cuda_graphs": False,
+        "fp8": None,
         "gpu_spread": None,
         "master_weights": True,
         "measured_step": None,

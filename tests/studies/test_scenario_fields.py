@@ -197,6 +197,8 @@ VALUES: Mapping[str, list[Any]] = {
     "plan": [{"target": {"samples": 1}, "candidates": [{"name": "a", "node": "dgx-a100",
                                                         "nodes": [1]}]}],
     "model": ["vgg11"],
+    "experts": [{"imbalance": 0.5}],
+    "parallel": [{"tensor": 2}],
     "compute.source": ["file", "roofline"],
     "compute.fp8": [{"recipe": "current"}],
     "compute.fp8.library": ["transformer_engine", "torchao"],

@@ -63,7 +63,7 @@ class RankGrid:
     @property
     def _tensor_over_experts(self) -> int:
         """Ranks of a tensor group that hold different experts."""
-        return 1 if self.expert == 1 else self.tensor // self.expert_tensor
+        return 1 if self.expert == 1 else max(1, self.tensor // self.expert_tensor)
 
     @property
     def expert_copies(self) -> int:

@@ -7,6 +7,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import ClusterSize, load_scenario
 from perfmodel.studies.run.resolve.limits import (
+    MESSAGE_SENDS,
     MOST_SHARED_WORK,
     check_cluster_size,
     check_message_size,
@@ -34,7 +35,7 @@ def test_clusters_have_a_largest_size():
 def test_sends_are_counted_as_the_algorithm_makes_them(op, algorithm, each):
     """Steps times senders of the published algorithms, on a machine of eight."""
     dgx1 = Machine(build_topology("dgx1-v100"), load_library("nccl"))
-    most = 2_000_000 // each
+    most = MESSAGE_SENDS // each
     check_message_size(dgx1, [(op, 1 << 20)] * most, algorithm=algorithm)
     with pytest.raises(InputError, match=f"{each * (most + 1):,} sends in {most + 1} of"):
         check_message_size(dgx1, [(op, 1 << 20)] * (most + 1), algorithm=algorithm)
