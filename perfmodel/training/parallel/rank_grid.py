@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.errors import ScheduleError
+from perfmodel.errors import Fault, InputError
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -37,7 +37,7 @@ class RankGrid:
 
     Raises
     ------
-    ScheduleError
+    InputError
         An expert degree that does not divide.
     """
 
@@ -55,10 +55,9 @@ class RankGrid:
             factors = f"data ({self.data}) and context ({self.context})"
             if self._tensor_over_experts > 1:
                 factors = f"tensor ({self.tensor}), " + factors
-            raise ScheduleError(
-                f"expert degree {self.expert}; allowed: a divisor of "
-                f"{self.replicas * self._tensor_over_experts}, the product of {factors}"
-            )
+            holders = self.replicas * self._tensor_over_experts
+            allowed = f"a divisor of {holders}, the product of {factors}"
+            raise InputError(Fault("parallel.expert", str(self.expert), allowed))
 
     @property
     def _tensor_over_experts(self) -> int:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.errors import ScheduleError
+from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.parallel.expand_ranks import expand_ranks
 from perfmodel.training.parallel.rank_grid import RankGrid
@@ -92,7 +92,7 @@ def test_each_rank_is_in_one_group_of_each_dimension(
 
 
 def test_experts_that_no_group_divides_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="expert degree 3; allowed: a divisor of 8"):
+    with pytest.raises(InputError, match=r"parallel\.expert: found 3; allowed: a divisor of 8"):
         RankGrid(data=4, context=2, expert=3)
 
 
