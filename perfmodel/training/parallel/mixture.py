@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.training.parallel.expand_ranks import expand_ranks
 from perfmodel.training.parallel.rank_grid import RankGrid
 from perfmodel.training.pipeline.block_partition import PartitionOptions
@@ -145,6 +146,9 @@ def mix_step(
     if mixture.stages == 1:
         return expand_ranks(plan_part(request, micro_batches), grid)
     schedule = mixture.pipeline_schedule(micro_batches)
+    if schedule.layout == "bidirectional" and request.expert_copies is not None:
+        allowed = "another with parallel.expert of 2 or more: two stages would hold each expert"
+        raise InputError(Fault("parallel.pipeline.schedule", repr(mixture.schedule), allowed))
     model = model_parts(request.workload, request.times, schedule, mixture.partition)
     copies = 2 if schedule.layout == "bidirectional" else 1
     plans = [

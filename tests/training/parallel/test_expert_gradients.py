@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from perfmodel.errors import InputError
 from perfmodel.training.memory.use import Setup
+from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.step_plan import Collective
 from perfmodel.training.sharded.megatron.options import MegatronOptions
@@ -13,6 +15,7 @@ from perfmodel.training.sharded.megatron.strategy import megatron_memory, megatr
 from perfmodel.training.sharded.zero.zero_passes import EVERYONE
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload import load_workload
+from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.shards.shard import Shard
 
@@ -66,3 +69,13 @@ def test_optimizer_states_are_split_among_those_that_hold_the_same(share: Worklo
     dense = trained(share, of_experts=False) / REPLICAS
     experts = trained(share, of_experts=True) / (REPLICAS // EXPERT)
     assert megatron_memory(setup).optimizer_bytes == pytest.approx(12 * (dense + experts), rel=1e-3)
+
+
+def test_experts_that_two_stages_would_hold_are_refused(share: Workload) -> None:
+    """DualPipe keeps each part twice; no plan says who averages such experts' gradients."""
+    mixture = Mixture(Shard(expert=EXPERT), 2, "dualpipe")
+    with pytest.raises(InputError, match=r"parallel\.pipeline\.schedule: found 'dualpipe'"):
+        mix_step(
+            mixture, request(share), lambda part, _: megatron_plan(part, MegatronOptions()), 4,
+            Reduction(), "bf16", NO_RECOMPUTE, None,
+        )  # fmt: skip
