@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup, sending_s
-from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends, schedule_s
+from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends
 from perfmodel.library.lowering.lower import (
     correct,
     lower_message,
@@ -343,13 +343,6 @@ def timed_phases(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray
 def participants(lowered: LoweredCollective) -> int:
     """Ranks of a collective, and the switches that take part."""
     return lowered.schedule.ranks + lowered.schedule.switches
-
-
-def stage_s(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray) -> float:
-    """Time from a stage's first byte to its last delivery at given wire rates; seconds."""
-    return schedule_s(
-        stage.phases, rates_Bps / lowered.wire_factor, stage.latency_s, credits=lowered.credits
-    )
 
 
 def stage_bytes(lowered: LoweredCollective, stage: Stage) -> FloatArray:

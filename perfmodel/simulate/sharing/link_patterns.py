@@ -63,10 +63,6 @@ class UsePatterns:
         values[has_others] = shared[self.use[has_others]]
         return values
 
-    def over_edges(self, values: FloatArray) -> FloatArray:
-        """Values of all edges from those of the edges that represent them; shape (edges,)."""
-        return values if self.classes is None else values[self.classes.of]
-
 
 def patterns_of(stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
     """Find the patterns of a phase of a stage; each edge represents itself in a small one."""

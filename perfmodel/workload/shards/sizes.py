@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.workload.shards.shard import Shard, divisor_faults, shard_faults, whole_faults
+from perfmodel.workload.shards.shard import Shard, divisor_faults, shard_faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,6 @@ def check_shard(shard: Shard, sizes: SharedSizes) -> None:
             *_context_faults(shard, sizes),
             *_expert_faults(shard, sizes),
         ]
-    if faults:
-        raise InputError(faults)
-
-
-def check_whole(shard: Shard, model: str, reason: str) -> None:
-    """Raise InputError unless one rank holds all of a model that is not split."""
-    faults = shard_faults(shard) or whole_faults(shard, model, reason)
     if faults:
         raise InputError(faults)
 

@@ -163,16 +163,6 @@ class _Allocated:
             self.fullest = moment
 
 
-def most_gathered_bytes(sizes: UnitSizes, walk: Sequence[Moment]) -> int:
-    """Bytes of whole units and of their gradients at the fullest point of a micro-batch.
-
-    Without activations, and without shards.
-    """
-    layers = sum(len(moment.layers) for moment in walk)
-    moment = walk_memory(sizes, walk, BackwardBytes(0.0, (0.0,) * layers), offload=True)
-    return int(moment.gathered_bytes)
-
-
 def walk_memory(
     sizes: UnitSizes, walk: Sequence[Moment], activations: BackwardBytes, *, offload: bool
 ) -> FullestMoment:
