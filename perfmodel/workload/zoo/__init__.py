@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.model import Workload
-from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
+from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo import bert, gpt, t5
+from perfmodel.workload.zoo.buildable import Buildable, build
 from perfmodel.workload.zoo.decoders import decoder_sizes, llama
 from perfmodel.workload.zoo.decoders.experts import (
     ExpertSettings,
@@ -20,8 +20,6 @@ from perfmodel.workload.zoo.decoders.experts import (
     expert_sizes,
 )
 from perfmodel.workload.zoo.images import inception, resnet, vgg, vit
-
-TRAINED_DTYPES = ("fp32", "bf16", "fp16")
 
 _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{f"resnet{depth}": (partial(resnet.resnet, depth), 224) for depth in resnet.BLOCKS},
@@ -97,44 +95,22 @@ def build_model(
     """
     if name not in _IMAGES and name not in _SEQUENCES:
         raise InputError(Fault("model", repr(name), allowed_names(zoo_names(), name)))
-    faults = list(_dtype_faults(dtype))
-    has_experts = name in expert_sizes.EXPERT_SHAPES
-    if not has_experts:
-        faults += _misplaced("experts", experts, name, "a model without experts")
+    return build(
+        _buildable(name),
+        dtype=dtype,
+        image_size=image_size,
+        sequence_length=sequence_length,
+        shard=shard,
+        experts=experts,
+    )
+
+
+def _buildable(name: str) -> Buildable:
     if name in _IMAGES:
-        faults += _misplaced("sequence_length", sequence_length, name, "an image model")
-        faults += _size_faults("image_size", image_size, None)
-        faults += shard_faults(shard) or whole_faults(shard, name, "an image model is not split")
         make, default = _IMAGES[name]
-        size: dict[str, Any] = {"image_size": image_size or default}
-    else:
-        make, default = _SEQUENCES[name]
-        faults += _misplaced("image_size", image_size, name, "a sequence model")
-        longest = None if name in _UNLIMITED else default
-        faults += _size_faults("sequence_length", sequence_length, longest)
-        size = {"sequence_length": sequence_length or default, "shard": shard}
-        size |= {"settings": experts} if has_experts else {}
-    if faults:
-        raise InputError(faults)
-    return make(dtype=dtype, **size)
-
-
-def _dtype_faults(dtype: str) -> list[Fault]:
-    if dtype in TRAINED_DTYPES:
-        return []
-    return [Fault("dtype", repr(dtype), allowed_names(TRAINED_DTYPES, str(dtype)))]
-
-
-def _misplaced(field: str, value: int | ExpertSettings | None, name: str, kind: str) -> list[Fault]:
-    if value is None:
-        return []
-    text = str(value) if isinstance(value, int) else "settings"
-    return [Fault(field, text, f"nothing: {name} is {kind}")]
-
-
-def _size_faults(field: str, value: int | None, longest: int | None) -> list[Fault]:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if value is None or (whole and 1 <= value <= (longest or value)):
-        return []
-    limit = f" up to {longest}, the model's table of positions" if longest else ""
-    return [Fault(field, repr(value), f"a whole number above zero{limit}")]
+        return Buildable(name, make, default, "image")
+    make, default = _SEQUENCES[name]
+    longest = None if name in _UNLIMITED else default
+    return Buildable(
+        name, make, default, longest=longest, has_experts=name in expert_sizes.EXPERT_SHAPES
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.model import Layer
+from perfmodel.workload.model import FusedKept, Layer
 from perfmodel.workload.shards.attention_calls import attention_calls
 from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.shards.map_calls import column_calls, norm_calls, row_calls
@@ -32,6 +32,7 @@ from perfmodel.workload.zoo.layers import (
     names_reversed,
     numels,
 )
+from perfmodel.workload.zoo.stacks.activation_functions import ONE_KERNEL, ActivationFunction
 
 
 def attention(
@@ -193,6 +194,7 @@ class BlockParameters(NamedTuple):
 class BlockShape:
     """Sizes of a pre-normalised block: tokens of one sample, model width, heads.
 
+    `dropout`: of what is added to the stream; `score_dropout`: of scores, where that differs.
     `shard`: which part of it a rank holds; the sizes are those of the whole.
     """
 
@@ -203,6 +205,8 @@ class BlockShape:
     causal: bool
     dropout: bool
     shard: Shard = WHOLE
+    score_dropout: bool | None = None
+    activation: ActivationFunction = ONE_KERNEL
 
 
 def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) -> list[Module]:
@@ -218,7 +222,9 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
     drop_passes = shape.dropout * DROPOUT_PASSES
     after = (drop_passes + ADD_PASSES) * stream
     mask_bytes = float(shape.dropout * MASK_BYTES * stream)
-    tail_kernels = 2 + shape.dropout
+    tail_kernels, function = 2 + shape.dropout, shape.activation
+    score_dropout = shape.dropout if shape.score_dropout is None else shape.score_dropout
+    own_kept = None if function.kernels == 1 else FusedKept(2.0 * rows * wide, 0.0, mask_bytes)
 
     def normed(part: str, outputs: int, norm: Parameters, own_map: Parameters) -> Module:
         return linear(
@@ -233,7 +239,7 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
     return [
         normed("qkv", 3 * h // t, parameters.first_norm, parameters.qkv),
         attention(f"{name}.attention", s, h, heads=shape.heads, causal=shape.causal,
-                  dropout=shape.dropout, shard=shard),
+                  dropout=score_dropout, shard=shard),
         linear(
             f"{name}.projection", rows, h // t, h, parameters=parameters.projection,
             vector_elements=after, fused_elements=JOIN_PASSES * stream, saved_bytes=mask_bytes,
@@ -242,10 +248,11 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
         normed("widen", wide, parameters.second_norm, parameters.widen),
         linear(
             f"{name}.narrow", rows, wide, h, parameters=parameters.narrow,
-            vector_elements=ACTIVATION_PASSES * rows * wide + after,
+            vector_elements=function.passes * rows * wide + after,
             fused_elements=ACTIVATION_PASSES * rows * wide + JOIN_PASSES * stream,
-            saved_elements=2.0 * rows * wide, saved_bytes=mask_bytes,
-            kernels=tail_kernels + 1, calls=_row_calls(shard, result, parameters.narrow),
+            saved_elements=float(function.saved * rows * wide), saved_bytes=mask_bytes,
+            fused_kept=own_kept, kernels=tail_kernels + function.kernels,
+            calls=_row_calls(shard, result, parameters.narrow),
         ),
     ]  # fmt: skip
 
