@@ -20,6 +20,7 @@ from perfmodel.workload.zoo.decoders.experts import (
     expert_sizes,
 )
 from perfmodel.workload.zoo.images import inception, resnet, vgg, vit
+from perfmodel.workload.zoo.stacks import clip, image_stack, whisper
 
 _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{f"resnet{depth}": (partial(resnet.resnet, depth), 224) for depth in resnet.BLOCKS},
@@ -27,6 +28,11 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     "alexnet": (vgg.alexnet, 224),
     "inception-v3": (inception.inception_v3, 299),
     "vit-b-16": (vit.vit_b_16, 224),
+    **{
+        name: (partial(image_stack.vit, name), s.image)
+        for name, s in image_stack.VIT_SHAPES.items()
+    },
+    **{name: (partial(clip.clip, name), s.image.image) for name, s in clip.CLIP_SHAPES.items()},
 }
 """Image models: their function, and the image size that their authors trained with."""
 
@@ -39,7 +45,9 @@ _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
         for name, shape in expert_sizes.EXPERT_SHAPES.items()
     },
     **{name: (partial(t5.t5, name), t5.INPUTS) for name in t5.SHAPES},
-}
+    **{name: (partial(whisper.whisper, name), s.targets)
+       for name, s in whisper.WHISPER_SHAPES.items()},
+}  # fmt: skip
 """Sequence models: their function, and the sequence that their authors trained with."""
 
 _UNLIMITED = frozenset({*decoder_sizes.SHAPES, *expert_sizes.EXPERT_SHAPES, *t5.SHAPES})
