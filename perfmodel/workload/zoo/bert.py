@@ -28,7 +28,6 @@ from perfmodel.workload.zoo.layers import (
     MASK_BYTES,
     NORM_BYTES,
     NORM_PASSES,
-    WIDE_BYTES,
     Module,
     Parameter,
     assemble,
@@ -170,7 +169,8 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
         vector_elements=float(function.passes * own * h),
         norm_elements=float(NORM_PASSES * own * h),
         fused_elements=float((ACTIVATION_PASSES + FUSED_NORM_PASSES) * own * h),
-        saved_elements=float(function.saved * own * h), stream_elements=float(own * h),
+        saved_elements=float(function.narrow * own * h),
+        stream_elements=float((1 + function.wide) * own * h),
         kernels=2 + function.kernels,
         calls=norm_calls(shard, numels(dense + norm)),
     )  # fmt: skip
@@ -178,8 +178,7 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
         f"{prefix}.decoder", s, h, own_vocabulary, parameters=bias, ready=names(bias),
         vector_elements=float(LOSS_PASSES * logits), wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits),
-        saved_elements=float(shard.kept_tokens(s) * h), saved_bytes=float(WIDE_BYTES * logits),
-        kernels=4,
+        saved_elements=float(shard.kept_tokens(s) * h), stream_elements=float(logits), kernels=4,
         calls=column_calls(shard, s * h) + loss_calls(shard, s, shard.padded(shape.vocabulary)),
         fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits)),
     )  # fmt: skip
@@ -231,7 +230,8 @@ def _block(prefix: str, s: int, shape: BertShape, shard: Shard) -> list[Module]:
         parameters=weight_and_bias(f"{prefix}.intermediate.dense", wide, h),
         vector_elements=float(function.passes * s * wide),
         fused_elements=float(ACTIVATION_PASSES * s * wide),
-        saved_elements=float(read + (function.saved - 1) * s * wide),
+        saved_elements=float(read + (function.narrow - 1) * s * wide),
+        stream_elements=float(function.wide * s * wide),
         fused_kept=None if function.kernels == 1 else FusedKept(float(read + s * wide)),
         kernels=1 + function.kernels, calls=column_calls(shard, s * h),
     )  # fmt: skip

@@ -45,9 +45,10 @@ VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512
 CORRUPTED, SPAN = 0.15, 3
 """Share of tokens that pre-training replaces, and how many stand side by side (Raffel et al. 2019,
 arXiv 1910.10683, section 3.1.4)."""
-GELU_SAVED = 4
-"""Elements that v1.1's GELU keeps, in single operations: its input, half of it, tanh, tanh plus 1
-(``NewGELUActivation``); one in a kernel of its own."""
+GELU_WIDE = 4
+"""Elements that v1.1's GELU keeps, in single operations (``NewGELUActivation``), beside half of its
+input: that, tanh, tanh plus 1, and its result, which the gate needs. Autocast runs powers, and what
+follows from them, in fp32."""
 SOURCE = "Hugging Face T5ForConditionalGeneration; Raffel et al. 2019, arXiv 1910.10683"
 NOTE = "The table of relative positions is looked up, and added to scores, in no time of its own."
 
@@ -244,7 +245,8 @@ def _stack(
 
 def _mapped(
     name: str, tokens: int, inputs: int, outputs: int, *, norm: str = "", added: bool = False,
-    elements: float = 0.0, fused: float = 0.0, saved: float = 0.0, dropped: float = 0.0,
+    elements: float = 0.0, fused: float = 0.0, saved: float = 0.0, wide: float = 0.0,
+    dropped: float = 0.0,
     shared: bool = False, kernels: int = 0, shard: Shard = WHOLE, first: bool = True,
     drops: bool = True,
 ) -> Module:  # fmt: skip
@@ -268,7 +270,7 @@ def _mapped(
         vector_elements=elements + (drops * DROPOUT_PASSES + ADD_PASSES) * tail,
         norm_elements=float(RMS_NORM_PASSES * normed), wide_norm=True,
         fused_elements=float(fused + FUSED_NORM_PASSES * normed + JOIN_PASSES * tail),
-        saved_elements=float(saved + bool(norm) * read), stream_elements=float(normed),
+        saved_elements=float(saved + bool(norm) * read), stream_elements=float(normed) + wide,
         copied_elements=float(shared * read),
         saved_bytes=float(WIDE_BYTES * normed + MASK_BYTES * (drops * tail + dropped)),
         kernels=1 + kernels + RMS_NORM_KERNELS * bool(norm) + (1 + drops) * added,
@@ -315,8 +317,9 @@ def _feed_forward(prefix: str, tokens: int, shape: T5Shape, shard: Shard) -> lis
         f"{name}.wo", tokens, wide, h, added=True,
         elements=(passes + drops * DROPOUT_PASSES) * inside,
         fused=float((JOIN_PASSES if shape.gated else ACTIVATION_PASSES) * inside),
-        saved=(GELU_SAVED + 2.0 + drops if shape.gated else 1.0 + drops) * inside,
-        dropped=drops * inside, kernels=1 + drops + shape.gated, shard=shard, drops=drops,
+        saved=(3.0 if shape.gated else 1.0 + drops) * inside,
+        wide=shape.gated * GELU_WIDE * inside, dropped=drops * inside,
+        kernels=1 + drops + shape.gated, shard=shard, drops=drops,
     )  # fmt: skip
     norm = f"{prefix}.layer_norm"
     if not shape.gated:

@@ -39,7 +39,7 @@ def attention(
     name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool,
     keys: int | None = None, window: int | None = None, dropout: bool = True,
     wide_scores: bool = False, capped_scores: bool = False, value_width: int | None = None,
-    kept_values: int | None = None, shard: Shard = WHOLE,
+    kept_values: int | None = None, held: int = 0, shard: Shard = WHOLE,
 ) -> Module:  # fmt: skip
     """Scores, softmax and weighted sum; it has no parameters.
 
@@ -54,6 +54,7 @@ def attention(
     `shard`: which part of it a rank runs; the sizes are those of the whole.
     `value_width`: of the result of all heads, where values are not as wide as keys.
     `kept_values`: elements of a token that are kept with its values, where these are part of more.
+    `held`: times the queries' elements that are held beside where it is fused (see `Layer`).
     """
     kv_width, keys = kv_width or width, keys or tokens
     if not shard.is_whole:
@@ -64,7 +65,7 @@ def attention(
                 value_head_size=value_width and value_width // heads,
             ),
             shard, (dropout, wide_scores, capped_scores),
-            kept_value=kept_values and kept_values // heads,
+            kept_value=kept_values and kept_values // heads, held=held,
         )  # fmt: skip
     window = window if window is not None and window < tokens else None
     results = value_width or width
@@ -76,6 +77,7 @@ def attention(
         matmul_flops=2.0 * tokens * keys * (width + results),
         matmul_bytes=float(ELEMENT_BYTES * moved),
         saved_elements=float(saved),
+        held_elements=float(held * tokens * width),
         kind="attention",
         score_elements=float(heads * tokens * keys),
         score_dropout=dropout,
@@ -112,7 +114,7 @@ def _attended(
 
 def _shared_attention(
     name: str, attended: Attention, shard: Shard, scores: tuple[bool, bool, bool],
-    kept_value: int | None = None,
+    kept_value: int | None = None, held: int = 0,
 ) -> Module:  # fmt: skip
     """Attention of one rank.
 
@@ -135,6 +137,7 @@ def _shared_attention(
         vector_bytes=merged,
         fused_bytes=merged,
         saved_elements=float(moved + more),
+        held_elements=float(held * queries),
         kind="attention",
         kernels=2 * attended.blocks - 1,
         fused_kernels=2 * attended.blocks - 1,
@@ -250,7 +253,8 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
             f"{name}.narrow", rows, wide, h, parameters=parameters.narrow,
             vector_elements=function.passes * rows * wide + after,
             fused_elements=ACTIVATION_PASSES * rows * wide + JOIN_PASSES * stream,
-            saved_elements=float(function.saved * rows * wide), saved_bytes=mask_bytes,
+            saved_elements=float(function.narrow * rows * wide),
+            stream_elements=float(function.wide * rows * wide), saved_bytes=mask_bytes,
             fused_kept=own_kept, kernels=tail_kernels + function.kernels,
             calls=_row_calls(shard, result, parameters.narrow),
         ),

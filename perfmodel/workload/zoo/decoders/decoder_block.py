@@ -96,7 +96,8 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
         attention(f"{prefix}.self_attn", s, shape.heads * head_size, heads=shape.heads,
                   kv_width=shape.kv_heads * head_size, causal=True, window=window,
                   dropout=shape.score_dropout,
-                  wide_scores=True, capped_scores=shape.capped, shard=shard),
+                  wide_scores=True, capped_scores=shape.capped, shard=shard,
+                  held=0 < shape.rotary_share < 1),  # turned parts and the rest joined anew
         projection(place, "self_attn.o_proj", queries, h, after="post_attention_layernorm",
                    added=True),
     ]  # fmt: skip
@@ -187,7 +188,7 @@ def projection(
             + (gated * JOIN_PASSES + activated * ACTIVATION_PASSES) * s * inputs
             + FUSED_NORM_PASSES * normed_elements
         ),
-        saved_elements=float(kept_input * bool(norm) + (4 * gated + function.saved) * s * inputs),
+        saved_elements=float(kept_input * bool(norm) + (4 * gated + function.narrow) * s * inputs),
         copied_elements=float((shared or shares_input) * kept_input),
         **kept_by_norm(normed_elements, shape),
         # a norm's input, what products read, and what they put out where a norm follows

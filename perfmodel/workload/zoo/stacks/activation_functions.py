@@ -16,11 +16,18 @@ class ActivationFunction:
     `passes`: over its elements, forward.
     `kernels`: launched by forward.
     `saved`: elements kept for each of its input, with its result, which the next map reads.
+    `wide`: those of them that autocast has in fp32.
     """
 
     passes: int = 2
     kernels: int = 1
     saved: int = 2
+    wide: int = 0
+
+    @property
+    def narrow(self) -> int:
+        """Those kept at the precision of the compute."""
+        return self.saved - self.wide
 
 
 ONE_KERNEL = ActivationFunction()
@@ -36,8 +43,8 @@ ACTIVATIONS: Mapping[str, ActivationFunction] = {
     # scaled, sigmoid, product: keeps the sigmoid as well
     "quick_gelu": ActivationFunction(passes=7, kernels=3, saved=3),
     # cubed, scaled, added, scaled, tanh, plus 1, halved, product: keeps half of its input, the
-    # tanh, and that plus 1 as well
-    "gelu_new": ActivationFunction(passes=18, kernels=8, saved=5),
+    # tanh, and that plus 1 as well; autocast runs powers, and what follows from them, in fp32
+    "gelu_new": ActivationFunction(passes=18, kernels=8, saved=5, wide=3),
 }  # fmt: skip
 """By Hugging Face's name."""
 

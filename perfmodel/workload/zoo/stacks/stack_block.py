@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from perfmodel.workload.model import FusedKept
 from perfmodel.workload.shards.map_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.zoo.decoders.decoder_block import ROTARY_PASSES
+from perfmodel.workload.zoo.decoders.decoder_block import NO_FUNCTION, ROTARY_PASSES
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -147,6 +147,8 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
         f"{place.prefix}.{family.output.rpartition('.')[0]}", s, h, heads=shape.heads,
         causal=shape.causal and source is None, keys=keys, dropout=shape.score_dropout,
         wide_scores=shape.wide_scores, shard=shard,
+        # values of one map for all are a part of its result; heads joined or scaled are laid anew
+        held=2 * (len(family.maps) == 1) + bool(shape.rotary_share or shape.scaled_queries),
     )  # fmt: skip
     return [*maps, attended, _to_stream(place, family.output, inner, bias=shape.output_bias)]
 
@@ -227,15 +229,15 @@ def _to_stream(
     weights = weight_and_bias(f"{place.prefix}.{name}", h, inputs, bias=bias)
     inner, drops = s * inputs, shape.inner_dropout and function is not None
     masks = float(MASK_BYTES * (shape.dropout * stream + drops * inner))
-    passes, saved, kernels = (
-        (function.passes, function.saved, function.kernels) if function else (0, 0, 0)
-    )
+    function = function or NO_FUNCTION
+    passes, kernels = function.passes, function.kernels
     made = linear(
         f"{place.prefix}.{name}", s, inputs, h, parameters=weights,
         vector_elements=(passes + drops * DROPOUT_PASSES) * inner
         + (shape.dropout * DROPOUT_PASSES + ADD_PASSES) * stream,
         fused_elements=float(bool(passes) * ACTIVATION_PASSES * inner + JOIN_PASSES * stream),
-        saved_elements=float((saved + drops) * inner), saved_bytes=masks,
+        saved_elements=float((function.narrow + drops) * inner),
+        stream_elements=float(function.wide * inner), saved_bytes=masks,
         kernels=2 + shape.dropout + drops + kernels,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:])),
     )  # fmt: skip
