@@ -101,10 +101,8 @@ def build_model(
     >>> build_model("resnet50").parameters
     25557032
     """
-    if name not in _IMAGES and name not in _SEQUENCES:
-        raise InputError(Fault("model", repr(name), allowed_names(zoo_names(), name)))
     return build(
-        _buildable(name),
+        zoo_model(name),
         dtype=dtype,
         image_size=image_size,
         sequence_length=sequence_length,
@@ -113,7 +111,13 @@ def build_model(
     )
 
 
-def _buildable(name: str) -> Buildable:
+def zoo_model(name: str) -> Buildable:
+    """Return a model of the zoo before it is built.
+
+    Raises `InputError`: an unknown name.
+    """
+    if name not in _IMAGES and name not in _SEQUENCES:
+        raise InputError(Fault("model", repr(name), allowed_names(zoo_names(), name)))
     if name in _IMAGES:
         make, default = _IMAGES[name]
         return Buildable(name, make, default, "image")

@@ -13,8 +13,10 @@ from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm,
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
+    DROPOUT_PASSES,
     FUSED_NORM_PASSES,
     JOIN_PASSES,
+    MASK_BYTES,
     Module,
     Parameter,
     join_maps,
@@ -169,6 +171,10 @@ def projection(
     count = bool(norm) + bool(ended) + bool(head_norm)
     turns = rotary and shape.rotary_share > 0
     turned, joined = turns * shape.rotary_share * s * outputs, added * stream * outputs
+    dropped = shape.dropout * joined
+    masks = float(MASK_BYTES * dropped)
+    normed_kept = kept_by_norm(normed_elements, shape)
+    normed_kept["saved_bytes"] += masks
     kept_input = shard.kept_tokens(place.tokens) * inputs
     calls = (
         row_calls(shard, s * outputs) if added
@@ -178,7 +184,7 @@ def projection(
         f"{place.prefix}.{name}", s, inputs, outputs, parameters=normed + own + ended + head_norm,
         ready=ready_first + names(ended) + names_reversed(own) + names_reversed(normed),
         vector_elements=float(
-            ROTARY_PASSES * turned + ADD_PASSES * joined
+            ROTARY_PASSES * turned + ADD_PASSES * joined + DROPOUT_PASSES * dropped
             + (gated * PRODUCT_PASSES + function.passes) * s * inputs
         ),
         norm_elements=float(norm_passes * normed_elements),
@@ -190,14 +196,15 @@ def projection(
         ),
         saved_elements=float(kept_input * bool(norm) + (4 * gated + function.narrow) * s * inputs),
         copied_elements=float((shared or shares_input) * kept_input),
-        **kept_by_norm(normed_elements, shape),
+        **normed_kept,
         # a norm's input, what products read, and what they put out where a norm follows
         fused_kept=FusedKept(
             float(kept_input * bool(norm) + (3 * gated + 2 * activated) * s * inputs
                   + outputs * (s * bool(head_norm) + stream * bool(ended))),
-            float(stream * inputs * bool(norm)),
+            float(stream * inputs * bool(norm)), masks,
         ),
-        kernels=1 + 5 * turns + added + 2 * gated + function.kernels + norm_kernels * count,
+        kernels=1 + 5 * turns + added * (1 + shape.dropout) + 2 * gated + function.kernels
+        + norm_kernels * count,
         calls=calls + norm_calls(shard, numels(normed + ended + own[1:] * added))
         + norm_calls(shard, numels(head_norm), heads=True),
     )  # fmt: skip

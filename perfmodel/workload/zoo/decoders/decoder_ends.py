@@ -10,11 +10,13 @@ from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm,
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
+    DROPOUT_PASSES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,
     JOIN_PASSES,
     LOSS_PASSES,
+    MASK_BYTES,
     Module,
     Parameter,
     linear,
@@ -52,16 +54,19 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
     learned = shape.learned_positions
     tables += (("model.embed_positions.weight", (shape.positions, shape.width)),) * learned
     gathered = shard.map_tokens(s) * shape.width
-    scaled = shape.scaled_embedding * shard.stream_tokens(s) * shape.width
+    own = shard.stream_tokens(s) * shape.width
+    scaled = shape.scaled_embedding * own
     return embedding(
         "model.embed_tokens", tables, names_reversed(tables),
         vector_elements=float(
             ACTIVATION_PASSES * (gathered * (1 + learned) + scaled)
-            + learned * ADD_PASSES * gathered
+            + learned * ADD_PASSES * gathered + shape.dropout * DROPOUT_PASSES * own
         ),
         fused_elements=float((JOIN_PASSES if learned else ACTIVATION_PASSES) * gathered),
-        saved_bytes=float(INDEX_BYTES * (1 + learned) * shard.map_tokens(s)),
-        kernels=1 + shape.scaled_embedding + 2 * learned,
+        saved_bytes=float(
+            INDEX_BYTES * (1 + learned) * shard.map_tokens(s) + shape.dropout * MASK_BYTES * own
+        ),
+        kernels=1 + shape.scaled_embedding + 2 * learned + shape.dropout,
         calls=table_calls(shard, gathered, whole_first=learned),
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ class DecoderShape:
     `windows`: instead, of each layer.
     `scaled_embedding`: whether embeddings are multiplied by a buffer (Gemma).
     `capped`, `capped_logits`: whether scores pass a tanh, and logits (Gemma 2).
-    `score_dropout`: whether scores are dropped out.
+    `dropout`, `score_dropout`: whether what joins the stream is dropped out, and scores.
     `fused_norms`: whether a norm is one kernel (``torch.nn.RMSNorm``), as in torchtitan, instead of
         Hugging Face's operations.
     `layer_norms`: whether norms are layer normalisation, with a bias, each one kernel (Nemotron).
@@ -54,6 +54,7 @@ class DecoderShape:
     scaled_embedding: bool = False
     capped: bool = False
     capped_logits: bool = False
+    dropout: bool = False
     score_dropout: bool = False
     fused_norms: bool = False
     layer_norms: bool = False
