@@ -237,7 +237,7 @@ def _to_stream(
         vector_elements=(passes + drops * DROPOUT_PASSES) * inner
         + (shape.dropout * DROPOUT_PASSES + ADD_PASSES) * stream,
         fused_elements=float(bool(passes) * ACTIVATION_PASSES * inner + JOIN_PASSES * stream),
-        saved_elements=float((function.narrow + drops) * inner),
+        saved_elements=float((function.narrow + (drops and function.keeps_result)) * inner),
         stream_elements=float(function.wide * inner), saved_bytes=masks,
         kernels=2 + shape.dropout + drops + kernels,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:])),
