@@ -19,6 +19,7 @@ LARGE_FOLDERS = {
     "scenario/sections/strategies": "one file per strategy",
     "training": "one folder per family of strategies, and the table of all",
     "collectives/algorithms": "one file per family of algorithms",
+    "report": "one folder per product, and what they share",
 }
 """Folders with more entries, and why."""
 
@@ -82,7 +83,7 @@ SMALL_MODULES = {
     "files/spec": "used by all packages through files/__init__",
     "files/write": "used by all packages through files/__init__",
     "report/comparison/page": "the page of a product, as in the others",
-    "studies/sweep/export": "CSV and Parquet, as in the other studies",
+    "report/sweeping/page": "the page of a product, as in the others",
     "report/validation/residuals": "a figure with the heavy import of its own",
     "studies/tune/settings/grid_search": "the search, apart from what is searched",
     "studies/tune/horovod": "one question, which a reader looks for by name",

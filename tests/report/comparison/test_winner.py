@@ -43,7 +43,7 @@ def test_the_winner_has_the_least_time_per_sample_not_the_shortest_step(four: Co
     assert headline(four).startswith("training.batch_per_gpu=256 is the quickest: ")
     (sentence,) = [line for line in sentences(four) if line.startswith("C, training.batch")]
     assert "a sample takes" in sentence
-    cells = dict((row[0], row[1:]) for row in figures_table(four).rows)
+    cells = {row[0]: row[1:] for row in figures_table(four).rows}
     assert len(cells["time per sample"]) == 4
 
 
