@@ -142,7 +142,7 @@ class Surroundings:
             env,
             network,
             self.changes,
-            lambda: [*in_progress(), *(n for job in others for n in job.in_progress.values())],
+            lambda: [*in_progress(), *(n for job in others for n in job.names_in_progress())],
         )
         start_traffic(env, network, machine, self.changes, self.traffic)
         for job in others:
@@ -199,7 +199,7 @@ def simulate(
     def run(network: Network) -> Run:
         env = network.env
         main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)
-        others = surroundings.start(network, machine, lambda: list(main.in_progress.values()))
+        others = surroundings.start(network, machine, main.names_in_progress)
         if others or traffic:  # they never run out of events
             _detect_deadlock(env, main)
         run_until(env, main.done, main.describe_deadlock)
