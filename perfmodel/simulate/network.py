@@ -50,6 +50,12 @@ def call_at(
     timer.callbacks.append(callback)  # type: ignore[arg-type]  # its result is ignored
 
 
+def succeed_at(env: simpy.Environment, event: simpy.Event, time_s: float) -> None:
+    """Let an event fire at a time; at once if it has passed."""
+    event._ok, event._value = True, None
+    env.schedule(event, delay=max(0.0, time_s - env.now))
+
+
 class UnsuitedNetworkError(SimulationError):
     """Something that this network cannot simulate, or not in reasonable time; others can."""
 
