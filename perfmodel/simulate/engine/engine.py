@@ -11,6 +11,7 @@ from typing import Literal, TypeVar, get_args
 import simpy
 
 from perfmodel.errors import PerfmodelError, SimulationError
+from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import (
     BackgroundJob,
@@ -212,7 +213,10 @@ def simulate(
             network.notes,
         )
 
-    return on_network(timer, fidelity, run, changes=surroundings.change_network)
+    if surroundings:  # whose objects grow without end
+        return on_network(timer, fidelity, run, changes=surroundings.change_network)
+    with no_collections():
+        return on_network(timer, fidelity, run)
 
 
 def _start_background_job(
