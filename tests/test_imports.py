@@ -13,7 +13,7 @@ ROOT = Path(perfmodel.__file__).parent
 LAYERS = [
     "cli", "report", "validate", "studies", "calibrate", "measure", "simulate", "library",
     "testing", "training", "workload", "topology", "scenario", "collectives", "files",
-    "compiled_loops", "timeline", "arrays", "units", "errors", "escape", "version",
+    "compiled_loops", "garbage", "timeline", "arrays", "units", "errors", "escape", "version",
 ]  # fmt: skip
 """Top to bottom."""
 
