@@ -98,6 +98,8 @@ class Layer:
     score_dropout, wide_scores, capped_scores : bool
         Where attention is not fused: whether scores are dropped out after their softmax, whether
         that is in fp32 in any precision, and whether they pass a tanh before it.
+    dropout_apart : bool
+        Whether dropout of the scores stays a kernel of its own where others are fused.
     kernels : int
         Kernels launched by forward.
     kind : {"linear", "conv", "attention"}
@@ -149,6 +151,7 @@ class Layer:
     score_dropout: bool = True
     wide_scores: bool = False
     capped_scores: bool = False
+    dropout_apart: bool = False
     fused_kept: FusedKept | None = None
     calls: tuple[LayerCall, ...] = ()
 

@@ -38,7 +38,7 @@ from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
 from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, wide_precision
 from perfmodel.workload.memory.activations import block_bytes
-from perfmodel.workload.memory.blocks import only_blocks_fuse
+from perfmodel.workload.memory.blocks import fuse_by_hand, only_blocks_fuse
 from perfmodel.workload.memory.offload import add_offload
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
@@ -262,6 +262,8 @@ def resolve_workload(
 
 def _with_fused_parts(scenario: Scenario, workload: Workload) -> Workload:
     """Leave nothing to fuse outside of what is compiled."""
+    if scenario.compute.compiled == "by_hand":
+        return fuse_by_hand(workload)
     if scenario.compute.compiled != "blocks":
         return workload
     with relocated_errors(scenario, "compute"):
