@@ -181,7 +181,7 @@ def _replace_field(content: dict[str, Any], field: str, value: object, faults: l
     for depth, section in enumerate(sections):
         if section_content.get(section) is None:
             section_content[section] = {}
-        section_content = section_content[section]
+        section_content = _as_section(section_content, section, sections[: depth + 1])
         if not isinstance(section_content, dict):
             inside = ".".join(sections[: depth + 1])
             faults.append(
@@ -190,3 +190,15 @@ def _replace_field(content: dict[str, Any], field: str, value: object, faults: l
             return False
     section_content[last] = value
     return True
+
+
+_TAKES_NAME: Mapping[tuple[str, ...], str] = {("cluster", "node"): "extends"}
+"""Sections that a name alone may stand for, and the field of that name."""
+
+
+def _as_section(content: dict[str, Any], section: str, path: Sequence[str]) -> object:
+    """Return the content of a section, where a name may stand for one that extends it."""
+    key = _TAKES_NAME.get(tuple(path))
+    if key is not None and isinstance(content[section], str):
+        content[section] = {key: content[section]}
+    return content[section]
