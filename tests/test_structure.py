@@ -16,6 +16,7 @@ MOST_ENTRIES = 9
 LARGE_FOLDERS = {
     ".": "one folder per layer, and the modules below all of them",
     "cli": "one file per command",
+    "scenario/sections": "one file per section",
     "scenario/sections/strategies": "one file per strategy",
     "training": "one folder per family of strategies, and the table of all",
     "collectives/algorithms": "one file per family of algorithms",
@@ -78,6 +79,8 @@ SMALL_MODULES = {
     "workload/zoo/images/vgg": ROW,
     "workload/zoo/images/vit": ROW,
     "report/common/terminal": ROW + ": renderers",
+    "topology/composed/host_line": "a host as one text, apart from its fields",
+    "topology/composed/node_yaml": "from a node to text, apart from how nodes are made",
     "topology/importers/nccl_xml/graph_dump": ROW + ": one file format",
     "library/nccl/lowering/dispatch": "what NCCL decides, apart from how any library is lowered",
     "files/spec": "used by all packages through files/__init__",
