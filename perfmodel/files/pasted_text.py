@@ -69,7 +69,7 @@ _BEFORE = re.compile(
     r"|\[?(?:INFO|DEBUG|WARN|WARNING|ERROR|TRACE)\]?(?::[\w.]+:|\s*[:|]|\s-)?(?=\s)"  # logging
     r"|\d+:(?=\s|$)"  # srun --label
     r"|\d+\|[^|]{1,60}\|"  # pm2
-    r"|\[\d+\](?=\s)(?!\s*\")"  # Hydra; ibnetdiscover's ports have a name behind them
+    r"|\[\d+\](?=\s)(?!\s*\"?[SHR]-)"  # Hydra; ibnetdiscover's ports have a name behind them
     r"|\[(?:rank|default|trainer|worker|proc|node|pod)[-_ ]?\d+\]:?"  # torchrun
     r"|\[pod/[^\]\s]{1,200}\]"  # kubectl logs --prefix
     r"|\[[A-Za-z][\w./-]*(?:\s[\w./-]+)?\]:?(?=\s)(?!\s*\()"  # names of pods in brackets
@@ -168,7 +168,7 @@ def _clean_line(line: str) -> str:
     rest = line.lstrip("> \t") if (mark := _QUOTE.match(line)) and mark.end() else line
     line = _ANYWHERE.sub(" ", rest).rstrip() if "[" in rest or "()" in rest else rest.rstrip()
     cells = line.strip()
-    if cells.startswith("|") and cells.endswith("|") and cells.count("|") > 2:
+    if cells.startswith("|") and cells.endswith("|") and cells.count("|") > 1:
         return cells.replace("|", " ").replace("`", " ").strip()
     for _ in range(_MOST_BEFORE):
         before = _BEFORE.match(line)
@@ -196,7 +196,7 @@ def _unpack_records(lines: list[str]) -> list[str]:
     return unpacked
 
 
-_FEWEST = 6
+_FEWEST = 4
 """Lines from which on what all of them begin with counts as a prefix."""
 
 
