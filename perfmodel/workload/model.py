@@ -95,6 +95,9 @@ class Layer:
         Those of an input that other layers keep too, and of which autocast makes each its copy.
     saved_bytes : float
         Bytes kept whatever the precision, per sample: masks, indices, sums and losses in fp32.
+    held_elements : float
+        Elements kept where attention is fused: of storage that a query, key or value is a part of,
+        and of a result that is laid out anew.
     score_dropout, wide_scores, capped_scores : bool
         Where attention is not fused: whether scores are dropped out after their softmax, whether
         that is in fp32 in any precision, and whether they pass a tanh before it.
@@ -148,6 +151,7 @@ class Layer:
     stream_elements: float = 0.0
     copied_elements: float = 0.0
     saved_bytes: float = 0.0
+    held_elements: float = 0.0
     score_dropout: bool = True
     wide_scores: bool = False
     capped_scores: bool = False
