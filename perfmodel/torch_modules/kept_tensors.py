@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.capture.layer_groups import LayerGroup, layer_of_place
-from perfmodel.capture.trace.step_trace import StepTrace
+from perfmodel.torch_modules.layer_groups import LayerGroup, layer_of_place
+from perfmodel.torch_modules.trace.step_recorder import StepTrace
 
 WIDE, HALF = 4, 2
 """Bytes of an element in fp32, and in half precision."""
@@ -48,10 +48,22 @@ def kept_by_layers(
     in_wide = _totals(groups, wide)
     if narrow is None or autocast is None:
         return _by_type(groups, wide)
-    in_narrow, in_autocast = _totals(*narrow), _totals(*autocast)
-    return [
-        _solve(*each) for each in zip(in_wide, in_narrow, in_autocast, strict=True)
-    ]
+    names = [group.name for group in groups]
+    in_narrow, in_autocast = _as_named(names, *narrow), _as_named(names, *autocast)
+    return list(map(_solve, in_wide, in_narrow, in_autocast))
+
+
+def _as_named(
+    names: Sequence[str], groups: Sequence[LayerGroup], trace: StepTrace
+) -> list[_Totals]:
+    """Totals of the layers of these names; casts that make a layer count for the one before it."""
+    places = {name: place for place, name in enumerate(names)}
+    totals, at = [_Totals()] * len(names), 0
+    for group, own in zip(groups, _totals(groups, trace), strict=True):
+        at = places.get(group.name, at)
+        before = totals[at]
+        totals[at] = _Totals(before.nbytes + own.nbytes, before.half_bytes + own.half_bytes)
+    return totals
 
 
 def _solve(wide: _Totals, narrow: _Totals, autocast: _Totals) -> Kept:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfmodel.capture.kept_tensors import Kept
-from perfmodel.capture.layer_groups import LayerGroup
-from perfmodel.capture.trace.operators import Operator
+from perfmodel.torch_modules.kept_tensors import Kept
+from perfmodel.torch_modules.layer_groups import LayerGroup
+from perfmodel.torch_modules.trace.operators import Operator
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
 from perfmodel.workload.zoo.decoders.rms_norm import RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES
@@ -48,7 +48,7 @@ def layer_fields(
         "wide_norm": any(wide for wide, *_ in norms),
         "wide": _size(loss / batch),
         "fused": _size(_fused_bytes(group, escaping) / batch),
-        "fused_kernels": max(1, (matrix is not None) + (vector > 0)),
+        "fused_kernels": max(1, (matrix is not None) + _fused_kernels(group)),
         "activations": _size(ELEMENT_BYTES * kept.saved_elements / batch),
         "stream": _size(ELEMENT_BYTES * kept.stream_elements / batch),
         "copied": _size(ELEMENT_BYTES * kept.copied_elements / batch),
@@ -64,6 +64,7 @@ def _without_defaults(fields: dict[str, Any]) -> dict[str, Any]:
     plain: Mapping[str, object] = {
         "norm": "0 B", "wide_norm": False, "wide": "0 B", "stream": "0 B", "copied": "0 B",
         "fixed": "0 B", "gradients": 2, "weights": 0, "parameters": [], "kernels": 1,
+        "fused_kernels": 1,
     }  # fmt: skip
     return {
         name: value for name, value in fields.items() if name not in plain or plain[name] != value
@@ -101,6 +102,12 @@ def _gradients(group: LayerGroup) -> int:
     """Products of backward for each of forward."""
     flops = sum(each.flops for each in group.operators)
     return round(sum(each.backward_flops for each in group.operators) / flops) if flops else 0
+
+
+def _fused_kernels(group: LayerGroup) -> int:
+    """Kernels that are left of the others: one, and one more for statistics of feature maps."""
+    own = [operator for operator in group.operators if operator.kind != "matrix"]
+    return bool(own) + any(operator.kind == "map_norm" for operator in own)
 
 
 def _fused_bytes(group: LayerGroup, escaping: frozenset[int]) -> float:

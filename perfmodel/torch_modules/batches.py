@@ -20,11 +20,6 @@ class StepLoss:
     loss: Callable[..., Any] | None
     is_pair: bool
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is assumed."""
-        return ()
-
     def __call__(self, module: Any, batch: Any) -> Any:
         """Run forward and the loss."""
         inputs = batch[0] if self.is_pair else batch
@@ -89,7 +84,7 @@ def describe_sample(batch: Any) -> str:
 
 
 def _tensors(values: Any) -> list[Any]:
-    from perfmodel.capture.trace.operators import tensors_in
+    from perfmodel.torch_modules.trace.operators import tensors_in
 
     if hasattr(values, "to_tuple") and not isinstance(values, Mapping):
         values = values.to_tuple()

@@ -154,25 +154,30 @@ def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
             query, key, value, _ = ctx.saved_tensors
             return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
-    def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: Any = None, enable_gqa: bool = False,
-    ) -> Any:  # fmt: skip
-        del scale, enable_gqa
+    def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         if query.dim() < 3:
             query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
-        sequences, heads = _lead(query)
-        shape = Attention(
-            tokens=query.shape[-2], heads=heads, kv_heads=_lead(key)[1], head_size=query.shape[-1],
-            causal=is_causal or _is_square_mask(attn_mask, query, key), sequences=sequences,
-            keys=None if key.shape[-2] == query.shape[-2] else key.shape[-2],
-            value_head_size=None if value.shape[-1] == query.shape[-1] else value.shape[-1],
-        )  # fmt: skip
-        needs_gradient = any(each.requires_grad for each in (query, key, value))
-        record(shape, query.element_size() * shape.elements, bool(dropout_p), needs_gradient)
+        record(*describe_attention(query, key, value, *args, **kwargs))
         return FusedAttention.apply(query, key, value)
 
     return attention
+
+
+def describe_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: Any = None, enable_gqa: bool = False,
+) -> tuple[Attention, float, bool, bool]:  # fmt: skip
+    """Shape of ``scaled_dot_product_attention``, bytes, whether it drops out and has a gradient."""
+    del scale, enable_gqa
+    sequences, heads = _lead(query)
+    shape = Attention(
+        tokens=query.shape[-2], heads=heads, kv_heads=_lead(key)[1], head_size=query.shape[-1],
+        causal=is_causal or _is_square_mask(attn_mask, query, key), sequences=sequences,
+        keys=None if key.shape[-2] == query.shape[-2] else key.shape[-2],
+        value_head_size=None if value.shape[-1] == query.shape[-1] else value.shape[-1],
+    )  # fmt: skip
+    needs_gradient = any(each.requires_grad for each in (query, key, value))
+    return shape, query.element_size() * shape.elements, bool(dropout_p), needs_gradient
 
 
 def _lead(tensor: Any) -> tuple[int, int]:
@@ -204,3 +209,28 @@ def data_fault(field: str, reason: str) -> InputError:
         "which runs forward and backward once on real tensors where the module is"
     )
     return InputError(Fault(field, reason, allowed))
+
+
+def real_kernels(attention_call: Callable[..., Any]) -> Any:
+    """Make the mode of a step on real tensors: attention runs as it is, and is noted as one kernel.
+
+    `attention_call`: makes the context in which an attention with these arguments runs.
+    """
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    class RealKernels(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
+        """See the function."""
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func is functional.multi_head_attention_forward:
+                return _run_inside(self, func, args, kwargs)
+            if func is functional.scaled_dot_product_attention:
+                with attention_call(*args, **kwargs):
+                    return func(*args, **kwargs)
+            return func(*args, **kwargs)
+
+    return RealKernels()

@@ -9,13 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perfmodel.capture.batches import describe_sample, loss_function, sample_count
-from perfmodel.capture.kept_tensors import kept_by_layers
-from perfmodel.capture.layer_groups import LayerGroup, group_layers
-from perfmodel.capture.layer_work import escaping_storages, layer_fields
-from perfmodel.capture.model_document import write_document
-from perfmodel.capture.trace.operators import Operator
-from perfmodel.capture.trace.step_trace import Precision, StepTrace, trace_step
+from perfmodel.torch_modules.batches import describe_sample, loss_function, sample_count
+from perfmodel.torch_modules.kept_tensors import kept_by_layers
+from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers
+from perfmodel.torch_modules.layer_timer import MeasuredLayers, measure_layers
+from perfmodel.torch_modules.layer_work import escaping_storages, layer_fields
+from perfmodel.torch_modules.model_document import write_document
+from perfmodel.torch_modules.trace.operators import Operator
+from perfmodel.torch_modules.trace.step_recorder import StepTrace
+from perfmodel.torch_modules.trace.step_trace import Precision, trace_step
 from perfmodel.errors import ExecutorUnavailable, Fault, InputError
 from perfmodel.files import validate_document, write_atomically
 from perfmodel.workload.memory.blocks import block_of
@@ -48,6 +50,8 @@ class Capture:
         Samples of the batch that was captured.
     notes : tuple of str
         What is assumed, in sentences.
+    measured : MeasuredLayers, optional
+        Times of layers, where they were measured.
     """
 
     document: dict[str, Any]
@@ -55,6 +59,7 @@ class Capture:
     ready_order: tuple[str, ...]
     batch: int
     notes: tuple[str, ...] = ()
+    measured: MeasuredLayers | None = None
 
     @property
     def name(self) -> str:
@@ -112,6 +117,9 @@ def capture(
     samples: int | None = None,
     sample: str | None = None,
     real: bool = False,
+    measure: bool = False,
+    optimizer: Callable[..., Any] | None = None,
+    autocast: str | None = None,
 ) -> Capture:
     """Capture a module of PyTorch as a model that every command takes.
 
@@ -136,6 +144,14 @@ def capture(
         What one sample is ("image", "sequence of 512 tokens").
     real : bool
         Run on real tensors, where the model is: for control flow that depends on data.
+    measure : bool
+        Also time forward and backward of each layer on the device where the model is: real steps,
+        after which gradients and buffers are as before. In a process group all ranks measure at
+        once, and compute beside an all-reduce, too.
+    optimizer : callable, optional
+        Makes an optimizer from parameters, such as torch.optim.AdamW; measured on copies.
+    autocast : {"bf16", "fp16"}, optional
+        Of the measured steps. Work and what is kept are captured for every precision.
 
     Returns
     -------
@@ -159,11 +175,11 @@ def capture(
     _require_module(model)
     count = samples or sample_count(batch)
     step = loss_function(loss, batch)
-    notes = list(_notes(loss, step.notes))
+    notes: list[str] = []
     wide, groups = _traced(model, batch, step, "own" if real else "fp32", real=real)
     others: list[tuple[list[LayerGroup], StepTrace] | None] = [None, None]
     if not real:
-        others = [_other_precision(model, batch, step, each, groups, notes)
+        others = [_other_precision(model, batch, step, each, notes)
                   for each in ("bf16", "autocast")]  # fmt: skip
     kept = kept_by_layers(groups, wide, others[0], others[1])
     if wide.checkpoints:
@@ -183,9 +199,52 @@ def capture(
             for group, each, outside in zip(groups, kept, escaping, strict=True)
         ],
     }  # fmt: skip
+    if not document["stream"]:
+        del document["stream"]
     if buffers := list(_buffers(model)):
         document["buffers"] = buffers
-    return Capture(document, tuple(wide.operators), tuple(wide.ready), count, tuple(notes))
+    captured = Capture(document, tuple(wide.operators), tuple(wide.ready), count, tuple(notes))
+    if not measure:
+        _refuse_idle(optimizer=optimizer, autocast=autocast)
+        return captured
+    layers = [group.name for group in groups]
+    times = measure_layers(model, batch, step, layers, optimizer=optimizer, autocast=autocast)
+    return with_times(captured, times, autocast)
+
+
+def _refuse_idle(**arguments: object) -> None:
+    """Raise InputError for what measured steps alone have."""
+    faults = [
+        Fault(name, repr(value), "nothing without measure=True")
+        for name, value in arguments.items() if value is not None
+    ]  # fmt: skip
+    if faults:
+        raise InputError(faults)
+
+
+def with_times(captured: Capture, times: MeasuredLayers, autocast: str | None = None) -> Capture:
+    """Return the capture with measured times in its file: ``compute: {source: file, times: ...}``.
+    """
+    layers = [
+        {**layer, "forward": f"{1e6 * forward_s:.6g} us", "backward": f"{1e6 * backward_s:.6g} us"}
+        for layer, forward_s, backward_s in zip(
+            captured.document["layers"], times.forward_s, times.backward_s, strict=True
+        )
+    ]
+    document = {**captured.document, "layers": layers}
+    if times.optimizer_s is not None:
+        document["optimizer"] = f"{1e6 * times.optimizer_s:.6g} us"
+    precision = f" under autocast to {autocast}" if autocast else ""
+    note = (
+        f"Times are medians of {times.repeats} steps of {captured.batch} samples on "
+        f"{times.device}{precision}: use training.batch_per_gpu: {captured.batch}."
+    )
+    notes = [*captured.notes, note]
+    if times.slowdown is not None:
+        notes.append(
+            f"Forward and backward took {times.slowdown:.3g} times as long beside an all-reduce."
+        )
+    return replace(captured, document=document, notes=tuple(notes), measured=times)
 
 
 def require_torch() -> None:
@@ -216,28 +275,18 @@ def _traced(
 
 
 def _other_precision(
-    model: Any, batch: Any, step: Any, precision: Precision, groups: Sequence[LayerGroup],
-    notes: list[str],
-) -> tuple[list[LayerGroup], StepTrace] | None:  # fmt: skip
-    """Trace in another precision; None, with a note, where its layers are others."""
+    model: Any, batch: Any, step: Any, precision: Precision, notes: list[str]
+) -> tuple[list[LayerGroup], StepTrace] | None:
+    """Trace in another precision; None, with a note, where the module does not run in it."""
     try:
         trace, own = _traced(model, batch, step, precision)
     except InputError as error:
-        reason = str(error.faults[0].found)
-    else:
-        if [group.name for group in own] == [group.name for group in groups]:
-            return own, trace
-        reason = "its layers differ"
-    notes.append(
-        f"The module does not run the same way in {precision} ({reason}): what it keeps in half "
-        "precision is taken to be half of what it keeps in fp32."
-    )
-    return None
-
-
-def _notes(loss: object, found_notes: Sequence[str]) -> Iterator[str]:
-    del loss
-    yield from found_notes
+        notes.append(
+            f"The module does not run in {precision} ({error.faults[0].found}): what it keeps in "
+            "half precision is taken to be half of what it keeps in fp32."
+        )
+        return None
+    return own, trace
 
 
 def _parameters(model: Any) -> Iterator[dict[str, Any]]:

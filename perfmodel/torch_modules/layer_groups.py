@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.capture.trace.operators import Operator
-from perfmodel.capture.trace.step_trace import StepTrace
-from perfmodel.workload.kernels.shapes import Attention, Convolution
+from perfmodel.torch_modules.trace.operators import Operator
+from perfmodel.torch_modules.trace.step_recorder import StepTrace
+from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.blocks import block_of
 
 TABLE_OPERATORS = frozenset({"aten.embedding", "aten._embedding_bag", "aten.embedding_bag"})
@@ -44,9 +44,11 @@ def _cut(operators: Sequence[Operator]) -> Iterator[LayerGroup]:
     current: LayerGroup | None = None
     before = LayerGroup("")  # of the next matrix kernel
     norms = _norm_modules(operators)
+    containers = _containers(operators)
     block: str | None = None
     for place, operator in enumerate(operators):
         own_block = block_of(operator.path)
+        own_block = own_block if own_block in containers else None
         if before.operators and own_block != block:
             if current is not None:
                 yield current
@@ -70,6 +72,13 @@ def _cut(operators: Sequence[Operator]) -> Iterator[LayerGroup]:
             _add(current, place, operator)
         block = own_block
     yield from (group for group in (current, before) if group is not None and group.operators)
+
+
+def _containers(operators: Sequence[Operator]) -> frozenset[str | None]:
+    """Repeated blocks with parts of their own, unlike the numbered parts of a Sequential."""
+    return frozenset(
+        block for operator in operators if (block := block_of(operator.path)) != operator.path
+    )
 
 
 def _add(group: LayerGroup, place: int, operator: Operator) -> None:
@@ -143,8 +152,3 @@ def _assign_parameters(groups: Sequence[LayerGroup], trace: StepTrace) -> None:
 def layer_of_place(groups: Sequence[LayerGroup]) -> Mapping[int, int]:
     """Index of the layer of each operator."""
     return {place: index for index, group in enumerate(groups) for place in group.places}
-
-
-def is_convolution(group: LayerGroup) -> bool:
-    """Whether the matrix kernel of a layer is a convolution."""
-    return group.matrix is not None and isinstance(group.matrix.shape, Convolution)

@@ -96,3 +96,21 @@ def without_checkpoints() -> Iterator[list[str]]:
         patch.object(checkpoints, "_checkpoint_without_reentrant_generator", generator),
     ):
         yield calls
+
+
+@contextmanager
+def whole_masks() -> Iterator[None]:
+    """Let transformers take masks to hide nothing, as batches of packed tokens do.
+
+    It looks at values of masks unless it sees fake tensors, and then gives attention a mask that
+    keeps it from kernels that a batch without padding runs.
+    """
+    import sys
+    from unittest.mock import patch
+
+    masks = sys.modules.get("transformers.masking_utils")
+    if masks is None or not hasattr(masks, "is_tracing"):
+        yield
+        return
+    with patch.object(masks, "is_tracing", lambda _tensor=None: False):
+        yield
