@@ -34,14 +34,17 @@ if TYPE_CHECKING:
     from perfmodel.studies.sweep.variants import variants
     from perfmodel.studies.tune.run import tune_scenario
     from perfmodel.topology.model import Topology
+    from perfmodel.torch_modules.capture import Capture, capture
 
 
 __all__ = [
+    "Capture",
     "Result",
     "Scenario",
     "Schedule",
     "Topology",
     "__version__",
+    "capture",
     "collective",
     "compare_scenarios",
     "load_scenario",
@@ -55,10 +58,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Capture": "perfmodel.torch_modules.capture:Capture",
     "Result": "perfmodel.studies.run.result:Result",
     "Scenario": "perfmodel.scenario:Scenario",
     "Schedule": "perfmodel.collectives.schedule:Schedule",
     "Topology": "perfmodel.topology.model:Topology",
+    "capture": "perfmodel.torch_modules.capture:capture",
     "collective": "perfmodel.studies.run.collective:collective_rows",
     "compare_scenarios": "perfmodel.studies.compare.compare:compare",
     "load_scenario": "perfmodel.scenario:load_scenario",

@@ -101,6 +101,7 @@ COMMANDS = {
     "collective": "collective",
     "buckets": "buckets",
     "verify": "verify",
+    "capture": "capture",
     "measure": "measure",
     "calibrate": "calibrate",
     "validate": "validate",

@@ -130,6 +130,10 @@ class Layer:
         Kept for backward in that case; None: as where it is not compiled.
     calls : tuple of LayerCall
         Collectives that it calls among the ranks that share it.
+    gradients : int
+        Products of its backward for each of forward: 2, of the input and of the weight; 1, where
+        one of both needs no gradient (a frozen weight); 0, where nothing up to it is trained, and
+        it has no backward.
     """
 
     name: str
@@ -158,6 +162,7 @@ class Layer:
     dropout_apart: bool = False
     fused_kept: FusedKept | None = None
     calls: tuple[LayerCall, ...] = ()
+    gradients: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +240,12 @@ class Workload:
         """Operations of the matrix products of one sample, forward and twice that backward.
 
         As MFU counts them (Chowdhery et al. 2022, PaLM, appendix B): masked scores of attention are
-        counted, recomputation is not.
+        counted, recomputation is not. What frozen parameters spare is not counted.
         """
-        return TRAINING_PASSES * sum(layer.matmul_flops for layer in self.layers)
+        return sum(
+            (TRAINING_PASSES if layer.tensors else 1 + layer.gradients) * layer.matmul_flops
+            for layer in self.layers
+        )
 
     @property
     def buffer_bytes(self) -> int:
