@@ -100,6 +100,7 @@ COMMANDS = {
     "plan": "plan",
     "collective": "collective",
     "buckets": "buckets",
+    "trace": "trace",
     "verify": "verify",
     "measure": "measure",
     "calibrate": "calibrate",

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from perfmodel.arrays import FloatArray
 
-VIEWS_NOTE = "gradients are views of their buckets"
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -100,6 +98,7 @@ class RankTrace:
     """The trace of one rank.
 
     `device`: the GPU's name, or "CPU". `local_devices`: GPUs of the host.
+    `device_GB`: memory of the GPU, as people say it.
     `layers`, `gradients`: in the order of backward.
     `slowdown`: of kernels while a collective is in progress, over the same kernels alone; None
         where too few run both ways.
@@ -114,6 +113,7 @@ class RankTrace:
     backend: str | None
     device: str
     local_devices: int
+    device_GB: int
     events: int
     layers: tuple[TracedLayer, ...]
     gradients: tuple[Gradient, ...]

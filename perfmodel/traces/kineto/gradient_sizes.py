@@ -46,7 +46,9 @@ def fill_buckets(
     return _evenly(placed, elements)
 
 
-def _contradictions(gradients: Sequence[Gradient], elements: Sequence[int | None]) -> tuple[str, ...]:
+def _contradictions(
+    gradients: Sequence[Gradient], elements: Sequence[int | None]
+) -> tuple[str, ...]:
     sums = _sums(gradients, len(elements))
     wrong = [
         f"bucket {number} has {total:,} elements, its gradients {sums[number]:,}"

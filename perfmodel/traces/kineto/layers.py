@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -96,13 +97,9 @@ def forward_layers(
     return rows, layers
 
 
-def read_gradients(
-    table: EventTable, owners: Owners, backward: Pass
-) -> tuple[Gradient, ...]:
+def read_gradients(table: EventTable, owners: Owners, backward: Pass) -> tuple[Gradient, ...]:
     """Return the gradients of a step, with shapes where the profiler recorded them."""
-    inner = table.ops.where(
-        np.isin(table.ops.name, table.named("torch::autograd::AccumulateGrad"))
-    )
+    inner = table.ops.where(np.isin(table.ops.name, table.named("torch::autograd::AccumulateGrad")))
     gradients = []
     for row in backward.gradients.tolist():
         start, end = owners.events.start[row], owners.events.end[row]
@@ -137,26 +134,36 @@ def name_layers(
     members: list[list[int]] = [[] for _ in range(backward.count)]
     for gradient, layer in enumerate(backward.layer_of_gradient):
         members[layer].append(gradient)
-    words = [_operator_word(owners, backward, layer) for layer in range(backward.count)]
+    words = [_layer_word(owners, backward, forward[0], layer) for layer in range(backward.count)]
     modules = _module_names(table, owners, forward, backward.count)
     names = _unique([module or word for module, word in zip(modules, words, strict=True)])
     return tuple(
-        TracedLayer(name, tuple(gradients))
-        for name, gradients in zip(names, members, strict=True)
+        TracedLayer(name, tuple(gradients)) for name, gradients in zip(names, members, strict=True)
     )
 
 
-def _operator_word(owners: Owners, backward: Pass, layer: int) -> str:
-    """The operator just before the first gradient of the layer, such as "convolution"."""
-    rows = backward.operators[backward.layers == layer]
-    word = "layer"
-    for row in rows.tolist():
+def _layer_word(owners: Owners, backward: Pass, forward: NDArray[np.int64], layer: int) -> str:
+    """The operator whose backward comes just before the first gradient of the layer."""
+    chosen = -1
+    for row in backward.operators[backward.layers == layer].tolist():
         name = owners.name(row).removeprefix(EVALUATE)
         if name.startswith("torch::autograd::AccumulateGrad"):
             break
-        if name not in VIEWS:
-            word = name.partition("Backward")[0].lower() or "layer"
-    return word.replace("::", "_").replace(" ", "_")[:60] or "layer"
+        chosen = row if name not in VIEWS or chosen < 0 else chosen
+    if chosen < 0:
+        return "layer"
+    numbers = owners.events.key[forward]
+    with_number = forward[numbers >= 0]
+    at = np.searchsorted(numbers[numbers >= 0], owners.events.key[chosen], side="right") - 1
+    if at >= 0:
+        return _plain_word(owners.name(int(with_number[at])))
+    return _plain_word(owners.name(chosen).removeprefix(EVALUATE).partition("Backward")[0].lower())
+
+
+def _plain_word(name: str) -> str:
+    """An operator's name as a layer's: no namespace, nothing that a file would have to quote."""
+    word = re.sub(r"[^A-Za-z0-9_.]+", "_", name.removeprefix("aten::")).strip("_")
+    return word[:60] or "layer"
 
 
 def _module_names(

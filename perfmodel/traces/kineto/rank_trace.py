@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,15 @@ from perfmodel.traces.kineto.layers import (
     read_pass,
 )
 from perfmodel.traces.kineto.slowdown import estimate_slowdown
-from perfmodel.traces.kineto.work import COPY_IN, COPY_OUT, Owners, Work, overlap_s, owners_of, work_of
+from perfmodel.traces.kineto.work import (
+    COPY_IN,
+    COPY_OUT,
+    Owners,
+    Work,
+    overlap_s,
+    owners_of,
+    work_of,
+)
 from perfmodel.traces.model import Call, RankTrace, TracedStep
 
 MANY_STEPS = 4
@@ -95,7 +102,9 @@ def _alike(parts: list[_Part], path: Path) -> tuple[list[_Part], list[str]]:
     usual = Counter(shape.values()).most_common(1)[0][0]
     chosen = [part for part in parts if shape[id(part)] == usual and len(part.work)]
     if not chosen:
-        raise trace_fault(path, "steps without work", "a trace with CPU activity and, of a GPU, CUDA")
+        raise trace_fault(
+            path, "steps without work", "a trace with CPU activity and, of a GPU, CUDA"
+        )
     odd = [part.window.name for part in parts if part not in chosen]
     return chosen, [f"left out, as they have other layers: {', '.join(odd)}"] if odd else []
 
@@ -228,9 +237,7 @@ def _length(work: Work, part: _Part, following: _Part | None, begin: float) -> f
     return max(part.window.end_s - part.window.start_s, ended if work.on_cpu else 0.0)
 
 
-def _copied_in(
-    table: EventTable, work: Work, part: _Part, phase: NDArray[np.int64]
-) -> FloatArray:
+def _copied_in(table: EventTable, work: Work, part: _Part, phase: NDArray[np.int64]) -> FloatArray:
     """Of each layer: time of the work that copies its gradients into buckets."""
     sums = np.zeros(part.backward.count)
     copies = _named(table, COPY_IN)
@@ -332,13 +339,9 @@ def _header(table: EventTable) -> dict[str, Any]:
         "backend": backend if isinstance(backend, str) else None,
         "device": name[:80] if len(table.device) else "CPU",
         "local_devices": len(devices) if len(table.device) else 0,
+        "device_GB": -(-_whole(devices[0].get("totalGlobalMem"), 0) // (1 << 30)) if devices else 0,
     }
 
 
 def _whole(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and 0 <= value < 1 << 31 else default
-
-
-def with_notes(trace: RankTrace, *notes: str) -> RankTrace:
-    """Return the trace with more to say."""
-    return replace(trace, notes=(*trace.notes, *notes))
+    return value if isinstance(value, int) and 0 <= value < 1 << 50 else default

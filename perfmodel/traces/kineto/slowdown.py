@@ -13,10 +13,14 @@ MOSTLY, HARDLY = 0.8, 0.02
 """Part of a kernel that counts as beside a collective, and as without one."""
 
 LEAST_ALIKE = 3
-"""Runs alone that a kernel needs for a mean."""
+"""Runs alone that a kernel needs for a median."""
 
 LEAST_SHARE = 0.05
-"""Part of the time beside collectives that must have such a mean: less says nothing."""
+"""Part of the time beside collectives that must have such a median: less says nothing."""
+
+LARGEST = 5.0
+"""A larger factor is not slower work, but processes that take turns on a core: kernels beside NCCL
+were measured to run up to twice as long (NVIDIA/nccl issues 338, 1428, 1433)."""
 
 
 def estimate_slowdown(
@@ -49,4 +53,5 @@ def estimate_slowdown(
     overlapped_s = float((length * np.minimum(part, 1.0))[usable].sum())
     if expected_s <= 0 or compared_s < LEAST_SHARE * overlapped_s:
         return None
-    return max(1.0, compared_s / expected_s)
+    factor = max(1.0, compared_s / expected_s)
+    return factor if factor <= LARGEST else None

@@ -97,9 +97,7 @@ def _device_work(table: EventTable, device: Events, owners: Owners) -> Work:
     kind = device.name * (1 << 31) + np.minimum(device.detail, (1 << 31) - 1)
     copies = np.isin(device.name, table.named("Memcpy"))
     nbytes = np.where(copies, device.detail, 0)
-    return Work(
-        device.start, device.end, taken, gaps, issued, owner, kind, nbytes, on_cpu=False
-    )
+    return Work(device.start, device.end, taken, gaps, issued, owner, kind, nbytes, on_cpu=False)
 
 
 def _launched(table: EventTable, device: Events) -> tuple[FloatArray, NDArray[np.int64]]:
