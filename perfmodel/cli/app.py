@@ -101,6 +101,7 @@ COMMANDS = {
     "collective": "collective",
     "buckets": "buckets",
     "trace": "trace",
+    "export": "export",
     "verify": "verify",
     "measure": "measure",
     "calibrate": "calibrate",
