@@ -26,11 +26,9 @@ def sentences(analysis: TraceAnalysis) -> list[str]:
     profile = analysis.profile
     low, high = min(profile.steps_s), max(profile.steps_s)
     count = len(profile.steps_s)
-    lines = [
-        f"Step: {quantities.duration(profile.step_s)} (median of {count}; "
-        f"{quantities.span(low, high, quantities.duration)})."
-    ]
-    lines.append(_parts(analysis))
+    spread = quantities.span(low, high, quantities.duration)
+    step = f"Step: {quantities.duration(profile.step_s)} (median of {count}; {spread})."
+    lines = [step, _parts(analysis)]
     if not analysis.first.on_cpu:
         lines.append(_launches(analysis))
     lines += _communication(analysis)
@@ -70,8 +68,8 @@ def _communication(analysis: TraceAnalysis) -> list[str]:
     if waits:
         transfer = sum(bucket.transfer_s for bucket in profile.buckets)
         lines.append(
-            f"All-reduces transfer for {quantities.duration(transfer)} a step; the first rank waits "
-            f"{quantities.duration(sum(waits))} more for the last one (skew)."
+            f"All-reduces transfer for {quantities.duration(transfer)} a step; the first rank "
+            f"waits {quantities.duration(sum(waits))} more for the last one (skew)."
         )
     elif analysis.first.world_size > 1:
         lines.append(
@@ -85,9 +83,9 @@ def _communication(analysis: TraceAnalysis) -> list[str]:
     if fit is not None:
         latency = 2 * (analysis.first.world_size - 1) * fit.latency_s
         lines.append(
-            f"As recorded, all-reduces have a bus bandwidth of {quantities.rate(fit.bandwidth_Bps)} "
-            f"and start in {quantities.duration(latency)}; the worst bucket is "
-            f"{quantities.percent(fit.worst)} off that line."
+            f"As recorded, all-reduces have a bus bandwidth of "
+            f"{quantities.rate(fit.bandwidth_Bps)} and start in {quantities.duration(latency)}; "
+            f"the worst bucket is {quantities.percent(fit.worst)} off that line."
         )
     return lines
 
@@ -96,9 +94,9 @@ def _replayed(analysis: TraceAnalysis) -> list[str]:
     comparison = analysis.comparison
     if comparison is None:
         return [f"No scenario: {analysis.refusal}"]
+    simulated = quantities.duration(comparison.simulated_s)
     lines = [
-        f"Rebuilt and simulated on the machine as recorded: "
-        f"{quantities.duration(comparison.simulated_s)}, {comparison.error:+.1%} off the median."
+        f"Rebuilt and simulated on the machine as recorded: {simulated}, {comparison.error:+.1%}."
     ]
     if analysis.changed is not None:
         factor = comparison.recorded_s / analysis.changed.simulated_s

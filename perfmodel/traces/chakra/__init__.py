@@ -1,1 +1,1 @@
-"""Execution traces of MLCommons Chakra, which ASTRA-sim replays: written from a plan, read into one."""
+"""Execution traces of MLCommons Chakra, which ASTRA-sim replays: from a plan, and into one."""

@@ -76,7 +76,9 @@ def _rank_files(folder: Path) -> dict[int, Path]:
         raise InputError(Fault("trace", text, allowed, str(folder)))
     missing = [rank for rank in range(max(files) + 1) if rank not in files]
     if missing:
-        text = f"no file of rank {missing[0]}" + (f" and {len(missing) - 1} more" * (len(missing) > 1))
+        text = f"no file of rank {missing[0]}" + (
+            f" and {len(missing) - 1} more" * (len(missing) > 1)
+        )
         raise InputError(Fault("trace", text, allowed, str(folder)))
     return files
 
@@ -138,7 +140,7 @@ class _Builder:
             classes=tuple(self.classes),
             streams=tuple(self.streams.values()),
             communicators=communicators,
-            tasks=_interleave(self.tasks),
+            tasks=tuple(self.tasks),
             samples=self.world,
             semaphores=tuple(self.semaphores.items()),
         )
@@ -171,10 +173,10 @@ class _Builder:
         for at, stated in previous:
             known_ = tuple(index_of[number] for number in stated if number in index_of)
             self.tasks[at] = replace(self.tasks[at], after_previous=known_)
-        self._add_groups(name, members, ranks)
+        self._add_groups(members, ranks)
 
     def _add_groups(
-        self, name: str, members: tuple[int, ...], ranks: Mapping[int, Sequence[TraceNode]]
+        self, members: tuple[int, ...], ranks: Mapping[int, Sequence[TraceNode]]
     ) -> None:
         """Note the group of each rank in the communicators of its class."""
         for rank in members:
@@ -232,12 +234,12 @@ class _Builder:
         group = self.groups.get(name)
         own = _text(attributes, "perfmodel_communicator")
         if group is None and node.kind in (SEND, RECEIVE):
-            ends = [_number(attributes, key) for key in ("comm_src", "comm_dst")]
-            ends = [rank if end is None else end for end in ends]
-            if ends[0] == ends[1] or not all(0 <= end < self.world for end in ends if end is not None):
+            stated_ends = [_number(attributes, key) for key in ("comm_src", "comm_dst")]
+            ends = [rank if end is None else end for end in stated_ends]
+            if ends[0] == ends[1] or not all(0 <= end < self.world for end in ends):
                 text = f"a message from rank {ends[0]} to {ends[1]} in {node.name!r}"
                 self._refuse(text, f"two of the {self.world} ranks")
-            group = cast("tuple[int, ...]", tuple(ends))
+            group = (ends[0], ends[1])
             name = f"{group[0]} to {group[1]}"
         if group is None:
             if name and self.groups:
@@ -267,12 +269,16 @@ class _Builder:
         else:
             number = _number(attributes, "comm_type")
             if number not in OPERATIONS:
-                self._refuse(f"comm_type {number} of {node.name!r}", "one of " + ", ".join(COLLECTIVES))
+                self._refuse(
+                    f"comm_type {number} of {node.name!r}", "one of " + ", ".join(COLLECTIVES)
+                )
             op = OPERATIONS[cast("int", number)]
             size *= len(group) if op in PER_RANK else 1
             key = communicator
         counts[key] += 1
-        return Collective(cast("Op", op), max(size, 1), communicator, f"{key} {counts[key]}", root=group[0])
+        return Collective(
+            cast("Op", op), max(size, 1), communicator, f"{key} {counts[key]}", root=group[0]
+        )
 
     def _refuse(self, text: str, allowed: str) -> None:
         raise InputError(Fault("trace", text, allowed, str(self.folder)))
@@ -299,7 +305,7 @@ def _runs(node: TraceNode) -> bool:
 
 
 def _in_order(nodes: Sequence[TraceNode], rank: int, folder: Path) -> list[TraceNode]:
-    """Nodes behind all that they depend on; of those that could be next, the lowest number first."""
+    """Nodes behind all that they depend on; of those that are free, the lowest number first."""
     import heapq
 
     by_number = {node.number: node for node in nodes}
@@ -348,7 +354,3 @@ def _flattened(nodes: Sequence[TraceNode]) -> dict[int, frozenset[int]]:
                 chosen |= waits.get(each, frozenset())
         waits[node.number] = frozenset(chosen)
     return waits
-
-
-def _interleave(tasks: Sequence[Task]) -> tuple[Task, ...]:
-    return tuple(tasks)

@@ -7,7 +7,7 @@ Fields and numbers are those of ``et_def.proto`` (mlcommons/chakra, schema/proto
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -120,25 +120,31 @@ def read_trace(path: Path) -> tuple[TraceNode, ...]:
     if not data:
         raise InputError(Fault("trace", "an empty file", allowed, str(path)))
     nodes: list[TraceNode] = []
-    at = number = 0
     try:
-        while at < len(data):
-            length, at = decode_varint(data, at)
-            if at + length > len(data):
-                raise WireError("a message that is cut off")
-            if number:
-                nodes.append(_decode_node(data[at : at + length]))
+        for number, message in enumerate(_messages(data)):
+            if number == 0:
+                _check_metadata(message)
             else:
-                _check_metadata(data[at : at + length])
-            at, number = at + length, number + 1
-            if number > MOST_NODES:
-                raise WireError(f"more than {MOST_NODES:,} nodes")
+                nodes.append(_decode_node(message))
     except WireError as error:
-        text = f"message {number}: {error}"
+        text = f"message {len(nodes)}: {error}"
         raise InputError(Fault("trace", text, allowed, str(path))) from None
     if not nodes:
         raise InputError(Fault("trace", "no nodes", allowed, str(path)))
     return tuple(nodes)
+
+
+def _messages(data: memoryview) -> Iterator[memoryview]:
+    """Messages of a file, each behind its length."""
+    at = number = 0
+    while at < len(data):
+        length, at = decode_varint(data, at)
+        if at + length > len(data):
+            raise WireError("it is cut off")
+        yield data[at : at + length]
+        at, number = at + length, number + 1
+        if number > MOST_NODES:
+            raise WireError(f"more than {MOST_NODES:,} nodes")
 
 
 def _check_metadata(data: memoryview) -> None:
@@ -163,9 +169,7 @@ def _decode_node(data: memoryview) -> TraceNode:
             number = value if field_ == 1 else number
             kind = value if field_ == 3 else kind
             duration = value if field_ == 7 else duration
-    return TraceNode(
-        number, name, kind, tuple(data_deps), tuple(ctrl_deps), duration, attributes
-    )
+    return TraceNode(number, name, kind, tuple(data_deps), tuple(ctrl_deps), duration, attributes)
 
 
 _SIGNED = frozenset({7, 9})
@@ -182,9 +186,7 @@ def _decode_attribute(data: bytes) -> tuple[str, Value]:
             content = bool(value)
         elif isinstance(value, int):
             zigzag = value >> 1 ^ -(value & 1)
-            content = (
-                zigzag if number in _ZIGZAG else signed(value) if number in _SIGNED else value
-            )
+            content = zigzag if number in _ZIGZAG else signed(value) if number in _SIGNED else value
         elif wire == FIXED64:
             code = {19: "<Q", 25: "<q"}.get(number, "<d")
             content = struct.unpack(code, value)[0]
@@ -199,7 +201,7 @@ def _decode_attribute(data: bytes) -> tuple[str, Value]:
 
 
 def _decode_list(data: bytes) -> tuple[int, ...]:
-    """Whole numbers of a list; lists of text and of fractions, which nothing here reads, are empty."""
+    """Whole numbers of a list; those of text and fractions, which nothing here reads, are empty."""
     values: list[int] = []
     for number, wire, value in decode_fields(data):
         if number == 1:

@@ -48,9 +48,7 @@ def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
             path = folder / f"{name}.{rank}.et"
             write_atomically(path, encode_trace(_nodes_of(plan, rank_class, rank, numbers)))
             files.append(path)
-    groups = {
-        str(number): list(members) for (_, members), number in numbers.items()
-    }
+    groups = {str(number): list(members) for (_, members), number in numbers.items()}
     path = folder / GROUPS
     write_atomically(path, json.dumps(groups, indent=1))
     return [*files, path]

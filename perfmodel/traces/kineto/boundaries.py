@@ -1,8 +1,9 @@
-"""Where a step begins: at the profiler's marks, else at the first work after an optimizer's step."""
+"""Where a step begins: at the profiler's marks, else at the first work behind an optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -85,6 +86,6 @@ def _split(owners: Owners, cuts: Sequence[float]) -> list[Window]:
         borders.append(last)
     return [
         Window(f"step {number}", low, high)
-        for number, (low, high) in enumerate(zip(borders, borders[1:], strict=False))
+        for number, (low, high) in enumerate(pairwise(borders))
         if high > low
     ]

@@ -21,8 +21,8 @@ PIECE_BYTES = 1 << 20
 """Read at once."""
 
 LARGEST_MEMBER = 4 << 20
-"""Characters of one event, or of another member of the file. Events with stacks and shapes have some
-thousands; a list of 4 MiB takes up to 100 MB in memory."""
+"""Characters of one event, or of another member of the file. Events with stacks and shapes have
+some thousands; a list of 4 MiB takes up to 100 MB in memory."""
 
 MOST_EVENTS = 40_000_000
 """As many as a trace of about 10 GB has."""

@@ -75,7 +75,9 @@ class Columns:
             np.asarray(column, dtype=np.int64)[order]
             for column in (self.name, self.thread, self.key, self.detail)
         ]
-        return Events(start[order], start[order] + length[order], *integers, order)
+        name, thread, key, detail = integers
+        begin = start[order]
+        return Events(begin, begin + length[order], name, thread, key, detail, order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +189,7 @@ class _Builder:
     def _times(self, event: Mapping[str, Any]) -> tuple[float, float]:
         start, length = event.get("ts"), event.get("dur")
         for field_, value in (("ts", start), ("dur", length)):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not abs(value) < 1e18 or (field_ == "dur" and value < 0):
+            if not _is_time(value) or (field_ == "dur" and value < 0):
                 name = str(event.get("name"))[:40]
                 allowed = "microseconds, as numbers"
                 raise trace_fault(self.path, f"{field_} {value!r:.40} of {name!r}", allowed)
@@ -221,7 +222,7 @@ class _Builder:
             self.shaped += 1
 
 
-_COMMUNICATION = (
+_COMMUNICATION: tuple[str, ...] = (
     "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size",
     "Process Group Name", "Process Group Description", "Process Group Ranks", "External id",
 )  # fmt: skip
@@ -232,14 +233,19 @@ def _kept_arguments(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[
     if name == "record_param_comms" or (
         kind == "device" and name.lower().startswith(COMMUNICATION_KERNELS)
     ):
-        wanted_ = _COMMUNICATION
+        fields = _COMMUNICATION
     elif name.startswith((*BACKENDS, "c10d::")) or name.endswith(
         ("AccumulateGrad", "mul_out", "copy_bucket_to_grad")
     ):
-        wanted_ = _SHAPES
+        fields = _SHAPES
     else:
         return {}
-    return {key: arguments[key] for key in wanted_ if key in arguments}
+    return {key: arguments[key] for key in fields if key in arguments}
+
+
+def _is_time(value: Any) -> bool:
+    """Whether it is a finite number of microseconds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
 
 
 def _integer(value: Any) -> int:

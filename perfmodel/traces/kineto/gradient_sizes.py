@@ -69,7 +69,7 @@ def _sums(gradients: Sequence[Gradient], count: int) -> list[int]:
 def _by_copies(
     gradients: Sequence[Gradient], elements: Sequence[int | None], copied: Sequence[int]
 ) -> tuple[Gradient, ...] | None:
-    """Sizes from copies out of the buckets, which follow bucket by bucket; None if they do not fit."""
+    """Sizes from copies out of the buckets, bucket by bucket; None if they do not fit."""
     if len(copied) < len(gradients):
         return None
     order = sorted(

@@ -27,14 +27,14 @@ VIEWS = frozenset({
 class Pass(NamedTuple):
     """Backward of one step: operators (indices of owners), the layer of each, and gradients.
 
-    `gradients`: operators that hand over a gradient, in order.
+    `gradients`: operators that hand over a gradient, in order. `size`: layers.
     """
 
     operators: NDArray[np.int64]
     layers: NDArray[np.int64]
     gradients: NDArray[np.int64]
     layer_of_gradient: tuple[int, ...]
-    count: int
+    size: int
 
 
 def read_pass(table: EventTable, owners: Owners, window: Window) -> Pass:
@@ -61,7 +61,7 @@ def read_pass(table: EventTable, owners: Owners, window: Window) -> Pass:
 
 
 def forward_layers(
-    table: EventTable, owners: Owners, window: Window, backward: Pass
+    owners: Owners, window: Window, backward: Pass
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Outermost operators of forward (indices of owners), and the layer of each.
 
@@ -74,10 +74,10 @@ def forward_layers(
     if not len(rows):
         return rows, rows
     numbers = events.key[backward.operators]
-    known_ = numbers >= 0
-    order = np.argsort(numbers[known_], kind="stable")
-    sorted_numbers = numbers[known_][order]
-    sorted_layers = backward.layers[known_][order]
+    numbered = numbers >= 0
+    order = np.argsort(numbers[numbered], kind="stable")
+    sorted_numbers = numbers[numbered][order]
+    sorted_layers = backward.layers[numbered][order]
     keys = events.key[rows]
     # An operator has the number that the next node of the graph will get: it covers all up to that
     # of the operator behind it.
@@ -131,11 +131,11 @@ def name_layers(
     forward: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> tuple[TracedLayer, ...]:
     """Name each layer after the module, or else the operator, that runs its forward."""
-    members: list[list[int]] = [[] for _ in range(backward.count)]
+    members: list[list[int]] = [[] for _ in range(backward.size)]
     for gradient, layer in enumerate(backward.layer_of_gradient):
         members[layer].append(gradient)
-    words = [_layer_word(owners, backward, forward[0], layer) for layer in range(backward.count)]
-    modules = _module_names(table, owners, forward, backward.count)
+    words = [_layer_word(owners, backward, forward[0], layer) for layer in range(backward.size)]
+    modules = _module_names(table, owners, forward, backward.size)
     names = _unique([module or word for module, word in zip(modules, words, strict=True)])
     return tuple(
         TracedLayer(name, tuple(gradients)) for name, gradients in zip(names, members, strict=True)
@@ -172,7 +172,7 @@ def _module_names(
     forward: tuple[NDArray[np.int64], NDArray[np.int64]],
     count: int,
 ) -> list[str | None]:
-    """The innermost module (``with_stack`` or ``with_modules``) around each layer's first operator."""
+    """The innermost module (recorded ``with_stack``) around each layer's operators."""
     names: list[str | None] = [None] * count
     spans = table.modules
     if not len(spans):

@@ -81,7 +81,7 @@ def read_rank(path: Path) -> RankTrace:
         ]),
         views=not len(_named(table, COPY_OUT)) and not _copies_out(work, last),
         passes=_count_passes(table, parts),
-        batch=_batch(table, owners, last),
+        batch=_batch(table),
         has_shapes=bool(table.header.get("record_shapes")) or any(g.shape for g in gradients),
         notes=(*notes, *size_notes),
         events=table.events,
@@ -91,14 +91,14 @@ def read_rank(path: Path) -> RankTrace:
 
 def _part(table: EventTable, owners: Owners, work: Work, window: Window) -> _Part:
     backward = read_pass(table, owners, window)
-    forward = forward_layers(table, owners, window, backward)
+    forward = forward_layers(owners, window, backward)
     inside = (work.issued_s >= window.start_s) & (work.issued_s < window.end_s)
     return _Part(window, backward, forward, np.flatnonzero(inside))
 
 
 def _alike(parts: list[_Part], path: Path) -> tuple[list[_Part], list[str]]:
     """Keep steps of the most frequent form; the others are named."""
-    shape = {id(part): (part.backward.count, len(part.backward.gradients)) for part in parts}
+    shape = {id(part): (part.backward.size, len(part.backward.gradients)) for part in parts}
     usual = Counter(shape.values()).most_common(1)[0][0]
     chosen = [part for part in parts if shape[id(part)] == usual and len(part.work)]
     if not chosen:
@@ -117,7 +117,7 @@ def _step(
 ) -> TracedStep:
     rows = part.work
     begin = float(work.start[rows[0]])
-    first_s = float(table_start(work, part))
+    first_s = float(_backward_start(work, part))
     window = part.window
     own = [call for call in calls if window.start_s <= call.issued_s < window.end_s]
     in_backward, after = _phases(work, part)
@@ -159,7 +159,7 @@ def _before(work: Work, rows: NDArray[np.int64]) -> FloatArray:
     return np.asarray(work.start[rows] - work.gap_s[rows])
 
 
-def table_start(work: Work, part: _Part) -> float:
+def _backward_start(work: Work, part: _Part) -> float:
     """When backward began on the host; seconds."""
     owner_rows = part.backward.operators
     mine = np.flatnonzero(np.isin(work.owner[part.work], owner_rows))
@@ -190,7 +190,7 @@ def _by_layer(
     work: Work, part: _Part, phase: NDArray[np.int64], others: tuple[Call, ...]
 ) -> tuple[FloatArray, FloatArray]:
     """Time of each layer forward and backward, gaps before its work included."""
-    count = part.backward.count
+    count = part.backward.size
     forward, backward = np.zeros(count), np.zeros(count)
     rows = part.work
     for number, (operators, layers, sums) in enumerate((
@@ -239,7 +239,7 @@ def _length(work: Work, part: _Part, following: _Part | None, begin: float) -> f
 
 def _copied_in(table: EventTable, work: Work, part: _Part, phase: NDArray[np.int64]) -> FloatArray:
     """Of each layer: time of the work that copies its gradients into buckets."""
-    sums = np.zeros(part.backward.count)
+    sums = np.zeros(part.backward.size)
     copies = _named(table, COPY_IN)
     inside = (copies.start >= part.window.start_s) & (copies.start < part.window.end_s)
     copies = copies.where(inside)
@@ -309,7 +309,7 @@ def _marks(table: EventTable, prefix: str) -> Any:
     return table.marks.where(np.isin(table.marks.name, table.named(prefix)))
 
 
-def _batch(table: EventTable, owners: Owners, part: _Part) -> int | None:
+def _batch(table: EventTable) -> int | None:
     """First dimension of what the first operator of a model works on."""
     numbers = np.array([n for n, name in enumerate(table.names) if name in FIRST_OPERATORS])
     chosen = table.ops.where(np.isin(table.ops.name, numbers))

@@ -108,9 +108,9 @@ def _launched(table: EventTable, device: Events) -> tuple[FloatArray, NDArray[np
     issued, threads = device.start.copy(), np.full(len(device), -1, dtype=np.int64)
     if len(keys):
         at = np.minimum(np.searchsorted(keys, device.key), len(keys) - 1)
-        known_ = keys[at] == device.key
-        issued[known_] = launches.start[order][at][known_]
-        threads[known_] = launches.thread[order][at][known_]
+        launched = keys[at] == device.key
+        issued[launched] = launches.start[order][at][launched]
+        threads[launched] = launches.thread[order][at][launched]
     return issued, threads
 
 

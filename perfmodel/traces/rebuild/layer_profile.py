@@ -1,4 +1,4 @@
-"""What all ranks' traces say of one step: times of layers, buckets, transfers, waiting for others."""
+"""What all ranks' traces say of one step: layers, buckets, transfers, waiting for others."""
 
 from __future__ import annotations
 
@@ -135,8 +135,8 @@ def _alone(step: TracedStep, effective: float) -> FloatArray:
     beside = np.zeros(len(ends))
     position = 0.0
     for low, high in sorted((call.start_s, call.end_s) for call in step.buckets):
-        low = max(low, position)
-        beside += np.maximum(0.0, np.minimum(ends, high) - np.maximum(starts, low))
+        since = max(low, position)
+        beside += np.maximum(0.0, np.minimum(ends, high) - np.maximum(starts, since))
         position = max(position, high)
     return np.asarray(step.backward_s - beside * (1 - 1 / effective))
 

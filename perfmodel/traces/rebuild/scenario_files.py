@@ -76,7 +76,7 @@ def rebuild(
     kernel_s = device.kernel_overhead_s
     copy_Bps = _copy_rate(profile, gradients, kernel_s, device)
     model_document = _model_document(first, profile, gradients, copy_Bps, kernel_s)
-    caps = _caps(model_document, first, profile)
+    caps = _caps(model_document, profile)
     sizes = [_bucket_bytes(bucket.elements, bucket.dtype) for bucket in profile.buckets]
     fit = None
     if first.world_size > 1 and sizes and all(sizes):
@@ -285,9 +285,7 @@ def _time(time_s: float) -> str:
 # ---------------------------------------------------------------- scenario
 
 
-def _caps(
-    document: Mapping[str, Any], trace: RankTrace, profile: Profile
-) -> tuple[int, ...] | None:
+def _caps(document: Mapping[str, Any], profile: Profile) -> tuple[int, ...] | None:
     """Bytes of each bucket, if PyTorch's default caps would make others."""
     recorded = tuple(_bucket_bytes(b.elements, b.dtype) for b in profile.buckets)
     if not recorded or not all(recorded):
