@@ -100,6 +100,8 @@ COMMANDS = {
     "plan": "plan",
     "collective": "collective",
     "buckets": "buckets",
+    "trace": "trace",
+    "export": "export",
     "verify": "verify",
     "capture": "capture",
     "measure": "measure",
