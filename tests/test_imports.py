@@ -11,7 +11,7 @@ import perfmodel
 ROOT = Path(perfmodel.__file__).parent
 
 LAYERS = [
-    "cli", "report", "validate", "studies", "calibrate", "measure", "simulate", "library",
+    "cli", "api", "report", "validate", "studies", "calibrate", "measure", "simulate", "library",
     "testing", "training", "workload", "topology", "scenario", "collectives", "files",
     "compiled_loops", "timeline", "arrays", "units", "errors", "escape", "version",
 ]  # fmt: skip

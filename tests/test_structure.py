@@ -16,6 +16,7 @@ MOST_ENTRIES = 9
 LARGE_FOLDERS = {
     ".": "one folder per layer, and the modules below all of them",
     "cli": "one file per command",
+    "report": "one folder per product, over common/",
     "scenario/sections/strategies": "one file per strategy",
     "training": "one folder per family of strategies, and the table of all",
     "collectives/algorithms": "one file per family of algorithms",
@@ -81,7 +82,9 @@ SMALL_MODULES = {
     "library/nccl/lowering/dispatch": "what NCCL decides, apart from how any library is lowered",
     "files/spec": "used by all packages through files/__init__",
     "files/write": "used by all packages through files/__init__",
-    "report/comparison/page": "the page of a product, as in the others",
+    "report/rows/sweep_rows": ROW + ": products that are a table",
+    "report/rows/collective_table": ROW + ": products that are a table",
+    "studies/advise/quick_scan": "a search among settings, apart from what is simulated in full",
     "studies/sweep/export": "CSV and Parquet, as in the other studies",
     "report/validation/residuals": "a figure with the heavy import of its own",
     "studies/tune/settings/grid_search": "the search, apart from what is searched",

@@ -1,0 +1,1 @@
+"""Tables of a sweep and of collectives: terminal, notebook, figure, page."""
