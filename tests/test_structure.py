@@ -17,10 +17,10 @@ LARGE_FOLDERS = {
     ".": "one folder per layer, and the modules below all of them",
     "cli": "one file per command",
     "scenario/sections": "one file per section",
+    "report": "one folder per product, over common/",
     "scenario/sections/strategies": "one file per strategy",
     "training": "one folder per family of strategies, and the table of all",
     "collectives/algorithms": "one file per family of algorithms",
-    "report": "one folder per product, and what they share",
 }
 """Folders with more entries, and why."""
 
@@ -87,6 +87,7 @@ SMALL_MODULES = {
     "files/write": "used by all packages through files/__init__",
     "report/comparison/page": "the page of a product, as in the others",
     "report/sweeping/page": "the page of a product, as in the others",
+    "studies/advise/quick_scan": "a search among settings, apart from what is simulated in full",
     "report/validation/residuals": "a figure with the heavy import of its own",
     "studies/tune/settings/grid_search": "the search, apart from what is searched",
     "studies/tune/horovod": "one question, which a reader looks for by name",

@@ -1,6 +1,6 @@
 """The scenario file: its sections, their validation, `load_scenario`; no names are resolved."""
 
-from perfmodel.scenario.load import change_scenario, load_scenario, read_question
+from perfmodel.scenario.load import change_scenario, load_scenario, make_scenario, read_question
 from perfmodel.scenario.model import (
     ClusterSize,
     Scenario,
@@ -58,6 +58,7 @@ __all__ = [
     "batch_per_gpu",
     "change_scenario",
     "load_scenario",
+    "make_scenario",
     "read_question",
     "scenario_digest",
     "sizes",

@@ -65,6 +65,33 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     return _validate_content(content, origin, faults)
 
 
+def make_scenario(content: Mapping[str, Any], name: str = "scenario") -> Scenario:
+    """Make a scenario from its fields, as a file would have them.
+
+    Parameters
+    ----------
+    content : mapping of str to object
+        Sections and fields; sizes, rates and times with units. `perfmodel` may be left out.
+    name : str
+        For titles; relative paths in it are relative to the working directory.
+
+    Raises
+    ------
+    InputError
+        With every fault.
+
+    Examples
+    --------
+    >>> make_scenario({
+    ...     "model": {"name": "resnet50"}, "compute": {"precision": "bf16"},
+    ...     "cluster": {"node": "dgx-a100"}, "training": {"batch_per_gpu": 256},
+    ... }).cluster.node
+    'dgx-a100'
+    """
+    plain_content = {"perfmodel": 1, **copy.deepcopy(dict(content))}
+    return _validate_content(plain_content, SourceMap(name=name, content=plain_content), ())
+
+
 def _validate_content(
     content: Mapping[str, Any], origin: SourceMap, faults: Sequence[Fault]
 ) -> Scenario:

@@ -9,7 +9,16 @@ from pathlib import Path
 
 from perfmodel.report.collectives.figures import Row, choice, draw_busbw, draw_times
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Block, Bullets, Figure, Table, header, section
+from perfmodel.report.common.document import (
+    Block,
+    Bullets,
+    Figure,
+    Paragraph,
+    Table,
+    header,
+    paragraphs,
+    section,
+)
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.units import format_bandwidth, format_time
 
@@ -77,6 +86,12 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
         starts = {name: next(r for r in rows if choice(r) == name)["nbytes"] for name in choices}
         parts = (f"{name} from {_size(nbytes)}" for name, nbytes in starts.items())
         yield f"What the library chooses: {', '.join(parts)}."
+
+
+def collective_lines(title: str, rows: Sequence[Row], notes: Sequence[str]) -> list[Block]:
+    """Arrange the times for a notebook."""
+    head = Paragraph(f"{title}: {headline(rows)}", "headline")
+    return [head, times_table(rows), *paragraphs(notes, "note")]
 
 
 def times_table(rows: Sequence[Row]) -> Table:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import axis_layout, log_axis, new_figure, time_unit
 from perfmodel.report.common.palette import CYCLE, QUIET_INK, WORK
-from perfmodel.report.sweeping.sweep_axes import SweepAxes
-from perfmodel.report.sweeping.text import Pair, brief, describe, has_one_size, per_gpu
+from perfmodel.report.sweeping.sweep_axes import SweepAxes, choose_axes
+from perfmodel.report.sweeping.text import Pair, answered, brief, describe, has_one_size, per_gpu
+from perfmodel.studies.sweep import SweepResult
 from perfmodel.studies.sweep.run import format_value
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ BARS = 16
 _LABELS = 7
 _SPREAD = 8.0
 """Numbers further apart than this factor stand on a logarithmic axis."""
+
+
+def draw_sweep(swept: SweepResult) -> go.Figure:
+    """Draw throughput along the field that has numbers, else the steps of the quickest."""
+    pairs = answered(swept)
+    axes = choose_axes(swept.fields, pairs)
+    return draw_steps(pairs) if axes is None else draw_throughput(pairs, axes)
 
 
 def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> go.Figure:
@@ -90,7 +98,9 @@ def hover(pair: Pair) -> str:
 def draw_steps(pairs: Sequence[Pair]) -> go.Figure:
     """Draw the step of the first variants: compute, exposed communication, and the rest."""
     shown_pairs = pairs[:BARS]
-    unit, scale = time_unit(max(answer.step_time_s or 0.0 for _, answer in shown_pairs), least=1.0)
+    unit, scale = time_unit(
+        max((answer.step_time_s or 0.0 for _, answer in shown_pairs), default=1.0), least=1.0
+    )
     figure = new_figure(70 + 34 * len(shown_pairs), barmode="stack", bargap=0.3)
     places = list(range(len(shown_pairs)))
     colours = {

@@ -39,24 +39,26 @@ def write_sweep(scenario: Scenario, swept: SweepResult, folder: Path) -> Path:
     Returns and raises as `write_report_files`.
     """
     files = {
-        "sweep.html": sweep_html(scenario, swept),
+        "sweep.html": sweep_html(swept),
         "sweep.csv": flatten(swept).to_csv(lineterminator="\n"),
         "sweep.json": to_json(scenario.name, scenario.question, swept),
     }
     return write_report_files(folder, files)
 
 
-def sweep_html(scenario: Scenario, swept: SweepResult) -> str:
+def sweep_html(swept: SweepResult) -> str:
     """Build the page as one string."""
     note = "Predictions by simulation, not measurements."
+    scenarios = [variant.scenario for variant in swept.variants if variant.scenario is not None]
+    name = scenarios[0].name if scenarios else "a scenario"
     head = header(
-        f"Sweep of {scenario.name} over {', '.join(swept.fields)}",
+        f"Sweep of {name} over {', '.join(swept.fields)}",
         text.headline(swept),
         [note],
-        [scenario.question],
+        [scenario.question for scenario in scenarios[:1]],
         text.findings(swept),
     )
-    return render_html(f"Sweep: {scenario.name}", [head, *_charts(swept), *_lists(swept)])
+    return render_html(f"Sweep: {name}", [head, *_charts(swept), *_lists(swept)])
 
 
 def _charts(swept: SweepResult) -> list[Section]:

@@ -99,12 +99,15 @@ def findings(swept: SweepResult) -> Iterator[str]:
 
 def variant_table(swept: SweepResult, most: int) -> Table:
     """List variants with their figures, the fastest first."""
-    headers = (*swept.fields, ">GPUs", ">step", ">exposed", ">samples/s", "bottleneck")
+    headers = (
+        *swept.fields, ">GPUs", ">step", ">80 % interval", ">exposed", ">samples/s", "bottleneck"
+    )  # fmt: skip
     rows = [
         (
             *(format_value(variant.set.get(name)) for name in swept.fields),
             f"{answer.gpus:,}",
             quantities.duration(answer.step_time_s or 0.0),
+            _interval(answer),
             quantities.duration(answer.exposed_comm_s or 0.0),
             quantities.count(answer.samples_per_s or 0.0),
             (answer.bottleneck or "") + _memory_note(answer),
@@ -112,6 +115,12 @@ def variant_table(swept: SweepResult, most: int) -> Table:
         for variant, answer in answered(swept)[:most]
     ]
     return Table(headers, rows)
+
+
+def _interval(answer: Answer) -> str:
+    if answer.low_s is None or answer.high_s is None:
+        return "not known"
+    return quantities.span(answer.low_s, answer.high_s, quantities.duration)
 
 
 def _memory_note(answer: Answer) -> str:

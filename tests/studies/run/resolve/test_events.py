@@ -275,7 +275,8 @@ def test_other_jobs_are_told_apart_by_name(tmp_path: Path) -> None:
 
 def test_the_bottleneck_is_a_link_of_the_job_itself(tmp_path: Path, quiet: Result) -> None:
     other = "jobs:\n  - {model: vgg16, nodes: 2, batch_per_gpu: 1}\n"  # beside, with more bytes
-    assert quiet.main.bottleneck == "n0/nic0 -> fabric/switch0 (ethernet)"
+    assert quiet.main.bottleneck == "host 0's NIC"
+    assert quiet.main.bottleneck_path == "n0/nic0 -> fabric/switch0 (ethernet)"
     assert answered(tmp_path, other).main.bottleneck == quiet.main.bottleneck
 
 
@@ -284,7 +285,7 @@ def test_what_is_lost_is_no_bottleneck(tmp_path: Path) -> None:
     text = text.replace("{name: resnet50}", "{name: gpt2}").replace("one-switch", "rail-optimised")
     events = "events:\n  - lose: {nic: n1/nic3}\n  - lose: {nic: n1/nic2}\n"
     main = answered(tmp_path, events, text).main
-    assert not re.search("n1/nic[23]", main.bottleneck)
+    assert not re.search("n1/nic[23]", main.bottleneck_path)
     assert all(0 <= link.utilisation < 1 for link in main.links)
 
 
