@@ -97,10 +97,11 @@ class ComputeSection(FileModel):
     fused_attention: Switch = Field(
         default=True, description="attention as one kernel (scaled_dot_product_attention)"
     )
-    compiled: Switch | Literal["blocks"] = Field(
+    compiled: Switch | Literal["blocks", "by_hand"] = Field(
         default=False,
         description="chains of element-wise kernels fused, and less kept for backward "
-        "(torch.compile); 'blocks': each repeated block alone, but not the head and the loss",
+        "(torch.compile); 'blocks': each repeated block alone, but not the head and the loss; "
+        "'by_hand': by kernels of Megatron and apex, beside which dropout of scores stays apart",
     )
     cuda_graphs: Switch = Field(
         default=False, description="kernels replayed from CUDA graphs: the host issues none"

@@ -14,7 +14,9 @@ from perfmodel.files import data_folder, find_file, is_folder
 from perfmodel.files.find import is_shipped
 from perfmodel.scenario import ModelSection, Scenario
 from perfmodel.scenario.source_map import SourceMap
+from perfmodel.studies.run.resolve.machine import named_node
 from perfmodel.studies.sweep.variants import Variant
+from perfmodel.topology.composed.load import node_files
 from perfmodel.topology.templates.gpus import user_tables
 from perfmodel.version import __version__
 from perfmodel.workload.configs.hugging_face import CONFIG_NAME
@@ -86,12 +88,11 @@ def _digest_files(scenario: Scenario, digests: dict[Path, str] | None) -> Mappin
 def list_files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
     """List the files that a scenario names, or that its machine may come from, by field."""
     origin, cluster = scenario.origin, scenario.cluster
-    for field, name, kind in (
-        ("cluster.node", cluster.node, "topologies"),
-        ("profile", scenario.profile, "topologies/profiles"),
-    ):
-        if name is not None:
-            yield from _locate(field, origin.beside(field, name), kind)
+    for number, path in enumerate(node_files(named_node(scenario))):
+        yield f"cluster.node{f' extends {number}' if number else ''}", path
+    if scenario.profile is not None:
+        name = origin.beside("profile", scenario.profile)
+        yield from _locate("profile", name, "topologies/profiles")
     if cluster.fabric is not None:
         kind = cluster.fabric.kind
         if kind.endswith((".yaml", ".yml")):

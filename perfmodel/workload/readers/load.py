@@ -22,6 +22,7 @@ from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
 from perfmodel.workload.readers.estimated_work import ELEMENT_BYTES, Stated, complete_work
 from perfmodel.workload.readers.fields import list_first
+from perfmodel.workload.readers.layer_shapes import make_layer
 from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo import zoo_model, zoo_names
@@ -177,37 +178,42 @@ def _from_yaml(path: Path) -> Workload:
     ]
     if faults:
         raise InputError(faults)
+    return make_workload(spec, str(path), path.stem)
+
+
+def make_workload(spec: ModelSpec, source: str, name: str) -> Workload:
+    """Turn a model file without faults into a workload; `name`: where it states none."""
+    index = {parameter.name: place for place, parameter in enumerate(spec.parameters)}
     tensors = tuple(ParameterTensor(p.name, p.extents, p.dtype) for p in spec.parameters)
     trained = [index[p.name] for p in spec.parameters if p.requires_grad]
     layers = (
-        tuple(_make_layer(layer, index) for layer in spec.layers)
+        tuple(make_layer(layer, index) for layer in spec.layers)
         if spec.layers
         else _group_layers(tensors, trained, {index[p.name]: p.layer for p in spec.parameters})
     )
     workload = Workload(
-        name=spec.name or path.stem,
+        name=spec.name or name,
         tensors=tensors,
         layers=layers,
         sample=spec.sample,
-        buffers=(Buffers("fp32", 1, int(spec.buffers)),) if spec.buffers else (),
-        source=str(path),
+        buffers=_make_buffers(spec),
+        input_elements=spec.inputs,
+        output_elements=spec.outputs,
+        stream_elements=spec.stream,
+        source=source,
     )
     return complete_work(workload, list(map(_stated, spec.layers))) if spec.layers else workload
 
 
+def _make_buffers(spec: ModelSpec) -> tuple[Buffers, ...]:
+    if isinstance(spec.buffers, tuple):
+        return tuple(Buffers(each.dtype, each.tensors, int(each.size)) for each in spec.buffers)
+    return (Buffers("fp32", 1, int(spec.buffers)),) if spec.buffers else ()
+
+
 def _stated(spec: LayerSpec) -> Stated:
     elements = None if spec.activations is None else spec.activations / ELEMENT_BYTES
-    return Stated(spec.vector, spec.operands, elements)
-
-
-def _make_layer(spec: LayerSpec, index: Mapping[str, int]) -> Layer:
-    return Layer(
-        spec.name,
-        tuple(index[name] for name in spec.parameters),
-        matmul_flops=spec.matmul_flops,
-        vector_bytes=spec.vector or 0.0,
-        kernels=spec.kernels,
-    )
+    return Stated(spec.vector, spec.operands, elements, spec.weights)
 
 
 _Finding = tuple[str, str, str, list[str | int]]

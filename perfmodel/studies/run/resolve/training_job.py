@@ -40,7 +40,7 @@ from perfmodel.workload.compute_spread import measured_factors, slowest_factor, 
 from perfmodel.workload.configs.section_model import section_model
 from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, wide_precision
 from perfmodel.workload.memory.activations import block_bytes
-from perfmodel.workload.memory.blocks import only_blocks_fuse
+from perfmodel.workload.memory.blocks import fuse_by_hand, only_blocks_fuse
 from perfmodel.workload.memory.offload import add_offload
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
@@ -275,6 +275,8 @@ def _length_field(field: str, section: ModelSection) -> str:
 
 def _with_fused_parts(scenario: Scenario, workload: Workload) -> Workload:
     """Leave nothing to fuse outside of what is compiled."""
+    if scenario.compute.compiled == "by_hand":
+        return fuse_by_hand(workload)
     if scenario.compute.compiled != "blocks":
         return workload
     with relocated_errors(scenario, "compute"):
