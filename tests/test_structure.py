@@ -19,7 +19,6 @@ LARGE_FOLDERS = {
     "scenario/sections": "one file per section",
     "report": "one folder per product, over common/",
     "scenario/sections/strategies": "one file per strategy",
-    "scenario/sections": "one file per section",
     "workload": "one folder per way to state a model, and what is worked out of it",
     "training": "one folder per family of strategies, and the table of all",
     "collectives/algorithms": "one file per family of algorithms",

@@ -113,7 +113,11 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
             "divisor of 100",
         ),
         ({"model_type": "t5", "feed_forward_proj": "gated-tanh"}, "feed_forward_proj", "relu"),
-        ({"model_type": "gemma3", "text_config": {"head_dim": 0}}, "text_config.head_dim", "0"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "head_dim": 0}},
+            "text_config.head_dim",
+            "0",
+        ),
     ],
 )
 def test_what_a_family_cannot_have(
@@ -136,7 +140,22 @@ def test_the_text_model_of_several_is_read_and_said(tmp_path: Path) -> None:
     model = load_workload(str(tmp_path))
     assert (model.name, model.tensors[0].shape) == (tmp_path.name, (100, 64))
     assert {tensor.dtype for tensor in model.tensors} == {"bf16"}
-    assert any("vision_config" in note for note in model.notes)
+    assert any("text model alone" in note for note in model.notes)
+
+
+def test_a_class_that_is_known_says_the_family_of_somebody_elses_type(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**LLAMA, "model_type": "mine",
+                                "architectures": ["LlamaForCausalLM"]}))  # fmt: skip
+    assert read_config(path).make(dtype="fp32", sequence_length=8).tensors[0].shape == (100, 64)
+
+
+def test_old_files_of_clip_state_their_stacks_once_more(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "clip", "text_config": {"vocab_size": 5},
+                                "text_config_dict": {"vocab_size": 7}}))  # fmt: skip
+    shapes = {t.name: t.shape for t in load_workload(str(path)).tensors}
+    assert shapes["text_model.embeddings.token_embedding.weight"] == (7, 512)
 
 
 def test_names_and_dtypes_are_those_of_the_file(tmp_path: Path) -> None:

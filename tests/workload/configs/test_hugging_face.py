@@ -117,7 +117,7 @@ DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "max_window_layers"
 """What transformers works out of other fields when a configuration is made."""
 
 
-@pytest.mark.parametrize("model_type", [kind for kind in FAMILIES if kind != "gemma3"])
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_defaults_are_those_of_the_configuration_classes(model_type: str) -> None:
     needed = {"num_experts_per_tok": 8} if model_type == "deepseek_v2" else {}
     real = hf.AutoConfig.for_model(model_type, **needed)

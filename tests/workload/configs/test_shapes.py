@@ -17,6 +17,7 @@ from perfmodel.workload.configs.megatron_arguments import megatron_model
 from perfmodel.workload.configs.transformer_shape import transformer_model
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import build
+from tests.workload.configs.real_configs import written
 
 
 def shaped(**sizes: Any) -> Workload:
@@ -119,6 +120,30 @@ def test_ranks_share_a_shape_as_they_share_a_model_of_the_zoo() -> None:
     whole, share = (build(transformer_model(biased), sequence_length=64, shard=each)
                     for each in (Shard(), Shard(tensor=2)))  # fmt: skip
     assert share.training_flops == whole.training_flops / 2
+
+
+@pytest.mark.parametrize("label", ["gpt_neox", "llama", "gpt2, ReLU, untied", "qwen3"])
+def test_ranks_share_a_configuration(label: str, tmp_path: Path) -> None:
+    model = written(tmp_path, label)
+    whole, share = (build(model, sequence_length=64, shard=shard)
+                    for shard in (Shard(), Shard(tensor=2, sequence_parallel=True)))  # fmt: skip
+    assert share.training_flops == whole.training_flops / 2
+    maps = {t.name for t in whole.tensors if len(t.shape) == 2 and "wpe" not in t.name}
+    sizes = {t.name: t.numel for t in whole.tensors}
+    assert all(2 * t.numel == sizes[t.name] for t in share.tensors if t.name in maps)
+    assert any(layer.calls for layer in share.layers)
+
+
+@pytest.mark.parametrize("label", ["vit", "clip", "whisper", "mixtral", "gpt2"])
+def test_what_a_configuration_cannot_have(label: str, tmp_path: Path) -> None:
+    """Sizes of the other kind of model, and shares that its family does not have."""
+    model = written(tmp_path, label)
+    other = "sequence_length" if model.kind == "image" else "image_size"
+    with pytest.raises(InputError, match=other):
+        build(model, **{other: 64})
+    degree = "tensor" if label in ("vit", "clip", "whisper") else "expert"
+    with pytest.raises(InputError, match=degree):
+        build(model, shard=Shard(**{degree: 3}))
 
 
 # ---------------------------------------------------------------- Megatron
