@@ -16,17 +16,18 @@ from perfmodel.workload import load_workload
 from perfmodel.workload.memory import activation_bytes
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
 from perfmodel.workload.roofline import layer_times
-from perfmodel.workload.zoo import build_model, zoo_names
+from perfmodel.workload.zoo import build_model, zoo_model, zoo_names
 
 Writer = Callable[[Workload], Workload]
 
 
 def stripped(model: Workload, folder: Path, *, shapes: bool = True, name: str = "own") -> str:
     """A file of a model of the zoo that states parameters and operations alone."""
+    trained = set(model.ready_order)
     parameters = [
-        {"name": tensor.name} | ({"shape": list(tensor.shape)} if shapes or len(tensor.shape) < 2
+        {"name": tensor.name, "requires_grad": index in trained} | ({"shape": list(tensor.shape)} if shapes or len(tensor.shape) < 2
                                  else {"numel": tensor.numel})
-        for tensor in model.tensors
+        for index, tensor in enumerate(model.tensors)
     ]  # fmt: skip
     layers = [
         {
@@ -65,7 +66,9 @@ OF_EXPERTS = {name for name in zoo_names() if build_model(name).routed_share < 1
 @pytest.mark.parametrize("name", sorted(set(zoo_names()) - UNLIKE - OF_EXPERTS))
 def test_the_range_holds_the_activations_of_the_zoo(name: str, tmp_path: Path) -> None:
     """All of the zoo's models, at another size of sample than the shares were taken at."""
-    small = {"image_size": 320} if build_model(name).sample == "image" else {"sequence_length": 384}
+    pixels = 322 if "patch14" in name else 320
+    is_image = zoo_model(name).kind == "image"
+    small = {"image_size": pixels} if is_image else {"sequence_length": 384}
     model = build_model(name, **small)  # type: ignore[arg-type]
     own = load_workload(stripped(model, tmp_path))
     low, high = ends(own)

@@ -187,10 +187,15 @@ def test_tensors_are_those_of_the_published_model(name):
     assert workload.nbytes == 4 * workload.parameters
 
 
+NOT_TRAINED = {"model.encoder.embed_positions.weight"}
+
+
 @pytest.mark.parametrize("name", TENSORS)
 def test_every_tensor_stands_in_exactly_one_layer(name):
+    """But for Whisper's positions of sounds, which are not trained."""
     workload = build_model(name)
-    assert sorted(workload.ready_order) == list(range(len(workload.tensors)))
+    trained = [i for i, t in enumerate(workload.tensors) if t.name not in NOT_TRAINED]
+    assert sorted(workload.ready_order) == trained
 
 
 @pytest.mark.parametrize("name", READY)
