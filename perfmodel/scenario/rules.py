@@ -130,3 +130,290 @@ def _transformer_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[F
         yield origin.fault(f"model.transformer.{field}", text, allowed)
 
 
+def _sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    cluster, scale = parts.get("cluster"), parts.get("scale")
+    if cluster is None or scale is None or is_resized_by_flag(origin):
+        return
+    for i, nodes in enumerate(scale.nodes or ()):
+        if nodes > cluster.nodes:
+            allowed = f"at most {cluster.nodes}, the nodes of this cluster"
+            yield origin.fault(f"scale.nodes.{i}", str(nodes), allowed)
+    gpus_in_all = cluster.nodes * (cluster.gpus_per_node or 0)
+    for i, gpus in enumerate(scale.gpus or ()):
+        if gpus_in_all and gpus > gpus_in_all:
+            allowed = f"at most {gpus_in_all}, the GPUs of this cluster"
+            yield origin.fault(f"scale.gpus.{i}", str(gpus), allowed)
+
+
+def _batch_divides(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    training, scale, cluster = (parts.get(name) for name in ("training", "scale", "cluster"))
+    if training is None or training.global_batch is None:
+        return
+    if cluster is None or cluster.gpus_per_node is None:
+        return
+    per_node = cluster.gpus_per_node
+    whole, counts = cluster.nodes * per_node, tuple[int, ...]()
+    if scale is not None:
+        counts = scale.gpus or tuple(nodes * per_node for nodes in scale.nodes)
+    counts = (*(gpus for gpus in counts if gpus < whole), whole)
+    steps = getattr(parts.get("strategy"), "accumulate", 1)
+    parallel = parts.get("parallel")
+    shared = 1 if parallel is None else parallel.gpus_per_replica
+    if any(gpus % shared for gpus in counts):
+        return  # said where sizes are worked out
+    counts = tuple(gpus // shared for gpus in counts)
+    if any(training.global_batch % (ranks * steps) for ranks in counts):
+        unit = "GPUs" if shared == 1 else "data-parallel ranks"
+        allowed = divisible_by(counts, steps, unit)
+        yield origin.fault("training.global_batch", str(training.global_batch), allowed)
+
+
+def _one_node_only(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    cluster, strategy = parts.get("cluster"), parts.get("strategy")
+    if cluster and cluster.nodes > 1 and strategy and strategy.one_node_only:
+        allowed = f"1 with strategy.kind: {strategy.kind}, which drives the GPUs of one node"
+        yield origin.fault("cluster.nodes", str(cluster.nodes), allowed)
+
+
+def _overlap_exists(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    if not compute or not strategy or compute.overlap_slowdown is None or strategy.overlaps:
+        return
+    allowed = f"nothing with strategy.kind: {strategy.kind}, where no collective runs beside layers"
+    yield origin.fault("compute.overlap_slowdown", f"{compute.overlap_slowdown:g}", allowed)
+
+
+def _recompute_within_units(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse recomputed blocks of several units that are gathered again, which no plan has."""
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    if not compute or not getattr(strategy, "regathers_recomputed", False):
+        return
+    if compute.recompute not in ("none", "selective"):
+        allowed = (
+            "'block', or version 2: with compute.recompute units in a block are gathered again"
+        )
+        yield origin.fault("strategy.wrap", "'layer'", allowed)
+
+
+def _masters_kept(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse optimizers without fp32 copies where a library always has them."""
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    if not compute or not strategy or compute.master_weights:
+        return
+    if getattr(strategy, "keeps_masters", False):
+        allowed = f"true with strategy.kind: {strategy.kind}, whose optimizer keeps fp32 copies"
+        yield origin.fault("compute.master_weights", "false", allowed)
+
+
+def _computes_in_param_dtype(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Layers whose parameters are gathered in 16 bits multiply them in these."""
+    compute, dtype = parts.get("compute"), getattr(parts.get("strategy"), "param_dtype", None)
+    precision = compute.precision if compute else None
+    wide = "bf16" if precision == "fp8" else precision
+    if compute and dtype in ("bf16", "fp16") and dtype != wide:
+        combination = f"'{dtype}' with compute.precision: {precision}"
+        allowed = f"'{wide}' or nothing; or compute.precision: {dtype}"
+        yield origin.fault("strategy.param_dtype", combination, allowed)
+
+
+def _float8_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Find what a strategy or model cannot have of fp8."""
+    compute, strategy, model = (parts.get(name) for name in ("compute", "strategy", "model"))
+    if compute is None or compute.precision != "fp8":
+        return
+    if model is not None and model.dtype == "fp16":
+        allowed = "'bf16' or 'fp32' with compute.precision: fp8, whose other layers are bf16"
+        yield origin.fault("model.dtype", "'fp16'", allowed)
+    if strategy is None:
+        return
+    kind = f"strategy.kind: {strategy.kind}"
+    if strategy.kind in ("data_parallel", "parameter_server"):
+        allowed = f"another precision with {kind}, of which nobody's fp8 is known"
+        yield origin.fault("compute.precision", "'fp8'", allowed)
+    section = compute.fp8
+    agrees = section is None or (section.recipe == "delayed" and section.reduce_amax)
+    if agrees and getattr(strategy, "join", False):
+        allowed = (
+            f"false with {kind} and join: a GPU without inputs takes part in no such all-reduce"
+        )
+        yield origin.fault("compute.fp8.reduce_amax", "true", allowed)
+
+
+def _float8_gathers_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Find gathers of fp8 that a strategy does not have, and what a split model leaves out."""
+    section, strategy = getattr(parts.get("compute"), "fp8", None), parts.get("strategy")
+    if section is None or strategy is None:
+        return
+    if section.fp8_param_gather and not getattr(strategy, "use_distributed_optimizer", False):
+        allowed = "false, or strategy.kind: megatron with use_distributed_optimizer: true"
+        yield origin.fault("compute.fp8.fp8_param_gather", "true", allowed)
+    is_fsdp2 = strategy.kind == "fsdp" and strategy.version == 2
+    if section.enable_fsdp_float8_all_gather and not is_fsdp2:
+        allowed = "false, or strategy.kind: fsdp with version: 2"
+        yield origin.fault("compute.fp8.enable_fsdp_float8_all_gather", "true", allowed)
+    parallel = parts.get("parallel")
+    if parallel is None:
+        return
+    if section.tp_only_amax_red and parallel.tensor > 1:
+        allowed = "false with parallel.tensor above 1: all-reduces within it are not planned"
+        yield origin.fault("compute.fp8.tp_only_amax_red", "true", allowed)
+    if section.fp8_param_gather and section.first_last_layers_bf16 and parallel.pipeline.stages > 1:
+        allowed = "false with fp8_param_gather and parallel.pipeline: each stage would have ends"
+        yield origin.fault("compute.fp8.first_last_layers_bf16", "true", allowed)
+
+
+def _network_given(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    cluster = parts.get("cluster")
+    if cluster is None or cluster.fabric is not None:
+        return
+    nodes = max(_nodes_needed(parts), cluster.pool or 1)
+    if nodes > 1:
+        allowed = f"the network between the {nodes} nodes, such as 'rail-optimised'"
+        yield origin.fault("cluster.fabric", "nothing", allowed)
+
+
+def _nodes_needed(parts: Mapping[str, Any]) -> int:
+    """Nodes of this job, of all other jobs, and of servers that have nodes for themselves."""
+    others = sum(job.nodes for job in parts.get("jobs", ()))
+    return int(parts["cluster"].nodes + others + server_nodes(parts.get("strategy")))
+
+
+def _jobs_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    cluster = parts.get("cluster")
+    if cluster is None or cluster.pool is None or cluster.pool >= _nodes_needed(parts):
+        return
+    needed = _nodes_needed(parts)
+    jobs = " and its jobs" if parts.get("jobs") else ""
+    yield origin.fault("cluster.pool", str(cluster.pool), f"at least {needed}, for this job{jobs}")
+
+
+def _placement_has_choice(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    cluster = parts.get("cluster")
+    if cluster is None or cluster.placement == "packed":
+        return
+    if max(_nodes_needed(parts), cluster.pool or 1) == cluster.nodes:
+        allowed = "'packed': all nodes are this job's; others need cluster.pool or jobs"
+        yield origin.fault("cluster.placement", repr(cluster.placement), allowed)
+
+
+def _job_names_differ(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    names: set[str] = set()
+    for i, job in enumerate(parts.get("jobs", ())):
+        if job.name is not None and job.name in names:
+            yield origin.fault(f"jobs.{i}.name", repr(job.name), "a name that no other job has")
+        names.add(job.name)
+
+
+def _events_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Check nodes and ranks that events name, as far as the file alone gives their number."""
+    cluster = parts.get("cluster")
+    if cluster is None:
+        return
+    per_node = cluster.gpus_per_node
+    limits = {"nodes": cluster.nodes, "ranks": cluster.nodes * per_node if per_node else None}
+    mixed_nodes: set[int] = set()
+    named = [(f"events.{i}.slow", event.slow) for i, event in enumerate(parts.get("events", ()))]
+    named += [(f"cluster.mixed.{i}", mixed) for i, mixed in enumerate(cluster.mixed)]
+    for path, section in named:
+        for field, limit in limits.items():
+            for index, number in enumerate(getattr(section, field, None) or ()):
+                if limit is not None and number >= limit:
+                    allowed = f"0 to {limit - 1}, the {field} of this job"
+                    yield origin.fault(f"{path}.{field}.{index}", str(number), allowed)
+    for i, mixed in enumerate(cluster.mixed):
+        for index, number in enumerate(mixed.nodes):
+            if number in mixed_nodes:
+                yield origin.fault(
+                    f"cluster.mixed.{i}.nodes.{index}", str(number), "each node once at most"
+                )
+            mixed_nodes.add(number)
+
+
+def _servers_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Find what a strategy whose workers loop on their own cannot have."""
+    strategy, cluster = parts.get("strategy"), parts.get("cluster")
+    if not isinstance(strategy, ParameterServerStrategy):
+        return
+    kind = f"strategy.kind: {strategy.kind}"
+    if parts.get("jobs"):
+        allowed = f"nothing with {kind}: collectives beside its messages are not simulated"
+        yield origin.fault("jobs", f"{len(parts['jobs'])} jobs", allowed)
+    compute = parts.get("compute")
+    if compute and compute.optimizer_kernels != "foreach":
+        allowed = f"nothing with {kind}, whose servers run the optimizer in one pass"
+        yield origin.fault("compute.optimizer_kernels", repr(compute.optimizer_kernels), allowed)
+    library = parts.get("library")
+    if library and not strategy.local_reduce and library != type(library)():
+        allowed = f"nothing with {kind}, unless local_reduce: messages need no collective library"
+        yield origin.fault("library", repr(library.name), allowed)
+    if parts.get("fidelity") == "message":
+        yield origin.fault("fidelity", "'message'", f"'flow' with {kind}, which has messages only")
+    colocated = strategy.placement == "colocated"
+    if cluster and colocated and (strategy.servers or 1) > cluster.nodes:
+        allowed = f"at most {cluster.nodes}, the nodes of this cluster, with placement: colocated"
+        yield origin.fault("strategy.servers", str(strategy.servers), allowed)
+
+
+def _auto_chooses(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse beside ``auto`` what it chooses itself, or what it has no meaning for."""
+    strategy, training = parts.get("strategy"), parts.get("training")
+    if not isinstance(strategy, AutoStrategy):
+        return
+    kind = f"strategy.kind: {strategy.kind}"
+    if training is not None and training.global_batch is None:
+        allowed = f"training.global_batch with {kind}, which chooses micro-batches"
+        yield origin.fault("training.batch_per_gpu", str(training.batch_per_gpu), allowed)
+    parallel, compute = parts.get("parallel"), parts.get("compute")
+    written = set() if parallel is None else parallel.model_fields_set
+    for name in sorted(written & {"tensor", "sequence_parallel", "context", "pipeline"}):
+        allowed = f"nothing with {kind}: strategy.{name} lists what it chooses from"
+        yield origin.fault(f"parallel.{name}", _short(getattr(parallel, name)), allowed)
+    if compute is not None and "recompute" in compute.model_fields_set:
+        allowed = f"nothing with {kind}: strategy.recompute lists what it chooses from"
+        yield origin.fault("compute.recompute", _short(compute.recompute), allowed)
+    if parts.get("scale") is not None:
+        allowed = f"nothing with {kind}: the best differs from size to size"
+        yield origin.fault("scale", "sizes", allowed)
+    for section in strategy.sharding:
+        if section.accumulate > 1:
+            allowed = f"nothing with {kind}: micro-batches follow from training.global_batch"
+            yield origin.fault("strategy.sharding", f"accumulate {section.accumulate}", allowed)
+
+
+def _short(value: object) -> str:
+    return repr(value) if isinstance(value, str | int | bool) else "a section"
+
+
+def _mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse to split a model under a strategy whose ranks are whole replicas by nature."""
+    parallel, strategy = parts.get("parallel"), parts.get("strategy")
+    if parallel is None or parallel.is_plain:
+        return
+    if strategy is not None and strategy.kind in ("data_parallel", "parameter_server"):
+        allowed = f"nothing with strategy.kind: {strategy.kind}, whose workers hold whole models"
+        yield origin.fault("parallel", "a model that is split", allowed)
+    if strategy is not None and parallel.expert > 1 and strategy.kind != "megatron":
+        allowed = "1, or strategy.kind: megatron, which reduces experts among those that hold them"
+        yield origin.fault("parallel.expert", str(parallel.expert), allowed)
+    compute = parts.get("compute")
+    if compute is not None and compute.source == "file":
+        allowed = "'roofline' with parallel: a file has the times of whole layers"
+        yield origin.fault("compute.source", "'file'", allowed)
+    if compute is not None and compute.measured_step is not None:
+        allowed = "nothing with parallel: it is a step of the whole model on one GPU"
+        yield origin.fault("compute.measured_step", "a step", allowed)
+
+
+def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    plan = parts.get("plan")
+    for field, text, allowed in () if plan is None else plan_faults(plan):
+        yield origin.fault(f"plan.{field}", text, allowed)
+
+
+_RULES = (
+    _files_exist, _transformer_fits, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
+    _recompute_within_units, _masters_kept, _mixes, _auto_chooses,
+    _computes_in_param_dtype, _float8_fits,
+    _float8_gathers_fit, _network_given, _jobs_fit, _placement_has_choice, _job_names_differ,
+    _events_fit, _servers_fit, _plan_is_valid,
+)  # fmt: skip
