@@ -218,7 +218,10 @@ def _check_arguments(
     faults = []
     if not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers):
         model_text = f"{workload.name!r}, whose file states no work per layer"
-        allowed = "a model of the zoo, or a file with times or matmul_flops per layer"
+        allowed = (
+            "a model of the zoo, a shape (model.transformer) or a configuration (model.config), "
+            "or a file with times or matmul_flops per layer"
+        )
         faults.append(Fault("model", model_text, allowed))
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         faults.append(Fault("batch", repr(batch), "a whole number of samples above zero"))
