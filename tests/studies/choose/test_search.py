@@ -100,6 +100,7 @@ def faults_of(action):
         ({"training": {"batch_per_gpu": 4}}, "training.batch_per_gpu", "training.global_batch"),
         ({"parallel.tensor": 2}, "parallel.tensor", "strategy.tensor"),
         ({"parallel.pipeline": 2}, "parallel.pipeline", "strategy.pipeline"),
+        ({"parallel.expert": 2}, "parallel.expert", "strategy.expert"),
         ({"compute.recompute": "full"}, "compute.recompute", "strategy.recompute"),
         ({"scale": {"gpus": [1, 2]}}, "scale", "differs"),
     ],
@@ -170,3 +171,23 @@ def test_sweeps_and_plans_search_for_each(small):
         ).winner.step_time_s
         for node in ("dgx-a100", "dgx-h100")
     ]
+
+
+def test_experts_are_shared_by_as_many_gpus_as_is_quickest(small):
+    """All that fits is simulated; two GPUs for the experts of each layer need too much memory."""
+    megatron = {"kind": "megatron", "use_distributed_optimizer": True}
+    scenario = change_scenario(small, {
+        "model": {"name": "mixtral-8x7b", "dtype": "bf16", "sequence_length": 1024},
+        "strategy": {"kind": "auto", "tensor": 1, "pipeline": 1, "micro_batch": 1,
+                     "expert": [2, 4, 8, 16], "recompute": "full",
+                     "sharding": [{"kind": "fsdp"}, megatron]},
+        "cluster": {"node": "dgx-h100", "nodes": 4, "fabric": "rail-optimised"},
+        "training.global_batch": 32,
+    })  # fmt: skip
+    every = choose_mixture(scenario, exhaustive=True)
+    assert every.winner == choose_mixture(scenario).winner
+    assert {each.changes["parallel.expert"] for each in every.best} == {4, 8}
+    assert every.listed == 8
+    assert every.too_big == 1
+    assert every.impossible == 5  # under FSDP, and eight experts over sixteen GPUs
+    assert "expert 8" in every.winner.text
