@@ -29,7 +29,7 @@ from perfmodel.training.memory.use import (
 )
 from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.parallel.stage_memory import stage_memory
-from perfmodel.training.pipeline.block_partition import PartitionOptions
+from perfmodel.training.pipeline.block_partition import PartitionOptions, part_layers
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
@@ -321,11 +321,20 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
                 optimizer_kernels=compute.optimizer_kernels,
                 master_weights=compute.master_weights,
             )
-            return add_recompute(job.workload, read, job.recompute)
+            return _with_recompute(job, read)
         times = _predict_layers(job, batch)
         if compute.measured_step is None:
             return times
         return _scale_to_measured(job, times, batch, compute.measured_step)
+
+
+def _with_recompute(job: TrainingJob, times: LayerTimes) -> LayerTimes:
+    """Add forward of what is recomputed to backward: so many blocks of each part of a pipeline."""
+    parts, mixture = None, job.mixture
+    if job.recompute.blocks is not None and mixture.stages > 1:
+        schedule = mixture.pipeline_schedule(job.options.accumulate)
+        parts = part_layers(job.workload, schedule, mixture.partition)
+    return add_recompute(job.workload, times, job.recompute, parts)
 
 
 def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
@@ -345,7 +354,7 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         float8=job.float8,
         accumulate=job.options.accumulate,
     )
-    return add_recompute(job.workload, times, job.recompute)
+    return _with_recompute(job, times)
 
 
 def _scale_to_measured(
