@@ -217,8 +217,9 @@ def test_the_interval_of_a_long_step_is_that_of_a_shorter_one(monkeypatch):
                 parallel="{tensor: 2, pipeline: {stages: 2}}")  # fmt: skip
     whole = predict_step(read_step(cells))
     ends = whole.interval()
-    for name in ("LONG_TASKS", "SHORT_TASKS"):
-        monkeypatch.setattr(f"perfmodel.validate.strategies.predicted_step.{name}", 200)
+    tasks = len(whole.sized.plan_for(None).tasks)
+    for name, least in (("LONG_TASKS", tasks - 1), ("SHORT_TASKS", tasks // 4)):
+        monkeypatch.setattr(f"perfmodel.validate.strategies.predicted_step.{name}", least)
     long = predict_step(read_step(cells))
     assert long.is_long
     shorter = long.interval()
@@ -226,7 +227,7 @@ def test_the_interval_of_a_long_step_is_that_of_a_shorter_one(monkeypatch):
     assert shorter != ends
     assert compare_step(long, None).intervals["step"] == shorter
     monkeypatch.setattr("perfmodel.validate.strategies.predicted_step.MOST_GPUS", 4)
-    assert predict_step(read_step(cells)).interval() is None
+    assert predict_step(read_step(cells)).interval() is None  # too many GPUs
 
 
 def test_memory_of_a_pipeline_is_that_of_its_fullest_stage():
