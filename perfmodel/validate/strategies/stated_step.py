@@ -35,6 +35,7 @@ COMPUTE_LIKENESS = (
 )  # fmt: skip
 """Columns that decide how far compute is off: the first six have to agree, and the more of the
 others do, the better, where one row's compute is scaled to another's."""
+ATTENTION: Mapping[str, bool | str] = {"materialised": False, "flash-1": "flash_1"}
 COMPILED = {"0": False, "1": True}
 FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand}
 """What of a workload is fused, where it is not all or nothing."""
@@ -157,7 +158,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         "precision": precision,
         "optimizer": "adamw",
         "optimizer_kernels": cells["optimizer_kernels"],
-        "fused_attention": cells["attention"] != "materialised",
+        "fused_attention": ATTENTION.get(cells["attention"], True),
         "compiled": COMPILED.get(cells["compiled"], cells["compiled"]),
         "master_weights": cells["master_weights"] == "1",
     }

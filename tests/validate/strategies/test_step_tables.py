@@ -206,6 +206,12 @@ def test_kernels_by_hand_and_layer_norms_of_a_row():
         predict_step(read_step(row(**scores, compiled=fused))).step_s for fused in ("1", "by_hand")
     )
     assert by_hand > 1.01 * compiled  # dropout of the scores is a kernel of its own
+    long = {"sequence_length": "4096", "batch": "8"}
+    second, first = (
+        predict_step(read_step(row(**long, attention=kernels))).step_s
+        for kernels in ("flash-2", "flash-1")
+    )
+    assert second < first < 2 * second
     nemotron = read_step(row(family="nemotron")).workload
     # of each layer 512 x 1024 and a gain, a bias less: no gate, and layer norms with a bias
     llama = read_step(row()).workload
