@@ -120,12 +120,16 @@ def _found_json(
         return MeasurementFile(
             path.name, sweeps=tuple(read_rccl_json(records, file, op=op, ranks=ranks))
         )
-    if len(documents) == 1 and is_nccl_json(first):
-        assert isinstance(first, dict)
-        return MeasurementFile(path.name, sweeps=tuple(read_nccl_json(first, file, op=op)))
-    if len(documents) == 1 and is_nvbandwidth_json(first):
-        assert isinstance(first, dict)
-        return MeasurementFile(path.name, matrices=tuple(read_nvbandwidth_json(first, file)))
+    if all(map(is_nccl_json, documents)):
+        runs: Any = documents
+        return MeasurementFile(
+            path.name, sweeps=tuple(s for run in runs for s in read_nccl_json(run, file, op=op))
+        )
+    if all(map(is_nvbandwidth_json, documents)):
+        runs = documents
+        return MeasurementFile(
+            path.name, matrices=tuple(m for run in runs for m in read_nvbandwidth_json(run, file))
+        )
     return MeasurementFile(path.name, validate_document(Measurement, first, file))
 
 
