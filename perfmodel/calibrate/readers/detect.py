@@ -169,7 +169,7 @@ _HINTS = (
     (re.compile(r"ROCm System Management|AMD SMI|\bXGMI\b"),
      "what rocm-smi or amd-smi says of AMD GPUs: paths without any number"),
     (OTHER_TOOL, "a matrix of nvloom, whose copies by kernels say nothing of a single link"),
-    (re.compile(r"P2P \(Peer-to-Peer\) GPU Bandwidth|CANNOT? Access Peer Device"),
+    (re.compile(r"P2P \(Peer-to-Peer\) GPU Bandwidth|CAN(?:NOT)? Access Peer Device"),
      "p2pBandwidthLatencyTest without a matrix: copy it whole"),
     (re.compile(r"Avg bus bandwidth|nccl-tests version|# Using devices|nThread \d"),
      "nccl-tests without a table: copy it whole"),
