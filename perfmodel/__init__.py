@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from perfmodel.studies.run.result import Result
     from perfmodel.topology import build_cluster as topology
     from perfmodel.topology.model import Topology
+    from perfmodel.torch_modules.capture import Capture, capture
 
 
 __all__ = [
+    "Capture",
     "PerfmodelError",
     "Result",
     "Scenario",
@@ -52,6 +54,7 @@ __all__ = [
     "Topology",
     "__version__",
     "advise",
+    "capture",
     "collective",
     "compare",
     "compare_scenarios",
@@ -71,12 +74,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Capture": "perfmodel.torch_modules.capture:Capture",
     "PerfmodelError": "perfmodel.errors:PerfmodelError",
     "Result": "perfmodel.studies.run.result:Result",
     "Scenario": "perfmodel.scenario:Scenario",
     "Schedule": "perfmodel.collectives.schedule:Schedule",
     "Topology": "perfmodel.topology.model:Topology",
     "advise": "perfmodel.api.functions:advise",
+    "capture": "perfmodel.torch_modules.capture:capture",
     "collective": "perfmodel.api.functions:collective",
     "compare": "perfmodel.api.functions:compare",
     "compare_scenarios": "perfmodel.api.functions:compare",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.files import write_atomically
 from perfmodel.scenario import Scenario, load_scenario, make_scenario
+from perfmodel.studies.run.resolve.machine import named_node
 from perfmodel.topology.fabric.assemble import expand_host
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
@@ -186,7 +187,7 @@ def _first_that_fits(
 
 def _gpus(content: Mapping[str, Any], folder: Path) -> int:
     scenario = _make(content, folder)
-    node = load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
+    node = load_node(named_node(scenario))
     return len(expand_host(node).gpus) * scenario.cluster.nodes
 
 

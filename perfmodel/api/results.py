@@ -269,13 +269,13 @@ class ComparisonResult(Comparison):
         return pd.read_csv(StringIO(to_csv(self)), index_col="label")
 
     def __repr__(self) -> str:
-        from perfmodel.report.comparison.text import sentences
+        from perfmodel.report.comparison.text import headline
 
-        return _short(f"Comparison of {len(self.sides)}", " ".join(sentences(self)))
+        return _short(f"Comparison of {len(self.sides)}", headline(self))
 
     def _repr_html_(self) -> str:
         """Show the answer in a notebook."""
-        from perfmodel.report.comparison.text import comparison_lines
+        from perfmodel.report.comparison.tables import comparison_lines
 
         return _notebook(comparison_lines(self))
 
@@ -323,14 +323,14 @@ class Sweep(SweepResult):
     __slots__ = ()
 
     def plot(self) -> go.Figure:
-        """Draw the step over the first field that varies."""
-        from perfmodel.report.rows.sweep_rows import draw_variants
+        """Draw throughput along the field that has numbers, else the steps of the quickest."""
+        from perfmodel.report.sweeping.figures import draw_sweep
 
-        return draw_variants(self)
+        return draw_sweep(self)
 
     def to_html(self, path: str | Path | None = None) -> str | Path:
         """Write a page; without a path, return it."""
-        from perfmodel.report.rows.sweep_rows import sweep_html
+        from perfmodel.report.sweeping.page import sweep_html
 
         return _page(sweep_html(self), path)
 
@@ -339,13 +339,13 @@ class Sweep(SweepResult):
         return self.table
 
     def __repr__(self) -> str:
-        from perfmodel.report.rows.sweep_rows import sweep_headline
+        from perfmodel.report.sweeping.text import headline
 
-        return _short("Sweep", sweep_headline(self))
+        return _short("Sweep", headline(self))
 
     def _repr_html_(self) -> str:
         """Show the variants in a notebook."""
-        from perfmodel.report.rows.sweep_rows import sweep_lines
+        from perfmodel.report.sweeping.page import sweep_lines
 
         return _notebook(sweep_lines(self))
 
@@ -402,15 +402,15 @@ class CollectiveTimes(list[dict[str, Any]]):
 
     def plot(self) -> go.Figure:
         """Draw the bus bandwidth over the size."""
-        from perfmodel.report.rows.collective_table import draw_bus_bandwidth
+        from perfmodel.report.collectives.figures import draw_busbw
 
-        return draw_bus_bandwidth(self)
+        return draw_busbw(self)
 
     def to_html(self, path: str | Path | None = None) -> str | Path:
         """Write a page; without a path, return it."""
-        from perfmodel.report.rows.collective_table import collective_html
+        from perfmodel.report.collectives.page import collective_html
 
-        return _page(collective_html(self, self.title, self.notes), path)
+        return _page(collective_html(self.title, self, self.notes), path)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per size, with the 80 % interval of the time (low_s, high_s)."""
@@ -424,12 +424,12 @@ class CollectiveTimes(list[dict[str, Any]]):
         return pd.DataFrame(rows).drop(columns="interval_s")
 
     def __repr__(self) -> str:
-        from perfmodel.report.rows.collective_table import collective_headline
+        from perfmodel.report.collectives.page import headline
 
-        return _short("Collective", collective_headline(self, self.title)) if self else "[]"
+        return _short("Collective", f"{self.title}: {headline(self)}") if self else "[]"
 
     def _repr_html_(self) -> str:
         """Show the rows in a notebook."""
-        from perfmodel.report.rows.collective_table import collective_lines
+        from perfmodel.report.collectives.page import collective_lines
 
-        return _notebook(collective_lines(self, self.title, self.notes))
+        return _notebook(collective_lines(self.title, self, self.notes))

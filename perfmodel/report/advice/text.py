@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from perfmodel.files.money import Money
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
+from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial
 
 _WITH_ARTICLE = frozenset({"hook", "channels_last", "optimizer_kernels"})

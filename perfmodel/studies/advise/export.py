@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from perfmodel.files import as_json, attributes
-from perfmodel.files.money import Money
 from perfmodel.scenario import scenario_digest
+from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.advise.model import Advice, Trial
 from perfmodel.studies.run.result import SizeResult
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from perfmodel.files.money import Money
 from perfmodel.scenario import Scenario
+from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run.result import Memory, SizeResult
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from perfmodel.files.money import Money
 from perfmodel.scenario import ClusterSize, Scenario, UpgradeSection
+from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.advise.model import Proposed
 from perfmodel.topology.fabric.assemble import expand_host
 from perfmodel.topology.templates.spec import NodeSpec

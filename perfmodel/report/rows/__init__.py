@@ -1,1 +1,0 @@
-"""Tables of a sweep and of collectives: terminal, notebook, figure, page."""
