@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,23 @@ def test_a_matrix_becomes_a_node_beside_the_scenario(
     scenario = load_scenario(file)
     assert scenario.cluster.node == "mine-node.yaml"
     assert run_scenario(scenario, with_first=False).main.gpus == 2
+
+
+def test_a_config_is_named_from_where_the_scenario_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000,
+             "max_position_embeddings": 128}  # fmt: skip
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "config.json").write_text(json.dumps(sizes))
+    flags = ["init", "-o", "new/mine.yaml", "--config", "toy/config.json", "--node", "rtx4090-x4"]
+    done = CliRunner().invoke(build_app(["init"]), flags)
+    assert done.exit_code == 0, done.output
+    scenario = load_scenario(tmp_path / "new" / "mine.yaml")
+    assert scenario.model.config == "../toy/config.json"
+    assert run_scenario(scenario, with_first=False).main.memory.fits
 
 
 @pytest.mark.parametrize(

@@ -127,13 +127,13 @@ def test_a_sweep_and_a_collective_show_intervals(tmp_path: Path) -> None:
     assert (frame["low_s"] < frame["step_time_s"]).all()
     assert isinstance(swept.plot(), go.Figure)
     assert swept.to_html(tmp_path / "sweep.html").exists()
-    assert "2 variants" in repr(swept)
+    assert repr(swept).startswith("<Sweep: Quickest of 2: ")
     times = pm.collective("dgx-a100", sizes=["1 MiB", 2**26], op="all-reduce")
     assert [row["nbytes"] for row in times] == [2**20, 2**26]
     assert (times.to_frame()["low_s"] < times.to_frame()["time_s"]).all()
     assert isinstance(times.plot(), go.Figure)
     assert "all-reduce on 8 GPUs" in repr(times)
-    assert times._repr_html_().count("<tr>") == 3
+    assert times._repr_html_().count("<tr") == 3
 
 
 def test_a_topology_is_called_and_imported_from() -> None:
