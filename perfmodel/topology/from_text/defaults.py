@@ -21,6 +21,8 @@ def usual_layout(named: NamedGpu, gpus: int, intra: IntraText) -> tuple[Layout, 
         return ("bridge", ()) if linked else ("pcie", ())
     if gpus == 1 and not intra.nvlink:
         return "pcie", ()
+    if part.nvlink is None and not intra.nvlink:  # of a GPU whose data sheet names no links
+        return "pcie", ()
     if part.form == "superchip":
         usual: Layout = "mesh" if part.spelled == "gh200" and gpus <= 4 else "nvswitch"
     elif part.form == "sxm3":
@@ -79,7 +81,9 @@ def usual_host(
     return HostParts(
         gpu=named.name,
         part=part,
-        board=Board(whole, layout, nvlink, lanes, stated_rate(nvlink, intra.lane_Bps)),
+        board=Board(
+            whole, layout, nvlink, lanes, stated_rate(nvlink, intra.lane_Bps or part.lane_Bps)
+        ),
         cpu=cpu,
         domains=domains,
         pcie=min(intra.pcie or part.pcie, part.pcie),

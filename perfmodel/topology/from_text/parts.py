@@ -76,6 +76,8 @@ class GpuConnector(FileModel):
     sm: int
     nvlink: str | None = None
     lanes: int = 0
+    lane_Bps: float | None = None
+    """Rate of each of its NVLinks, one direction, where it is not that of `nvlink`."""
     pcie: str
     cpu: str
     c2c: str | None = None
