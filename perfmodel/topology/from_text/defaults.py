@@ -31,6 +31,8 @@ def usual_layout(named: NamedGpu, gpus: int, intra: IntraText) -> tuple[Layout, 
         usual = "mesh"
     else:
         usual = "cube" if part.form == "sxm2" and gpus <= 8 else "nvswitch"
+    if part.amd:
+        return "mesh", ()
     shapes = {"nvswitch": "NVSwitch", "cube": "a hybrid cube mesh", "mesh": "NVLink, all to all"}
     return usual, (f"assumption: {gpus} {part.spelled.upper()} joined by {shapes[usual]}",)
 
@@ -42,7 +44,7 @@ def _gpus_of_machine(part: GpuConnector, gpus: int, layout: Layout) -> int:
     if layout == "cube":
         return 8
     if layout == "mesh":
-        return max(gpus, 4)
+        return max(gpus, 8 if part.amd else 4)
     return gpus + gpus % 2 if layout == "bridge" else gpus
 
 
@@ -75,6 +77,8 @@ def usual_host(
             if crowded
             else "assumption: each GPU straight under a CPU, no PCIe switch"
         )
+    if part.amd:
+        notes.append(_RCCL)
     if p2p is None and part.geforce and whole > 1:
         notes.append("assumption: the driver keeps GeForce GPUs from copying over PCIe")
     nvlink, lanes = _generation(part, intra), intra.lanes or part.lanes
@@ -92,6 +96,14 @@ def usual_host(
         network=network,
         crowded=crowded,
     ), tuple(notes)
+
+
+_RCCL = (
+    "assumption: RCCL is taken for the NCCL that it is made from, with rings over all xGMI links and "
+    "RCCL's own rates and latency of these; all-reduces of MI300X took 91 us of 105 predicted (8 MiB "
+    "on 8 GPUs, crickett-hpe/hpc-ai-envs pull request 30), and 11.2 ms of 13.8 (2 GiB on 16, "
+    "ROCm/rccl pull request 2078)"
+)
 
 
 def _lacks_slots(cpu: str, gpus: int, domains: int) -> bool:

@@ -39,6 +39,8 @@ def complete(
     `measured`: GPUs whose efficiencies were measured.
     Raises `InputError`: a generation of which none is known, or a precision that none has.
     """
+    amd = spec.generation.startswith("cdna")
+    measured = [gpu for gpu in measured if gpu.generation.startswith("cdna") == amd]
     peers = [gpu for gpu in measured if gpu.generation == spec.generation]
     if not peers:
         generations = sorted({gpu.generation for gpu in measured})
