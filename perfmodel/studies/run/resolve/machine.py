@@ -266,7 +266,7 @@ def relocated_errors(
 
     Faults in another file (a node template, a model file) keep their place.
     """
-    model = {"model": "model.name" if scenario.model.file is None else "model.file"}
+    model = {"model": f"model.{scenario.model.source}"}
     fields = _FIELDS | model | dict(also)
 
     def relocate(fault: Fault) -> Fault:
