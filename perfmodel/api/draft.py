@@ -185,8 +185,10 @@ def _first_that_fits(
 
 
 def _gpus(content: Mapping[str, Any], folder: Path) -> int:
+    from perfmodel.studies.run.resolve.machine import named_node
+
     scenario = _make(content, folder)
-    node = load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
+    node = load_node(named_node(scenario))
     return len(expand_host(node).gpus) * scenario.cluster.nodes
 
 
