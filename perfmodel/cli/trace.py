@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -106,8 +107,8 @@ def _simulate_chakra(
     topology: str | None,
     cluster: tuple[int, int | None, str | None],
     library: str,
-    flags: dict[str, object],
-    json: bool,  # noqa: FBT001
+    flags: Mapping[str, object],
+    json: bool,
 ) -> None:
     faults = [
         Fault(flag, "a value", "nothing with Chakra's traces")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -30,6 +31,7 @@ MOST_EVENTS = 40_000_000
 BOMB_RATIO, BOMB_FROM_BYTES = 300, 64 << 20
 """Kineto traces shrink 10 to 30 times; beyond 64 MiB of text a larger ratio is no trace."""
 
+_SPACES = re.compile(r"[ \t\r\n]*")
 _GZIP = b"\x1f\x8b"
 _ALLOWED = "a trace of PyTorch's profiler (export_chrome_trace), .json or .json.gz"
 _FOREIGN = {
@@ -118,10 +120,8 @@ class _Text:
     def peek(self) -> str:
         """Return the next character that is no space; nothing at the end."""
         while True:
-            size = len(self.text)
-            while self.at < size and self.text[self.at] in " \t\r\n":
-                self.at += 1
-            if self.at < size or self.ended:
+            self.at = _SPACES.match(self.text, self.at).end()  # type: ignore[union-attr]
+            if self.at < len(self.text) or self.ended:
                 return self.text[self.at : self.at + 1]
             self.grow()
 
@@ -141,7 +141,7 @@ class _Text:
         if not self.peek():
             raise trace_fault(self.path, "a file that ends too early", "a whole trace")
         while True:
-            with suppress(ValueError):
+            with suppress(json.JSONDecodeError):
                 return self._parse(what)
             if self.ended or len(self.text) - self.at > LARGEST_MEMBER:
                 break
@@ -157,7 +157,7 @@ class _Text:
         except RecursionError:
             raise trace_fault(self.path, f"{what} with brackets nested too deep") from None
         if end == len(self.text) and not self.ended:
-            raise ValueError("a number may go on in the next piece")
+            raise json.JSONDecodeError("it may go on in the next piece", "", end)
         if end - self.at > LARGEST_MEMBER:
             size = f"more than {LARGEST_MEMBER >> 20} MiB"
             raise trace_fault(self.path, f"{what} of {size}")

@@ -228,13 +228,13 @@ def _waited(work: Work, rows: NDArray[np.int64], others: tuple[Call, ...]) -> fl
 
 
 def _length(work: Work, part: _Part, following: _Part | None, begin: float) -> float:
-    """From the first work of the step to that of the next; the host's time for the last one."""
+    """From the first work of the step to that of the next; the last one to its end."""
     if following is not None:
         consecutive = abs(following.window.start_s - part.window.end_s)
         if consecutive < 0.5 * (part.window.end_s - part.window.start_s):
             return float(work.start[following.work[0]]) - begin
     ended = float(work.end[part.work].max()) - begin
-    return max(part.window.end_s - part.window.start_s, ended if work.on_cpu else 0.0)
+    return max(part.window.end_s - part.window.start_s, ended)
 
 
 def _copied_in(table: EventTable, work: Work, part: _Part, phase: NDArray[np.int64]) -> FloatArray:
@@ -251,7 +251,7 @@ def _copied_in(table: EventTable, work: Work, part: _Part, phase: NDArray[np.int
     else:
         rows = part.work[phase == 1]
         at = np.searchsorted(copies.start, work.issued_s[rows], side="right") - 1
-        mine = (at >= 0) & (work.issued_s[rows] <= copies.end[np.maximum(at, 0)])
+        mine = (at >= 0) & (work.issued_s[rows] < copies.end[np.maximum(at, 0)])
         rows = rows[mine]
         homes = np.searchsorted(part.backward.operators, work.owner[rows])
         lengths = work.end[rows] - work.start[rows]
