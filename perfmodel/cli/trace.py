@@ -75,7 +75,7 @@ def trace(
     if (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
         allowed = "nothing with traces of a profiler: --set cluster.nodes=2, and so on"
         raise InputError(Fault("--nodes, --fabric, --library", "a machine", allowed))
-    from perfmodel.report.traces.page import FILES
+    from perfmodel.report.comparison.traces.page import FILES
     from perfmodel.traces.run import analyse_traces
 
     if output is not None:
@@ -89,11 +89,11 @@ def trace(
 
         print_json(to_json(analysis))
     else:
-        from perfmodel.report.traces.text import trace_lines
+        from perfmodel.report.comparison.traces.text import trace_lines
 
         print_blocks(trace_lines(analysis))
     if output is not None:
-        from perfmodel.report.traces.page import write_trace_report
+        from perfmodel.report.comparison.traces.page import write_trace_report
 
         print_note(f"wrote {write_trace_report(analysis, output)}")
 

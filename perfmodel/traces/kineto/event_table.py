@@ -218,8 +218,8 @@ class _Builder:
             grid = (arguments.get("grid"), arguments.get("block"))
             detail = copied if copied >= 0 else _hash(grid)
         row = self.columns[kind].add(start, length, number, thread, key, detail)
-        if kept := _kept_arguments(kind, name, arguments):
-            self.arguments[kind, row] = kept
+        if chosen := _kept_arguments(kind, name, arguments):
+            self.arguments[kind, row] = chosen
         elif name in FIRST_OPERATORS and self.shaped < MOST_SHAPED and "Input Dims" in arguments:
             self.arguments[kind, row] = {"Input Dims": arguments["Input Dims"]}
             self.shaped += 1

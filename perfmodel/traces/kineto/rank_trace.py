@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
 from perfmodel.traces.kineto.boundaries import Window, find_windows
-from perfmodel.traces.kineto.calls import read_calls
+from perfmodel.traces.kineto.collective_calls import read_calls
 from perfmodel.traces.kineto.event_stream import trace_fault
 from perfmodel.traces.kineto.event_table import FIRST_OPERATORS, MOST_SHAPED, EventTable, read_table
 from perfmodel.traces.kineto.gradient_sizes import copied_sizes, fill_buckets
-from perfmodel.traces.kineto.layers import (
+from perfmodel.traces.kineto.layer_groups import (
     Pass,
     forward_layers,
     name_layers,
@@ -205,12 +205,12 @@ def _by_layer(
         current = home[home >= 0][0] if np.any(home >= 0) else 0
         for position in range(len(home)):
             current = home[position] = home[position] if home[position] >= 0 else current
-        taken = work.taken_s[chosen].copy()
+        lengths_s = work.taken_s[chosen].copy()
         if number == 0:
-            if len(taken):  # the gap before a step's first work is the end of the step before
-                taken[0] -= min(taken[0], work.gap_s[chosen[0]])
-            taken -= _gap_waits(work, chosen, others)
-        np.add.at(sums, home, np.maximum(taken, 0.0))
+            if len(lengths_s):  # the gap before a step's first work is the end of the step before
+                lengths_s[0] -= min(lengths_s[0], work.gap_s[chosen[0]])
+            lengths_s -= _gap_waits(work, chosen, others)
+        np.add.at(sums, home, np.maximum(lengths_s, 0.0))
     return forward, backward
 
 

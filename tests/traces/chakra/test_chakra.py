@@ -79,7 +79,7 @@ def test_attributes_of_all_kinds(tmp_path: Path) -> None:
         ("dataparallel-dgx1", []),
         (
             "gpt3-175b-1024-a100",
-            ["cluster.nodes=1", "parallel={tensor: 2, pipeline: {stages: 4, schedule: 1f1b}}",
+            ["cluster.nodes=1", "parallel={pipeline: {stages: 4, schedule: 1f1b}}",
              "model={name: gpt2}", "strategy={kind: ddp, accumulate: 4}",
              "training={batch_per_gpu: 1}"],
         ),
@@ -97,7 +97,7 @@ def test_out_and_in_gives_the_same_step(tmp_path: Path, name: str, changes: list
 
 
 def test_sizes_as_astra_sim_counts_them(tmp_path: Path) -> None:
-    """An all-gather's is that of one rank; times are whole microseconds."""
+    """An all-gather's is that of one rank."""
     changes = ["scale=null", "cluster.nodes=1", "strategy={kind: fsdp}"]
     plan = prepare(load_scenario("resnet50-dgx-a100", changes)).sized.plan_for(None)
     write_plan(plan, tmp_path, "fsdp")
