@@ -141,10 +141,9 @@ def test_a_trace_of_another_program(tmp_path: Path) -> None:
 
 
 def test_messages_and_groups(tmp_path: Path) -> None:
-    sends = [TraceNode(1, "s", SEND, (), (), 0, {"comm_src": 0, "comm_dst": 1, "comm_size": 10**8,
-                                                 "comm_tag": 4})]  # fmt: skip
-    takes = [TraceNode(1, "r", RECEIVE, (), (), 0, {"comm_src": 0, "comm_dst": 1,
-                                                    "comm_size": 10**8, "comm_tag": 4})]  # fmt: skip
+    ends = {"comm_src": 0, "comm_dst": 1, "comm_size": 10**8, "comm_tag": 4}
+    sends = [TraceNode(1, "s", SEND, (), (), 0, ends)]
+    takes = [TraceNode(1, "r", RECEIVE, (), (), 0, ends)]
     folder = write(tmp_path, sends, takes, foreign(group="7"), foreign(group="7"))
     (folder / "comm_groups.json").write_text('{"7": [2, 3]}')
     plan = read_plan(folder).plan
