@@ -218,7 +218,7 @@ class _Builder:
             grid = (arguments.get("grid"), arguments.get("block"))
             detail = copied if copied >= 0 else _hash(grid)
         row = self.columns[kind].add(start, length, number, thread, key, detail)
-        if chosen := _kept_arguments(kind, name, arguments):
+        if chosen := kept_arguments(kind, name, arguments):
             self.arguments[kind, row] = chosen
         elif name in FIRST_OPERATORS and self.shaped < MOST_SHAPED and "Input Dims" in arguments:
             self.arguments[kind, row] = {"Input Dims": arguments["Input Dims"]}
@@ -232,7 +232,8 @@ _COMMUNICATION: tuple[str, ...] = (
 _SHAPES = ("Input Dims", "Input type", "External id")
 
 
-def _kept_arguments(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def kept_arguments(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of communication and of gradients; those of others are dropped."""
     if name == "record_param_comms" or (
         kind == "device" and name.lower().startswith(COMMUNICATION_KERNELS)
     ):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +34,7 @@ from perfmodel.traces.kineto.work import (
     owners_of,
     work_of,
 )
-from perfmodel.traces.model import Call, RankTrace, TracedStep
+from perfmodel.traces.model import Call, Gradient, RankTrace, TracedStep
 
 MANY_STEPS = 4
 """From so many on, the first is left out: the profiler and allocators settle in it."""
@@ -52,7 +54,15 @@ def read_rank(path: Path) -> RankTrace:
 
     Raises `InputError`: no trace of PyTorch's profiler, a damaged one, or one without training.
     """
-    table = read_table(path)
+    return trace_of(read_table(path))
+
+
+def trace_of(table: EventTable) -> RankTrace:
+    """Cut a trace of one rank into steps, layers and buckets.
+
+    Raises `InputError`: no training in it.
+    """
+    path = table.path
     owners = owners_of(table)
     windows, source = find_windows(table, owners)
     work, calls = work_of(table, owners), read_calls(table)
@@ -64,12 +74,13 @@ def read_rank(path: Path) -> RankTrace:
         _step(table, work, calls, part, parts[at + 1] if at + 1 < len(parts) else None)
         for at, part in enumerate(parts)
     ]
-    counted = steps[1:] if len(steps) >= MANY_STEPS else steps
     last = parts[-1]
     gradients = read_gradients(table, owners, last.backward)
     gradients, size_notes = fill_buckets(
         gradients, _ready_s(owners, last.backward), steps[-1].buckets, copied_sizes(work, last.work)
     )
+    steps = [replace(step, buckets=_sized(step.buckets, gradients)) for step in steps]
+    counted = steps[1:] if len(steps) >= MANY_STEPS else steps
     header = _header(table)
     return RankTrace(
         path=path,
@@ -87,6 +98,16 @@ def read_rank(path: Path) -> RankTrace:
         events=table.events,
         **header,
     )  # fmt: skip
+
+
+def _sized(buckets: tuple[Call, ...], gradients: Sequence[Gradient]) -> tuple[Call, ...]:
+    """Buckets whose size the trace does not state have that of their gradients."""
+    sized = []
+    for number, call in enumerate(buckets):
+        own = [g.elements for g in gradients if g.bucket == number]
+        total = sum(each or 0 for each in own) if all(own) else None
+        sized.append(call if call.elements is not None else replace(call, elements=total))
+    return tuple(sized)
 
 
 def _part(table: EventTable, owners: Owners, work: Work, window: Window) -> _Part:

@@ -93,6 +93,13 @@ def recorded_bars(analysis: TraceAnalysis) -> list[Bar]:
             position = end
     tail = profile.step_s - profile.tail_s
     bars.append(Bar(compute, work_of("optimizer"), tail, profile.step_s, "optimizer and the rest"))
+    last = first.steps[-1]
+    bars += [
+        Bar(comm, work_of("communication"), call.start_s - last.start_s, call.end_s - last.start_s,
+            f"{call.op} of {call.elements or 'some'} elements")
+        for call in last.others
+        if call.start_s >= last.start_s
+    ]  # fmt: skip
     bars += [
         Bar(comm, work_of("communication"), b.start_s, b.end_s, f"all-reduce of bucket {b.index}")
         for b in profile.buckets
@@ -139,7 +146,7 @@ def draw_steps(analysis: TraceAnalysis) -> go.Figure:
             y=[len(rows) - 1 - rows.index(bar.row) for bar in longest_bars],
             width=[0.5] * len(longest_bars),
             name=work,
-            marker={"color": colour, "line": {"color": "white", "width": 0.4}},
+            marker={"color": colour, "line": {"width": 0}},
             hovertext=[
                 f"<b>{escape(bar.label, quote=False)}</b><br>{duration(bar.end_s - bar.start_s)}"
                 for bar in longest_bars
