@@ -15,7 +15,7 @@ from tests.traces.kineto.made_trace import MadeTrace
 pytestmark = pytest.mark.benchmarks
 
 READ = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from perfmodel.errors import InputError
 from perfmodel.traces.kineto.rank_trace import read_rank
@@ -23,7 +23,8 @@ try:
     print(len(read_rank(Path(sys.argv[1])).steps))
 except InputError as error:
     print(str(error)[:200])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+# ru_maxrss would count the process that started this one, too.
+print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024)
 """
 
 

@@ -121,12 +121,13 @@ def _alike(parts: list[_Part], path: Path) -> tuple[list[_Part], list[str]]:
     """Keep steps of the most frequent form; the others are named."""
     shape = {id(part): (part.backward.size, len(part.backward.gradients)) for part in parts}
     usual = Counter(shape.values()).most_common(1)[0][0]
-    chosen = [part for part in parts if shape[id(part)] == usual and len(part.work)]
+    usable = [shape[id(part)] == usual and len(part.work) > 0 for part in parts]
+    chosen = [part for part, is_usual in zip(parts, usable, strict=True) if is_usual]
     if not chosen:
         raise trace_fault(
             path, "steps without work", "a trace with CPU activity and, of a GPU, CUDA"
         )
-    odd = [part.window.name for part in parts if part not in chosen]
+    odd = [part.window.name for part, is_usual in zip(parts, usable, strict=True) if not is_usual]
     return chosen, [f"left out, as they have other layers: {', '.join(odd)}"] if odd else []
 
 

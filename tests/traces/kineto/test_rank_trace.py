@@ -123,6 +123,15 @@ def test_steps_of_another_form_are_named(tmp_path: Path) -> None:
     assert "other layers: ProfilerStep#0" in " ".join(trace.notes)
 
 
+def test_a_trace_that_holds_its_events_twice(tmp_path: Path) -> None:
+    """As logs do that were appended to: equal steps must not be mistaken for one another."""
+    document = MadeTrace(steps=3).document()
+    document["traceEvents"] *= 2
+    path = tmp_path / "twice.json"
+    path.write_text(json.dumps(document))
+    assert read_rank(path).steps
+
+
 def test_ranks_of_two_jobs_are_refused(tmp_path: Path) -> None:
     one_job = read(MadeTrace(), tmp_path)
     other = read(MadeTrace(rank=1, layers=(1.0, 2.0), buckets=(1,)), tmp_path)
