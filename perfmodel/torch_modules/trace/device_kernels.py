@@ -73,11 +73,14 @@ def device_kernels(
                 return value
             if value.dtype == dtype or value.dtype == torch.float64:
                 return value
-            if not (value.is_leaf and value.requires_grad and dtype == half):
+            if not (isinstance(value, torch.nn.Parameter) and dtype == half):
                 return value.to(dtype)
             if id(value) not in self.casts:
-                self.casts[id(value)] = value.to(dtype)
-                own_cast(self.casts[id(value)])
+                copied = value.to(dtype)
+                own_cast(copied)
+                if not value.requires_grad:  # autocast keeps copies of trained ones alone
+                    return copied
+                self.casts[id(value)] = copied
             return self.casts[id(value)]
 
         def __torch_function__(

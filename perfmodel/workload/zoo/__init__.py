@@ -19,7 +19,7 @@ from perfmodel.workload.zoo.decoders.experts import (
     expert_decoder,
     expert_sizes,
 )
-from perfmodel.workload.zoo.images import inception, resnet, vgg, vit
+from perfmodel.workload.zoo.images import convnext, efficientnet, inception, resnet, vgg, vit
 
 TRAINED_DTYPES = ("fp32", "bf16", "fp16")
 
@@ -29,6 +29,11 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     "alexnet": (vgg.alexnet, 224),
     "inception-v3": (inception.inception_v3, 299),
     "vit-b-16": (vit.vit_b_16, 224),
+    **{name: (partial(convnext.convnext, name), 224) for name in convnext.CONVNEXT_SHAPES},
+    **{
+        name: (partial(efficientnet.efficientnet, name), shape.image_size)
+        for name, shape in efficientnet.EFFICIENTNET_SHAPES.items()
+    },
 }
 """Image models: their function, and the image size that their authors trained with."""
 
