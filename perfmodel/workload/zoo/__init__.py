@@ -12,13 +12,14 @@ from typing import Any
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
-from perfmodel.workload.zoo import bert, gpt, t5
+from perfmodel.workload.zoo import bert, dlrm, gpt, t5
 from perfmodel.workload.zoo.decoders import decoder_sizes, llama
 from perfmodel.workload.zoo.decoders.experts import (
     ExpertSettings,
     expert_decoder,
     expert_sizes,
 )
+from perfmodel.workload.zoo.diffusion import dit, unet
 from perfmodel.workload.zoo.images import convnext, efficientnet, inception, resnet, vgg, vit
 
 TRAINED_DTYPES = ("fp32", "bf16", "fp16")
@@ -34,6 +35,8 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
         name: (partial(efficientnet.efficientnet, name), shape.image_size)
         for name, shape in efficientnet.EFFICIENTNET_SHAPES.items()
     },
+    unet.SDXL: (unet.unet, 1024),
+    dit.DIT: (dit.dit, 256),
 }
 """Image models: their function, and the image size that their authors trained with."""
 
@@ -49,13 +52,18 @@ _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
 }
 """Sequence models: their function, and the sequence that their authors trained with."""
 
+_ROWS: Mapping[str, Callable[..., Workload]] = {
+    name: partial(dlrm.dlrm, name) for name in dlrm.DLRM_SHAPES
+}
+"""Models of rows of a table, which have no size to choose."""
+
 _UNLIMITED = frozenset({*decoder_sizes.SHAPES, *expert_sizes.EXPERT_SHAPES, *t5.SHAPES})
 """Models whose positions, rotary or relative, have no table of limited length."""
 
 
 def zoo_names() -> tuple[str, ...]:
     """Names that `build_model` knows."""
-    return (*_IMAGES, *_SEQUENCES)
+    return (*_IMAGES, *_SEQUENCES, *_ROWS)
 
 
 def build_model(
@@ -100,9 +108,10 @@ def build_model(
     >>> build_model("resnet50").parameters
     25557032
     """
-    if name not in _IMAGES and name not in _SEQUENCES:
+    if name not in zoo_names():
         raise InputError(Fault("model", repr(name), allowed_names(zoo_names(), name)))
     faults = list(_dtype_faults(dtype))
+    size: dict[str, Any]
     has_experts = name in expert_sizes.EXPERT_SHAPES
     if not has_experts:
         faults += _misplaced("experts", experts, name, "a model without experts")
@@ -111,7 +120,12 @@ def build_model(
         faults += _size_faults("image_size", image_size, None)
         faults += shard_faults(shard) or whole_faults(shard, name, "an image model is not split")
         make, default = _IMAGES[name]
-        size: dict[str, Any] = {"image_size": image_size or default}
+        size = {"image_size": image_size or default}
+    elif name in _ROWS:
+        faults += _misplaced("sequence_length", sequence_length, name, "a model of rows")
+        faults += _misplaced("image_size", image_size, name, "a model of rows")
+        faults += shard_faults(shard) or whole_faults(shard, name, "a model of rows is not split")
+        make, size = _ROWS[name], {}
     else:
         make, default = _SEQUENCES[name]
         faults += _misplaced("image_size", image_size, name, "a sequence model")
