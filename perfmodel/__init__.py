@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from perfmodel.studies.tune.run import tune_scenario
     from perfmodel.topology.model import Topology
     from perfmodel.torch_modules.capture import Capture, capture
+    from perfmodel.torch_modules.ddp_steps import record_steps
 
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "load_scenario",
     "plan_scenario",
     "read_profile",
+    "record_steps",
     "run",
     "run_sweep",
     "tune_scenario",
@@ -69,6 +71,7 @@ _HOMES = {
     "load_scenario": "perfmodel.scenario:load_scenario",
     "plan_scenario": "perfmodel.studies.plan.run:plan_scenario",
     "read_profile": "perfmodel.calibrate:read_profile",
+    "record_steps": "perfmodel.torch_modules.ddp_steps:record_steps",
     "run": "perfmodel.studies.run:run_scenario",
     "run_sweep": "perfmodel.studies.sweep.run:run_sweep",
     "tune_scenario": "perfmodel.studies.tune.run:tune_scenario",

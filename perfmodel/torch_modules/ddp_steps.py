@@ -96,15 +96,14 @@ class RecordedSteps:
     def __repr__(self) -> str:
         if not self.steady:
             return f"<RecordedSteps: {len(self.steps)} of {self.ranks} ranks>"
-        lines = [
+        return (
             f"<RecordedSteps: {len(self.steps)} of {self.ranks} ranks over {self.backend}, median "
             f"{format_time(self.step_s)}: forward {format_time(self.median('forward_s'))}, "
             f"backward {format_time(self.median('backward_s'))}, all-reduces "
             f"{format_time(self.median('communication_s'))}, of which beside backward "
             f"{format_time(self.median('overlap_s'))}; buckets "
             f"{', '.join(map(format_bytes, self.bucket_bytes))}>"
-        ]
-        return "\n".join(lines)
+        )
 
     def apply(self, captured: Capture) -> Capture:
         """Return the capture of the same module with the times of these steps, to be saved.
@@ -162,7 +161,7 @@ class RecordedSteps:
 
 
 def _work_shares(captured: Capture) -> list[float]:
-    """Weight of each layer among those whose end no hook sees: measured, or its backward traffic."""
+    """Weight of each layer among those whose end no hook sees: measured, or its work."""
     if captured.measured is not None:
         return list(captured.measured.backward_s)
     return [layer.matmul_flops + layer.vector_bytes + 1.0 for layer in captured.workload.layers]

@@ -64,9 +64,7 @@ def _as_copies(kept: Kept) -> Kept:
     Streams of such layers are taken to be as narrow as the compute (see `Layer`).
     """
     stream = kept.stream_elements
-    return Kept(
-        kept.saved_elements + stream, 0.0, kept.copied_elements + stream, kept.saved_bytes
-    )
+    return Kept(kept.saved_elements + stream, 0.0, kept.copied_elements + stream, kept.saved_bytes)
 
 
 def _as_named(

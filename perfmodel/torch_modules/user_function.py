@@ -38,7 +38,9 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
     function = getattr(module, name, None)
     if not callable(function):
         names = [word for word, value in vars(module).items() if callable(value)]
-        raise InputError(Fault(FIELD, f"no function {name!r} in {place}", allowed_names(names, name)))
+        raise InputError(
+            Fault(FIELD, f"no function {name!r} in {place}", allowed_names(names, name))
+        )
     try:
         answer = function()
     except Exception as error:

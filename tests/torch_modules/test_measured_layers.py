@@ -54,8 +54,9 @@ def test_measuring_needs_real_parameters() -> None:
 
 
 def test_a_plain_module_has_no_steps_to_record() -> None:
-    with pytest.raises(InputError, match="DistributedDataParallel"), record_steps(
-        torch.nn.Linear(4, 4)
+    with (
+        pytest.raises(InputError, match="DistributedDataParallel"),
+        record_steps(torch.nn.Linear(4, 4)),
     ):
         pass
 

@@ -174,6 +174,7 @@ def _module_paths(module: Any, recorder: StepRecorder) -> Iterator[None]:
     """Tell the recorder which module runs."""
     handles = []
     for name, part in module.named_modules():
+
         def enter(_part: Any, _args: Any, name: str = name) -> None:
             recorder.paths.append(name)
 

@@ -1,5 +1,4 @@
-"""DLRM: tables of categories and perceptrons that recommend, with the tensors of its authors' code.
-"""
+"""DLRM: tables of categories and perceptrons that recommend, tensors of its authors' code."""
 
 from __future__ import annotations
 
@@ -103,6 +102,6 @@ def _interaction(vectors: int, width: int, products: int) -> Module:
         Layer(
             "interaction", matmul_flops=product.flops, matrix=product, vector_bytes=moved,
             matmul_bytes=float(ELEMENT_BYTES * (2 * joined + vectors**2)), fused_bytes=moved,
-            saved_elements=float(joined + width + products), kernels=4, fused_kernels=3,
+            saved_elements=float(joined), kernels=4, fused_kernels=3,
         )
     )  # fmt: skip

@@ -78,9 +78,7 @@ def _map(
     )  # fmt: skip
 
 
-def _modulated(
-    name: str, tokens: int, outputs: int, parameters: tuple[Parameter, ...]
-) -> Module:
+def _modulated(name: str, tokens: int, outputs: int, parameters: tuple[Parameter, ...]) -> Module:
     """Normalise without parameters, scale and shift as the condition says, and map."""
     elements = tokens * WIDTH
     return linear(

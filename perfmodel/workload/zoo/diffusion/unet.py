@@ -89,7 +89,12 @@ class _Builder:
             place = f"{name}.linear_{number}"
             self.add(
                 linear(
-                    place, 1, inputs, TIME_WIDTH, saved_elements=float(inputs * number), kernels=2,
+                    place,
+                    1,
+                    inputs,
+                    TIME_WIDTH,
+                    saved_elements=float(inputs * number),
+                    kernels=2,
                     parameters=weight_and_bias(place, TIME_WIDTH, inputs),
                     vector_elements=float(ACTIVATION_PASSES * TIME_WIDTH),
                 ),

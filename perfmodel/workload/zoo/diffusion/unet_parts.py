@@ -109,9 +109,7 @@ def transformer(name: str, image: Image, depth: int, condition: Condition) -> Pa
                parameters=weight_and_bias(f"{name}.proj_in", width, width))
     )  # fmt: skip
     for block in range(depth):
-        parts += _transformer_block(
-            f"{name}.transformer_blocks.{block}", pixels, width, condition
-        )
+        parts += _transformer_block(f"{name}.transformer_blocks.{block}", pixels, width, condition)
     parts.append(
         linear(f"{name}.proj_out", pixels, width, width, saved_elements=float(image.elements),
                parameters=weight_and_bias(f"{name}.proj_out", width, width), kernels=3,
@@ -161,9 +159,7 @@ def _transformer_block(name: str, rows: int, width: int, condition: Condition) -
     ]  # fmt: skip
 
 
-def _normed_map(
-    norm: str, name: str, rows: int, width: int, outputs: int, *, bias: bool
-) -> Module:
+def _normed_map(norm: str, name: str, rows: int, width: int, outputs: int, *, bias: bool) -> Module:
     """Layer normalisation and a map of its result."""
     own, mapped = norm_parameters(norm, width), weight_and_bias(name, outputs, width, bias=bias)
     elements = rows * width

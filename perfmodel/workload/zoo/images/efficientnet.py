@@ -1,4 +1,4 @@
-"""EfficientNet and EfficientNetV2 as torchvision builds them: inverted residuals, gated channels."""
+"""EfficientNet as torchvision builds both versions: inverted residuals with gated channels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
-    ADD_PASSES,
     CLASSES,
     DROPOUT_PASSES,
     ELEMENT_BYTES,
