@@ -98,8 +98,11 @@ COMMANDS = {
     "compare": "compare",
     "sweep": "sweep",
     "plan": "plan",
+    "advise": "advise",
     "collective": "collective",
     "buckets": "buckets",
+    "trace": "trace",
+    "export": "export",
     "verify": "verify",
     "capture": "capture",
     "measure": "measure",
@@ -108,6 +111,8 @@ COMMANDS = {
     "scenarios": "scenarios",
     "models": "buckets",
     "schema": "scenarios",
+    "doctor": "doctor",
+    "init": "init",
     "topology": "topology",
 }
 """Module of each command, in the order of the help."""

@@ -153,7 +153,8 @@ def _clock(device: str) -> Callable[[], Any]:
     import torch
 
     def record() -> Any:
-        event = torch.cuda.Event(enable_timing=True)
+        make: Callable[..., Any] = torch.cuda.Event
+        event = make(enable_timing=True)
         event.record()
         return event
 

@@ -221,8 +221,10 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
         # products of the scores in the matrix kernels' precision, softmax in the other
         score_bytes = layer.score_elements * (device.item_bytes + pricing.vector_item_bytes) / 2
         passes = unfused.compiled_passes if pricing.compiled else unfused.unfused_passes
+        apart = pricing.compiled and layer.score_dropout and layer.dropout_apart
+        passes += unfused.dropout_passes * apart
         nbytes += passes * score_bytes * pricing.batch
-        kernels += 1 if pricing.compiled else unfused.unfused_kernels
+        kernels += 1 + apart if pricing.compiled else unfused.unfused_kernels
     norm_item = STATED_BYTES if layer.wide_norm else item
     norm_bytes *= pricing.batch * norm_item / STATED_BYTES
     ramps_s = kernels * device.ramp_s

@@ -95,9 +95,14 @@ class Layer:
         Those of an input that other layers keep too, and of which autocast makes each its copy.
     saved_bytes : float
         Bytes kept whatever the precision, per sample: masks, indices, sums and losses in fp32.
+    held_elements : float
+        Elements kept where attention is fused: of storage that a query, key or value is a part of,
+        and of a result that is laid out anew.
     score_dropout, wide_scores, capped_scores : bool
         Where attention is not fused: whether scores are dropped out after their softmax, whether
         that is in fp32 in any precision, and whether they pass a tanh before it.
+    dropout_apart : bool
+        Whether dropout of the scores stays a kernel of its own where others are fused.
     kernels : int
         Kernels launched by forward.
     kind : {"linear", "conv", "attention"}
@@ -150,9 +155,11 @@ class Layer:
     stream_elements: float = 0.0
     copied_elements: float = 0.0
     saved_bytes: float = 0.0
+    held_elements: float = 0.0
     score_dropout: bool = True
     wide_scores: bool = False
     capped_scores: bool = False
+    dropout_apart: bool = False
     fused_kept: FusedKept | None = None
     calls: tuple[LayerCall, ...] = ()
     gradients: int = 2

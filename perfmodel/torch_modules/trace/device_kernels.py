@@ -169,7 +169,8 @@ def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
         if query.dim() < 3:
             query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
         record(*describe_attention(query, key, value, *args, **kwargs))
-        return FusedAttention.apply(query, key, value)
+        attend: Callable[..., Any] = FusedAttention.apply
+        return attend(query, key, value)
 
     return attention
 

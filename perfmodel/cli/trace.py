@@ -1,0 +1,138 @@
+"""``perfmodel trace``: what a profiler's trace says, and its step on another machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from perfmodel.cli.options import (
+    FabricOption,
+    GpusPerNodeOption,
+    JsonOption,
+    NodesOption,
+    SetOption,
+    output_option,
+)
+from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, print_text
+from perfmodel.errors import Fault, InputError
+
+TRACE_EXAMPLES = (
+    "perfmodel trace rank0.json.gz rank1.json.gz -o out",
+    "perfmodel trace traces/ --model resnet50 --batch 64 -o out",
+    "perfmodel trace rank0.json.gz --set cluster.node=dgx-h100 --set library.name=nccl",
+    "perfmodel trace et --topology dgx-a100 --nodes 2 --fabric rail-optimised",
+)
+
+
+def trace(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...",
+            help="Traces of PyTorch's profiler, one per rank, or a folder; a folder of Chakra's.",
+        ),
+    ],
+    output: Annotated[
+        Path | None, output_option("DIR", "Write model, machine, scenario and timelines here.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The GPU, if its name is not known.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Samples per GPU, if not in the trace.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Of the zoo, or a file: names the parameters."),
+    ] = None,
+    set_: SetOption = None,
+    topology: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of Chakra's traces: the machine.")
+    ] = None,
+    nodes: NodesOption = 1,
+    gpus_per_node: GpusPerNodeOption = None,
+    fabric: FabricOption = None,
+    library: Annotated[
+        Literal["nccl", "gloo", "mpi", "plain"], typer.Option(help="Of Chakra's traces.")
+    ] = "nccl",
+    json: JsonOption = False,
+) -> None:
+    """Sum up traces of PyTorch's profiler, rebuild the step, and simulate it.
+
+    Says steps, layers, buckets, overlap, skew and launch gaps, and how far the rebuilt step is off
+    the trace on the machine as recorded. -o writes an editable model.yaml with the layer times,
+    machine.yaml, scenario.yaml for 'perfmodel run', and both timelines; --set changes the scenario
+    and simulates it once more.
+    Chakra's execution traces (a folder of PREFIX.RANK.et) are simulated on --topology.
+    """
+    if topology is not None or any(map(_holds_chakra, traces)):
+        flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
+        _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, flags, json)
+        return
+    if (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
+        allowed = "nothing with traces of a profiler: --set cluster.nodes=2, and so on"
+        raise InputError(Fault("--nodes, --fabric, --library", "a machine", allowed))
+    from perfmodel.report.traces.page import FILES
+    from perfmodel.traces.run import analyse_traces
+
+    if output is not None:
+        inputs = {f"the trace {path}": path for path in traces if path.is_file()}
+        check_outputs({f"-o ({name})": output / name for name in FILES}, inputs)
+    analysis = analyse_traces(
+        traces, gpu=gpu, batch=batch, model=model, changes=set_ or (), folder=output
+    )
+    if json:
+        from perfmodel.traces.export import to_json
+
+        print_json(to_json(analysis))
+    else:
+        from perfmodel.report.traces.text import trace_lines
+
+        print_blocks(trace_lines(analysis))
+    if output is not None:
+        from perfmodel.report.traces.page import write_trace_report
+
+        print_note(f"wrote {write_trace_report(analysis, output)}")
+
+
+def _holds_chakra(path: Path) -> bool:
+    return path.is_dir() and any(each.suffix == ".et" for each in path.iterdir())
+
+
+def _simulate_chakra(
+    folders: list[Path],
+    topology: str | None,
+    cluster: tuple[int, int | None, str | None],
+    library: str,
+    flags: dict[str, object],
+    json: bool,  # noqa: FBT001
+) -> None:
+    faults = [
+        Fault(flag, "a value", "nothing with Chakra's traces")
+        for flag, value in flags.items()
+        if value
+    ]
+    if topology is None:
+        faults.append(Fault("--topology", "nothing", "the machine to simulate Chakra's traces on"))
+    if len(folders) != 1:
+        faults.append(Fault("trace", f"{len(folders)} folders", "one folder of Chakra's traces"))
+    if faults or topology is None:
+        raise InputError(faults)
+    from perfmodel.cli.topology import build_cluster
+    from perfmodel.report.common import quantities
+    from perfmodel.traces.chakra.simulate_trace import simulate_trace
+
+    simulated = simulate_trace(folders[0], build_cluster(topology, *cluster), library)
+    ranks = sum(len(each.ranks) for each in simulated.plan.classes)
+    if json:
+        print_json({
+            "perfmodel": 1, "kind": "chakra", "ranks": ranks, "step_time_s": simulated.step_s,
+            "tasks": len(simulated.plan.tasks), "collectives": simulated.collectives,
+        })  # fmt: skip
+        return
+    print_text(
+        f"{ranks} ranks, {simulated.collectives} collectives: "
+        f"{quantities.duration(simulated.step_s)} a step on {topology}"
+    )

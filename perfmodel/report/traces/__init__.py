@@ -1,0 +1,1 @@
+"""A traced step: what it is made of, beside its simulation."""

@@ -1,0 +1,356 @@
+"""Chakra execution traces as a StepPlan: of perfmodel, as exact as they were written, or of others.
+
+In traces of others compute nodes run on one stream, nodes of the CPU on the host's, collectives on
+another, each in the order in which the trace lists them, as ASTRA-sim has one resource of each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files.read import read_text
+from perfmodel.traces.chakra.trace_nodes import (
+    COLLECTIVE,
+    COLLECTIVES,
+    COMPUTE,
+    LOAD,
+    RECEIVE,
+    SEND,
+    STORE,
+    TraceNode,
+    read_trace,
+)
+from perfmodel.traces.chakra.write_plan import GROUPS, PER_RANK
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    Compute,
+    Op,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
+
+OPERATIONS = {number: op for op, number in COLLECTIVES.items()}
+HAVE_TIME = frozenset({COMPUTE, LOAD, STORE})
+Kind = Literal["compute", "comm", "host", "copy"]
+
+
+def read_plan(folder: Path) -> StepPlan:
+    """Read ``PREFIX.RANK.et`` of every rank, and ``comm_groups.json`` if it is there.
+
+    Raises `InputError`: no or damaged files, ranks that are missing, collectives that their ranks
+        do not share.
+    """
+    files = _rank_files(folder)
+    groups = _read_groups(folder, len(files))
+    ranks = {rank: read_trace(path) for rank, path in files.items()}
+    classes = _classes(ranks)
+    builder = _Builder(groups, len(files), folder)
+    for name, members in classes.items():
+        builder.add_class(name, members, ranks)
+    return builder.plan(folder.name or "chakra")
+
+
+def _rank_files(folder: Path) -> dict[int, Path]:
+    allowed = "a folder of PREFIX.RANK.et, one file for each rank from 0"
+    if not folder.is_dir():
+        raise InputError(Fault("trace", "no folder", allowed, str(folder)))
+    files: dict[int, Path] = {}
+    prefixes = set()
+    for path in sorted(folder.iterdir()):
+        match = re.fullmatch(r"(.*)\.(\d{1,6})\.et", path.name)
+        if match:
+            prefixes.add(match[1])
+            files[int(match[2])] = path
+    if not files or len(prefixes) > 1:
+        text = f"{len(prefixes)} prefixes" if files else "no .et file"
+        raise InputError(Fault("trace", text, allowed, str(folder)))
+    missing = [rank for rank in range(max(files) + 1) if rank not in files]
+    if missing:
+        text = f"no file of rank {missing[0]}" + (
+            f" and {len(missing) - 1} more" * (len(missing) > 1)
+        )
+        raise InputError(Fault("trace", text, allowed, str(folder)))
+    return files
+
+
+def _read_groups(folder: Path, ranks: int) -> dict[str, tuple[int, ...]]:
+    path = folder / GROUPS
+    if not path.is_file():
+        return {}
+    allowed = 'lists of ranks by group, as {"1": [0, 1]}'
+    try:
+        document = json.loads(read_text(path))
+    except (ValueError, RecursionError):
+        raise InputError(Fault("groups", "no JSON", allowed, str(path))) from None
+    groups = document if isinstance(document, dict) else {"": None}
+    for name, members in groups.items():
+        whole = isinstance(members, list) and all(
+            isinstance(rank, int) and 0 <= rank < ranks for rank in members
+        )
+        if not whole or not members or len(set(members)) < len(members):
+            text = f"{str(members)[:60]} for {name!r}"
+            raise InputError(Fault("groups", text, f"{allowed}, ranks below {ranks}", str(path)))
+    return {name: tuple(members) for name, members in groups.items()}
+
+
+def _classes(ranks: Mapping[int, Sequence[TraceNode]]) -> dict[str, tuple[int, ...]]:
+    """Ranks that do the same: those that perfmodel wrote as a class, otherwise each its own."""
+    members: dict[str, list[int]] = defaultdict(list)
+    contents: dict[tuple[str, ...], str] = {}
+    for rank, nodes in ranks.items():
+        stated = next((node.attributes.get("perfmodel_class") for node in nodes), None)
+        if isinstance(stated, str):
+            members[stated].append(rank)
+            continue
+        # Alike ranks of data parallelism have the same file, with the same group or none.
+        key = tuple(map(repr, nodes))
+        name = contents.setdefault(key, f"rank {rank}")
+        members[name].append(rank)
+    return {name: tuple(numbers) for name, numbers in members.items()}
+
+
+@dataclass
+class _Builder:
+    groups: Mapping[str, tuple[int, ...]]
+    world: int
+    folder: Path
+    tasks: list[Task] = field(default_factory=list)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    classes: list[RankClass] = field(default_factory=list)
+    communicators: dict[str, dict[tuple[int, ...], None]] = field(default_factory=dict)
+    semaphores: dict[str, int] = field(default_factory=dict)
+
+    def plan(self, name: str) -> StepPlan:
+        """Build the plan of what was added."""
+        communicators = tuple(
+            Communicator(each, tuple(sorted(groups))) for each, groups in self.communicators.items()
+        )
+        return StepPlan(
+            name=name,
+            classes=tuple(self.classes),
+            streams=tuple(self.streams.values()),
+            communicators=communicators,
+            tasks=tuple(self.tasks),
+            samples=self.world,
+            semaphores=tuple(self.semaphores.items()),
+        )
+
+    def add_class(
+        self, name: str, members: tuple[int, ...], ranks: Mapping[int, Sequence[TraceNode]]
+    ) -> None:
+        """Add the tasks of one class, as its first rank has them."""
+        self.classes.append(RankClass(name, members))
+        first = members[0]
+        nodes = _in_order(ranks[first], first, self.folder)
+        waits = _flattened(nodes)
+        counts: dict[str, int] = defaultdict(int)
+        index_of: dict[int, int] = {}
+        previous: list[tuple[int, tuple[int, ...]]] = []
+        for node in nodes:
+            if not _runs(node):
+                continue
+            depends = tuple(sorted({index_of[each] for each in waits[node.number]}))
+            twin = node.number - 1
+            if node.kind == RECEIVE and node.attributes.get("perfmodel_op") == "send_recv":
+                index_of[node.number] = index_of[twin]
+                continue
+            task = self._task(node, name, first, depends, counts)
+            index_of[node.number] = len(self.tasks)
+            stated = node.attributes.get("perfmodel_after_previous")
+            if isinstance(stated, tuple):
+                previous.append((len(self.tasks), stated))
+            self.tasks.append(task)
+        for at, stated in previous:
+            known_ = tuple(index_of[number] for number in stated if number in index_of)
+            self.tasks[at] = replace(self.tasks[at], after_previous=known_)
+        self._add_groups(members, ranks)
+
+    def _add_groups(
+        self, members: tuple[int, ...], ranks: Mapping[int, Sequence[TraceNode]]
+    ) -> None:
+        """Note the group of each rank in the communicators of its class."""
+        for rank in members:
+            for node in ranks[rank]:
+                if node.kind in (SEND, RECEIVE, COLLECTIVE):
+                    communicator, group = self._group(node, rank)
+                    self.communicators.setdefault(communicator, {})[group] = None
+
+    def _task(
+        self, node: TraceNode, name: str, rank: int, depends: tuple[int, ...],
+        counts: dict[str, int],
+    ) -> Task:  # fmt: skip
+        attributes = node.attributes
+        stream = self._stream(node)
+        work = (
+            Compute(_duration_s(node))
+            if node.kind in HAVE_TIME
+            else self._collective(node, rank, counts)
+        )
+        default = "communication" if isinstance(work, Collective) else "compute"
+        return Task(
+            name=node.name or f"node {node.number}",
+            kind=_text(attributes, "perfmodel_kind") or default,
+            rank_class=name,
+            stream=stream,
+            work=work,
+            after=depends,
+            bucket=_number(attributes, "perfmodel_bucket"),
+            core_s=float(cast("float", attributes.get("perfmodel_core_s", 0.0))),
+            acquires=_text(attributes, "perfmodel_acquires"),
+            releases=_text(attributes, "perfmodel_releases"),
+        )
+
+    def _stream(self, node: TraceNode) -> str:
+        own = _text(node.attributes, "perfmodel_stream")
+        if own is not None:
+            kind = cast("Kind", _text(node.attributes, "perfmodel_stream_kind") or "compute")
+            workers = _number(node.attributes, "perfmodel_workers") or 1
+            self.streams.setdefault(own, Stream(own, kind, workers))
+            return own
+        kind = (
+            "comm" if node.kind not in HAVE_TIME
+            else "copy" if node.kind != COMPUTE
+            else "host" if node.attributes.get("is_cpu_op") is True
+            else "compute"
+        )  # fmt: skip
+        self.streams.setdefault(kind, Stream(kind, kind))
+        return kind
+
+    def _group(self, node: TraceNode, rank: int) -> tuple[str, tuple[int, ...]]:
+        """Communicator of a node, and the group of it that a rank is in."""
+        attributes = node.attributes
+        stated = attributes.get("pg_name")
+        name = "" if stated is None else str(stated)
+        group = self.groups.get(name)
+        own = _text(attributes, "perfmodel_communicator")
+        if group is None and node.kind in (SEND, RECEIVE):
+            stated_ends = [_number(attributes, key) for key in ("comm_src", "comm_dst")]
+            ends = [rank if end is None else end for end in stated_ends]
+            if ends[0] == ends[1] or not all(0 <= end < self.world for end in ends):
+                text = f"a message from rank {ends[0]} to {ends[1]} in {node.name!r}"
+                self._refuse(text, f"two of the {self.world} ranks")
+            group = (ends[0], ends[1])
+            name = f"{group[0]} to {group[1]}"
+        if group is None:
+            if name and self.groups:
+                self._refuse(f"group {name!r} of {node.name!r}", f"a group of {GROUPS}")
+            group = tuple(range(self.world))
+        if rank not in group:
+            self._refuse(f"rank {rank} in {node.name!r} of group {name!r}", "a rank of that group")
+        return own or (f"group {name}" if name else "all ranks"), group
+
+    def _collective(self, node: TraceNode, rank: int, counts: dict[str, int]) -> Collective:
+        attributes = node.attributes
+        communicator, group = self._group(node, rank)
+        size = _number(attributes, "comm_size") or 0
+        own = _text(attributes, "perfmodel_op")
+        if own is not None:
+            return Collective(
+                cast("Op", own), _number(attributes, "perfmodel_nbytes") or 0, communicator,
+                _text(attributes, "perfmodel_key") or node.name,
+                root=_number(attributes, "perfmodel_root") or 0,
+                dtype=_text(attributes, "perfmodel_dtype"),
+                times=_number(attributes, "perfmodel_times") or 1,
+            )  # fmt: skip
+        if node.kind in (SEND, RECEIVE):
+            tag = _number(attributes, "comm_tag") or 0
+            key = f"{communicator} {tag}"
+            op: str = "send"
+        else:
+            number = _number(attributes, "comm_type")
+            if number not in OPERATIONS:
+                self._refuse(
+                    f"comm_type {number} of {node.name!r}", "one of " + ", ".join(COLLECTIVES)
+                )
+            op = OPERATIONS[cast("int", number)]
+            size *= len(group) if op in PER_RANK else 1
+            key = communicator
+        counts[key] += 1
+        return Collective(
+            cast("Op", op), max(size, 1), communicator, f"{key} {counts[key]}", root=group[0]
+        )
+
+    def _refuse(self, text: str, allowed: str) -> None:
+        raise InputError(Fault("trace", text, allowed, str(self.folder)))
+
+
+def _text(attributes: Mapping[str, Any], name: str) -> str | None:
+    value = attributes.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _number(attributes: Mapping[str, Any], name: str) -> int | None:
+    value = attributes.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _duration_s(node: TraceNode) -> float:
+    own = node.attributes.get("perfmodel_s")
+    return own if isinstance(own, float) and own >= 0 else node.duration_us * 1e-6
+
+
+def _runs(node: TraceNode) -> bool:
+    """Whether a node takes a stream: metadata and the like do not."""
+    return node.kind in HAVE_TIME or node.kind in (SEND, RECEIVE, COLLECTIVE)
+
+
+def _in_order(nodes: Sequence[TraceNode], rank: int, folder: Path) -> list[TraceNode]:
+    """Nodes behind all that they depend on; of those that are free, the lowest number first."""
+    import heapq
+
+    by_number = {node.number: node for node in nodes}
+    allowed = "nodes with numbers of their own that depend on others without a circle"
+    if len(by_number) < len(nodes):
+        raise InputError(Fault("trace", f"rank {rank}: a number twice", allowed, str(folder)))
+    missing = {
+        number: {each for each in (*node.data_deps, *node.ctrl_deps) if each in by_number}
+        for number, node in by_number.items()
+    }
+    followers: dict[int, list[int]] = defaultdict(list)
+    for number, before in missing.items():
+        for each in before:
+            followers[each].append(number)
+    ready = [number for number, before in missing.items() if not before]
+    heapq.heapify(ready)
+    ordered = []
+    while ready:
+        number = heapq.heappop(ready)
+        ordered.append(by_number[number])
+        for follower in followers[number]:
+            missing[follower].discard(number)
+            if not missing[follower]:
+                heapq.heappush(ready, follower)
+    if len(ordered) < len(nodes):
+        raise InputError(Fault("trace", f"rank {rank}: a circle", allowed, str(folder)))
+    return ordered
+
+
+def _flattened(nodes: Sequence[TraceNode]) -> dict[int, frozenset[int]]:
+    """Of each node, the nodes with work that it waits for, through those without.
+
+    The order of a stream, which control dependencies of perfmodel's own traces hold, is the
+    stream's.
+    """
+    waits: dict[int, frozenset[int]] = {}
+    runs = {node.number for node in nodes if _runs(node)}
+    for node in nodes:
+        own = "perfmodel_stream" in node.attributes
+        before = node.data_deps if own else (*node.data_deps, *node.ctrl_deps)
+        chosen: set[int] = set()
+        for each in before:
+            if each in runs:
+                chosen.add(each)
+            else:
+                chosen |= waits.get(each, frozenset())
+        waits[node.number] = frozenset(chosen)
+    return waits

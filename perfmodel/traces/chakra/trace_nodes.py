@@ -1,0 +1,212 @@
+"""Nodes of a Chakra execution trace, and files of them.
+
+Fields and numbers are those of ``et_def.proto`` (mlcommons/chakra, schema/protobuf): a file is a
+``GlobalMetadata`` and then ``Node`` messages, each behind its length.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files.read import read_bytes
+from perfmodel.traces.chakra.wire import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    WireError,
+    decode_fields,
+    decode_integers,
+    decode_text,
+    decode_varint,
+    encode_bytes,
+    encode_double,
+    encode_integer,
+    encode_packed,
+    encode_varint,
+    signed,
+)
+
+METADATA, LOAD, STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(1, 8)
+"""Of ``NodeType``."""
+
+COLLECTIVES: Mapping[str, int] = {
+    "all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5,
+    "all_to_all": 6, "reduce_scatter": 7,
+}  # fmt: skip
+"""Of ``CollectiveCommType``."""
+
+SCHEMA_VERSION: Final = "0.0.4"
+LARGEST_BYTES = 512 << 20
+MOST_NODES = 5_000_000
+
+Value = bool | int | float | str | tuple[int, ...]
+"""Of an attribute."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceNode:
+    """One node of one rank.
+
+    `kind`: of ``NodeType``.
+    `data_deps`, `ctrl_deps`: nodes that have ended before.
+    `duration_us`: whole microseconds, as the schema has them.
+    `attributes`: by name.
+    """
+
+    number: int
+    name: str
+    kind: int
+    data_deps: tuple[int, ...] = ()
+    ctrl_deps: tuple[int, ...] = ()
+    duration_us: int = 0
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------- write
+
+_DOUBLE, _INT32, _INT64, _UINT64, _UINT64_LIST, _BOOL, _STRING = 3, 7, 9, 13, 14, 27, 29
+_UNSIGNED = frozenset({"comm_size", "tensor_size"})
+_SHORT = frozenset({"comm_src", "comm_dst", "comm_tag"})
+"""Attributes that Chakra's own generator writes as uint64 and int32; other integers as int64."""
+
+
+def encode_trace(nodes: Iterable[TraceNode]) -> bytes:
+    """Encode the file of one rank."""
+    messages = [encode_bytes(1, SCHEMA_VERSION), *map(_encode_node, nodes)]
+    return b"".join(encode_varint(len(message)) + message for message in messages)
+
+
+def _encode_node(node: TraceNode) -> bytes:
+    return b"".join((
+        encode_integer(1, node.number),
+        encode_bytes(2, node.name),
+        encode_integer(3, node.kind),
+        encode_packed(4, node.ctrl_deps),
+        encode_packed(5, node.data_deps),
+        encode_integer(7, node.duration_us) if node.duration_us else b"",
+        *(encode_bytes(10, _encode_attribute(*each)) for each in node.attributes.items()),
+    ))  # fmt: skip
+
+
+def _encode_attribute(name: str, value: Value) -> bytes:
+    start = encode_bytes(1, name)
+    if isinstance(value, bool):
+        return start + encode_integer(_BOOL, int(value))
+    if isinstance(value, int):
+        kind = _UINT64 if name in _UNSIGNED else _INT32 if name in _SHORT else _INT64
+        return start + encode_integer(kind, value)
+    if isinstance(value, float):
+        return start + encode_double(_DOUBLE, value)
+    if isinstance(value, str):
+        return start + encode_bytes(_STRING, value)
+    return start + encode_bytes(_UINT64_LIST, encode_packed(1, value))
+
+
+# ---------------------------------------------------------------- read
+
+
+def read_trace(path: Path) -> tuple[TraceNode, ...]:
+    """Read the file of one rank.
+
+    Raises `InputError`: no Chakra trace, or a damaged one.
+    """
+    data = memoryview(read_bytes(path, LARGEST_BYTES))
+    allowed = "a Chakra execution trace (.et, protobuf)"
+    if not data:
+        raise InputError(Fault("trace", "an empty file", allowed, str(path)))
+    nodes: list[TraceNode] = []
+    try:
+        for number, message in enumerate(_messages(data)):
+            if number == 0:
+                _check_metadata(message)
+            else:
+                nodes.append(_decode_node(message))
+    except WireError as error:
+        text = f"message {len(nodes)}: {error}"
+        raise InputError(Fault("trace", text, allowed, str(path))) from None
+    if not nodes:
+        raise InputError(Fault("trace", "no nodes", allowed, str(path)))
+    return tuple(nodes)
+
+
+def _messages(data: memoryview) -> Iterator[memoryview]:
+    """Messages of a file, each behind its length."""
+    at = number = 0
+    while at < len(data):
+        length, at = decode_varint(data, at)
+        if at + length > len(data):
+            raise WireError("it is cut off")
+        yield data[at : at + length]
+        at, number = at + length, number + 1
+        if number > MOST_NODES:
+            raise WireError(f"more than {MOST_NODES:,} nodes")
+
+
+def _check_metadata(data: memoryview) -> None:
+    for number, kind, _ in decode_fields(data):
+        if number not in (1, 2) or kind != BYTES:
+            raise WireError("no metadata at the begin")
+
+
+def _decode_node(data: memoryview) -> TraceNode:
+    number = kind = duration = 0
+    name, data_deps, ctrl_deps = "", list[int](), list[int]()
+    attributes: dict[str, Value] = {}
+    for field_, wire, value in decode_fields(data):
+        if field_ in (4, 5):
+            (ctrl_deps if field_ == 4 else data_deps).extend(decode_integers(wire, value))
+        elif field_ == 2:
+            name = decode_text(value)
+        elif field_ == 10 and isinstance(value, bytes):
+            name_, content = _decode_attribute(value)
+            attributes[name_] = content
+        elif isinstance(value, int):
+            number = value if field_ == 1 else number
+            kind = value if field_ == 3 else kind
+            duration = value if field_ == 7 else duration
+    return TraceNode(number, name, kind, tuple(data_deps), tuple(ctrl_deps), duration, attributes)
+
+
+_SIGNED = frozenset({7, 9})
+_ZIGZAG = frozenset({15, 17})
+
+
+def _decode_attribute(data: bytes) -> tuple[str, Value]:
+    name: str = ""
+    content: Value = 0
+    for number, wire, value in decode_fields(data):
+        if number == 1:
+            name = decode_text(value)
+        elif number == _BOOL and isinstance(value, int):
+            content = bool(value)
+        elif isinstance(value, int):
+            zigzag = value >> 1 ^ -(value & 1)
+            content = zigzag if number in _ZIGZAG else signed(value) if number in _SIGNED else value
+        elif wire == FIXED64:
+            code = {19: "<Q", 25: "<q"}.get(number, "<d")
+            content = struct.unpack(code, value)[0]
+        elif wire == FIXED32:
+            code = {5: "<f", 23: "<I", 21: "<I"}.get(number, "<i")
+            content = struct.unpack(code, value)[0]
+        elif number in (_STRING, 31):
+            content = decode_text(value)
+        elif wire == BYTES and number != 2:
+            content = _decode_list(value)
+    return name, content
+
+
+def _decode_list(data: bytes) -> tuple[int, ...]:
+    """Whole numbers of a list; those of text and fractions, which nothing here reads, are empty."""
+    values: list[int] = []
+    for number, wire, value in decode_fields(data):
+        if number == 1:
+            try:
+                values.extend(decode_integers(wire, value))
+            except WireError:
+                return ()
+    return tuple(values)

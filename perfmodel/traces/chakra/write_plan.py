@@ -1,0 +1,166 @@
+"""A StepPlan as Chakra execution traces: one file per rank, and the groups of its collectives.
+
+The order of a stream becomes dependencies between its nodes, because the format has no streams.
+Attributes whose names begin with ``perfmodel_`` hold what the format has no place for (times below
+a microsecond, streams, links to the step before); others ignore them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import write_atomically
+from perfmodel.traces.chakra.trace_nodes import (
+    COLLECTIVE,
+    COLLECTIVES,
+    COMPUTE,
+    RECEIVE,
+    SEND,
+    TraceNode,
+    Value,
+    encode_trace,
+)
+from perfmodel.training.plan.step_plan import Collective, Compute, RankClass, StepPlan, Task
+
+GROUPS = "comm_groups.json"
+MOST_RANKS = 2048
+PER_RANK = frozenset({"all_gather"})
+"""Operations whose size ASTRA-sim counts per rank, and we over all ranks."""
+
+
+def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
+    """Write ``NAME.RANK.et`` of every rank and ``comm_groups.json``; return the files.
+
+    Raises `InputError`: more ranks than files should be written for, or a folder that cannot be
+        written to.
+    """
+    total = sum(len(each.ranks) for each in plan.classes)
+    if total > MOST_RANKS:
+        allowed = f"up to {MOST_RANKS} ranks, a file each"
+        raise InputError(Fault("cluster", f"{total} ranks", allowed))
+    numbers = _group_numbers(plan)
+    files = []
+    for rank_class in plan.classes:
+        for rank in rank_class.ranks:
+            path = folder / f"{name}.{rank}.et"
+            write_atomically(path, encode_trace(_nodes_of(plan, rank_class, rank, numbers)))
+            files.append(path)
+    groups = {str(number): list(members) for (_, members), number in numbers.items()}
+    path = folder / GROUPS
+    write_atomically(path, json.dumps(groups, indent=1))
+    return [*files, path]
+
+
+_Group = tuple[str, tuple[int, ...]]
+
+
+def _group_numbers(plan: StepPlan) -> dict[_Group, int]:
+    """A number above zero for each group of each communicator: ASTRA-sim names groups so."""
+    groups = [(each.name, tuple(group)) for each in plan.communicators for group in each.groups]
+    return {group: number for number, group in enumerate(dict.fromkeys(groups), start=1)}
+
+
+def _nodes_of(
+    plan: StepPlan, rank_class: RankClass, rank: int, numbers: Mapping[_Group, int]
+) -> Iterator[TraceNode]:
+    """Nodes of one rank; a task's number is twice its index, plus one for a second node."""
+    workers = {stream.name: stream.workers for stream in plan.streams}
+    kinds = {stream.name: stream.kind for stream in plan.streams}
+    last: dict[str, int] = {}
+    ends: dict[int, tuple[int, ...]] = {}
+    for index, task in enumerate(plan.tasks):
+        if task.rank_class != rank_class.name:
+            continue
+        before = last.get(task.stream) if workers[task.stream] == 1 else None
+        depends = tuple(number for each in task.after for number in ends[each])
+        ordered = ends[before] if before is not None and before not in task.after else ()
+        attributes = _own_attributes(task, kinds[task.stream], workers[task.stream])
+        nodes = list(_task_nodes(plan, index, task, rank, numbers, attributes))
+        for node in nodes:
+            yield TraceNode(
+                node.number, node.name, node.kind, depends, ordered, node.duration_us,
+                node.attributes,
+            )  # fmt: skip
+        ends[index] = tuple(node.number for node in nodes)
+        last[task.stream] = index
+
+
+def _own_attributes(task: Task, kind: str, workers: int) -> dict[str, Value]:
+    attributes: dict[str, Value] = {
+        "perfmodel_stream": task.stream,
+        "perfmodel_stream_kind": kind,
+        "perfmodel_workers": workers,
+        "perfmodel_kind": task.kind,
+        "perfmodel_class": task.rank_class,
+    }
+    if task.after_previous:
+        attributes["perfmodel_after_previous"] = tuple(2 * at + 2 for at in task.after_previous)
+    if task.bucket is not None:
+        attributes["perfmodel_bucket"] = task.bucket
+    if task.core_s:
+        attributes["perfmodel_core_s"] = task.core_s
+    for name in ("acquires", "releases"):
+        value = getattr(task, name)
+        if value is not None:
+            attributes[f"perfmodel_{name}"] = value
+    return attributes
+
+
+def _task_nodes(
+    plan: StepPlan, index: int, task: Task, rank: int,
+    numbers: Mapping[_Group, int], own: dict[str, Value],
+) -> Iterator[TraceNode]:  # fmt: skip
+    number, work = 2 * index + 2, task.work
+    if isinstance(work, Compute):
+        on_host = own["perfmodel_stream_kind"] == "host"
+        attributes = {"is_cpu_op": on_host, "perfmodel_s": work.duration_s, **own}
+        duration = round(work.duration_s * 1e6)
+        yield TraceNode(number, task.name, COMPUTE, duration_us=duration, attributes=attributes)
+        return
+    group = _group_of(plan, work, rank)
+    size = work.nbytes * work.times
+    attributes = {
+        "is_cpu_op": False,
+        "pg_name": str(numbers[work.communicator, group]),
+        "perfmodel_op": work.op,
+        "perfmodel_nbytes": work.nbytes,
+        "perfmodel_times": work.times,
+        "perfmodel_communicator": work.communicator,
+        "perfmodel_key": work.key,
+        "perfmodel_root": work.root,
+        **({} if work.dtype is None else {"perfmodel_dtype": work.dtype}),
+        **own,
+    }
+    if work.op in COLLECTIVES:
+        per_rank = size // len(group) if work.op in PER_RANK else size
+        attributes |= {"comm_type": COLLECTIVES[work.op], "comm_size": per_rank}
+        yield TraceNode(number, task.name, COLLECTIVE, attributes=attributes)
+        return
+    yield from _messages(number, task.name, work, group, rank, attributes)
+
+
+def _messages(
+    number: int, name: str, work: Collective, group: tuple[int, ...], rank: int,
+    attributes: dict[str, Value],
+) -> Iterator[TraceNode]:  # fmt: skip
+    """A message to the next rank of the group, one from the rank before, or both."""
+    at, size = group.index(rank), len(group)
+    both = work.op == "send_recv"
+    tag = number & 0x7FFFFFFF
+    nbytes = work.nbytes * work.times
+    if both or at == 0:
+        ends: dict[str, Value] = {"comm_src": rank, "comm_dst": group[(at + 1) % size]}
+        more: dict[str, Value] = {"comm_size": nbytes, "comm_tag": tag}
+        yield TraceNode(number, name, SEND, attributes={**attributes, **ends, **more})
+    if both or at > 0:
+        ends = {"comm_src": group[(at - 1) % size], "comm_dst": rank}
+        more = {"comm_size": nbytes, "comm_tag": tag}
+        yield TraceNode(number + both, name, RECEIVE, attributes={**attributes, **ends, **more})
+
+
+def _group_of(plan: StepPlan, work: Collective, rank: int) -> tuple[int, ...]:
+    communicator = next(each for each in plan.communicators if each.name == work.communicator)
+    return next(tuple(group) for group in communicator.groups if rank in group)

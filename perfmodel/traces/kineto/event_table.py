@@ -1,0 +1,258 @@
+"""Columns of the events that an analysis needs; everything else is dropped while it is read."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.arrays import FloatArray
+from perfmodel.traces.kineto.event_stream import read_events, trace_fault
+
+US = 1e-6
+
+CATEGORIES = {
+    "cpu_op": "op", "operator": "op", "user_annotation": "mark", "kernel": "device",
+    "gpu_memcpy": "device", "memcpy": "device", "gpu_memset": "device", "memset": "device",
+    "cuda_runtime": "launch", "runtime": "launch", "cuda_driver": "launch",
+    "hip_runtime": "launch", "hip_driver": "launch", "privateuse1_runtime": "launch",
+    "python_function": "module",
+}  # fmt: skip
+"""By ``cat`` in lower case: until 1.10 PyTorch wrote "Operator", "Runtime", "Kernel"."""
+
+MARKS = ("ProfilerStep#", "DistributedDataParallel.", "Optimizer.", "## ", "nn.Module: ")
+"""Names of ranges; some versions wrote them as operators."""
+
+COMMUNICATION_KERNELS = ("nccl", "rccl", "msccl")
+BACKENDS = ("nccl:", "gloo:", "mpi:", "ucc:", "xccl:")
+MODULE = "nn.Module: "
+LONGEST_NAME = 120
+
+FIRST_OPERATORS = {
+    "aten::conv2d": 0, "aten::conv1d": 0, "aten::conv3d": 0, "aten::linear": 0, "aten::addmm": 1,
+    "aten::embedding": 1,
+}  # fmt: skip
+"""Operators that models begin with, and which of their inputs has the samples."""
+
+MOST_SHAPED = 1000
+"""Of these, shapes that are kept: the first ones of a step are enough."""
+
+
+@dataclass
+class Columns:
+    """Begin, duration (seconds since the first event) and numbers of some events."""
+
+    start: array[float] = field(default_factory=lambda: array("d"))
+    length: array[float] = field(default_factory=lambda: array("d"))
+    name: array[int] = field(default_factory=lambda: array("l"))
+    thread: array[int] = field(default_factory=lambda: array("l"))
+    key: array[int] = field(default_factory=lambda: array("q"))
+    detail: array[int] = field(default_factory=lambda: array("q"))
+
+    def add(
+        self, start: float, length: float, name: int, thread: int, key: int, detail: int
+    ) -> int:
+        """Append an event and return its index."""
+        self.start.append(start)
+        self.length.append(length)
+        self.name.append(name)
+        self.thread.append(thread)
+        self.key.append(key)
+        self.detail.append(detail)
+        return len(self.start) - 1
+
+    def frozen(self) -> Events:
+        """As arrays, in order of their begin; longer ones first."""
+        start, length = np.asarray(self.start), np.asarray(self.length)
+        order = np.lexsort((-length, start))
+        integers = [
+            np.asarray(column, dtype=np.int64)[order]
+            for column in (self.name, self.thread, self.key, self.detail)
+        ]
+        name, thread, key, detail = integers
+        begin = start[order]
+        return Events(begin, begin + length[order], name, thread, key, detail, order)
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Events of one kind in order of their begin.
+
+    `key`: an operator's sequence number, a kernel's or a launch's correlation; -1: none.
+    `detail`: bytes of a copy, or a hash of a kernel's grid and an operator's shapes.
+    `row`: where an event stood in the file, among those of its kind.
+    """
+
+    start: FloatArray
+    end: FloatArray
+    name: NDArray[np.int64]
+    thread: NDArray[np.int64]
+    key: NDArray[np.int64]
+    detail: NDArray[np.int64]
+    row: NDArray[np.int64]
+
+    def where(self, mask: NDArray[np.bool_]) -> Events:
+        """Those that a mask selects."""
+        return Events(*(getattr(self, name)[mask] for name in self.__slots__))
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class EventTable:
+    """A trace as columns.
+
+    `header`: members of the file besides events.
+    `names`: of events, by number.
+    `ops`, `marks`, `device`, `launches`, `modules`: operators, ranges, device work, calls of the
+        runtime, forward passes of modules.
+    `arguments`: of communication, of gradients and of first operators, by kind and row.
+    """
+
+    path: Path
+    header: Mapping[str, Any]
+    names: tuple[str, ...]
+    ops: Events
+    marks: Events
+    device: Events
+    launches: Events
+    modules: Events
+    arguments: Mapping[tuple[str, int], Mapping[str, Any]]
+    events: int
+
+    def named(self, *prefixes: str) -> NDArray[np.int64]:
+        """Numbers of the names that begin so."""
+        chosen = [n for n, name in enumerate(self.names) if name.startswith(prefixes)]
+        return np.array(chosen, dtype=np.int64)
+
+
+def read_table(path: Path) -> EventTable:
+    """Read a trace of PyTorch's profiler into columns.
+
+    Raises `InputError`: no such trace, or a damaged one.
+    """
+    header: dict[str, Any] = {}
+    builder = _Builder(path)
+    count = 0
+    for event in read_events(path, header):
+        builder.add(event)
+        count += 1
+    if not count:
+        raise trace_fault(path, "no events")
+    if not len(builder.columns["op"].start) and not len(builder.columns["device"].start):
+        kinds = ", ".join(sorted(builder.others)[:5]) or "no categories"
+        raise trace_fault(path, f"a trace of another program ({kinds})")
+    kinds_ = {kind: columns.frozen() for kind, columns in builder.columns.items()}
+    return EventTable(
+        path, header, tuple(builder.names), kinds_["op"], kinds_["mark"], kinds_["device"],
+        kinds_["launch"], kinds_["module"], builder.arguments, count,
+    )  # fmt: skip
+
+
+class _Builder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.names: dict[str, int] = {}
+        self.threads: dict[tuple[Any, Any], int] = {}
+        self.columns = {kind: Columns() for kind in ("op", "mark", "device", "launch", "module")}
+        self.arguments: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self.others: set[str] = set()
+        self.base: float | None = None
+        self.shaped = 0
+
+    def add(self, event: dict[str, Any]) -> None:
+        category = event.get("cat")
+        if event.get("ph") != "X" or not isinstance(category, str):
+            return
+        kind = CATEGORIES.get(category.lower())
+        name = event.get("name")
+        if kind is None or not isinstance(name, str):
+            if len(self.others) < 8:
+                self.others.add(category[:30])
+            return
+        if kind in ("op", "module") and name.startswith(MARKS):
+            kind = "module" if name.startswith(MODULE) else "mark"
+        elif kind == "module":
+            return
+        start, length = self._times(event)
+        arguments = event.get("args")
+        arguments = arguments if isinstance(arguments, dict) else {}
+        self._store(kind, name[:LONGEST_NAME], start, length, event, arguments)
+
+    def _times(self, event: Mapping[str, Any]) -> tuple[float, float]:
+        start, length = event.get("ts"), event.get("dur")
+        for field_, value in (("ts", start), ("dur", length)):
+            if not _is_time(value) or (field_ == "dur" and value < 0):
+                name = str(event.get("name"))[:40]
+                allowed = "microseconds, as numbers"
+                raise trace_fault(self.path, f"{field_} {value!r:.40} of {name!r}", allowed)
+        assert isinstance(start, int | float)
+        assert isinstance(length, int | float)
+        if self.base is None:
+            self.base = float(start)
+        return (start - self.base) * US, length * US
+
+    def _store(
+        self, kind: str, name: str, start: float, length: float,
+        event: Mapping[str, Any], arguments: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        number = self.names.setdefault(name, len(self.names))
+        owner = (str(event.get("pid")), str(event.get("tid")))
+        thread = self.threads.setdefault(owner, len(self.threads))
+        key, detail = _integer(arguments.get("correlation")), 0
+        if kind == "op":
+            key = _integer(arguments.get("Sequence number"))
+            detail = _hash(arguments.get("Input Dims"))
+        elif kind == "device":
+            copied = _integer(arguments.get("bytes"))
+            grid = (arguments.get("grid"), arguments.get("block"))
+            detail = copied if copied >= 0 else _hash(grid)
+        row = self.columns[kind].add(start, length, number, thread, key, detail)
+        if kept := _kept_arguments(kind, name, arguments):
+            self.arguments[kind, row] = kept
+        elif name in FIRST_OPERATORS and self.shaped < MOST_SHAPED and "Input Dims" in arguments:
+            self.arguments[kind, row] = {"Input Dims": arguments["Input Dims"]}
+            self.shaped += 1
+
+
+_COMMUNICATION: tuple[str, ...] = (
+    "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size",
+    "Process Group Name", "Process Group Description", "Process Group Ranks", "External id",
+)  # fmt: skip
+_SHAPES = ("Input Dims", "Input type", "External id")
+
+
+def _kept_arguments(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    if name == "record_param_comms" or (
+        kind == "device" and name.lower().startswith(COMMUNICATION_KERNELS)
+    ):
+        fields = _COMMUNICATION
+    elif name.startswith((*BACKENDS, "c10d::")) or name.endswith(
+        ("AccumulateGrad", "mul_out", "copy_bucket_to_grad")
+    ):
+        fields = _SHAPES
+    else:
+        return {}
+    return {key: arguments[key] for key in fields if key in arguments}
+
+
+def _is_time(value: Any) -> bool:
+    """Whether it is a finite number of microseconds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, float) and math.isfinite(value):
+        value = int(value)
+    return value if isinstance(value, int) and abs(value) < 1 << 62 else -1
+
+
+def _hash(value: Any) -> int:
+    return 0 if value is None else hash(str(value)) & 0x7FFFFFFF

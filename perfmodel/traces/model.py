@@ -1,0 +1,149 @@
+"""What a trace says about training, whatever program wrote it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfmodel.arrays import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective as one rank recorded it; seconds since the start of its trace.
+
+    `op`: as in `perfmodel.training.plan.step_plan.Op`, or the library's own word.
+    `elements`, `dtype`, `group_size`: None where the trace does not say.
+    `issued_s`: when the process called it.
+    """
+
+    op: str
+    elements: int | None
+    dtype: str | None
+    group_size: int | None
+    group: str
+    issued_s: float
+    start_s: float
+    end_s: float
+
+    @property
+    def length_s(self) -> float:
+        """Transfer, and waiting for ranks that come later."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """A gradient, in the order in which backward completes them.
+
+    `name`, `shape`: None where the trace does not say.
+    `bucket`: index of its bucket; None: it is not reduced in backward.
+    """
+
+    elements: int | None
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    bucket: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TracedLayer:
+    """Operators whose backward ends with the gradients of some parameters.
+
+    `gradients`: indices, in the order in which they get ready.
+    """
+
+    name: str
+    gradients: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedStep:
+    """A step of one rank: its time from its first work to that of the next step, cut into parts.
+
+    `forward_s`, `backward_s`: of each layer, in the order of backward, with the gaps before its
+        work; waiting for collectives left out of forward.
+    `exposed_s`: from the end of backward to that of the last bucket.
+    `tail_s`: what is left: copies out of buckets, optimizer, the next batch.
+    `copied_in_s`: for each layer, the part of `backward_s` that copies gradients into buckets.
+    `busy_s`: device at work.
+    `launch_wait_s`: gaps in which the device waits for the host to launch something.
+    `backward_end_s`: on the clock of the trace.
+    `overlapped_s`: part of the time of backward in which a collective is in progress;
+        `overlapped_work_s`: part of that in which the device works, too.
+    """
+
+    name: str
+    start_s: float
+    length_s: float
+    forward_s: FloatArray
+    backward_s: FloatArray
+    copied_in_s: FloatArray
+    exposed_s: float
+    tail_s: float
+    backward_end_s: float
+    buckets: tuple[Call, ...]
+    others: tuple[Call, ...]
+    busy_s: float
+    launch_wait_s: float
+    overlapped_s: float
+    overlapped_work_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """The trace of one rank.
+
+    `device`: the GPU's name, or "CPU". `local_devices`: GPUs of the host.
+    `device_GB`: memory of the GPU, as people say it.
+    `layers`, `gradients`: in the order of backward.
+    `slowdown`: of kernels while a collective is in progress, over the same kernels alone; None
+        where too few run both ways.
+    `views`: gradients are views of their buckets, so that nothing is copied back.
+    `passes`: forward passes of a step: more than 1 accumulate gradients.
+    `batch`: first dimension of the first operator's input.
+    """
+
+    path: Path
+    rank: int
+    world_size: int
+    backend: str | None
+    device: str
+    local_devices: int
+    device_GB: int
+    events: int
+    layers: tuple[TracedLayer, ...]
+    gradients: tuple[Gradient, ...]
+    steps: tuple[TracedStep, ...]
+    slowdown: float | None
+    views: bool
+    passes: int
+    batch: int | None
+    has_shapes: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether layers ran on a CPU."""
+        return self.device == "CPU"
+
+    @property
+    def median_step_s(self) -> float:
+        """Seconds."""
+        return statistics.median(step.length_s for step in self.steps)
+
+    def bucket_sizes(self) -> tuple[int | None, ...]:
+        """Elements of each bucket of the last step."""
+        return tuple(call.elements for call in self.steps[-1].buckets)
+
+
+def spread_of_steps(ranks: Sequence[RankTrace]) -> tuple[float, float, float]:
+    """Least, median and greatest time of a step: the slowest rank's of each; seconds."""
+    lengths = [
+        max(rank.steps[at].length_s for rank in ranks)
+        for at in range(min(len(rank.steps) for rank in ranks))
+    ]
+    return min(lengths), statistics.median(lengths), max(lengths)

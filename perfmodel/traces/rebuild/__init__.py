@@ -1,0 +1,1 @@
+"""From traces to a scenario: an editable model file, the machine as recorded, and the replay."""

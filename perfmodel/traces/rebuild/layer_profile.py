@@ -1,0 +1,176 @@
+"""What all ranks' traces say of one step: layers, buckets, transfers, waiting for others."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray
+from perfmodel.errors import Fault, InputError
+from perfmodel.traces.model import Call, RankTrace, TracedStep
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTimes:
+    """A bucket as recorded; medians over steps, seconds.
+
+    `transfer_s`: of the rank that came last, the shortest of all ranks. `waiting_s`: of the first
+    rank for the last one; None with one rank's trace, whose transfer contains the waiting.
+    `ready_s`: issued by the slowest rank, from the begin of its step. `start_s`, `end_s`: of its
+    collective.
+    """
+
+    index: int
+    elements: int | None
+    dtype: str | None
+    transfer_s: float
+    least_s: float
+    waiting_s: float | None
+    ready_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One step as the slowest rank runs it.
+
+    `forward_s`, `backward_s`, `copied_in_s`: of each layer in the order of backward, without what a
+    collective in progress adds.
+    `tail_s`: after backward and exposed communication.
+    `effective_slowdown`: of the time of backward beside collectives, gaps included.
+    `copied_out_s`: of gradients, at the rate of `copied_in_s`.
+    `steps_s`: of each step the slowest rank's time.
+    """
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    copied_in_s: FloatArray
+    exposed_s: float
+    tail_s: float
+    step_s: float
+    steps_s: tuple[float, ...]
+    slowdown: float | None
+    effective_slowdown: float
+    buckets: tuple[BucketTimes, ...]
+    busy_s: float
+    launch_wait_s: float
+
+
+def profile_ranks(ranks: Sequence[RankTrace]) -> Profile:
+    """Join the traces of several ranks of one job.
+
+    Of each step the rank counts that computes longest, which the others wait for; times of layers
+    are means over steps, scaled to the median step.
+    Raises `InputError`: ranks that did not run the same model.
+    """
+    _check_alike(ranks)
+    rounds = [list(steps) for steps in zip(*(rank.steps for rank in ranks), strict=False)]
+    slowest = [max(steps, key=_compute_s) for steps in rounds]
+    factors = [rank.slowdown for rank in ranks if rank.slowdown is not None]
+    slowdown = statistics.median(factors) if factors else None
+    effective = _effective(slowest, slowdown)
+    forward = np.mean([step.forward_s for step in slowest], axis=0)
+    backward = np.mean([_alone(step, effective) for step in slowest], axis=0)
+    computed = statistics.median(_compute_s(step) for step in slowest)
+    mean = statistics.fmean(_compute_s(step) for step in slowest)
+    scale = computed / mean if mean > 0 else 1.0
+    return Profile(
+        forward_s=forward * scale,
+        backward_s=backward * scale,
+        copied_in_s=np.mean([step.copied_in_s for step in slowest], axis=0) * scale,
+        exposed_s=statistics.median(step.exposed_s for step in slowest),
+        tail_s=statistics.median(step.tail_s for step in slowest),
+        step_s=statistics.median(max(s.length_s for s in steps) for steps in rounds),
+        steps_s=tuple(max(step.length_s for step in steps) for steps in rounds),
+        slowdown=slowdown,
+        effective_slowdown=effective,
+        buckets=_bucket_times(rounds, slowest),
+        busy_s=statistics.median(step.busy_s for step in slowest),
+        launch_wait_s=statistics.median(step.launch_wait_s for step in slowest),
+    )
+
+
+def _compute_s(step: TracedStep) -> float:
+    return float(step.forward_s.sum() + step.backward_s.sum())
+
+
+def _check_alike(ranks: Sequence[RankTrace]) -> None:
+    first = ranks[0]
+    faults = []
+    for rank in ranks[1:]:
+        sizes = [len(layer.gradients) for layer in rank.layers]
+        if sizes != [len(layer.gradients) for layer in first.layers]:
+            text = f"rank {rank.rank} with {len(rank.layers)} layers"
+            allowed = f"the {len(first.layers)} layers of rank {first.rank}: traces of one job"
+            faults.append(Fault("trace", text, allowed, str(rank.path)))
+        if rank.world_size != first.world_size:
+            text = f"{rank.world_size} ranks"
+            allowed = f"{first.world_size}, as {first.path.name} says"
+            faults.append(Fault("world_size", text, allowed, str(rank.path)))
+    if faults:
+        raise InputError(faults)
+
+
+def _effective(steps: Sequence[TracedStep], slowdown: float | None) -> float:
+    """Slowdown of the time beside collectives, of which gaps are no slower."""
+    if slowdown is None:
+        return 1.0
+    overlapped = sum(step.overlapped_s for step in steps)
+    saved = sum(step.overlapped_work_s for step in steps) * (1 - 1 / slowdown)
+    return overlapped / (overlapped - saved) if overlapped > saved > 0 else 1.0
+
+
+def _alone(step: TracedStep, effective: float) -> FloatArray:
+    """Times of backward without what collectives add: overlaps are spread over layers by time."""
+    total = float(step.backward_s.sum())
+    if effective <= 1 or total <= 0:
+        return step.backward_s
+    begin = step.backward_end_s - total
+    ends = begin + np.cumsum(step.backward_s)
+    starts = ends - step.backward_s
+    beside = np.zeros(len(ends))
+    position = 0.0
+    for low, high in sorted((call.start_s, call.end_s) for call in step.buckets):
+        since = max(low, position)
+        beside += np.maximum(0.0, np.minimum(ends, high) - np.maximum(starts, since))
+        position = max(position, high)
+    return np.asarray(step.backward_s - beside * (1 - 1 / effective))
+
+
+def _bucket_times(
+    rounds: Sequence[Sequence[TracedStep]], slowest: Sequence[TracedStep]
+) -> tuple[BucketTimes, ...]:
+    counts = {len(step.buckets) for steps in rounds for step in steps}
+    times = []
+    for index in range(min(counts, default=0)):
+        calls = [[step.buckets[index] for step in steps] for steps in rounds]
+        transfers = [min(call.length_s for call in each) for each in calls]
+        several = len(rounds[0]) > 1
+        waits = [
+            max(call.length_s for call in each) - min(c.length_s for c in each) for each in calls
+        ]
+        mine = [(step, step.buckets[index]) for step in slowest]
+        last = calls[-1][0]
+        times.append(
+            BucketTimes(
+                index=index,
+                elements=last.elements,
+                dtype=last.dtype,
+                transfer_s=statistics.median(transfers),
+                least_s=min(transfers),
+                waiting_s=statistics.median(waits) if several else None,
+                ready_s=statistics.median(call.issued_s - step.start_s for step, call in mine),
+                start_s=statistics.median(call.start_s - step.start_s for step, call in mine),
+                end_s=statistics.median(call.end_s - step.start_s for step, call in mine),
+            )
+        )
+    return tuple(times)
+
+
+def other_calls(ranks: Sequence[RankTrace]) -> tuple[Call, ...]:
+    """Collectives of the last step that are no buckets."""
+    return ranks[0].steps[-1].others

@@ -1,0 +1,333 @@
+"""Write what a trace says as files: a model with its layer times, its machine, a scenario."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import write_atomically
+from perfmodel.topology.from_text.gpu_text import read_gpu
+from perfmodel.topology.model import Gpu
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.traces.model import Gradient, RankTrace
+from perfmodel.traces.rebuild.layer_profile import Profile
+from perfmodel.traces.rebuild.recorded_machine import LinkFit, fit_links, node_document
+from perfmodel.training.ddp.buckets import ddp_buckets
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.workload import load_workload
+from perfmodel.workload.model import ITEM_BYTES
+from perfmodel.workload.readers.fields import TRAINABLE
+from perfmodel.workload.readers.load import read_model
+
+MODEL, MACHINE, SCENARIO = "model.yaml", "machine.yaml", "scenario.yaml"
+CPU_RANK = "cpu-process"
+
+DATA_PARALLEL = frozenset({"all_reduce", "broadcast", "barrier"})
+"""Collectives of DistributedDataParallel; others split something that a file of layers does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What a trace was made into.
+
+    `documents`: by file name.
+    `caps_bytes`: of each bucket; None: PyTorch's default caps give the same buckets.
+    `fit`: of the links; None: one rank, or nothing recorded.
+    """
+
+    profile: Profile
+    documents: Mapping[str, Mapping[str, Any]]
+    comments: Mapping[str, str]
+    caps_bytes: tuple[int, ...] | None
+    fit: LinkFit | None
+    gradients: tuple[Gradient, ...]
+    notes: tuple[str, ...]
+
+
+def rebuild(
+    ranks: Sequence[RankTrace],
+    profile: Profile,
+    *,
+    gpu: str | None = None,
+    batch: int | None = None,
+    model: str | None = None,
+) -> Rebuilt:
+    """Make a model file, a machine and a scenario of the traces of one job.
+
+    `gpu`: in the table of GPUs; by default the one that the trace names.
+    `batch`: samples per GPU; by default from shapes, or 1.
+    `model`: of the zoo, or a file, that names the gradients.
+    Raises `InputError`: training that a list of layers cannot hold, or a GPU or model that does not
+        fit.
+    """
+    first = ranks[0]
+    _check_strategy(ranks)
+    device = load_gpu(gpu or _gpu_name(first))
+    gradients = _named(first, model)
+    kernel_s = device.kernel_overhead_s
+    copy_Bps = _copy_rate(profile, gradients, kernel_s, device)
+    model_document = _model_document(first, profile, gradients, copy_Bps, kernel_s)
+    caps = _caps(model_document, profile)
+    sizes = [_bucket_bytes(bucket.elements, bucket.dtype) for bucket in profile.buckets]
+    fit = None
+    if first.world_size > 1 and sizes and all(sizes):
+        fit = fit_links(first.world_size, sizes, [b.transfer_s for b in profile.buckets])
+    source = f"all-reduces of {first.path.name}"
+    machine = node_document(first.world_size, device.name, fit, source)
+    notes = list(dict.fromkeys(note for rank in ranks for note in rank.notes))
+    samples = batch or first.batch
+    if samples is None:
+        notes.append("samples of a step are not in the trace: counted as 1 (--batch)")
+    scenario = _scenario_document(first, profile, gradients, caps, samples or 1)
+    question = f"How long is the step of {first.path.name} on this machine, or on another?"
+    return Rebuilt(
+        profile, {MODEL: model_document, MACHINE: machine, SCENARIO: scenario},
+        {MODEL: f"Layers of {first.path.name}, in the order of forward, with their measured times.",
+         MACHINE: "The machine as recorded: set cluster.node to another one.",
+         SCENARIO: question},
+        caps, fit, gradients, tuple(notes),
+    )  # fmt: skip
+
+
+def write_rebuilt(rebuilt: Rebuilt, folder: Path) -> Path:
+    """Write the files and return the path of the scenario."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.default_flow_style = None
+    yaml.width = 120
+    for name, document in rebuilt.documents.items():
+        text = StringIO()
+        yaml.dump(dict(document), text)
+        write_atomically(folder / name, f"# {rebuilt.comments[name]}\n{text.getvalue()}")
+    return folder / SCENARIO
+
+
+def _check_strategy(ranks: Sequence[RankTrace]) -> None:
+    first, allowed = ranks[0], "a step of DistributedDataParallel or of one GPU, for a scenario"
+    faults = []
+    operations = {call.op for step in first.steps for call in (*step.buckets, *step.others)}
+    if others := sorted(operations - DATA_PARALLEL):
+        faults.append(Fault("trace", f"{', '.join(others)} in a step", allowed, str(first.path)))
+    if first.passes > 1:
+        text = f"{first.passes} forward passes in a step (accumulated gradients)"
+        faults.append(Fault("trace", text, allowed, str(first.path)))
+    if not all(gradient.elements for gradient in first.gradients):
+        text = "neither shapes of gradients nor sizes of messages"
+        need = "a trace with record_shapes=True"
+        faults.append(Fault("trace", text, need, str(first.path)))
+    if first.world_size > 1 and not first.steps[-1].buckets:
+        text = f"no all-reduce in backward, of {first.world_size} ranks"
+        faults.append(Fault("trace", text, allowed, str(first.path)))
+    if faults:
+        raise InputError(faults)
+
+
+def _gpu_name(trace: RankTrace) -> str:
+    if trace.on_cpu:
+        return CPU_RANK
+    sized = f"{trace.device} {trace.device_GB}GB"
+    for text in (trace.device, sized)[:: 1 if "GB" in trace.device else -1]:
+        with suppress(InputError):
+            return read_gpu(text).name
+    found = f"{trace.device!r} in the trace"
+    raise InputError(Fault("--gpu", found, "a GPU of the table: --gpu NAME"))
+
+
+# ---------------------------------------------------------------- model
+
+
+def _named(trace: RankTrace, model: str | None) -> tuple[Gradient, ...]:
+    """Gradients with names: of a model that has the same, or of their layers."""
+    if model is not None:
+        workload = load_workload(model)
+        tensors = [workload.tensors[at] for at in workload.ready_order]
+        sizes = [tensor.numel for tensor in tensors]
+        own = [gradient.elements for gradient in trace.gradients]
+        if sizes != own:
+            differ = next((at for at, pair in enumerate(zip(sizes, own, strict=False))
+                           if pair[0] != pair[1]), min(len(sizes), len(own)))  # fmt: skip
+            text = f"{model!r}, of {len(sizes)} tensors, other than the trace from number {differ}"
+            raise InputError(
+                Fault("--model", text, f"a model with the {len(own)} gradients in order")
+            )
+        return tuple(
+            replace(gradient, name=tensor.name, shape=tensor.shape)
+            for gradient, tensor in zip(trace.gradients, tensors, strict=True)
+        )
+    named = list(trace.gradients)
+    for layer in trace.layers:
+        shapes = [named[at].shape for at in layer.gradients]
+        for position, at in enumerate(layer.gradients):
+            suffix = _suffix(shapes, position)
+            named[at] = replace(named[at], name=f"{layer.name}.{suffix}")
+    return tuple(named)
+
+
+def _suffix(shapes: Sequence[tuple[int, ...] | None], position: int) -> str:
+    shape = shapes[position]
+    matrices = [each for each in shapes if each is not None and len(each) > 1]
+    vectors = [each for each in shapes if each is not None and len(each) == 1]
+    if shape is not None and len(matrices) == 1 and len(shape) > 1:
+        return "weight"
+    if shape is not None and len(matrices) == 1 and len(vectors) == 1:
+        return "bias"
+    return f"parameter{position}"
+
+
+def _bytes(gradient: Gradient) -> int:
+    return (gradient.elements or 0) * ITEM_BYTES.get(gradient.dtype or "fp32", 4)
+
+
+def _bucket_bytes(elements: int | None, dtype: str | None) -> int:
+    return (elements or 0) * ITEM_BYTES.get(dtype or "fp32", 4)
+
+
+def _copy_rate(profile: Profile, gradients: Sequence[Gradient], kernel_s: float, gpu: Gpu) -> float:
+    """Rate at which copies into buckets take as long as recorded; the memory's where none were."""
+    nbytes = sum(map(_bytes, gradients))
+    moving_s = float(profile.copied_in_s.sum()) - kernel_s * len(gradients)
+    fastest = gpu.memory_Bps * gpu.memory_efficiency / 2
+    return min(nbytes / moving_s, 10 * fastest) if moving_s > 0 else fastest
+
+
+def _model_document(
+    trace: RankTrace, profile: Profile, gradients: Sequence[Gradient],
+    copy_Bps: float, kernel_s: float,
+) -> dict[str, Any]:  # fmt: skip
+    copies = np.array([
+        sum(_bytes(gradients[at]) / copy_Bps + kernel_s for at in layer.gradients)
+        for layer in trace.layers
+    ])  # fmt: skip
+    distributed = trace.world_size > 1
+    backward = without(profile.backward_s, copies) if distributed else profile.backward_s
+    tail = profile.tail_s
+    if distributed and not trace.views:
+        tail -= _copied_out(profile, gradients, copy_Bps, kernel_s)
+    layers = [
+        {
+            "name": layer.name,
+            "parameters": [gradients[at].name for at in layer.gradients],
+            "forward": _time(profile.forward_s[at]),
+            "backward": _time(backward[at]),
+        }
+        for at, layer in enumerate(trace.layers)
+    ]
+    buffers = sum(
+        _bucket_bytes(call.elements, call.dtype)
+        for call in trace.steps[-1].others
+        if call.op == "broadcast"
+    )
+    order = [at for layer in reversed(trace.layers) for at in reversed(layer.gradients)]
+    document: dict[str, Any] = {
+        "perfmodel": 1,
+        "kind": "model",
+        "name": trace.path.name.partition(".")[0] or "trace",
+        "description": f"from {trace.path.name}, rank {trace.rank} of {trace.world_size}",
+        "parameters": [_parameter(gradients[at]) for at in order],
+        "layers": layers[::-1],
+        "optimizer": _time(max(tail, 0.0)),
+        "copy_rate": f"{copy_Bps / 1e9:.9g} GB/s",
+    }
+    return document | ({"buffers": f"{buffers} B"} if buffers else {})
+
+
+def _parameter(gradient: Gradient) -> dict[str, Any]:
+    size = {"shape": list(gradient.shape)} if gradient.shape else {"numel": gradient.elements}
+    dtype = gradient.dtype if gradient.dtype in TRAINABLE else "fp32"
+    return {"name": gradient.name, **size, "dtype": dtype}
+
+
+def without(times_s: FloatArray, parts_s: FloatArray) -> FloatArray:
+    """Take a part of each time away; what one cannot give, the next ones give, so that sums hold.
+
+    Examples
+    --------
+    >>> without(np.array([1.0, 5.0]), np.array([2.0, 1.0])).tolist()
+    [0.0, 3.0]
+    """
+    owed, rest = 0.0, np.zeros(len(times_s))
+    for at, (time_s, part_s) in enumerate(zip(times_s, parts_s, strict=True)):
+        owed += float(part_s)
+        taken = min(float(time_s), owed)
+        rest[at], owed = time_s - taken, owed - taken
+    return rest
+
+
+def _copied_out(
+    profile: Profile, gradients: Sequence[Gradient], copy_Bps: float, kernel_s: float
+) -> float:
+    """Time of copies out of buckets that a plan runs after the last bucket has been reduced."""
+    ends = [bucket.end_s for bucket in profile.buckets]
+    last = position = max(ends, default=0.0)
+    backward_end_s = last - profile.exposed_s
+    position = backward_end_s if profile.exposed_s > 0 else last
+    for bucket, end_s in zip(profile.buckets, ends, strict=True):
+        members = [g for g in gradients if g.bucket == bucket.index]
+        copied = sum(map(_bytes, members)) / copy_Bps + kernel_s * len(members)
+        position = max(position, end_s) + copied
+    return position - last
+
+
+def _time(time_s: float) -> str:
+    return f"{max(time_s, 0.0) * 1e6:.9g} us"
+
+
+# ---------------------------------------------------------------- scenario
+
+
+def _caps(document: Mapping[str, Any], profile: Profile) -> tuple[int, ...] | None:
+    """Bytes of each bucket, if PyTorch's default caps would make others."""
+    recorded = tuple(_bucket_bytes(b.elements, b.dtype) for b in profile.buckets)
+    if not recorded or not all(recorded):
+        return None
+    import tempfile
+
+    from perfmodel.files import write_json
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.json"
+        write_json(path, dict(document))
+        workload = read_model(path)
+    buckets = ddp_buckets(workload, DdpOptions(), iteration="steady")
+    return None if tuple(bucket.nbytes for bucket in buckets) == recorded else recorded
+
+
+def _scenario_document(
+    trace: RankTrace, profile: Profile, gradients: Sequence[Gradient],
+    caps: tuple[int, ...] | None, batch: int,
+) -> dict[str, Any]:  # fmt: skip
+    strategy: dict[str, Any] = {"kind": "ddp"}
+    if caps is not None:
+        strategy["bucket_caps"] = [f"{cap} B" for cap in caps]
+    if trace.views:
+        strategy["gradient_as_bucket_view"] = True
+    broadcasts = any(call.op == "broadcast" for call in trace.steps[-1].others)
+    strategy["broadcast_buffers"] = broadcasts
+    dtypes = {gradient.dtype for gradient in gradients}
+    precision = next((d for d in ("fp32", "bf16", "fp16") if d in dtypes), "fp32")
+    compute: dict[str, Any] = {
+        "source": "file", "times": MODEL, "precision": precision, "gpu_spread": 0,
+        "overlap_slowdown": math.floor(profile.effective_slowdown * 1e6) / 1e6,
+    }  # fmt: skip
+    library: dict[str, Any] = {"name": "plain"}
+    if trace.on_cpu:
+        library |= {"workers": 2, "host_step": "0 s"}
+    return {
+        "perfmodel": 1,
+        "model": {"file": MODEL},
+        "compute": compute,
+        "strategy": strategy,
+        "cluster": {"node": MACHINE, "gpus_per_node": trace.world_size},
+        "training": {"batch_per_gpu": batch},
+        "library": library,
+    }

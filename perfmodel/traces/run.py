@@ -1,0 +1,124 @@
+"""Read the traces of a job, sum them up, rebuild the step and replay it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.traces.kineto.rank_trace import read_rank
+from perfmodel.traces.model import RankTrace
+from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
+from perfmodel.traces.rebuild.replay import Comparison, replay
+from perfmodel.traces.rebuild.scenario_files import Rebuilt, rebuild, write_rebuilt
+
+MOST_FILES = 64
+"""Ranks whose traces are read together; more of them say little more."""
+
+SUFFIXES = (".json", ".json.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceAnalysis:
+    """What is known of a traced job.
+
+    `refusal`: why there is no scenario; empty where there is one.
+    `comparison`: of the rebuilt step with the trace.
+    `changed`: the same step with some fields set.
+    """
+
+    ranks: tuple[RankTrace, ...]
+    profile: Profile
+    rebuilt: Rebuilt | None
+    refusal: str
+    comparison: Comparison | None
+    changed: Comparison | None = None
+
+    @property
+    def first(self) -> RankTrace:
+        """The trace of the lowest rank."""
+        return self.ranks[0]
+
+    @property
+    def launch_bound(self) -> float:
+        """Part of the step in which the device waits for the host to launch work."""
+        return self.profile.launch_wait_s / self.profile.step_s if self.profile.step_s > 0 else 0.0
+
+
+def analyse_traces(
+    paths: Sequence[Path],
+    *,
+    gpu: str | None = None,
+    batch: int | None = None,
+    model: str | None = None,
+    changes: Sequence[str] = (),
+    folder: Path | None = None,
+) -> TraceAnalysis:
+    """Read traces of PyTorch's profiler, one for each rank, and replay their step.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        Files, or folders of them.
+    gpu, batch, model
+        What the trace may not say: the GPU of the table, samples per GPU, and a model that names
+        the parameters.
+    changes : sequence of str
+        Fields of the rebuilt scenario to set for a second simulation, as ``--set`` has them.
+    folder : Path, optional
+        Where model, machine and scenario are written.
+
+    Returns
+    -------
+    TraceAnalysis
+
+    Raises
+    ------
+    InputError
+        No traces of training, or of several jobs; changes that do not fit.
+    """
+    ranks = read_ranks(paths)
+    profile = profile_ranks(ranks)
+    try:
+        rebuilt = rebuild(ranks, profile, gpu=gpu, batch=batch, model=model)
+    except InputError as error:
+        fields = {fault.field for fault in error.faults}
+        if changes or "--model" in fields or ("gpu" in fields and gpu is not None):
+            raise
+        return TraceAnalysis(ranks, profile, None, str(error), None)
+    with tempfile.TemporaryDirectory() as scratch:
+        scenario = write_rebuilt(rebuilt, folder or Path(scratch))
+        comparison = replay(scenario, profile)
+        changed = replay(scenario, profile, changes) if changes else None
+    return TraceAnalysis(ranks, profile, rebuilt, "", comparison, changed)
+
+
+def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
+    """Read one trace per rank, by rank.
+
+    Raises `InputError`: no traces, or two of one rank.
+    """
+    files = [file for path in paths for file in _files_in(path)]
+    if not files or len(files) > MOST_FILES:
+        allowed = f"1 to {MOST_FILES} traces, one for each rank"
+        raise InputError(Fault("trace", f"{len(files)} files", allowed))
+    ranks = sorted((read_rank(file) for file in files), key=lambda trace: trace.rank)
+    if len({trace.rank for trace in ranks}) < len(ranks):
+        if len({trace.world_size for trace in ranks}) == 1 and ranks[0].world_size > 1:
+            text = ", ".join(f"{trace.path.name} of rank {trace.rank}" for trace in ranks)
+            raise InputError(Fault("trace", text, "one trace for each rank"))
+        # Without distributedInfo all say that they are rank 0.
+        ranks = [replace(trace, rank=number) for number, trace in enumerate(ranks)]
+    return tuple(ranks)
+
+
+def _files_in(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(each for each in path.iterdir() if each.name.endswith(SUFFIXES))
+    if not files:
+        allowed = f"a folder of traces ({', '.join(SUFFIXES)})"
+        raise InputError(Fault("trace", "a folder without traces", allowed, str(path)))
+    return files
