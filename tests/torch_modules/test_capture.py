@@ -197,3 +197,25 @@ def test_a_large_model_needs_no_memory() -> None:
     captured = capture(module, torch.zeros(1, 316_228))
     assert captured.workload.parameters == 316_228**2
     assert "99,9" in repr(captured) or "100,0" in repr(captured)
+
+
+def test_the_command_calls_a_function_of_a_file(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from perfmodel.cli.app import build_app
+
+    script = tmp_path / "my_training.py"
+    script.write_text(
+        "import torch\n\ndef example():\n"
+        "    return torch.nn.Linear(8, 4), (torch.zeros(2, 8), torch.zeros(2, 4)), "
+        "torch.nn.MSELoss()\n"
+    )
+    out = tmp_path / "mine.yaml"
+    app = build_app(["capture"])
+    done = CliRunner().invoke(app, ["capture", f"{script}:example", "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert load_workload(str(out)).parameters == 36
+    for function, text in (("exmple", "did you mean 'example'"), ("", "FILE.py:FUNCTION")):
+        wrong = CliRunner().invoke(app, ["capture", f"{script}:{function}", "-o", str(out)])
+        assert wrong.exit_code == 2
+        assert text in wrong.output
