@@ -91,7 +91,6 @@ SMALL_MODULES = {
     "report/comparison/page": "the page of a product, as in the others",
     "report/sweeping/page": "the page of a product, as in the others",
     "studies/advise/quick_scan": "a search among settings, apart from what is simulated in full",
-    "studies/sweep/export": "CSV and Parquet, as in the other studies",
     "traces/rebuild/recorded_machine": "a fit of its own, apart from the files that hold it",
     "traces/rebuild/replay": "what is simulated, apart from what is written",
     "traces/chakra/simulate_trace": "what is simulated, apart from how it is read",
