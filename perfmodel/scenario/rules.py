@@ -363,7 +363,7 @@ def _auto_chooses(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault
         yield origin.fault("training.batch_per_gpu", str(training.batch_per_gpu), allowed)
     parallel, compute = parts.get("parallel"), parts.get("compute")
     written = set() if parallel is None else parallel.model_fields_set
-    for name in sorted(written & {"tensor", "sequence_parallel", "context", "pipeline"}):
+    for name in sorted(written & {"tensor", "sequence_parallel", "context", "expert", "pipeline"}):
         allowed = f"nothing with {kind}: strategy.{name} lists what it chooses from"
         yield origin.fault(f"parallel.{name}", _short(getattr(parallel, name)), allowed)
     if compute is not None and "recompute" in compute.model_fields_set:
