@@ -25,8 +25,9 @@ def stripped(model: Workload, folder: Path, *, shapes: bool = True, name: str = 
     """A file of a model of the zoo that states parameters and operations alone."""
     trained = set(model.ready_order)
     parameters = [
-        {"name": tensor.name, "requires_grad": index in trained} | ({"shape": list(tensor.shape)} if shapes or len(tensor.shape) < 2
-                                 else {"numel": tensor.numel})
+        {"name": tensor.name, "requires_grad": index in trained}
+        | ({"shape": list(tensor.shape)} if shapes or len(tensor.shape) < 2
+           else {"numel": tensor.numel})
         for index, tensor in enumerate(model.tensors)
     ]  # fmt: skip
     layers = [
