@@ -20,6 +20,7 @@ LARGE_FOLDERS = {
     "report": "one folder per product, over common/",
     "scenario/sections/strategies": "one file per strategy",
     "workload": "one folder per way to state a model, and what is worked out of it",
+    "workload/zoo": "one module or folder per family of models",
     "training": "one folder per family of strategies, and the table of all",
     "collectives/algorithms": "one file per family of algorithms",
 }
