@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from perfmodel.errors import Fault, allowed_names
 from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.model import Scenario, divisible_by, is_resized_by_flag
-from perfmodel.scenario.sections.model import ModelSection, transformer_findings
+from perfmodel.scenario.sections.model import transformer_findings
 from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.scenario.sections.strategies.parameter_server import (
     ParameterServerStrategy,
@@ -123,13 +123,9 @@ def _files_exist(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
 
 
 def _transformer_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
-    model = parts.get("model")
-    for field, text, allowed in transformer_findings(model.transformer) if _shaped(model) else ():
+    section = getattr(parts.get("model"), "transformer", None)
+    for field, text, allowed in () if section is None else transformer_findings(section):
         yield origin.fault(f"model.transformer.{field}", text, allowed)
-
-
-def _shaped(model: ModelSection | None) -> bool:
-    return model is not None and model.transformer is not None
 
 
 def _sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:

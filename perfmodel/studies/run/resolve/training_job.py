@@ -46,7 +46,7 @@ from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
-from perfmodel.workload.roofline import layer_times, step_s
+from perfmodel.workload.roofline import by_first_flash, layer_times, step_s
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoders.experts import ExpertSettings
@@ -348,12 +348,14 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         optimizer_kernels=compute.optimizer_kernels,
         master_weights=compute.master_weights,
         channels_last=compute.channels_last,
-        fused_attention=compute.fused_attention,
+        fused_attention=bool(compute.fused_attention),
         compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         float8=job.float8,
         accumulate=job.options.accumulate,
     )
+    if compute.fused_attention == "flash_1":
+        times = by_first_flash(job.workload, times)
     return _with_recompute(job, times)
 
 
@@ -466,10 +468,10 @@ def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemo
         return add_offload(
             job.workload, times,
             block_bytes(
-                job.workload, batch, job.wide_precision, fused_attention=compute.fused_attention,
-                recompute=job.recompute, held_dtype=job.strategy.held_dtype(job.options),
-                compiled=bool(compute.compiled),
-                narrow=narrow_inputs(job.workload, job.float8),
+                job.workload, batch, job.wide_precision,
+                fused_attention=bool(compute.fused_attention), recompute=job.recompute,
+                held_dtype=job.strategy.held_dtype(job.options),
+                compiled=bool(compute.compiled), narrow=narrow_inputs(job.workload, job.float8),
             ),
             compute.offload_activations, memory.link_Bps,
         )  # fmt: skip
@@ -534,7 +536,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         expert_copies=grid.expert_copies if grid.expert > 1 else None,
         batch_per_gpu=batch,
         options=job.options,
-        fused_attention=compute.fused_attention,
+        fused_attention=bool(compute.fused_attention),
         recompute=job.recompute,
         offload=compute.offload_activations,
         compiled=bool(compute.compiled),
