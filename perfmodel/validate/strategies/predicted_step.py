@@ -32,8 +32,9 @@ SCALES = (0.25, 4.0)
 LONG_TASKS, MANY_GPUS = 5000, 256
 """Tasks of the plan of a split model, and GPUs, above which its step is simulated once: it is not
 scaled, which takes a dozen times as long, and its interval is that of a shorter one."""
-SHORT_TASKS, MOST_GPUS = 1500, 192
-"""Tasks of the plan that a long step is shortened to, and GPUs above which it gets no interval."""
+SHORT_TASKS, MOST_GPUS = 800, 192
+"""Tasks of the plan that a long step is shortened to first, and GPUs above which it gets no
+interval."""
 DECIDES = 1.1
 """A network that is not named decides a step where the slowest of such machines makes it so many
 times as long as the fastest: the error that is aimed at."""
@@ -116,28 +117,45 @@ class PredictedStep:
         return self.intervals[by, measured]
 
     def _interval_of_shorter(self) -> Ends | None:
-        """Interval as wide as that of the same step with fewer micro-batches.
+        """Interval by that of the same step with fewer micro-batches, and with twice as many.
 
-        What is uncertain of a micro-batch is so of each; what runs once a step weighs more in a
-        shorter one, so that the interval is rather too wide. None: it is long on so many GPUs,
-        or with the fewest micro-batches.
+        A micro-batch more makes each end of what is uncertain longer by as much as the last ones
+        did. None: it is long on so many GPUs, or with that few micro-batches.
         """
         micro_batches = count(self.stated.cells, "accumulate")
         stages = self.stated.scenario.parallel.pipeline.stages
         tasks = len(self.sized.plan_for(None).tasks)
-        groups = max(1, round(micro_batches * SHORT_TASKS / tasks / stages))
-        fewer = min(micro_batches, groups * stages)
-        is_too_long = tasks * fewer > LONG_TASKS * micro_batches
-        if is_too_long or self.stated.size.gpus > MOST_GPUS:
+        few = stages * max(1, round(micro_batches * SHORT_TASKS / tasks / stages))
+        is_too_long = few * tasks > LONG_TASKS * micro_batches
+        if is_too_long or 2 * few > micro_batches or self.stated.size.gpus > MOST_GPUS:
             return None
-        cells = {**self.stated.cells, "accumulate": str(fewer)}
-        shorter = predict_step(read_step(cells))
-        parts = simulate_uncertainties(shorter.sized, shorter._run(1.0))
-        if parts is None:
+        lengths = [self._uncertain_step(each) for each in (few, 2 * few)]
+        beyond = (micro_batches - few) / few
+        names = dict.fromkeys(name for ends in lengths for name in ends)
+        (step_s, _), *parts = (
+            tuple(
+                first + beyond * (second - first)
+                for first, second in zip(
+                    *(ends.get(name, ends[""]) for ends in lengths), strict=True
+                )
+            )
+            for name in names
+        )
+        uncertain = [Uncertainty(str(at), *sorted(ends)) for at, ends in enumerate(parts)]
+        if not uncertain:
             return None
-        low_s, high_s = step_interval(shorter.step_s, parts)
-        scale = self.step_s / shorter.step_s
-        return low_s * scale, high_s * scale
+        low_s, high_s = step_interval(step_s, uncertain)
+        return self.step_s * low_s / step_s, self.step_s * high_s / step_s
+
+    def _uncertain_step(self, micro_batches: int) -> dict[str, Ends]:
+        """Both ends of each uncertainty of a step with other micro-batches; "": the step, twice."""
+        cells = {**self.stated.cells, "accumulate": str(micro_batches)}
+        other = predict_step(read_step(cells))
+        parts = simulate_uncertainties(other.sized, other._run(1.0)) or ()
+        return {
+            "": (other.step_s, other.step_s),
+            **{part.origin: (part.low_s, part.high_s) for part in parts},
+        }
 
     def _on_any_network(self, ends: Ends) -> Ends:
         fastest, slowest = self.network_factors

@@ -218,21 +218,18 @@ def test_kernels_by_hand_and_layer_norms_of_a_row():
     assert llama.parameters - nemotron.parameters == 4 * 512 * 1024 - (2 * 4 + 1) * 512
 
 
-def test_the_interval_of_a_long_step_is_that_of_a_shorter_one(monkeypatch):
-    cells = row(gpus_per_node="8", accumulate="16", strategy="{kind: megatron}", step_s="0.05",
-                parallel="{tensor: 2, pipeline: {stages: 2}}")  # fmt: skip
+def test_the_interval_of_a_long_step_follows_from_two_shorter_ones(monkeypatch):
+    cells = row(accumulate="12", strategy="{kind: megatron}", step_s="0.05",
+                parallel="{tensor: 2}")  # fmt: skip
     whole = predict_step(read_step(cells))
-    ends = whole.interval()
-    tasks = len(whole.sized.plan_for(None).tasks)
-    for name, least in (("LONG_TASKS", tasks - 1), ("SHORT_TASKS", tasks // 4)):
+    ends, tasks = whole.interval(), len(whole.sized.plan_for(None).tasks)
+    for name, least in (("LONG_TASKS", tasks - 1), ("SHORT_TASKS", tasks // 6)):
         monkeypatch.setattr(f"perfmodel.validate.strategies.predicted_step.{name}", least)
     long = predict_step(read_step(cells))
     assert long.is_long
-    shorter = long.interval()
-    assert shorter == pytest.approx(ends, rel=0.03)
-    assert shorter != ends
-    assert compare_step(long, None).intervals["step"] == shorter
-    monkeypatch.setattr("perfmodel.validate.strategies.predicted_step.MOST_GPUS", 4)
+    assert long.interval() == pytest.approx(ends, rel=1e-3)
+    assert compare_step(long, None).intervals["step"] == long.interval()
+    monkeypatch.setattr("perfmodel.validate.strategies.predicted_step.MOST_GPUS", 1)
     assert predict_step(read_step(cells)).interval() is None  # too many GPUs
 
 
