@@ -122,7 +122,39 @@ def _grow(text: str, rng: random.Random) -> str:
             return text + 'long: "' + "y" * 30_000 + '"\n'
 
 
+PREFIXES = (
+    "[1,0]<stdout>:", "> ", "(Worker pid=7, ip=10.0.0.1) ", "[rank0]: ", "2026-01-01T00:00:00Z ",
+    "Jan  2 10:00:00 n1 app[12]: ", "pod-0 main ", "0: ", "node-17: ", "\x1b[32m", "\u00a0", "| ",
+)  # fmt: skip
+
+
+def _paste(text: str, rng: random.Random) -> str:
+    """Wrap, prefix, glue or thin out lines, as terminals, collectors of logs and hands do."""
+    lines = text.splitlines() or [""]
+    match rng.randrange(6):
+        case 0:
+            width = rng.choice((40, 80, 100))
+            rows = [line.expandtabs(8) for line in lines]
+            lines = [row[at : at + width] for row in rows for at in range(0, len(row) + 1, width)]
+        case 1:
+            prefix = rng.choice(PREFIXES)
+            lines = [prefix + line for line in lines]
+        case 2:
+            lines = [rng.choice(PREFIXES) + line for line in lines]
+        case 3:
+            column = rng.randrange(12)
+            lines = [" ".join(c for at, c in enumerate(line.split()) if at != column)
+                     for line in lines]  # fmt: skip
+        case 4:
+            at = rng.randrange(len(lines))
+            lines[at] = re.sub(r"(?<=\S)[ \t]+(?=\S)", "", lines[at], count=1)
+        case 5:
+            lines += lines
+    return "\n".join(lines) + "\n"
+
+
 DAMAGES: tuple[Callable[[str, random.Random], str], ...] = (
     _other_value, _other_value, _other_value, _other_value, _swap_values, _scale_number,
-    _scale_number, _edit_lines, _edit_lines, _cut, _insert_characters, _rename_word, _grow,
+    _scale_number, _edit_lines, _edit_lines, _cut, _insert_characters, _rename_word, _grow, _paste,
+    _paste,
 )  # fmt: skip

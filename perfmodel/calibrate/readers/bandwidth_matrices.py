@@ -155,7 +155,7 @@ def _heads(lines: Sequence[str]) -> Iterator[_Head]:
         if (test := _TEST.search(line)) is not None:
             running = test.group(1)
         elif unit is not None and (p2p := _P2P.search(line)) is not None:
-            test_name = line[p2p.start() :].partition(" (")[0].removesuffix(" Matrix")
+            test_name = re.split(r"\s*\(", line[p2p.start() :])[0].removesuffix(" Matrix")
             yield _Head(at + 1, test_name, unit)
         elif unit is not None and _TITLE.search(line):
             summed = _sum_below(lines, at + 1)

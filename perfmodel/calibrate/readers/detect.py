@@ -38,6 +38,9 @@ KNOWN = (
 MOST_LINES = 1_500_000
 """A log of NCCL_DEBUG=INFO of a thousand ranks has half a million."""
 
+LARGEST_JSON = 8 * 2**20
+"""Characters: nccl-tests on ten thousand ranks writes a quarter of this. In memory it is larger."""
+
 _JSON_BEGINS = ("{", "[{", "[\n", "[ ", "[]")
 
 _STATUS = re.compile(r"^\s*GPU\d+\s.*\b(?:OK|NS|CNS|GNS|TNS)\b", re.MULTILINE)
@@ -146,6 +149,9 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
         start = "\n".join(lines).lstrip()  # quoted, fenced, or behind prefixes
     if not start.startswith(_JSON_BEGINS) or (start.startswith('{"') and is_nccl_log(lines)):
         return None
+    if len(start) > LARGEST_JSON:
+        problem = f"JSON of {len(start) / 2**20:.0f} MiB"
+        raise InputError(Fault("file", problem, f"at most {LARGEST_JSON // 2**20} MiB"))
     decoder, documents, at = json.JSONDecoder(), [], 0
     separator = re.compile(r"[ \t\r\n,]*")
     try:

@@ -10,6 +10,8 @@ from perfmodel.errors import Fault, InputError
 
 DEEPEST = 64
 MOST_ELEMENTS = 200_000
+LARGEST_XML = 8 * 2**20
+"""Characters: NCCL's file of a rack of 72 GPUs has half a million. In memory it is larger."""
 
 
 @dataclass
@@ -41,6 +43,9 @@ def parse_xml(text: str, file: str) -> tuple[Element, tuple[str, ...]]:
     Raises `InputError`: not well formed (as a truncated file is), a document type or entities
     (which can make a small file huge), too deep, or too many elements.
     """
+    if len(text) > LARGEST_XML:
+        problem = f"XML of {len(text) / 2**20:.0f} MiB"
+        raise InputError(Fault("file", problem, f"at most {LARGEST_XML // 2**20} MiB", file))
     reader = _Reader()
     # Named here, so that a document cannot name one that is unknown: `text` is decoded already.
     parser = expat.ParserCreate("utf-8")
