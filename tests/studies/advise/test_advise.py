@@ -78,6 +78,14 @@ def test_what_an_issue_lists_is_tried(advice: Advice) -> None:
     )
 
 
+def test_intervals_hold_the_gain_also_where_steps_differ_in_size(advice: Advice) -> None:
+    for trial in (*advice.trials, *advice.together):
+        assert trial.gain is not None
+        assert trial.gain.interval is not None
+        low, high = trial.gain.interval
+        assert low - 1e-9 <= trial.ratio <= high + 1e-9, trial.text
+
+
 def test_proposals_gain_more_than_their_parts_and_touch_what_they_say(advice: Advice) -> None:
     alone = {trial.text: trial.ratio for trial in advice.trials}
     for trial in advice.together:
