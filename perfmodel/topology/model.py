@@ -53,6 +53,8 @@ class Gpu:
         Most that the board draws by its data sheet (TDP); watts. None where no source is known.
     efficiency_assumed : bool
         Whether `matmul_efficiency` is an assumption, and not measured on this GPU or its like.
+    estimated : tuple of str
+        Fields that a data sheet left out and GPUs that were measured stand for.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Gpu:
     generation: str
     power_W: float | None = None
     efficiency_assumed: bool = False
+    estimated: tuple[str, ...] = ()
 
     @property
     def clock_Hz(self) -> float:

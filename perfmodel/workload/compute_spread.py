@@ -40,7 +40,7 @@ def roofline_factors(workload: Workload, gpu: Gpu, precision: str) -> Factors:
     Steps of one family of models (with attention or with convolutions) share a width, because
     precisions rest on few tables each; a model of neither takes the wider one. GPUs of a generation
     of which few steps were published take that of generations left out. Guessed efficiencies and
-    guessed work add to it.
+    guessed work add to it; a GPU of which only a data sheet is known has a width of its own.
     """
     kinds = {layer.kind for layer in workload.layers}
     spread = _shipped("kernels/spread")
@@ -50,8 +50,10 @@ def roofline_factors(workload: Workload, gpu: Gpu, precision: str) -> Factors:
     half = float(steps[family] if family else max(steps["transformer"], steps["convolutional"]))
     if gpu.generation not in steps["seen_generations"]:
         half = max(half, float(steps["unseen"]))
+    if "matmul_efficiency" in gpu.estimated:  # measured of whole steps: of kernels it is part
+        half = max(half, float(_shipped("compute_spread")["data_sheet"]["width"]))
     parts = [half]
-    if gpu.efficiency_assumed:
+    if gpu.efficiency_assumed and "matmul_efficiency" not in gpu.estimated:
         parts.append(Z80 * float(spread["kinds"][f"product {precision}"]["unseen"]["log_sd"]))
     if workload.notes:
         parts.append(float(_shipped("compute_spread")["estimated"]["width"]))

@@ -91,10 +91,10 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
     if part.nvlink is None:
         allowed = f"a GPU with NVLink, which joins those of {host.node.name}; or nvlink: none"
         raise InputError(Fault("gpu", repr(named.name), allowed))
-    if (part.nvlink, part.lanes) == (old.nvlink, old.lanes):
+    if (part.nvlink, part.lanes, part.lane_Bps) == (old.nvlink, old.lanes, old.lane_Bps):
         return changed
     note = f"assumption: {part.lanes} NVLinks for each {named.name}, joined as in the template"
-    board = Board(len(host.names("gpu")), layout, part.nvlink, part.lanes)
+    board = Board(len(host.names("gpu")), layout, part.nvlink, part.lanes, part.lane_Bps)
     return rewire(changed, board).noting(note)
 
 
@@ -185,7 +185,7 @@ def _links(part: GpuConnector, intra: IntraText | None) -> tuple[str | None, int
         own = name is not None and name.startswith(stated)
         name = name if own else stated if stated in links else None
     lanes = part.lanes if intra is None or intra.lanes is None else intra.lanes
-    lane_Bps = None if intra is None else intra.lane_Bps
+    lane_Bps = part.lane_Bps if intra is None else intra.lane_Bps or part.lane_Bps
     if name is None and lane_Bps is not None:
         name = "nvlink4"  # of a GPU whose data sheet is all that there is
     return name, lanes, stated_rate(name, lane_Bps)

@@ -207,14 +207,15 @@ def _from_template(facts: TemplateFacts, host: HostText, assumptions: tuple[str,
 
 def _rack(named: NamedGpu, net: NetworkText, assumptions: tuple[str, ...]) -> Described:
     """An NVLink rack: one node of 72 GPUs, whose trays are the hosts that were described."""
-    node = load_template("gb200-nvl72").model_copy(update={"gpu": named.name})
+    rack = "gb300-nvl72" if named.part.spelled == "gb300" else "gb200-nvl72"
+    node = load_template(rack).model_copy(update={"gpu": named.name})
     notes = [*assumptions, "assumption: a rack of 18 trays of 4 GPUs, all joined by NVLink"]
     if net.kind is not None:
         nic_Bps = net.nic_Bps or usual_nics(net.kind, named.part.spelled)[1]
         if net.nic_Bps is None:
             notes.append(f"assumption: NICs of {nic_Bps * 8e-9:g} Gbit/s, one per GPU")
         node = _with_ports(node, net.kind, net, nic_Bps)
-    return Described(node, tuple(notes), "gb200-nvl72", trays=RACK_GPUS // 4)
+    return Described(node, tuple(notes), rack, trays=RACK_GPUS // 4)
 
 
 def _with_ports(node: NodeSpec, kind: str, net: NetworkText, nic_Bps: float) -> NodeSpec:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError, allowed_names, nearest
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
-from perfmodel.topology.templates.gpus import gpu_names, load_gpu
+from perfmodel.topology.templates.gpus import gpu_names, gpu_spec, load_gpu
 
 _BEFORE = (
     r"(?:(?<![a-z0-9])|(?<=rtx)|(?<=gtx)|(?<=geforce)|(?<=tesla)|(?<=nvidia)|(?<=quadro)|(?<=\dx))"
@@ -59,8 +59,7 @@ def read_gpu(text: str, intra: str = "") -> NamedGpu:
     if text in parts:
         return NamedGpu(text, parts[text], memory_GB=parts[text].memory)
     if text in gpu_names() and (similar := _same_generation(text)):
-        note = f"assumption: {text} is plugged in like {similar}"
-        return NamedGpu(text, parts[similar], (note,))
+        return _of_table(text, similar)
     folded = text.lower()
     mentions = sorted(_mentions(folded))
     if not mentions:
@@ -75,11 +74,29 @@ def read_gpu(text: str, intra: str = "") -> NamedGpu:
     return replace(named, assumptions=(note, *named.assumptions), others=text[other:].strip())
 
 
+def _of_table(name: str, similar: str) -> NamedGpu:
+    """A GPU of a user's table: as its entry says, and else like one of its generation."""
+    spec, part = gpu_spec(name), hardware_parts().gpus[similar]
+    card = spec.form == "card" or (spec.form is None and spec.nvlink is None)
+    stated = spec.model_fields_set & {"form", "nvlink", "pcie"}
+    fields: dict[str, object] = {"spelled": name, "memory": round(spec.memory / 1e9), "devices": ()}
+    if stated:
+        fields |= {"form": "pcie" if card else "sxm", "geforce": False, "c2c": None}
+        fields |= {"nvlink": None, "lanes": 0, "lane_Bps": None}
+    if spec.nvlink is not None:
+        link = part.nvlink or "nvlink4"
+        fields |= {"nvlink": link, "lanes": spec.nvlink.links, "lane_Bps": spec.nvlink.bandwidth}
+    if spec.pcie is not None:
+        fields["pcie"] = spec.pcie.replace("gen", "pcie")
+    note = f"assumption: {name} is plugged in like {similar}"
+    return NamedGpu(name, part.model_copy(update=fields), () if len(stated) == 3 else (note,))
+
+
 def _same_generation(gpu: str) -> str | None:
-    """Name of a GPU on a board, of the generation of one in the user's own table."""
-    generation = load_gpu(gpu).generation
-    boards = (name for name, part in hardware_parts().gpus.items() if part.form != "pcie")
-    return next((name for name in boards if load_gpu(name).generation == generation), None)
+    """Name of a GPU of the generation of one in the user's own table, on a board if there is."""
+    generation, parts = load_gpu(gpu).generation, hardware_parts().gpus
+    ordered = sorted(parts, key=lambda name: parts[name].form == "pcie")
+    return next((name for name in ordered if load_gpu(name).generation == generation), None)
 
 
 def _known_gpus(text: str) -> str:

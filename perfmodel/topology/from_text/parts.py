@@ -71,11 +71,13 @@ class GpuConnector(FileModel):
     """How one model of GPU is written and what it is plugged into."""
 
     spelled: str
-    form: Literal["sxm", "sxm2", "sxm3", "sxm4", "sxm5", "pcie", "nvl", "superchip"]
+    form: Literal["sxm", "sxm2", "sxm3", "sxm4", "sxm5", "oam", "pcie", "nvl", "superchip"]
     memory: int
     sm: int
     nvlink: str | None = None
     lanes: int = 0
+    lane_Bps: float | None = None
+    """Rate of each of its NVLinks, one direction, where it is not that of `nvlink`."""
     pcie: str
     cpu: str
     c2c: str | None = None
@@ -85,7 +87,12 @@ class GpuConnector(FileModel):
     @property
     def on_board(self) -> bool:
         """Whether it sits on a board with its peers, and not in a slot."""
-        return self.form.startswith("sxm") or self.form == "superchip"
+        return self.form.startswith("sxm") or self.form in {"oam", "superchip"}
+
+    @property
+    def amd(self) -> bool:
+        """Whether it is one of AMD's, whose GPUs xGMI joins all to all."""
+        return self.nvlink == "xgmi"
 
 
 class SharedPart(FileModel):

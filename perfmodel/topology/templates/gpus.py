@@ -14,10 +14,11 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import USER_FOLDER, data_folder, line_of, plain, read_yaml, validate_document
 from perfmodel.files.bounds import LARGEST_YAML_BYTES
 from perfmodel.topology.model import Gpu
+from perfmodel.topology.templates.data_sheets import ESTIMATED, complete, is_data_sheet
 from perfmodel.topology.templates.spec import GpuSpec, GpuTable, is_unknown_key, resolve_source
 
-_UNSOURCED = {"generation", "sources"}
-_OPTIONAL = {"power"}
+_UNSOURCED = {"generation", "sources", "source", "form", "pcie"}
+_OPTIONAL = {"power", "nvlink", *ESTIMATED}
 _KIND = re.compile(rb"^kind:[ \t]*[\"']?gpus\b", re.MULTILINE)
 
 
@@ -120,12 +121,52 @@ def _read_entry(path: Path, modified_ns: int, name: str) -> tuple[Gpu, Mapping[s
     if faults:
         raise InputError(faults)
     spec = table.gpus[name]
-    sources = _source_texts(spec, table)
+    sources = dict(_source_texts(spec, table))
+    estimated: Mapping[str, str] = {}
+    if is_data_sheet(spec):
+        try:
+            spec, estimated = complete(name, spec, measured_gpus())
+        except InputError as error:
+            raise InputError(
+                replace(fault, file=str(path), line=line_of(document, fault.field.split(".")))
+                for fault in error.faults
+            ) from None
+    sources |= estimated
     assumed = sources.get("matmul_efficiency", "").startswith("assumption")
-    return replace(_gpu(name, spec), efficiency_assumed=assumed), sources
+    gpu = replace(_gpu(name, spec), efficiency_assumed=assumed, estimated=tuple(estimated))
+    return gpu, MappingProxyType(sources)
+
+
+@lru_cache(maxsize=1)
+def measured_gpus() -> tuple[Gpu, ...]:
+    """Shipped GPUs whose efficiencies were measured, one of those with a source in common."""
+    path = data_folder("topologies") / "gpus.yaml"
+    document = _read_document(path, path.stat().st_mtime_ns)
+    kinds: dict[str, Gpu] = {}
+    for name, entry in plain(document)["gpus"].items():
+        if any(entry.get(field) is None for field in ESTIMATED) or entry["generation"] == "cpu":
+            continue
+        gpu, sources = _read_entry(path, path.stat().st_mtime_ns, name)
+        if not gpu.efficiency_assumed:
+            kinds.setdefault(sources["matmul_efficiency"], gpu)
+    return tuple(kinds.values())
+
+
+def gpu_spec(name: str) -> GpuSpec:
+    """Return one GPU of the table as its file has it."""
+    load_gpu(name)  # says what is wrong
+    path = _current_sections()[name][-1]
+    document = plain(_read_document(path, path.stat().st_mtime_ns))
+    return validate_document(GpuSpec, document["gpus"][name])
 
 
 def _gpu(name: str, spec: GpuSpec) -> Gpu:
+    assert spec.matmul_efficiency is not None
+    assert spec.memory_efficiency is not None
+    assert spec.kernel_overhead is not None
+    assert spec.launch is not None
+    assert spec.streaming_multiprocessors is not None
+    assert spec.overlap_slowdown is not None
     return Gpu(
         name=name,
         memory_bytes=spec.memory,
@@ -143,9 +184,10 @@ def _gpu(name: str, spec: GpuSpec) -> Gpu:
 
 
 def _source_texts(spec: GpuSpec, table: GpuTable) -> Mapping[str, str]:
-    return MappingProxyType(
-        {field: resolve_source(text, table.sources) for field, text in spec.sources.items()}
-    )
+    stated = spec.model_fields_set - _UNSOURCED
+    texts = {field: spec.source for field in sorted(stated) if spec.source is not None}
+    texts |= spec.sources
+    return {field: resolve_source(text, table.sources) for field, text in texts.items()}
 
 
 def source_faults(
@@ -165,10 +207,11 @@ def source_faults(
         at = ["gpus", name, "sources"]
         sources = entry.get("sources") or {}
         required = fields - (_OPTIONAL - set(entry))
+        needed = set() if entry.get("source") else required
         faults += [
             Fault(f"gpus.{name}.sources.{f}", "nothing", "a source for this number", file,
                   line_of(document, at))
-            for f in sorted(required - set(sources))
+            for f in sorted(needed - set(sources))
         ] + [
             Fault(f"gpus.{name}.sources.{f}", repr(f), allowed_names(required, f), file,
                   line_of(document, [*at, f]))
@@ -181,6 +224,8 @@ def source_faults(
             Fault(f"gpus.{name}.matmul_efficiency", f"nothing for {precision!r}",
                   "an efficiency for every precision of `peak`", file,
                   line_of(document, ["gpus", name, "matmul_efficiency"]))
-            for precision in sorted(set(entry["peak"]) ^ set(entry["matmul_efficiency"]))
+            for precision in sorted(
+                set(entry["peak"]) ^ set(entry.get("matmul_efficiency") or entry["peak"])
+            )
         ]  # fmt: skip
     return faults

@@ -346,21 +346,41 @@ class FabricFile(FileModel):
 # ---------------------------------------------------------------- GPUs
 
 
+class GpuLinks(FileModel):
+    """NVLinks of one GPU, as its data sheet has them."""
+
+    links: Parts
+    bandwidth: Bandwidth
+    """Of each, one direction."""
+
+
 class GpuSpec(FileModel):
-    """One model of GPU; see `perfmodel.topology.model.Gpu` for the meaning of the fields."""
+    """One model of GPU; see `perfmodel.topology.model.Gpu` for the meaning of the fields.
+
+    The numbers of a data sheet are enough: what is left out is estimated from GPUs that were
+    measured, said to be assumed, and widens intervals.
+    """
 
     generation: str
     memory: Bytes
     memory_bandwidth: Bandwidth
-    peak: dict[str, FlopRate]
-    matmul_efficiency: dict[str, Fraction]
-    memory_efficiency: Fraction
-    kernel_overhead: Latency
-    launch: Latency
-    streaming_multiprocessors: Parts
-    overlap_slowdown: Annotated[float, Field(ge=1, le=1e6)]
+    peak: Annotated[dict[str, FlopRate], Field(min_length=1)]
+    matmul_efficiency: dict[str, Fraction] | None = None
+    memory_efficiency: Fraction | None = None
+    kernel_overhead: Latency | None = None
+    launch: Latency | None = None
+    streaming_multiprocessors: Parts | None = None
+    overlap_slowdown: Annotated[float, Field(ge=1, le=1e6)] | None = None
     power: Power | None = None
-    sources: dict[str, Source]
+    nvlink: GpuLinks | None = None
+    """Links to other GPUs; None: those of the shipped GPUs of its name, or none."""
+    form: Literal["board", "card"] | None = None
+    """Whether it sits on a board with its peers or in a slot; a board if it has NVLinks."""
+    pcie: Annotated[str, Field(pattern="^gen[1-6]$")] | None = None
+    """Generation of its slot."""
+    source: Source | None = None
+    """Of all numbers that `sources` leaves out: the data sheet."""
+    sources: dict[str, Source] = Field(default_factory=dict)
     """Source of each number, by field."""
 
 

@@ -11,7 +11,8 @@ from perfmodel.files import validate_document
 from perfmodel.files.read import parse_yaml
 from perfmodel.topology.composed.load import load_node, node_files
 from perfmodel.topology.composed.node_yaml import node_text
-from perfmodel.topology.templates.build import template_names
+from perfmodel.topology.from_text.describe import describe
+from perfmodel.topology.templates.build import build_topology, template_names
 from perfmodel.topology.templates.spec import NodeSpec
 
 BASE = """perfmodel: 1
@@ -80,3 +81,36 @@ def test_words_without_meaning_are_refused(text: str, allowed: str) -> None:
         load_node(text)
     assert allowed in str(raised.value)
     assert all(fault.field == "topology" for fault in raised.value.faults)
+
+
+LABS = {
+    "rtx3090-x2-10g": (2, 10, "tcp"), "rtx3090-x4-25g": (4, 25, "tcp"),
+    "rtx4090-x2-10g": (2, 10, "tcp"), "rtx4090-x4-25g": (4, 25, "tcp"),
+    "rtx5090-x2-25g": (2, 25, "tcp"), "rtx5090-x4-100g": (4, 100, "roce"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_nodes_of_small_labs(name: str) -> None:
+    gpus, rate_Gbps, network = LABS[name]
+    topology = build_topology(name, hosts=2, fabric="one-switch")
+    assert (len(topology.ranks), topology.network) == (2 * gpus, network)
+    node = load_node(name)
+    rates = [node.links[spec.port].bandwidth * 8e-9 for spec in node.nodes if spec.port]
+    assert rates == [rate_Gbps]
+    assert not topology.gpu_p2p
+    assert not topology.gpudirect_rdma
+    assert topology.gpu.name == f"rtx-{name[3:7]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "gpu"), [("hgx-b300", 8, "B300"), ("gb300-nvl72", 72, "GB300")]
+)
+def test_blackwell_ultra_has_adapters_of_800_gigabits(name: str, gpus: int, gpu: str) -> None:
+    """NVIDIA HGX B300 and GB300 NVL72 data sheets: 18 NVLinks of 50 GB/s, ConnectX-8."""
+    node = load_node(name)
+    links = {link.kind: link.bandwidth for link in node.links.values()}
+    assert links["infiniband"] == 100e9
+    assert links["nvlink"] == 50e9
+    assert len(build_topology(node).ranks) == gpus
+    assert describe(gpu, gpus=4 if gpus == 72 else 8, intra="NVSwitch").template == name

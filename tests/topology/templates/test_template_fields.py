@@ -131,10 +131,13 @@ def test_every_field_of_a_gpu_acts(
     folder = tmp_path / "topologies"
     folder.mkdir()
     node = (Path(str(_template("dgx-a100")))).read_text()
-    (folder / "own.yaml").write_text(node.replace("gpu: a100-sxm4-80gb", "gpu: mine"))
+    plugged = name.split(".")[2:3] in (["form"], ["pcie"], ["nvlink"])
+    composed = "perfmodel: 1\nkind: node\ngpus: 4 x mine\n"
+    text = composed if plugged else node.replace("gpu: a100-sxm4-80gb", "gpu: mine")
+    (folder / "own.yaml").write_text(text)
     (tmp_path / "asked.yaml").write_text(
         "# How long?\nperfmodel: 1\nmodel: {name: resnet18}\ncompute: {precision: fp16}\n"
-        "cluster: {node: own, gpus_per_node: 2}\ntraining: {batch_per_gpu: 8}\n"
+        "cluster: {node: own, gpus_per_node: 4}\ntraining: {batch_per_gpu: 8}\n"
     )
 
     def answer(document: Document) -> object:

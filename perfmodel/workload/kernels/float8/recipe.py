@@ -142,6 +142,8 @@ def recipe_faults(float8: Float8, gpu: Gpu) -> list[Fault]:
     if float8.recipe in allowed:
         return []
     text = f"{', '.join(map(repr, allowed))} on {gpu.name}"
+    if not allowed:
+        text = f"another precision on {gpu.name}: of {gpu.generation}, casts to fp8 are not known"
     return [Fault("fp8.recipe", repr(float8.recipe), text)]
 
 
