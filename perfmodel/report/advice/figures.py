@@ -45,7 +45,7 @@ def draw_gains(advice: Advice) -> go.Figure:
             },
             hoverinfo="text", hovertext=[_hover(trial) for trial in chosen],
         )  # fmt: skip
-    labels = [_short(trial.text) for trial in listed]
+    labels = [_label(trial) for trial in listed]
     figure.update_xaxes(
         **axis_layout(f"{advice.samples.partition(' ')[0]}s per second, change in %")
     )
@@ -55,6 +55,13 @@ def draw_gains(advice: Advice) -> go.Figure:
         )
     )
     return figure
+
+
+def _label(trial: Trial) -> str:
+    """Name one change, or what several together touch, which tells proposals apart."""
+    if len(trial.changes) == 1:
+        return _short(trial.text)
+    return f"<b>{len(trial.changes)} together: {_COLOURS[trial.touches][1]}</b> "
 
 
 def _ends(trial: Trial) -> tuple[float, float]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
@@ -204,9 +205,19 @@ def _cost_of_samples(advice: Advice, trial: Trial) -> str:
 
 def command(advice: Advice, trial: Trial) -> str:
     """The command that runs a proposal."""
-    fields = {name: value for change in trial.changes for name, value in change.fields.items()}
+    origin = advice.scenario.origin
+    fields = {name: _written_at(origin.content, name) for name in origin.flags}
+    fields |= {name: value for change in trial.changes for name, value in change.fields.items()}
     flags = [f"--set '{name}={_written(value)}'" for name, value in fields.items()]
     return " ".join([f"perfmodel run {advice.scenario.name}", *flags])
+
+
+def _written_at(content: Mapping[str, Any], field: str) -> Any:
+    """The value of a dotted field that a flag gave."""
+    value: Any = content
+    for part in field.split("."):
+        value = value[int(part)] if isinstance(value, list) else value.get(part)
+    return value
 
 
 def _written(value: object) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.report.advice.page import advice_html
-from perfmodel.report.advice.text import advice_lines, headline, limit_words
+from perfmodel.report.advice.text import advice_lines, command, headline, limit_words
 from perfmodel.report.common.document import Paragraph
-from perfmodel.scenario import Scenario, make_scenario
+from perfmodel.scenario import Scenario, change_scenario, make_scenario
 from perfmodel.studies.advise.export import advice_rows, to_json
 from perfmodel.studies.advise.model import WORTH, Advice
 from perfmodel.studies.advise.run import advise_scenario, apply_changes, gain_of
@@ -76,6 +77,14 @@ def test_what_an_issue_lists_is_tried(advice: Advice) -> None:
     assert [trial.ratio for trial in advice.trials] == sorted(
         (trial.ratio for trial in advice.trials), reverse=True
     )
+
+
+def test_intervals_hold_the_gain_also_where_steps_differ_in_size(advice: Advice) -> None:
+    for trial in (*advice.trials, *advice.together):
+        assert trial.gain is not None
+        assert trial.gain.interval is not None
+        low, high = trial.gain.interval
+        assert low - 1e-9 <= trial.ratio <= high + 1e-9, trial.text
 
 
 def test_proposals_gain_more_than_their_parts_and_touch_what_they_say(advice: Advice) -> None:
@@ -160,3 +169,11 @@ def test_an_unknown_node_is_a_fault_of_the_scenario() -> None:
     wrong = {**SLOW_NETWORK, "cluster": {**SLOW_NETWORK["cluster"], "node": "ethernet-11g"}}
     with pytest.raises(InputError, match="ethernet-11g"):
         advise_scenario(make_scenario(wrong), jobs=1)
+
+
+def test_the_command_repeats_what_flags_had_set(advice: Advice) -> None:
+    fields = {"training.batch_per_gpu": 16}
+    asked = change_scenario(advice.scenario, fields, flags=tuple(fields))
+    again = command(replace(advice, scenario=asked), advice.together[0])
+    assert "--set 'training.batch_per_gpu=16'" in again
+    assert again.count("--set") == 1 + sum(len(c.fields) for c in advice.together[0].changes)
