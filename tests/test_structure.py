@@ -19,6 +19,7 @@ LARGE_FOLDERS = {
     "scenario/sections": "one file per section",
     "report": "one folder per product, over common/",
     "scenario/sections/strategies": "one file per strategy",
+    "workload": "one folder per way to state a model, and what is worked out of it",
     "training": "one folder per family of strategies, and the table of all",
     "collectives/algorithms": "one file per family of algorithms",
 }
@@ -75,8 +76,10 @@ SMALL_MODULES = {
     "workload/kernels/convolutions": ROW + ": kinds of kernels",
     "workload/kernels/grouped_products": ROW + ": kinds of kernels",
     "workload/zoo/decoders/experts/latent_attention": ROW + ": parts of a block",
+    "workload/configs/section_model": "the door from a scenario's section, apart from readers",
     "workload/shards/attention_calls": "calls of the context group, apart from the tensor group's",
     "workload/zoo/images/vgg": ROW,
+    "workload/zoo/stacks/gpt_neox": ROW,
     "workload/zoo/images/vit": ROW,
     "report/common/terminal": ROW + ": renderers",
     "topology/composed/host_line": "a host as one text, apart from its fields",

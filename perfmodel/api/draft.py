@@ -90,35 +90,32 @@ def draft_scenario(answers: DraftAnswers, folder: Path = Path()) -> Draft:
         faults.append(Fault("nodes", str(answers.nodes), "1 or more"))
     if faults:
         raise InputError(faults)
-    content = _content(answers, folder)
+    content = _content(answers)
     reason = "as you said"
     if answers.strategy is None:
-        content, batch, memory, reason = _first_that_fits(content, answers.batch_per_gpu, folder)
+        content, batch, memory, reason = _first_that_fits(content, answers.batch_per_gpu)
     else:
         content["strategy"] = {"kind": answers.strategy}
-        batch, memory = _largest_batch(content, answers.batch_per_gpu, folder)
+        batch, memory = _largest_batch(content, answers.batch_per_gpu)
     content["training"] = {"batch_per_gpu": batch}
-    scenario = _make(content, folder)
-    text = _render(content, answers, reason, batch_said=answers.batch_per_gpu is not None)
+    scenario = make_scenario(content)
+    as_written = _relative_files(content, folder)
+    text = _render(as_written, answers, reason, batch_said=answers.batch_per_gpu is not None)
     return Draft(text, scenario, tuple(_notes(content, memory)))
 
 
-def _content(answers: DraftAnswers, folder: Path) -> dict[str, Any]:
-    """All sections but the strategy and the batch."""
+def _content(answers: DraftAnswers) -> dict[str, Any]:
+    """All sections but the strategy and the batch; files as seen from here."""
     node = load_node(answers.node)
     host, gpu = expand_host(node), load_gpu(node.gpu)
     precision = answers.precision
     if precision is None:
         precision = next((p for p in ("bf16", "fp16") if p in gpu.peak_flops), "fp32")
-    cluster: dict[str, Any] = {"node": _relative(answers.node, folder), "nodes": answers.nodes}
+    cluster: dict[str, Any] = {"node": answers.node, "nodes": answers.nodes}
     if answers.nodes > 1:
         usual = "rail-optimised" if len(host.nics) >= len(host.gpus) else "leaf-spine"
         cluster["fabric"] = answers.fabric or usual
-    model = (
-        {"name": answers.model}
-        if answers.model is not None
-        else {"config": _relative(answers.config or "", folder)}
-    )
+    model = {"config": answers.config} if answers.model is None else {"name": answers.model}
     content: dict[str, Any] = {
         "model": model,
         "compute": {"precision": precision},
@@ -128,7 +125,7 @@ def _content(answers: DraftAnswers, folder: Path) -> dict[str, Any]:
     smaller = [2**n for n in range(answers.nodes.bit_length()) if 2**n < answers.nodes]
     if smaller:
         content["scale"] = {"nodes": smaller}
-    content["compute"] |= _usual_training(_make(content, folder))
+    content["compute"] |= _usual_training(make_scenario(content))
     return content
 
 
@@ -149,26 +146,26 @@ def _usual_training(scenario: Scenario) -> dict[str, Any]:
     return {"optimizer": "adamw"}
 
 
-def _make(content: Mapping[str, Any], folder: Path) -> Scenario:
-    """Make the scenario as if its file stood in a folder."""
-    from dataclasses import replace
-
-    scenario = make_scenario(content)
-    place = str(folder / "scenario.yaml")
-    return scenario.with_origin(replace(scenario.origin, file=place, lines={}))
+def _relative_files(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Name files as seen from the folder of the scenario."""
+    cluster, model = dict(content["cluster"]), dict(content["model"])
+    cluster["node"] = _relative(cluster["node"], folder)
+    if "config" in model:
+        model["config"] = _relative(model["config"], folder)
+    return {**content, "cluster": cluster, "model": model}
 
 
 def _first_that_fits(
-    content: dict[str, Any], batch: int | None, folder: Path
+    content: dict[str, Any], batch: int | None
 ) -> tuple[dict[str, Any], int, Memory, str]:
     smallest: Memory | None = None
     for strategy, compute, reason in SPLITS:
-        if strategy["kind"] == "fsdp" and _gpus(content, folder) == 1:
+        if strategy["kind"] == "fsdp" and _gpus(content) == 1:
             continue
         changed = {**content, "strategy": dict(strategy),
                    "compute": {**content["compute"], **compute}}  # fmt: skip
         try:
-            largest, memory = _largest_batch(changed, batch, folder)
+            largest, memory = _largest_batch(changed, batch)
         except PerfmodelError:
             if smallest is None:
                 raise
@@ -184,36 +181,31 @@ def _first_that_fits(
     raise InputError(Fault("model", f"{needs} per GPU even with FSDP, of {has}", allowed))
 
 
-def _gpus(content: Mapping[str, Any], folder: Path) -> int:
-    from perfmodel.studies.run.resolve.machine import named_node
-
-    scenario = _make(content, folder)
-    node = load_node(named_node(scenario))
-    return len(expand_host(node).gpus) * scenario.cluster.nodes
+def _gpus(content: Mapping[str, Any]) -> int:
+    node = load_node(content["cluster"]["node"])
+    return len(expand_host(node).gpus) * int(content["cluster"]["nodes"])
 
 
-def _largest_batch(
-    content: Mapping[str, Any], batch: int | None, folder: Path
-) -> tuple[int, Memory]:
+def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, Memory]:
     """The largest power of two that fits, or the batch that was said; and the memory."""
     best = batch or 1
-    memory = _memory(content, best, folder)
+    memory = _memory(content, best)
     while batch is None and best < LARGEST_BATCH:
-        twice = _memory(content, 2 * best, folder)
+        twice = _memory(content, 2 * best)
         if not twice.fits or twice.tight or twice.total_bytes > FULL * twice.capacity_bytes:
             break
         best, memory = 2 * best, twice
     return best, memory
 
 
-def _memory(content: Mapping[str, Any], batch: int, folder: Path) -> Memory:
+def _memory(content: Mapping[str, Any], batch: int) -> Memory:
     from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
     from perfmodel.studies.run.resolve.training_job import estimate_memory
     from perfmodel.studies.run.steps.sized_job import size_job
 
     sized_content = {**content, "training": {"batch_per_gpu": batch}}
     sized_content.pop("scale", None)
-    inputs = resolve_scenario(_make(sized_content, folder), None, None)
+    inputs = resolve_scenario(make_scenario(sized_content), None, None)
     sized = size_job(inputs, inputs.sizes[-1])
     return estimate_memory(sized.job, sized.size.gpus, sized.batch)
 

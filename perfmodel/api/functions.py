@@ -259,10 +259,10 @@ def sweep(
     Examples
     --------
     >>> import perfmodel as pm
-    >>> grid = {"strategy.bucket_cap": ["1 MiB", "25 MiB"]}
+    >>> grid = {"cluster.nodes": [1, 2]}
     >>> swept = pm.sweep("bucket-size-slow-ethernet", grid=grid, jobs=1)
-    >>> list(swept.to_frame()["status"])
-    ['ok', 'ok']
+    >>> list(swept.to_frame()["gpus"])
+    [1, 2]
     """
     from perfmodel.api.results import Sweep, showing
     from perfmodel.studies.sweep.run import run_sweep
@@ -366,7 +366,7 @@ def collective(
     topology: Topology | str | Path,
     *,
     nodes: int = 1,
-    fabric: str | None = None,
+    fabric: str | Mapping[str, Any] | None = None,
     gpus_per_node: int | None = None,
     op: str = "all_reduce",
     sizes: Any = SIZES,

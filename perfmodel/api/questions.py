@@ -214,7 +214,9 @@ def as_profile(profile: object) -> Profile | None:
     raise InputError(Fault("profile", describe_type(profile), allowed))
 
 
-def as_topology(machine: object, nodes: int, fabric: str | None, gpus: int | None) -> Topology:
+def as_topology(
+    machine: object, nodes: int, fabric: str | Mapping[str, Any] | None, gpus: int | None
+) -> Topology:
     """Return a machine by name or path, or as it is; `gpus`: of each node."""
     from perfmodel.topology import build_cluster
     from perfmodel.topology.model import Topology

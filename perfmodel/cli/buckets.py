@@ -23,15 +23,26 @@ BUCKETS_EXAMPLES = (
     "perfmodel buckets resnet50 --bucket-cap '50 MiB' --json",
     "perfmodel buckets gpt2 --caps-list '1 MiB,25 MiB,100 MiB'",
 )
-MODELS_EXAMPLES = ("perfmodel models",)
+MODELS_EXAMPLES = ("perfmodel models", "perfmodel models llama3-8b whisper-large-v3")
 
 
-def models(json: JsonOption = False) -> None:
-    """List the models of the zoo."""
+def models(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Names, files of parameters, config.json or its folder, .safetensors; "
+            "default: all of the zoo.",
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the models of the zoo, or show some, and those of a user's files."""
     from perfmodel.units import format_bytes
     from perfmodel.workload import load_workload, zoo_names
 
-    zoo = [load_workload(name) for name in zoo_names()]
+    with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
+        zoo = [load_workload(name) for name in names or zoo_names()]
     if json:
         print_json({"models": [_model_json(model) for model in zoo]})
         return
@@ -59,7 +70,9 @@ def buckets(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="A model of the zoo (see 'perfmodel models') or parameter file."
+            metavar="MODEL",
+            help="A model of the zoo (see 'perfmodel models'), a file of parameters, a "
+            "config.json or its folder, or .safetensors.",
         ),
     ],
     bucket_cap: Annotated[
@@ -97,6 +110,9 @@ def buckets(
 
     with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
         workload = load_workload(model)
+    if not any(layer.matmul_flops for layer in workload.layers):
+        for note in workload.notes:
+            print_note(note)
     names = [tensor.name for tensor in workload.tensors]
     order = None if ready_order is None else read_order(ready_order, names)
     if order is not None and (first_iteration or find_unused):

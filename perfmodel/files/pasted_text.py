@@ -66,7 +66,7 @@ _BEFORE = re.compile(
     r"[\w./@-]+(?:\[\d+\])?:"  # and program
     r"|[\w.-]+\s+[\w./@-]+\[\d+\]:(?=\s|$)"  # journald, behind an ISO time
     r"|[IWEF]\d{4}\s\d\d:\d\d:\d\d\.\d+\s+\d+\s+[\w./-]+:\d+\]"  # glog
-    r"|\[?(?:INFO|DEBUG|WARN|WARNING|ERROR|TRACE)\]?(?::[\w.]+:|\s*[:|]|\s-)?(?=\s)"  # logging
+    r"|\[?(?:INFO|DEBUG|WARN|WARNING|ERROR|TRACE)\]?(?::[\w.]+:|(?:\s*[:|]|\s-)?(?=\s))"  # logging
     r"|\d+:(?=\s|$)"  # srun --label
     r"|\d+\|[^|]{1,60}\|"  # pm2
     r"|\[\d+\](?=\s)(?!\s*\"?[SHR]-)"  # Hydra; ibnetdiscover's ports have a name behind them

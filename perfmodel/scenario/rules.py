@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from perfmodel.errors import Fault, allowed_names
 from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.model import Scenario, divisible_by, is_resized_by_flag
-from perfmodel.scenario.sections.model import ModelSection, transformer_findings
+from perfmodel.scenario.sections.model import transformer_findings
 from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.scenario.sections.strategies.parameter_server import (
     ParameterServerStrategy,
@@ -123,13 +123,9 @@ def _files_exist(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
 
 
 def _transformer_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
-    model = parts.get("model")
-    for field, text, allowed in transformer_findings(model.transformer) if _shaped(model) else ():
+    section = getattr(parts.get("model"), "transformer", None)
+    for field, text, allowed in () if section is None else transformer_findings(section):
         yield origin.fault(f"model.transformer.{field}", text, allowed)
-
-
-def _shaped(model: ModelSection | None) -> bool:
-    return model is not None and model.transformer is not None
 
 
 def _sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
@@ -367,7 +363,7 @@ def _auto_chooses(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault
         yield origin.fault("training.batch_per_gpu", str(training.batch_per_gpu), allowed)
     parallel, compute = parts.get("parallel"), parts.get("compute")
     written = set() if parallel is None else parallel.model_fields_set
-    for name in sorted(written & {"tensor", "sequence_parallel", "context", "pipeline"}):
+    for name in sorted(written & {"tensor", "sequence_parallel", "context", "expert", "pipeline"}):
         allowed = f"nothing with {kind}: strategy.{name} lists what it chooses from"
         yield origin.fault(f"parallel.{name}", _short(getattr(parallel, name)), allowed)
     if compute is not None and "recompute" in compute.model_fields_set:

@@ -7,6 +7,7 @@ beside it would be hidden as soon as anything here is imported.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +21,7 @@ def build_cluster(
     node: str | Path,
     *,
     nodes: int = 1,
-    fabric: str | None = None,
+    fabric: str | Mapping[str, Any] | None = None,
     gpus_per_node: int | None = None,
 ) -> Topology:
     """Build a machine, or a cluster of such machines with the routing usual on its network.
@@ -30,8 +31,9 @@ def build_cluster(
     node : str or Path
         Name of a node template (`perfmodel topology list`), or its file.
     nodes : int
-    fabric : str, optional
-        Network between the nodes, by name or file; needed for more than one.
+    fabric : str or mapping, optional
+        Network between the nodes, by name or file, or its kind with what differs from the kind's
+        defaults: ``{"kind": "fat-tree", "oversubscription": 4.0}``; needed for more than one.
     gpus_per_node : int, optional
         Use only the first GPUs of each node.
 
@@ -47,13 +49,20 @@ def build_cluster(
     'dgx-a100 x 2'
     """
     from perfmodel.errors import Fault, InputError
+    from perfmodel.files import validate_document
     from perfmodel.topology.templates.build import build_topology, with_usual_routing
+    from perfmodel.topology.templates.spec import FabricSpec
 
     if not isinstance(node, str | Path):
         allowed = "a name such as 'dgx-a100', or a path"
         raise InputError(Fault("topology", f"a {type(node).__name__}", allowed))
     try:
-        routed = with_usual_routing(str(node), fabric)
+        network: FabricSpec | str | None
+        if isinstance(fabric, Mapping):
+            network = validate_document(FabricSpec, dict(fabric))
+        else:
+            network = fabric
+        routed = with_usual_routing(str(node), network)
         return build_topology(str(node), hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
     except InputError as error:
         names = {"hosts": "nodes", "gpus_per_host": "gpus_per_node"}

@@ -24,6 +24,7 @@ from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.float8.float8_layers import float8_layers
 from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
+from perfmodel.workload.kernels.kernel_constants import kernel_constants
 from perfmodel.workload.kernels.memory_bound import elementwise_s
 from perfmodel.workload.layer_cost import (
     layer_cost,
@@ -218,7 +219,10 @@ def _check_arguments(
     faults = []
     if not any(layer.matmul_flops or layer.vector_bytes for layer in workload.layers):
         model_text = f"{workload.name!r}, whose file states no work per layer"
-        allowed = "a model of the zoo, or a file with times or matmul_flops per layer"
+        allowed = (
+            "a model of the zoo, a shape (model.transformer) or a configuration (model.config), "
+            "or a file with times or matmul_flops per layer"
+        )
         faults.append(Fault("model", model_text, allowed))
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         faults.append(Fault("batch", repr(batch), "a whole number of samples above zero"))
@@ -231,3 +235,17 @@ def _check_arguments(
             faults.append(Fault(field, repr(value), "a fraction above 0 and up to 1"))
     if faults:
         raise InputError(faults)
+
+
+def by_first_flash(workload: Workload, times: LayerTimes) -> LayerTimes:
+    """Return times with fused attention as FlashAttention 1 runs it instead of the second."""
+    rate = kernel_constants().attention.first_flash_rate
+    by = np.array([1 / rate if layer.kind == "attention" else 1.0 for layer in workload.layers])
+    forward_s, backward_s = times.matrix_forward_s, times.matrix_backward_s
+    return replace(
+        times,
+        forward_s=times.forward_s * by,
+        backward_s=times.backward_s * by,
+        matrix_forward_s=None if forward_s is None else forward_s * by,
+        matrix_backward_s=None if backward_s is None else backward_s * by,
+    )

@@ -99,6 +99,12 @@ CONTEXTS = {
         "what_if.library_rates"),
     "transformer": Context("model: {name: bert-base}", "model. compute.", {
         "compute.channels_last": NO_CONVOLUTION}, USUAL),
+    "model by its shape": Context(
+        "model: {transformer: {hidden: 256, layers: 2, vocab: 1k, window: 16}, tokens: 64}",
+        "model.transformer. model.tokens"),
+    "experts by their shape": Context(
+        "model: {transformer: {hidden: 256, layers: 4, vocab: 1k, experts: {count: 4}}, "
+        "tokens: 64}", "model.transformer.experts."),
     "model in a file": Context(
         "model: {file: model.csv}\ncompute: {precision: fp16, source: file, times: times.csv}",
         "model."),
@@ -198,6 +204,10 @@ VALUES: Mapping[str, list[Any]] = {
                                                         "nodes": [1]}]}],
     "model": ["vgg11"],
     "experts": [{"imbalance": 0.5}],
+    "transformer": [{"hidden": 64, "layers": 1}],
+    "model.transformer.experts": [{"count": 4}],
+    "config": ["no-such-config.json"],
+    "megatron": ["--num-layers 1 --hidden-size 64 --num-attention-heads 2 --vocab-size 99"],
     "parallel": [{"tensor": 2}],
     "compute.source": ["file", "roofline"],
     "compute.fp8": [{"recipe": "current"}],

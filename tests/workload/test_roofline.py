@@ -16,7 +16,7 @@ from perfmodel.workload.kernels.kernel_constants import kernel_constants
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
 from perfmodel.workload.layer_cost import likely_product
 from perfmodel.workload.memory import optimizer_launches
-from perfmodel.workload.roofline import step_s
+from perfmodel.workload.roofline import by_first_flash, step_s
 
 GPU = Gpu(
     name="ideal",
@@ -103,6 +103,16 @@ def test_fused_attention_skips_the_masked_half_and_recomputes_the_scores():
     assert backward == pytest.approx(2.5 * forward, rel=1e-3)
     masked, _ = times(attention(16384, causal=True))
     assert masked == pytest.approx(forward / 2, rel=0.03)  # half of the keys: less saturated
+
+
+def test_the_first_flash_attention_takes_its_rate_of_the_second():
+    layers = (attention(4096), Layer("l", matmul_flops=1e12))
+    workload = replace(build_model("gpt2"), layers=layers)
+    second = layer_times(workload, GPU, batch=1, precision="fp16")
+    first = by_first_flash(workload, second)
+    assert (first.forward_s / second.forward_s).tolist() == [2.0, 1.0]
+    assert (first.backward_s / second.backward_s).tolist() == [2.0, 1.0]
+    assert (first.matrix_forward_s / second.matrix_forward_s).tolist() == [2.0, 1.0]
 
 
 def test_unfused_attention_moves_its_scores():

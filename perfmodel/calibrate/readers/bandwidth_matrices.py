@@ -20,7 +20,7 @@ _TITLE = re.compile(
     r"(?:memcpy|memory latency|device to device latency|multicast)\b.*\((?:row|column)\)",
     re.IGNORECASE,
 )
-_SUM = re.compile(r"^SUM (\w+) ([\d.]+)$")
+_SUM = re.compile(r"(?:^|\s)SUM (\w+) ([\d.]+)$")
 _DEVICE = re.compile(r"(?:^|\s)Device:? (\d+)[:,] (.+?)(?:,| \(|$)")
 _JSON_DEVICE = re.compile(r"\d+: (.+?)(?: \(|$)")
 UNITS = {"GB/s": 1e9, "us": 1e-6, "ns": 1e-9}
@@ -88,6 +88,7 @@ def read_matrix_log(lines: Sequence[str], file: str) -> list[LinkMatrix]:
             values, end = _values(lines, head, devices)
             if values:
                 _check_sum(lines, end, values, UNITS[head.unit])
+                _check_both_ways(values, head)
         except InputError as error:
             faults += error.faults
             continue
@@ -119,6 +120,8 @@ def read_nvbandwidth_json(document: Mapping[str, Any], file: str) -> list[LinkMa
                 unit = "ns" if "latency" in case["name"] else "GB/s"
                 cells = tuple(tuple(_cell(str(c), unit) for c in row) for row in rows)
                 _check_shape(cells, str(case["name"]))
+                if isinstance(case.get("sum"), float | int):
+                    _check_total(cells, UNITS[unit], float(case["sum"]), digits=4)
                 matrices.append(_matrix(str(case["name"]), unit, cells, devices, file))
     except (KeyError, TypeError, AttributeError) as error:
         wrong = f"{type(error).__name__}: {error}"
@@ -157,14 +160,14 @@ def _heads(lines: Sequence[str]) -> Iterator[_Head]:
         elif unit is not None and _TITLE.search(line):
             summed = _sum_below(lines, at + 1)
             yield _Head(at + 1, running or (summed[0] if summed else _test_of(line)), unit)
-        elif _SUM.match(line):
+        elif _SUM.search(line):
             running = ""
 
 
 def _sum_below(lines: Sequence[str], start: int) -> tuple[str, float] | None:
     """Name and sum that stand below a matrix, before the next test."""
     for line in lines[start : start + 2 * MOST_COLUMNS]:
-        if (match := _SUM.match(line)) is not None:
+        if (match := _SUM.search(line)) is not None:
             total = number(match[2])
             return None if total is None else (match[1], total)
         if _TEST.search(line) or _TITLE.search(line):
@@ -255,11 +258,37 @@ def _check_sum(
     summed = _sum_below(lines, end)
     if summed is None:
         return
+    _check_total(values, scale, summed[1], line=end + 1)
+
+
+def _check_total(
+    values: Sequence[Sequence[float | None]], scale: float, summed: float,
+    *, line: int | None = None, digits: int = 2,
+) -> None:  # fmt: skip
     cells = [cell / scale for row in values for cell in row if cell is not None]
     total = math.fsum(cells)
-    if abs(total - summed[1]) > 0.006 * len(cells) + 0.006 + 1e-4 * abs(total):
-        problem = f"cells that add up to {total:.2f} above a sum of {summed[1]:.2f}"
-        raise InputError(Fault("matrix", problem, "the same: it is garbled", line=end + 1))
+    off = 0.6 * 10.0**-digits * (len(cells) + 1) + 2e-5 * abs(total)
+    if not abs(total - summed) <= off:
+        problem = f"cells that add up to {total:.6g}, and a sum of {summed:.6g}"
+        raise InputError(Fault("matrix", problem, "the same: it is garbled", line=line))
+
+
+MOST_UNLIKE = 8.0
+"""Times between both directions of a pair: they take the same links."""
+
+
+def _check_both_ways(values: Sequence[Sequence[float | None]], head: _Head) -> None:
+    """The two directions of a pair differ little."""
+    if len(values) != len(values[0]) or head.unit != "GB/s":
+        return
+    for i, row in enumerate(values):
+        for j, cell in enumerate(row[:i]):
+            back = values[j][i]
+            if cell and back and max(cell, back) > MOST_UNLIKE * min(cell, back):
+                rates = f"{back * 1e-9:g} GB/s from {j} to {i}, and {cell * 1e-9:g} back"
+                problem = f"{rates}, in {head.test!r}"
+                allowed = f"rates that differ less than {MOST_UNLIKE:g} times: is a digit lost?"
+                raise InputError(Fault("matrix", problem, allowed, line=head.behind + j + 2))
 
 
 def _cell(text: str, unit: str, line: int | None = None) -> float | None:

@@ -120,12 +120,16 @@ def _found_json(
         return MeasurementFile(
             path.name, sweeps=tuple(read_rccl_json(records, file, op=op, ranks=ranks))
         )
-    if len(documents) == 1 and is_nccl_json(first):
-        assert isinstance(first, dict)
-        return MeasurementFile(path.name, sweeps=tuple(read_nccl_json(first, file, op=op)))
-    if len(documents) == 1 and is_nvbandwidth_json(first):
-        assert isinstance(first, dict)
-        return MeasurementFile(path.name, matrices=tuple(read_nvbandwidth_json(first, file)))
+    if all(map(is_nccl_json, documents)):
+        runs: Any = documents
+        return MeasurementFile(
+            path.name, sweeps=tuple(s for run in runs for s in read_nccl_json(run, file, op=op))
+        )
+    if all(map(is_nvbandwidth_json, documents)):
+        runs = documents
+        return MeasurementFile(
+            path.name, matrices=tuple(m for run in runs for m in read_nvbandwidth_json(run, file))
+        )
     return MeasurementFile(path.name, validate_document(Measurement, first, file))
 
 
@@ -165,7 +169,7 @@ _HINTS = (
     (re.compile(r"ROCm System Management|AMD SMI|\bXGMI\b"),
      "what rocm-smi or amd-smi says of AMD GPUs: paths without any number"),
     (OTHER_TOOL, "a matrix of nvloom, whose copies by kernels say nothing of a single link"),
-    (re.compile(r"P2P \(Peer-to-Peer\) GPU Bandwidth|CANNOT? Access Peer Device"),
+    (re.compile(r"P2P \(Peer-to-Peer\) GPU Bandwidth|CAN(?:NOT)? Access Peer Device"),
      "p2pBandwidthLatencyTest without a matrix: copy it whole"),
     (re.compile(r"Avg bus bandwidth|nccl-tests version|# Using devices|nThread \d"),
      "nccl-tests without a table: copy it whole"),

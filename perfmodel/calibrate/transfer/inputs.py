@@ -86,7 +86,8 @@ class _FitInput:
             raise InputError(faults)
 
     def _add_sweep(self, sweep: Sweep, file: str, sha256: str) -> Topology:
-        nodes, gpus_per_node = _layout(sweep, self.request)
+        largest = self.build_topology(1, None).gpus_per_host if sweep.nodes is None else None
+        nodes, gpus_per_node = _layout(sweep, self.request, largest)
         settings = settings_of(
             version=sweep.version, env=sweep.env, one_process=bool(sweep.one_process),
             fields=("NCCL's version", "NCCL's environment"),
@@ -157,7 +158,7 @@ def profile_of(
         f"{fault.file}: the table of {fault.found} is not used: no collective of the model"
         for fault in inputs.unused
     )
-    topology = next(iter(inputs.topologies.values()), None) or inputs.build_topology(1, None)
+    topology = inputs.runs[0][0] if inputs.runs else inputs.build_topology(1, None)
     direct, unused = measure_links(inputs.matrices, topology) if inputs.matrices else ([], ())
     if inputs.matrices and not direct and not inputs.runs:
         raise InputError(_faults_of_unused(inputs.matrices, unused))
@@ -168,7 +169,7 @@ def profile_of(
         )  # fmt: skip
     except InputError as error:
         raise error.located(", ".join(dict.fromkeys(file.file for file in files))) from None
-    notes = (*inputs.notes, *inputs.compare_runs(), *unused)
+    notes = tuple(dict.fromkeys((*inputs.notes, *inputs.compare_runs(), *unused)))
     (fit,) = profile.fits
     return profile.model_copy(update={"fits": (fit.model_copy(update={"notes": notes}),)})
 
@@ -215,10 +216,15 @@ def _without_spikes(sweep: Sweep, in_place: Sweep | None) -> Sweep:
     return replace(sweep, rows=rows, notes=(*sweep.notes, note))
 
 
-def _layout(sweep: Sweep, request: MachineRequest) -> tuple[int, int]:
-    """Nodes of the machine that made a sweep, and GPUs of each."""
+def _layout(sweep: Sweep, request: MachineRequest, largest: int | None = None) -> tuple[int, int]:
+    """Nodes of the machine that made a sweep, and GPUs of each.
+
+    Where neither the log nor the user says, ranks that are more than the `largest` number of GPUs
+    of a host filled several of them.
+    """
     requested = request.gpus_per_node
-    nodes = request.nodes or sweep.nodes or max(sweep.ranks // (requested or sweep.ranks), 1)
+    filled = largest if largest and sweep.ranks % largest == 0 else sweep.ranks
+    nodes = request.nodes or sweep.nodes or max(sweep.ranks // (requested or filled), 1)
     if sweep.ranks % nodes:
         actual = f"{sweep.ranks} ranks on {nodes} nodes"
         raise InputError(Fault("nodes", actual, "as many ranks on each (--nodes)"))

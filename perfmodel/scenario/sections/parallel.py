@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from perfmodel.files import Count, FileModel
 from perfmodel.scenario.sections.base import Index, Switch
@@ -141,12 +141,12 @@ class ParallelSection(FileModel):
                 raise ValueError(f"{name!r} with 'tensor' of 2 or more alone")
         return self
 
-    @model_validator(mode="after")
-    def _check_order(self) -> ParallelSection:
-        parts = self.order.split("-")
-        if sorted(parts) != sorted(DIMENSIONS):
-            raise ValueError(f"'order' with each of {', '.join(DIMENSIONS)} once: {DEFAULT_ORDER}")
-        return self
+    @field_validator("order")
+    @classmethod
+    def _check_order(cls, order: str) -> str:
+        if sorted(order.split("-")) != sorted(DIMENSIONS):
+            raise ValueError(f"each of {', '.join(DIMENSIONS)} once, as in {DEFAULT_ORDER}")
+        return order
 
     @property
     def is_plain(self) -> bool:

@@ -94,8 +94,10 @@ class ComputeSection(FileModel):
     channels_last: Switch = Field(
         default=False, description="convolutions in NHWC, which spares tensor cores a transposition"
     )
-    fused_attention: Switch = Field(
-        default=True, description="attention as one kernel (scaled_dot_product_attention)"
+    fused_attention: Switch | Literal["flash_1"] = Field(
+        default=True,
+        description="attention as one kernel (scaled_dot_product_attention); 'flash_1': that of "
+        "FlashAttention 1, until 2023",
     )
     compiled: Switch | Literal["blocks", "by_hand"] = Field(
         default=False,

@@ -89,6 +89,6 @@ def advice_rows(advice: Advice) -> list[dict[str, Any]]:
                 "step_time_s": trial.point.step_time_s,
                 "samples_per_s": trial.point.samples_per_s,
                 "memory_bytes": trial.point.memory.total_bytes,
-                "bottleneck": trial.point.bottleneck,
+                "bottleneck": trial.point.bottleneck or None,
             })  # fmt: skip
     return rows

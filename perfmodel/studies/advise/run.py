@@ -49,9 +49,16 @@ class Outcome:
 
 
 def simulate_changed(
-    number: int, scenario: Scenario, profile: Profile | None, base_bytes: float
+    number: int,
+    scenario: Scenario,
+    profile: Profile | None,
+    base_bytes: float,
+    *,
+    with_limits: bool = False,
 ) -> tuple[int, Outcome]:
     """Simulate the main size of a scenario, if it fits; `number`: for the caller alone.
+
+    `with_limits`: whether its bottleneck is looked for, which takes as long as all else.
 
     What leaves no room for CUDA, NCCL and the allocator does not fit, unless it takes no more than
     `base_bytes`, as the scenario itself does.
@@ -64,7 +71,7 @@ def simulate_changed(
         if not memory.fits or (memory.tight and memory.total_bytes > base_bytes):
             return number, Outcome(None, memory)
         simulate = simulate_size if sized.job.strategy.loops is None else simulate_loop_size
-        point = simulate(sized, with_first=False)
+        point = simulate(sized, with_first=False, with_limits=with_limits)
     except PerfmodelError as error:
         return number, Outcome(None, None, str(error))
     return number, Outcome(_light(point), memory)
@@ -93,18 +100,18 @@ class _Trials:
 
     def all_of(self, proposals: Sequence[Proposed]) -> list[Trial]:
         """Simulate changes alone, in processes."""
-        calls, trials = [], []
+        calls, trials = [], {}
         for number, proposal in enumerate(proposals):
             try:
                 changed = apply_changes(self.scenario, (proposal,))
             except PerfmodelError as error:
-                trials.append(Trial((proposal,), None, None, None, str(error)))
+                trials[number] = Trial((proposal,), None, None, None, str(error))
                 self._tell()
             else:
                 calls.append((number, changed, self.profile, self.base.memory.total_bytes))
         for number, outcome in map_unordered(simulate_changed, calls, jobs=self.jobs):
-            trials.append(self._trial((proposals[number],), outcome))
-        return trials
+            trials[number] = self._trial((proposals[number],), outcome)
+        return [trials[number] for number in range(len(proposals))]  # as listed, not as they end
 
     def of(self, changes: tuple[Proposed, ...]) -> Trial:
         """Simulate changes together."""
@@ -117,6 +124,13 @@ class _Trials:
             _, outcome = simulate_changed(0, changed, self.profile, self.base.memory.total_bytes)
             self._trial(changes, outcome)
         return self.trials[key]
+
+    def whole(self, best: Trial) -> Trial:
+        """Simulate a proposal again, with its bottleneck."""
+        changed = apply_changes(self.scenario, best.changes)
+        most = self.base.memory.total_bytes
+        _, outcome = simulate_changed(0, changed, self.profile, most, with_limits=True)
+        return self._trial(best.changes, outcome)
 
     def _trial(self, changes: tuple[Proposed, ...], outcome: Outcome) -> Trial:
         gain = None if outcome.point is None else gain_of(self.base, outcome.point)
@@ -255,7 +269,7 @@ def _combine(trials: _Trials, alone: Sequence[Trial]) -> Iterator[Trial]:
         better = _best_of_level(trials, alone, allowed, first)
         if better is not None and better.ratio >= (1.0 + WORTH) * (first.ratio if first else 1.0):
             first = better if allowed == LEVELS[0] else first
-            yield better
+            yield trials.whole(better)
 
 
 def _best_of_level(

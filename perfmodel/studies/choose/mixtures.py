@@ -48,6 +48,7 @@ class MixtureCandidate:
     recompute: str
     sharding: int
     ends_as_blocks: bool = False
+    expert: int = 1
 
     @property
     def parts(self) -> int:
@@ -79,6 +80,8 @@ class MixtureCandidate:
             fields["parallel.sequence_parallel"] = self.sequence_parallel
         if self.context > 1:
             fields["parallel.context"] = self.context
+        if self.expert > 1:
+            fields["parallel.expert"] = self.expert
         if self.pipeline > 1:
             pipeline: dict[str, Any] = {"stages": self.pipeline, "schedule": self.schedule}
             if self.chunks is not None:
@@ -92,6 +95,7 @@ class MixtureCandidate:
         """Write the mixture in words; `data`: data-parallel ranks."""
         parts = [f"tensor {self.tensor}" + " with sequence parallelism" * self.sequence_parallel]
         parts += [f"context {self.context}"] * (self.context > 1)
+        parts += [f"expert {self.expert}"] * (self.expert > 1)
         if self.pipeline > 1:
             chunks = "" if self.chunks is None else f", {self.chunks} chunks each"
             assert self.schedule is not None
@@ -127,7 +131,7 @@ def list_mixtures(
     tokens = scenario.model.sequence_length
     listed = [
         _fill(each, section, total, size.gpus, blocks)
-        for each in _combinations(section, size, tokens)
+        for each in _combinations(section, size, tokens, _has_experts(workload))
     ]
     candidates = [each for each in listed if each is not None]
     return candidates, len(listed) - len(candidates)
@@ -137,7 +141,8 @@ def _fill(
     candidate: MixtureCandidate, section: AutoStrategy, total: int, gpus: int, blocks: int
 ) -> MixtureCandidate | None:
     """The candidate with the micro-batches of a global batch; None where degrees do not divide."""
-    if gpus % candidate.gpus_per_replica:
+    own = section.sharding[candidate.sharding]
+    if gpus % candidate.gpus_per_replica or not _shares_experts(candidate, own, gpus):
         return None
     samples = gpus // candidate.gpus_per_replica * candidate.micro_batch
     if total % samples or total // samples > MOST_MICRO_STEPS:
@@ -145,7 +150,7 @@ def _fill(
     filled = replace(candidate, micro_batches=total // samples)
     if candidate.pipeline == 1:
         return filled
-    if not _runs_in_pipelines(section.sharding[candidate.sharding]):
+    if not _runs_in_pipelines(own):
         return None
     for ends in (0, ENDS):
         if blocks and (blocks + ends) % candidate.parts == 0 and blocks >= candidate.parts:
@@ -153,20 +158,31 @@ def _fill(
     return None
 
 
+def _shares_experts(candidate: MixtureCandidate, section: Any, gpus: int) -> bool:
+    """Whether experts can be shared so: those of Megatron alone are reduced by themselves."""
+    sharing = gpus // (candidate.tensor * candidate.pipeline)
+    return candidate.expert == 1 or (section.kind == "megatron" and sharing % candidate.expert == 0)
+
+
 def _runs_in_pipelines(section: Any) -> bool:
     """Whether passes can run in another order: nothing is gathered in each micro-batch."""
     return section.kind != "fsdp" and getattr(section, "stage", 0) < WHOLE_FROM
 
 
+def _has_experts(workload: Workload) -> bool:
+    return any(tensor.of_experts for tensor in workload.tensors)
+
+
 def _combinations(
-    section: AutoStrategy, size: ClusterSize, tokens: int | None
+    section: AutoStrategy, size: ClusterSize, tokens: int | None, has_experts: bool
 ) -> Iterator[MixtureCandidate]:
     in_node = _powers_of_two(size.gpus_per_node)
     contexts = [n for n in in_node if n == 1 or (tokens or 0) >= n * LEAST_TOKENS]
     stages = [n for n in range(1, MOST_STAGES + 1) if size.gpus % n == 0]
-    for tensor, context, pipeline, micro_batch, recompute, sharding in product(
+    for tensor, context, expert, pipeline, micro_batch, recompute, sharding in product(
         _distinct(section.tensor or in_node),
         _distinct(section.context or contexts),
+        _distinct(section.expert or (in_node if has_experts else (1,))),
         _distinct(section.pipeline or stages),
         _distinct(section.micro_batch),
         _distinct(section.recompute),
@@ -179,7 +195,7 @@ def _combinations(
             yield MixtureCandidate(
                 tensor=tensor, sequence_parallel=is_parallel, context=context, pipeline=pipeline,
                 schedule=schedule, chunks=chunks, micro_batch=micro_batch, micro_batches=0,
-                recompute=recompute, sharding=sharding,
+                recompute=recompute, sharding=sharding, expert=expert,
             )  # fmt: skip
 
 

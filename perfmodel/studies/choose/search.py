@@ -52,12 +52,13 @@ class _Jobs:
     scenario: Scenario
     section: AutoStrategy
     base: SizedJob
-    _shares: dict[tuple[int, int, bool], Workload | InputError] = field(default_factory=dict)
+    _shares: dict[tuple[int, int, int, bool], Workload | InputError] = field(default_factory=dict)
 
     def make(self, candidate: MixtureCandidate) -> SizedJob:
         """Make the job of a mixture; raises `InputError`: the model cannot be split so."""
         changed = change_scenario(self.scenario, candidate.changes(self.section))
-        key = (candidate.tensor, candidate.context, candidate.sequence_parallel)
+        split = (candidate.tensor, candidate.context, candidate.expert)
+        key = (*split, candidate.sequence_parallel)
         if key not in self._shares:
             try:
                 self._shares[key] = resolve_share(changed, self.inputs.workload, self.base.size)

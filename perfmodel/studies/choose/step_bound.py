@@ -81,12 +81,13 @@ class StepBounds:
     def _share(self, candidate: MixtureCandidate) -> PricedShare:
         """Prices of a share; an error is one for all mixtures of it."""
         key = (
-            candidate.tensor, candidate.sequence_parallel, candidate.context, candidate.micro_batch,
-            candidate.recompute, self._held_dtype(candidate), self._called_groups(candidate),
+            candidate.tensor, candidate.sequence_parallel, candidate.context, candidate.expert,
+            candidate.micro_batch, candidate.recompute, self._held_dtype(candidate),
+            self._called_groups(candidate),
             candidate.micro_batches if self.precision == "fp8" else 0,
         )  # fmt: skip
         if key not in self._shares:
-            self._shares[key] = self._price(self.make(candidate), dict(key[6]))
+            self._shares[key] = self._price(self.make(candidate), dict(key[7]))
         return self._shares[key]
 
     def _held_dtype(self, candidate: MixtureCandidate) -> str | None:
@@ -97,7 +98,7 @@ class StepBounds:
 
     def _called_groups(self, candidate: MixtureCandidate) -> Groups:
         """One group of each stage whose ranks share layers, without those that are alike."""
-        key = (candidate.tensor, candidate.context, candidate.pipeline)
+        key = (candidate.tensor, candidate.context, candidate.expert, candidate.pipeline)
         if key not in self._groups:
             sized = self.make(candidate)
             grid = sized.job.mixture.grid(sized.size.gpus)
@@ -190,8 +191,8 @@ class StepBounds:
         self, candidate: MixtureCandidate, share: PricedShare, shape: PipelineSchedule
     ) -> IntArray:
         """First layers of the parts of the model, and the end of the last."""
-        split = (candidate.tensor, candidate.context, candidate.sequence_parallel)
-        key = (*split, shape.parts, candidate.ends_as_blocks)
+        split = (candidate.tensor, candidate.context, candidate.expert)
+        key = (*split, candidate.sequence_parallel, shape.parts, candidate.ends_as_blocks)
         if key not in self._parts:
             ends = candidate.ends_as_blocks
             options = PartitionOptions(embedding_as_block=ends, loss_as_block=ends)

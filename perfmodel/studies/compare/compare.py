@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.scenario import Scenario
+from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.studies.compare.attribution import attribute_step
 from perfmodel.studies.compare.model import (
     Change,
@@ -125,7 +125,10 @@ def compare(
     sides = []
     for done, (label, scenario) in enumerate(labelled.items(), 1):
         at_main_size = without_curve(scenario)
-        sides.append(Side(label, at_main_size, run_scenario(at_main_size, profile=profile)))
+        result = run_scenario(at_main_size, profile=profile)
+        if result.search is not None:  # a what-if is of the mixture that was chosen
+            at_main_size = change_scenario(at_main_size, result.search.winner.changes)
+        sides.append(Side(label, at_main_size, result))
         if progress is not None:
             progress(done, len(labelled))
     return Comparison(

@@ -11,7 +11,7 @@ from perfmodel.calibrate import Profile
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
 from perfmodel.validate.predict.forecast import Forecast, Pair, Task, predict
 from perfmodel.validate.strategies.model import StrategyTable
-from perfmodel.validate.strategies.step_tables import strategies_in
+from perfmodel.validate.strategies.step_tables import predict_table, stated_tables
 from perfmodel.validate.sweeps.match import Matched, Unmatched, match
 from perfmodel.validate.sweeps.read import Sweep
 from perfmodel.validate.trainings.datasets import datasets_in
@@ -103,9 +103,12 @@ def predict_sweeps(
     if len(tasks) < WORTH_IT:
         processes = 1
     longest_first = sorted(range(len(tasks)), key=lambda at: -tasks[at].work)
+    tables = stated_tables(folder)
+    longest_table_first = sorted(range(len(tables)), key=lambda at: -tables[at].work)
     calls: list[tuple[Any, ...]] = [
-        (TRAININGS, datasets_in, folder), (STRATEGIES, strategies_in, folder)
-    ]  # fmt: skip
+        (STRATEGIES - at, predict_table, tables[at]) for at in longest_table_first
+    ]
+    calls.append((TRAININGS, datasets_in, folder))
     calls += [(at, run, tasks[at]) for at in longest_first]
     outcomes: dict[int, Any] = {}
     for at, outcome in map_unordered(_call_at, calls, jobs=processes, threads=count_cores()):
@@ -113,11 +116,13 @@ def predict_sweeps(
         if progress is not None and at >= 0:
             progress(sum(place >= 0 for place in outcomes), len(tasks))
     forecasts = [outcomes[at] for at in range(len(tasks))]
-    return forecasts, outcomes[TRAININGS], outcomes[STRATEGIES]
+    strategies = [outcomes[STRATEGIES - at] for at in range(len(tables))]
+    return forecasts, outcomes[TRAININGS], strategies
 
 
 TRAININGS, STRATEGIES = -1, -2
-"""Positions of both among the outcomes, beside those of the sweeps."""
+"""Positions among the outcomes, beside those of the sweeps: of all trainings, and of the first
+table of strategies, from which on the others count down."""
 
 
 def _call_at(at: int, function: Callable[[Any], Any], argument: object) -> tuple[int, Any]:

@@ -32,7 +32,7 @@ SCALES = (0.25, 4.0)
 LONG_TASKS, MANY_GPUS = 5000, 256
 """Tasks of the plan of a split model, and GPUs, above which its step is simulated once: it is not
 scaled, which takes a dozen times as long, and its interval is that of a shorter one."""
-SHORT_TASKS, MOST_GPUS = 1500, 512
+SHORT_TASKS, MOST_GPUS = 1500, 192
 """Tasks of the plan that a long step is shortened to, and GPUs above which it gets no interval."""
 DECIDES = 1.1
 """A network that is not named decides a step where the slowest of such machines makes it so many

@@ -35,6 +35,7 @@ COMPUTE_LIKENESS = (
 )  # fmt: skip
 """Columns that decide how far compute is off: the first six have to agree, and the more of the
 others do, the better, where one row's compute is scaled to another's."""
+ATTENTION: Mapping[str, bool | str] = {"materialised": False, "flash-1": "flash_1"}
 COMPILED = {"0": False, "1": True}
 FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand}
 """What of a workload is fused, where it is not all or nothing."""
@@ -157,7 +158,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         "precision": precision,
         "optimizer": "adamw",
         "optimizer_kernels": cells["optimizer_kernels"],
-        "fused_attention": cells["attention"] != "materialised",
+        "fused_attention": ATTENTION.get(cells["attention"], True),
         "compiled": COMPILED.get(cells["compiled"], cells["compiled"]),
         "master_weights": cells["master_weights"] == "1",
     }
@@ -256,11 +257,12 @@ def _built_experts(
 ) -> Workload:  # fmt: skip
     """Build a model of the zoo with another depth and length of sequences.
 
-    `experts`: "model of the zoo" and how experts run, as YAML.
+    `experts`: "model of the zoo" and how experts run, as YAML; `dense_first`: layers without
+        experts, where these are not as many as those of the zoo's model.
     `shard`: settings between ranks act on shares alone.
     """
     settings: Any = parse_yaml(experts)
-    model = settings.pop("model")
+    model, dense_first = settings.pop("model"), settings.pop("dense_first", None)
     if model not in EXPERT_SHAPES:
         raise InputError(Fault("experts.model", repr(model), "a model of experts of the zoo"))
     if shard.is_whole:
@@ -269,7 +271,8 @@ def _built_experts(
         settings["ranks_per_node"] = ranks_per_node
     zoo = EXPERT_SHAPES[model]
     layers, tokens = sizes[0], sizes[-1]
-    shape = replace(zoo, decoder=replace(zoo.decoder, layers=layers))
+    routed = zoo.routed if dense_first is None else replace(zoo.routed, dense_first=dense_first)
+    shape = replace(zoo, decoder=replace(zoo.decoder, layers=layers), routed=routed)
     return expert_decoder(
         name, dtype=dtype, sequence_length=tokens, shape=shape, family=expert_family(model),
         settings=ExpertSettings(**settings), shard=shard,

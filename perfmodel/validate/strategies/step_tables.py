@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError, PerfmodelError
@@ -23,10 +24,24 @@ STEPS = "strategy_steps.csv"
 SETUPS = 2
 """Setups of split models that are predicted of each GPU, precision and kind of split of a table; so
 that all take minutes, one setup of each GPU where steps are long."""
-LONG_PASSES, LONG_WORK = 1500, 200_000
+LONG_PASSES, LONG_WORK = 1500, 150_000
 """Passes of blocks, and these times GPUs, above which a step is long: its plan has from ten
 thousand tasks on, or collectives of many ranks, and takes up to a minute."""
 NOT_SAMPLED = "not predicted: setups of split models beside those sampled of their table"
+
+
+@dataclass(frozen=True, slots=True)
+class StatedTable:
+    """Rows of a source, as they stand in the file.
+
+    `path`: of the file; `id`: of the source.
+    `work`: roughly how long it takes, to begin with the longest: rows, and passes of blocks.
+    """
+
+    path: Path
+    id: str
+    rows: Sequence[Mapping[str, str]]
+    work: int
 
 
 def strategies_in(folder: Path) -> list[StrategyTable]:
@@ -34,23 +49,37 @@ def strategies_in(folder: Path) -> list[StrategyTable]:
 
     Raises `InputError`: every fault of the table.
     """
-    path, faults, tables = folder / STEPS, list[Fault](), list[StrategyTable]()
+    return [predict_table(table) for table in stated_tables(folder)]
+
+
+def stated_tables(folder: Path) -> list[StatedTable]:
+    """Read the rows of ``strategy_steps.csv``, a table for each source.
+
+    Raises `InputError`: every fault of the file's shape, and counts that are none.
+    """
+    path, faults, rows = folder / STEPS, list[Fault](), dict[str, list[Mapping[str, str]]]()
+    tables: list[StatedTable] = []
     with collect_table_faults(path, faults):
-        tables = strategy_tables(path, faults)
+        for record in read_table(path, faults) if path.is_file() else ():
+            rows.setdefault(record.cells["table"], []).append(record.cells)
+        for name, own in rows.items():
+            work = len(own) + sum(map(passes_of, sample_rows(own)))
+            tables.append(StatedTable(path, name, own, work))
     if faults:
         raise InputError(faults)
     return tables
 
 
-def strategy_tables(path: Path, faults: list[Fault]) -> list[StrategyTable]:
-    """Predict the rows of ``strategy_steps.csv``; what no scenario can express is counted.
+def predict_table(table: StatedTable) -> StrategyTable:
+    """Predict the rows of a source; what no scenario can express is counted.
 
     Of tables with many setups of split models a few are predicted, evenly spaced (`sample_rows`).
+    Raises `InputError`: cells that are no numbers.
     """
-    rows: dict[str, list[Mapping[str, str]]] = {}
-    for record in read_table(path, faults) if path.is_file() else ():
-        rows.setdefault(record.cells["table"], []).append(record.cells)
-    return [_predict_table(name, own) for name, own in rows.items()]
+    faults = list[Fault]()
+    with collect_table_faults(table.path, faults):
+        return _predict_table(table.id, table.rows)
+    raise InputError(faults)
 
 
 def _predict_table(name: str, rows: Sequence[Mapping[str, str]]) -> StrategyTable:

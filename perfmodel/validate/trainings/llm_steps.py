@@ -26,15 +26,12 @@ from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.blocks import fuse_by_hand
 from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
-from perfmodel.workload.roofline import layer_times, step_s
+from perfmodel.workload.roofline import by_first_flash, layer_times, step_s
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.gpt import GptShape, gpt
 
 TITLE = "Model FLOP/s utilisation of LLM steps"
-FIRST_FLASH = 0.5
-"""Rate of FlashAttention 1, in Triton or CUDA, against FlashAttention 2: 44 to 57 % on an A100
-where attention is causal (Dao-AILab/flash-attention, benchmark figures)."""
 NO_OPTIMIZER = "none"
 """The row is a difference of two steps: the optimizer is not in it."""
 LLM = "llm-"
@@ -140,13 +137,7 @@ def llm_times(cells: Mapping[str, str], workload: Workload, gpu: Gpu) -> LayerTi
         fused_attention=cells["attention"] != "materialised",
         compiled=cells["compiled"] != "0",
     )
-    if cells["attention"] != "flash-1":
-        return times
-    is_attention = np.array([layer.kind == "attention" for layer in workload.layers])
-    slowdown = np.where(is_attention, 1 / FIRST_FLASH, 1.0)
-    return replace(
-        times, forward_s=times.forward_s * slowdown, backward_s=times.backward_s * slowdown
-    )
+    return by_first_flash(workload, times) if cells["attention"] == "flash-1" else times
 
 
 def _optimizer_kernels(text: str) -> OptimizerKernels:

@@ -6,7 +6,7 @@ Bounds are some times what the largest models have: a million layers would fill 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -71,18 +71,12 @@ def head_of(config: HubConfig, allowed: tuple[str, ...]) -> str:
     return head
 
 
-def divides(number: int, by: int, field: str, what: str) -> Iterator[Finding]:
+def divides(number: int, by: int, field: str, meaning: str) -> Iterator[Finding]:
     """Find a number that another does not divide."""
     if number % by:
-        yield field, str(by), f"a divisor of {number}, {what}"
+        yield field, str(by), f"a divisor of {number}, {meaning}"
 
 
 def is_on(rate: float) -> bool:
     """Whether some of something is dropped out."""
     return rate > 0
-
-
-def nested(content: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return a section of a configuration; itself where it has none."""
-    section = content.get(key)
-    return section if isinstance(section, dict) else content

@@ -21,19 +21,15 @@ from perfmodel.workload.configs.json_file import JsonFile, read_json
 from perfmodel.workload.zoo.buildable import Buildable
 
 CONFIG_NAME = "config.json"
-TEXT_ALONE = "Only its text model is trained: vision_config is left out."
+TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
 
 class Family(NamedTuple):
-    """Contract of a configuration, what makes a model of it, Hugging Face's class.
-
-    `section`: of the file that has the fields, in models of several parts.
-    """
+    """Contract of a configuration, what makes a model of it, Hugging Face's class."""
 
     config: type[HubConfig]
     make: Callable[[str, Any, str], Buildable]
     name: str
-    section: str = ""
 
 
 FAMILIES: Mapping[str, Family] = {
@@ -44,9 +40,6 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": Family(dense.GemmaConfig, dense.decoder_model, "GemmaForCausalLM"),
     "gemma2": Family(dense.Gemma2Config, dense.decoder_model, "Gemma2ForCausalLM"),
     "gemma3_text": Family(dense.Gemma3Config, dense.decoder_model, "Gemma3ForCausalLM"),
-    "gemma3": Family(
-        dense.Gemma3Config, dense.decoder_model, "Gemma3ForCausalLM", section="text_config"
-    ),
     "nemotron": Family(dense.NemotronConfig, dense.decoder_model, "NemotronForCausalLM"),
     "mixtral": Family(routed.MixtralConfig, routed.expert_model, "MixtralForCausalLM"),
     "qwen2_moe": Family(routed.Qwen2MoeConfig, routed.expert_model, "Qwen2MoeForCausalLM"),
@@ -93,10 +86,9 @@ def config_path(path: Path) -> Path:
 
 def config_model(document: JsonFile, name: str | None = None) -> Buildable:
     """Return the model of a configuration that was read."""
-    family = _family_of(document)
+    family, section = _family_of(document)
     content = document.content
-    section = family.section if isinstance(content.get(family.section), dict) else ""
-    fields = {**content[section], "architectures": None} if section else content
+    fields = {**content[section], "architectures": None} if section else _with_updates(content)
     title = name or _name_of(document)
     try:
         config = validate_document(family.config, fields)
@@ -104,24 +96,44 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
         model = replace(model, dtype=_dtype_of(content, fields))
     except InputError as error:
         raise InputError([document.located(fault, section) for fault in error.faults]) from None
-    left_out = section == "text_config" and "vision_config" in content
-    return replace(model, notes=(*model.notes, TEXT_ALONE)) if left_out else model
+    return replace(model, notes=(*model.notes, TEXT_ALONE)) if section else model
 
 
-def _family_of(document: JsonFile) -> Family:
-    """Return the family, by `model_type`, or by the class of a file without."""
+TEXT = "text_config"
+
+
+def _family_of(document: JsonFile) -> tuple[Family, str]:
+    """Return the family, and the section of the file that describes it.
+
+    By `model_type`; where that is missing or of somebody else, by the class; where neither is
+    known, the family of the text model inside.
+    """
     content = document.content
-    kind = content.get("model_type")
-    if kind is None:
-        classes = content.get("architectures")
-        first = classes[0] if isinstance(classes, list) and classes else None
-        kind = next((key for key, family in FAMILIES.items() if family.name == first), None)
+    kind, text = content.get("model_type"), content.get(TEXT)
     if isinstance(kind, str) and kind in FAMILIES:
-        return FAMILIES[kind]
-    text = "nothing" if kind is None else repr(kind)
+        return FAMILIES[kind], ""
+    classes = content.get("architectures")
+    first = classes[0] if isinstance(classes, list) and classes else None
+    for family in FAMILIES.values():
+        if family.name == first:
+            return family, ""
+    inside = text.get("model_type") if isinstance(text, dict) else None
+    if isinstance(inside, str) and inside in FAMILIES:
+        return FAMILIES[inside], TEXT
+    stated = "nothing" if kind is None else repr(kind)
     allowed = allowed_names(FAMILIES, kind if isinstance(kind, str) else None)
-    fault = Fault("model_type", text, f"a family that the zoo knows: {allowed}")
+    fault = Fault("model_type", stated, f"a family that the zoo knows: {allowed}")
     raise InputError(document.located(fault))
+
+
+def _with_updates(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields with what old files of CLIP state once more, which goes before."""
+    updates = {
+        key: {**(content.get(key) or {}), **content[f"{key}_dict"]}
+        for key in (TEXT, "vision_config")
+        if isinstance(content.get(f"{key}_dict"), dict)
+    }
+    return {**content, **updates}
 
 
 def _dtype_of(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:

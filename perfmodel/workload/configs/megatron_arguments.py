@@ -159,8 +159,8 @@ def megatron_model(stated: str | Path, name: str | None = None) -> Buildable:
     read = _read_file(stated) if isinstance(stated, Path) else ArgumentText(_parse_text(stated))
     try:
         raise_findings(_refused(read.values))
-        known = {key: read.values[key] for key in read.values if key in _FIELDS}
-        arguments = validate_document(MegatronArguments, known)
+        own = {key: read.values[key] for key in read.values if key in _FIELDS}
+        arguments = validate_document(MegatronArguments, own)
         raise_findings(_findings(arguments))
     except InputError as error:
         raise InputError(
@@ -220,10 +220,10 @@ def _parse_text(text: str) -> dict[str, Any]:
 
 def _parse_value(parts: list[str]) -> object:
     """Nothing is true; numbers are numbers; a bracket of a script ends the value."""
-    kept = [part for part in parts[:1] if part not in (")", "(")]
-    if not kept:
+    usable = [part for part in parts[:1] if part not in (")", "(")]
+    if not usable:
         return True
-    word = kept[0] if kept[0].startswith("(") else kept[0].rstrip(")")
+    word = usable[0] if usable[0].startswith("(") else usable[0].rstrip(")")
     if re.fullmatch(r"[+-]?\d{1,18}", word):
         return int(word)
     if re.fullmatch(r"[+-]?(\d{1,18}\.\d{0,18}|\.\d{1,18})([eE][+-]?\d{1,3})?", word):
@@ -362,9 +362,9 @@ def _build(
             _latent_heads(arguments, shape), _routed(arguments), _latent(arguments)
         )
         family = "DeepseekV3ForCausalLM" if routed.latent else EXPERT_FAMILY
-        made = expert_decoder(name, shape=routed, family=family, settings=settings, **sizes)
+        workload = expert_decoder(name, shape=routed, family=family, settings=settings, **sizes)
     elif _is_gpt(arguments):
-        made = gpt.gpt(
+        workload = gpt.gpt(
             name,
             shape=gpt.GptShape(
                 shape.layers, shape.width, shape.heads, shape.positions, vocabulary,
@@ -373,8 +373,8 @@ def _build(
             dropout=shape.dropout, score_dropout=shape.score_dropout, **sizes,
         )  # fmt: skip
     else:
-        made = llama(name, shape=shape, **sizes)
-    return replace(made, source=source)
+        workload = llama(name, shape=shape, **sizes)
+    return replace(workload, source=source)
 
 
 def _is_gpt(arguments: MegatronArguments) -> bool:

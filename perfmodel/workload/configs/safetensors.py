@@ -137,7 +137,7 @@ def _problem(fields: Any) -> tuple[str, str] | None:
     if not isinstance(fields, dict):
         return repr(fields)[:80], "dtype, shape and data_offsets"
     dtype, shape, place = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         return f"dtype {dtype!r}"[:80], f"one of {', '.join(DTYPES)}"
     if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
         return f"shape {shape!r}"[:80], "a list of whole numbers above zero"

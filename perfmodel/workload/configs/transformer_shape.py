@@ -82,11 +82,11 @@ def with_table(shape: DecoderShape, tokens: int) -> DecoderShape:
 def _dense(
     name: str, shape: DecoderShape, *, dtype: str, sequence_length: int, shard: Shard = WHOLE
 ) -> Workload:
-    made = llama(
+    workload = llama(
         name, dtype=dtype, sequence_length=sequence_length,
         shape=with_table(shape, sequence_length), shard=shard,
     )  # fmt: skip
-    return replace(made, source=SOURCE)
+    return replace(workload, source=SOURCE)
 
 
 def _routed(
@@ -94,8 +94,8 @@ def _routed(
     settings: ExpertSettings | None = None,
 ) -> Workload:  # fmt: skip
     decoder = with_table(shape.decoder, sequence_length)
-    made = expert_decoder(
+    workload = expert_decoder(
         name, dtype=dtype, sequence_length=sequence_length, shape=replace(shape, decoder=decoder),
         family=EXPERT_FAMILY, settings=settings, shard=shard,
     )  # fmt: skip
-    return replace(made, source=SOURCE)
+    return replace(workload, source=SOURCE)

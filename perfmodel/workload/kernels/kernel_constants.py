@@ -53,6 +53,7 @@ class AttentionConstants:
 
     `half_rate_keys`: keys per query at which a fused kernel reaches half its rate.
     `backward_flops`, `backward_passes`: operations and traffic of its backward over forward.
+    `first_flash_rate`: rate of FlashAttention 1 against the second.
     `unfused_passes`, `unfused_kernels`: memory passes and kernels per score where attention is not
         fused.
     `compiled_passes`: those passes where a compiler fuses what lies between the products.
@@ -62,6 +63,7 @@ class AttentionConstants:
     half_rate_keys: float
     backward_flops: float
     backward_passes: float
+    first_flash_rate: float
     unfused_passes: float
     unfused_kernels: int
     compiled_passes: float

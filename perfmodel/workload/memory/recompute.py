@@ -11,6 +11,7 @@ every second matrix product, from the first on, and of attention; all else runs 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -33,7 +34,8 @@ class Recompute:
     """Which layers backward runs forward of once more.
 
     `kind`: none of them, attention alone, blocks but for some operations, or whole blocks.
-    `blocks`: the first so many of them (Megatron's ``block`` method); None: all.
+    `blocks`: the first so many of them (Megatron's ``block`` method), of each part of a pipeline;
+        None: all.
     """
 
     kind: Literal["none", "selective", "operations", "full"] = "none"
@@ -43,11 +45,20 @@ class Recompute:
 NO_RECOMPUTE = Recompute()
 
 
-def recomputed_blocks(workload: Workload, recompute: Recompute) -> tuple[range, ...]:
-    """Layers of each block that is recomputed as a whole."""
+def recomputed_blocks(
+    workload: Workload, recompute: Recompute, parts: Sequence[range] | None = None
+) -> tuple[range, ...]:
+    """Layers of each block that is recomputed as a whole.
+
+    `parts`: layers of each part of a pipeline, of which each has so many; None: one part.
+    """
     if recompute.kind != "full":
         return ()
-    return repeated_blocks(workload)[: recompute.blocks]
+    blocks = repeated_blocks(workload)
+    if parts is None:
+        return blocks[: recompute.blocks]
+    of_parts = ([block for block in blocks if block.start in part] for part in parts)
+    return tuple(block for own in of_parts for block in own[: recompute.blocks])
 
 
 def recomputed_layers(workload: Workload, recompute: Recompute) -> frozenset[int]:
@@ -102,11 +113,16 @@ def check_recompute(workload: Workload, recompute: Recompute) -> None:
         raise InputError(Fault("recompute", text, "none, or a model that states what layers keep"))
 
 
-def add_recompute(workload: Workload, times: LayerTimes, recompute: Recompute) -> LayerTimes:
+def add_recompute(
+    workload: Workload,
+    times: LayerTimes,
+    recompute: Recompute,
+    parts: Sequence[range] | None = None,
+) -> LayerTimes:
     """Return the times with forward of what is recomputed in backward.
 
     A block runs its whole forward before the backward of its last layer, which therefore has the
-    time and the kernels of all of it.
+    time and the kernels of all of it. `parts`: see `recomputed_blocks`.
 
     Raises `InputError`: a model that does not have what is to be recomputed.
     """
@@ -117,7 +133,8 @@ def add_recompute(workload: Workload, times: LayerTimes, recompute: Recompute) -
         again_s, again_kernels = _partly_again(workload, times, layers)
         backward_s[layers[-1]] += again_s
         kernels[layers[-1]] += again_kernels
-    for layers in (*recomputed_blocks(workload, recompute), *(range(i, i + 1) for i in own)):
+    whole = recomputed_blocks(workload, recompute, parts)
+    for layers in (*whole, *(range(i, i + 1) for i in own)):
         again = slice(layers.start, layers.stop)
         backward_s[layers[-1]] += times.forward_s[again].sum()
         kernels[layers[-1]] += times.forward_kernels[again].sum()

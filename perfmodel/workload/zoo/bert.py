@@ -93,12 +93,12 @@ def bert(
     """
     shape, s = shape or SHAPES[name], sequence_length
     head = head or ("pre-training" if whole_head else "pooler")
-    h, heads, words = shape.width, shape.heads, shape.vocabulary
+    h, heads, vocabulary = shape.width, shape.heads, shape.vocabulary
     limit = "one rank pools the first token, which all attend to"
     check_shard(
         shard,
         SharedSizes(
-            name, heads, heads, shape.wide, words, s, False,
+            name, heads, heads, shape.wide, vocabulary, s, False,
             context_limit="" if head == "masked" else limit,
         ),
     )  # fmt: skip
@@ -120,7 +120,7 @@ def bert(
         sample=f"sequence of {s} tokens",
         source="Hugging Face BertModel; Devlin et al. 2018, arXiv 1810.04805",
         input_elements=s,
-        output_elements=h if head == "pooler" else s * words,
+        output_elements=h if head == "pooler" else s * vocabulary,
         stream_elements=float(shard.stream_tokens(s) * h),
         buffers=(Buffers("int64", 2, 2 * 8 * shape.positions),),
         registered=_registered(parts),

@@ -162,3 +162,106 @@ def test_real_files_are_read():
     assert len(links.matrices) == 15
     with pytest.raises(InputError, match="topo -p2p"):
         read_files([Path(folder) / "nvidia_smi_topo_p2p.txt"])
+
+
+# ---------------------------------------------------------------- as people paste them
+
+EIGHT = [f"{20 + n}.25" for n in range(8)]
+WIDE = (
+    "Running host_to_device_memcpy_ce.\n"
+    "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)\n"
+    + " ".join(f"{n:>9}" for n in range(8)).rjust(90)
+    + "\n 0 "
+    + " ".join(f"{rate:>9}" for rate in EIGHT).rjust(87)
+    + "\n\nSUM host_to_device_memcpy_ce 190.00\n"
+)
+
+
+def test_a_log_without_its_version_or_quoted_is_read():
+    quoted = "".join(f"> {line}\n" for line in NVBANDWIDTH.splitlines()[2:])
+    assert [m.test for m in read_matrices(quoted, "n")] == [
+        "host_to_device_memcpy_ce", "device_to_device_memcpy_read_ce", "host_device_latency_sm"
+    ]  # fmt: skip
+    lost = NVBANDWIDTH.replace("Running host_to_device_memcpy_ce.\n", "")
+    assert read_matrices(lost, "n")[0].test == "host_to_device_memcpy_ce", "by the sum below it"
+    by_title = lost.replace("SUM host_to_device_memcpy_ce 51.84\n", "")
+    assert read_matrices(by_title, "n")[0].test == "host_to_device_memcpy_ce"
+
+
+@pytest.mark.parametrize("width", [72, 80])
+def test_a_matrix_that_a_terminal_wrapped_is_put_together(width):
+    wrapped = "\n".join(
+        line[at : at + width]
+        for line in WIDE.splitlines()
+        for at in range(0, max(len(line), 1), width)
+    )
+    (matrix,) = read_matrices(wrapped, "n")
+    assert matrix.values[0] == tuple(pytest.approx(float(rate) * 1e9) for rate in EIGHT)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (NVBANDWIDTH.replace("25.84", "52.84"), "add up to 78.84, and a sum of 51.84"),
+        (
+            NVBANDWIDTH.replace("273.60       N/A", "27.360       N/A"),
+            "from 0 to 1, and 27.36 back",
+        ),
+        (NVBANDWIDTH.replace(" 1    273.60", " 0    273.60"), "'0' before row 1"),
+        (NVBANDWIDTH.replace("273.60       N/A", "273.60"), "cut off"),
+        (NVBANDWIDTH.replace(" 26.00     25.84", " 26.00"), "1 numbers"),
+        (NVBANDWIDTH.replace("26.00", "2600000.0"), "from 1e-06 to 100000"),
+        (NVBANDWIDTH.replace("Device 0", "Device 2: x\nDevice 1: y\nDevice 0"), "2 columns in"),
+    ],
+)
+def test_a_damaged_matrix_is_refused_with_the_reason(text, message):
+    with pytest.raises(InputError, match=message):
+        read_matrices(text, "n.log")
+
+
+def test_json_names_its_gpus_and_sums(tmp_path):
+    case = {"name": "host_to_device_memcpy_ce", "bandwidth_matrix": [["26.0", "25.84"]]}
+    document = {
+        "nvbandwidth": {
+            "GPU Device list": ["0: NVIDIA GeForce RTX 5090 (00000000:0c:00): (node)"],
+            "testcases": [case | {"sum": 51.84}],
+        }
+    }
+    path = tmp_path / "n.json"
+    path.write_text(json.dumps(document) + json.dumps(document))
+    (content,) = read_files([path])
+    assert len(content.matrices) == 2
+    assert content.matrices[0].devices == ("NVIDIA GeForce RTX 5090",)
+    document["nvbandwidth"]["testcases"] = [case | {"sum": 61.84}]
+    path.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=r"a sum of 61\.84"):
+        read_files([path])
+
+
+def test_another_gpu_or_another_link_than_the_topology_has_is_refused():
+    dgx = build_topology("dgx-a100")
+    other = read_matrices(NVBANDWIDTH.replace("A100-SXM4-80GB", "GH200 480GB"), "n.log")
+    with pytest.raises(InputError, match=r"NVIDIA GH200 480GB in .*a100-sxm4-80gb, as dgx-a100"):
+        measure_links(other, dgx)
+    unnamed = NVBANDWIDTH.replace("Device 0: NVIDIA A100-SXM4-80GB", "")
+    fast = unnamed.replace("26.00     25.84", "369.0    369.00").replace("51.84", "738.0")
+    with pytest.raises(InputError, match="times as fast as pcie is in dgx-a100"):
+        measure_links(read_matrices(fast, "n.log"), dgx)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("=== ROCm System Management Interface ===\nGPU0 0 15\n", "AMD GPUs"),
+        ("Measured bandwidth in GB/s of size 512 MiB:\n 0 1\n", "nvloom"),
+        ("Device=0 CAN Access Peer Device=1\n", "without a matrix"),
+        ("# Avg bus bandwidth : 1.2\n", "nccl-tests without a table"),
+        ('Switch 40 "S-01" # "leaf"\n', "ibnetdiscover"),
+        ("srun: error: node1\n", "an error message"),
+    ],
+)
+def test_pastes_without_a_number_are_named(tmp_path, text, words):
+    path = tmp_path / "paste.txt"
+    path.write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_files([path])

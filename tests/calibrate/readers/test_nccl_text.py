@@ -292,8 +292,121 @@ def test_a_head_whose_columns_do_not_fit_is_no_head():
     rows = "8 2 float sum -1 12.05 0.00 0.00 0 11.95 0.00 0.00 0\n"
     ranks = "".join(f"# Rank {r} Pid 1 on h0 device {r} [0x0{r}] NVIDIA A100\n" for r in (0, 1))
     torn = "# size count type redop root ti#me algbw busbw #wrong time algbw busbw #wrong\n"
-    (sweep,) = read_nccl_text(f"{ranks}{torn}{rows}", "all_reduce.log")
-    assert [row.time_s for row in sweep.rows] == [pytest.approx(11.95e-6)]
+    with pytest.raises(InputError, match="no table of nccl-tests, but a head cut or wrapped"):
+        read_nccl_text(f"{ranks}{torn}{rows}", "all_reduce.log")
     without = "# size count type redop root time busbw #wrong\n"
     with pytest.raises(InputError, match="no table of nccl-tests"):
         read_nccl_text(f"{ranks}{without}{rows}", "all_reduce.log")
+
+
+# ---------------------------------------------------------------- as people paste them
+
+
+def test_tags_of_mpirun_stand_inside_of_rows_as_well():
+    tagged = row(1 << 30, 8159.5, EIGHT).replace("-1  ", "-1[1,0]<stdout>:  ").strip()
+    lines = [*(ranks(8) + NEW + UNITS).splitlines(), tagged]
+    sweep = only("".join(f"[1,0]<stdout>:{line}\n" for line in lines), op="all_reduce")
+    assert [r.time_s for r in sweep.rows] == [pytest.approx(8159.5e-6)]
+
+
+def test_sends_print_a_sum_and_are_named():
+    text = "# Collective test starting: sendrecv_perf\n" + ranks(2) + NEW + row(1 << 30, 9e4, 1.0)
+    assert only(text).op == "send_recv"
+    assert only(text.replace("sendrecv_perf", "all_reduce_perf_mpi")).op == "all_reduce"
+
+
+def test_a_list_of_first_and_last_ranks_is_completed_by_its_pattern():
+    whole = ranks(16, hosts=2).splitlines(keepends=True)
+    few = "".join([whole[0], whole[1], whole[8], whole[9], whole[16]])
+    sweep = only(few + NEW + row(1 << 30, 8159.5, 2 * 15 / 16), op="all_reduce")
+    assert (sweep.ranks, sweep.nodes, sweep.gpus_per_node) == (16, 2, 8)
+    assert "4 of 16 ranks are listed" in sweep.notes[0]
+    with pytest.raises(InputError, match="10 in the list"):
+        read_nccl_text("".join([*whole[:3], whole[10]]) + NEW + BODY, "x.log", op="all_reduce")
+    with pytest.raises(InputError, match=r"7 in the list.*is the list cut off"):
+        read_nccl_text("".join(whole[:8]) + NEW + BODY, "x.log", op="all_reduce")
+
+
+def test_rows_without_their_head_and_heads_of_nccl_1():
+    sweep = only(BODY)
+    assert (sweep.op, sweep.ranks, sweep.nodes) == ("all_reduce", 8, None)
+    assert "its head is missing" in sweep.notes[0]
+    with pytest.raises(InputError, match="of several tables"):
+        read_nccl_text(BODY + row(1 << 30, 9159.5, EIGHT), "x.log")
+    old = "#  bytes  N  type  op  time  algbw  busbw  res  time  algbw  busbw  res\n"
+    body = (
+        "#  33554432  8388608  float  sum  3.247  10.33  18.08  4e-07  3.2  10.49  18.36  4e-07\n"
+    )
+    assert only(old + body).rows[0].time_s == pytest.approx(3.247e-3), "milliseconds"
+
+
+def test_rows_that_end_behind_the_times_out_of_place():
+    body = "  1048576  262144  float  sum  74.78  14.02  24.54  N/A\n"
+    (sweep,) = read_nccl_text(ranks(8) + OLD + UNITS + body, "all_reduce.log")
+    assert [r.time_s for r in sweep.rows] == [pytest.approx(74.78e-6)]
+    assert "none in place" in sweep.notes[0]
+
+
+@pytest.mark.parametrize("width", [72, 80, 100])
+def test_lines_that_a_terminal_wrapped_are_put_together(width):
+    head = (
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong"
+        "     time   algbw   busbw #wrong\n"
+    )
+    cells = "   740.20  1450.60  2538.55      0"
+    body = f"  1073741824     268435456     float     sum      -1{cells}{cells}\n"
+    text = ranks(8) + head + body + "# Out of bounds values : 0 OK\n"
+    wrapped = "\n".join(
+        line[at : at + width] for line in text.splitlines() for at in range(0, len(line), width)
+    )
+    out, in_place = read_nccl_text(wrapped, "x.log", op="all_reduce")
+    assert out.rows == in_place.rows
+    assert out.rows[0].time_s == pytest.approx(740.2e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ranks(8) + NEW + BODY.replace("8159.50", "8195.50"), "beside an algbw of 131.59"),
+        (ranks(8) + NEW + BODY.replace("6  262144", "6  262143"), "of 262,143 elements"),
+        (ranks(8) + NEW + BODY.replace("230.29", "203.29"), "another multiple of algbw"),
+        (ranks(8) + NEW + row(8, 5, 0) + row(1 << 30, 9, 0.0), "built without MPI"),
+        (ranks(1) * 3 + NEW + row(8, 5, 0), "ranks: found 1"),
+        (ranks(1) + NEW + BODY, "1 in the list"),
+        (ranks(1) + ranks(1).replace("Pid    100", "Pid 7") + NEW, "2 lists of one rank each"),
+        (NEW.strip() + " | " + NEW + BODY, "tables side by side"),
+        (ranks(8) + NEW.replace("time", "cputime") + BODY, "took to launch"),
+        (NEW + "  64  16  float  sum  -1  XXXX  XX.X  XX.X  0  XXXX  XX.X  XX.X  0\n", "'XXXX'"),
+        (ranks(8) + NEW + "h:1:2 [0] NCCL WARN No transport found\n", "NCCL WARN No transport"),
+        (ranks(8) + NEW + BODY + row(1 << 30, 99159.5, EIGHT), "the head of a second missing"),
+        (ranks(8).replace("Rank  7", "Rank  6") + NEW + BODY, "rank 6 twice"),
+    ],
+)  # fmt: skip
+def test_damaged_tables_are_refused_with_the_reason(text, message):
+    with pytest.raises(InputError, match=re.escape(message)):
+        read_nccl_text(text, "all_reduce.log")
+
+
+def test_ranks_that_share_a_gpu_are_noted():
+    shared = ranks(2).replace("[0x01]", "[0x00]").replace("device  1", "device  0")
+    sweep = only(shared + NEW + row(1 << 30, 8159.5, 1.0), op="all_reduce")
+    assert "share one GPU" in sweep.notes[0]
+
+
+@given(at=st.integers(0, 10_000), digit=st.sampled_from("0123456789"))
+@settings(max_examples=60, deadline=None)
+def test_a_wrong_digit_changes_no_number_in_silence(at, digit):
+    """Numbers of a row stand there twice; what no other number confirms is off by rounding."""
+    body = row(1 << 28, 2040.61, EIGHT) + row(1 << 30, 8159.52, EIGHT)
+    places = [match.start() for match in re.finditer(r"\d", body)]
+    place = places[at % len(places)]
+    whole = {s.in_place: s.rows for s in read_nccl_text(ranks(8) + NEW + body, "all_reduce.log")}
+    torn = body[:place] + digit + body[place + 1 :]
+    try:
+        sweeps = read_nccl_text(ranks(8) + NEW + torn, "all_reduce.log")
+    except InputError:
+        return
+    for sweep in sweeps:
+        for found, known in zip(sweep.rows, whole[sweep.in_place], strict=True):
+            assert found.nbytes == known.nbytes
+            assert found.time_s == pytest.approx(known.time_s, rel=1e-3)

@@ -15,8 +15,8 @@ from perfmodel.studies.run.result import Result
 # Keys that other programs were promised for ``perfmodel run --json``.
 PROMISED = {
     "step_time_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s", "scaling_efficiency",
-    "bottleneck", "bottleneck_path", "global_batch", "scaling", "memory_bytes", "fits", "interval_s", "buckets",
-    "assumptions", "provenance",
+    "bottleneck", "bottleneck_path", "global_batch", "scaling", "memory_bytes", "fits",
+    "interval_s", "buckets", "assumptions", "provenance",
 }  # fmt: skip
 
 

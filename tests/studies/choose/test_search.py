@@ -6,8 +6,12 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import change_scenario, load_scenario
+from perfmodel.studies.choose import search as search_module
 from perfmodel.studies.choose.search import choose_mixture
+from perfmodel.studies.compare import compare
+from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.run import run_scenario
+from perfmodel.studies.sweep import run_sweep, variants
 from perfmodel.studies.tune.run import tune_scenario
 from perfmodel.studies.tune.settings.run import tune_settings
 
@@ -96,6 +100,7 @@ def faults_of(action):
         ({"training": {"batch_per_gpu": 4}}, "training.batch_per_gpu", "training.global_batch"),
         ({"parallel.tensor": 2}, "parallel.tensor", "strategy.tensor"),
         ({"parallel.pipeline": 2}, "parallel.pipeline", "strategy.pipeline"),
+        ({"parallel.expert": 2}, "parallel.expert", "strategy.expert"),
         ({"compute.recompute": "full"}, "compute.recompute", "strategy.recompute"),
         ({"scale": {"gpus": [1, 2]}}, "scale", "differs"),
     ],
@@ -122,3 +127,67 @@ def test_tune_refuses_what_it_does_not_search(small):
         assert "strategy.kind" in faults_of(lambda tune=tune: tune(small))
     split = change_scenario(small, {"strategy": {"kind": "ddp"}, "parallel.tensor": 2})
     assert "parallel" in faults_of(lambda: tune_scenario(split))
+
+
+ONE_OF_TWO = {
+    "strategy.tensor": 1, "strategy.pipeline": 1, "strategy.micro_batch": [16, 32],
+    "strategy.sharding": {"kind": "ddp"}, "training.global_batch": 256,
+}  # fmt: skip
+
+
+def test_what_ifs_of_a_comparison_are_of_the_chosen_mixture(small, monkeypatch):
+    searched = []
+    choose = search_module.choose_mixture
+    monkeypatch.setattr(
+        search_module, "choose_mixture", lambda *a, **k: (searched.append(a), choose(*a, **k))[1]
+    )
+    scenario = change_scenario(small, ONE_OF_TWO)
+    compared = compare([scenario], attribute=True, jobs=1)
+    assert len(searched) == 1
+    winner = choose(scenario).winner
+    (side,) = compared.sides
+    assert side.scenario == change_scenario(scenario, winner.changes)
+    silent = next(w for w in compared.what_ifs if w.what == "no communication at all")
+    assert silent.steps_s[0] < winner.step_time_s
+
+
+def test_sweeps_and_plans_search_for_each(small):
+    """Each variant, and each candidate of a plan, is answered by its own quickest mixture."""
+    base = change_scenario(small, ONE_OF_TWO)
+    swept = {"sweep": {"grid": {"training.global_batch": [256, 512]}}}
+    answers = run_sweep(variants(change_scenario(base, swept)), jobs=1).answers
+    best_s = [
+        choose_mixture(change_scenario(base, {"training.global_batch": n})).winner.step_time_s
+        for n in (256, 512)
+    ]
+    assert [answer.step_time_s for answer in answers] == best_s
+    candidates = [{"name": node, "node": node, "nodes": [1], "price_per_gpu_hour": "1 USD/h"}
+                  for node in ("dgx-a100", "dgx-h100")]  # fmt: skip
+    planned = {"plan": {"target": {"samples": 1e6}, "candidates": candidates}}
+    options = plan_scenario(change_scenario(base, planned), jobs=1).options
+    assert [option.step.step_time_s for option in options] == [
+        choose_mixture(
+            change_scenario(base, {"cluster": {"node": node, "nodes": 1}})
+        ).winner.step_time_s
+        for node in ("dgx-a100", "dgx-h100")
+    ]
+
+
+def test_experts_are_shared_by_as_many_gpus_as_is_quickest(small):
+    """All that fits is simulated; two GPUs for the experts of each layer need too much memory."""
+    megatron = {"kind": "megatron", "use_distributed_optimizer": True}
+    scenario = change_scenario(small, {
+        "model": {"name": "mixtral-8x7b", "dtype": "bf16", "sequence_length": 1024},
+        "strategy": {"kind": "auto", "tensor": 1, "pipeline": 1, "micro_batch": 1,
+                     "expert": [2, 4, 8, 16], "recompute": "full",
+                     "sharding": [{"kind": "fsdp"}, megatron]},
+        "cluster": {"node": "dgx-h100", "nodes": 4, "fabric": "rail-optimised"},
+        "training.global_batch": 32,
+    })  # fmt: skip
+    every = choose_mixture(scenario, exhaustive=True)
+    assert every.winner == choose_mixture(scenario).winner
+    assert {each.changes["parallel.expert"] for each in every.best} == {4, 8}
+    assert every.listed == 8
+    assert every.too_big == 1
+    assert every.impossible == 5  # under FSDP, and eight experts over sixteen GPUs
+    assert "expert 8" in every.winner.text

@@ -249,8 +249,14 @@ LONG_SCENARIOS = {
     "gpt3-175b-1024-a100": ["strategy.accumulate=16"],
     "lost-nic-3d": ["strategy.accumulate=8"],
     "pipeline-straggler": ["strategy.accumulate=8"],
+    "llama3-405b-16384-h100": [
+        "model.name=llama3.1-8b", "cluster.nodes=4", "strategy.accumulate=4",
+        "parallel.pipeline={stages: 4, schedule: interleaved, chunks: 2}",
+    ],
+    "mixtral-8x7b-fabrics": ["strategy.accumulate=4"],
+    "plan-llama3-70b": ["strategy.pipeline=[1]", "strategy.recompute=none", "strategy.simulate=1"],
     "auto-llama3-70b-512": ["strategy.tensor=[8]", "strategy.pipeline=[1]", "strategy.simulate=1"],
-}
+}  # fmt: skip
 """Scenarios that take long as they ship, with what shortens them."""
 
 

@@ -165,3 +165,24 @@ def test_a_real_fabric() -> None:
     assert fabric.hosts is not None
     assert fabric.trunks is not None
     assert (len(fabric.hosts), len(fabric.trunks)) == (10, 7)
+
+
+def test_a_listing_that_is_cut_off_or_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ib.txt"
+    switch = "".join(
+        f'[{n}]\t"H-0{n}"[1](a) \t# "host{n} mlx5_0" lid {n} 4xHDR\n' for n in range(1, 5)
+    )
+    text = f'Switch\t40 "S-aa"\t# "leaf" base port 0\n{switch}\n' + "".join(
+        f'Ca\t1 "H-0{n}"\t# "host{n} mlx5_0"\n[1](a) \t"S-aa"[{n}]\t# "leaf" lid 1 4xHDR\n\n'
+        for n in range(1, 5)
+    )
+    path.write_text("".join(f"node-1: {line}\n" for line in text.splitlines()))
+    assert len(import_file(path).document["fabric"]["hosts"]) == 4
+    path.write_text(text[: text.index('Ca\t1 "H-03"')])
+    with pytest.raises(InputError, match="2 devices at the far end of cables without a block"):
+        import_file(path)
+    path.write_text(text.replace('"S-aa"[3]', '"S-aa"[4]'))
+    with pytest.raises(InputError, match="which leads elsewhere"):
+        import_file(path)
+    path.write_text(text.replace('[3]\t"H-03"[1](a) \t# "host3 mlx5_0" lid 3 4xHDR\n', ""))
+    assert any("only one of their ends" in note for note in import_file(path).notes)

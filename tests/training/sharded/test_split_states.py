@@ -24,7 +24,7 @@ from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
 from perfmodel.training.sharded.megatron.options import MegatronOptions
-from perfmodel.training.sharded.megatron.strategy import megatron_plan
+from perfmodel.training.sharded.megatron.strategy import megatron_memory, megatron_plan
 from perfmodel.training.sharded.zero.fetches import trace_fetches
 from perfmodel.training.sharded.zero.memory import zero_memory
 from perfmodel.training.sharded.zero.options import ZeroOptions
@@ -106,6 +106,20 @@ def test_megatron_sends_gradients_and_parameters_once(
     plan = megatron_plan(request(times_of, workload, ranks), options)
     expected = workload.parameters * ((4 if fp32 else 2) + 2) * (ranks - 1) / ranks
     assert sent_bytes(plan, ranks) == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_megatron_keeps_gradients_in_a_buffer_of_their_own_width(ranks: int) -> None:
+    """However few ranks there are (megatron/core/distributed/param_and_grad_buffer.py)."""
+    workload = model([256, 512], "bf16")
+    setup = Setup(workload, "bf16", "adamw", ranks, 1)
+    narrow, wide = (
+        megatron_memory(replace(setup, options=MegatronOptions(grad_reduce_in_fp32=fp32)))
+        for fp32 in (False, True)
+    )
+    assert narrow.gradients_bytes == 2 * workload.parameters
+    assert wide.gradients_bytes == 4 * workload.parameters
+    assert narrow.states_bytes == (2 + 2 + 12) * workload.parameters
 
 
 @pytest.mark.parametrize(("stage", "reductions"), [(1, 1), (2, 3), (3, 3)])

@@ -13,7 +13,7 @@ from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.t5 import target_tokens
 
 # Parameters, tensors, and the start of the SHA-256 of "name:64x3x7x7" lines in registration order.
-# ResNet, VGG, AlexNet, Inception, ViT: torchvision 0.29. BERT, GPT-2, T5, Llama and others like it:
+# ResNet, VGG, AlexNet, Inception, vit-b-16: torchvision 0.29. BERT, GPT-2, T5, Llama, the rest:
 # Hugging Face transformers (GPT-2 under GPT2Model's names). GPT-3: GPT-2's tensors at the sizes of
 # the paper.
 TENSORS = {
@@ -121,6 +121,18 @@ TENSORS = {
     "t5-v1.1-large": (783150080, 558, "a954619f218173d9"),
     "t5-v1.1-xl": (2849757184, 558, "5aff78c520efbf2f"),
     "t5-v1.1-xxl": (11135332352, 558, "a054f2a53e86f8c7"),
+    "vit-base-patch16-224": (86567656, 200, "bb330f6ff1036317"),
+    "vit-base-patch32-384": (88297192, 200, "8447ec54acd7c547"),
+    "vit-large-patch16-224": (304326632, 392, "0e1facb6beb6a57d"),
+    "vit-huge-patch14-224": (632045800, 520, "e1f1e8de8e47efba"),
+    "clip-vit-base-patch32": (151277313, 398, "dd8b4e390a713e45"),
+    "clip-vit-base-patch16": (149620737, 398, "4fa4dda3f4cde876"),
+    "clip-vit-large-patch14": (427616513, 590, "12eb717e72202f36"),
+    "whisper-tiny": (37760640, 167, "4bb974c1a8701178"),
+    "whisper-base": (72593920, 245, "8fd19e8f48244678"),
+    "whisper-small": (241734912, 479, "bf0359c3f15141fe"),
+    "whisper-medium": (763857920, 947, "51e4438b0b48426e"),
+    "whisper-large-v3": (1543490560, 1259, "771b7f1739411ba8"),
 }
 
 # The start of the SHA-256 of the names in the order in which post-accumulate-grad hooks of the

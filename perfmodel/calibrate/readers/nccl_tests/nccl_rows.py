@@ -29,6 +29,9 @@ COLUMNS = frozenset(
      "error", "timestamp", "wrong")
 )  # fmt: skip
 
+HEAD = re.compile(r"\b(?:size\s+count|bytes\s+N)\s+type\b")
+"""First columns of a table, whatever stands before them."""
+
 _REDOPS = frozenset(("sum", "prod", "max", "min", "avg", "mulsum", "none", "all"))
 
 
@@ -61,12 +64,15 @@ class Row:
 
 def columns_of(line: str) -> list[str] | None:
     """Names of the columns, if a line is the head of a table; the first of tables side by side."""
-    tokens = line.replace("|", " ").strip("# \t\n").split()
+    head = HEAD.search(line)
+    tokens = line[head.start() :].replace("|", " ").split() if head else []
     columns = [_ALIASES.get(word, word) for word in tokens]
-    if columns[:2] != ["size", "count"] or not {"time", "cputime"} & set(columns[3:]):
+    if head is None or not {"time", "cputime"} & set(columns[3:]):
         return None
-    results = set(columns[first_result(columns) :])
-    return columns if {"algbw", "busbw"} <= results else None
+    first = first_result(columns)
+    # Bandwidths before the first time: that of the times out of place is torn.
+    torn = "algbw" in columns[:first] or "busbw" in columns[:first]
+    return columns if not torn and {"algbw", "busbw"} <= set(columns[first:]) else None
 
 
 def first_result(columns: Sequence[str]) -> int:
@@ -89,7 +95,7 @@ def joined_head(line: str, following: str) -> str | None:
 
 def is_milliseconds(head: str) -> bool:
     """Whether times are milliseconds, as under the heads of NCCL 1 ("bytes", "N")."""
-    return head.strip("# \t").startswith("bytes")
+    return HEAD.search(head) is not None and "bytes" in head
 
 
 def guess_columns(cells: Sequence[str]) -> list[str] | None:
@@ -164,7 +170,7 @@ def disagreement(row: Row, unit_s: float) -> str | None:
     return None
 
 
-_SLACK = 0.004
+_SLACK = 0.0005
 """Tests round time and bandwidth apart, some of them to four digits in between."""
 
 

@@ -69,7 +69,7 @@ def sweeps_of(table: Table, context: Context, op: str | None, ranks: int | None)
     chosen, count = _identify(table, context.file, op, ranks, listed)
     notes = [*table.notes, *listed.notes]
     if table.without_in_place:
-        notes.append(f"{table.without_in_place} rows have no times in place")
+        notes.append("rows end behind the times out of place: there are none in place")
     sweeps = []
     for (dtype, _), rows in _by_type(table.rows).items():
         for place in range(max(len(row.timings) for row in rows)):
@@ -121,15 +121,20 @@ def _check_rows(table: Table, listed: Ranks) -> None:
             problem, allowed = f"no rows: {table.failure!r}", "a run that did not fail"
         raise InputError(Fault("table", problem, allowed, line=table.line))
     if not any(timing for row in table.rows for timing in row.timings):
-        text = next((row.text for row in table.rows if row.text), "")
+        text = next((row.text for row in table.rows if row.text), None)
+        problem = "no row that is whole" if text is None else f"{text[:40]!r} in all rows"
         allowed = "times (is this an example to fill in?)"
-        raise InputError(Fault("time", f"{text[:40]!r} in all rows", allowed, line=table.line))
+        raise InputError(Fault("time", problem, allowed, line=table.line))
     rows_of((nbytes, time_us) for place in (0, 1)
             for nbytes, time_us in _times(table.rows, place, table)[0])  # fmt: skip
     points = list(points_of(table.rows))
     measured = factor_of(points)
-    if listed.count == 1 or (measured is not None and measured[1] < 0.1):
+    alone = measured is None or measured[0] < 0.3
+    if (listed.count == 1 and alone) or (measured is not None and measured[1] < 0.1):
         raise InputError(Fault("ranks", "1", WITHOUT_MPI, line=table.line))
+    if listed.count == 1:
+        problem = "1 in the list, where busbw is that of several"
+        raise InputError(Fault("ranks", problem, "a list of all ranks (cut off?)", line=table.line))
     faults = [
         Fault("row", contradiction, "numbers that fit each other: it is garbled", line=row.line)
         for row in table.rows
@@ -139,9 +144,38 @@ def _check_rows(table: Table, listed: Ranks) -> None:
         raise InputError(faults)
     if measured is None:
         raise InputError(_odd_row(table))
-    if table.columns is None and not any(algbw.value >= 0.5 for algbw, _ in points):
-        problem, allowed = "rows without a head, with too few digits to tell columns", "the head"
-        raise InputError(Fault("table", problem, allowed, line=table.line))
+    if table.columns is None:
+        _check_headless(table, points)
+    _check_repeated(table)
+
+
+MOST_APART = 3.0
+"""Times between two times of one size in a table; those of different machines are farther apart."""
+
+
+def _check_repeated(table: Table) -> None:
+    """Rows of one size are of one run, or of runs like it: else two tables ran into each other."""
+    for rows in _by_type(table.rows).values():
+        times: dict[tuple[int, str | None], list[float]] = {}
+        for row in rows:
+            if row.timings and row.timings[0] is not None and row.nbytes >= 2**20:
+                times.setdefault((row.nbytes, row.root), []).append(row.timings[0].time.value)
+        for (nbytes, _), values in times.items():
+            if min(values) > 0 and max(values) > MOST_APART * min(values):
+                problem = f"{nbytes:,} B in {min(values):g} and in {max(values):g}"
+                allowed = "one run in one table: is the head of a second missing?"
+                raise InputError(Fault("table", problem, allowed, line=table.line))
+
+
+def _check_headless(table: Table, points: Points) -> None:
+    """Rows without a head tell their columns by how they fit, and must be of one table."""
+    problem = ""
+    if not any(algbw.value >= 0.5 for algbw, _ in points):
+        problem = "rows without a head, with too few digits to tell columns"
+    elif any(_times(table.rows, place, table)[1] for place in (0, 1)):
+        problem = "rows without a head, of one size several times: of several tables?"
+    if problem:
+        raise InputError(Fault("table", problem, "the head above them", line=table.line))
 
 
 def _odd_row(table: Table) -> Fault:
@@ -196,6 +230,10 @@ def _identify(
     if count and parts and count != parts:
         actual = f"{count}, where sizes are those of {parts}"
         raise InputError(Fault("ranks", actual, "a list of all ranks (cut off?)", line=table.line))
+    if not listed.certain and count not in {parts, ranks_of_factor(name, points)}:
+        problem = f"{listed.count}, of which the list names some hosts alone"
+        allowed_list = "a list of all ranks (cut off?)"
+        raise InputError(Fault("ranks", problem, allowed_list, line=table.line))
     count = count or parts or ranks_of_factor(name, points)
     if count is None:
         actual = "a table without its list of devices"

@@ -16,6 +16,7 @@ from pathlib import Path
 from perfmodel.calibrate.readers.infer_op import op_named
 from perfmodel.calibrate.readers.log_lines import number
 from perfmodel.calibrate.readers.nccl_tests.nccl_rows import (
+    HEAD,
     ROW,
     Row,
     columns_of,
@@ -69,14 +70,7 @@ def is_nccl_text(text: str) -> bool:
 
 def is_nccl_log(lines: Sequence[str]) -> bool:
     """Whether cleaned lines hold the head of such a table, its list of ranks, or its rows."""
-    return any(
-        columns_of(line) or listed_rank(line) or _bare_row(line) for line in lines if line.strip()
-    )
-
-
-def _bare_row(line: str) -> bool:
-    row = ROW.search(line)
-    return row is not None and guess_columns(row[4].split()) is not None
+    return any(HEAD.search(line) or ROW.search(line) or listed_rank(line) for line in lines)
 
 
 def read_nccl_text(
@@ -118,7 +112,8 @@ def read_nccl_log(
     _end_row(log)
     if not log.tables:
         allowed = "a table with the columns size, count, type, time, algbw, busbw"
-        raise InputError(Fault("file", "no table of nccl-tests", allowed, file))
+        problem = "no table of nccl-tests" + ", but a head cut or wrapped" * log.torn_head
+        raise InputError(Fault("file", problem, allowed, file))
     sweeps: list[Sweep] = []
     log.context.file = Path(file).name
     for table in log.tables:
@@ -139,7 +134,7 @@ def _decisive(faults: list[Fault]) -> list[Fault]:
 
 def _may_wrap(line: str) -> bool:
     """Whether a line is the head of a table with times of one placement alone."""
-    return ("size" in line or "bytes" in line) and len(re.findall(r"\btime\b", line)) < 2
+    return HEAD.search(line) is not None and len(re.findall(r"\btime\b", line)) < 2
 
 
 def _line(log: _Log, at: int, line: str) -> None:
@@ -190,7 +185,7 @@ def _read_context(log: _Log, line: str) -> None:
     context.env.update({name: to for name, to in _ENV.findall(line) if name in PERFORMANCE})
     if log.tables and "..." in line and not line.strip(". "):
         log.tables[-1].elided = True
-    log.torn_head |= re.match(r"[#\s]*(size|bytes)\s+(count|N)\s", line) is not None
+    log.torn_head |= HEAD.search(line) is not None
     if log.tables and not log.tables[-1].rows and (failure := _FAILURE.search(line)) is not None:
         log.tables[-1].failure = log.tables[-1].failure or failure[0].strip()[:120]
 

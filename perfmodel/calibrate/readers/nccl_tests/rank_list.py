@@ -46,6 +46,8 @@ class Ranks:
     devices: tuple[str, ...] = ()
     one_process: bool | None = None
     notes: tuple[str, ...] = ()
+    certain: bool = True
+    """Whether the list names all hosts."""
 
 
 def listed_rank(line: str) -> ListedRank | None:
@@ -91,7 +93,7 @@ def summary_of(lines: Sequence[ListedRank], line: int) -> Ranks:
         count, nodes, each,
         devices=tuple(dict.fromkeys(rank.model for rank in ranks if rank.model)),
         one_process=len(processes) < len(ranks) if processes else None,
-        notes=tuple(_notes(ranks, count)),
+        notes=tuple(_notes(ranks, count)), certain=nodes == len(hosts),
     )  # fmt: skip
 
 

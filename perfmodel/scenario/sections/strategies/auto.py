@@ -56,6 +56,11 @@ class AutoStrategy(FileModel):
         description="degrees; default: powers of two up to the GPUs of a node that leave each "
         "GPU 8,192 tokens or more, as Llama 3's 16 of 131,072",
     )
+    expert: Annotated[Degrees | None, ALONE] = Field(
+        default=None,
+        description="GPUs that share the experts of a layer; default: powers of two up to the GPUs "
+        "of a node of models that have experts",
+    )
     pipeline: Annotated[Degrees | None, ALONE] = Field(
         default=None, description="stages; default: all numbers up to 64 that divide the GPUs"
     )
@@ -90,8 +95,8 @@ class AutoStrategy(FileModel):
             ),
             FsdpStrategy(kind="fsdp"),
         ),
-        description="data-parallel strategies; default: DistributedDataParallel, Megatron's "
-        "distributed optimizer, fully_shard",
+        description="data-parallel strategies, each with its fields, as buckets of several sizes; "
+        "default: DistributedDataParallel, Megatron's distributed optimizer, fully_shard",
     )
     simulate: Annotated[Count, Field(le=10_000)] = Field(
         default=32,

@@ -27,10 +27,13 @@ from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.servers.parameter_server import ServerOptions, server_bytes
 
 
-def simulate_loop_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
+def simulate_loop_size(
+    sized: SizedJob, *, with_first: bool = True, with_limits: bool = True
+) -> SizeResult:
     """Simulate one size.
 
     `with_first`: whether the very first round's time is given; it is nan otherwise.
+    `with_limits`: whether what limits them is looked for; the bottleneck is "" otherwise.
     Raises `InputError`: names file, line and field of the scenario.
     """
     with locate_errors(sized):
@@ -40,6 +43,8 @@ def simulate_loop_size(sized: SizedJob, *, with_first: bool = True) -> SizeResul
         point = _summarise(sized, metrics, first_s)
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=_costs(metrics))
+        if not with_limits:
+            return point
         reliefs = simulate_loop_reliefs(metrics)
         part, path = loop_bottleneck(metrics, point, reliefs)
         return replace(point, bottleneck=part, bottleneck_path=path, reliefs=reliefs)

@@ -29,7 +29,7 @@ from perfmodel.training.memory.use import (
 )
 from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.parallel.stage_memory import stage_memory
-from perfmodel.training.pipeline.block_partition import PartitionOptions
+from perfmodel.training.pipeline.block_partition import PartitionOptions, part_layers
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan
@@ -46,7 +46,7 @@ from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
 from perfmodel.workload.readers.layer_times import read_measured_activations
-from perfmodel.workload.roofline import layer_times, step_s
+from perfmodel.workload.roofline import by_first_flash, layer_times, step_s
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoders.experts import ExpertSettings
@@ -321,11 +321,20 @@ def _as_is(job: TrainingJob, batch: int) -> LayerTimes:
                 optimizer_kernels=compute.optimizer_kernels,
                 master_weights=compute.master_weights,
             )
-            return add_recompute(job.workload, read, job.recompute)
+            return _with_recompute(job, read)
         times = _predict_layers(job, batch)
         if compute.measured_step is None:
             return times
         return _scale_to_measured(job, times, batch, compute.measured_step)
+
+
+def _with_recompute(job: TrainingJob, times: LayerTimes) -> LayerTimes:
+    """Add forward of what is recomputed to backward: so many blocks of each part of a pipeline."""
+    parts, mixture = None, job.mixture
+    if job.recompute.blocks is not None and mixture.stages > 1:
+        schedule = mixture.pipeline_schedule(job.options.accumulate)
+        parts = part_layers(job.workload, schedule, mixture.partition)
+    return add_recompute(job.workload, times, job.recompute, parts)
 
 
 def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
@@ -339,13 +348,15 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         optimizer_kernels=compute.optimizer_kernels,
         master_weights=compute.master_weights,
         channels_last=compute.channels_last,
-        fused_attention=compute.fused_attention,
+        fused_attention=bool(compute.fused_attention),
         compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         float8=job.float8,
         accumulate=job.options.accumulate,
     )
-    return add_recompute(job.workload, times, job.recompute)
+    if compute.fused_attention == "flash_1":
+        times = by_first_flash(job.workload, times)
+    return _with_recompute(job, times)
 
 
 def _scale_to_measured(
@@ -457,10 +468,10 @@ def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemo
         return add_offload(
             job.workload, times,
             block_bytes(
-                job.workload, batch, job.wide_precision, fused_attention=compute.fused_attention,
-                recompute=job.recompute, held_dtype=job.strategy.held_dtype(job.options),
-                compiled=bool(compute.compiled),
-                narrow=narrow_inputs(job.workload, job.float8),
+                job.workload, batch, job.wide_precision,
+                fused_attention=bool(compute.fused_attention), recompute=job.recompute,
+                held_dtype=job.strategy.held_dtype(job.options),
+                compiled=bool(compute.compiled), narrow=narrow_inputs(job.workload, job.float8),
             ),
             compute.offload_activations, memory.link_Bps,
         )  # fmt: skip
@@ -525,7 +536,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         expert_copies=grid.expert_copies if grid.expert > 1 else None,
         batch_per_gpu=batch,
         options=job.options,
-        fused_attention=compute.fused_attention,
+        fused_attention=bool(compute.fused_attention),
         recompute=job.recompute,
         offload=compute.offload_activations,
         compiled=bool(compute.compiled),

@@ -46,10 +46,13 @@ LISTED_HOSTS = 2
 """Hosts whose links a result lists one by one; all hosts have the same links."""
 
 
-def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
+def simulate_size(
+    sized: SizedJob, *, with_first: bool = True, with_limits: bool = True
+) -> SizeResult:
     """Simulate one size.
 
     `with_first`: whether the very first step is simulated, too; its time is nan otherwise.
+    `with_limits`: whether what limits the step is looked for; the bottleneck is "" otherwise.
     Raises `InputError`: names file, line and field of the scenario.
     """
     with locate_errors(sized):
@@ -62,23 +65,19 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=simulate_costs(sized, reported))
         uncertainties = simulate_uncertainties(sized, reported, point)
-        reliefs = simulate_reliefs(sized, reported, point)
-        part, path = name_bottleneck(sized, reported, point, reliefs)
-        return replace(
-            point,
-            bottleneck=part,
-            bottleneck_path=path,
-            reliefs=reliefs,
-            uncertainties=uncertainties,
-            notes=(
-                *point.notes,
-                *_describe_profile(sized, reported),
-                *describe_sensitivity(sized, reported),
-            ),
-            interval_s=None
-            if uncertainties is None
-            else step_interval(point.step_time_s, uncertainties),
-        )
+        ends = None if uncertainties is None else step_interval(point.step_time_s, uncertainties)
+        point = replace(point, uncertainties=uncertainties, interval_s=ends)
+        return _add_limits(sized, reported, point) if with_limits else point
+
+
+def _add_limits(sized: SizedJob, reported: ReportedRun, point: SizeResult) -> SizeResult:
+    """Add what limits the step, and what its time is sensitive to."""
+    reliefs = simulate_reliefs(sized, reported, point)
+    part, path = name_bottleneck(sized, reported, point, reliefs)
+    notes = (
+        *point.notes, *_describe_profile(sized, reported), *describe_sensitivity(sized, reported)
+    )  # fmt: skip
+    return replace(point, bottleneck=part, bottleneck_path=path, reliefs=reliefs, notes=notes)
 
 
 def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> SizeResult:

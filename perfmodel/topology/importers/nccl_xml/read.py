@@ -51,6 +51,9 @@ def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) ->
         *add_gpus(domains, completion, hints),
     ]
     gpus = sort_gpus([d for dom in domains for d in dom.walk() if d.kind == "gpu"], "dev")
+    if completion.gpus and completion.template is not None and len(gpus) != completion.gpus:
+        notes.append(f"{len(gpus)} GPUs, as the file says; {completion.template.name} has"
+                     f" {completion.gpus}")  # fmt: skip
     adapters = find_adapters(domains, completion, notes)
     wires = Counter(f"{adapter.Bps * 8e-9:g} Gbit/s {adapter.network}" for adapter in adapters)
     wire_list = "".join(f", {count} x {kind_name}" for kind_name, count in wires.items())

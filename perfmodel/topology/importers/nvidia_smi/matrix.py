@@ -76,6 +76,7 @@ def _checked(table: TableLines, file: str) -> tuple[dict[tuple[str, str], str], 
               for field, problem, allowed, line in table.faults]  # fmt: skip
     for name, row in table.rows.items():
         faults += _row_faults(name, row, table, file)
+    faults += _affinity_faults(table, file)
     missing = [name for name in table.devices if is_gpu(name) and name not in table.rows]
     if missing:
         problem = f"no row of {', '.join(missing)}"
@@ -96,6 +97,22 @@ def _checked(table: TableLines, file: str) -> tuple[dict[tuple[str, str], str], 
             f"{_spelled(unlisted)} as the rows of GPUs have them: their own rows are missing"
         )
     return cells, notes
+
+
+def _affinity_faults(table: TableLines, file: str) -> list[Fault]:
+    """CPUs and NUMA domain of a GPU belong together: GPUs with the same of one have both alike."""
+    faults = []
+    for name, cpus in table.cpus.items():
+        for other, theirs in table.cpus.items():
+            numa, other_numa = table.numa[name], table.numa[other]
+            if table.places[other] < table.places[name] and (cpus == theirs) != (
+                numa == other_numa
+            ):
+                problem = f"CPUs {cpus} of NUMA domain {numa}"
+                allowed = f"what fits {other}: CPUs {theirs} of NUMA domain {other_numa}"
+                faults.append(Fault(f"row of {name}", problem, allowed, file, table.places[name]))
+                break
+    return faults
 
 
 def _spelled(names: Sequence[str]) -> str:

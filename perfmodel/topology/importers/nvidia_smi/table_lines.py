@@ -38,6 +38,8 @@ class TableLines:
     devices: tuple[str, ...]
     rows: dict[str, list[str]] = field(default_factory=dict)
     numa: dict[str, str | None] = field(default_factory=dict)
+    cpus: dict[str, str] = field(default_factory=dict)
+    """CPU affinity, where its line says both that and a NUMA domain."""
     places: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     faults: list[Problem] = field(default_factory=list)
@@ -81,6 +83,16 @@ def _starts_cells(text: str) -> bool:
     return is_cell(text) or text in STATUS_CELLS
 
 
+def _is_row(tokens: Sequence[str]) -> bool:
+    """Whether a line begins with a device and a cell."""
+    return (
+        len(tokens) > 1
+        and _NAME.fullmatch(tokens[0]) is not None
+        and not is_cell(tokens[0])
+        and _starts_cells(tokens[1])
+    )
+
+
 def _split_glued(line: str) -> str:
     return _GLUED.sub(r"\1 ", line)
 
@@ -88,7 +100,7 @@ def _split_glued(line: str) -> str:
 def _goes_on(line: str, header: str) -> bool:
     """Whether a line goes on a header: no row, and nothing but names and titles."""
     tokens = _split_glued(line).split()
-    if not tokens or (len(tokens) > 1 and _NAME.fullmatch(tokens[0]) and _starts_cells(tokens[1])):
+    if not tokens or _is_row(tokens):
         return False
     return len(header) >= 40 and all(re.fullmatch(r"[A-Za-z0-9_.:-]{1,20}", t) for t in tokens)
 
@@ -131,7 +143,7 @@ def _read_rows(table: TableLines, titles: int, lines: Sequence[str], start: int)
     for at in range(start, len(lines) + 1):
         line = lines[at] if at < len(lines) else ""
         tokens = line.split()
-        is_row = len(tokens) > 1 and _NAME.fullmatch(tokens[0]) and _starts_cells(tokens[1])
+        is_row = _is_row(tokens)
         if parts and (is_row or not tokens or not _is_rest(tokens)):
             _add_row(table, titles, name, parts, place)
             parts = []
@@ -165,6 +177,8 @@ def _add_row(table: TableLines, titles: int, name: str, parts: Sequence[str], pl
         table.notes.append("lines that were wrapped are put together")
     table.rows[name], table.places[name] = cells, place
     table.numa[name] = _affinity(tail)
+    if len(tail) >= 2 and all(re.fullmatch(r"[\d,-]+", text) for text in tail[:2]):
+        table.cpus[name] = tail[0]
 
 
 def _cells_of(parts: Sequence[str], devices: int, titles: int) -> tuple[list[str], list[str], int]:

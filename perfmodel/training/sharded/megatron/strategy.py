@@ -39,10 +39,12 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     """
     options = setup.options
     assert isinstance(options, MegatronOptions)
-    if setup.ranks == 1:
-        return replicated(setup)
     use = replicated(setup, grows=False)
     item = ITEM_BYTES[setup.trained[0].dtype]
+    gradient_item = MASTER_BYTES if options.grad_reduce_in_fp32 else item
+    if setup.ranks == 1:  # of a replica split over GPUs, and of a plain model: the buffer, too
+        elements = sum(tensor.numel for tensor in setup.trained)
+        return replace(use, gradients_bytes=elements * gradient_item)
     shard_ranks = options.shard_ranks(setup.ranks)
     buckets = buffer_buckets(
         setup.workload, options, setup.ranks, setup.gathered_narrow, setup.expert_copies
@@ -63,7 +65,7 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     return replace(
         use,
         parameters_bytes=parameters,
-        gradients_bytes=elements * (MASTER_BYTES if options.grad_reduce_in_fp32 else item),
+        gradients_bytes=elements * gradient_item,
         optimizer_bytes=use.optimizer_bytes * fullest / trained,
     )
 

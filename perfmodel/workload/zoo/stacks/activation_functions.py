@@ -25,6 +25,11 @@ class ActivationFunction:
     wide: int = 0
 
     @property
+    def keeps_result(self) -> bool:
+        """Whether its backward reads its result, so that it is kept even if dropout follows."""
+        return self.saved == 1
+
+    @property
     def narrow(self) -> int:
         """Those kept at the precision of the compute."""
         return self.saved - self.wide
@@ -34,9 +39,7 @@ ONE_KERNEL = ActivationFunction()
 """Keeps its input; the next map keeps its result."""
 
 ACTIVATIONS: Mapping[str, ActivationFunction] = {
-    **dict.fromkeys(
-        ("gelu", "gelu_pytorch_tanh", "silu", "swish", "tanh", "sigmoid"), ONE_KERNEL
-    ),
+    **dict.fromkeys(("gelu", "gelu_pytorch_tanh", "silu", "swish"), ONE_KERNEL),
     # its backward reads the result alone
     "relu": ActivationFunction(saved=1),
     "relu2": ActivationFunction(passes=4, kernels=2, saved=2),
@@ -47,6 +50,3 @@ ACTIVATIONS: Mapping[str, ActivationFunction] = {
     "gelu_new": ActivationFunction(passes=18, kernels=8, saved=5, wide=3),
 }  # fmt: skip
 """By Hugging Face's name."""
-
-GATES = ("silu", "swish", "gelu", "gelu_pytorch_tanh")
-"""Those that run as one kernel where they gate a product."""

@@ -75,8 +75,8 @@ def _clip(
     layers: int, width: int, heads: int, patch: int, text: tuple[int, int], projection: int
 ) -> ClipShape:
     image = ImageShape(layers, patch, 224, clip_block(width, heads, 4 * width, causal=False))
-    words = clip_block(text[0], text[1], 4 * text[0], causal=True)
-    return ClipShape(image, 12, words, projection=projection)
+    texts = clip_block(text[0], text[1], 4 * text[0], causal=True)
+    return ClipShape(image, 12, texts, projection=projection)
 
 
 CLIP_SHAPES = {

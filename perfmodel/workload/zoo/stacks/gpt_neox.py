@@ -54,8 +54,8 @@ def gpt_neox(
     check_shard(
         shard, SharedSizes(name, block.heads, block.heads, block.mlp_width, shape.vocabulary, s)
     )
-    words = shard.padded(shape.vocabulary) // shard.tensor
-    table: tuple[Parameter, ...] = (("gpt_neox.embed_in.weight", (words, h)),)
+    own_words = shard.padded(shape.vocabulary) // shard.tensor
+    table: tuple[Parameter, ...] = (("gpt_neox.embed_in.weight", (own_words, h)),)
     first = token_tables(
         "gpt_neox.embed_in", table, s, h, dropout=block.dropout, indexed=1, shard=shard
     )

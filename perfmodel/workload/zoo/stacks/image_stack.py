@@ -135,12 +135,12 @@ def image_tokens(shape: ImageShape, image_size: int) -> int:
 def patches(name: str, shape: ImageShape, image_size: int, *, bias: bool) -> Module:
     """Cut an image into patches and map them; it keeps the image."""
     image = Image(shape.channels, image_size, image_size)
-    made, _ = convolution(
+    module, _ = convolution(
         name, image, shape.block.width, shape.patch, stride=shape.patch, relu=False
     )
-    kept = replace(made.layer, saved_elements=float(image.elements))
-    own = made.parameters if bias else made.parameters[:1]
-    return Module(kept, own, tuple(parameter for parameter, _ in own))
+    layer = replace(module.layer, saved_elements=float(image.elements))
+    own = module.parameters if bias else module.parameters[:1]
+    return Module(layer, own, tuple(parameter for parameter, _ in own))
 
 
 def class_and_positions(

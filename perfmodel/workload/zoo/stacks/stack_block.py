@@ -203,7 +203,7 @@ def _of_source(
     `other`: whether it is of the source; `is_first`: whether it is the first map of that.
     """
     shape, shard, h = place.shape, place.shard, place.shape.width
-    s, kept = shard.map_tokens(tokens), shard.kept_tokens(tokens) * h
+    s, kept_input = shard.map_tokens(tokens), shard.kept_tokens(tokens) * h
     keeps = other and is_first and place.first
     rotary = shape.rotary_share * turned * s
     return linear(
@@ -213,7 +213,8 @@ def _of_source(
         + float(shape.scaled_queries * ACTIVATION_PASSES * s * outputs),
         fused_elements=ACTIVATION_PASSES * rotary
         + float(shape.scaled_queries * ACTIVATION_PASSES * s * outputs),
-        saved_elements=float(keeps * kept), copied_elements=float((not keeps) * kept),
+        saved_elements=float(keeps * kept_input),
+        copied_elements=float((not keeps) * kept_input),
         kernels=1 + 5 * (rotary > 0) + shape.scaled_queries,
         calls=column_calls(shard, s * h, first=other and is_first),
     )  # fmt: skip
@@ -231,16 +232,18 @@ def _to_stream(
     masks = float(MASK_BYTES * (shape.dropout * stream + drops * inner))
     function = function or NO_FUNCTION
     passes, kernels = function.passes, function.kernels
-    made = linear(
+    module = linear(
         f"{place.prefix}.{name}", s, inputs, h, parameters=weights,
         vector_elements=(passes + drops * DROPOUT_PASSES) * inner
         + (shape.dropout * DROPOUT_PASSES + ADD_PASSES) * stream,
         fused_elements=float(bool(passes) * ACTIVATION_PASSES * inner + JOIN_PASSES * stream),
-        saved_elements=float((function.narrow + drops) * inner),
+        saved_elements=float((function.narrow + (drops and function.keeps_result)) * inner),
         stream_elements=float(function.wide * inner), saved_bytes=masks,
         kernels=2 + shape.dropout + drops + kernels,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:])),
     )  # fmt: skip
     if kernels <= 1:
-        return made
-    return replace(made, layer=replace(made.layer, fused_kept=FusedKept(2.0 * inner, 0.0, masks)))
+        return module
+    return replace(
+        module, layer=replace(module.layer, fused_kept=FusedKept(2.0 * inner, 0.0, masks))
+    )

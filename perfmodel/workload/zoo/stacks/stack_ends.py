@@ -91,16 +91,16 @@ def vocabulary_head(
     own_words = padded // shard.tensor
     head: tuple[Parameter, ...] = () if tied else ((f"{name}.weight", (own_words, width)),)
     scored = rows * (own_words if shard.parallel_loss else padded)
-    kept = shard.kept_tokens(tokens) * width
+    kept_input = shard.kept_tokens(tokens) * width
     return linear(
         name, rows, width, own_words, parameters=norm + head, ready=names(head) + names(norm),
         norm_elements=float(NORM_PASSES * own * width), vector_elements=float(LOSS_PASSES * scored),
         wide_elements=float(LOSS_PASSES * scored),
         fused_elements=float(FUSED_NORM_PASSES * own * width + FUSED_LOSS_PASSES * scored),
-        saved_elements=float(kept),
+        saved_elements=float(kept_input),
         stream_elements=float(own * width + (not wide_loss) * scored),
         saved_bytes=float(NORM_BYTES * own + wide_loss * WIDE_BYTES * scored), kernels=5,
-        fused_kept=FusedKept(float(kept + scored), float(own * width)),
+        fused_kept=FusedKept(float(kept_input + scored), float(own * width)),
         calls=column_calls(shard, rows * width) + loss_calls(shard, rows, padded)
         + norm_calls(shard, numels(norm)),
     )  # fmt: skip

@@ -147,8 +147,8 @@ def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
     """
     root, h, tokens = "model.encoder", shape.encoder.width, shape.sounds
     frames = Image(shape.mels, 1, PER_TOKEN * tokens)
-    widen, wide = _convolution(f"{root}.conv1", frames, h, stride=1, kept=frames.elements)
-    halve, _ = _convolution(f"{root}.conv2", wide, h, stride=PER_TOKEN, kept=0)
+    widen, wide = _convolution(f"{root}.conv1", frames, h, stride=1, input_elements=frames.elements)
+    halve, _ = _convolution(f"{root}.conv2", wide, h, stride=PER_TOKEN, input_elements=0)
     dropped, elements = shape.encoder.dropout, tokens * h
     # its result is added to positions, which needs none of it: the input of GELU alone is kept
     layer = replace(
@@ -172,17 +172,17 @@ def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
 
 
 def _convolution(
-    name: str, sound: Image, channels: int, *, stride: int, kept: int
+    name: str, sound: Image, channels: int, *, stride: int, input_elements: int
 ) -> tuple[Module, Image]:
     """Convolve frames, GELU.
 
-    `kept`: elements of its input that nobody else keeps.
+    `input_elements`: of its input, where nobody else keeps it.
     """
-    made, wide = convolution(name, sound, channels, (1, KERNEL), stride=stride, padding=(0, 1))
-    weight, bias = made.parameters
+    module, wide = convolution(name, sound, channels, (1, KERNEL), stride=stride, padding=(0, 1))
+    weight, bias = module.parameters
     flat: tuple[Parameter, ...] = ((weight[0], (channels, sound.channels, KERNEL)), bias)
-    layer = replace(made.layer, saved_elements=float(2 * wide.elements + kept))
-    return replace(made, layer=layer, parameters=flat), wide
+    layer = replace(module.layer, saved_elements=float(2 * wide.elements + input_elements))
+    return replace(module, layer=layer, parameters=flat), wide
 
 
 def _decoder(shape: WhisperShape, s: int) -> tuple[list[Module], list[Parameter]]:

@@ -438,3 +438,72 @@ def test_graphs_of_real_machines(samples: Path) -> None:
     assert (len(ring.paths), ring.intra_Bps, ring.type_intra) == (2, 12e9, "SYS")
     with pytest.raises(InputError, match="--graph"):
         import_file(samples / "uccl-graph-dump.xml")
+
+
+# ---------------------------------------------------------------- as people have them
+
+PAIR = """<system version="1">
+  <cpu numaid="0" arch="x86_64" vendor="AuthenticAMD" familyid="143" modelid="49">
+    <pci busid="0000:07:00.0" class="0x030200" vendor="0x10de" device="0x20b2" link_speed="16 GT/s" link_width="16">
+      <gpu dev="0" sm="80" rank="0" gdr="1">LINKS</gpu>
+    </pci>
+    <pci busid="0000:0b:00.0" class="0x030200" vendor="0x10de" device="0x20b2" link_speed="16 GT/s" link_width="16">
+      <gpu dev="1" sm="80" rank="1" gdr="1">LINKS</gpu>
+    </pci>
+    <pci busid="0000:0c:00.0" class="0x020700" vendor="0x15b3" device="0x101b" link_speed="16 GT/s" link_width="16">
+      <nic><net name="mlx5_0" dev="0" speed="200000" port="1" gdr="1"/></nic>
+    </pci>
+    <nic><net name="veth12ab" dev="1" speed="10000"/><net name="br-99" dev="2" speed="10000"/></nic>
+  </cpu>
+</system>
+"""  # noqa: E501
+SWITCHED = '<nvlink target="0000:c4:00.0" count="12" tclass="0x068000"/>'
+
+
+def imported_pair(tmp_path: Path, text: str, **options: str) -> ImportedTopology:
+    path = tmp_path / "topo.xml"
+    path.write_text(text)
+    return import_file(path, **options)
+
+
+def test_virtual_interfaces_are_no_nics(tmp_path: Path) -> None:
+    imported = imported_pair(tmp_path, PAIR.replace("LINKS", SWITCHED))
+    assert "1 x 200 Gbit/s infiniband" in imported.document["description"]
+    assert "2 virtual interfaces are no NICs (veth12ab, br-99)" in imported.notes
+
+
+def test_xml_in_a_page_is_found(tmp_path: Path) -> None:
+    text = PAIR.replace("LINKS", SWITCHED)
+    page = "Our node:\n\n```xml\n" + "".join(f"> {line}\n" for line in text.splitlines()) + "```\n"
+    whole = imported_pair(tmp_path, text).document["edges"]
+    assert imported_pair(tmp_path, page).document["edges"] == whole
+
+
+def test_gpus_on_a_board_have_nvlinks_of_the_file_or_of_the_template(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no nvlink element for 2 GPUs A100 SXM4"):
+        imported_pair(tmp_path, PAIR.replace("LINKS", ""))
+    named = imported_pair(tmp_path, PAIR.replace("LINKS", ""), template="dgx-a100")
+    assert "NVLinks as in dgx-a100: the file has none" in named.notes
+    assert "2 GPUs, as the file says; dgx-a100 has 8" in named.notes
+    assert build_topology(named.node()).graph["n0/gpu0"]["n0/nvs"][0]["lanes"] == 12
+    with pytest.raises(InputError, match="a100-sxm4-80gb by its PCI device, and h100"):
+        imported_pair(tmp_path, PAIR.replace("LINKS", SWITCHED), template="dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('count="12"', 'count="126"', "126 NVLinks of gpu0; allowed: at most 12"),
+        ('speed="200000"', 'speed="200000000"', "2e.08 Mbit/s; allowed: at most 1,600,000"),
+        ('sm="80"', 'gcn="gfx942" sm="304"', "AMD GPUs .gfx942., in a topology of RCCL"),
+    ],
+)
+def test_what_no_hardware_has_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = PAIR.replace("LINKS", SWITCHED)
+    with pytest.raises(InputError, match=message):
+        imported_pair(tmp_path, text.replace(old, new))
+
+
+def test_a_gpu_with_fewer_nvlinks_than_its_peers_is_noted(tmp_path: Path) -> None:
+    text = PAIR.replace("LINKS", SWITCHED).replace('count="12"', 'count="10"', 1)
+    assert any("gpu0 has 10 NVLinks" in note for note in imported_pair(tmp_path, text).notes)

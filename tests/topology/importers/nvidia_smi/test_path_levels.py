@@ -246,3 +246,97 @@ def test_nvlinks_join_gpus_alone(cell: str) -> None:
     pair = "GPU0\t X \tSYS\tPIX\nGPU1\tSYS\t X \tSYS\n"
     with pytest.raises(InputError, match="row of NIC0: found NVLinks of NIC0"):
         read(f"{head}{pair}NIC0\t{cell}\tSYS\t X\n", "A100-SXM4-80GB")
+
+
+# ---------------------------------------------------------------- as people paste them
+
+
+def wide(nics: int = 8) -> str:
+    """Eight GPUs and their NICs, as a driver prints them with tabs."""
+    gpus, names = [f"GPU{at}" for at in range(8)], [f"NIC{at}" for at in range(nics)]
+    head = "\t".join(["", *gpus, *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"])
+    rows = []
+    for at, name in enumerate([*gpus, *names]):
+        row = [name]
+        for to, other in enumerate([*gpus, *names]):
+            near, same = at % 8 == to % 8, at % 8 // 4 == to % 8 // 4
+            path = "NV18" if at < 8 and to < 8 else "PIX" if near else "NODE" if same else "SYS"
+            row.append(" X " if name == other else path)
+        row += (
+            [f"{56 * (at // 4)}-{56 * (at // 4) + 55}", str(at // 4), "", "N/A"] if at < 8 else []
+        )
+        rows.append("\t".join(row))
+    return "\n".join([head, *rows]) + "\n\nLegend:\n\n  X    = Self\n"
+
+
+def broken(text: str, width: int) -> str:
+    return "\n".join(
+        line[at : at + width]
+        for line in text.expandtabs(8).splitlines()
+        for at in range(0, max(len(line), 1), width)
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(60, 170))
+def test_rows_that_a_terminal_wrapped_are_put_together(width: int) -> None:
+    whole, wrapped = matrix_of(wide(), "t"), matrix_of(broken(wide(), width), "t")
+    assert (wrapped.devices, wrapped.cells) == (whole.devices, whole.cells)
+    assert wrapped.numa == whole.numa
+    assert any("wrapped" in note for note in wrapped.notes) == (len(wide().expandtabs(8)) > width)
+
+
+def test_names_that_ran_into_each_other_are_two() -> None:
+    glued = wide().replace("NIC6\tNIC7\tCPU", "NIC6NIC7CPU", 1)
+    assert matrix_of(glued, "t").cells == matrix_of(wide(), "t").cells
+    assert "two devices" in matrix_of(glued, "t").notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (wide().replace("\tNIC7\tCPU", "\tCPU", 1), "16 cells; allowed: 15, one per device"),
+        (wide().replace("GPU3\tGPU4", "GPU4", 1), "GPU3 not among them"),
+        (wide().replace("GPU2\tNV18", "GPU2\tNV12", 1), "NV18 to GPU2, whose row says NV12"),
+        (wide() + "\n" + wide(2), "another table"),
+        (wide() + "GPU1\tNV18\t X " + 14 * "\tSYS" + "\n", "another row"),
+        (wide().replace("\t56-111\t1", "\t56-111\t0", 1), "CPUs 56-111 of NUMA domain 0"),
+        (wide().replace("NV18", "NV126"), "NV126; allowed: at most NV18"),
+    ],
+)  # fmt: skip
+def test_what_no_table_can_say_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(text, "H100 SXM")
+
+
+def test_rows_of_nics_that_were_cut_off_are_as_their_columns() -> None:
+    few = "\n".join(wide().splitlines()[:11])
+    matrix = matrix_of(few, "t")
+    assert matrix.cells["NIC5", "GPU5"] == "PIX"
+    assert "NIC2 to NIC7 as the rows of GPUs have them" in matrix.notes[0]
+
+
+def test_nvlinks_beyond_those_of_a_model_are_no_switch() -> None:
+    with pytest.raises(InputError, match="NV1 to GPU1, and NV3 between others"):
+        read(DGX1.replace("NV2", "NV3"), "V100-SXM2-16GB")
+    apart = wide(0).replace("GPU0\t X \tNV18", "GPU0\t X \tSYS").replace("GPU1\tNV18", "GPU1\tSYS")
+    with pytest.raises(InputError, match="SYS to GPU1, and NV18 to others"):
+        read(apart, "H100 SXM")
+
+
+def test_a_table_must_be_of_the_machine_that_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "topo.txt"
+    path.write_text(wide(0).replace("NV18", "SYS"))
+    with pytest.raises(InputError, match="SYS between GPUs, and no NVLinks"):
+        import_file(path, template="dgx-h100")
+    path.write_text(NEW)
+    with pytest.raises(InputError, match="'A100', where the file has 'NVIDIA H100 80GB HBM3'"):
+        import_file(path, gpu="A100")
+
+
+def test_gpus_of_one_numa_domain_share_it_though_a_virtual_machine_says_sys() -> None:
+    head = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\n"
+    text = f"{head}GPU0\t X \tSYS\t0-7\t0\nGPU1\tSYS\t X \t0-7\t0\n"
+    imported = read(text, "T4")
+    assert any("virtual machine" in note for note in imported.notes)
+    assert [d.id for d in imported.node().nodes if d.kind == "cpu"] == ["cpu0"]

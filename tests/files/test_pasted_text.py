@@ -1,0 +1,111 @@
+"""Text as people paste it: encodings, marks of pages, and what launchers put before lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfmodel.errors import InputError
+from perfmodel.files.pasted_text import clean_characters, clean_lines, read_pasted_text
+
+LINE = "#  Rank  0 Group  0 Pid 7 on h0 device  0 [0000:0f:00] NVIDIA A100-SXM4-40GB"
+ROW = "     1048576        262144     float     sum      -1    30.10   34.84   34.84      0"
+
+PREFIXES = [
+    "[1,0]<stdout>:", "[1,0]<stdout>: ", "[1,mpirank:0,algo-1]<stdout>:", "2024/05/06 07:08:09 ",
+    "[prterun-n1-7@1,3]<stdout>: ", "2024-05-06T07:08:09.123456Z ", "[2024-05-06 07:08:09] ",
+    "07:08:09.12 ",
+    "Nov 22 10:00:00 node1 slurmstepd[123]: ", "<13>Nov  2 10:00:00 node1 app: ",
+    "2024-11-22T10:00:00+00:00 node1 nccl[123]: ", "I0506 10:10:10.123456 12345 file.cc:12] ",
+    "INFO:root:", "0: ", "[0] ", "[rank0]: ", "[default3]:", "worker-0  | ", "nccl-1 | ",
+    "(RayTrainWorker pid=1193, ip=10.244.4.193) ", "(pid=7) ", "[pod/nccl-test/launcher] ",
+    "[nccl-worker-0 nccl] ", "> ", "> > ", "\x1b[36m", "\u00a0\u00a0", "1|bash run| ",
+    "2024-05-06T07:08:09Z [1,0]<stdout>:", "[pod/a/b] 2024-05-06T07:08:09Z [rank0]: ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("line", [LINE, ROW])
+def test_what_stands_before_a_line_goes(prefix: str, line: str) -> None:
+    (cleaned,) = clean_lines(clean_characters(prefix + line))
+    assert cleaned.split() == line.split()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'Switch\t40 "S-0001"\t\t# "leaf0" base port 0 lid 1 lmc 0',
+        '[1]\t"H-000a"[1](a) \t\t# "host0 mlx5_0" lid 2 4xHDR',
+        '[1](a) \t"S-0001"[1]\t\t# lid 2 lmc 0 "leaf0" lid 1 4xHDR',
+        "GPU0\t X \tNV12\tPXB\t0-31\t0", "  NIC0: mlx5_0", "Device: 0, NVIDIA A100, pciBusID: 7",
+        "     0 802.93  26.33", "h0:12:13 [0] NCCL INFO Channel 00/02 : 0 1",
+        "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)", "SUM host_to_device_memcpy_ce 51.84",
+        "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]",
+    ],
+)  # fmt: skip
+def test_lines_of_tools_stay_as_they_are(line: str) -> None:
+    assert clean_lines(line)[0].split() == line.split()
+
+
+def test_tags_inside_of_a_row_go() -> None:
+    torn = "[1,0]<stdout>: 8 2 float sum -1[1,0]<stdout>:    9.1 0.00 0.00 0[1,0]<stdout>: 9.2 0.00"
+    assert clean_lines(torn)[0].split() == [
+        *["8", "2", "float", "sum", "-1"], *["9.1", "0.00", "0.00", "0", "9.2", "0.00"]
+    ]  # fmt: skip
+    patched = (
+        "TimeTest(), common.cu:610,  64 4 float none -1BenchTime(), common.cu:561,  477.8 0.00"
+    )
+    assert clean_lines(patched)[0].split() == ["64", "4", "float", "none", "-1", "477.8", "0.00"]
+
+
+def test_a_prefix_that_no_pattern_knows_goes_where_nearly_all_lines_have_it() -> None:
+    for prefix in ("node-17: ", "launcher-x7f nccl ", "team@box> "):
+        lines = clean_lines("".join(f"{prefix}{n}.5  {n}  word{n}\n" for n in range(8)))
+        assert [line.split() for line in lines[:8]] == [
+            [f"{n}.5", str(n), f"word{n}"] for n in range(8)
+        ]
+    table = "\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \nNIC0\tSYS\tPIX\nNIC1\tSYS\tPIX\n"
+    cells = [line.split() for line in clean_lines(table)]
+    assert cells == [line.split() for line in table.split("\n")], "names of devices are no prefix"
+
+
+def test_marks_of_pages_and_containers_go() -> None:
+    page = (
+        "```console\n| GPU0 | X | SYS |\n|---|---|---|\n&lt;b&gt;&nbsp;1 &amp; 2\n<pre>x</pre>\n```"
+    )
+    assert [line.split() for line in clean_lines(clean_characters(page))] == [
+        [], ["GPU0", "X", "SYS"], [], ["1", "&", "2"], ["x"], []
+    ]  # fmt: skip
+    docker = "".join(f'{{"log":"row{n} x\\n","stream":"stdout"}}\n' for n in range(4))
+    assert clean_lines(docker)[:4] == [f"row{n} x" for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"]
+)
+def test_any_usual_encoding_is_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "log.txt"
+    path.write_bytes(f"{LINE}\r\n12 \u00b5s\u00a0x\r\n".encode(encoding))
+    text = clean_characters(read_pasted_text(path)).lstrip("\ufeff")
+    assert text == f"{LINE}\n12 \u00b5s x\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [(b"\x1f\x8b\x08\x00", "gzip"), (b"a\x00b\x00\x00\x00c" * 9, "binary"),
+     (b"\xff\xfe\xff", "not text"), (b"\x89PNG\r\n", "picture")],
+)  # fmt: skip
+def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes, reason: str) -> None:
+    path = tmp_path / "given"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=reason):
+        read_pasted_text(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=200))
+def test_lines_keep_their_number(text: str) -> None:
+    assert len(clean_lines(text)) == text.count("\n") + 1

@@ -1,0 +1,157 @@
+"""Small configurations of each family, and the real modules of them, for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from perfmodel.workload.configs import read_config
+from perfmodel.workload.configs.hugging_face import FAMILIES
+from perfmodel.workload.zoo.buildable import Buildable
+from perfmodel.workload.zoo.t5 import target_tokens
+
+BATCH, TOKENS, PIXELS = 2, 128, 64
+
+
+def sized(model_type: str, **more: Any) -> dict[str, Any]:
+    sizes = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 160, "vocab_size": 400,
+    }  # fmt: skip
+    return {"model_type": model_type, **sizes, **more}
+
+
+def decoder(model_type: str, **more: Any) -> dict[str, Any]:
+    return sized(model_type, num_key_value_heads=4, **more)
+
+
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+LATENT = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+    "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128,
+        "vocab_size": 400, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+T5 = {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 160, "num_layers": 2, "num_heads": 4,
+      "vocab_size": 400, "decoder_start_token_id": 0}  # fmt: skip
+STACK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "intermediate_size": 160}  # fmt: skip
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": decoder("llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+    "llama, wide heads": decoder("llama", head_dim=32, attention_dropout=0.1),
+    "mistral": decoder("mistral", sliding_window=600),
+    "qwen2": decoder("qwen2", use_sliding_window=True, max_window_layers=1, sliding_window=600),
+    "qwen3": decoder("qwen3", head_dim=24, attention_bias=True),
+    "gemma": decoder("gemma", head_dim=24),
+    "gemma2": decoder("gemma2", head_dim=16),
+    "gemma2, not capped": decoder(
+        "gemma2", head_dim=16, final_logit_softcapping=None, attn_logit_softcapping=None
+    ),
+    "gemma3_text": decoder(
+        "gemma3_text", head_dim=16, layer_types=["full_attention", "sliding_attention"],
+    ),
+    "nemotron": decoder("nemotron", attention_bias=True, mlp_bias=True),
+    "mixtral": decoder("mixtral", num_local_experts=4),
+    "qwen2_moe": decoder("qwen2_moe", shared_expert_intermediate_size=96, **EXPERTS),
+    "qwen3_moe": decoder("qwen3_moe", mlp_only_layers=[0], head_dim=16, **EXPERTS),
+    "deepseek_v2": decoder("deepseek_v2", q_lora_rank=None, **LATENT),
+    "deepseek_v3": decoder("deepseek_v3", q_lora_rank=32, n_group=4, topk_group=2, **LATENT),
+    "gpt2": GPT2,
+    "gpt2, ReLU, untied": {**GPT2, "n_inner": 96, "activation_function": "relu",
+                           "resid_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": False},
+    "gpt_neox": sized("gpt_neox", hidden_dropout=0.1),
+    "gpt_neox, one after the other": sized(
+        "gpt_neox", use_parallel_residual=False, attention_bias=False, rotary_pct=1.0,
+        tie_word_embeddings=True,
+    ),
+    "bert": sized("bert", hidden_act="gelu_new", attention_probs_dropout_prob=0.0),
+    "bert, encoder": sized("bert", architectures=["BertModel"]),
+    "bert, pre-training": sized("bert", architectures=["BertForPreTraining"], type_vocab_size=3),
+    "t5": {**T5, "num_decoder_layers": 1, "relative_attention_num_buckets": 8},
+    "t5, gated": {**T5, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0},
+    "vit": {"model_type": "vit", **STACK, "hidden_dropout_prob": 0.1, "qkv_bias": False,
+            "image_size": PIXELS},
+    "vit, encoder": {"model_type": "vit", "architectures": ["ViTModel"], **STACK,
+                     "image_size": PIXELS, "patch_size": 8, "pooler_output_size": 32},
+    "clip": {"model_type": "clip", "projection_dim": 32,
+             "text_config": {**STACK, "vocab_size": 400},
+             "vision_config": {**STACK, "hidden_size": 96, "patch_size": 8,
+                               "image_size": PIXELS}},
+    "whisper": {"model_type": "whisper", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
+                "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+                "encoder_ffn_dim": 160, "decoder_ffn_dim": 96, "vocab_size": 400,
+                "max_source_positions": 100, "dropout": 0.1, "activation_dropout": 0.1,
+                "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+                "decoder_start_token_id": 1},
+}  # fmt: skip
+"""Each says something that its family need not have."""
+
+MIXED = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+
+
+def written(folder: Path, label: str) -> Buildable:
+    """Read a configuration, as a user's file."""
+    path = folder / f"{label}.json"
+    path.write_text(json.dumps(CONFIGS[label], indent=2))
+    return read_config(path)
+
+
+def sample_of(model: Buildable) -> dict[str, int]:
+    """The size of a sample of `batch`, as `build` takes it."""
+    return {} if model.kind == "image" else {"sequence_length": TOKENS}
+
+
+def real_module(label: str, attention: str) -> Any:
+    """Hugging Face's module of a configuration, of random or no weights."""
+    import transformers as hf
+
+    fields = CONFIGS[label]
+    config = hf.AutoConfig.for_model(**fields)
+    config._attn_implementation = attention
+    if label in MIXED:
+        config._experts_implementation = "batched_mm"
+    head = fields.get("architectures", [FAMILIES[fields["model_type"]].name])[0]
+    return getattr(hf, head)(config)
+
+
+def batch(label: str, tokens: int = TOKENS) -> dict[str, Any]:
+    """What a module is called with."""
+    import torch
+
+    kind = CONFIGS[label]["model_type"]
+    words = torch.zeros(BATCH, tokens, dtype=torch.long)
+    image = torch.zeros(BATCH, 3, PIXELS, PIXELS)
+    if kind == "vit":
+        return {"pixel_values": image}
+    if kind == "clip":
+        return {"input_ids": words[:, :77], "pixel_values": image, "return_loss": True}
+    if kind == "whisper":
+        sound = torch.zeros(BATCH, 80, 2 * CONFIGS[label]["max_source_positions"])
+        return {"input_features": sound, "labels": words, "use_cache": False}
+    if kind == "t5":
+        targets = torch.zeros(BATCH, target_tokens(tokens), dtype=torch.long)
+        return {"input_ids": words, "labels": targets, "use_cache": False}
+    if kind == "bert":
+        return {"input_ids": words}
+    return {"input_ids": words, "labels": words, "use_cache": False}
+
+
+def loss_of(module: Any, inputs: dict[str, Any]) -> Any:
+    """Run a module; its loss, or what one would be computed from."""
+    import torch
+
+    answer = module(**inputs)
+    if getattr(answer, "loss", None) is not None:
+        return answer.loss
+    logits = getattr(answer, "logits", None)
+    if logits is None:
+        logits = getattr(answer, "prediction_logits", None)
+    if logits is None:
+        return answer.pooler_output.sum()
+    scores = logits.flatten(0, -2)
+    loss = torch.nn.functional.cross_entropy(scores, torch.zeros_like(scores[:, 0]).long())
+    relation = getattr(answer, "seq_relationship_logits", None)
+    return loss if relation is None else loss + relation.sum()

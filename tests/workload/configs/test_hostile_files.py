@@ -1,0 +1,236 @@
+"""Files that are no models, or mean harm: refused at once, with file, line, field and what fits."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.workload import load_workload
+from perfmodel.workload.configs import read_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 100, "intermediate_size": 96,
+}  # fmt: skip
+
+
+def refused(path: Path) -> tuple[Fault, ...]:
+    with pytest.raises(InputError) as raised:
+        read_config(path)
+    faults = tuple(raised.value.faults)
+    assert all(fault.file == str(path) for fault in faults)
+    return faults
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "nothing"),
+        (b"   \n", "nothing"),
+        (b"[1, 2]", "a list only"),
+        (b"7", "one value only"),
+        (b"{\"model_type\": \"llama\"", "no JSON"),
+        (b"\x00\xff\xfe\x80" * 50, "not text"),
+        (b"{\"hidden_size\": NaN}", "NaN"),
+        (b"{\"hidden_size\": 1" + b"0" * 5000 + b"}", "4300 digits"),
+        (b"[" * 200_000, "nested too deep"),
+        (b"{\"a\":" * 100 + b"1" + b"}" * 100, "more than 60 levels"),
+        (b"{\"model_type\": \"" + b"x" * 30_000 + b"\"}", "30,000 characters"),
+        (b"{\"a\": " + b"1," * 2_200_000, "more than 4 MiB"),
+    ],
+    ids=lambda value: value[:12].decode("latin-1") if isinstance(value, bytes) else None,
+)  # fmt: skip
+def test_what_is_no_configuration_is_refused(content: bytes, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    (fault,) = refused(path)
+    assert text in str(fault)
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with path.open("wb") as stream:
+        stream.truncate(2**30)
+    (fault,) = refused(path)
+    assert "more than 4 MiB" in str(fault)
+
+
+def test_an_unknown_family_names_those_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{\n "x": 1,\n "model_type": "lama"\n}')
+    (fault,) = refused(path)
+    assert fault.line == 3
+    assert "did you mean 'llama'" in fault.allowed
+    assert "whisper" in fault.allowed
+    path.write_text("{}")
+    assert refused(path)[0].found == "nothing"
+
+
+def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
+    wrong = LLAMA | {"hidden_size": "64", "num_hidden_layers": 10**9, "vocab_size": -1,
+                     "hidden_act": "sine", "attention_bias": 1, "attention_dropout": 2}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(wrong, indent=1))
+    faults = refused(path)
+    lines = path.read_text().splitlines()
+    assert {fault.field for fault in faults} == {
+        "hidden_size", "num_hidden_layers", "vocab_size", "hidden_act", "attention_bias",
+        "attention_dropout",
+    }  # fmt: skip
+    assert all(fault.line and f'"{fault.field}"' in lines[fault.line - 1] for fault in faults)
+    layers = next(fault for fault in faults if fault.field == "num_hidden_layers")
+    assert (layers.found, layers.allowed) == ("1000000000", "at most 2,000")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "allowed"),
+    [
+        ({"num_attention_heads": 5}, "num_attention_heads", "divisor of 64"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads", "divisor of 4"),
+        ({"architectures": ["LlamaModel"]}, "architectures", "'LlamaForCausalLM'"),
+        ({"torch_dtype": "int8"}, "torch_dtype", "bfloat16"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types", "2 layers"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok", "at most 8"),
+        ({"model_type": "deepseek_v3", "n_group": 7}, "n_group", "divisor of the 256"),
+        ({"model_type": "deepseek_v3", "first_k_dense_replace": 2}, "first_k_dense_replace", "0"),
+        ({"model_type": "bert", "is_decoder": True}, "is_decoder", "false"),
+        ({"model_type": "gpt_neox", "rotary_pct": 0}, "rotary_pct", "more than 0"),
+        ({"model_type": "vit", "patch_size": 15}, "patch_size", "divisor of 224"),
+        (
+            {"model_type": "clip", "vision_config": {"patch_size": 15}},
+            "vision_config.patch_size",
+            "divisor of 224",
+        ),
+        ({"model_type": "whisper", "decoder_layerdrop": 0.1}, "decoder_layerdrop", "equal to 0"),
+        (
+            {"model_type": "whisper", "d_model": 100, "encoder_attention_heads": 6},
+            "encoder_attention_heads",
+            "divisor of 100",
+        ),
+        ({"model_type": "t5", "feed_forward_proj": "gated-tanh"}, "feed_forward_proj", "relu"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "head_dim": 0}},
+            "text_config.head_dim",
+            "0",
+        ),
+    ],
+)
+def test_what_a_family_cannot_have(
+    changes: dict[str, Any], field: str, allowed: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA | changes, indent=1))
+    fault = next(fault for fault in refused(path) if fault.field == field)
+    assert allowed in fault.allowed
+    assert fault.line is not None
+
+
+def test_the_text_model_of_several_is_read_and_said(tmp_path: Path) -> None:
+    text = {**LLAMA, "model_type": "gemma3_text", "head_dim": 16}
+    fields = {
+        "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text, "vision_config": {"hidden_size": 9}, "dtype": "bfloat16",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    model = load_workload(str(tmp_path))
+    assert (model.name, model.tensors[0].shape) == (tmp_path.name, (100, 64))
+    assert {tensor.dtype for tensor in model.tensors} == {"bf16"}
+    assert any("text model alone" in note for note in model.notes)
+
+
+def test_a_class_that_is_known_says_the_family_of_somebody_elses_type(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**LLAMA, "model_type": "mine",
+                                "architectures": ["LlamaForCausalLM"]}))  # fmt: skip
+    assert read_config(path).make(dtype="fp32", sequence_length=8).tensors[0].shape == (100, 64)
+
+
+def test_old_files_of_clip_state_their_stacks_once_more(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "clip", "text_config": {"vocab_size": 5},
+                                "text_config_dict": {"vocab_size": 7}}))  # fmt: skip
+    shapes = {t.name: t.shape for t in load_workload(str(path)).tensors}
+    assert shapes["text_model.embeddings.token_embedding.weight"] == (7, 512)
+
+
+def test_names_and_dtypes_are_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**LLAMA, "_name_or_path": "me/tiny-llama", "torch_dtype": "half"}))
+    model = load_workload(str(path), sequence_length=8)
+    assert (model.name, model.tensors[0].dtype) == ("tiny-llama", "fp16")
+    assert load_workload(str(path), sequence_length=8, dtype="bf16").tensors[0].dtype == "bf16"
+    assert read_config(path, "ours").name == "ours"
+    assert read_config(path).default == 2048  # of the positions; 4,096 where they allow more
+
+
+def safetensors(header: dict[str, Any] | bytes, data: int = 0) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + b"\0" * data
+
+
+def tensor(shape: list[int], dtype: str = "F32", start: int = 0) -> dict[str, Any]:
+    numbers = 1
+    for extent in shape:
+        numbers *= extent
+    size = {"F32": 4, "BF16": 2, "I64": 8}[dtype]
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, start + numbers * size]}
+
+
+def test_headers_state_tensors_and_a_doubtful_order(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    header = {"__metadata__": {"format": "pt"}, "h.10.w": tensor([3, 4], "BF16"),
+              "h.2.w": tensor([5]), "ids": tensor([2], "I64"), "scale": tensor([])}  # fmt: skip
+    path.write_bytes(safetensors(header, 100))
+    model = load_workload(str(path))
+    assert [(t.name, t.shape, t.dtype) for t in model.tensors] == [
+        ("h.2.w", (5,), "fp32"), ("h.10.w", (3, 4), "bf16"), ("ids", (2,), "int64"),
+        ("scale", (), "fp32"),
+    ]  # fmt: skip
+    assert [layer.name for layer in model.layers] == ["h.2.w", "h.10.w", "scale"]
+    assert "another order" in model.notes[0]
+
+
+def test_an_index_names_files_of_its_folder(tmp_path: Path) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    placed = {"a": "one.safetensors", "b": "two.safetensors", "c": "../three.safetensors"}
+    index.write_text(json.dumps({"weight_map": placed}))
+    (tmp_path / "one.safetensors").write_bytes(safetensors({"a": tensor([4])}, 16))
+    with pytest.raises(InputError) as raised:
+        load_workload(str(index))
+    assert ["'../three.safetensors'" in str(f) or "'two.safetensors'" in str(f)
+            for f in raised.value.faults] == [True, True]  # fmt: skip
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}))
+    with pytest.raises(InputError, match="'b'"):
+        load_workload(str(index))
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
+    assert load_workload(str(index)).parameters == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "a header of 0 bytes"),
+        (b"\xff" * 100, "a header of 18,446"),
+        (struct.pack("<Q", 2**40) + b"{}", "a header of 1,099"),
+        (safetensors(b"\xff\xfe\xfd"), "not text"),
+        (safetensors(b"[1]"), "a list only"),
+        (safetensors({}), "no tensors"),
+        (safetensors({"w": 3}), "dtype, shape and data_offsets"),
+        (safetensors({"w": tensor([2]) | {"dtype": "Q4"}}), "dtype 'Q4'"),
+        (safetensors({"w": tensor([2]) | {"shape": [-1]}}), "above zero"),
+        (safetensors({"w": tensor([2]) | {"shape": [2**50]}}), "elements"),
+        (safetensors({"w": tensor([2]) | {"data_offsets": [0, 9]}}), "8 bytes apart"),
+    ],
+)
+def test_broken_headers_are_refused(content: bytes, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as raised:
+        load_workload(str(path))
+    assert text in str(raised.value)
+    assert raised.value.faults[0].file == str(path)

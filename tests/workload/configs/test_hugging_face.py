@@ -1,0 +1,174 @@
+"""Configurations against the real modules that transformers builds of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from perfmodel.workload.configs.hugging_face import FAMILIES
+from perfmodel.workload.memory.activations import activation_bytes
+from perfmodel.workload.zoo.buildable import build
+from tests.workload.configs.real_configs import (
+    BATCH,
+    CONFIGS,
+    MIXED,
+    batch,
+    loss_of,
+    real_module,
+    sample_of,
+    written,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
+
+torch = pytest.importorskip("torch", reason="the real modules need the extra 'torch'")
+hf = pytest.importorskip("transformers", reason="not a dependency, even of the tests")
+
+
+def names_of(module: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Parameters as the zoo names them: GPT-2's and BERT's without the head's prefix."""
+    return [
+        (name.removeprefix("transformer.").removeprefix("bert."), tuple(parameter.shape))
+        for name, parameter in module.named_parameters()
+    ]
+
+
+LOOSE = {"t5": 0.09, "t5, gated": 0.09}
+"""Tables of relative positions are left out, and small models feel it."""
+
+
+@pytest.mark.parametrize("label", CONFIGS)
+def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
+    label: str, tmp_path: Path
+) -> None:
+    """Under autocast, attention not fused; of experts see `test_expert_models`."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from tests.workload.saved.saved_tensors import saved_bytes
+
+    model = written(tmp_path, label)
+    ours = build(model, **sample_of(model))
+    with torch.device("meta"):
+        module, inputs = real_module(label, "eager"), batch(label)
+        module.train()
+        with FlopCounterMode(display=False) as counter:
+            kept = saved_bytes(module, lambda m: loss_of(m, inputs), autocast=label not in MIXED)
+    assert [(tensor.name, tensor.shape) for tensor in ours.tensors] == names_of(module)
+    assert ours.buffer_bytes == sum(b.numel() * b.element_size() for b in module.buffers())
+    operations = BATCH * sum(layer.matmul_flops for layer in ours.layers)
+    assert operations == pytest.approx(counter.get_total_flops(), rel=1e-4)
+    if label not in MIXED:
+        counted = activation_bytes(ours, BATCH, "bf16", fused_attention=False)
+        casts = 2 * sum(layer.weight_elements for layer in ours.layers if layer.matmul_flops)
+        assert counted == pytest.approx(kept, rel=LOOSE.get(label, 0.05))
+        assert casts < counted
+
+
+@pytest.mark.parametrize("mode", ["autocast", "bf16"])
+@pytest.mark.parametrize("label", ["gpt_neox", "vit", "clip", "whisper"])
+def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) -> None:
+    from tests.workload.saved.saved_tensors import saved_bytes
+
+    model = written(tmp_path, label)
+    dtype = "bf16" if mode == "bf16" else "fp32"
+    ours = build(model, dtype=dtype, **sample_of(model))
+    with torch.device("meta"):
+        module, inputs = real_module(label, "sdpa").train(), batch(label)
+        if mode == "bf16":
+            module.to(torch.bfloat16)
+            inputs = {
+                name: value.bfloat16() if torch.is_tensor(value) and value.is_floating_point()
+                else value for name, value in inputs.items()
+            }  # fmt: skip
+        kept = saved_bytes(module, lambda m: loss_of(m, inputs), autocast=mode == "autocast")
+    assert activation_bytes(ours, BATCH, "bf16") == pytest.approx(kept, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "label", ["gpt_neox", "gpt_neox, one after the other", "vit", "vit, encoder", "clip",
+              "whisper", "llama", "bert", "bert, pre-training", "gpt2, ReLU, untied"]
+)  # fmt: skip
+def test_gradients_get_ready_as_in_the_module(label: str, tmp_path: Path) -> None:
+    model = written(tmp_path, label)
+    size = {} if model.kind == "image" else {"sequence_length": 8}
+    ours = build(model, **size)
+    module = real_module(label, "sdpa")
+    fired: list[str] = []
+    names = dict(zip(module.parameters(), (name for name, _ in names_of(module)), strict=True))
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda p: fired.append(names[p]))
+    loss_of(module, batch(label, 8)).backward()
+    assert [ours.tensors[index].name for index in ours.ready_order] == fired
+
+
+def test_a_table_that_is_not_trained_has_no_gradient(tmp_path: Path) -> None:
+    ours = build(written(tmp_path, "whisper"))
+    trained = {ours.tensors[index].name for index in ours.ready_order}
+    assert {tensor.name for tensor in ours.tensors} - trained == {
+        "model.encoder.embed_positions.weight"
+    }
+
+
+DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "max_window_layers", "classes"}
+"""What transformers works out of other fields when a configuration is made."""
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_defaults_are_those_of_the_configuration_classes(model_type: str) -> None:
+    needed = {"num_experts_per_tok": 8} if model_type == "deepseek_v2" else {}
+    real = hf.AutoConfig.for_model(model_type, **needed)
+    ours = FAMILIES[model_type].config.model_validate(needed)
+    compare(ours, real, "")
+
+
+def compare(ours: BaseModel, real: Any, place: str) -> None:
+    for name in type(ours).model_fields:
+        value = getattr(ours, name)
+        if isinstance(value, BaseModel):
+            compare(value, getattr(real, name), f"{place}{name}.")
+        elif name in DERIVED and value is None:
+            continue
+        elif name not in NOT_THEIRS and hasattr(real, name):
+            theirs = getattr(real, name)
+            if name == "mlp_only_layers" and not theirs:
+                continue
+            if name == "sliding_window" and not getattr(real, "use_sliding_window", True):
+                continue
+            assert value == theirs, f"{place}{name}"
+
+
+NOT_THEIRS = {"architectures", "model_type", "id2label", "num_labels", "rope_parameters",
+              "partial_rotary_factor", "pooler_output_size", "tie_word_embeddings",
+              "num_decoder_layers", "layer_types", "n_positions"}  # fmt: skip
+"""Classes have these of the base class, or worked out of others; tied weights are tested above."""
+
+
+@pytest.mark.parametrize(
+    ("label", "changes"),
+    [
+        ("mistral", {"sliding_window": 64}),
+        ("mistral", {"sliding_window": None}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 64}),
+        ("qwen3", {"use_sliding_window": False, "sliding_window": 64}),
+        ("gemma2", {"sliding_window": 64}),
+        ("gemma3_text", {"sliding_window": 64, "num_hidden_layers": 7, "layer_types": None}),
+        ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}),
+    ],
+)
+def test_windows_are_those_of_the_module(
+    label: str, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CONFIGS, label, CONFIGS[label] | changes)
+    with torch.device("meta"):
+        module = real_module(label, "eager")
+    real = [getattr(m, "sliding_window", None) or None for name, m in module.named_modules()
+            if name.endswith(".self_attn")]  # fmt: skip
+    if label == "mistral":
+        real = [module.config.sliding_window] * 2
+    ours = build(written(tmp_path, label), sequence_length=96)
+    windows = [layer.matrix.window for layer in ours.layers if layer.kind == "attention"]
+    assert windows == real

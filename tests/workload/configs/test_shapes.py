@@ -1,0 +1,247 @@
+"""Models by their sizes, and by Megatron's arguments, against those of the zoo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.sections.model import TransformerSection
+from perfmodel.workload import Workload, build_model
+from perfmodel.workload.configs.megatron_arguments import megatron_model
+from perfmodel.workload.configs.transformer_shape import transformer_model
+from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.zoo.buildable import build
+from tests.workload.configs.real_configs import written
+
+
+def shaped(**sizes: Any) -> Workload:
+    return build(transformer_model(TransformerSection.model_validate(sizes)), sequence_length=64)
+
+
+def tensors(model: Workload) -> list[tuple[str, tuple[int, ...]]]:
+    return [(tensor.name, tensor.shape) for tensor in model.tensors]
+
+
+ZOO = {
+    "llama2-7b": {"hidden": 4096, "layers": 32, "vocab": "32k"},
+    "llama3.2-1b": {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "vocab": 128256,
+                    "mlp_hidden": 8192, "tied": True},
+    "qwen3-8b": {"hidden": 4096, "layers": 36, "heads": 32, "kv_heads": 8, "head_dim": 128,
+                 "vocab": 151936, "mlp_hidden": 12288, "qk_norm": True},
+    "nemotron4-15b": {"hidden": 6144, "layers": 32, "heads": 48, "kv_heads": 8, "vocab": "256k",
+                      "mlp": "relu2", "norm": "layer"},
+    "mixtral-8x7b": {"hidden": 4096, "layers": 32, "kv_heads": 8, "vocab": "32k",
+                     "mlp_hidden": 14336, "experts": {"count": 8}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_sizes_of_a_published_model_give_its_tensors_and_operations(name: str) -> None:
+    """Also the rule for the feed-forward width of Llama 2, and for heads."""
+    ours, theirs = shaped(**ZOO[name]), build_model(name, sequence_length=64)
+    assert tensors(ours) == tensors(theirs)
+    assert ours.training_flops == theirs.training_flops
+
+
+def test_each_field_of_a_shape_changes_the_model() -> None:
+    base = {"hidden": 256, "layers": 2, "heads": 4, "window": 16}
+    changes: dict[str, Any] = {
+        "hidden": 512, "layers": 3, "heads": 8, "kv_heads": 2, "head_dim": 32, "vocab": "1k",
+        "mlp": "gelu", "mlp_hidden": 300, "norm": "layer", "bias": True, "positions": "learned",
+        "qk_norm": True, "tied": True, "window": 8, "full_every": 2, "dropout": 0.1,
+        "experts": {"count": 4},
+    }  # fmt: skip
+    assert set(changes) == set(TransformerSection.model_fields)
+    models = [shaped(**base), *(shaped(**{**base, name: value}) for name, value in changes.items())]
+    models.append(shaped(**base, positions="none"))
+    layers = [model.layers for model in models]
+    assert all(layers[i] != layers[j] for i in range(len(layers)) for j in range(i))
+
+
+def test_each_field_of_experts_changes_the_model() -> None:
+    base = {"count": 4, "top_k": 2}
+    changes = {"count": 8, "top_k": 1, "hidden": 96, "shared": 1, "every": 2, "dense_first": 1}
+    variants = [base, *({**base, name: value} for name, value in changes.items())]
+    layers = [shaped(hidden=128, layers=4, experts=each).layers for each in variants]
+    assert all(layers[i] != layers[j] for i in range(len(layers)) for j in range(i))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fields"),
+    [
+        ({"heads": 3, "kv_heads": 2}, {"heads", "kv_heads"}),
+        ({"full_every": 2}, {"full_every"}),
+        ({"mlp": "gelu", "experts": {"count": 2, "top_k": 3, "dense_first": 9}},
+         {"mlp", "experts.top_k", "experts.dense_first"}),
+        ({"experts": {"count": 2, "every": 9}}, {"experts.every"}),
+    ],
+)  # fmt: skip
+def test_sizes_that_do_not_fit_are_named_together(sizes: dict[str, Any], fields: set[str]) -> None:
+    with pytest.raises(InputError) as raised:
+        shaped(hidden=256, layers=2, **sizes)
+    assert {fault.field for fault in raised.value.faults} == fields
+
+
+@given(number=st.integers(1, 20_000))
+def test_a_letter_stands_for_its_power(number: int) -> None:
+    def words(text: object) -> int:
+        return TransformerSection.model_validate({"hidden": 8, "layers": 1, "vocab": text}).vocab
+
+    assert words(number) == words(str(number)) == number
+    if number < 20:
+        assert words(f"{number}M") == words(f"{1000 * number}k") == 10**6 * number
+    if number < 1000:
+        assert words(f"{number}.5k") == 1000 * number + 500
+        assert words(f"{number} Ki") == 1024 * number
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-5", "50 kB", "1.2345k", "k", "", "5e4", True, 1.5, "9" * 40]
+)
+def test_what_is_no_number_of_words(text: object) -> None:
+    with pytest.raises(ValidationError):
+        TransformerSection.model_validate({"hidden": 8, "layers": 1, "vocab": text})
+
+
+def test_ranks_share_a_shape_as_they_share_a_model_of_the_zoo() -> None:
+    shard = Shard(tensor=2, sequence_parallel=True, vocabulary_multiple=64)
+    section = TransformerSection.model_validate(ZOO["llama3.2-1b"])
+    ours = build(transformer_model(section), sequence_length=64, shard=shard)
+    theirs = build_model("llama3.2-1b", sequence_length=64, shard=shard)
+    assert tensors(ours) == tensors(theirs)
+    assert ours.training_flops == theirs.training_flops
+    biased = TransformerSection.model_validate({**ZOO["llama3.2-1b"], "bias": True, "tied": False})
+    whole, share = (build(transformer_model(biased), sequence_length=64, shard=each)
+                    for each in (Shard(), Shard(tensor=2)))  # fmt: skip
+    assert share.training_flops == whole.training_flops / 2
+
+
+@pytest.mark.parametrize("label", ["gpt_neox", "llama", "gpt2, ReLU, untied", "qwen3"])
+def test_ranks_share_a_configuration(label: str, tmp_path: Path) -> None:
+    model = written(tmp_path, label)
+    whole, share = (build(model, sequence_length=64, shard=shard)
+                    for shard in (Shard(), Shard(tensor=2, sequence_parallel=True)))  # fmt: skip
+    assert share.training_flops == whole.training_flops / 2
+    maps = {t.name for t in whole.tensors if len(t.shape) == 2 and "wpe" not in t.name}
+    sizes = {t.name: t.numel for t in whole.tensors}
+    assert all(2 * t.numel == sizes[t.name] for t in share.tensors if t.name in maps)
+    assert any(layer.calls for layer in share.layers)
+
+
+@pytest.mark.parametrize("label", ["vit", "clip", "whisper", "mixtral", "gpt2"])
+def test_what_a_configuration_cannot_have(label: str, tmp_path: Path) -> None:
+    """Sizes of the other kind of model, and shares that its family does not have."""
+    model = written(tmp_path, label)
+    other = "sequence_length" if model.kind == "image" else "image_size"
+    with pytest.raises(InputError, match=other):
+        build(model, **{other: 64})
+    degree = "tensor" if label in ("vit", "clip", "whisper") else "expert"
+    with pytest.raises(InputError, match=degree):
+        build(model, shard=Shard(**{degree: 3}))
+
+
+# ---------------------------------------------------------------- Megatron
+
+GPT = (
+    "--num-layers 24 --hidden-size 2304 --num-attention-heads 24 --seq-length 2048 "
+    "--max-position-embeddings 2048 --vocab-size 50257"
+)
+"""Megatron pads to 50,304 for one rank, and to 50,432 for two; the paper to 51,200."""
+LLAMA = """
+# a script
+torchrun $DISTRIBUTED pretrain_gpt.py \\
+    --swiglu --num-layers=32 --hidden-size 4096 --num-attention-heads 32 \\
+    --ffn-hidden-size 11008 --normalization RMSNorm --disable-bias-linear \\
+    --position-embedding-type rope --untie-embeddings-and-output-weights \\
+    --hidden-dropout 0 --attention-dropout 0.0 --vocab-size 32000 --bf16 \\
+    --make-vocab-size-divisible-by 1 --seq-length "4096" --tensor-model-parallel-size 2
+"""
+
+
+def stated(arguments: str | Path, **sizes: Any) -> Workload:
+    return build(megatron_model(arguments), **sizes)
+
+
+def refused(arguments: str | Path) -> tuple[Fault, ...]:
+    with pytest.raises(InputError) as raised:
+        megatron_model(arguments)
+    return tuple(raised.value.faults)
+
+
+def test_arguments_of_a_gpt_are_the_zoos_but_for_its_padding() -> None:
+    ours, theirs = stated(GPT), build_model("megatron-1.7b")
+    assert tensors(ours)[1:] == tensors(theirs)[1:]
+    assert ours.tensors[0].shape == (50304, 2304)
+    assert [layer.saved_bytes for layer in ours.layers[1:-1]] == [
+        layer.saved_bytes for layer in theirs.layers[1:-1]
+    ]
+    share = stated(GPT, shard=Shard(tensor=2))
+    assert share.tensors[0].shape == (50432 // 2, 2304)
+
+
+def test_a_script_and_its_yaml_state_the_same_llama(tmp_path: Path) -> None:
+    script, listed = tmp_path / "train.sh", tmp_path / "train.yaml"
+    script.write_text(LLAMA)
+    listed.write_text(
+        "MODEL_ARGS:\n  --num-layers: 32\n  --hidden-size: 4096\n  --num-attention-heads: 32\n"
+        "  --swiglu: true\n  --ffn-hidden-size: 11008\n  --normalization: RMSNorm\n"
+        "  --disable-bias-linear: true\n  --position-embedding-type: rope\n  --bf16: true\n"
+        "  --untie-embeddings-and-output-weights: true\n  --vocab-size: 32000\n"
+        "  --make-vocab-size-divisible-by: 1\n  --seq-length: 4096\n  --hidden-dropout: 0.0\n"
+        "  --attention-dropout: 0.0\n"
+    )
+    ours, theirs = stated(script), build_model("llama2-7b", dtype="bf16")
+    assert ours.tensors == theirs.tensors
+    assert ours.training_flops == theirs.training_flops
+    assert stated(listed).layers == ours.layers
+    assert "--tensor-model-parallel-size" in ours.source
+
+
+def test_arguments_of_experts() -> None:
+    arguments = (
+        "--swiglu --disable-bias-linear --num-layers 4 --hidden-size 256 --num-attention-heads 8 "
+        "--group-query-attention --num-query-groups 2 --vocab-size 512 --num-experts 8 "
+        "--position-embedding-type rope --moe-ffn-hidden-size 96 "
+    )
+    each = stated(arguments + "--moe-layer-freq 2")
+    listed = stated(arguments + "--moe-layer-freq '([1]*1+[0,1]*1+[0])'")
+    assert each.layers == listed.layers  # the first of each two
+    routed = [t.name for t in each.tensors if "experts.down_proj" in t.name]
+    assert [name.split(".")[2] for name in routed] == ["0", "2"]
+    latent = stated(
+        arguments + "--multi-latent-attention --q-lora-rank 64 --kv-lora-rank 32 --qk-head-dim 16 "
+        "--qk-pos-emb-head-dim 8 --v-head-dim 16 --moe-shared-expert-intermediate-size 96"
+    )
+    assert ("model.layers.0.self_attn.kv_b_proj.weight", (256, 32)) in tensors(latent)
+    assert any("shared_experts" in name for name, _ in tensors(latent))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        ("--num-layers 2", {"--hidden-size", "--num-attention-heads"}),
+        (GPT.replace("2304", "2300"), {"--num-attention-heads"}),
+        (GPT.replace("--vocab-size 50257", ""), {"--vocab-size"}),
+        (GPT.replace("--num-layers 24", "--num-layers $LAYERS"), {"--num-layers"}),
+        (GPT.replace("--seq-length 2048", "--seq-length 4096"), {"--seq-length"}),
+        (GPT + " --mtp-num-layers 1", {"--mtp-num-layers"}),
+        (GPT + " --num-experts 8 --moe-router-topk 9", {"--swiglu", "--moe-router-topk"}),
+        (GPT + " --swiglu --num-experts 8 --moe-layer-freq [1]*3", {"--moe-layer-freq"}),
+        (GPT + " --position-embedding-type mrope", {"--position-embedding-type"}),
+    ],
+)
+def test_arguments_that_make_no_model(arguments: str, flags: set[str]) -> None:
+    assert {fault.field for fault in refused(arguments)} == flags
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.txt", "hello"), ("a.yaml", "- 1"), ("b.sh", "")])
+def test_files_without_arguments(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert refused(path)[0].file == str(path)
