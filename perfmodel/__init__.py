@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from perfmodel.topology import build_cluster as topology
     from perfmodel.topology.model import Topology
     from perfmodel.torch_modules.capture import Capture, capture
+    from perfmodel.torch_modules.ddp_steps import record_steps
 
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "plan",
     "plan_scenario",
     "read_profile",
+    "record_steps",
     "run",
     "run_sweep",
     "sweep",
@@ -90,6 +92,7 @@ _HOMES = {
     "plan": "perfmodel.api.functions:plan",
     "plan_scenario": "perfmodel.api.functions:plan",
     "read_profile": "perfmodel.calibrate:read_profile",
+    "record_steps": "perfmodel.torch_modules.ddp_steps:record_steps",
     "run": "perfmodel.api.functions:run",
     "run_sweep": "perfmodel.api.functions:sweep",
     "sweep": "perfmodel.api.functions:sweep",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +16,14 @@ from perfmodel.cli.options import (
     SetOption,
     output_option,
 )
-from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, print_text
+from perfmodel.cli.output import (
+    check_outputs,
+    print_blocks,
+    print_json,
+    print_note,
+    print_table,
+    print_text,
+)
 from perfmodel.errors import Fault, InputError
 
 TRACE_EXAMPLES = (
@@ -65,16 +73,21 @@ def trace(
     the trace on the machine as recorded. -o writes an editable model.yaml with the layer times,
     machine.yaml, scenario.yaml for 'perfmodel run', and both timelines; --set changes the scenario
     and simulates it once more.
-    Chakra's execution traces (a folder of PREFIX.RANK.et) are simulated on --topology.
+    Exports of Nsight Systems (SQLite, under emit_nvtx) are read alike; lines of NCCL's Inspector
+    are summed up by collective and size. Chakra's execution traces (a folder of PREFIX.RANK.et)
+    are simulated on --topology.
     """
     if topology is not None or any(map(_holds_chakra, traces)):
         flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
         _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, flags, json)
         return
+    if any(_is_inspector(path) for path in traces):
+        _print_inspected(traces, json)
+        return
     if (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
         allowed = "nothing with traces of a profiler: --set cluster.nodes=2, and so on"
         raise InputError(Fault("--nodes, --fabric, --library", "a machine", allowed))
-    from perfmodel.report.traces.page import FILES
+    from perfmodel.report.comparison.traces.page import FILES
     from perfmodel.traces.run import analyse_traces
 
     if output is not None:
@@ -88,13 +101,44 @@ def trace(
 
         print_json(to_json(analysis))
     else:
-        from perfmodel.report.traces.text import trace_lines
+        from perfmodel.report.comparison.traces.text import trace_lines
 
         print_blocks(trace_lines(analysis))
     if output is not None:
-        from perfmodel.report.traces.page import write_trace_report
+        from perfmodel.report.comparison.traces.page import write_trace_report
 
         print_note(f"wrote {write_trace_report(analysis, output)}")
+
+
+def _is_inspector(path: Path) -> bool:
+    from perfmodel.traces.others.inspector import is_inspector
+
+    return path.is_file() and is_inspector(path)
+
+
+def _print_inspected(paths: list[Path], json: bool) -> None:
+    from dataclasses import asdict
+
+    from perfmodel.report.common import quantities
+    from perfmodel.traces.others.inspector import read_inspector
+
+    sizes = read_inspector(paths)
+    if json:
+        rows = [asdict(each) for each in sizes]
+        print_json({"perfmodel": 1, "kind": "inspector", "collectives": rows})
+        return
+    print_table(
+        ("collective", ">size", ">ranks", ">calls", ">transfer", ">waiting", ">busbw"),
+        [
+            (
+                quantities.operation(each.op), quantities.size(each.nbytes), f"{each.ranks}",
+                f"{each.count:,}", quantities.duration(each.transfer_s),
+                "" if each.waiting_s is None else quantities.duration(each.waiting_s),
+                quantities.rate(each.busbw_Bps),
+            )
+            for each in sizes
+        ],
+    )  # fmt: skip
 
 
 def _holds_chakra(path: Path) -> bool:
@@ -106,8 +150,8 @@ def _simulate_chakra(
     topology: str | None,
     cluster: tuple[int, int | None, str | None],
     library: str,
-    flags: dict[str, object],
-    json: bool,  # noqa: FBT001
+    flags: Mapping[str, object],
+    json: bool,
 ) -> None:
     faults = [
         Fault(flag, "a value", "nothing with Chakra's traces")

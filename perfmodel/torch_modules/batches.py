@@ -69,7 +69,9 @@ def sample_count(batch: Any) -> int:
     tensors = _tensors(batch)
     if not tensors or not tensors[0].dim() or not tensors[0].shape[0]:
         text = "no tensor with a first dimension" if tensors else "no tensor"
-        raise InputError(Fault("batch", text, "a tensor, a tuple or a dict of tensors; or samples="))
+        raise InputError(
+            Fault("batch", text, "a tensor, a tuple or a dict of tensors; or samples=")
+        )
     return int(tensors[0].shape[0])
 
 

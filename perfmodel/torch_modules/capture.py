@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from perfmodel.errors import ExecutorUnavailable, Fault, InputError
+from perfmodel.files import validate_document, write_atomically
 from perfmodel.torch_modules.batches import describe_sample, loss_function, sample_count
 from perfmodel.torch_modules.kept_tensors import kept_by_layers
 from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers
@@ -18,8 +20,6 @@ from perfmodel.torch_modules.model_document import write_document
 from perfmodel.torch_modules.trace.operators import Operator
 from perfmodel.torch_modules.trace.step_recorder import StepTrace
 from perfmodel.torch_modules.trace.step_trace import Precision, trace_step
-from perfmodel.errors import ExecutorUnavailable, Fault, InputError
-from perfmodel.files import validate_document, write_atomically
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Workload
 from perfmodel.workload.readers.load import make_workload
@@ -223,8 +223,7 @@ def _refuse_idle(**arguments: object) -> None:
 
 
 def with_times(captured: Capture, times: MeasuredLayers, autocast: str | None = None) -> Capture:
-    """Return the capture with measured times in its file: ``compute: {source: file, times: ...}``.
-    """
+    """Return the capture with measured times in its file: ``compute: {source: file}``."""
     layers = [
         {**layer, "forward": f"{1e6 * forward_s:.6g} us", "backward": f"{1e6 * backward_s:.6g} us"}
         for layer, forward_s, backward_s in zip(
@@ -319,7 +318,7 @@ def _buffers(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def _stream_elements(groups: Sequence[LayerGroup]) -> float:
-    """Elements that repeated blocks hand on: what the first kernels of all blocks read, if alike."""
+    """Elements that repeated blocks hand on: what the first kernels of all read, if alike."""
     sizes, before = set(), None
     for group in groups:
         block = block_of(group.name)

@@ -75,14 +75,15 @@ class RecordedSteps:
     @property
     def step_s(self) -> float:
         """Median time of a step."""
-        return self._median("step_s")
+        return self.median("step_s")
 
     @property
     def ready_order(self) -> tuple[str, ...]:
         """Parameters in the order in which their gradients got ready in the last step."""
         return tuple(self.steps[-1].ready_s) if self.steps else ()
 
-    def _median(self, name: str) -> float:
+    def median(self, name: str) -> float:
+        """Median of a field of the steps after the first ones; seconds."""
         self._require_steps()
         return statistics.median(getattr(step, name) for step in self.steady)
 
@@ -95,15 +96,14 @@ class RecordedSteps:
     def __repr__(self) -> str:
         if not self.steady:
             return f"<RecordedSteps: {len(self.steps)} of {self.ranks} ranks>"
-        lines = [
+        return (
             f"<RecordedSteps: {len(self.steps)} of {self.ranks} ranks over {self.backend}, median "
-            f"{format_time(self.step_s)}: forward {format_time(self._median('forward_s'))}, "
-            f"backward {format_time(self._median('backward_s'))}, all-reduces "
-            f"{format_time(self._median('communication_s'))}, of which beside backward "
-            f"{format_time(self._median('overlap_s'))}; buckets "
+            f"{format_time(self.step_s)}: forward {format_time(self.median('forward_s'))}, "
+            f"backward {format_time(self.median('backward_s'))}, all-reduces "
+            f"{format_time(self.median('communication_s'))}, of which beside backward "
+            f"{format_time(self.median('overlap_s'))}; buckets "
             f"{', '.join(map(format_bytes, self.bucket_bytes))}>"
-        ]
-        return "\n".join(lines)
+        )
 
     def apply(self, captured: Capture) -> Capture:
         """Return the capture of the same module with the times of these steps, to be saved.
@@ -124,7 +124,7 @@ class RecordedSteps:
         backward_s = self._backward_by_layer(captured)
         weights = captured.measured.forward_s if captured.measured else backward_s
         whole = sum(weights) or 1.0
-        forward_s = [self._median("forward_s") * weight / whole for weight in weights]
+        forward_s = [self.median("forward_s") * weight / whole for weight in weights]
         times = MeasuredLayers(
             tuple(forward_s), tuple(backward_s),
             None if captured.measured is None else captured.measured.optimizer_s, None,
@@ -153,7 +153,7 @@ class RecordedSteps:
             for each in waiting:
                 seconds[each] += took_s * shares[each] / whole
             before_s, waiting = max(before_s, ready_s), []
-        scale = self._median("backward_s") / (sum(seconds) or 1.0)
+        scale = self.median("backward_s") / (sum(seconds) or 1.0)
         return [each * scale for each in seconds]
 
     def _sentences(self) -> Iterator[str]:
@@ -161,7 +161,7 @@ class RecordedSteps:
 
 
 def _work_shares(captured: Capture) -> list[float]:
-    """Weight of each layer among those whose end no hook sees: measured, or its backward traffic."""
+    """Weight of each layer among those whose end no hook sees: measured, or its work."""
     if captured.measured is not None:
         return list(captured.measured.backward_s)
     return [layer.matmul_flops + layer.vector_bytes + 1.0 for layer in captured.workload.layers]

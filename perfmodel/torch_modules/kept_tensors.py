@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from perfmodel.torch_modules.layer_groups import LayerGroup, layer_of_place
 from perfmodel.torch_modules.trace.step_recorder import StepTrace
+from perfmodel.workload.kernels.shapes import Convolution
 
 WIDE, HALF = 4, 2
 """Bytes of an element in fp32, and in half precision."""
@@ -50,7 +51,20 @@ def kept_by_layers(
         return _by_type(groups, wide)
     names = [group.name for group in groups]
     in_narrow, in_autocast = _as_named(names, *narrow), _as_named(names, *autocast)
-    return list(map(_solve, in_wide, in_narrow, in_autocast))
+    kept = map(_solve, in_wide, in_narrow, in_autocast)
+    return [
+        _as_copies(each) if group.matrix and isinstance(group.matrix.shape, Convolution) else each
+        for group, each in zip(groups, kept, strict=True)
+    ]
+
+
+def _as_copies(kept: Kept) -> Kept:
+    """State what a layer of a convolution keeps in fp32 under autocast as kept and copied.
+
+    Streams of such layers are taken to be as narrow as the compute (see `Layer`).
+    """
+    stream = kept.stream_elements
+    return Kept(kept.saved_elements + stream, 0.0, kept.copied_elements + stream, kept.saved_bytes)
 
 
 def _as_named(

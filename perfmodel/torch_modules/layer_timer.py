@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
@@ -135,7 +136,9 @@ def _layer_shares(
         groups = group_layers(trace)
         own = [group.name for group in groups]
         if own != list(names):
-            differing = next((a for a, b in zip(own, names, strict=False) if a != b), "their number")
+            differing = next(
+                (a for a, b in zip(own, names, strict=False) if a != b), "their number"
+            )
             text = f"layers on {device} that are not those captured ({differing})"
             raise InputError(Fault("measure", text, "real=True, which captures real tensors"))
         layers = layer_of_place(groups)
@@ -150,7 +153,8 @@ def _clock(device: str) -> Callable[[], Any]:
     import torch
 
     def record() -> Any:
-        event = torch.cuda.Event(enable_timing=True)
+        make: Callable[..., Any] = torch.cuda.Event
+        event = make(enable_timing=True)
         event.record()
         return event
 
@@ -162,7 +166,7 @@ def _by_layer(
 ) -> list[float]:
     """Seconds of each layer: from the begin of each of its operators to that of the next."""
     seconds = [0.0] * count
-    for (place, begin), (_, end) in zip(marks, marks[1:], strict=False):
+    for (place, begin), (_, end) in pairwise(marks):
         took = begin.elapsed_time(end) / 1e3 if device == "cuda" else end - begin
         seconds[layers.get(place, count - 1)] += took
     return seconds
@@ -194,9 +198,7 @@ def _optimizer_s(model: Any, make: Callable[..., Any], device: str) -> float:
     return statistics.median(times[WARM_UP:])
 
 
-def _slowdown(
-    model: Any, batch: Any, loss: Loss, device: str, alone_s: float
-) -> float | None:
+def _slowdown(model: Any, batch: Any, loss: Loss, device: str, alone_s: float) -> float | None:
     """Time of forward and backward beside all-reduces over that without; None without a group.
 
     All ranks of the group call this at once, as they do everything else.
@@ -241,5 +243,3 @@ def _all_reduces(sent: Any, at_least_s: float, device: str) -> Iterator[None]:
     yield
     for work in works:
         work.wait()
-
-

@@ -111,8 +111,7 @@ def _fused_kernels(group: LayerGroup) -> int:
 
 
 def _fused_bytes(group: LayerGroup, escaping: frozenset[int]) -> float:
-    """Traffic where the element-wise kernels of a layer are one: what comes in and what goes out.
-    """
+    """Traffic where the element-wise kernels of a layer are one: what comes in and goes out."""
     inside: set[int] = set()
     incoming: dict[int, int] = {}
     outgoing: dict[int, int] = {}
@@ -121,9 +120,7 @@ def _fused_bytes(group: LayerGroup, escaping: frozenset[int]) -> float:
     for operator in group.operators:
         if operator.kind == "matrix":
             continue
-        for storage, nbytes in operator.reads:
-            if storage not in inside:
-                incoming[storage] = nbytes
+        incoming |= {storage: nbytes for storage, nbytes in operator.reads if storage not in inside}
         inside |= {storage for storage, _ in operator.writes}
         outgoing |= {
             storage: nbytes
@@ -202,5 +199,3 @@ def escaping_storages(groups: Sequence[LayerGroup], kept: frozenset[int]) -> lis
         kept | {storage for storage, indices in readers.items() if indices - {index}}
         for index in range(len(groups))
     ]
-
-

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-
 def write_document(document: Mapping[str, Any], comments: Sequence[str]) -> str:
     """Write the document as YAML that is read and edited by people: a line per tensor and layer."""
     lines = [f"# {comment}" for comment in comments]

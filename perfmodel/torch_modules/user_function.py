@@ -32,13 +32,15 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
     """
     place, _, name = text.rpartition(":")
     if not place or not name.isidentifier():
-        raise InputError(Fault(FIELD, repr(text), "train.py:example or package.module:example"))
+        raise InputError(Fault(FIELD, repr(text), "FILE.py:FUNCTION, such as train.py:example, or package.module:example"))
     require_torch()
     module = _load(place)
     function = getattr(module, name, None)
     if not callable(function):
         names = [word for word, value in vars(module).items() if callable(value)]
-        raise InputError(Fault(FIELD, f"no function {name!r} in {place}", allowed_names(names, name)))
+        raise InputError(
+            Fault(FIELD, f"no function {name!r} in {place}", allowed_names(names, name))
+        )
     try:
         answer = function()
     except Exception as error:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.traces.kineto.rank_trace import read_rank
+from perfmodel.traces.kineto.rank_trace import read_rank, trace_of
 from perfmodel.traces.model import RankTrace
+from perfmodel.traces.others.nsight import is_sqlite, read_nsight
 from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
 from perfmodel.traces.rebuild.replay import Comparison, replay
 from perfmodel.traces.rebuild.scenario_files import Rebuilt, rebuild, write_rebuilt
@@ -17,7 +18,7 @@ from perfmodel.traces.rebuild.scenario_files import Rebuilt, rebuild, write_rebu
 MOST_FILES = 64
 """Ranks whose traces are read together; more of them say little more."""
 
-SUFFIXES = (".json", ".json.gz")
+SUFFIXES = (".json", ".json.gz", ".sqlite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +105,20 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
     if not files or len(files) > MOST_FILES:
         allowed = f"1 to {MOST_FILES} traces, one for each rank"
         raise InputError(Fault("trace", f"{len(files)} files", allowed))
-    ranks = sorted((read_rank(file) for file in files), key=lambda trace: trace.rank)
+    read = [trace_of(read_nsight(file)) if is_sqlite(file) else read_rank(file) for file in files]
+    ranks = sorted(read, key=lambda trace: trace.rank)
     if len({trace.rank for trace in ranks}) < len(ranks):
         if len({trace.world_size for trace in ranks}) == 1 and ranks[0].world_size > 1:
             text = ", ".join(f"{trace.path.name} of rank {trace.rank}" for trace in ranks)
             raise InputError(Fault("trace", text, "one trace for each rank"))
         # Without distributedInfo all say that they are rank 0.
-        ranks = [replace(trace, rank=number) for number, trace in enumerate(ranks)]
+        world = max(len(ranks), *(trace.world_size for trace in ranks))
+        ranks = [
+            replace(trace, rank=number, world_size=world) for number, trace in enumerate(ranks)
+        ]
+    elif ranks[0].world_size == 1 and ranks[0].steps[-1].buckets:
+        note = "the trace does not say how many ranks there are: counted as 2"
+        ranks = [replace(ranks[0], world_size=2, notes=(*ranks[0].notes, note))]
     return tuple(ranks)
 
 

@@ -54,31 +54,15 @@ def device_kernels(
     from torch.nn import functional
     from torch.overrides import TorchFunctionMode
 
-    half = torch.bfloat16
+    casts = _Casts(own_cast)
     narrow, wide = _functions(HALF_FUNCTIONS), _functions(WIDE_FUNCTIONS)
-    fused_attention = _make_fused_attention(record)
+    replaced = {
+        functional.scaled_dot_product_attention: _make_fused_attention(record),
+        functional.dropout: _dropout,
+    }
 
     class DeviceKernels(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
         """See the module."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.casts: dict[int, Any] = {}
-
-        def cast(self, value: Any, dtype: Any) -> Any:
-            """Return the value in another precision; a parameter is cast once per step."""
-            if isinstance(value, list | tuple):
-                return type(value)(self.cast(each, dtype) for each in value)
-            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
-                return value
-            if value.dtype == dtype or value.dtype == torch.float64:
-                return value
-            if not (value.is_leaf and value.requires_grad and dtype == half):
-                return value.to(dtype)
-            if id(value) not in self.casts:
-                self.casts[id(value)] = value.to(dtype)
-                own_cast(self.casts[id(value)])
-            return self.casts[id(value)]
 
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -86,19 +70,46 @@ def device_kernels(
             kwargs = kwargs or {}
             if func is torch.Tensor.__bool__ and _asks_for_packed_sequences():
                 return True
-            dtype = half if func in narrow else torch.float32 if func in wide else None
-            if autocast and dtype is not None:
-                args = self.cast(args, dtype)
-                kwargs = {name: self.cast(each, dtype) for name, each in kwargs.items()}
             if func is functional.multi_head_attention_forward:
                 return _run_inside(self, func, args, kwargs)
-            if func is functional.scaled_dot_product_attention:
-                return fused_attention(*args, **kwargs)
-            if func is functional.dropout:
-                return _dropout(*args, **kwargs)
-            return func(*args, **kwargs)
+            dtype = torch.bfloat16 if func in narrow else torch.float32 if func in wide else None
+            if autocast and dtype is not None:
+                args = casts.cast(args, dtype)
+                kwargs = {name: casts.cast(each, dtype) for name, each in kwargs.items()}
+            return replaced.get(func, func)(*args, **kwargs)
 
     return DeviceKernels()
+
+
+class _Casts:
+    """Casts values as autocast does, and trained parameters once per step."""
+
+    def __init__(self, own_cast: Callable[[Any], None]) -> None:
+        self.own_cast = own_cast
+        self.copies: dict[int, Any] = {}
+
+    def cast(self, value: Any, dtype: Any) -> Any:
+        """Return the value in another precision."""
+        import torch
+
+        if isinstance(value, list | tuple):
+            return type(value)(self.cast(each, dtype) for each in value)
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        if value.dtype in {dtype, torch.float64}:
+            return value
+        if isinstance(value, torch.nn.Parameter) and dtype == torch.bfloat16:
+            return self._copy(value, dtype)
+        return value.to(dtype)
+
+    def _copy(self, parameter: Any, dtype: Any) -> Any:
+        if id(parameter) in self.copies:
+            return self.copies[id(parameter)]
+        copied = parameter.to(dtype)
+        self.own_cast(copied)
+        if parameter.requires_grad:  # autocast keeps copies of trained ones alone
+            self.copies[id(parameter)] = copied
+        return copied
 
 
 def _functions(names: tuple[str, ...]) -> frozenset[Any]:
@@ -129,7 +140,7 @@ def _run_inside(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002, ARG001, FBT002
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002, ARG001
     """Dropout that keeps a mask of one byte an element, as the fused kernel does."""
     import torch
 
@@ -150,7 +161,7 @@ def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
             return result
 
         @staticmethod
-        def backward(ctx: Any, gradient: Any) -> Any:
+        def backward(ctx: Any, _gradient: Any) -> Any:
             query, key, value, _ = ctx.saved_tensors
             return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
@@ -158,7 +169,8 @@ def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
         if query.dim() < 3:
             query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
         record(*describe_attention(query, key, value, *args, **kwargs))
-        return FusedAttention.apply(query, key, value)
+        attend: Callable[..., Any] = FusedAttention.apply
+        return attend(query, key, value)
 
     return attention
 

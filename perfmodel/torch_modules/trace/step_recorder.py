@@ -215,7 +215,7 @@ class StepRecorder:
 
         recorder = self
 
-        class Recording(TorchDispatchMode):  # type: ignore[misc,unused-ignore]
+        class Recording(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore]
             """Runs each operator and notes it."""
 
             def __torch_dispatch__(
@@ -226,7 +226,8 @@ class StepRecorder:
                 recorder.note(func, args, kwargs or {}, out)
                 return out
 
-        return Recording()
+        make: Callable[[], Any] = Recording
+        return make()
 
 
 def _number() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
@@ -116,7 +117,7 @@ def _require_scalar(value: Any) -> None:
     import torch
 
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        text = f"{type(value).__name__} of shape {tuple(getattr(value, 'shape', ()))}"
+        text = f"a value of shape {tuple(getattr(value, 'shape', ()))}"
         allowed = "a function that returns a scalar tensor, from the output (and the target)"
         raise InputError(Fault("loss", text, allowed))
     if not value.requires_grad:
@@ -134,6 +135,9 @@ def _reported_errors() -> Iterator[None]:
         fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException,
         fake_tensor.UnsupportedFakeTensorException,
     )  # fmt: skip
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # what fails is in the fault
     try:
         yield
     except InputError:
@@ -148,6 +152,8 @@ def _reported_errors() -> Iterator[None]:
         text = f"{type(error).__name__}: {lines[0]} {_place_of(error)}"
         allowed = "a model that runs with this batch: model(*batch) or model(**batch)"
         raise InputError(Fault("model", text, allowed)) from error
+    finally:
+        logger.setLevel(level)
 
 
 def _place_of(error: BaseException) -> str:
@@ -168,6 +174,7 @@ def _module_paths(module: Any, recorder: StepRecorder) -> Iterator[None]:
     """Tell the recorder which module runs."""
     handles = []
     for name, part in module.named_modules():
+
         def enter(_part: Any, _args: Any, name: str = name) -> None:
             recorder.paths.append(name)
 

@@ -44,7 +44,18 @@ HAVE_TIME = frozenset({COMPUTE, LOAD, STORE})
 Kind = Literal["compute", "comm", "host", "copy"]
 
 
-def read_plan(folder: Path) -> StepPlan:
+@dataclass(frozen=True, slots=True)
+class TracePlan:
+    """The plan of some traces.
+
+    `own`: perfmodel wrote them, so that times of compute are those without slowdown.
+    """
+
+    plan: StepPlan
+    own: bool
+
+
+def read_plan(folder: Path) -> TracePlan:
     """Read ``PREFIX.RANK.et`` of every rank, and ``comm_groups.json`` if it is there.
 
     Raises `InputError`: no or damaged files, ranks that are missing, collectives that their ranks
@@ -57,7 +68,8 @@ def read_plan(folder: Path) -> StepPlan:
     builder = _Builder(groups, len(files), folder)
     for name, members in classes.items():
         builder.add_class(name, members, ranks)
-    return builder.plan(folder.name or "chakra")
+    own = all(any("perfmodel_class" in n.attributes for n in nodes) for nodes in ranks.values())
+    return TracePlan(builder.plan(folder.name or "chakra"), own)
 
 
 def _rank_files(folder: Path) -> dict[int, Path]:
@@ -92,15 +104,17 @@ def _read_groups(folder: Path, ranks: int) -> dict[str, tuple[int, ...]]:
         document = json.loads(read_text(path))
     except (ValueError, RecursionError):
         raise InputError(Fault("groups", "no JSON", allowed, str(path))) from None
-    groups = document if isinstance(document, dict) else {"": None}
-    for name, members in groups.items():
+    stated: dict[str, Any] = document if isinstance(document, dict) else {"": None}
+    groups: dict[str, tuple[int, ...]] = {}
+    for name, members in stated.items():
         whole = isinstance(members, list) and all(
             isinstance(rank, int) and 0 <= rank < ranks for rank in members
         )
         if not whole or not members or len(set(members)) < len(members):
             text = f"{str(members)[:60]} for {name!r}"
             raise InputError(Fault("groups", text, f"{allowed}, ranks below {ranks}", str(path)))
-    return {name: tuple(members) for name, members in groups.items()}
+        groups[name] = tuple(members)
+    return groups
 
 
 def _classes(ranks: Mapping[int, Sequence[TraceNode]]) -> dict[str, tuple[int, ...]]:
@@ -240,7 +254,7 @@ class _Builder:
                 text = f"a message from rank {ends[0]} to {ends[1]} in {node.name!r}"
                 self._refuse(text, f"two of the {self.world} ranks")
             group = (ends[0], ends[1])
-            name = f"{group[0]} to {group[1]}"
+            own = own or f"{group[0]} to {group[1]}"
         if group is None:
             if name and self.groups:
                 self._refuse(f"group {name!r} of {node.name!r}", f"a group of {GROUPS}")

@@ -18,6 +18,9 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan
 STEPS = 2
 """The second one is reported, where the trace links a step to the one before."""
 
+RECORDED = 1.0
+"""Slowdown of compute beside collectives: times in traces of others contain theirs."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTrace:
@@ -41,7 +44,8 @@ def simulate_trace(folder: Path, topology: Topology, library: str = "nccl") -> S
 
     Raises `InputError`: traces that do not hold, or another number of ranks than the machine has.
     """
-    plan = read_plan(folder)
+    read = read_plan(folder)
+    plan = read.plan
     try:
         check_plan(plan)
     except ScheduleError as error:
@@ -53,5 +57,6 @@ def simulate_trace(folder: Path, topology: Topology, library: str = "nccl") -> S
         raise InputError(Fault("--topology", text, f"a machine of {ranks} GPUs or more"))
     machine = make_machine(topology, load_library(library))
     steps = STEPS if any(task.after_previous for task in plan.tasks) else 1
-    run = simulate(plan, machine, steps=steps)
+    slowdown = None if read.own else RECORDED
+    run = simulate(plan, machine, steps=steps, overlap_slowdown=slowdown)
     return SimulatedTrace(plan, run, run.step_time_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -30,6 +31,7 @@ MOST_EVENTS = 40_000_000
 BOMB_RATIO, BOMB_FROM_BYTES = 300, 64 << 20
 """Kineto traces shrink 10 to 30 times; beyond 64 MiB of text a larger ratio is no trace."""
 
+_SPACES = re.compile(r"[ \t\r\n]*")
 _GZIP = b"\x1f\x8b"
 _ALLOWED = "a trace of PyTorch's profiler (export_chrome_trace), .json or .json.gz"
 _FOREIGN = {
@@ -43,9 +45,9 @@ _FOREIGN = {
 }
 
 
-def trace_fault(path: Path, found: str, allowed: str = _ALLOWED) -> InputError:
+def trace_fault(path: Path, text: str, allowed: str = _ALLOWED) -> InputError:
     """Return the error of a file that is no trace."""
-    return InputError(Fault("trace", found, allowed, str(path)))
+    return InputError(Fault("trace", text, allowed, str(path)))
 
 
 def _read_bytes(path: Path) -> Iterator[bytes]:
@@ -69,16 +71,16 @@ def _read_bytes(path: Path) -> Iterator[bytes]:
 
 
 def _inflate(path: Path, file: Any, piece: bytes) -> Iterator[bytes]:
-    stream, taken, grown = zlib.decompressobj(31), 0, 0
+    stream, consumed, grown = zlib.decompressobj(31), 0, 0
     while piece:
-        taken += len(piece)
+        consumed += len(piece)
         while piece:
             try:
                 text = stream.decompress(piece, PIECE_BYTES)
             except zlib.error as error:
                 raise trace_fault(path, f"damaged gzip data ({error})") from None
             grown += len(text)
-            if grown > max(BOMB_FROM_BYTES, BOMB_RATIO * taken):
+            if grown > max(BOMB_FROM_BYTES, BOMB_RATIO * consumed):
                 raise trace_fault(path, f"gzip that grows more than {BOMB_RATIO} times")
             if text:
                 yield text
@@ -118,10 +120,8 @@ class _Text:
     def peek(self) -> str:
         """Return the next character that is no space; nothing at the end."""
         while True:
-            size = len(self.text)
-            while self.at < size and self.text[self.at] in " \t\r\n":
-                self.at += 1
-            if self.at < size or self.ended:
+            self.at = _SPACES.match(self.text, self.at).end()  # type: ignore[union-attr]
+            if self.at < len(self.text) or self.ended:
                 return self.text[self.at : self.at + 1]
             self.grow()
 
@@ -136,31 +136,31 @@ class _Text:
         self.at += 1
         return character
 
-    def value(self, what: str) -> Any:
+    def value(self, member: str) -> Any:
         """Read one JSON value."""
         if not self.peek():
             raise trace_fault(self.path, "a file that ends too early", "a whole trace")
         while True:
-            with suppress(ValueError):
-                return self._parse(what)
+            with suppress(json.JSONDecodeError):
+                return self._parse(member)
             if self.ended or len(self.text) - self.at > LARGEST_MEMBER:
                 break
             self.grow()
         if self.ended:
-            raise trace_fault(self.path, f"{what} that is cut off or no JSON", "a whole trace")
+            raise trace_fault(self.path, f"{member} that is cut off or no JSON", "a whole trace")
         size = f"{LARGEST_MEMBER >> 20} MiB"
-        raise trace_fault(self.path, f"{what} that is no JSON, or more than {size} of it")
+        raise trace_fault(self.path, f"{member} that is no JSON, or more than {size} of it")
 
-    def _parse(self, what: str) -> Any:
+    def _parse(self, member: str) -> Any:
         try:
             value, end = self.parser.raw_decode(self.text, self.at)
         except RecursionError:
-            raise trace_fault(self.path, f"{what} with brackets nested too deep") from None
+            raise trace_fault(self.path, f"{member} with brackets nested too deep") from None
         if end == len(self.text) and not self.ended:
-            raise ValueError("a number may go on in the next piece")
+            raise json.JSONDecodeError("it may go on in the next piece", "", end)
         if end - self.at > LARGEST_MEMBER:
             size = f"more than {LARGEST_MEMBER >> 20} MiB"
-            raise trace_fault(self.path, f"{what} of {size}")
+            raise trace_fault(self.path, f"{member} of {size}")
         self.at = end
         return value
 

@@ -32,6 +32,7 @@ MARKS = ("ProfilerStep#", "DistributedDataParallel.", "Optimizer.", "## ", "nn.M
 COMMUNICATION_KERNELS = ("nccl", "rccl", "msccl")
 BACKENDS = ("nccl:", "gloo:", "mpi:", "ucc:", "xccl:")
 MODULE = "nn.Module: "
+LONGEST_US = 1e18
 LONGEST_NAME = 120
 
 FIRST_OPERATORS = {
@@ -187,17 +188,19 @@ class _Builder:
         self._store(kind, name[:LONGEST_NAME], start, length, event, arguments)
 
     def _times(self, event: Mapping[str, Any]) -> tuple[float, float]:
-        start, length = event.get("ts"), event.get("dur")
-        for field_, value in (("ts", start), ("dur", length)):
-            if not _is_time(value) or (field_ == "dur" and value < 0):
-                name = str(event.get("name"))[:40]
-                allowed = "microseconds, as numbers"
-                raise trace_fault(self.path, f"{field_} {value!r:.40} of {name!r}", allowed)
-        assert isinstance(start, int | float)
-        assert isinstance(length, int | float)
+        start = self._time(event, "ts", -LONGEST_US)
+        length = self._time(event, "dur", 0.0)
         if self.base is None:
-            self.base = float(start)
+            self.base = start
         return (start - self.base) * US, length * US
+
+    def _time(self, event: Mapping[str, Any], field_: str, least: float) -> float:
+        value = event.get(field_)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not least <= value <= LONGEST_US:  # type: ignore[operator]
+            text = f"{field_} {value!r:.40} of {str(event.get('name'))[:40]!r}"
+            raise trace_fault(self.path, text, "microseconds, as numbers")
+        return float(value)  # type: ignore[arg-type]
 
     def _store(
         self, kind: str, name: str, start: float, length: float,
@@ -215,8 +218,8 @@ class _Builder:
             grid = (arguments.get("grid"), arguments.get("block"))
             detail = copied if copied >= 0 else _hash(grid)
         row = self.columns[kind].add(start, length, number, thread, key, detail)
-        if kept := _kept_arguments(kind, name, arguments):
-            self.arguments[kind, row] = kept
+        if chosen := kept_arguments(kind, name, arguments):
+            self.arguments[kind, row] = chosen
         elif name in FIRST_OPERATORS and self.shaped < MOST_SHAPED and "Input Dims" in arguments:
             self.arguments[kind, row] = {"Input Dims": arguments["Input Dims"]}
             self.shaped += 1
@@ -229,7 +232,8 @@ _COMMUNICATION: tuple[str, ...] = (
 _SHAPES = ("Input Dims", "Input type", "External id")
 
 
-def _kept_arguments(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def kept_arguments(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of communication and of gradients; those of others are dropped."""
     if name == "record_param_comms" or (
         kind == "device" and name.lower().startswith(COMMUNICATION_KERNELS)
     ):
@@ -241,11 +245,6 @@ def _kept_arguments(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[
     else:
         return {}
     return {key: arguments[key] for key in fields if key in arguments}
-
-
-def _is_time(value: Any) -> bool:
-    """Whether it is a finite number of microseconds."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18
 
 
 def _integer(value: Any) -> int:

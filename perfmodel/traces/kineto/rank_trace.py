@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +13,11 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
 from perfmodel.traces.kineto.boundaries import Window, find_windows
-from perfmodel.traces.kineto.calls import read_calls
+from perfmodel.traces.kineto.collective_calls import read_calls
 from perfmodel.traces.kineto.event_stream import trace_fault
 from perfmodel.traces.kineto.event_table import FIRST_OPERATORS, MOST_SHAPED, EventTable, read_table
 from perfmodel.traces.kineto.gradient_sizes import copied_sizes, fill_buckets
-from perfmodel.traces.kineto.layers import (
+from perfmodel.traces.kineto.layer_groups import (
     Pass,
     forward_layers,
     name_layers,
@@ -32,7 +34,7 @@ from perfmodel.traces.kineto.work import (
     owners_of,
     work_of,
 )
-from perfmodel.traces.model import Call, RankTrace, TracedStep
+from perfmodel.traces.model import Call, Gradient, RankTrace, TracedStep
 
 MANY_STEPS = 4
 """From so many on, the first is left out: the profiler and allocators settle in it."""
@@ -52,7 +54,15 @@ def read_rank(path: Path) -> RankTrace:
 
     Raises `InputError`: no trace of PyTorch's profiler, a damaged one, or one without training.
     """
-    table = read_table(path)
+    return trace_of(read_table(path))
+
+
+def trace_of(table: EventTable) -> RankTrace:
+    """Cut a trace of one rank into steps, layers and buckets.
+
+    Raises `InputError`: no training in it.
+    """
+    path = table.path
     owners = owners_of(table)
     windows, source = find_windows(table, owners)
     work, calls = work_of(table, owners), read_calls(table)
@@ -64,12 +74,13 @@ def read_rank(path: Path) -> RankTrace:
         _step(table, work, calls, part, parts[at + 1] if at + 1 < len(parts) else None)
         for at, part in enumerate(parts)
     ]
-    counted = steps[1:] if len(steps) >= MANY_STEPS else steps
     last = parts[-1]
     gradients = read_gradients(table, owners, last.backward)
     gradients, size_notes = fill_buckets(
         gradients, _ready_s(owners, last.backward), steps[-1].buckets, copied_sizes(work, last.work)
     )
+    steps = [replace(step, buckets=_sized(step.buckets, gradients)) for step in steps]
+    counted = steps[1:] if len(steps) >= MANY_STEPS else steps
     header = _header(table)
     return RankTrace(
         path=path,
@@ -89,6 +100,16 @@ def read_rank(path: Path) -> RankTrace:
     )  # fmt: skip
 
 
+def _sized(buckets: tuple[Call, ...], gradients: Sequence[Gradient]) -> tuple[Call, ...]:
+    """Buckets whose size the trace does not state have that of their gradients."""
+    sized = []
+    for number, call in enumerate(buckets):
+        own = [g.elements for g in gradients if g.bucket == number]
+        total = sum(each or 0 for each in own) if all(own) else None
+        sized.append(call if call.elements is not None else replace(call, elements=total))
+    return tuple(sized)
+
+
 def _part(table: EventTable, owners: Owners, work: Work, window: Window) -> _Part:
     backward = read_pass(table, owners, window)
     forward = forward_layers(owners, window, backward)
@@ -100,12 +121,13 @@ def _alike(parts: list[_Part], path: Path) -> tuple[list[_Part], list[str]]:
     """Keep steps of the most frequent form; the others are named."""
     shape = {id(part): (part.backward.size, len(part.backward.gradients)) for part in parts}
     usual = Counter(shape.values()).most_common(1)[0][0]
-    chosen = [part for part in parts if shape[id(part)] == usual and len(part.work)]
+    usable = [shape[id(part)] == usual and len(part.work) > 0 for part in parts]
+    chosen = [part for part, is_usual in zip(parts, usable, strict=True) if is_usual]
     if not chosen:
         raise trace_fault(
             path, "steps without work", "a trace with CPU activity and, of a GPU, CUDA"
         )
-    odd = [part.window.name for part in parts if part not in chosen]
+    odd = [part.window.name for part, is_usual in zip(parts, usable, strict=True) if not is_usual]
     return chosen, [f"left out, as they have other layers: {', '.join(odd)}"] if odd else []
 
 
@@ -205,12 +227,12 @@ def _by_layer(
         current = home[home >= 0][0] if np.any(home >= 0) else 0
         for position in range(len(home)):
             current = home[position] = home[position] if home[position] >= 0 else current
-        taken = work.taken_s[chosen].copy()
+        lengths_s = work.taken_s[chosen].copy()
         if number == 0:
-            if len(taken):  # the gap before a step's first work is the end of the step before
-                taken[0] -= min(taken[0], work.gap_s[chosen[0]])
-            taken -= _gap_waits(work, chosen, others)
-        np.add.at(sums, home, np.maximum(taken, 0.0))
+            if len(lengths_s):  # the gap before a step's first work is the end of the step before
+                lengths_s[0] -= min(lengths_s[0], work.gap_s[chosen[0]])
+            lengths_s -= _gap_waits(work, chosen, others)
+        np.add.at(sums, home, np.maximum(lengths_s, 0.0))
     return forward, backward
 
 
@@ -228,13 +250,13 @@ def _waited(work: Work, rows: NDArray[np.int64], others: tuple[Call, ...]) -> fl
 
 
 def _length(work: Work, part: _Part, following: _Part | None, begin: float) -> float:
-    """From the first work of the step to that of the next; the host's time for the last one."""
+    """From the first work of the step to that of the next; the last one to its end."""
     if following is not None:
         consecutive = abs(following.window.start_s - part.window.end_s)
         if consecutive < 0.5 * (part.window.end_s - part.window.start_s):
             return float(work.start[following.work[0]]) - begin
     ended = float(work.end[part.work].max()) - begin
-    return max(part.window.end_s - part.window.start_s, ended if work.on_cpu else 0.0)
+    return max(part.window.end_s - part.window.start_s, ended)
 
 
 def _copied_in(table: EventTable, work: Work, part: _Part, phase: NDArray[np.int64]) -> FloatArray:
@@ -251,7 +273,7 @@ def _copied_in(table: EventTable, work: Work, part: _Part, phase: NDArray[np.int
     else:
         rows = part.work[phase == 1]
         at = np.searchsorted(copies.start, work.issued_s[rows], side="right") - 1
-        mine = (at >= 0) & (work.issued_s[rows] <= copies.end[np.maximum(at, 0)])
+        mine = (at >= 0) & (work.issued_s[rows] < copies.end[np.maximum(at, 0)])
         rows = rows[mine]
         homes = np.searchsorted(part.backward.operators, work.owner[rows])
         lengths = work.end[rows] - work.start[rows]

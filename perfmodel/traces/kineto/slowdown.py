@@ -41,11 +41,11 @@ def estimate_slowdown(
     spans = sorted((call.start_s, call.end_s) for call in calls)
     part = overlap_s(work.start, work.end, spans) / np.maximum(length, 1e-12)
     usable = inside & (length > 0)
-    beside, alone = usable & (part > MOSTLY), usable & (part < HARDLY)
+    overlapped, alone = usable & (part > MOSTLY), usable & (part < HARDLY)
     compared_s = expected_s = 0.0
-    for kind in np.unique(work.kind[beside]):
+    for kind in np.unique(work.kind[overlapped]):
         same = work.kind == kind
-        alike_alone, alike_beside = length[alone & same], length[beside & same]
+        alike_alone, alike_beside = length[alone & same], length[overlapped & same]
         if len(alike_alone) >= LEAST_ALIKE:
             # Medians: a process that loses its core for a while is not slowed down by transfers.
             compared_s += len(alike_beside) * float(np.median(alike_beside))

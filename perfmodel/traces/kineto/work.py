@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
-from perfmodel.traces.kineto.calls import communication_mask
+from perfmodel.traces.kineto.collective_calls import communication_mask
 from perfmodel.traces.kineto.event_table import BACKENDS, Events, EventTable
 
 EVALUATE = "autograd::engine::evaluate_function: "
@@ -76,11 +76,11 @@ def work_of(table: EventTable, owners: Owners) -> Work:
     busy = np.isin(owners.events.name, table.named("c10d::", *BACKENDS, "record_param_comms"))
     chosen = np.flatnonzero(~busy)
     events = owners.events.where(~busy)
-    taken, gaps = _taken(events)
+    lengths, gaps = _taken(events)
     kind = events.name * (1 << 31) + events.detail
     zeros = np.zeros(len(events), dtype=np.int64)
     return Work(
-        events.start, events.end, taken, gaps, events.start, chosen, kind, zeros, on_cpu=True
+        events.start, events.end, lengths, gaps, events.start, chosen, kind, zeros, on_cpu=True
     )
 
 
@@ -93,11 +93,11 @@ def _device_work(table: EventTable, device: Events, owners: Owners) -> Work:
         at = np.searchsorted(owners.events.start[rows], issued[mine], side="right") - 1
         inside = (at >= 0) & (issued[mine] <= owners.events.end[rows][np.maximum(at, 0)])
         owner[mine[inside]] = rows[at[inside]]
-    taken, gaps = _taken(device)
+    lengths, gaps = _taken(device)
     kind = device.name * (1 << 31) + np.minimum(device.detail, (1 << 31) - 1)
     copies = np.isin(device.name, table.named("Memcpy"))
     nbytes = np.where(copies, device.detail, 0)
-    return Work(device.start, device.end, taken, gaps, issued, owner, kind, nbytes, on_cpu=False)
+    return Work(device.start, device.end, lengths, gaps, issued, owner, kind, nbytes, on_cpu=False)
 
 
 def _launched(table: EventTable, device: Events) -> tuple[FloatArray, NDArray[np.int64]]:
@@ -118,8 +118,8 @@ def _taken(events: Events) -> tuple[FloatArray, FloatArray]:
     """Time from the end of all earlier work to the end of each piece, and the gap in it."""
     ends = np.maximum.accumulate(events.end) if len(events) else events.end
     before = np.concatenate([events.start[:1], ends[:-1]])
-    taken = np.maximum(0.0, events.end - before)
-    return np.asarray(taken), np.maximum(0.0, events.start - before)
+    lengths = np.maximum(0.0, events.end - before)
+    return np.asarray(lengths), np.maximum(0.0, events.start - before)
 
 
 def overlap_s(start: FloatArray, end: FloatArray, spans: list[tuple[float, float]]) -> FloatArray:

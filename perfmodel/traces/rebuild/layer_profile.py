@@ -132,13 +132,13 @@ def _alone(step: TracedStep, effective: float) -> FloatArray:
     begin = step.backward_end_s - total
     ends = begin + np.cumsum(step.backward_s)
     starts = ends - step.backward_s
-    beside = np.zeros(len(ends))
+    overlaps = np.zeros(len(ends))
     position = 0.0
     for low, high in sorted((call.start_s, call.end_s) for call in step.buckets):
         since = max(low, position)
-        beside += np.maximum(0.0, np.minimum(ends, high) - np.maximum(starts, since))
+        overlaps += np.maximum(0.0, np.minimum(ends, high) - np.maximum(starts, since))
         position = max(position, high)
-    return np.asarray(step.backward_s - beside * (1 - 1 / effective))
+    return np.asarray(step.backward_s - overlaps * (1 - 1 / effective))
 
 
 def _bucket_times(

@@ -139,8 +139,8 @@ def _gpu_name(trace: RankTrace) -> str:
     for text in (trace.device, sized)[:: 1 if "GB" in trace.device else -1]:
         with suppress(InputError):
             return read_gpu(text).name
-    found = f"{trace.device!r} in the trace"
-    raise InputError(Fault("--gpu", found, "a GPU of the table: --gpu NAME"))
+    text = f"{trace.device!r} in the trace"
+    raise InputError(Fault("--gpu", text, "a GPU of the table: --gpu NAME"))
 
 
 # ---------------------------------------------------------------- model
@@ -258,8 +258,8 @@ def without(times_s: FloatArray, parts_s: FloatArray) -> FloatArray:
     owed, rest = 0.0, np.zeros(len(times_s))
     for at, (time_s, part_s) in enumerate(zip(times_s, parts_s, strict=True)):
         owed += float(part_s)
-        taken = min(float(time_s), owed)
-        rest[at], owed = time_s - taken, owed - taken
+        paid = min(float(time_s), owed)
+        rest[at], owed = time_s - paid, owed - paid
     return rest
 
 

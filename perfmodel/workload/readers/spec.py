@@ -180,9 +180,7 @@ class ModelSpec(FileModel):
     sample: Name = "sample"
     parameters: tuple[ParameterSpec, ...] = ()
     layers: tuple[LayerSpec, ...] = ()
-    buffers: (
-        tuple[BufferSpec, ...] | Annotated[Bytes, AfterValidator(_check_buffers)] | None
-    ) = None
+    buffers: tuple[BufferSpec, ...] | Annotated[Bytes, AfterValidator(_check_buffers)] | None = None
     inputs: Elements = 0.0
     outputs: Elements = 0.0
     stream: Elements = 0.0

@@ -11,7 +11,7 @@ from functools import partial
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.zoo import bert, gpt, t5
+from perfmodel.workload.zoo import bert, dlrm, gpt, t5
 from perfmodel.workload.zoo.buildable import Buildable, build
 from perfmodel.workload.zoo.decoders import decoder_sizes, llama
 from perfmodel.workload.zoo.decoders.experts import (
@@ -19,7 +19,8 @@ from perfmodel.workload.zoo.decoders.experts import (
     expert_decoder,
     expert_sizes,
 )
-from perfmodel.workload.zoo.images import inception, resnet, vgg, vit
+from perfmodel.workload.zoo.diffusion import dit, unet
+from perfmodel.workload.zoo.images import convnext, efficientnet, inception, resnet, vgg, vit
 from perfmodel.workload.zoo.stacks import clip, image_stack, whisper
 
 _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
@@ -33,6 +34,13 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
         for name, s in image_stack.VIT_SHAPES.items()
     },
     **{name: (partial(clip.clip, name), s.image.image) for name, s in clip.CLIP_SHAPES.items()},
+    **{name: (partial(convnext.convnext, name), 224) for name in convnext.CONVNEXT_SHAPES},
+    **{
+        name: (partial(efficientnet.efficientnet, name), shape.image_size)
+        for name, shape in efficientnet.EFFICIENTNET_SHAPES.items()
+    },
+    unet.SDXL: (unet.unet, 1024),
+    dit.DIT: (dit.dit, 256),
 }
 """Image models: their function, and the image size that their authors trained with."""
 
@@ -50,13 +58,18 @@ _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
 }  # fmt: skip
 """Sequence models: their function, and the sequence that their authors trained with."""
 
+_ROWS: Mapping[str, Callable[..., Workload]] = {
+    name: partial(dlrm.dlrm, name) for name in dlrm.DLRM_SHAPES
+}
+"""Models of rows of a table, which have no size to choose."""
+
 _UNLIMITED = frozenset({*decoder_sizes.SHAPES, *expert_sizes.EXPERT_SHAPES, *t5.SHAPES})
 """Models whose positions, rotary or relative, have no table of limited length."""
 
 
 def zoo_names() -> tuple[str, ...]:
     """Names that `build_model` knows."""
-    return (*_IMAGES, *_SEQUENCES)
+    return (*_IMAGES, *_SEQUENCES, *_ROWS)
 
 
 def build_model(
@@ -116,11 +129,13 @@ def zoo_model(name: str) -> Buildable:
 
     Raises `InputError`: an unknown name.
     """
-    if name not in _IMAGES and name not in _SEQUENCES:
+    if name not in zoo_names():
         raise InputError(Fault("model", repr(name), allowed_names(zoo_names(), name)))
     if name in _IMAGES:
         make, default = _IMAGES[name]
         return Buildable(name, make, default, "image")
+    if name in _ROWS:
+        return Buildable(name, _ROWS[name], 1, "row")
     make, default = _SEQUENCES[name]
     longest = None if name in _UNLIMITED else default
     return Buildable(

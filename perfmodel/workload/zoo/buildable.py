@@ -26,7 +26,8 @@ class Buildable:
         Its function, of `dtype`, and of `image_size` or `sequence_length` and `shard`.
     default : int
         Image size or sequence length, if none is asked for.
-    kind : {"image", "sequence"}
+    kind : {"image", "sequence", "row"}
+        A row of a table has no size.
     longest : int, optional
         Most tokens that its table of positions has.
     has_experts : bool
@@ -40,7 +41,7 @@ class Buildable:
     name: str
     make: Callable[..., Workload]
     default: int
-    kind: Literal["image", "sequence"] = "sequence"
+    kind: Literal["image", "sequence", "row"] = "sequence"
     longest: int | None = None
     has_experts: bool = False
     dtype: str = "fp32"
@@ -69,6 +70,11 @@ def build(
         faults += _size_faults("image_size", image_size, None)
         faults += shard_faults(shard) or whole_faults(shard, name, "an image model is not split")
         size: dict[str, Any] = {"image_size": image_size or model.default}
+    elif model.kind == "row":
+        faults += _misplaced("sequence_length", sequence_length, name, "a model of rows")
+        faults += _misplaced("image_size", image_size, name, "a model of rows")
+        faults += shard_faults(shard) or whole_faults(shard, name, "a model of rows is not split")
+        size = {}
     else:
         faults += _misplaced("image_size", image_size, name, "a sequence model")
         faults += _size_faults("sequence_length", sequence_length, model.longest)

@@ -13,9 +13,10 @@ from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.t5 import target_tokens
 
 # Parameters, tensors, and the start of the SHA-256 of "name:64x3x7x7" lines in registration order.
-# ResNet, VGG, AlexNet, Inception, vit-b-16: torchvision 0.29. BERT, GPT-2, T5, Llama, the rest:
-# Hugging Face transformers (GPT-2 under GPT2Model's names). GPT-3: GPT-2's tensors at the sizes of
-# the paper.
+# ResNet, VGG, AlexNet, Inception, vit-b-16: torchvision 0.29; ConvNeXt, EfficientNet: 0.28. Stable
+# Diffusion XL and DiT: diffusers 0.42. DLRM: the names of facebookresearch/dlrm. BERT, GPT-2, T5,
+# Llama, the rest: Hugging Face transformers (GPT-2 under GPT2Model's names). GPT-3: GPT-2's tensors
+# at the sizes of the paper.
 TENSORS = {
     "resnet18": (11689512, 62, "6c9cb31ea43c9ab2"),
     "resnet34": (21797672, 110, "94e75af38bd1ae91"),
@@ -133,10 +134,30 @@ TENSORS = {
     "whisper-small": (241734912, 479, "bf0359c3f15141fe"),
     "whisper-medium": (763857920, 947, "51e4438b0b48426e"),
     "whisper-large-v3": (1543490560, 1259, "771b7f1739411ba8"),
+    "convnext_tiny": (28589128, 182, "a2b39931449855ed"),
+    "convnext_small": (50223688, 344, "d128fe492a22b0c0"),
+    "convnext_base": (88591464, 344, "e846a596319d9da9"),
+    "convnext_large": (197767336, 344, "bf6cbc237e890f1b"),
+    "efficientnet_b0": (5288548, 213, "8577366b44226d0a"),
+    "efficientnet_b1": (7794184, 301, "85b27ca82c837017"),
+    "efficientnet_b2": (9109994, 301, "429461acb0a958b8"),
+    "efficientnet_b3": (12233232, 340, "7f6fcf15c7a9ee15"),
+    "efficientnet_b4": (19341616, 418, "8138098753459682"),
+    "efficientnet_b5": (30389784, 506, "20981c3e12aa3410"),
+    "efficientnet_b6": (43040704, 584, "abf256b259f4cb7d"),
+    "efficientnet_b7": (66347960, 711, "00a3238a75c4c01d"),
+    "efficientnet_v2_s": (21458488, 452, "65ff94d5d71d2b7b"),
+    "efficientnet_v2_m": (54139356, 649, "9d3904bbbd1a96de"),
+    "efficientnet_v2_l": (118515272, 897, "87e5c58e4d940190"),
+    "stable-diffusion-xl-base-1.0": (2567463684, 1680, "1e7e2290ef9dfc8a"),
+    "DiT-XL-2-256": (749826464, 538, "d3bf72dd98d573b4"),
+    "dlrm-criteo-kaggle": (540677217, 40, "7958ed4d3e13382f"),
+    "dlrm-criteo-1tb": (24036595969, 42, "5dae982065af4e99"),
 }
 
 # The start of the SHA-256 of the names in the order in which post-accumulate-grad hooks of the
-# real torchvision 0.29 or transformers 5.23 model fired (PyTorch 2.13).
+# real torchvision 0.29 (ConvNeXt and on: 0.28), transformers 5.23 or diffusers 0.42 model fired
+# (PyTorch 2.13).
 READY = {
     "resnet18": "7ebb8325694d8c2c",
     "resnet50": "1cc2dc97bb107b44",
@@ -145,9 +166,15 @@ READY = {
     "vit-b-16": "2ce5982a7033893d",
     "bert-base": "82dcf40bbb2082a2",
     "gpt2": "72d88fde0c32106a",
+    "convnext_tiny": "ff639eb45b2b929c",
+    "efficientnet_b0": "ae6ba5133aa0721b",
+    "efficientnet_v2_s": "235d43d6f1e45bde",
+    "stable-diffusion-xl-base-1.0": "62b4bd3f1145f392",
+    "DiT-XL-2-256": "fb084f654f19d255",
 }
 
-# Multiply-accumulates of one sample, in 1e9: torchvision's table of weights (GFLOPS column).
+# Multiply-accumulates of one sample, in 1e9: torchvision's table of weights (GFLOPS column); DiT:
+# Peebles and Xie 2022, table 4.
 # Inception's auxiliary classifier is not in the published 5.713.
 GMACS = {
     "resnet18": 1.814,
@@ -160,11 +187,28 @@ GMACS = {
     "alexnet": 0.714,
     "inception-v3": 5.713,
     "vit-b-16": 17.564,
+    "convnext_tiny": 4.456,
+    "convnext_small": 8.684,
+    "convnext_base": 15.355,
+    "convnext_large": 34.361,
+    "efficientnet_b0": 0.386,
+    "efficientnet_b1": 0.687,
+    "efficientnet_b2": 1.088,
+    "efficientnet_b3": 1.827,
+    "efficientnet_b4": 4.394,
+    "efficientnet_b5": 10.266,
+    "efficientnet_b6": 19.068,
+    "efficientnet_b7": 37.746,
+    "efficientnet_v2_s": 8.366,
+    "efficientnet_v2_m": 24.582,
+    "efficientnet_v2_l": 56.08,
+    "DiT-XL-2-256": 118.64,
 }
 
 # Bytes of buffers of the real modules.
 BUFFERS = {"resnet18": 38560, "resnet50": 212904, "inception-v3": 145664, "vgg16": 0,
-           "bert-base": 8192, "gpt2": 0, "llama2-7b": 512}  # fmt: skip
+           "bert-base": 8192, "gpt2": 0, "llama2-7b": 512, "convnext_tiny": 0,
+           "efficientnet_b0": 168456}  # fmt: skip
 
 
 def digest(lines):

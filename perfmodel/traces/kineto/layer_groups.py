@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.traces.kineto.boundaries import Window
-from perfmodel.traces.kineto.calls import element_type, elements_in
+from perfmodel.traces.kineto.collective_calls import element_type, elements_in
 from perfmodel.traces.kineto.event_table import MODULE, EventTable
 from perfmodel.traces.kineto.work import ACCUMULATE, EVALUATE, Owners
 from perfmodel.traces.model import Gradient, TracedLayer
@@ -134,9 +134,11 @@ def name_layers(
     members: list[list[int]] = [[] for _ in range(backward.size)]
     for gradient, layer in enumerate(backward.layer_of_gradient):
         members[layer].append(gradient)
-    words = [_layer_word(owners, backward, forward[0], layer) for layer in range(backward.size)]
+    plain_names = [
+        _layer_word(owners, backward, forward[0], layer) for layer in range(backward.size)
+    ]
     modules = _module_names(table, owners, forward, backward.size)
-    names = _unique([module or word for module, word in zip(modules, words, strict=True)])
+    names = _unique([module or word for module, word in zip(modules, plain_names, strict=True)])
     return tuple(
         TracedLayer(name, tuple(gradients)) for name, gradients in zip(names, members, strict=True)
     )
@@ -186,12 +188,12 @@ def _module_names(
     return names
 
 
-def _unique(words: Sequence[str]) -> list[str]:
+def _unique(plain_names: Sequence[str]) -> list[str]:
     """Number alike names in the order of forward, which is backward's reversed."""
-    total = {word: words.count(word) for word in set(words)}
+    total = {word: plain_names.count(word) for word in set(plain_names)}
     used: dict[str, int] = {}
     names = []
-    for word in reversed(words):
+    for word in reversed(plain_names):
         used[word] = used.get(word, 0) + 1
         names.append(word if total[word] == 1 else f"{word}_{used[word]}")
     return names[::-1]

@@ -11,8 +11,8 @@ from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import QUIET_INK, WORK, work_of
 from perfmodel.report.common.quantities import duration
+from perfmodel.report.comparison.traces import text
 from perfmodel.report.run.chrome_trace import to_kineto
-from perfmodel.report.traces import text
 from perfmodel.traces.export import to_json
 from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO
 from perfmodel.traces.run import TraceAnalysis
@@ -34,7 +34,7 @@ class Bar(NamedTuple):
     work: str
     start_s: float
     end_s: float
-    words: str
+    label: str
 
 
 def write_trace_report(analysis: TraceAnalysis, folder: Path) -> Path:
@@ -67,8 +67,8 @@ def trace_html(analysis: TraceAnalysis) -> str:
         blocks.append(section("Buckets", lead, table))
     blocks.append(section("Layers", "Those that take longest.", text.layer_table(analysis, 40)))
     if analysis.rebuilt is not None:
-        words = f"perfmodel run {SCENARIO} --set cluster.node=... simulates it on another machine."
-        blocks.append(section("Go on", "", Paragraph(words)))
+        sentence = f"perfmodel run {SCENARIO} --set cluster.node=... simulates it elsewhere."
+        blocks.append(section("Go on", "", Paragraph(sentence)))
     return render_html(f"Trace: {name}", blocks)
 
 
@@ -88,11 +88,18 @@ def recorded_bars(analysis: TraceAnalysis) -> list[Bar]:
     ):
         for at in order:
             end = position + float(times[at])
-            words = f"{kind} {first.layers[at].name}"
-            bars.append(Bar(compute, work_of(kind), position, end, words))
+            label = f"{kind} {first.layers[at].name}"
+            bars.append(Bar(compute, work_of(kind), position, end, label))
             position = end
     tail = profile.step_s - profile.tail_s
     bars.append(Bar(compute, work_of("optimizer"), tail, profile.step_s, "optimizer and the rest"))
+    last = first.steps[-1]
+    bars += [
+        Bar(comm, work_of("communication"), call.start_s - last.start_s, call.end_s - last.start_s,
+            f"{call.op} of {call.elements or 'some'} elements")
+        for call in last.others
+        if call.start_s >= last.start_s
+    ]  # fmt: skip
     bars += [
         Bar(comm, work_of("communication"), b.start_s, b.end_s, f"all-reduce of bucket {b.index}")
         for b in profile.buckets
@@ -131,18 +138,18 @@ def draw_steps(analysis: TraceAnalysis) -> go.Figure:
         chosen.sort(key=lambda bar: bar.start_s - bar.end_s)
         if not chosen:
             continue
-        shown_ = chosen[:MOST_BARS]
+        longest_bars = chosen[:MOST_BARS]
         figure.add_bar(
             orientation="h",
-            base=[bar.start_s / scale for bar in shown_],
-            x=[(bar.end_s - bar.start_s) / scale for bar in shown_],
-            y=[len(rows) - 1 - rows.index(bar.row) for bar in shown_],
-            width=[0.5] * len(shown_),
+            base=[bar.start_s / scale for bar in longest_bars],
+            x=[(bar.end_s - bar.start_s) / scale for bar in longest_bars],
+            y=[len(rows) - 1 - rows.index(bar.row) for bar in longest_bars],
+            width=[0.5] * len(longest_bars),
             name=work,
-            marker={"color": colour, "line": {"color": "white", "width": 0.4}},
+            marker={"color": colour, "line": {"width": 0}},
             hovertext=[
-                f"<b>{escape(bar.words, quote=False)}</b><br>{duration(bar.end_s - bar.start_s)}"
-                for bar in shown_
+                f"<b>{escape(bar.label, quote=False)}</b><br>{duration(bar.end_s - bar.start_s)}"
+                for bar in longest_bars
             ],
             hoverinfo="text",
         )

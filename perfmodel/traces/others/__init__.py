@@ -1,0 +1,1 @@
+"""Records of other tools than PyTorch's profiler: Nsight Systems, NCCL's Inspector."""

@@ -1,0 +1,191 @@
+"""Chakra's traces: bytes as the schema has them, out and in without loss, and those of others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfmodel.errors import InputError
+from perfmodel.library.machine import make_machine
+from perfmodel.library.model import load_library
+from perfmodel.scenario import load_scenario
+from perfmodel.simulate.engine.engine import simulate
+from perfmodel.studies.run.prepared import prepare
+from perfmodel.testing.check_plan import check_plan
+from perfmodel.topology.templates.build import build_topology
+from perfmodel.traces.chakra.read_plan import read_plan
+from perfmodel.traces.chakra.simulate_trace import simulate_trace
+from perfmodel.traces.chakra.trace_nodes import (
+    COLLECTIVE,
+    COMPUTE,
+    METADATA,
+    RECEIVE,
+    SEND,
+    TraceNode,
+    encode_trace,
+    read_trace,
+)
+from perfmodel.traces.chakra.wire import decode_varint, encode_varint, signed
+from perfmodel.traces.chakra.write_plan import write_plan
+
+
+def write(folder: Path, *ranks: Sequence[TraceNode]) -> Path:
+    for rank, nodes in enumerate(ranks):
+        (folder / f"job.{rank}.et").write_bytes(encode_trace(nodes))
+    return folder
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_varints(value: int) -> None:
+    encoded = encode_varint(value)
+    decoded, end = decode_varint(encoded, 0)
+    assert (signed(decoded), end) == (value, len(encoded))
+
+
+def test_bytes_of_a_file() -> None:
+    """Put together by hand from et_def.proto and the encoding's documentation."""
+    node = TraceNode(1, "ar", COLLECTIVE, (2,), (), 3, {"comm_size": 300, "is_cpu_op": False})
+    size = bytes.fromhex("0a 09") + b"comm_size" + bytes.fromhex("68 ac 02")
+    flag = bytes.fromhex("0a 09") + b"is_cpu_op" + bytes.fromhex("d8 01 00")
+    message = (
+        bytes.fromhex("08 01 12 02") + b"ar" + bytes.fromhex("18 07 2a 01 02 38 03")
+        + bytes.fromhex("52 0e") + size + bytes.fromhex("52 0e") + flag
+    )  # fmt: skip
+    metadata = bytes.fromhex("07 0a 05") + b"0.0.4"
+    assert encode_trace([node]) == metadata + bytes([len(message)]) + message
+
+
+def test_attributes_of_all_kinds(tmp_path: Path) -> None:
+    attributes = {
+        "flag": True, "comm_size": 2**63, "comm_tag": 7, "negative": -3, "time": 0.1,
+        "text": "ü", "list": (1, 300, 2**40),
+    }  # fmt: skip
+    node = TraceNode(9, "n", COMPUTE, (1, 2), (3,), 11, attributes)
+    path = tmp_path / "job.0.et"
+    path.write_bytes(encode_trace([node]))
+    assert read_trace(path) == (node,)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("resnet50-dgx-a100", ["cluster.nodes=1"]),
+        ("resnet50-dgx-a100", ["cluster.nodes=1", "strategy={kind: fsdp}"]),
+        ("dataparallel-dgx1", []),
+        (
+            "gpt3-175b-1024-a100",
+            ["cluster.nodes=1", "parallel={pipeline: {stages: 4, schedule: 1f1b}}",
+             "model={name: gpt2}", "strategy={kind: ddp, accumulate: 4}",
+             "training={batch_per_gpu: 1}"],
+        ),
+    ],
+)  # fmt: skip
+def test_out_and_in_gives_the_same_step(tmp_path: Path, name: str, changes: list[str]) -> None:
+    prepared = prepare(load_scenario(name, ["scale=null", *changes]))
+    plan = prepared.sized.plan_for(None)
+    write_plan(plan, tmp_path, name)
+    again = read_plan(tmp_path).plan
+    check_plan(again)
+    assert len(again.tasks) == len(plan.tasks)
+    before, after = (simulate(each, prepared.machine, steps=2) for each in (plan, again))
+    assert after.step_times_s == pytest.approx(before.step_times_s, rel=1e-9)
+
+
+def test_sizes_as_astra_sim_counts_them(tmp_path: Path) -> None:
+    """An all-gather's is that of one rank."""
+    changes = ["scale=null", "cluster.nodes=1", "strategy={kind: fsdp}"]
+    plan = prepare(load_scenario("resnet50-dgx-a100", changes)).sized.plan_for(None)
+    write_plan(plan, tmp_path, "fsdp")
+    nodes = [node for node in read_trace(tmp_path / "fsdp.3.et") if node.kind == COLLECTIVE]
+    gathers = [node for node in nodes if node.attributes["comm_type"] == 2]
+    assert gathers
+    assert all(
+        node.attributes["comm_size"] == int(str(node.attributes["perfmodel_nbytes"])) // 8
+        for node in gathers
+    )
+    groups = json.loads((tmp_path / "comm_groups.json").read_text())
+    assert groups[str(nodes[0].attributes["pg_name"])] == list(range(8))
+
+
+# ---------------------------------------------------------------- of others
+
+
+def foreign(size: int = 10**6, group: str | None = None) -> list[TraceNode]:
+    """Two kernels and an all-reduce, as ASTRA-sim's generators write them, behind metadata."""
+    named = {} if group is None else {"pg_name": group}
+    return [
+        TraceNode(0, "init", METADATA),
+        TraceNode(1, "a", COMPUTE, (0,), (), 500, {"is_cpu_op": False}),
+        TraceNode(3, "ar", COLLECTIVE, (1,), (), 0, {"comm_type": 0, "comm_size": size, **named}),
+        TraceNode(5, "b", COMPUTE, (), (0,), 700, {"is_cpu_op": False}),
+        TraceNode(6, "c", COMPUTE, (3, 5), (), 100, {"is_cpu_op": False}),
+    ]
+
+
+def test_a_trace_of_another_program(tmp_path: Path) -> None:
+    """The all-reduce hides behind the second kernel as far as it is shorter."""
+    topology = build_topology("dgx-a100", gpus_per_host=4)
+    short = simulate_trace(write(tmp_path, *[foreign()] * 4), topology)
+    assert short.step_s == pytest.approx(1300e-6, rel=1e-9)
+    long = simulate_trace(write(tmp_path, *[foreign(10**9)] * 4), topology)
+    machine = make_machine(topology, load_library("nccl"))
+    from perfmodel.simulate.uncontended import UncontendedTimer
+
+    alone = UncontendedTimer(machine).best("all_reduce", 10**9, range(4))[1]
+    assert long.step_s == pytest.approx(600e-6 + alone, rel=1e-6)
+
+
+def test_messages_and_groups(tmp_path: Path) -> None:
+    ends = {"comm_src": 0, "comm_dst": 1, "comm_size": 10**8, "comm_tag": 4}
+    sends = [TraceNode(1, "s", SEND, (), (), 0, ends)]
+    takes = [TraceNode(1, "r", RECEIVE, (), (), 0, ends)]
+    folder = write(tmp_path, sends, takes, foreign(group="7"), foreign(group="7"))
+    (folder / "comm_groups.json").write_text('{"7": [2, 3]}')
+    plan = read_plan(folder).plan
+    check_plan(plan)
+    groups = {each.name: each.groups for each in plan.communicators}
+    assert groups == {"0 to 1": ((0, 1),), "group 7": ((2, 3),)}
+    assert simulate_trace(folder, build_topology("dgx-a100")).step_s > 1300e-6 - 1e-12
+
+
+DAMAGED = {
+    "empty": (b"", "an empty file"),
+    "text": (b"hello world, this is no trace", "message 0"),
+    "JSON": (b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}' * 4, "message 0"),
+    "metadata alone": (encode_trace([]), "no nodes"),
+    "cut off": (encode_trace(foreign())[:-3], "it is cut off"),
+    "long integer": (b"\xff" * 20, "cut off or too long"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_files(tmp_path: Path, kind: str) -> None:
+    content, message = DAMAGED[kind]
+    (tmp_path / "job.0.et").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_plan(tmp_path)
+
+
+def test_traces_that_do_not_hold(tmp_path: Path) -> None:
+    topology = build_topology("dgx-a100")
+    circle = [TraceNode(1, "a", COMPUTE, (2,)), TraceNode(2, "b", COMPUTE, (1,))]
+    cases: list[tuple[list[list[TraceNode]], str]] = [
+        ([circle], "a circle"),
+        ([[TraceNode(1, "a", COMPUTE), TraceNode(1, "b", COMPUTE)]], "a number twice"),
+        ([foreign(), foreign()[:2]], "collectives that all ranks of their group share"),
+        ([foreign()] * 9, "9 ranks, on 8 GPUs"),
+        ([[TraceNode(1, "x", COLLECTIVE, (), (), 0, {"comm_type": 9})]], "comm_type 9"),
+    ]
+    for number, (ranks, message) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with pytest.raises(InputError, match=message):
+            simulate_trace(write(folder, *ranks), topology)
+    (folder / "job.0.et").rename(folder / "job.4.et")
+    with pytest.raises(InputError, match="no file of rank 0 and 3 more"):
+        read_plan(folder)
