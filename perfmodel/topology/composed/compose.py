@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
@@ -168,10 +169,31 @@ def _described(
             Fault(fields.get(fault.field, fault.field), fault.found, fault.allowed)
             for fault in error.faults
         ) from None
-    notes = [note for note in described.assumptions if note.startswith("assumption")]
+    settled = re.compile("|".join(["$^", *_settled_notes(section, nics)]))
+    notes = [
+        note
+        for note in described.assumptions
+        if note.startswith("assumption") and not settled.search(note)
+    ]
     if described.template is None and len(described.node.nodes):
         notes.append("assumption: latencies and efficiencies of links as usual for their kind")
     return PartedHost(described.node, read_gpu(described.node.gpu).part, tuple(notes))
+
+
+def _settled_notes(section: NodeSection, nics: StatedNics | None) -> Iterator[str]:
+    """Patterns of notes on what a field states, so that nothing is assumed of it."""
+    if section.cpu is not None:
+        yield "CPUs of the kind"
+    if section.sockets is not None or section.numa_domains is not None:
+        yield "NUMA domain"
+    if section.pcie_switches is not None:
+        yield "PCIe switch"
+    if section.nvlink is not None or section.nvswitch is not None:
+        yield "joined by"
+    if nics is not None and nics.places_them:
+        yield "NICs? per host"
+    if nics is not None and nics.rate_Bps is not None:
+        yield "NICs of"
 
 
 def _describe(

@@ -94,6 +94,17 @@ def test_a_lab_node_from_parts() -> None:
     assert any("GeForce" in line for line in topology.assumptions)
 
 
+def test_nothing_is_assumed_of_what_is_stated() -> None:
+    stated = composed(
+        gpus="8 x h100", nvlink="off", cpu="genoa", sockets=2, pcie_switches=2,
+        nics={"per_socket": 1, "rate": "200 Gbit/s", "kind": "infiniband"},
+    )  # fmt: skip
+    text = " ".join(stated.assumed)
+    assert not any(part in text for part in ("CPUs", "NUMA", "PCIe switch", "NIC", "joined by"))
+    usual = " ".join(composed(gpus="8 x h100", nvlink="off", nic="infiniband").assumed)
+    assert all(part in usual for part in ("CPUs", "NUMA", "NICs of 400 Gbit/s"))
+
+
 def test_words_mean_what_the_fields_mean() -> None:
     words = load_node("4 x rtx-3090, NVLink bridge, 25 GbE, two sockets")
     fields = composed(gpus="4 x rtx-3090", nvlink="bridge", nic="25 GbE", sockets=2)
