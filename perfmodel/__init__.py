@@ -1,15 +1,13 @@
 """perfmodel: a discrete-event performance model of distributed training.
 
-What the commands do, as functions: ``load_scenario``, ``run``, ``tune_scenario`` ... Each is
-imported when it is first used, so that ``import perfmodel`` costs nothing. Where a folder has the
-bare word (``perfmodel.studies.tune``), the function's name says what it takes.
+What the commands do, as functions: ``run``, ``tune``, ``compare``, ``sweep``, ``plan``, ``advise``,
+``collective`` ... Each takes names, paths or objects, and is imported when it is first used, so
+that ``import perfmodel`` costs nothing. Results have ``plot``, ``to_frame`` and ``to_html``.
 
 Examples
 --------
->>> import perfmodel
->>> question = perfmodel.load_scenario("resnet50-dgx-a100", ["scale=null", "cluster.nodes=1"])
->>> result = perfmodel.run(question)
->>> result.main.gpus
+>>> import perfmodel as pm
+>>> pm.run("resnet50-dgx-a100", scale=None, cluster__nodes=1).main.gpus
 8
 """
 
@@ -21,56 +19,87 @@ from typing import TYPE_CHECKING
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:
+    from perfmodel.api.functions import (
+        advise,
+        collective,
+        compare,
+        doctor,
+        plan,
+        run,
+        sweep,
+        tune,
+        variants,
+    )
+    from perfmodel.api.functions import compare as compare_scenarios
+    from perfmodel.api.functions import plan as plan_scenario
+    from perfmodel.api.functions import sweep as run_sweep
+    from perfmodel.api.functions import tune as tune_scenario
     from perfmodel.calibrate import read_profile
     from perfmodel.collectives.schedule import Schedule
     from perfmodel.collectives.verify import verify
+    from perfmodel.errors import PerfmodelError
     from perfmodel.scenario import Scenario, load_scenario
-    from perfmodel.studies.compare.compare import compare as compare_scenarios
-    from perfmodel.studies.plan.run import plan_scenario
-    from perfmodel.studies.run import run_scenario as run
-    from perfmodel.studies.run.collective import collective_rows as collective
     from perfmodel.studies.run.result import Result
-    from perfmodel.studies.sweep.run import run_sweep
-    from perfmodel.studies.sweep.variants import variants
-    from perfmodel.studies.tune.run import tune_scenario
+    from perfmodel.topology import build_cluster as topology
     from perfmodel.topology.model import Topology
+    from perfmodel.torch_modules.capture import Capture, capture
 
 
 __all__ = [
+    "Capture",
+    "PerfmodelError",
     "Result",
     "Scenario",
     "Schedule",
     "Topology",
     "__version__",
+    "advise",
+    "capture",
     "collective",
+    "compare",
     "compare_scenarios",
+    "doctor",
     "load_scenario",
+    "plan",
     "plan_scenario",
     "read_profile",
     "run",
     "run_sweep",
+    "sweep",
+    "topology",
+    "tune",
     "tune_scenario",
     "variants",
     "verify",
 ]
 
 _HOMES = {
+    "Capture": "perfmodel.torch_modules.capture:Capture",
+    "PerfmodelError": "perfmodel.errors:PerfmodelError",
     "Result": "perfmodel.studies.run.result:Result",
     "Scenario": "perfmodel.scenario:Scenario",
     "Schedule": "perfmodel.collectives.schedule:Schedule",
     "Topology": "perfmodel.topology.model:Topology",
-    "collective": "perfmodel.studies.run.collective:collective_rows",
-    "compare_scenarios": "perfmodel.studies.compare.compare:compare",
+    "advise": "perfmodel.api.functions:advise",
+    "capture": "perfmodel.torch_modules.capture:capture",
+    "collective": "perfmodel.api.functions:collective",
+    "compare": "perfmodel.api.functions:compare",
+    "compare_scenarios": "perfmodel.api.functions:compare",
+    "doctor": "perfmodel.api.functions:doctor",
     "load_scenario": "perfmodel.scenario:load_scenario",
-    "plan_scenario": "perfmodel.studies.plan.run:plan_scenario",
+    "plan": "perfmodel.api.functions:plan",
+    "plan_scenario": "perfmodel.api.functions:plan",
     "read_profile": "perfmodel.calibrate:read_profile",
-    "run": "perfmodel.studies.run:run_scenario",
-    "run_sweep": "perfmodel.studies.sweep.run:run_sweep",
-    "tune_scenario": "perfmodel.studies.tune.run:tune_scenario",
-    "variants": "perfmodel.studies.sweep.variants:variants",
+    "run": "perfmodel.api.functions:run",
+    "run_sweep": "perfmodel.api.functions:sweep",
+    "sweep": "perfmodel.api.functions:sweep",
+    "topology": "perfmodel.topology",
+    "tune": "perfmodel.api.functions:tune",
+    "tune_scenario": "perfmodel.api.functions:tune",
+    "variants": "perfmodel.api.functions:variants",
     "verify": "perfmodel.collectives.verify:verify",
 }
-"""Where each word lives."""
+"""Where each word lives; `topology` is a package that can be called."""
 
 
 def __getattr__(name: str) -> object:
@@ -78,7 +107,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'perfmodel' has no attribute {name!r}")
     module, _, word = _HOMES[name].partition(":")
-    return getattr(import_module(module), word)
+    home = import_module(module)
+    return getattr(home, word) if word else home
 
 
 def __dir__() -> list[str]:

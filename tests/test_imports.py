@@ -11,9 +11,10 @@ import perfmodel
 ROOT = Path(perfmodel.__file__).parent
 
 LAYERS = [
-    "cli", "report", "validate", "traces", "studies", "calibrate", "measure", "simulate", "library",
+    "cli", "api", "report", "validate", "traces", "studies", "calibrate", "measure",
+    "torch_modules", "simulate", "library",
     "testing", "training", "workload", "topology", "scenario", "collectives", "files",
-    "compiled_loops", "timeline", "arrays", "units", "errors", "escape", "version",
+    "compiled_loops", "garbage", "timeline", "arrays", "units", "errors", "escape", "version",
 ]  # fmt: skip
 """Top to bottom."""
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from perfmodel.errors import Fault
+from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, load_document
 from perfmodel.library.machine import Machine
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.library.transport import apply_settings, peer_paths
 from perfmodel.measure.record import Measurement
+from perfmodel.topology.from_text.gpu_text import read_gpu
+from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.model import Topology
 
 PROCESSES = "cpu"
@@ -187,3 +190,25 @@ def _transport_differences(first: ConfiguredMachine, second: ConfiguredMachine) 
 
 def _join_names(names: frozenset[str] | None) -> str:
     return "free" if names is None else "/".join(sorted(names)) or "none"
+
+
+def unlike_gpus(devices: Sequence[str], topology: Topology) -> tuple[str, ...]:
+    """Names of GPUs in a log, if all of them are of other models than those of a topology.
+
+    A name that the table of GPUs does not know counts as another if it does not contain the
+    topology's own.
+    """
+    parts = hardware_parts().gpus
+    name = topology.gpu.name
+    own = parts[name].spelled if name in parts else name
+
+    def is_own(device: str) -> bool:
+        try:
+            spelled = read_gpu(device).part.spelled
+        except InputError:
+            spelled = device
+        folded = [re.sub(r"[\s_-]+", "", text.lower()) for text in (spelled, own)]
+        return folded[0] == folded[1] or (name not in parts and folded[1] in folded[0])
+
+    others = tuple(dict.fromkeys(device for device in devices if not is_own(device)))
+    return others if len(others) == len(set(devices)) else ()

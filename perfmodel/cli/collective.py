@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -25,14 +26,21 @@ from perfmodel.cli.options import (
     flags_as_fields,
     library_settings,
     load_profile,
+    output_option,
     parse_quantities,
 )
-from perfmodel.cli.output import print_json, print_note, print_table, progress_bar
+from perfmodel.cli.output import (
+    check_report_folder,
+    print_blocks,
+    print_json,
+    print_note,
+    progress_bar,
+)
 from perfmodel.cli.topology import FLAGS, build_cluster
 from perfmodel.errors import Fault, InputError
 
 COLLECTIVE_EXAMPLES = (
-    "perfmodel collective dgx-a100",
+    "perfmodel collective dgx-a100 -o out",
     "perfmodel collective dgx-a100 --nodes 4 --fabric rail-optimised -b '1 MiB' -e '1 GiB' --json",
     "perfmodel collective dgx-h100 --env NCCL_ALGO=Ring --protocol simple --nccl-version 2.21.5",
 )
@@ -70,14 +78,20 @@ def collective(
     largest: EndOption = "8 GiB",
     factor: FactorOption = 2,
     fidelity: FidelityOption = None,
+    output: Annotated[Path | None, output_option("DIR", "Write collective.html here.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Print what nccl-tests would on a machine.
 
     Size, time, algbw (bytes over time) and busbw (what a link carries; see nccl-tests'
-    doc/PERFORMANCE.md).
+    doc/PERFORMANCE.md). With -o it writes collective.html (one file, works
+    offline), collective.csv and collective.json.
     """
     sizes = sizes_between(smallest, largest, factor)
+    if output is not None:
+        from perfmodel.report.collectives.page import FILES
+
+        check_report_folder(output, FILES, (), profile)
     check_algorithm(library, algorithm)
     settings = library_settings(library, protocol, env or [], nccl_version, one_process=one_process)
     for text in settings.notes():
@@ -111,33 +125,19 @@ def collective(
         )  # fmt: skip
     if json:
         print_json({"rows": times, "notes": list(notes)})
-        return
-    _print_times(times)
-    for text in notes:
-        print_note(text)
+    else:
+        from perfmodel.report.collectives.page import times_table
 
+        print_blocks([times_table(times)])
+        for text in notes:
+            print_note(text)
+    if output is not None:
+        from perfmodel.report.collectives.page import write_collective
 
-def _print_times(times: list[dict[str, Any]]) -> None:
-    """Print rows of `collective_rows` as a table."""
-    from perfmodel.units import format_bandwidth, format_time
-
-    print_table(
-        (">bytes", ">time", ">algbw", ">busbw", "algorithm", "protocol", ">80 % interval"),
-        [
-            (
-                f"{row['nbytes']:,}",
-                format_time(row["time_s"]),
-                format_bandwidth(row["algbw_Bps"]),
-                format_bandwidth(row["busbw_Bps"]),
-                str(row["algorithm"]),
-                str(row["protocol"]),
-                "not measured"
-                if row["interval_s"] is None
-                else " to ".join(format_time(end) for end in row["interval_s"]),
-            )
-            for row in times
-        ],
-    )
+        gpus = len(machine.ranks)
+        chosen = "" if algorithm == "auto" else f", {algorithm}"
+        title = f"{op} over {gpus:,} GPUs of {machine.name}, {library}{chosen}"
+        print_note(f"wrote {write_collective(title, times, notes, output)}")
 
 
 def sizes_between(smallest: str, largest: str, factor: float) -> list[int]:

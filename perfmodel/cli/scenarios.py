@@ -41,9 +41,10 @@ def schema(
 
         document = Scenario.model_json_schema()
     else:
+        from perfmodel.scenario.sections.node import NodeFile
         from perfmodel.topology.templates.spec import FabricFile, GpuTable, NodeSpec
 
-        document = TypeAdapter(NodeSpec | FabricFile | GpuTable).json_schema()
+        document = TypeAdapter(NodeSpec | NodeFile | FabricFile | GpuTable).json_schema()
     draft = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"perfmodel {kind}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,24 +14,29 @@ from perfmodel.cli.options import (
     ProfileOption,
     SetOption,
     load_profile,
+    output_option,
     scenario_argument,
 )
-from perfmodel.cli.output import check_outputs, print_json, print_note, print_table, progress_bar
+from perfmodel.cli.output import (
+    check_outputs,
+    check_report_folder,
+    print_blocks,
+    print_json,
+    print_note,
+    progress_bar,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from perfmodel.studies.sweep import Answer, SweepResult
+    from perfmodel.studies.sweep import SweepResult
 
 
 SWEEP_EXAMPLES = (
-    "perfmodel sweep sweep-buckets-and-nodes --store sweep.sqlite --csv sweep.csv",
+    "perfmodel sweep sweep-buckets-and-nodes -o out --store sweep.sqlite",
     "perfmodel sweep my-scenario.yaml --set 'sweep.grid={strategy.bucket_cap: [5 MiB, 25 MiB]}'",
     "perfmodel sweep my-scenario.yaml --backend dask --scheduler tcp://10.0.0.5:8786",
 )
-
-SHOWN_ROWS = 40
-"""Rows of the table in the terminal; files have all."""
 
 STORE_FILES = ("wal", "shm", "journal")
 """Files that SQLite keeps beside its own."""
@@ -64,13 +69,15 @@ def sweep(
     parquet: Annotated[
         Path | None, typer.Option("--parquet", metavar="FILE", help="Write a table (pyarrow).")
     ] = None,
+    output: Annotated[Path | None, output_option("DIR", "Write sweep.html here.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Answer many variants of a scenario, in parallel.
 
     The section 'sweep' has 'grid' (every combination) and 'zip' (lists that go together) of fields
     and values. A variant that fails is listed with its message and does not stop the others; the
-    exit code is then 1. Stopped by Ctrl-C or killed, it goes on from the store when run again.
+    exit code is then 1. Stopped by Ctrl-C or killed, it goes on from the store when run again. With
+    -o it writes sweep.html (one file, works offline), sweep.csv and sweep.json.
     """
     from perfmodel.scenario import load_scenario
 
@@ -78,12 +85,16 @@ def sweep(
 
     from perfmodel.studies.sweep import run_sweep, variants
     from perfmodel.studies.sweep.executor import check_backend
-    from perfmodel.studies.sweep.export import check_parquet, write_csv, write_parquet
+    from perfmodel.studies.sweep.export import check_parquet, to_json, write_csv, write_parquet
 
     check_backend(backend, scheduler, jobs)
     logs = {f"--store (its {end})": Path(f"{store}-{end}") for end in STORE_FILES if store}
     inputs = {"the scenario": Path(scenario), "--profile": Path(profile) if profile else None}
     check_outputs({"--store": store, "--csv": csv, "--parquet": parquet}, inputs | logs)
+    if output is not None:
+        from perfmodel.report.sweeping.page import FILES
+
+        check_report_folder(output, FILES, [question], profile)
     if parquet is not None:
         check_parquet()
     measured = load_profile(profile)
@@ -101,6 +112,10 @@ def sweep(
         print_json(to_json(question.name, question.question, swept))
     else:
         _print(swept)
+    if output is not None:
+        from perfmodel.report.sweeping.page import write_sweep
+
+        print_note(f"wrote {write_sweep(question, swept, output)}")
     if swept.failed:
         raise typer.Exit(1)
 
@@ -116,56 +131,18 @@ def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED_EXIT) from None
 
 
-def to_json(name: str, question: str, swept: SweepResult) -> dict[str, Any]:
-    """Write a sweep as plain data: what was set, and figures in SI units, variant by variant."""
-    from perfmodel.files import attributes
-
-    return {
-        "scenario": name,
-        "question": question,
-        "fields": list(swept.fields),
-        "count": len(swept.variants),
-        **attributes(swept, "failed reused"),
-        "variants": [
-            attributes(variant, "index set digest") | answer.as_row
-            for variant, answer in zip(swept.variants, swept.answers, strict=True)
-        ],
-    }
-
-
 def _print(swept: SweepResult) -> None:
     """Print the best variants, then what failed."""
-    from perfmodel.report.common import quantities
-    from perfmodel.studies.sweep.run import format_fields, format_value
+    from perfmodel.report.sweeping.page import TERMINAL_ROWS, sweep_lines
+    from perfmodel.report.sweeping.text import answered, failed
+    from perfmodel.studies.sweep.run import format_fields
 
-    pairs = list(zip(swept.variants, swept.answers, strict=True))
-    done = [(variant, answer) for variant, answer in pairs if answer.status == "ok"]
-    done.sort(key=lambda pair: (not pair[1].fits, -(pair[1].samples_per_s or 0.0)))
-    headers = (*swept.fields, ">GPUs", ">step", ">exposed", ">samples/s", "bottleneck")
-    print_table(
-        headers,
-        [
-            (
-                *(format_value(variant.set.get(name)) for name in swept.fields),
-                f"{answer.gpus:,}",
-                quantities.duration(answer.step_time_s or 0.0),
-                quantities.duration(answer.exposed_comm_s or 0.0),
-                quantities.count(answer.samples_per_s or 0.0),
-                (answer.bottleneck or "") + _memory_note(answer),
-            )
-            for variant, answer in done[:SHOWN_ROWS]
-        ],
-    )
-    more = f", the {SHOWN_ROWS} fastest are shown" if len(done) > SHOWN_ROWS else ", fastest first"
+    print_blocks(sweep_lines(swept))
+    done, count = len(answered(swept)), len(swept.variants)
+    more = f", the {TERMINAL_ROWS} fastest are shown" if done > TERMINAL_ROWS else ", fastest first"
     reused = f", {swept.reused:,} of them from the store" if swept.reused else ""
-    print_note(f"{len(done):,} of {len(pairs):,} variants answered{reused}{more if done else ''}")
-    for variant, answer in [pair for pair in pairs if pair[1].status == "failed"][:SHOWN_ROWS]:
+    print_note(f"{done:,} of {count:,} variants answered{reused}{more if done else ''}")
+    for variant, answer in failed(swept)[:TERMINAL_ROWS]:
         print_note(f"failed: {format_fields(variant.set)}: {answer.message}")
-    if swept.failed > SHOWN_ROWS:
-        print_note(f"... and {swept.failed - SHOWN_ROWS:,} more that failed")
-
-
-def _memory_note(answer: Answer) -> str:
-    if not answer.fits:
-        return " (does not fit in memory)"
-    return " (memory is tight)" if answer.tight else ""
+    if swept.failed > TERMINAL_ROWS:
+        print_note(f"... and {swept.failed - TERMINAL_ROWS:,} more that failed")

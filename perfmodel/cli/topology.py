@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ from perfmodel.cli.options import (
     output_option,
 )
 from perfmodel.cli.output import check_outputs, print_json, print_note, print_table, print_text
-from perfmodel.errors import InputError
+from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
     from perfmodel.topology.model import Topology
@@ -27,6 +28,7 @@ LIST_EXAMPLES = ("perfmodel topology list",)
 SHOW_EXAMPLES = (
     "perfmodel topology show dgx-a100",
     "perfmodel topology show dgx-a100 --nodes 4 --fabric rail-optimised -o cluster.html",
+    "perfmodel topology show '2 x rtx-4090, 10 GbE' --yaml",
 )
 CHECK_EXAMPLES = ("perfmodel topology check my-node.yaml",)
 
@@ -62,12 +64,24 @@ def show(
     nodes: NodesOption = 1,
     gpus_per_node: GpusPerNodeOption = None,
     fabric: FabricOption = None,
+    yaml: Annotated[
+        bool, typer.Option("--yaml", help="Print the host as a file that may be changed.")
+    ] = False,
     output: Annotated[Path | None, output_option("FILE.html", "Draw it here.")] = None,
 ) -> None:
     """Summarise a machine or a cluster.
 
     Devices, links, path types as nvidia-smi topo -m names them, and the source of each number.
     """
+    if yaml:
+        conflicts = {
+            "--nodes": nodes > 1,
+            "--fabric": fabric is not None,
+            "--gpus-per-node": gpus_per_node is not None,
+            "-o": output is not None,
+        }
+        _print_node(topology, [flag for flag, stated in conflicts.items() if stated])
+        return
     check_outputs(
         {"-o": output}, {"TOPOLOGY": Path(topology), "--fabric": Path(fabric) if fabric else None}
     )
@@ -87,6 +101,19 @@ def show(
         from perfmodel.report.topology.figure import write_topology
 
         print_note(f"wrote {write_topology(machine, output)}")
+
+
+def _print_node(topology: str, flags: Sequence[str]) -> None:
+    """Print a host as YAML; refuse flags on what is beyond one host."""
+    from perfmodel.topology.composed.node_yaml import node_text
+    from perfmodel.topology.templates.build import load_node
+
+    if flags:
+        allowed = "--yaml alone: it prints one host, with all of its GPUs"
+        raise InputError([Fault(flag, "beside --yaml", allowed) for flag in flags])
+    with flags_as_fields(FLAGS):
+        node = load_node(topology)
+    print_text(node_text(node).rstrip())
 
 
 def check(

@@ -1,7 +1,6 @@
 """The scenario file: its sections, their validation, `load_scenario`; no names are resolved."""
 
-from perfmodel.files.money import Money
-from perfmodel.scenario.load import change_scenario, load_scenario, read_question
+from perfmodel.scenario.load import change_scenario, load_scenario, make_scenario, read_question
 from perfmodel.scenario.model import (
     ClusterSize,
     Scenario,
@@ -20,8 +19,10 @@ from perfmodel.scenario.sections.events import (
     TrafficEvent,
 )
 from perfmodel.scenario.sections.library import LibrarySection
+from perfmodel.scenario.sections.model import ModelSection
 from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStrategy
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
+from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.scenario.sections.studies.plan import (
     CandidateSection,
     FailureSection,
@@ -31,7 +32,6 @@ from perfmodel.scenario.sections.studies.plan import (
     UpgradeSection,
 )
 from perfmodel.scenario.sections.studies.what_if import WhatIf
-from perfmodel.scenario.sections.training import ModelSection
 
 __all__ = [
     "CandidateSection",
@@ -58,6 +58,7 @@ __all__ = [
     "batch_per_gpu",
     "change_scenario",
     "load_scenario",
+    "make_scenario",
     "read_question",
     "scenario_digest",
     "sizes",

@@ -18,6 +18,11 @@ from perfmodel.scenario.rules import broken_rules
 from perfmodel.scenario.source_map import SourceMap, line_map
 
 _OVERRIDE = re.compile(r"(?P<field>[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*)=(?P<value>.*)", re.DOTALL)
+_NAMED_SECTIONS = {
+    "strategy": "kind", "strategy.hook": "kind", "cluster.fabric": "kind",
+    "cluster.node": "extends",
+}  # fmt: skip
+"""Sections that a name alone may stand for, and their field that has it."""
 
 
 def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -58,6 +63,33 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
             Fault("question", "no comment", "a first line '# <the question>?'", str(path), 1)
         )
     return _validate_content(content, origin, faults)
+
+
+def make_scenario(content: Mapping[str, Any], name: str = "scenario") -> Scenario:
+    """Make a scenario from its fields, as a file would have them.
+
+    Parameters
+    ----------
+    content : mapping of str to object
+        Sections and fields; sizes, rates and times with units. `perfmodel` may be left out.
+    name : str
+        For titles; relative paths in it are relative to the working directory.
+
+    Raises
+    ------
+    InputError
+        With every fault.
+
+    Examples
+    --------
+    >>> make_scenario({
+    ...     "model": {"name": "resnet50"}, "compute": {"precision": "bf16"},
+    ...     "cluster": {"node": "dgx-a100"}, "training": {"batch_per_gpu": 256},
+    ... }).cluster.node
+    'dgx-a100'
+    """
+    plain_content = {"perfmodel": 1, **copy.deepcopy(dict(content))}
+    return _validate_content(plain_content, SourceMap(name=name, content=plain_content), ())
 
 
 def _validate_content(
@@ -176,17 +208,34 @@ def _apply_override(content: dict[str, Any], text: str, faults: list[Fault]) -> 
 
 def _replace_field(content: dict[str, Any], field: str, value: object, faults: list[Fault]) -> bool:
     """Replace one field in place; return False after adding a fault."""
-    *sections, last = field.split(".")
-    section_content: Any = content
-    for depth, section in enumerate(sections):
-        if section_content.get(section) is None:
-            section_content[section] = {}
-        section_content = section_content[section]
-        if not isinstance(section_content, dict):
-            inside = ".".join(sections[: depth + 1])
-            faults.append(
-                Fault(f"--set {field}", f"{inside} = {section_content!r}", "a field of a section")
-            )
+    *outer, last = field.split(".")
+    section: Any = content
+    for depth, key in enumerate([*outer, last]):
+        inside = ".".join(outer[:depth])
+        allowed = _missing_key(section, key, inside)
+        if allowed:
+            faults.append(Fault(f"--set {field}", f"{inside} = {section!r}", allowed))
             return False
-    section_content[last] = value
+        if depth < len(outer):
+            section = _open_section(section, key, f"{inside}.{key}".lstrip("."))
+    section[int(last) if isinstance(section, list) else last] = value
     return True
+
+
+def _missing_key(section: Any, key: str, inside: str) -> str:
+    """Return what is allowed where a key cannot be in a section or list, else nothing."""
+    if isinstance(section, list):
+        is_index = key.isdecimal() and int(key) < len(section)
+        return "" if is_index else f"{inside}.0 to {inside}.{len(section) - 1}"
+    return "" if isinstance(section, dict) else "a field of a section"
+
+
+def _open_section(outer: Any, key: str, inside: str) -> Any:
+    """Return what a key holds, made a section where it is nothing or a name."""
+    if isinstance(outer, list):
+        return outer[int(key)]
+    if outer.get(key) is None:
+        outer[key] = {}
+    elif isinstance(outer[key], str) and inside in _NAMED_SECTIONS:
+        outer[key] = {_NAMED_SECTIONS[inside]: outer[key]}
+    return outer[key]

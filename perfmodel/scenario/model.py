@@ -17,18 +17,14 @@ from perfmodel.scenario.sections.base import Name
 from perfmodel.scenario.sections.cluster import ClusterSection
 from perfmodel.scenario.sections.events import EventSection, OtherJob
 from perfmodel.scenario.sections.library import LibrarySection
+from perfmodel.scenario.sections.model import ModelSection
 from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.strategies.strategy_section import StrategySection
 from perfmodel.scenario.sections.studies.plan import PlanSection
 from perfmodel.scenario.sections.studies.sweep import SweepSection
 from perfmodel.scenario.sections.studies.what_if import WhatIf
-from perfmodel.scenario.sections.training import (
-    ComputeSection,
-    ModelSection,
-    ScaleSection,
-    TrainingSection,
-)
+from perfmodel.scenario.sections.training import ComputeSection, ScaleSection, TrainingSection
 from perfmodel.scenario.source_map import SourceMap
 
 
@@ -241,8 +237,13 @@ def divisible_by(sizes: Sequence[int], steps: int, unit: str = "GPUs") -> str:
 _NOT_IN_DIGEST = frozenset({"sweep", "plan"})
 """Sections that other commands than `run` read."""
 
+_LATER_SOURCES: Mapping[str, object] = {
+    "transformer": None, "config": None, "megatron": None, "tokens": None,
+}  # fmt: skip
+"""Newer fields of models, those of other jobs as well."""
+
 _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
-    "model": {"experts": None},
+    "model": {"experts": None, **_LATER_SOURCES},
     "library": {"workers": None, "host_step": None},
     "compute": {
         "compiled": False,
@@ -280,5 +281,9 @@ def scenario_digest(scenario: Scenario) -> str:
         for name, default in fields.items():
             if name in content[section] and content[section][name] == default:
                 del content[section][name]
+    for job in content["jobs"]:
+        for name in _LATER_SOURCES:
+            if job["model"][name] is None:
+                del job["model"][name]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from perfmodel.errors import Fault, allowed_names
 from perfmodel.files import is_file, is_folder
 from perfmodel.scenario.model import Scenario, divisible_by, is_resized_by_flag
+from perfmodel.scenario.sections.model import ModelSection, transformer_findings
 from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.scenario.sections.strategies.parameter_server import (
     ParameterServerStrategy,
@@ -109,12 +110,24 @@ def broken_rules(content: Mapping[str, Any], origin: SourceMap) -> list[Fault]:
 
 
 def _files_exist(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
-    for section, key in (("model", "file"), ("compute", "times")):
+    for section, key in (("model", "file"), ("model", "config"), ("compute", "times")):
         value = getattr(parts.get(section), key, None)
-        if value is not None and not is_file(origin.resolve(f"{section}.{key}", value)):
-            path: Path = origin.resolve(f"{section}.{key}", value)
+        if value is None:
+            continue
+        path: Path = origin.resolve(f"{section}.{key}", value)
+        if key == "config" and is_folder(path):
+            path /= "config.json"
+        if not is_file(path):
             problem = "which is a folder" if is_folder(path) else "and there is no such file"
             yield origin.fault(f"{section}.{key}", f"{str(path)!r}, {problem}", "a readable file")
+
+
+def _transformer_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    model = parts.get("model")
+    if model is None or model.transformer is None:
+        return
+    for field, text, allowed in transformer_findings(model.transformer):
+        yield origin.fault(f"model.transformer.{field}", text, allowed)
 
 
 def _sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
@@ -398,7 +411,7 @@ def _plan_is_valid(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Faul
 
 
 _RULES = (
-    _files_exist, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
+    _files_exist, _transformer_fits, _sizes_fit, _batch_divides, _one_node_only, _overlap_exists,
     _recompute_within_units, _masters_kept, _mixes, _auto_chooses,
     _computes_in_param_dtype, _float8_fits,
     _float8_gathers_fit, _network_given, _jobs_fit, _placement_has_choice, _job_names_differ,

@@ -19,7 +19,12 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.flow.approximation import ApproximationNote
-from perfmodel.simulate.uncontended import ReroutedCollectives, UncontendedTimer, add_traffic
+from perfmodel.simulate.uncontended import (
+    LinkBytes,
+    ReroutedCollectives,
+    UncontendedTimer,
+    add_traffic,
+)
 from perfmodel.topology.model import Topology
 
 LAST_IN_INSTANT = 2
@@ -43,6 +48,12 @@ def call_at(
     """Call back at a time; at once if it has passed."""
     timer = env.timeout(max(0.0, time_s - env.now))
     timer.callbacks.append(callback)  # type: ignore[arg-type]  # its result is ignored
+
+
+def succeed_at(env: simpy.Environment, event: simpy.Event, time_s: float) -> None:
+    """Let an event fire at a time; at once if it has passed."""
+    event._ok, event._value = True, None
+    env.schedule(event, delay=max(0.0, time_s - env.now))
 
 
 class UnsuitedNetworkError(SimulationError):
@@ -93,13 +104,10 @@ def count_collective(counters: LinkCounters, lowered: LoweredCollective, times: 
     add_traffic(counters.payload_bytes, lowered, times, payload=True)
 
 
-def count_bytes(
-    counters: LinkCounters, link_bytes: tuple[FloatArray, FloatArray], times: int
-) -> None:
-    """Count a collective of which the bytes on each link are given, `times` times."""
-    wire_bytes, payload_bytes = link_bytes
-    np.add(counters.wire_bytes, times * wire_bytes, out=counters.wire_bytes)
-    np.add(counters.payload_bytes, times * payload_bytes, out=counters.payload_bytes)
+def count_bytes(counters: LinkCounters, link_bytes: LinkBytes, times: int) -> None:
+    """Count a collective of which the bytes on the links that it uses are given, `times` times."""
+    counters.wire_bytes[link_bytes.links] += times * link_bytes.wire_bytes
+    counters.payload_bytes[link_bytes.links] += times * link_bytes.payload_bytes
 
 
 def count_stream(counters: LinkCounters, arcs: IntArray, nbytes: float) -> None:

@@ -7,10 +7,10 @@ protocol, algorithm and rings stay, and only routes change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,13 @@ from perfmodel.library.lowering.lower import (
     lower_without_corrections,
 )
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
-from perfmodel.library.lowering.rerouting import only_host, reroute, translate
+from perfmodel.library.lowering.rerouting import (
+    move_to_hosts,
+    only_host,
+    reroute,
+    shape_of,
+    translate,
+)
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.sharing.classed_legs import (
     TimedLeg,
@@ -38,6 +44,24 @@ MESSAGES = frozenset({"send", "send_recv"})
 T = TypeVar("T")
 CollectiveKey = tuple[str, int, RankGroup, int, str | None]
 """Operation, bytes, group, root and algorithm of a collective."""
+_Sample = tuple[RankGroup, LoweredCollective, float]
+"""A group, its collective as it was lowered, and its time in seconds."""
+
+MOST_SAMPLES = 32
+"""Groups of a shape that are lowered one by one because their routes share links in other ways."""
+HOPS_AT_ONCE = 1 << 22
+"""Hops of groups that are led over other hosts at once: a few times so many numbers."""
+
+
+class LinkBytes(NamedTuple):
+    """Bytes of a collective on the links that it uses, all others having none.
+
+    Arrays have shape (links used,).
+    """
+
+    links: IntArray
+    wire_bytes: FloatArray
+    payload_bytes: FloatArray
 
 
 @dataclass
@@ -52,12 +76,8 @@ class _Uncorrected:
 
     machine: Machine
     rates: StageRates = field(init=False)
-    _link_bytes: dict[int, tuple[LoweredCollective, FloatArray, FloatArray]] = field(
-        default_factory=dict
-    )
-    _crossed: dict[tuple[int, int], tuple[Stage, list[tuple[float, IntArray]]]] = field(
-        default_factory=dict
-    )
+    _link_bytes: dict[int, tuple[LoweredCollective, LinkBytes]] = field(default_factory=dict)
+    _crossed: dict[tuple[int, int], tuple[Stage, list[_Crossings]]] = field(default_factory=dict)
     _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,12 +92,14 @@ class _Uncorrected:
             )
         return self._lowered[key]
 
-    def link_bytes(self, lowered: LoweredCollective) -> tuple[FloatArray, FloatArray]:
-        """Bytes of a collective on each link, on the wire and of payload; shapes (links,)."""
+    def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
+        """Bytes of a collective on the links that it uses."""
         if id(lowered) not in self._link_bytes:
-            both = (self.traffic(lowered), self.traffic(lowered, payload=True))
-            self._link_bytes[id(lowered)] = lowered, *both
-        return self._link_bytes[id(lowered)][1:]
+            wire_bytes, payload_bytes = self.traffic(lowered), self.traffic(lowered, payload=True)
+            links = np.flatnonzero(wire_bytes)
+            on_links = LinkBytes(links, wire_bytes[links], payload_bytes[links])
+            self._link_bytes[id(lowered)] = lowered, on_links
+        return self._link_bytes[id(lowered)][1]
 
     def traffic(self, lowered: LoweredCollective, *, payload: bool = False) -> FloatArray:
         """Bytes of a collective on each link: on the wire, or of payload; shape (links,)."""
@@ -86,15 +108,15 @@ class _Uncorrected:
         if each is None:
             add_traffic(total, lowered, payload=payload)
             return total
-        for load, crossings in self._crossings(lowered.stages[0]):
-            total += (each if payload else each * load * lowered.wire_factor) * crossings
+        for load, links, crossings in self._crossings(lowered.stages[0]):
+            total[links] += (each if payload else each * load * lowered.wire_factor) * crossings
         return total
 
-    def _crossings(self, stage: Stage) -> list[tuple[float, IntArray]]:
-        """How often edges cross each link, those of one load together; counted once."""
+    def _crossings(self, stage: Stage) -> list[_Crossings]:
+        """How often edges cross the links that they use, those of one load together."""
         key = id(stage.edges), id(stage.load)
         if key not in self._crossed:  # the entry holds both, so that their ids stay unique
-            self._crossed[key] = stage, _count_crossings(stage, len(self.machine.topology.arcs))
+            self._crossed[key] = stage, _count_crossings(stage)
         return self._crossed[key][1]
 
 
@@ -108,13 +130,17 @@ def _alike_bytes(lowered: LoweredCollective) -> float | None:
     return float(nbytes[0] * active[0]) if equal else None
 
 
-def _count_crossings(stage: Stage, links: int) -> list[tuple[float, IntArray]]:
+_Crossings = tuple[float, IntArray, IntArray]
+"""Load of some edges, links that they use, and how often they cross each."""
+
+
+def _count_crossings(stage: Stage) -> list[_Crossings]:
     lengths, arcs = np.diff(stage.edges.pointers), stage.edges.arcs
     loads = stage.load[:1] if stage.load.strides == (0,) else np.unique(stage.load)
     if len(loads) == 1:
-        return [(float(loads[0]), np.bincount(arcs, minlength=links))]
+        return [(float(loads[0]), *np.unique(arcs, return_counts=True))]
     return [
-        (load, np.bincount(arcs[np.repeat(stage.load == load, lengths)], minlength=links))
+        (load, *np.unique(arcs[np.repeat(stage.load == load, lengths)], return_counts=True))
         for load in loads.tolist()
     ]
 
@@ -128,9 +154,8 @@ class UncontendedTimer:
 
     machine: Machine
     _best: dict[CollectiveKey, tuple[LoweredCollective, float]] = field(default_factory=dict)
-    _of_host: dict[tuple[str, int, tuple[int, ...], int], tuple[int, LoweredCollective, float]] = (
-        field(default_factory=dict)
-    )
+    _of_host: dict[Hashable, tuple[int, LoweredCollective, float]] = field(default_factory=dict)
+    _samples: dict[Hashable, list[_Sample]] = field(default_factory=dict)
     _bound_s: dict[int, tuple[LoweredCollective, float]] = field(default_factory=dict)
     _timed_legs: dict[int, tuple[LoweredCollective, tuple[TimedLeg, ...]]] = field(
         default_factory=dict
@@ -187,9 +212,66 @@ class UncontendedTimer:
         """Return the fastest lowered collective of each group of two ranks or more."""
         several = [group for group in groups if len(group) > 1]
         if op in MESSAGES:
-            pairs = [pair for group in several for pair in message_pairs(op, group)]
-            return [self._on_host("send", nbytes, pair, 0) for pair in pairs]
-        return [self._on_host(op, nbytes, group, root_in(group, groups, root)) for group in several]
+            several = [pair for group in several for pair in message_pairs(op, group)]
+            op, roots = "send", [0] * len(several)
+        else:
+            roots = [root_in(group, groups, root) for group in several]
+        self._lower_alike(op, nbytes, several, roots)
+        return [
+            self._on_host(op, nbytes, group, own_root)
+            for group, own_root in zip(several, roots, strict=True)
+        ]
+
+    def _lower_alike(
+        self, op: str, nbytes: int, groups: Sequence[RankGroup], roots: Sequence[int]
+    ) -> None:
+        """Lower groups over several hosts, those that differ in their hosts only at once."""
+        topology = self.machine.topology
+        if len(groups) < 2 or topology.dead:
+            return
+        by_shape: dict[Hashable, dict[RankGroup, int]] = {}
+        for group, root in zip(groups, roots, strict=True):
+            if only_host(topology, group) is None and (op, nbytes, group, root, None) not in (
+                self._best
+            ):
+                at = group.index(root) if root in group else None
+                key = (op, nbytes, at, shape_of(topology, group))
+                by_shape.setdefault(key, {})[group] = root
+        for shape, members in by_shape.items():
+            self._lower_shape(op, nbytes, members, self._samples.setdefault(shape, []))
+
+    def _lower_shape(
+        self, op: str, nbytes: int, members: dict[RankGroup, int], samples: list[_Sample]
+    ) -> None:
+        """Lower groups of one shape as others of it were; those with other courses one by one."""
+        for sample in samples:
+            self._move_best(op, nbytes, sample, members)
+        while members and len(samples) < MOST_SAMPLES:
+            group, root = next(iter(members.items()))
+            del members[group]
+            samples.append((group, *self.best(op, nbytes, group, root)))
+            if op in MESSAGES or self._have_same_edges((op, nbytes, group, root, None)):
+                self._move_best(op, nbytes, samples[-1], members)
+
+    def _move_best(
+        self, op: str, nbytes: int, sample: _Sample, members: dict[RankGroup, int]
+    ) -> None:
+        """Take a collective of one group for all groups on which it takes the same time."""
+        group, lowered, time_s = sample
+        hops = sum(len(stage.edges.arcs) for stage in lowered.stages)
+        others, at_once = list(members), max(1, HOPS_AT_ONCE // max(1, hops))
+        for begin in range(0, len(others), at_once):
+            part = others[begin : begin + at_once]
+            for other, moved in zip(
+                part, move_to_hosts(lowered, self.machine, group, part), strict=True
+            ):
+                if moved is not None:
+                    self._best[op, nbytes, other, members.pop(other), None] = moved, time_s
+
+    def _have_same_edges(self, key: CollectiveKey) -> bool:
+        """Whether all candidates go over the same edges, so that none is better elsewhere."""
+        candidates = self._common.lower(key)
+        return len({tuple(id(stage.edges) for stage in each.stages) for each in candidates}) == 1
 
     def _on_host(self, op: str, nbytes: int, group: RankGroup, root: int) -> LoweredCollective:
         """Return the fastest lowered collective; that of another host where hosts are alike."""
@@ -198,7 +280,8 @@ class UncontendedTimer:
         if host is None or (op, nbytes, group, root, None) in self._best:
             return self.best(op, nbytes, group, root)[0]
         offset = host * topology.gpus_per_host
-        key = (op, nbytes, tuple(rank - offset for rank in group), root - offset)
+        at = group.index(root) if root in group else None
+        key = (op, nbytes, tuple(rank - offset for rank in group), at)
         if key not in self._of_host:
             self._of_host[key] = host, *self.best(op, nbytes, group, root)
         source, lowered, time_s = self._of_host[key]
@@ -239,10 +322,10 @@ class UncontendedTimer:
             self._timed_legs[id(lowered)] = (lowered, legs)
         return self._timed_legs[id(lowered)][1]
 
-    def link_bytes(self, lowered: LoweredCollective) -> tuple[FloatArray, FloatArray]:
-        """Bytes of one of this timer's collectives on each link, on the wire and of payload.
+    def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
+        """Bytes of one of this timer's collectives on the links that it uses.
 
-        Shapes (links,); found once for all machines that differ in measured corrections only.
+        Found once for all machines that differ in measured corrections only.
         """
         return self._common.link_bytes(lowered)
 

@@ -178,7 +178,7 @@ class Sockets:
     pods: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Topology:
     """A machine or a cluster: the nodes and arcs of a graph, and what the graph does not say.
 
@@ -257,6 +257,11 @@ class Topology:
     reach: Reach = Reach()
     graphs: tuple[ChannelGraph, ...] = ()
     sockets: Sockets = Sockets()
+
+    def __repr__(self) -> str:
+        """One line: a cluster has up to a million devices."""
+        fabric = "" if self.fabric == "none" else f", {self.fabric}"
+        return f"<Topology {self.name}: {len(self.ranks)} {self.gpu.name}{fabric}>"
 
     @property
     def arcs(self) -> Arcs:

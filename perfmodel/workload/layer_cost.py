@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.topology.model import Gpu
@@ -121,6 +121,8 @@ def layer_cost(
     """
     device = pricing.device
     vector_s, vector_backward_s, vector_kernels = _vector_cost(layer, pricing)
+    if not layer.gradients:
+        return _forward_alone(layer, pricing, first=first, is_float8=is_float8)
     if not layer.matmul_flops:
         # a table: forward gathers its rows, backward zeroes and writes its whole gradient
         table_s = layer.weight_elements * STATED_BYTES / device.memory_Bps
@@ -143,6 +145,14 @@ def layer_cost(
     )
 
 
+def _forward_alone(
+    layer: Layer, pricing: Pricing, *, first: bool, is_float8: bool
+) -> LayerCost:  # fmt: skip
+    """Add up the kernels of a layer that backward does not come to."""
+    whole = layer_cost(replace(layer, gradients=2), pricing, first=first, is_float8=is_float8)
+    return replace(whole, backward_s=0.0, backward_kernels=0)
+
+
 def matrix_seconds(
     layer: Layer, pricing: Pricing, *, first: bool, is_float8: bool = False
 ) -> tuple[float, float]:
@@ -151,9 +161,9 @@ def matrix_seconds(
         return 0.0, 0.0
     if is_float8:
         narrow = _float8_cost(layer, pricing, first=first)
-        return narrow.product_s, narrow.gradients_s
+        return narrow.product_s, narrow.gradients_s * (layer.gradients > 0)
     cost = _matrix_cost(layer, pricing, first=first)
-    return cost.forward_s, cost.backward_s
+    return cost.forward_s, cost.backward_s * (layer.gradients > 0)
 
 
 def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False) -> float:
@@ -163,6 +173,8 @@ def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False
     normalisations and tables of embeddings are not counted: their kernels make both gradients.
     """
     if not layer.matmul_flops or not layer.weight_elements:
+        return 0.0
+    if layer.gradients < 2 and not layer.tensors:  # frozen
         return 0.0
     cast_bytes = layer.weight_elements * (STATED_BYTES + pricing.device.item_bytes)
     cast_s = elementwise_s(cast_bytes, 1, pricing.device) if pricing.casts else 0.0
@@ -178,7 +190,7 @@ def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> Float8Cost:
     return _priced_float8(
         batched(product, pricing.batch) if isinstance(product, MatrixProduct)
         else likely_product(layer, pricing.batch),
-        pricing, shared, 1 if first else 2,
+        pricing, shared, _gradients(layer, first=first),
     )  # fmt: skip
 
 
@@ -209,8 +221,10 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
         # products of the scores in the matrix kernels' precision, softmax in the other
         score_bytes = layer.score_elements * (device.item_bytes + pricing.vector_item_bytes) / 2
         passes = unfused.compiled_passes if pricing.compiled else unfused.unfused_passes
+        apart = pricing.compiled and layer.score_dropout and layer.dropout_apart
+        passes += unfused.dropout_passes * apart
         nbytes += passes * score_bytes * pricing.batch
-        kernels += 1 if pricing.compiled else unfused.unfused_kernels
+        kernels += 1 + apart if pricing.compiled else unfused.unfused_kernels
     norm_item = STATED_BYTES if layer.wide_norm else item
     norm_bytes *= pricing.batch * norm_item / STATED_BYTES
     ramps_s = kernels * device.ramp_s
@@ -225,9 +239,14 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
     return forward_s, backward_s, kernels
 
 
+def _gradients(layer: Layer, *, first: bool) -> int:
+    """Products of backward for each of forward; one at least, of what is left of it."""
+    return min(max(1, layer.gradients), 1 if first else 2)
+
+
 def _matrix_cost(layer: Layer, pricing: Pricing, *, first: bool) -> LayerCost:
     """Time of the matrix kernels, forward and backward."""
-    passes = 1 if first else 2
+    passes = _gradients(layer, first=first)
     if layer.matrix is None:
         return _stated_cost(layer, pricing, passes)
     return _shaped_cost(layer.matrix, pricing, passes)

@@ -95,9 +95,14 @@ class Layer:
         Those of an input that other layers keep too, and of which autocast makes each its copy.
     saved_bytes : float
         Bytes kept whatever the precision, per sample: masks, indices, sums and losses in fp32.
+    held_elements : float
+        Elements kept where attention is fused: of storage that a query, key or value is a part of,
+        and of a result that is laid out anew.
     score_dropout, wide_scores, capped_scores : bool
         Where attention is not fused: whether scores are dropped out after their softmax, whether
         that is in fp32 in any precision, and whether they pass a tanh before it.
+    dropout_apart : bool
+        Whether dropout of the scores stays a kernel of its own where others are fused.
     kernels : int
         Kernels launched by forward.
     kind : {"linear", "conv", "attention"}
@@ -125,6 +130,10 @@ class Layer:
         Kept for backward in that case; None: as where it is not compiled.
     calls : tuple of LayerCall
         Collectives that it calls among the ranks that share it.
+    gradients : int
+        Products of its backward for each of forward: 2, of the input and of the weight; 1, where
+        one of both needs no gradient (a frozen weight); 0, where nothing up to it is trained, and
+        it has no backward.
     """
 
     name: str
@@ -146,11 +155,14 @@ class Layer:
     stream_elements: float = 0.0
     copied_elements: float = 0.0
     saved_bytes: float = 0.0
+    held_elements: float = 0.0
     score_dropout: bool = True
     wide_scores: bool = False
     capped_scores: bool = False
+    dropout_apart: bool = False
     fused_kept: FusedKept | None = None
     calls: tuple[LayerCall, ...] = ()
+    gradients: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +240,12 @@ class Workload:
         """Operations of the matrix products of one sample, forward and twice that backward.
 
         As MFU counts them (Chowdhery et al. 2022, PaLM, appendix B): masked scores of attention are
-        counted, recomputation is not.
+        counted, recomputation is not. What frozen parameters spare is not counted.
         """
-        return TRAINING_PASSES * sum(layer.matmul_flops for layer in self.layers)
+        return sum(
+            (TRAINING_PASSES if layer.tensors else 1 + layer.gradients) * layer.matmul_flops
+            for layer in self.layers
+        )
 
     @property
     def buffer_bytes(self) -> int:

@@ -85,7 +85,9 @@ def test_scenarios_of_one_name_keep_their_paths(file: str, tmp_path: Path) -> No
 
 def test_the_terminal_says_what_changed(file: str) -> None:
     shown = called(file, "--set", "what_if.network_bandwidth=4", "--attribute").stdout
-    first = shown.splitlines()[0]
+    winner, first = shown.splitlines()[:2]
+    assert winner.startswith("what_if.network_bandwidth=4 is the quickest: ")
+    assert "less time per sample (" in winner
     assert first.startswith("what_if.network_bandwidth=4: a step takes ")
     assert "shorter (" in first
     assert "exposed communication" in first

@@ -62,26 +62,31 @@ def test_json_says_what_was_set_and_found(file: str) -> None:
 
 def test_the_terminal_shows_the_best_that_fits_first(file: str) -> None:
     shown = called(file)
-    head, _, *rows = shown.stdout.splitlines()
+    answer, *_, lacking, _, head, _, first, second, third, fourth = shown.stdout.splitlines()
+    rows = [first, second, third, fourth]
+    assert answer.startswith("Quickest of 4: ")
+    assert lacking == "2 do not fit in memory."
     assert head.split()[:3] == ["strategy.bucket_cap", "training.batch_per_gpu", "GPUs"]
-    assert len(rows) == 4
     assert [("does not fit" in row) for row in rows] == [False, False, True, True]
     assert "4 of 4 variants answered, fastest first" in shown.stderr
 
 
 def test_many_rows_are_bounded(file: str, monkeypatch) -> None:
-    from perfmodel.cli import sweep
+    from perfmodel.report.sweeping import page
 
-    monkeypatch.setattr(sweep, "SHOWN_ROWS", 3)
+    monkeypatch.setattr(page, "TERMINAL_ROWS", 3)
     shown = called(file)
-    assert len(shown.stdout.splitlines()) == 2 + 3
+    _, table = shown.stdout.split("\n\n")
+    assert len(table.splitlines()) == 2 + 3
     assert "4 of 4 variants answered, the 3 fastest are shown" in shown.stderr
 
 
 def test_a_failing_variant_is_listed_and_the_code_says_so(file: str) -> None:
     wrong = "sweep={grid: {cluster.node: [ethernet-10g, nowhere]}}"
     shown = called(file, "--set", wrong, code=1)
-    assert len(shown.stdout.splitlines()) == 2 + 1
+    answer, table = shown.stdout.split("\n\n")
+    assert "1 could not be answered." in answer
+    assert len(table.splitlines()) == 2 + 1
     assert "1 of 2 variants answered" in shown.stderr
     assert "failed: cluster.node=nowhere: " in shown.stderr
     document = json.loads(called(file, "--set", wrong, "--json", code=1).stdout)
@@ -198,3 +203,13 @@ def test_outputs_and_inputs_are_different_files(file: str, tmp_path: Path) -> No
     assert "--parquet: found" in said
     assert Path(file).read_text() == before
     assert not Path(table).exists()
+
+
+def test_the_folder_has_page_csv_and_json(file: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shown = called(file, "-o", str(out))
+    assert "sweep.html" in shown.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["sweep.csv", "sweep.html", "sweep.json"]
+    document = json.loads((out / "sweep.json").read_text())
+    assert document == json.loads(called(file, "--json").stdout)
+    assert len(pd.read_csv(out / "sweep.csv")) == 4

@@ -11,6 +11,8 @@ from perfmodel.scenario import (
     read_question,
     sizes,
 )
+from perfmodel.scenario.sections.cluster import FabricSection
+from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
 
 
 def faults(path, *overrides):
@@ -129,6 +131,23 @@ def test_a_whole_section_can_be_replaced(scenario_file):
 
 def test_the_last_override_of_a_field_wins(scenario_file):
     assert load_scenario(scenario_file(), ["seed=1", "seed=2"]).seed == 2
+
+
+def test_a_name_stands_for_a_section_and_fields_may_follow(scenario_file):
+    scenario = load_scenario(scenario_file(), ["strategy=fsdp", "strategy.shard_gpus=8"])
+    assert scenario.strategy == FsdpStrategy(kind="fsdp", shard_gpus=8)
+    scenario = load_scenario(
+        scenario_file(), ["cluster.fabric=leaf-spine", "cluster.fabric.oversubscription=2"]
+    )
+    assert scenario.cluster.fabric == FabricSection(kind="leaf-spine", oversubscription=2)
+
+
+def test_an_override_reaches_into_a_list(good, scenario_file):
+    path = scenario_file(good + "events:\n  - jitter: {kind: normal, cv: 0.1}\n")
+    scenario = load_scenario(path, ["events.0.jitter.cv=0.2"])
+    assert scenario.events[0].jitter.cv == 0.2
+    for place in ("events.1", "events.x.jitter"):
+        assert "events.0 to events.0" in faults(path, f"{place}=2")[0][3]
 
 
 @pytest.mark.parametrize(

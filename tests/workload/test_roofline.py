@@ -112,8 +112,15 @@ def test_unfused_attention_moves_its_scores():
     assert forward > scores_s + layer.matmul_flops / RATE
     compiled, _ = times(layer, fused_attention=False, compiled=True, batch=1)
     assert forward - compiled == pytest.approx(0.6 * scores_s)  # 4 passes instead of 10
+    dropped = replace(layer, dropout_apart=True)
+    by_hand, _ = times(dropped, fused_attention=False, compiled=True, batch=1)
+    # 2.5 passes for a dropout of its own, and its kernel
+    assert by_hand - compiled == pytest.approx(0.25 * scores_s + GPU.kernel_overhead_s)
+    for without in (replace(dropped, score_dropout=False), layer):
+        assert times(without, fused_attention=False, compiled=True, batch=1)[0] == compiled
     fused, _ = times(layer, batch=1)
     assert fused < scores_s
+    assert times(dropped, batch=1)[0] == fused
 
 
 def test_autocast_casts_every_weight_and_leaves_transformers_norms_in_fp32():

@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.calibrate.readers.log_lines import number, plain
+from perfmodel.calibrate.readers.log_lines import number
 from perfmodel.calibrate.readers.sweep_records import LinkMatrix
 from perfmodel.errors import Fault, InputError
+from perfmodel.files.pasted_text import clean_characters, clean_lines
 
-_P2P = re.compile(r"^(Unidirectional |Bidirectional |)P2P=(Enabled|Disabled) (Bandwidth|Latency)")
-_TEST = re.compile(r"^Running (\w+)\.?$")
-_MATRIX = re.compile(r"^memory latency|^memcpy .* bandwidth", re.IGNORECASE)
-_DEVICE = re.compile(r"^Device:? \d+[:,] (.+?)(?:,| \(|$)")
+_P2P = re.compile(r"(Unidirectional |Bidirectional |)P2P=(Enabled|Disabled) (Bandwidth|Latency)")
+_TEST = re.compile(r"(?:^|\s)Running (\w+)\.?$")
+_TITLE = re.compile(
+    r"(?:memcpy|memory latency|device to device latency|multicast)\b.*\((?:row|column)\)",
+    re.IGNORECASE,
+)
+_SUM = re.compile(r"^SUM (\w+) ([\d.]+)$")
+_DEVICE = re.compile(r"(?:^|\s)Device:? (\d+)[:,] (.+?)(?:,| \(|$)")
+_JSON_DEVICE = re.compile(r"\d+: (.+?)(?: \(|$)")
 UNITS = {"GB/s": 1e9, "us": 1e-6, "ns": 1e-9}
-SMALLEST, LARGEST = 1e-6, 1e9
-"""Of a cell in its unit: 1 kB/s to 1,000 PB/s, or a femtosecond to 17 minutes."""
+LIMITS = {"GB/s": (1e-6, 1e5), "us": (1e-3, 1e8), "ns": (1.0, 1e11)}
+"""Of a cell in its unit: 100 TB/s is ten times the memory of any GPU; a latency is a nanosecond to
+100 s."""
 
 NOT_MEASURED = {"N/A", "X", "-", "nan"}
+_CORNERS = {"D\\D", "D\\\\D", "GPU", "CPU"}
+MOST_COLUMNS = 1024
+
+OTHER_TOOL = re.compile(r"Measured bandwidth in GB/s of size|^nvloom", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Title of a matrix: the line behind it (zero-based), test, unit."""
+
+    behind: int
+    test: str
+    unit: str
 
 
 def is_matrices(text: str) -> bool:
     """Whether a text is one of these tools' output."""
-    lines = [plain(line).strip() for line in text.splitlines()]
-    p2p = any(_P2P.match(line) and "Matrix" in line for line in lines)
-    return p2p or any(line.startswith("nvbandwidth Version") for line in lines)
+    return is_matrix_log(clean_lines(clean_characters(text)))
+
+
+def is_matrix_log(lines: Sequence[str]) -> bool:
+    """Whether cleaned lines are one of these tools' output."""
+    return any(
+        "nvbandwidth Version" in line
+        or ("Matrix" in line and _P2P.search(line))
+        or (_TITLE.search(line) and _unit(line))
+        for line in lines
+    )
 
 
 def is_nvbandwidth_json(document: object) -> bool:
@@ -40,21 +70,29 @@ def read_matrices(text: str, file: str) -> list[LinkMatrix]:
     Raises
     ------
     InputError
-        No matrix, or one that is cut off; every fault at once.
+        No matrix, or one that is cut off or does not add up; every fault at once.
     """
-    lines = [plain(line).strip() for line in text.splitlines()]
-    devices = tuple(match.group(1).strip() for line in lines if (match := _DEVICE.match(line)))
+    return read_matrix_log(clean_lines(clean_characters(text)), file)
+
+
+def read_matrix_log(lines: Sequence[str], file: str) -> list[LinkMatrix]:
+    """Read all matrices of cleaned lines; see `read_matrices`."""
+    lines = [line.strip() for line in lines]
+    named = {int(match[1]): match[2].strip() for line in lines if (match := _DEVICE.search(line))}
+    devices = tuple(named[number] for number in sorted(named))
     no_access = any("CANNOT Access Peer" in line for line in lines)
     matrices: list[LinkMatrix] = []
     faults: list[Fault] = []
-    for at, test, unit in _heads(lines):
+    for head in _heads(lines):
         try:
-            values = _values(lines, at, UNITS[unit])
+            values, end = _values(lines, head, devices)
+            if values:
+                _check_sum(lines, end, values, UNITS[head.unit])
         except InputError as error:
             faults += error.faults
             continue
         if values:
-            matrices.append(_matrix(test, unit, values, devices, file, barred=no_access))
+            matrices.append(_matrix(head.test, head.unit, values, devices, file, barred=no_access))
     if not matrices and not faults:
         faults.append(Fault("file", "no matrix with numbers", "at least one test that ran"))
     if faults:
@@ -72,62 +110,167 @@ def read_nvbandwidth_json(document: Mapping[str, Any], file: str) -> list[LinkMa
     """
     matrices = []
     try:
-        for case in document["nvbandwidth"].get("testcases") or []:
+        run = document["nvbandwidth"]
+        listed = [text for key in run if "evice list" in str(key) for text in run[key] or []]
+        devices = tuple(match[1] for text in listed if (match := _JSON_DEVICE.match(str(text))))
+        for case in run.get("testcases") or []:
             rows = case.get("bandwidth_matrix")
             if rows:
                 unit = "ns" if "latency" in case["name"] else "GB/s"
-                cells = tuple(tuple(_cell(str(c), UNITS[unit]) for c in row) for row in rows)
-                matrices.append(_matrix(str(case["name"]), unit, cells, (), file))
+                cells = tuple(tuple(_cell(str(c), unit) for c in row) for row in rows)
+                _check_shape(cells, str(case["name"]))
+                matrices.append(_matrix(str(case["name"]), unit, cells, devices, file))
     except (KeyError, TypeError, AttributeError) as error:
         wrong = f"{type(error).__name__}: {error}"
         raise InputError(Fault("testcases", wrong, "tests with a name", file)) from None
+    except InputError as error:
+        raise error.located(file) from None
     if not matrices:
         raise InputError(Fault("testcases", "no test that ran", "at least one", file))
     return matrices
 
 
-def _heads(lines: list[str]) -> Iterator[tuple[int, str, str]]:
-    """(line after the title, test, unit) of each matrix."""
+def _check_shape(cells: Sequence[Sequence[float | None]], name: str) -> None:
+    widths = {len(row) for row in cells}
+    if len(widths) != 1 or widths == {0}:
+        problem = f"rows of {', '.join(map(str, sorted(widths)))} cells in {name!r}"
+        raise InputError(Fault("testcases", problem, "as many in each row"))
+
+
+# ---------------------------------------------------------------- text
+
+
+def _unit(line: str) -> str | None:
+    return next((unit for unit in UNITS if f"({unit})" in line), None)
+
+
+def _heads(lines: Sequence[str]) -> Iterator[_Head]:
+    """Titles of matrices; a test is named above, or below where that line is missing."""
     running = ""
     for at, line in enumerate(lines):
-        unit = next((unit for unit in UNITS if f"({unit})" in line), None)
-        if (test := _TEST.match(line)) is not None:
+        unit = _unit(line)
+        if (test := _TEST.search(line)) is not None:
             running = test.group(1)
-        elif unit is not None and _P2P.match(line):
-            yield at + 1, line.partition(" (")[0].removesuffix(" Matrix"), unit
-        elif unit is not None and running and _MATRIX.match(line):
-            yield at + 1, running, unit
+        elif unit is not None and (p2p := _P2P.search(line)) is not None:
+            test_name = line[p2p.start() :].partition(" (")[0].removesuffix(" Matrix")
+            yield _Head(at + 1, test_name, unit)
+        elif unit is not None and _TITLE.search(line):
+            summed = _sum_below(lines, at + 1)
+            yield _Head(at + 1, running or (summed[0] if summed else _test_of(line)), unit)
+        elif _SUM.match(line):
+            running = ""
 
 
-def _values(lines: list[str], at: int, scale: float) -> tuple[tuple[float | None, ...], ...]:
-    """Rows below a line of column numbers; () where a title has no matrix below it."""
-    head = lines[at].split() if at < len(lines) else []
-    columns = [word for word in head if word.isdecimal()]
-    if not columns or columns != [str(n) for n in range(len(columns))]:
-        return ()
-    rows: list[tuple[float | None, ...]] = []
-    for below, line in enumerate(lines[at + 1 :], start=at + 2):
-        cells = line.split()
-        if not cells or cells[0] != str(len(rows)):
-            break
-        if len(cells) != len(columns) + 1:
-            actual, allowed = f"a row of {len(cells) - 1} numbers", f"{len(columns)}: it is cut off"
-            raise InputError(Fault("matrix", actual, allowed, line=below))
-        rows.append(tuple(_cell(cell, scale) for cell in cells[1:]))
-    square = head[0] in {"D\\D", "GPU"}
-    if not rows or (square and len(rows) != len(columns)):
-        actual, allowed = f"{len(rows)} rows", f"{len(columns)}: the matrix is cut off"
-        raise InputError(Fault("matrix", actual, allowed, line=at + 1))
-    return tuple(rows)
+def _sum_below(lines: Sequence[str], start: int) -> tuple[str, float] | None:
+    """Name and sum that stand below a matrix, before the next test."""
+    for line in lines[start : start + 2 * MOST_COLUMNS]:
+        if (match := _SUM.match(line)) is not None:
+            total = number(match[2])
+            return None if total is None else (match[1], total)
+        if _TEST.search(line) or _TITLE.search(line):
+            return None
+    return None
 
 
-def _cell(text: str, scale: float) -> float | None:
+def _test_of(title: str) -> str:
+    """Name of a test by the title of its matrix, as nvbandwidth's sources pair them."""
+    how = "sm" if " SM " in title else "ce"
+    ends = ("device", "device") if "GPU(row)" in title else ("host", "device")
+    if "<->" in title:
+        return f"{ends[0]}_to_{ends[1]}_bidirectional_memcpy_{how}"
+    if ends[0] == "device":
+        return f"device_to_device_memcpy_{'read' if '->' in title else 'write'}_{how}"
+    return f"host_to_device_memcpy_{how}" if "->" in title else f"device_to_host_memcpy_{how}"
+
+
+def _values(
+    lines: Sequence[str], head: _Head, devices: Sequence[str]
+) -> tuple[tuple[tuple[float | None, ...], ...], int]:
+    """Rows below a line of column numbers, and the line behind them; () without a matrix."""
+    start = head.behind
+    while start < len(lines) and not lines[start]:
+        start += 1
+    block: list[str] = []
+    while start + len(block) < len(lines) and _is_cells(lines[start + len(block)], block):
+        block.append(lines[start + len(block)])
+    end = start + len(block)
+    tokens = [word for line in block for word in line.split()]
+    square = bool(tokens) and tokens[0] in _CORNERS
+    tokens = tokens[1:] if square else tokens
+    columns = 0
+    while columns < len(tokens) and tokens[columns] == str(columns):
+        columns += 1
+    if not columns or len(tokens) == columns:
+        return (), end
+    if any(word not in NOT_MEASURED and number(word) is None for word in tokens):
+        torn = next(word for word in tokens if word not in NOT_MEASURED and number(word) is None)
+        raise InputError(Fault("matrix", repr(torn[:40]), "numbers: it is garbled", line=start + 1))
+    rows = _rows(tokens, columns, start, block)
+    between_gpus = square or "device_to_device" in head.test
+    if between_gpus and len(rows) != columns:
+        problem = f"{len(rows)} rows in {head.test!r}"
+        raise InputError(Fault("matrix", problem, f"{columns}: it is cut off", line=start + 1))
+    if columns < len(devices):
+        problem = f"{columns} columns in {head.test!r}"
+        allowed = f"{len(devices)}, one for each GPU that the log names"
+        raise InputError(Fault("matrix", problem, allowed, line=start + 1))
+    return tuple(tuple(_cell(cell, head.unit, start + 1) for cell in row) for row in rows), end
+
+
+def _is_cells(line: str, before: Sequence[str]) -> bool:
+    """Whether a line holds numbers alone, behind a corner in the first."""
+    tokens = line.split()
+    if tokens and tokens[0] in _CORNERS and not before:
+        tokens = tokens[1:]
+    return bool(tokens) and all(
+        word in NOT_MEASURED or word == "A" or re.fullmatch(r"[\d.,eE+-]+|N/?", word)
+        for word in tokens
+    )
+
+
+def _rows(tokens: Sequence[str], columns: int, start: int, block: Sequence[str]) -> list[list[str]]:
+    """Cells of each row: its number, then as many as there are columns, on one line or wrapped."""
+    rest = list(tokens[columns:])
+    rows: list[list[str]] = []
+    while rest:
+        row, rest = rest[: columns + 1], rest[columns + 1 :]
+        line = start + 2 + len(rows)
+        if row[0] != str(len(rows)):
+            problem = f"{row[0][:40]!r} before row {len(rows)}"
+            allowed = f"rows of {columns} cells by number (is a cell missing, or a row doubled?)"
+            raise InputError(Fault("matrix", problem, allowed, line=line))
+        if len(row) != columns + 1:
+            problem = f"a row of {len(row) - 1} numbers"
+            raise InputError(Fault("matrix", problem, f"{columns}: it is cut off", line=line))
+        rows.append(row[1:])
+    if len(block) == 1:
+        raise InputError(Fault("matrix", "one line", "a head and rows below it", line=start + 1))
+    return rows
+
+
+def _check_sum(
+    lines: Sequence[str], end: int, values: Sequence[Sequence[float | None]], scale: float
+) -> None:
+    """Nvbandwidth prints the sum of a matrix below it: a digit that was lost shows."""
+    summed = _sum_below(lines, end)
+    if summed is None:
+        return
+    cells = [cell / scale for row in values for cell in row if cell is not None]
+    total = math.fsum(cells)
+    if abs(total - summed[1]) > 0.006 * len(cells) + 0.006 + 1e-4 * abs(total):
+        problem = f"cells that add up to {total:.2f} above a sum of {summed[1]:.2f}"
+        raise InputError(Fault("matrix", problem, "the same: it is garbled", line=end + 1))
+
+
+def _cell(text: str, unit: str, line: int | None = None) -> float | None:
     value = None if text in NOT_MEASURED else number(text)
     if value is None or value <= 0:
         return None
-    if not SMALLEST <= value <= LARGEST:
-        raise InputError(Fault("matrix", repr(text[:80]), f"from {SMALLEST:g} to {LARGEST:g}"))
-    return value * scale
+    low, high = LIMITS[unit]
+    if not low <= value <= high:
+        problem = f"{text[:80]} {unit}"
+        raise InputError(Fault("matrix", problem, f"from {low:g} to {high:g}", line=line))
+    return value * UNITS[unit]
 
 
 def _matrix(

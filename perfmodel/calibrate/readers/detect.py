@@ -10,29 +10,35 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.calibrate.readers.bandwidth_matrices import (
-    is_matrices,
+    OTHER_TOOL,
+    is_matrix_log,
     is_nvbandwidth_json,
-    read_matrices,
+    read_matrix_log,
     read_nvbandwidth_json,
 )
-from perfmodel.calibrate.readers.log_lines import plain
 from perfmodel.calibrate.readers.nccl_json import (
     is_nccl_json,
     is_rccl_json,
     read_nccl_json,
     read_rccl_json,
 )
-from perfmodel.calibrate.readers.nccl_text import is_nccl_text, read_nccl_text
+from perfmodel.calibrate.readers.nccl_tests.nccl_text import is_nccl_log, read_nccl_log
 from perfmodel.calibrate.readers.sweep_records import LinkMatrix, Sweep
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import plain as plain_values
-from perfmodel.files import read_text, validate_document
+from perfmodel.files import validate_document
+from perfmodel.files.pasted_text import clean_characters, clean_lines, read_pasted_text
 from perfmodel.measure.record import Measurement
 
 KNOWN = (
     "what 'perfmodel measure', nccl-tests (text, -J), rccl-tests (text, -Z json), nvbandwidth "
     "(text, --json) or p2pBandwidthLatencyTest wrote"
 )
+
+MOST_LINES = 1_500_000
+"""A log of NCCL_DEBUG=INFO of a thousand ranks has half a million."""
+
+_JSON_BEGINS = ("{", "[{", "[\n", "[ ", "[]")
 
 _STATUS = re.compile(r"^\s*GPU\d+\s.*\b(?:OK|NS|CNS|GNS|TNS)\b", re.MULTILINE)
 _PATHS = re.compile(r"^\s*GPU\d+\s.*\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b", re.MULTILINE)
@@ -71,7 +77,7 @@ def read_files(
     faults: list[Fault] = []
     for path in paths:
         try:
-            contents.append(read_found(read_text(path), path, op=op, ranks=ranks))
+            contents.append(read_found(read_pasted_text(path), path, op=op, ranks=ranks))
         except InputError as error:
             faults += error.located(str(path)).faults
     if faults:
@@ -90,14 +96,18 @@ def read_found(
         A file of another kind, or everything that is wrong in it.
     """
     file = str(path)
-    if (documents := _json(text)) is not None:
+    if text.count("\n") > MOST_LINES:
+        problem = f"{text.count(chr(10)):,} lines"
+        raise InputError(Fault("file", problem, f"at most {MOST_LINES:,}", file))
+    cleaned = clean_characters(text)
+    lines = clean_lines(cleaned)
+    if (documents := _json(text, lines)) is not None:
         return _found_json(documents, path, op, ranks)
-    if (reason := _unsupported_kind(text)) is not None:
+    is_sweeps, is_links = is_nccl_log(lines), is_matrix_log(lines)
+    if (reason := _unsupported_kind(cleaned, lines, measured=is_sweeps or is_links)) is not None:
         raise InputError(Fault("file", reason, KNOWN, file))
-    sweeps = read_nccl_text(text, file, op=op, ranks=ranks) if is_nccl_text(text) else []
-    matrices = read_matrices(text, file) if is_matrices(text) else []
-    if not sweeps and not matrices:
-        raise InputError(Fault("file", "text without a table or a matrix", KNOWN, file))
+    sweeps = read_nccl_log(lines, file, op=op, ranks=ranks) if is_sweeps else []
+    matrices = read_matrix_log(lines, file) if is_links else []
     return MeasurementFile(path.name, None, tuple(sweeps), tuple(matrices))
 
 
@@ -119,7 +129,7 @@ def _found_json(
     return MeasurementFile(path.name, validate_document(Measurement, first, file))
 
 
-def _json(text: str) -> list[object] | None:
+def _json(text: str, lines: Sequence[str]) -> list[object] | None:
     """Documents of a text that begins as JSON does: one, or one after another; else None.
 
     Raises
@@ -128,7 +138,9 @@ def _json(text: str) -> list[object] | None:
         It begins as JSON but is none: cut off.
     """
     start = text.lstrip("\ufeff \t\r\n")
-    if not start.startswith(("{", "[{", "[\n", "[ ", "[]")):
+    if not start.startswith(_JSON_BEGINS):
+        start = "\n".join(lines).lstrip()  # quoted, fenced, or behind prefixes
+    if not start.startswith(_JSON_BEGINS) or (start.startswith('{"') and is_nccl_log(lines)):
         return None
     decoder, documents, at = json.JSONDecoder(), [], 0
     separator = re.compile(r"[ \t\r\n,]*")
@@ -149,20 +161,36 @@ def _json(text: str) -> list[object] | None:
     return documents
 
 
-def _unsupported_kind(text: str) -> str | None:
+_HINTS = (
+    (re.compile(r"ROCm System Management|AMD SMI|\bXGMI\b"),
+     "what rocm-smi or amd-smi says of AMD GPUs: paths without any number"),
+    (OTHER_TOOL, "a matrix of nvloom, whose copies by kernels say nothing of a single link"),
+    (re.compile(r"P2P \(Peer-to-Peer\) GPU Bandwidth|CANNOT? Access Peer Device"),
+     "p2pBandwidthLatencyTest without a matrix: copy it whole"),
+    (re.compile(r"Avg bus bandwidth|nccl-tests version|# Using devices|nThread \d"),
+     "nccl-tests without a table: copy it whole"),
+    (re.compile(r'^(Switch|Ca)\s+\d+\s+"[SH]-', re.MULTILINE),
+     "ibnetdiscover; it is for 'perfmodel topology import'"),
+    (re.compile(r"command not found|No devices were found|NVIDIA-SMI has failed|CXI alloc failed|"
+                r"Traceback \(most recent call last\)|srun: error|orterun was unable"),
+     "an error message"),
+)  # fmt: skip
+
+
+def _unsupported_kind(text: str, lines: Sequence[str], *, measured: bool) -> str | None:
     """Kind of a text that is no measurement, as far as it is recognised; else None."""
-    start = text.lstrip("\ufeff \t\r\n")[:400].lower()
-    lines = "\n".join(plain(line) for line in text.splitlines()[:400])
-    is_measurement = is_nccl_text(text) or is_matrices(text)
-    page = "<html" in start or start.startswith("<!doctype html")
-    status, paths = (bool(kind.search(lines)) and not is_measurement for kind in (_STATUS, _PATHS))
-    allowed = "the matrix of 'nvidia-smi topo -p2p': what GPUs may do, without any number"
+    if measured:
+        return None
+    start, body = text.lstrip()[:400].lower(), "\n".join(lines[:4000])
+    status, paths = (bool(kind.search(body)) for kind in (_STATUS, _PATHS))
     reasons = {
         "an empty file": not start,
-        "an HTML page; save the log itself ('Raw')": page,
+        "an HTML page; save the log itself ('Raw')": "<html" in start
+        or start.startswith("<!doctype html"),
         "XML; a topology is for 'perfmodel topology import'": start.startswith("<"),
-        allowed: status and not paths,
         "the matrix of 'nvidia-smi topo -m'; it is for 'perfmodel topology import'": paths,
-        "a binary file": "\x00" in text,
+        "the matrix of 'nvidia-smi topo -p2p': what GPUs may do, without any number": status,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    named = next((reason for reason, holds in reasons.items() if holds), None)
+    hint = next((reason for kind, reason in _HINTS if kind.search(body)), None)
+    return named or hint or "text without a table or a matrix"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from perfmodel.calibrate.readers.log_lines import Printed
 
 OPS = {
     "all_reduce": "all_reduce", "allreduce": "all_reduce",
@@ -15,13 +18,16 @@ OPS = {
 }  # fmt: skip
 """Spellings of collectives, in the executables' names and in rccl-tests' records."""
 
-_PERF = re.compile(r"\b([a-z_]+?)_perf\b")
+_PERF = re.compile(r"\b([a-z_]+?)_perf(?:_mpi)?\b")
 _IN_NAME = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|reduce|scatter|gather"
+    r"all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|send_?recv|reduce|scatter|gather"
 )
 
-Points = Sequence[tuple[float, float]]
+Points = Sequence[tuple[Printed, Printed]]
 """algbw and busbw as printed; GB/s."""
+
+MOST_RANKS = 200_000
+"""Of any machine; a factor next to 1 implies no number."""
 
 
 def op_named(text: str) -> str | None:
@@ -37,43 +43,85 @@ def op_of_file(name: str) -> str | None:
 
 
 def factor_of(points: Points) -> tuple[float, float] | None:
-    """Bus bandwidth over algorithm bandwidth, and how far rounding may have moved it.
+    """Least and greatest multiple of algbw that busbw may be in all rows; None: they disagree.
 
-    From the row with the most digits; None where too few were printed.
+    Both are rounded, so that rows with many digits say most.
     """
-    exact = [(alg, bus) for alg, bus in points if alg >= 0.2 and bus > 0]
-    if not exact:
-        return None
-    alg, bus = max(exact)
-    return bus / alg, 0.01 + 0.01 / min(alg, bus)
+    low, high = 0.0, math.inf
+    for algbw, busbw in points:
+        if algbw.high <= 0:
+            continue
+        low = max(low, busbw.low / algbw.high)
+        if algbw.low > 0:
+            high = min(high, busbw.high / algbw.low)
+    return (low, high) if low <= high * 1.0005 else None
 
 
-def ops_allowed(points: Points, ranks: int | None, redop: str, root: str | None) -> set[str]:
+def ops_allowed(
+    points: Points, ranks: int | None, redop: str = "", root: str | None = None
+) -> set[str]:
     """Collectives whose bus bandwidth is such a multiple of the algorithm bandwidth.
 
+    `redop` and `root`, where they are given, exclude those that print others: a send prints "sum".
     Source of the factors: nccl-tests ``doc/PERFORMANCE.md``.
     """
-    adds = redop not in {"", "none"}
-    allowed = {"all_reduce", "reduce_scatter", "reduce"} if adds else {
-        "all_gather", "broadcast", "all_to_all", "scatter", "gather", "send_recv"
-    }  # fmt: skip
+    allowed = set(OPS.values())
+    if redop:
+        adds = {"all_reduce", "reduce_scatter", "reduce"}
+        allowed = {*adds, "send_recv"} if redop != "none" else allowed - adds
     if root is not None and int(root) < 0:
-        allowed -= {"reduce"}
+        allowed -= {"reduce", "broadcast"}
     measured = factor_of(points)
-    if measured is None or ranks is None or ranks < 2:
-        return allowed
-    factor, off = measured
-    share = (ranks - 1) / ranks
-    expected = {"all_reduce": 2 * share, "broadcast": 1.0, "reduce": 1.0, "send_recv": 1.0}
-    return {op for op in allowed if abs(factor / expected.get(op, share) - 1.0) < off}
+    if measured is None:
+        return set()
+    return {op for op in allowed if _is_possible(op, ranks, *measured)}
+
+
+def _is_possible(op: str, ranks: int | None, low: float, high: float) -> bool:
+    if ranks is not None and ranks >= 2:
+        factor = _factor(op, ranks)
+        return low * 0.9995 <= factor <= high * 1.0005
+    if op in _ALIKE:
+        return low <= 1.0 <= high
+    return bool(_ranks_between(op, low, high))
+
+
+_ALIKE = frozenset(("broadcast", "reduce", "send_recv"))
+"""Bus bandwidth is algorithm bandwidth, among however many."""
+
+
+def _factor(op: str, ranks: int) -> float:
+    if op in _ALIKE:
+        return 1.0
+    return (2.0 if op == "all_reduce" else 1.0) * (ranks - 1) / ranks
+
+
+def _ranks_between(op: str, low: float, high: float) -> range:
+    """Numbers of ranks whose factor lies between two."""
+    twice = 2.0 if op == "all_reduce" else 1.0
+    least, most = low / twice, high / twice
+    if least >= 1.0 or most < 0.5:
+        return range(0)
+    first = max(2, math.ceil(1.0 / (1.0 - least) - 1e-9))
+    last = MOST_RANKS if most >= 1.0 else math.floor(1.0 / (1.0 - most) + 1e-9)
+    return range(first, min(last, MOST_RANKS) + 1)
 
 
 def ranks_of_factor(op: str, points: Points) -> int | None:
     """Number of ranks that a bus factor implies; None where it is ambiguous."""
     measured = factor_of(points)
-    if measured is None or op in {"broadcast", "reduce", "send_recv"}:
+    if measured is None or op in _ALIKE:
         return None
-    share, off = measured[0] / (2 if op == "all_reduce" else 1), measured[1]
-    near = round(1.0 / max(1.0 - share, 1e-3))
-    unique = off < 0.4 / near**2 + 0.012  # the next number of ranks would differ
-    return near if 2 <= near <= 16 and unique and abs(share * near / (near - 1) - 1) < off else None
+    numbers = _ranks_between(op, *measured)
+    return numbers[0] if len(numbers) == 1 else None
+
+
+def ranks_of_parts(op: str, parts: Iterable[int]) -> int | None:
+    """Number of ranks by how many times the counted elements fit into the size, in all rows.
+
+    Gathers, scatters and exchanges count the elements of one rank and state the bytes of all.
+    """
+    numbers = set(parts)
+    gathers = op in {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
+    (number,) = numbers if len(numbers) == 1 else (1,)
+    return number if gathers and number > 1 else None

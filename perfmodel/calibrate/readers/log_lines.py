@@ -1,34 +1,58 @@
-"""Lines of a log without what job launchers put before them, and numbers in them."""
+"""Numbers as logs print them, with how far rounding may have moved them."""
 
 from __future__ import annotations
 
+import math
 import re
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_BEFORE = re.compile(
-    r"^\s*(?:"
-    r"\[\d+,\d+\](?:<std\w+>)?:?"  # Open MPI's --tag-output
-    r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)?\]?:?"  # timestamps
-    r"|\[?\d\d:\d\d:\d\d[\d.,]*\]?:?"
-    r"|\d+:(?=\s)"  # srun --label
-    r"|[\w.-]+\s*\|(?=\s)"  # container names
-    r")[ \t]?"
-)
+from dataclasses import dataclass
 
 NUMBER = re.compile(r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$")
-
-
-def plain(line: str) -> str:
-    """Return a line without colours, launcher prefixes and timestamps; spaces at its end go too."""
-    text = _ANSI.sub("", line).rstrip()
-    for _ in range(3):
-        shorter = _BEFORE.sub("", text, count=1)
-        if shorter == text:
-            break
-        text = shorter
-    return text
 
 
 def number(text: str) -> float | None:
     """Read a number as C prints it; None for "N/A", "nan" and everything else."""
     return float(text) if NUMBER.match(text) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A number in a log.
+
+    Parameters
+    ----------
+    value : float
+    off : float
+        Most that rounding to its last digit may have changed.
+    """
+
+    value: float
+    off: float
+
+    @property
+    def low(self) -> float:
+        """The least that was printed so."""
+        return self.value - self.off
+
+    @property
+    def high(self) -> float:
+        """The most that was printed so."""
+        return self.value + self.off
+
+
+def printed(text: str) -> Printed | None:
+    """Read a number with its rounding; None for what is none.
+
+    Examples
+    --------
+    >>> printed("12.5")
+    Printed(value=12.5, off=0.051)
+    """
+    value = number(text)
+    if value is None:
+        return None
+    mantissa, _, exponent = text.lower().partition("e")
+    if len(exponent) > 4:  # beyond any float
+        return Printed(value, math.inf)
+    digits = len(mantissa.partition(".")[2]) - int(exponent or 0)
+    # A little over half of the last digit: what is printed was computed in other steps.
+    return Printed(value, 0.51 * 10.0 ** -min(max(digits, -300), 300))

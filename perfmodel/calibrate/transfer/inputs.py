@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from perfmodel.calibrate.checks import ConfiguredMachine, differences
+from perfmodel.calibrate.checks import ConfiguredMachine, differences, unlike_gpus
 from perfmodel.calibrate.profile import Profile, Source
 from perfmodel.calibrate.readers import LinkMatrix, MeasurementFile, Sweep, SweepRow
 from perfmodel.calibrate.readers.sweep_records import spikes
@@ -60,6 +60,8 @@ class _FitInput:
     sources: list[Source] = field(default_factory=list)
     matrices: list[LinkMatrix] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unused: list[Fault] = field(default_factory=list)
+    """Sweeps of what is no collective: sends between pairs."""
     topologies: dict[tuple[int, int | None], Topology] = field(default_factory=dict)
 
     def add_file(self, measured: MeasurementFile, sha256: str) -> None:
@@ -68,6 +70,11 @@ class _FitInput:
         if measured.measurement is not None:
             self._add_sweep(_sweep_of(measured.measurement, measured.file), measured.file, sha256)
         for sweep in _prefer_out_of_place(measured.sweeps):
+            if sweep.op not in OWN_ALGORITHM:
+                self.unused.append(Fault("collective", repr(sweep.op),
+                                         allowed_names(OWN_ALGORITHM, sweep.op), measured.file,
+                                         sweep.line or None))  # fmt: skip
+                continue
             try:
                 topology = self._add_sweep(sweep, measured.file, sha256)
             except InputError as error:
@@ -144,6 +151,12 @@ def profile_of(
             faults += error.located(file.file).faults
     if faults:
         raise InputError(faults)
+    if inputs.unused and not inputs.runs and not inputs.matrices:
+        raise InputError(inputs.unused)
+    inputs.notes += dict.fromkeys(
+        f"{fault.file}: the table of {fault.found} is not used: no collective of the model"
+        for fault in inputs.unused
+    )
     topology = next(iter(inputs.topologies.values()), None) or inputs.build_topology(1, None)
     direct, unused = measure_links(inputs.matrices, topology) if inputs.matrices else ([], ())
     if inputs.matrices and not direct and not inputs.runs:
@@ -204,10 +217,6 @@ def _without_spikes(sweep: Sweep, in_place: Sweep | None) -> Sweep:
 
 def _layout(sweep: Sweep, request: MachineRequest) -> tuple[int, int]:
     """Nodes of the machine that made a sweep, and GPUs of each."""
-    if sweep.op not in OWN_ALGORITHM:
-        raise InputError(
-            Fault("collective", repr(sweep.op), allowed_names(OWN_ALGORITHM, sweep.op))
-        )
     requested = request.gpus_per_node
     nodes = request.nodes or sweep.nodes or max(sweep.ranks // (requested or sweep.ranks), 1)
     if sweep.ranks % nodes:
@@ -252,12 +261,9 @@ def _source(sweep: Sweep, file: str, sha256: str) -> Source:
 
 def _doubts(sweep: Sweep, file: str, topology: Topology) -> list[str]:
     doubts = [f"{file}: {note}" for note in sweep.notes]
-    model = topology.gpu.name.split("-")[0]
-    others = [d for d in sweep.devices if model not in d.lower().replace(" ", "").replace("-", "")]
-    if others and len(others) == len(sweep.devices):
-        doubts.append(
-            f"{file} was measured on {', '.join(others)}; {topology.template} has {model}"
-        )
+    if others := unlike_gpus(sweep.devices, topology):
+        own = topology.gpu.name
+        doubts.append(f"{file} was measured on {', '.join(others)}; {topology.template} has {own}")
     if sweep.nodes is None:
         doubts.append(f"{file} does not list its hosts: taken for {topology.hosts}")
     return doubts

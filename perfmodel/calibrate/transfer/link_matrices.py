@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
+from perfmodel.calibrate.checks import unlike_gpus
 from perfmodel.calibrate.parameters import Parameter
 from perfmodel.calibrate.readers import LinkMatrix
 from perfmodel.calibrate.transfer.priors import DirectMeasurement
@@ -27,6 +28,11 @@ SINGLE_COPY_TESTS = frozenset(
     }
 )
 """Tests in which one pair at a time is busy, in one direction."""
+
+
+FASTEST = 1.5
+"""Times what copies usually reach of a link, from which on it is another link: the raw rate of
+NVLink and PCIe is up to 1.35 times what copies reach."""
 
 
 class CopyRate(FileModel):
@@ -77,8 +83,14 @@ def measure_links(
         for m in matrices
         if len(m.values[0]) > size
     ]  # fmt: skip
+    faults += [
+        Fault("GPU", f"{', '.join(others)} in {m.test!r}",
+              f"{topology.gpu.name}, as {topology.template} has", m.file)
+        for m in matrices
+        if (others := unlike_gpus(m.devices, topology))
+    ]  # fmt: skip
     if faults:
-        raise InputError(faults)
+        raise InputError(dict.fromkeys(faults))
     ratios: dict[str, list[float]] = {}
     notes = []
     for matrix in matrices:
@@ -86,6 +98,10 @@ def measure_links(
             notes.append(f"{matrix.test}: {reason}")
             continue
         for kind, ratio in _ratios(matrix, topology):
+            if ratio > FASTEST:
+                problem = f"a copy {ratio:.2g} times as fast as {kind} is in {topology.template}"
+                allowed = f"at most {FASTEST:g} times: the machine that was measured (--topology)"
+                raise InputError(Fault("matrix", problem, allowed, matrix.file))
             ratios.setdefault(kind, []).append(ratio)
     direct = [_direct_measurement(kind, np.log(values)) for kind, values in sorted(ratios.items())]
     if not direct:

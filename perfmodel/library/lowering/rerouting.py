@@ -1,16 +1,19 @@
-"""A collective over other links: of a machine that has changed, or of another host.
+"""A collective over other links: of a machine that has changed, or of other hosts.
 
 Hosts own equally many arcs, in the same order (`perfmodel.topology.model.Topology.host_arcs`), so
-that a collective of GPUs of one host is that of another with its arcs and ranks shifted.
+that a collective of GPUs of some hosts is that of others with its ranks and arcs shifted, and with
+the routes between these hosts.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from perfmodel.arrays import RankGroup
+from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.library.lowering.edge_routing import reroute_edges
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
@@ -18,6 +21,7 @@ from perfmodel.library.lowering.protocol_costs import caps_Bps, step_latency_s
 from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
 from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.router import Router
 
 
 def reroute(lowered: LoweredCollective, machine: Machine) -> LoweredCollective:
@@ -107,3 +111,156 @@ def _shift(edges: Edges, arcs: int, ranks: int, hosts: int) -> Edges:
     return replace(
         edges, src=edges.src + ranks, dst=edges.dst + ranks, arcs=edges.arcs + arcs, copies=copies
     )
+
+
+# ---------------------------------------------------------------- several hosts
+
+
+GroupShape = tuple[tuple[int, ...], tuple[int, ...]]
+"""Which GPU of its host each rank of a group is, and which of the group's hosts that is."""
+
+
+def shape_of(topology: Topology, group: RankGroup) -> GroupShape:
+    """Return what groups have in common that differ in their hosts only."""
+    size = topology.gpus_per_host
+    number: dict[int, int] = {}
+    places = tuple(number.setdefault(rank // size, len(number)) for rank in group)
+    return tuple(rank % size for rank in group), places
+
+
+def move_to_hosts(
+    lowered: LoweredCollective,
+    machine: Machine,
+    group: RankGroup,
+    others: Sequence[RankGroup],
+) -> list[LoweredCollective | None]:
+    """Return a collective of a group for others of its shape.
+
+    None for a group where it is not certain to take the same time: routes between its hosts are
+    longer, their links have other rates, or edges share links that they do not share in `group`.
+    """
+    moves = _host_moves(machine.topology, group, others)
+    all_edges = list({id(stage.edges): stage.edges for stage in lowered.stages}.values())
+    usable, moved_arcs = np.ones(len(others), dtype=np.bool_), []
+    for edges in all_edges:
+        may_move, arcs = _moved_arcs(machine, edges, moves)
+        usable &= may_move
+        moved_arcs.append(arcs)
+    own = np.concatenate([edges.arcs for edges in all_edges])
+    usable &= _are_alike(machine.topology, own, np.concatenate(moved_arcs, axis=1))
+    results: list[LoweredCollective | None] = []
+    for number, may_move in enumerate(usable.tolist()):
+        if not may_move:
+            results.append(None)
+            continue
+        moved = {
+            id(edges): _on_hosts(machine.topology, edges, arcs[number], moves, number)
+            for edges, arcs in zip(all_edges, moved_arcs, strict=True)
+        }
+        stages = (replace(stage, edges=moved[id(stage.edges)]) for stage in lowered.stages)
+        results.append(replace(lowered, stages=tuple(stages)))
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class _HostMoves:
+    """Hosts of a group, and the hosts of others that take their places."""
+
+    own: IntArray
+    """Ascending; shape (hosts,)."""
+    others: IntArray
+    """Shape (groups, hosts)."""
+
+    def of(self, hosts: IntArray) -> IntArray:
+        """Hosts of the other groups in place of some of the own; shape (groups, hosts)."""
+        return self.others[:, np.searchsorted(self.own, hosts)]
+
+
+def _host_moves(topology: Topology, group: RankGroup, others: Sequence[RankGroup]) -> _HostMoves:
+    size = topology.gpus_per_host
+    own, first = np.unique(np.asarray(group) // size, return_index=True)
+    return _HostMoves(own, np.asarray([tuple(each) for each in others])[:, first] // size)
+
+
+def _moved_arcs(
+    machine: Machine, edges: Edges, moves: _HostMoves
+) -> tuple[NDArray[np.bool_], IntArray]:
+    """Whether each group's routes are as long, and its arcs; shapes (groups,), (groups, hops)."""
+    topology, router = machine.topology, machine.router
+    block = topology.host_arcs
+    arcs = np.broadcast_to(edges.arcs, (len(moves.others), len(edges.arcs))).copy()
+    inside = np.flatnonzero(edges.arcs < topology.first_cable)
+    hosts = edges.arcs[inside] // block
+    arcs[:, inside] += (moves.of(hosts) - hosts) * block
+    cables = np.flatnonzero(edges.arcs >= topology.first_cable)
+    if not len(cables):
+        return np.ones(len(arcs), dtype=np.bool_), arcs
+    edge_of = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))
+    far, first, hops = np.unique(edge_of[cables], return_index=True, return_counts=True)
+    if (edges.src[far] < 0).any() or (edges.dst[far] < 0).any():  # of a switch of the fabric
+        return np.zeros(len(arcs), dtype=np.bool_), arcs
+    ends = edges.arcs[cables[first]], edges.arcs[cables[first + hops - 1]]
+    nics = _nic_numbers(topology, router, *ends)
+    own_hosts = edges.src[far] // topology.gpus_per_host, edges.dst[far] // topology.gpus_per_host
+    own_ports = [router.ports(h, nic) for h, nic in zip(own_hosts, nics, strict=True)]
+    again = router.across(own_ports[0], own_ports[1], far)
+    if not np.array_equal(again[1], edges.arcs[cables]):  # routed by another rule
+        return np.zeros(len(arcs), dtype=np.bool_), arcs
+    ports = [
+        router.ports(moves.of(h), np.broadcast_to(nic, (len(arcs), len(far)))).ravel()
+        for h, nic in zip(own_hosts, nics, strict=True)
+    ]
+    lengths, cable_arcs = router.across(ports[0], ports[1], np.tile(far, len(arcs)))
+    as_long = (lengths.reshape(len(arcs), len(far)) == hops).all(axis=1)
+    of_as_long = np.repeat(np.repeat(as_long, len(far)), lengths)
+    arcs[np.ix_(as_long, cables)] = cable_arcs[of_as_long].reshape(-1, len(cables))
+    return as_long, arcs
+
+
+def _nic_numbers(
+    topology: Topology, router: Router, out: IntArray, into: IntArray
+) -> tuple[IntArray, IntArray]:
+    """Numbers of the NICs at the beginning and the end of routes, by their outermost cables."""
+    names, number = topology.arcs.names, router.nic_number
+    return (
+        np.array([number(names[arc][0]) for arc in out.tolist()]),
+        np.array([number(names[arc][1]) for arc in into.tolist()]),
+    )
+
+
+def _are_alike(topology: Topology, own: IntArray, others: IntArray) -> NDArray[np.bool_]:
+    """Whether hops of other groups cross links like the own ones, shared by the same hops."""
+    links = topology.arcs
+    are_alike = (_first_uses(others) == _first_uses(own[None, :])).all(axis=1)
+    for values in (links.bandwidth_Bps, links.latency_s):
+        are_alike &= (values[others] == values[own]).all(axis=1)
+    return np.asarray(are_alike, dtype=np.bool_)
+
+
+def _first_uses(arcs: IntArray) -> IntArray:
+    """For each hop the first one over the same arc, row by row."""
+    order = np.argsort(arcs, axis=1, kind="stable")
+    ascending = np.take_along_axis(arcs, order, axis=1)
+    begins = np.ones(arcs.shape, dtype=np.bool_)
+    begins[:, 1:] = ascending[:, 1:] != ascending[:, :-1]
+    at = np.maximum.accumulate(np.where(begins, np.arange(arcs.shape[1]), 0), axis=1)
+    uses = np.empty_like(order)
+    np.put_along_axis(uses, order, np.take_along_axis(order, at, axis=1), axis=1)
+    return uses
+
+
+def _on_hosts(
+    topology: Topology, edges: Edges, arcs: IntArray, moves: _HostMoves, number: int
+) -> Edges:
+    size = topology.gpus_per_host
+    own, target = moves.own, moves.others[number]
+
+    def move(ranks: IntArray) -> IntArray:  # a switch is no rank, and stays -1
+        place = np.minimum(np.searchsorted(own, ranks // size), len(own) - 1)
+        return np.where(ranks < 0, ranks, target[place] * size + ranks % size)
+
+    copies = edges.copies
+    if copies is not None:
+        place = np.minimum(np.searchsorted(own, copies.host), len(own) - 1)
+        copies = replace(copies, host=np.where(copies.host < 0, -1, target[place]))
+    return replace(edges, src=move(edges.src), dst=move(edges.dst), arcs=arcs, copies=copies)

@@ -59,12 +59,14 @@ class Table(Block):
     `header`: those of columns of numbers, which are set to the right, start with ``>``.
     `marked`: rows above which a line is drawn (in HTML).
     `ruled`: whether a rule follows the header (in the terminal).
+    `wraps`: whether cells may break into lines, so that many columns fit (in HTML).
     """
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     marked: Collection[int] = ()
     ruled: bool = True
+    wraps: bool = False
 
     @property
     def titles(self) -> list[str]:

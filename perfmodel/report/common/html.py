@@ -177,8 +177,9 @@ def _table(block: Table) -> str:
         f"<tr{' class=changed' if number in block.marked else ''}>{cells(row, 'td')}</tr>"
         for number, row in enumerate(block.rows)
     )
+    style = _class("wraps" if block.wraps else "")
     return (
-        '<div class="scroll" tabindex="0"><table><thead><tr>'
+        f'<div class="scroll" tabindex="0"><table{style}><thead><tr>'
         f"{cells(block.titles, 'th')}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

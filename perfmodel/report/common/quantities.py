@@ -151,8 +151,16 @@ def limit(point: SizeResult) -> str:
     text = f"Bottleneck: with {relief.what} a step would take {saved} less"
     if len(relief.parts) > 1 and alone:
         most = percent_column(max(0.0, *alone) / point.step_time_s)
-        return f"{text}; no part alone saves more than {most}."
-    return f"{text}."
+        text = f"{text}; no part alone saves more than {most}"
+    path = f" Path: {point.bottleneck_path}." if "->" in point.bottleneck_path else ""
+    return f"{text}.{path}"
+
+
+def utilisation(point: SizeResult) -> str:
+    """Say which share of the GPUs' peak the model's products reach; nothing where unknown."""
+    if point.mfu is None:
+        return ""
+    return f"MFU {percent(point.mfu)}: matrix products of the model over the GPUs' dense peak."
 
 
 def hot_spot(point: SizeResult) -> str:

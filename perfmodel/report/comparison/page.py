@@ -11,7 +11,7 @@ from perfmodel.report.common.document import Bullets, Figure, Header, header, se
 from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK
-from perfmodel.report.comparison import text
+from perfmodel.report.comparison import tables, text
 from perfmodel.studies.compare.export import to_csv, to_json
 from perfmodel.studies.compare.model import Comparison
 
@@ -36,22 +36,22 @@ def write_comparison(comparison: Comparison, folder: Path) -> Path:
 def comparison_html(comparison: Comparison) -> str:
     """Build the page as one string."""
     title = text.title(comparison)
-    lead, tables = "Nothing: all sides ask the same.", []
+    lead, fields = "Nothing: all sides ask the same.", []
     if comparison.fields:
         lead = " ".join(["Fields of the scenarios.", *text.unread_fields(comparison)])
-        tables = [text.fields_table(comparison)]
+        fields = [tables.fields_table(comparison)]
     steps = Figure(draw_steps(comparison), "steps", "Bars: the parts of a step of each side")
     parts = "One step of each in its parts."
     sections = [
-        section("What differs", lead, *tables),
-        section("Figures", "", text.figures_table(comparison)),
-        section("Where the step goes", parts, steps, text.parts_table(comparison)),
+        section("What differs", lead, *fields),
+        section("Figures", "", tables.figures_table(comparison)),
+        section("Where the step goes", parts, steps, tables.parts_table(comparison)),
     ]
     if comparison.what_ifs:
         lead = (
             "The step if one thing were ideal and all else stayed, and how much of it that saves."
         )
-        table = text.what_if_table(comparison)
+        table = tables.what_if_table(comparison)
         sections.append(section("What each part of the machine costs", lead, table))
     grounds = section("What the numbers rest on", "", Bullets(comparison.assumptions))
     return render_html(f"Comparison: {title}", [_header(comparison), *sections, grounds])
@@ -61,16 +61,16 @@ def _header(comparison: Comparison) -> Header:
     questions = dict.fromkeys(side.result.question for side in comparison.sides)
     note = "Predictions by simulation, not measurements."
     sentences = text.sentences(comparison)
-    return header("What if", text.title(comparison), [note], questions, sentences)
+    return header(text.title(comparison), text.headline(comparison), [note], questions, sentences)
 
 
 def draw_steps(comparison: Comparison) -> go.Figure:
     """Draw the parts of each side's step as one bar, the first side on top."""
     unit, scale = time_unit(max(side.point.step_time_s for side in comparison.sides), least=1.0)
     figure = new_figure(70 + 46 * len(comparison.sides), barmode="stack", bargap=0.3)
-    labels = [f"{_escape(_short(side.label))} " for side in comparison.sides]
+    labels = [f"{_escape(_short(name))} " for name in text.side_names(comparison)]
     places = list(range(len(labels)))
-    for part in text.parts(comparison):
+    for part in tables.parts(comparison):
         times_s = [side.point.breakdown_s.get(part, 0.0) for side in comparison.sides]
         figure.add_bar(
             x=[time_s / scale for time_s in times_s], y=places, orientation="h", name=part,

@@ -151,7 +151,7 @@ def _ends(ranges: Sequence[tuple[float, float]], limit: float | None) -> tuple[f
 
 def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:
     ticks = log_ticks(low, high)
-    if len(ticks) < 2:
+    if len(ticks) < 4 and high < 10 * low:
         ticks = _between(low, high)
     return log_axis(
         title, (low, high), ticks, lambda tick: f"{tick:,.4g}" if tick < 1e4 else f"{tick:,.0f}"
@@ -164,3 +164,91 @@ def _between(low: float, high: float) -> list[float]:
     step *= next(more for more in (1, 2, 5, 10) if (high - low) / (more * step) <= 6)
     first = math.ceil(low / step)
     return [step * count for count in range(first, math.floor(high / step) + 1)]
+
+
+# ---------------------------------------------------------------- throughput, sensitivity
+
+
+def draw_throughput(plan: PlanResult) -> go.Figure:
+    """Draw samples per second by the number of GPUs, each candidate with its 80 % band."""
+    figure = new_figure(400)
+    gpus = sorted({option.gpus or 1 for option in plan.usable})
+    for at, name in enumerate(dict.fromkeys(option.candidate for option in plan.usable)):
+        own = sorted(
+            (option for option in plan.usable if option.candidate == name),
+            key=lambda option: option.gpus or 0,
+        )
+        _add_band(figure, own, CYCLE[at % len(CYCLE)], SYMBOLS[at % len(SYMBOLS)])
+    room = (gpus[-1] / gpus[0]) ** 0.04 * 1.05
+    figure.update_xaxes(
+        **log_axis(
+            "GPUs", (gpus[0] / room, gpus[-1] * room), gpus[:: -(-len(gpus) // 8)], "{:,}".format
+        )
+    )
+    figure.update_yaxes(**axis_layout(f"{plan.samples.partition(' ')[0]}s/s", rangemode="tozero"))
+    return figure
+
+
+def _add_band(figure: go.Figure, own: Sequence[PlanOption], colour: str, symbol: str) -> None:
+    steps = [(option.gpus or 1, option.step) for option in own if option.step is not None]
+    x = [gpus for gpus, _ in steps]
+    ends = [
+        tuple(step.samples_per_s * step.step_time_s / end_s for end_s in reversed(step.interval_s))
+        if step.interval_s
+        else (step.samples_per_s, step.samples_per_s)
+        for _, step in steps
+    ]
+    figure.add_scatter(
+        x=[*x, *reversed(x)], y=[*(end[1] for end in ends), *(end[0] for end in reversed(ends))],
+        fill="toself", fillcolor=colour, opacity=0.16, mode="lines", hoverinfo="skip",
+        line={"width": 0, "color": colour}, showlegend=False,
+    )  # fmt: skip
+    figure.add_scatter(
+        x=x, y=[step.samples_per_s for _, step in steps], mode="lines+markers",
+        name=escape(own[0].candidate, quote=False), line={"color": colour, "width": 2},
+        marker={"color": colour, "size": 8, "symbol": symbol}, hoverinfo="text",
+        hovertext=[
+            f"<b>{escape(own[0].candidate, quote=False)}</b>, {quantities.gpus(gpus)}"
+            f"<br>{quantities.count(step.samples_per_s)}/s"
+            f" ({quantities.count(low)} to {quantities.count(high)})"
+            for (gpus, step), (low, high) in zip(steps, ends, strict=True)
+        ],
+    )  # fmt: skip
+
+
+def draw_tornado(plan: PlanResult) -> go.Figure:
+    """Draw what each assumption makes of the best option's cost, or of its time without prices."""
+    best = plan.best
+    assert best is not None
+    priced = [each for each in plan.sensitivities if each.cost is not None]
+    unit, unit_s = _unit([best])
+    in_money = best.cost is not None and bool(priced)
+    shown_swings = priced if in_money else plan.sensitivities
+    base = (best.cost or 0.0) if in_money else best.wall_s / unit_s
+    figure = new_figure(80 + 40 * len(shown_swings), barmode="overlay", bargap=0.35)
+    places = list(range(len(shown_swings)))
+    for end, (name, colour) in enumerate((("worse", CYCLE[1]), ("better", CYCLE[2]))):
+        values = [
+            each.cost[end] if in_money and each.cost else each.wall_s[end] / unit_s
+            for each in shown_swings
+        ]
+        figure.add_bar(
+            x=[value - base for value in values], base=base, y=places, orientation="h", name=name,
+            marker={"color": colour}, hoverinfo="text",
+            hovertext=[
+                f"<b>{escape(each.what)}</b>: {escape(each.words[end])}"
+                f"<br>{span(each.wall_s[end])}"
+                + (f"<br>{escape(money(each.cost[end], plan.currency))}" if each.cost else "")
+                for each in shown_swings
+            ],
+        )  # fmt: skip
+    figure.add_vline(x=base, line={"color": INK, "width": 1})
+    title = f"cost ({plan.currency})" if in_money else f"time to train ({unit})"
+    figure.update_xaxes(**axis_layout(title))
+    figure.update_yaxes(
+        **axis_layout(
+            autorange="reversed", tickvals=places, showgrid=False,
+            ticktext=[f"{escape(each.what)} " for each in shown_swings],
+        )
+    )  # fmt: skip
+    return figure

@@ -25,7 +25,11 @@ from perfmodel.report.common.document import (
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.planning import tables, text
-from perfmodel.report.planning.figures import draw_time_against_cost
+from perfmodel.report.planning.figures import (
+    draw_throughput,
+    draw_time_against_cost,
+    draw_tornado,
+)
 from perfmodel.studies.plan.export import plan_csv, to_json
 from perfmodel.studies.plan.model import PlanResult
 
@@ -75,6 +79,8 @@ def plan_html(plan: PlanResult) -> str:
             _tiles(plan),
             section("Answers", "", answers) if answers.entries else None,
             _options(plan),
+            _throughput(plan),
+            _sensitivity(plan),
             *_tables(plan),
             *_left_out(plan),
             _grounds(plan),
@@ -90,6 +96,7 @@ def plan_markdown(plan: PlanResult) -> str:
             _header(plan),
             section("Answers", "", Definitions(text.answers(plan))),
             table_section("Time against cost", _hint(plan), tables.option_table(plan)),
+            table_section("What the answer depends on", "", tables.sensitivity_table(plan)),
             *_tables(plan),
             *_left_out(plan),
             section("What this rests on", "", Bullets(plan.assumptions), Definitions(facts)),
@@ -103,7 +110,7 @@ def _header(plan: PlanResult) -> Header:
 
 
 def _tiles(plan: PlanResult) -> Tiles | None:
-    best = text.best_of(plan)
+    best = plan.best
     if best is None or best.training is None or best.step is None or best.bill is None:
         return None
     training, step, sums = best.training, best.step, best.bill
@@ -146,6 +153,22 @@ def _options(plan: PlanResult) -> Section | None:
         )
     table, hint = tables.option_table(plan), Paragraph(_hint(plan), "hint")
     return section("Time against cost", lead, figure, table, hint)
+
+
+def _throughput(plan: PlanResult) -> Section | None:
+    if not plan.usable:
+        return None
+    drawn = Figure(draw_throughput(plan), "throughput", "Throughput by GPUs, with 80 % bands")
+    return section("Throughput by size", "With 80 % intervals, as bands.", drawn)
+
+
+def _sensitivity(plan: PlanResult) -> Section | None:
+    if plan.best is None or not plan.sensitivities:
+        return None
+    drawn = Figure(draw_tornado(plan), "tornado", "Bars: what each assumption makes of the answer")
+    lead = f"{text.cluster(plan.best)}: one thing at a time is made worse and better."
+    table = tables.sensitivity_table(plan)
+    return section("What the answer depends on", lead, drawn, table)
 
 
 def _hint(plan: PlanResult) -> str:

@@ -214,3 +214,16 @@ def purchase_table(plan: PlanResult) -> Table:
             ]
         )
     return Table(headers, rows)
+
+
+def sensitivity_table(plan: PlanResult) -> Table:
+    """What one assumption at a time makes of the best option."""
+    header = ["assumption", "worse", ">time", ">cost", "better", ">time", ">cost"]
+    rows = []
+    for each in plan.sensitivities:
+        cells = [each.what]
+        for end in (0, 1):
+            cost = "" if each.cost is None else amount_only(each.cost[end])
+            cells += [each.words[end], span(each.wall_s[end]), cost]
+        rows.append(cells)
+    return Table(header, rows)

@@ -164,7 +164,7 @@ def setting(plan: PlanResult) -> str:
 
 def headline(plan: PlanResult) -> str:
     """Answer the plan in one sentence."""
-    best = best_of(plan)
+    best = plan.best
     if best is None:
         return f"None of the {len(plan.options)} options can train {plan.workload}"
     kind = "Fastest" if best.cost is None else "Cheapest"
@@ -174,14 +174,6 @@ def headline(plan: PlanResult) -> str:
             return f"Nothing finishes in {within}: even {cluster(best)} takes {span(best.wall_s)}"
         kind = f"{'Smallest' if best.cost is None else kind} that finishes in {within}"
     return f"{kind}: {_describe(plan, best, intervals=False)}"
-
-
-def best_of(plan: PlanResult) -> PlanOption | None:
-    """The option that the headline names."""
-    answers = plan.answers
-    if plan.deadline_s is not None:
-        return answers.cheapest_in_time or answers.smallest_in_time or answers.fastest
-    return answers.cheapest or answers.fastest
 
 
 def answers(plan: PlanResult) -> dict[str, str]:
@@ -284,7 +276,7 @@ def _at_headline_option(
     plan: PlanResult, own: Sequence[UpgradeOutcome], best: UpgradeOutcome
 ) -> str:
     """What the upgrade does for the option of the headline, if another one has most of it."""
-    chosen = best_of(plan)
+    chosen = plan.best
     outcome = next((o for o in own if o.before is chosen and o is not best), None)
     if outcome is None:
         return f"; that is the best of {len(own)} clusters" if len(own) > 1 else ""

@@ -46,8 +46,8 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
             point,
             "gpus nodes global_batch batch_per_gpu step_time_s interval_s first_step_time_s "
             "compute_s comm_s exposed_comm_s breakdown_s samples_per_s scaling_efficiency "
-            "scaling_efficiency_interval bottleneck uncertainties communication sent_bytes mfu "
-            "mixture",
+            "scaling_efficiency_interval bottleneck bottleneck_path uncertainties communication "
+            "sent_bytes mfu mixture",
         ),
         "memory_bytes": memory.total_bytes,
         "fits": memory.fits,

@@ -17,8 +17,8 @@ KNEE_HINT = (
     f"which growing, from any smaller one, brings {quantities.percent(WORTH)} or more."
 )
 LINK_HINT = (
-    "A link is named by its ends: n0 is the first host, nic0 its first network adapter; fabric is "
-    "what stands between hosts."
+    "Hosts and their parts are counted from 0. The path of a bottleneck names links by their ends: "
+    "n0 is the first host, nic0 its first network adapter; fabric is what stands between hosts."
 )
 
 
@@ -35,7 +35,7 @@ def sizes_table(result: Result, marked: Sequence[int] = ()) -> Table:
 def hints(result: Result) -> list[str]:
     """Explain what the table of sizes names."""
     hints = [KNEE_HINT] if len(result.points) > 1 else []
-    return [*hints, LINK_HINT] if any("->" in p.bottleneck for p in result.points) else hints
+    return [*hints, LINK_HINT] if any("->" in p.bottleneck_path for p in result.points) else hints
 
 
 def _header(result: Result) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ def result_lines(result: Result) -> list[Block]:
     lines += filter(
         None, [quantities.hot_spot(main), quantities.limit(main), quantities.slowest(result)]
     )
+    lines += filter(None, [quantities.utilisation(main)])
     lines.append(f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.")
     return [
         Paragraph(quantities.headline(result), "headline"),

@@ -104,8 +104,8 @@ def kind_of(bottleneck: str) -> str:
 
     Examples
     --------
-    >>> kind_of("n1/nic0 -> fabric/leaf3 (ethernet)")
-    'n*/nic* -> fabric/leaf* (ethernet)'
+    >>> kind_of("host 1's NIC 3")
+    "host *'s NIC *"
     """
     return re.sub(r"\d+", "*", bottleneck)
 

@@ -42,7 +42,7 @@ def bottleneck_colours(result: Result) -> dict[str, str]:
             continue
         if run.kind == "compute":
             colours[run.kind] = WORK["backward"]
-        elif run.kind.startswith("host"):
+        elif run.kind.startswith("host ("):
             colours[run.kind] = WORK["host"]
         else:
             others = sum(colour in _OTHERS for colour in colours.values())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.files import as_json, attributes
 from perfmodel.report.common import quantities
@@ -19,11 +20,18 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
 )
+from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.palette import WORK
 from perfmodel.report.tuning.text import change, fine
 from perfmodel.studies.tune.settings.model import SettingsTuning, Trial
 from perfmodel.units import format_bytes
 
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+MOST_BARS = 20
+"""Choices that the figure shows."""
 MOST_ROWS = 8
 """Choices that a table lists beside the default, the scenario's own and the best."""
 FILES = ("tune.html", "tune.json")
@@ -143,6 +151,27 @@ def write_settings(tuned: SettingsTuning, folder: Path) -> Path:
     """Write ``tune.html`` and ``tune.json``; returns and raises as `write_report_files`."""
     files = {"tune.html": settings_html(tuned), "tune.json": settings_json(tuned)}
     return write_report_files(folder, files)
+
+
+def draw_trials(tuned: SettingsTuning) -> go.Figure:
+    """Draw the step of each choice that was simulated, the shortest on top."""
+    simulated = [trial for trial in tuned.trials if trial.step_time_s is not None][:MOST_BARS]
+    longest = max((trial.step_time_s or 0.0 for trial in simulated), default=1.0)
+    unit, scale = time_unit(longest, least=1.0)
+    figure = new_figure(90 + 26 * len(simulated), bargap=0.3)
+    places = list(range(len(simulated)))
+    figure.add_bar(
+        x=[(trial.step_time_s or 0.0) / scale for trial in simulated], y=places, orientation="h",
+        marker={"color": WORK["backward"]}, hoverinfo="text",
+        hovertext=[f"{escape(_listed(t), quote=False)}: {fine(t.step_time_s or 0.0)}"
+                   for t in simulated],
+    )  # fmt: skip
+    labels = [f"{escape(_listed(trial), quote=False)} " for trial in simulated]
+    figure.update_xaxes(**axis_layout(f"time per step ({unit})", rangemode="tozero"))
+    figure.update_yaxes(
+        **axis_layout(autorange="reversed", tickvals=places, ticktext=labels, showgrid=False)
+    )
+    return figure
 
 
 def settings_html(tuned: SettingsTuning) -> str:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from perfmodel.files import FileModel, Nodes, Parts
 from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
+from perfmodel.scenario.sections.node import Node
 
 
 class FabricSection(FileModel):
@@ -42,7 +43,10 @@ class MixedSection(FileModel):
 class ClusterSection(FileModel):
     """The hardware: a node template, how many of them, and the network between them."""
 
-    node: Name = Field(description="a node template by name or file: see `perfmodel topology list`")
+    node: Node = Field(
+        description="a node template by name or file (see `perfmodel topology list`), in words "
+        "such as '2 x rtx-4090, 10 GbE', or a host put together"
+    )
     nodes: Nodes = Field(default=1, description="nodes of this job")
     gpus_per_node: Parts | None = Field(
         default=None, description="how many of a node's GPUs are used"

@@ -17,8 +17,8 @@ from perfmodel.files import (
     Seconds,
 )
 from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
+from perfmodel.scenario.sections.model import ModelSection
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
-from perfmodel.scenario.sections.training import ModelSection
 
 
 def _check_unique(numbers: tuple[int, ...]) -> tuple[int, ...]:

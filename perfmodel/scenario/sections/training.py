@@ -1,4 +1,4 @@
-"""Sections ``model``, ``compute``, ``training`` and ``scale``: the model, its batch, the sizes."""
+"""Sections ``compute``, ``training`` and ``scale``: layers' times, the batch, the sizes."""
 
 from __future__ import annotations
 
@@ -12,75 +12,6 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema,
 from perfmodel.files import Count, FileModel, Nodes, Seconds
 from perfmodel.scenario.sections.base import Name, Switch
 from perfmodel.scenario.sections.float8 import Float8Section
-
-Dtype = Literal["fp32", "fp16", "bf16"]
-
-
-class ExpertsSection(FileModel):
-    """How the experts of a model run; `parallel.expert` says how many GPUs share them."""
-
-    implementation: Literal["grouped", "per-expert"] = Field(
-        default="grouped",
-        description="one kernel for the products of all experts (torch._grouped_mm), or one each "
-        "(Transformer Engine's grouped linear, as in Megatron-LM)",
-    )
-    capacity: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="an expert takes at most so many times the mean load and drops the rest; "
-        "default: it takes all",
-    )
-    pad_to_capacity: Switch = Field(
-        default=False, description="each expert's rows are filled up to its capacity"
-    )
-    imbalance: Annotated[float, Field(ge=0)] = Field(
-        default=0.0,
-        description="coefficient of variation of experts' loads, Dirichlet distributed; the "
-        "busiest GPU's expected load bounds the step. 0: all alike, as benchmarks force them to be",
-    )
-    auxiliary_loss: Switch = Field(
-        default=False, description="each layer computes a loss of its balance"
-    )
-    dispatcher: Literal["all_to_all", "all_gather", "deduplicated"] = Field(
-        default="all_to_all",
-        description="a row for each expert of a token; all tokens to all GPUs; or a token once to "
-        "each node that has experts for it (DeepEP)",
-    )
-    dispatch_dtype: Literal["bf16", "fp8"] | None = Field(
-        default=None, description="of tokens on their way to experts; default: of the compute"
-    )
-    tensor: Count = Field(
-        default=1, description="GPUs that share each expert: 1, or as many as parallel.tensor"
-    )
-
-
-class ModelSection(FileModel):
-    """What is trained: a model of the zoo by `name`, or a parameter list in `file`.
-
-    `dtype` is that of parameters and gradients (default fp32; a file states its own);
-    `compute.precision` is that of the arithmetic.
-    """
-
-    name: Name | None = Field(
-        default=None, description="a model of the zoo: see `perfmodel models`"
-    )
-    file: Name | None = Field(
-        default=None,
-        description="CSV or YAML of parameter tensors, relative to the scenario's folder",
-    )
-    dtype: Dtype | None = None
-    sequence_length: Count | None = Field(
-        default=None, description="tokens per sample, for transformers"
-    )
-    image_size: Count | None = Field(default=None, description="pixels per side, for vision models")
-    experts: ExpertsSection | None = Field(
-        default=None, description="how experts run, for models that have some"
-    )
-
-    @model_validator(mode="after")
-    def _check_source(self) -> ModelSection:
-        if (self.name is None) == (self.file is None):
-            raise ValueError("either 'name' (of the zoo) or 'file' (of parameters), exactly one")
-        return self
 
 
 class MeasuredStep(FileModel):
@@ -166,10 +97,11 @@ class ComputeSection(FileModel):
     fused_attention: Switch = Field(
         default=True, description="attention as one kernel (scaled_dot_product_attention)"
     )
-    compiled: Switch | Literal["blocks"] = Field(
+    compiled: Switch | Literal["blocks", "by_hand"] = Field(
         default=False,
         description="chains of element-wise kernels fused, and less kept for backward "
-        "(torch.compile); 'blocks': each repeated block alone, but not the head and the loss",
+        "(torch.compile); 'blocks': each repeated block alone, but not the head and the loss; "
+        "'by_hand': by kernels of Megatron and apex, beside which dropout of scores stays apart",
     )
     cuda_graphs: Switch = Field(
         default=False, description="kernels replayed from CUDA graphs: the host issues none"

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar, get_args
 import simpy
 
 from perfmodel.errors import PerfmodelError, SimulationError
+from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import (
     BackgroundJob,
@@ -142,7 +143,7 @@ class Surroundings:
             env,
             network,
             self.changes,
-            lambda: [*in_progress(), *(n for job in others for n in job.in_progress.values())],
+            lambda: [*in_progress(), *(n for job in others for n in job.names_in_progress())],
         )
         start_traffic(env, network, machine, self.changes, self.traffic)
         for job in others:
@@ -199,7 +200,7 @@ def simulate(
     def run(network: Network) -> Run:
         env = network.env
         main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)
-        others = surroundings.start(network, machine, lambda: list(main.in_progress.values()))
+        others = surroundings.start(network, machine, main.names_in_progress)
         if others or traffic:  # they never run out of events
             _detect_deadlock(env, main)
         run_until(env, main.done, main.describe_deadlock)
@@ -212,7 +213,10 @@ def simulate(
             network.notes,
         )
 
-    return on_network(timer, fidelity, run, changes=surroundings.change_network)
+    if surroundings:  # whose objects grow without end
+        return on_network(timer, fidelity, run, changes=surroundings.change_network)
+    with no_collections():
+        return on_network(timer, fidelity, run)
 
 
 def _start_background_job(

@@ -1,16 +1,17 @@
 """A StepPlan in progress: its streams, collectives and steps.
 
-Each stream of each rank class is a SimPy process that runs its tasks in plan order. A task starts
-when its predecessors have ended and its stream is free; a collective starts when all participating
-classes have reached it. Simultaneous events happen in plan order.
+Each stream of each rank class runs its tasks in plan order. A task starts when its predecessors
+have ended and its stream is free; a collective starts when all participating classes have reached
+it. Simultaneous events happen in plan order.
+
+A piece of compute is one SimPy event, and a collective those of the network: tasks that wait are
+counted down as their predecessors end.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import simpy
@@ -19,30 +20,35 @@ from numpy.typing import NDArray
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.engine.outcome import TaskExecution
-from perfmodel.simulate.engine.rank_class import ComputeResource, participants_of
-from perfmodel.simulate.network import Network
-from perfmodel.training.plan.step_plan import (
-    Collective,
-    Compute,
-    RankClass,
-    StepPlan,
-    Stream,
-    Task,
+from perfmodel.simulate.engine.rank_class import ComputeResource, Participants, participants_of
+from perfmodel.simulate.engine.task_graph import (
+    StepState,
+    StreamState,
+    begin_step,
+    semaphores_of,
+    task_graph,
 )
+from perfmodel.simulate.network import Network
+from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
-Steps = Generator[simpy.Event, Any, None]
 Stretch = Callable[[int, int], float | NDArray[np.float64]]
 """Factor on a task's work, by step and index: for its class, or for each of its ranks."""
 
 MAX_STEPS_AHEAD = 8
 """Steps that a job without an end may be ahead of its slowest stream, to bound memory."""
 
+_Member = tuple[StreamState, int, float]
+"""A task of a collective: its stream, its index, and when it was ready."""
+
+CollectiveInstance = tuple[int, str, str]
+"""A collective of a step: step, key, first class that takes part."""
+
 
 @dataclass(slots=True)
 class _PendingCollective:
-    """A collective that not all classes have reached yet."""
+    """A collective that not all classes have reached yet: its tasks, and when each did."""
 
-    started: simpy.Event
+    members: list[_Member] = field(default_factory=list)
     arrived_s: dict[str, float] = field(default_factory=dict)
 
 
@@ -66,166 +72,177 @@ class PlanRun:
         self.plan, self.executions = plan, list[TaskExecution]()
         self.arrivals: list[CollectiveArrivals] = []
         self.step_ends_s: list[float] = []
-        self._env, self._network, self._steps = env, network, steps
-        self._start_s, self._stretch = start_s, stretch
-        self._compute_resources = {c.name: ComputeResource(env, slowdown) for c in plan.classes}
-        self._participants = participants_of(plan)
-        self._ranks = {c.name: c.ranks for c in plan.classes}
-        self._depended_on = {i for task in plan.tasks for i in (*task.after, *task.after_previous)}
-        self._task_ends: dict[int, dict[int, simpy.Event]] = {}
-        self._has_ended: dict[int, bytearray] = {}
-        self._tasks_left: dict[int, int] = {}
-        self._step_ends: dict[int, simpy.Event] = {}
-        self._pending: dict[tuple[int, str, str], _PendingCollective] = {}
-        self._semaphores = {
-            (c.name, name): simpy.Container(env, capacity, init=capacity)
-            for c in plan.classes
-            for name, capacity in plan.semaphores
-        }
-        self._host_streams = {stream.name for stream in plan.streams if stream.kind == "host"}
-        self._queues: dict[tuple[str, str], list[int]] = {}
-        self._busy = 0
+        self.done = env.event()
         self.on_idle: Callable[[], None] | None = None
-        self.in_progress: dict[tuple[int, str, str], str] = {}
-        self.done = self._start()
+        self._env, self._network, self._steps = env, network, steps
+        self._stretch, self._busy = stretch, 0
+        self._graph = task_graph(plan)
+        self._participants = participants_of(plan)
+        self._classes = {each.name: each for each in plan.classes}
+        self._compute_resources = {c.name: ComputeResource(env, slowdown) for c in plan.classes}
+        self._semaphores = semaphores_of(plan)
+        self._streams = [
+            StreamState(queue.tasks, queue.rank_class, queue.stream, queue.stream.workers)
+            for queue in self._graph.queues
+        ]
+        self._step_states: dict[int, StepState] = {}
+        self._pending: dict[CollectiveInstance, _PendingCollective] = {}
+        self._in_progress: dict[CollectiveInstance, tuple[Task, tuple[str, ...]]] = {}
+        env.timeout(0.0).callbacks.append(lambda _: self._begin(start_s))
 
-    def _start(self) -> simpy.Event:
-        for index, task in enumerate(self.plan.tasks):
-            self._queues.setdefault((task.rank_class, task.stream), []).append(index)
-        return self._env.all_of(
-            [
-                self._env.process(self._run_stream(stream, self._queue(rank_class, stream)))
-                for rank_class in self.plan.classes
-                for stream in self.plan.streams
-            ]
-        )
+    def _begin(self, start_s: float) -> None:
+        if start_s:
+            self._call_after(self._env.timeout(start_s), self._start_all)
+        else:
+            self._start_all()
+
+    def _start_all(self) -> None:
+        if not self._streams or self._steps == 0:
+            self.done.succeed()
+        for state in self._streams:
+            self._advance(state)
 
     # ------------------------------------------------------------ steps
 
-    def _queue(self, rank_class: RankClass, stream: Stream) -> Iterator[tuple[int, int]]:
-        """Tasks of one stream, step after step."""
-        mine = self._queues.get((rank_class.name, stream.name), ())
-        steps = itertools.count() if self._steps is None else range(self._steps)
-        return ((step, index) for step in (steps if mine else ()) for index in mine)
-
-    def _events(self, step: int) -> dict[int, simpy.Event]:
-        """Return events of a step that fire with the time at which a task ended.
-
-        By index, of the tasks that others depend on.
-        """
-        if step not in self._task_ends:
-            self._task_ends[step] = {index: self._env.event() for index in self._depended_on}
-            self._has_ended[step] = bytearray(len(self.plan.tasks))
-            self._tasks_left[step] = len(self.plan.tasks)
-            self._step_ends[step] = self._env.event()
+    def _step_state(self, step: int) -> StepState:
+        if step not in self._step_states:
+            self._step_states[step] = begin_step(self._graph, is_first=step == 0)
             if self._steps is None:
-                self._forget(step - 2 * MAX_STEPS_AHEAD)
-        return self._task_ends[step]
+                self._step_states.pop(step - 2 * MAX_STEPS_AHEAD, None)
+        return self._step_states[step]
 
-    def _forget(self, step: int) -> None:
-        for records in (self._task_ends, self._has_ended, self._tasks_left, self._step_ends):
-            records.pop(step, None)
-
-    def _end(self, task: Task, step: int, index: int, now: float) -> None:
-        """Fire the event of a task, and with the last task of a step that of the step."""
-        if index in self._depended_on:
-            self._task_ends[step][index].succeed(now)
-        self._has_ended[step][index] = True
-        self._tasks_left[step] -= 1
-        if task.stream not in self._host_streams:
+    def _end(self, state: StreamState, step: int, index: int) -> None:
+        """Free the stream of a task that ends now, and start what waited for the task."""
+        now, own = self._env.now, self._step_states[step]
+        own.has_ended[index] = True
+        own.tasks_left -= 1
+        if state.stream.kind != "host":
             while len(self.step_ends_s) <= step:
                 self.step_ends_s.append(0.0)
             self.step_ends_s[step] = now
-        if not self._tasks_left[step]:
-            self._step_ends[step].succeed()
+        state.free += 1
+        startable = [state]
+        self._count_down(own, step, self._graph.users[index], now, startable)
+        later = self._graph.users_later[index]
+        if later and step + 1 != self._steps:
+            self._count_down(self._step_state(step + 1), step + 1, later, now, startable)
+        for each in startable:
+            self._advance(each)
+        if not own.tasks_left:
+            self._end_step(step)
+
+    def _count_down(
+        self,
+        own: StepState,
+        step: int,
+        users: list[int],
+        now: float,
+        startable: list[StreamState],
+    ) -> None:
+        """Count a predecessor of some tasks as ended; collect the streams whose next one can go."""
+        for user in users:
+            own.ready_s[user] = now  # time goes on: the last one counted is the latest
+            own.waits[user] -= 1
+            if not own.waits[user]:
+                waiting = self._streams[self._graph.queue_of[user]]
+                if waiting.step == step and waiting.tasks[waiting.at] == user:
+                    startable.append(waiting)
+
+    def _end_step(self, step: int) -> None:
+        if self._steps is None:
+            for state in self._streams:  # which may have been too far ahead
+                if state.step >= step + MAX_STEPS_AHEAD:
+                    self._advance(state)
+        elif step + 1 == self._steps:
+            self.done.succeed()
 
     @property
     def completed_s(self) -> tuple[float, ...]:
         """Ends of the steps of which all tasks have ended; seconds since the start of the run."""
-        last = next(
-            (s for s, tasks in sorted(self._tasks_left.items()) if tasks), len(self.step_ends_s)
-        )
+        states = sorted(self._step_states.items())
+        last = next((s for s, state in states if state.tasks_left), len(self.step_ends_s))
         return tuple(self.step_ends_s[:last])
 
     # ------------------------------------------------------------ streams
 
-    def _run_stream(self, stream: Stream, queue: Iterator[tuple[int, int]]) -> Steps:
-        """Start the tasks of one stream in order, as many at a time as it has workers."""
-        if self._start_s:
-            yield self._track(self._env.timeout(self._start_s))
-        if stream.workers == 1:
-            for step, index in queue:
-                yield from self._run_task(stream, step, index)
-            return
-        free = simpy.Resource(self._env, stream.workers)
-        started: list[simpy.Event] = []
-        for step, index in queue:
-            worker = free.request()
-            yield worker
-            begun = self._env.event()
-            started.append(
-                self._env.process(self._run_on_worker(free, worker, stream, step, index, begun))
-            )
-            yield begun  # nothing overtakes at the head of the queue
-            started = [task for task in started if not task.processed]
-        yield self._env.all_of(started)
+    def _advance(self, state: StreamState) -> None:
+        """Start the next tasks of a stream: nothing overtakes at the head of its queue."""
+        tasks = self.plan.tasks
+        while state.free and state.step != self._steps and not state.is_blocked:
+            step, index = state.step, state.tasks[state.at]
+            if self._is_ahead(step):
+                return
+            own = self._step_states.get(step) or self._step_state(step)
+            if own.waits[index]:
+                return
+            acquires = tasks[index].acquires
+            if acquires and not self._semaphores.take(state, acquires):
+                return
+            self._start(state, own.ready_s[index])
 
-    def _run_on_worker(
+    def _is_ahead(self, step: int) -> bool:
+        """Whether a step of a job without an end has to wait for slower streams."""
+        if self._steps is not None or step < MAX_STEPS_AHEAD:
+            return False
+        behind = self._step_states.get(step - MAX_STEPS_AHEAD)
+        return behind is not None and behind.tasks_left > 0
+
+    def _start(self, state: StreamState, ready_s: float) -> None:
+        """Start the next task of a stream."""
+        step, index = state.step, state.tasks[state.at]
+        state.free -= 1
+        state.at += 1
+        if state.at == len(state.tasks):
+            state.at, state.step = 0, step + 1
+        work = self.plan.tasks[index].work
+        if isinstance(work, Compute):
+            self._compute(state, step, index, work.duration_s, ready_s)
+        else:
+            self._join(state, step, index, ready_s, work)
+
+    def _end_compute(
+        self, state: StreamState, step: int, index: int, times: tuple[float, float, float]
+    ) -> None:
+        """End a piece of compute; `times`: start, when it was ready, and its stretch."""
+        task = self.plan.tasks[index]
+        if task.core_s > 0:
+            self._network.occupy(task.core_s, len(self._classes[task.rank_class].ranks))
+        self._finish(state, step, index, *times)
+
+    def _finish(
         self,
-        free: simpy.Resource,
-        worker: simpy.resources.resource.Request,
-        stream: Stream,
+        state: StreamState,
         step: int,
         index: int,
-        begun: simpy.Event,
-    ) -> Steps:
-        """Run a task on a worker, and release it."""
-        yield from self._run_task(stream, step, index, begun)
-        free.release(worker)
-
-    def _run_task(
-        self, stream: Stream, step: int, index: int, begun: simpy.Event | None = None
-    ) -> Steps:
-        """Wait for the dependencies of a task, run it, and fire its event."""
-        task, ready_s = self.plan.tasks[index], 0.0
-        work = task.work
-        if (
-            self._steps is None
-            and step >= MAX_STEPS_AHEAD
-            and not self._step_ends[step - MAX_STEPS_AHEAD].processed
-        ):
-            yield self._step_ends[step - MAX_STEPS_AHEAD]
-        for event in self._dependencies(task, step):
-            if not event.processed:
-                yield event
-            ended_s: float = event.value  # type: ignore[assignment]  # succeeded with a time
-            ready_s = max(ready_s, ended_s)
-        if task.acquires:
-            yield self._semaphores[task.rank_class, task.acquires].get(1)
-        if begun:
-            begun.succeed()
-        start_s, stretch = self._env.now, 1.0
-        if isinstance(work, Compute):
-            stretch = 1.0 if self._stretch is None else self._class_stretch(step, index)
-            yield self._compute(task, work.duration_s * stretch, stream)
-            if task.core_s > 0:
-                self._network.occupy(task.core_s, len(self._ranks[task.rank_class]))
-        else:
-            start_s = yield self._join(task, work, step)
-        if task.releases:
-            yield self._semaphores[task.rank_class, task.releases].put(1)
-        now = self._env.now
+        start_s: float,
+        ready_s: float,
+        stretch: float = 1.0,
+    ) -> None:
+        """Record a task that ends now, and give back its semaphore."""
+        task = self.plan.tasks[index]
         if self._steps is not None:
-            self.executions.append((task, step, start_s, now, ready_s, stretch))
-        self._end(task, step, index, now)
+            self.executions.append((task, step, start_s, self._env.now, ready_s, stretch))
+        if task.releases:
+            waiting = self._semaphores.give_back(task.rank_class, task.releases)
+            if waiting is not None:
+                ready = self._step_states[waiting.step].ready_s
+                self._start(waiting, ready[waiting.tasks[waiting.at]])
+                self._advance(waiting)
+        self._end(state, step, index)
 
-    def _dependencies(self, task: Task, step: int) -> list[simpy.Event]:
-        ends = self._events(step)
-        events = [ends[index] for index in task.after]
-        if step and task.after_previous:
-            ends_before = self._events(step - 1)
-            events += [ends_before[index] for index in task.after_previous]
-        return events
+    # ------------------------------------------------------------ compute
+
+    def _compute(
+        self, state: StreamState, step: int, index: int, duration_s: float, ready_s: float
+    ) -> None:
+        """Start work on the device, or on the host, which communication does not slow down."""
+        stretch = 1.0 if self._stretch is None else self._class_stretch(step, index)
+        if state.stream.kind == "compute":
+            event = self._compute_resources[state.rank_class].compute(duration_s * stretch)
+        else:
+            event = self._env.timeout(duration_s * stretch)
+        times = (self._env.now, ready_s, stretch)
+        self._call_after(event, lambda: self._end_compute(state, step, index, times))
 
     def _class_stretch(self, step: int, index: int) -> float:
         """Factor on a task's work for its class, whose ranks have to be alike."""
@@ -238,85 +255,83 @@ class PlanRun:
             )
         return float(factor.flat[0])
 
-    def _compute(self, task: Task, duration_s: float, stream: Stream) -> simpy.Event:
-        """Start work on the device, or on the host, which communication does not slow down."""
-        if stream.kind == "compute":
-            return self._track(self._compute_resources[task.rank_class].compute(duration_s))
-        return self._track(self._env.timeout(duration_s))
-
     # ------------------------------------------------------------ collectives
 
-    def _join(self, task: Task, work: Collective, step: int) -> simpy.Event:
-        """Wait for the other classes of a collective, then for its end.
-
-        The event's value is the time at which the collective started.
-        """
-        classes = self._classes_of(task, work)
-        key = (step, work.key, classes[0])
-        pending = self._pending.setdefault(key, _PendingCollective(self._env.event()))
-        pending.arrived_s[task.rank_class] = self._env.now
-        if len(pending.arrived_s) == len(classes):
-            del self._pending[key]
-            self._launch(key, task, work, classes, pending.started)
-            if len(classes) > 1 and self._steps is not None:
-                self._record_arrivals(task, step, pending.arrived_s)
-        return pending.started
+    def _join(
+        self, state: StreamState, step: int, index: int, ready_s: float, work: Collective
+    ) -> None:
+        """Reach a collective, and start it once all of its classes have."""
+        participants = self._participants[work.communicator][state.rank_class]
+        if len(participants.classes) == 1:
+            self._launch(step, work, participants, [(state, index, ready_s)])
+            return
+        instance = (step, work.key, participants.classes[0])
+        pending = self._pending.setdefault(instance, _PendingCollective())
+        pending.members.append((state, index, ready_s))
+        pending.arrived_s[state.rank_class] = self._env.now
+        if len(pending.arrived_s) < len(participants.classes):
+            return
+        del self._pending[instance]
+        self._launch(step, work, participants, pending.members)
+        if self._steps is not None:
+            self._record_arrivals(self.plan.tasks[index], step, pending.arrived_s)
 
     def _launch(
-        self,
-        key: tuple[int, str, str],
-        task: Task,
-        work: Collective,
-        classes: tuple[str, ...],
-        started: simpy.Event,
+        self, step: int, work: Collective, participants: Participants, members: list[_Member]
     ) -> None:
-        """Start a collective on the network; `started` fires when it has ended."""
-        start_s = self._env.now
+        """Start a collective on the network; its tasks end with it."""
+        start_s, classes = self._env.now, participants.classes
         for name in classes:
             self._compute_resources[name].communicate(+1)
-        self.in_progress[key] = f"{task.name} ({', '.join(classes[:4])})"
+        instance = (step, work.key, classes[0])
+        self._in_progress[instance] = (self.plan.tasks[members[-1][1]], classes)
 
-        def finish(_: simpy.Event) -> None:
-            del self.in_progress[key]
+        def finish() -> None:
+            del self._in_progress[instance]
             for name in classes:
                 self._compute_resources[name].communicate(-1)
-            started.succeed(start_s)
+            for state, index, ready_s in members:
+                self._finish(state, step, index, start_s, ready_s)
 
         try:
-            groups = self._participants[work.communicator][task.rank_class].groups
-            ended = self._network.collective(work.op, work.nbytes, groups, work.root, work.times)
+            ended = self._network.collective(
+                work.op, work.nbytes, participants.groups, work.root, work.times
+            )
         except TopologyError as error:
-            raise SimulationError(f"{self.in_progress[key]} cannot start: {error}") from error
-        assert ended.callbacks is not None  # not processed before this instant is over
-        ended.callbacks.append(finish)
-        self._track(ended)
+            name = _collective_text(*self._in_progress[instance])
+            raise SimulationError(f"{name} cannot start: {error}") from error
+        self._call_after(ended, finish)
+
+    def names_in_progress(self) -> list[str]:
+        """Names of the collectives in progress, with the first of their classes."""
+        return [_collective_text(task, classes) for task, classes in self._in_progress.values()]
 
     def _record_arrivals(self, task: Task, step: int, arrived_s: dict[str, float]) -> None:
         """Record which class arrived last and how long the others waited."""
         now = self._env.now
         last = max(arrived_s, key=lambda name: arrived_s[name])
-        waits = [(len(self._ranks[name]), now - at) for name, at in arrived_s.items()]
+        waits = [(len(self._classes[name].ranks), now - at) for name, at in arrived_s.items()]
         waited_s = sum(n * wait for n, wait in waits) / (sum(n for n, _ in waits) - 1)
         longest_s = max(wait for _, wait in waits)
-        rank = self._ranks[last][0]
+        rank = self._classes[last].ranks[0]
         self.arrivals.append(
             CollectiveArrivals(step, task.name, task.bucket, now, last, rank, waited_s, longest_s)
         )
 
     # ------------------------------------------------------------ deadlocks
 
-    def _track(self, event: simpy.Event) -> simpy.Event:
-        """Count events in progress, where deadlocks have to be detected."""
-        if self.on_idle is not None:
-            self._busy += 1
-            assert event.callbacks is not None
-            event.callbacks.append(self._untrack)
-        return event
+    def _call_after(self, event: simpy.Event, call: Callable[[], None]) -> None:
+        """Call when an event has happened; events are counted, to detect deadlocks."""
+        self._busy += 1
 
-    def _untrack(self, _: simpy.Event) -> None:
-        self._busy -= 1
-        if not self._busy and self.on_idle is not None:
-            self.on_idle()
+        def happen(_: simpy.Event) -> None:
+            call()
+            self._busy -= 1
+            if not self._busy and self.on_idle is not None:
+                self.on_idle()
+
+        assert event.callbacks is not None  # not processed before this instant is over
+        event.callbacks.append(happen)
 
     @property
     def is_deadlocked(self) -> bool:
@@ -326,12 +341,10 @@ class PlanRun:
     def describe_deadlock(self) -> str:
         """Name the tasks that wait, and for what."""
         waiting = [
-            f"{self.plan.tasks[index].name} (step {step})"
-            f"{self._missing_classes(self.plan.tasks[index], step)}"
-            for step in sorted(self._task_ends)
-            for index, has_ended in enumerate(self._has_ended[step])
-            if not has_ended
-            and all(e.triggered for e in self._dependencies(self.plan.tasks[index], step))
+            f"{task.name} (step {step}){self._missing_classes(task, step)}"
+            for step, state in sorted(self._step_states.items())
+            for index, task in enumerate(self.plan.tasks)
+            if not state.has_ended[index] and not state.waits[index]
         ]
         return f"the plan {self.plan.name!r} cannot finish; waiting: {', '.join(waiting[:8])}"
 
@@ -340,13 +353,13 @@ class PlanRun:
         mine = f" of {task.rank_class!r}" if len(self.plan.classes) > 1 else ""
         if isinstance(task.work, Compute):
             return mine
-        classes = self._classes_of(task, task.work)
+        classes = self._participants[task.work.communicator][task.rank_class].classes
         pending = self._pending.get((step, task.work.key, classes[0]))
         if pending is None or task.rank_class not in pending.arrived_s:
             return mine
         missing = [repr(name) for name in classes if name not in pending.arrived_s]
         return f"{mine} for {', '.join(missing[:4])}"
 
-    def _classes_of(self, task: Task, work: Collective) -> tuple[str, ...]:
-        """Classes that take part in a collective, in a fixed order."""
-        return self._participants[work.communicator][task.rank_class].classes
+
+def _collective_text(task: Task, classes: tuple[str, ...]) -> str:
+    return f"{task.name} ({', '.join(classes[:4])})"

@@ -8,13 +8,38 @@ a row: times of a collective are homogeneous in its bytes and latencies together
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from perfmodel.arrays import RankGroup
 from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.edges import join_edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.simulate.uncontended import UncontendedTimer
+
+GroupsCollective = tuple[str, int, tuple[RankGroup, ...], int]
+"""Operation, bytes, groups and root of a collective that several groups run at the same time."""
+
+
+@dataclass
+class JoinedCollectives:
+    """Collectives of several groups as few, found once for all simulations of a machine."""
+
+    _joined: dict[Hashable, tuple[tuple[RankGroup, ...], list[LoweredCollective]]] = field(
+        default_factory=dict
+    )
+
+    def of(
+        self, timer: UncontendedTimer, work: GroupsCollective, times: int
+    ) -> list[LoweredCollective]:
+        """Return `times` collectives of each group in a row, those of alike groups as one."""
+        op, nbytes, groups, root = work
+        key = (op, nbytes, id(groups), root, times)
+        if key not in self._joined:  # the entry holds `groups`, so that its id stays unique
+            joined = join_alike(timer.lower(op, nbytes, groups, root))
+            self._joined[key] = groups, [in_a_row(lowered, times) for lowered in joined]
+        return self._joined[key][1]
 
 
 def join_alike(collectives: Sequence[LoweredCollective]) -> list[LoweredCollective]:

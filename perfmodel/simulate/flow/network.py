@@ -24,7 +24,7 @@ from perfmodel.compiled_loops import Effort
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.flow.alike_collectives import in_a_row, join_alike
+from perfmodel.simulate.flow.alike_collectives import JoinedCollectives
 from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why, why_approximate
 from perfmodel.simulate.flow.link_shares import (
     SharesMet,
@@ -49,6 +49,7 @@ from perfmodel.simulate.network import (
     reroute_stream,
     schedule_last,
     stage_text,
+    succeed_at,
 )
 from perfmodel.simulate.sharing.between_collectives import LinkSets, LinkUsers
 from perfmodel.simulate.sharing.classed_legs import TimedLeg
@@ -71,16 +72,14 @@ class FlowNetwork(Network):
     """Whether messages on sockets would be nearer to what the library does."""
     _uncounted: dict[int, tuple[LoweredCollective, int]] = field(default_factory=dict, init=False)
     _link_users: LinkUsers[Job] = field(init=False)
-    _launching: dict[simpy.Event, LoweredCollective] = field(default_factory=dict, init=False)
-    """Collectives that have not sent anything yet, by the event of their end."""
+    _launching: dict[int, Sequence[LoweredCollective]] = field(default_factory=dict, init=False)
+    """Collectives that have not sent anything yet, by the number of their launch."""
+    _launched: int = field(default=0, init=False)
     _active: dict[Job, None] = field(default_factory=dict, init=False)
     _changed: list[Job | frozenset[int]] = field(default_factory=list, init=False)
     _timer: UncontendedTimer = field(init=False)  # of the machine as it is now
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
     _sent: dict[tuple[int, ...], tuple[TimedLeg, ...]] = field(default_factory=dict, init=False)
-    _joined: dict[
-        tuple[str, int, int, int, int], tuple[tuple[RankGroup, ...], list[LoweredCollective]]
-    ] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,21 +108,31 @@ class FlowNetwork(Network):
         return tuple(note for why, note in NOTES.items() if why in reasons)
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
-        self._rerouted.now(lowered)  # raises where no route is left
-        ended = self.env.event()
-        self._launching[ended] = lowered
-        call_at(self.env, self.env.now + lowered.launch_s, self._make_begin(lowered, ended))
-        return ended
+        return self.launch([lowered])
+
+    def launch(self, collectives: Sequence[LoweredCollective]) -> simpy.Event:
+        """Start lowered collectives now; the event fires when all have ended."""
+        for lowered in collectives:
+            self._rerouted.now(lowered)  # raises where no route is left
+        landing = _Landing(self.env, self.env.event(), len(collectives))
+        if not collectives:
+            landing.ended.succeed()
+        by_delay_s: dict[float, list[LoweredCollective]] = {}
+        for lowered in collectives:
+            by_delay_s.setdefault(lowered.launch_s, []).append(lowered)
+        for delay_s, together in by_delay_s.items():
+            self._launched += 1
+            self._launching[self._launched] = together
+            begin = self._make_begin(self._launched, landing)
+            self.env.timeout(delay_s).callbacks.append(begin)
+        return landing.ended
 
     def collective(
         self, op: str, nbytes: int, groups: tuple[RankGroup, ...], root: int, times: int = 1
     ) -> simpy.Event:
         """Start a collective in every group; groups on links of their own are one job."""
-        key = (op, nbytes, id(groups), root, times)
-        if key not in self._joined:  # the entry holds `groups`, so that its id stays unique
-            joined = join_alike(self.timer.lower(op, nbytes, groups, root))
-            self._joined[key] = groups, [in_a_row(lowered, times) for lowered in joined]
-        return self.launch(self._joined[key][1])
+        joined = self.timer.keep(JoinedCollectives)
+        return self.launch(joined.of(self.timer, (op, nbytes, groups, root), times))
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send background traffic over some arcs from now on, at most at `cap_Bps`."""
@@ -141,8 +150,9 @@ class FlowNetwork(Network):
         self._note_change(machine)
         same = machine is self.timer.machine
         self._timer = self.timer if same else UncontendedTimer(machine)
-        for lowered in self._launching.values():
-            self._rerouted.now(lowered)  # raises where no route is left
+        for together in self._launching.values():
+            for lowered in together:
+                self._rerouted.now(lowered)  # raises where no route is left
         for job in self._active:
             if isinstance(job, Flow):
                 route = reroute_stream(machine, job.stage.edges.arcs.tolist())
@@ -159,19 +169,17 @@ class FlowNetwork(Network):
         self._changed += self._active
         self._update_rates()
 
-    def _make_begin(
-        self, lowered: LoweredCollective, done: simpy.Event
-    ) -> Callable[[simpy.Event], None]:
+    def _make_begin(self, number: int, landing: _Landing) -> Callable[[simpy.Event], None]:
         def begin(_: simpy.Event) -> None:
-            now = self._rerouted.now(lowered)
-            del self._launching[done]
-            self._uncounted[id(now)] = (now, self._uncounted.get(id(now), (now, 0))[1] + 1)
-            if not now.stages:
-                done.succeed()
-                return
-            job = Collective(lowered, now, self._timer, self.env.now, done)
-            self._sent.setdefault(tuple(id(leg.edges) for leg in job.legs), job.legs)
-            self._enter(job)
+            for lowered in self._launching.pop(number):
+                now = self._rerouted.now(lowered)
+                self._uncounted[id(now)] = (now, self._uncounted.get(id(now), (now, 0))[1] + 1)
+                if not now.stages:
+                    landing.land(self.env.now)
+                    continue
+                job = Collective(lowered, now, self._timer, self.env.now, landing.land)
+                self._sent.setdefault(tuple([id(leg.edges) for leg in job.legs]), job.legs)
+                self._enter(job)
 
         return begin
 
@@ -213,8 +221,11 @@ class FlowNetwork(Network):
                 links = self._link_users.links(links)  # noqa: PLW2901  # of a job
             for component in self._link_users.components(links):
                 if solved.isdisjoint(component):
-                    self._solve(sorted(component, key=sort_key))
+                    self._solve(sorted(component, key=self._sort_key))
                     solved |= component
+
+    def _sort_key(self, job: Job) -> tuple[float, int, float, int]:
+        return sort_key(job, self._link_users.sets.mark(job.edges))
 
     def _solve(self, jobs: list[Job]) -> None:
         """Give jobs that share links with each other, and with no other, their rates."""
@@ -323,7 +334,7 @@ class FlowNetwork(Network):
                 return
             self._leave(job)
             if job.is_last:
-                call_at(self.env, job.start_s + self._ends_s(job)[1], lambda _: job.done.succeed())
+                job.land(job.start_s + self._ends_s(job)[1])
             else:
                 self._begin_next_leg(job)
 
@@ -350,6 +361,23 @@ class FlowNetwork(Network):
         sent_bytes = job.send(self.env.now, whole=whole)
         if sent_bytes > 0:
             count_stream(self._counted, job.stage.edges.arcs, sent_bytes)
+
+
+@dataclass(slots=True)
+class _Landing:
+    """Collectives that were started together: `ended` fires when all of them have landed."""
+
+    env: simpy.Environment
+    ended: simpy.Event
+    under_way: int
+    landed_s: float = 0.0
+
+    def land(self, landed_s: float) -> None:
+        """Note when the bytes of one will have landed; all of them have left."""
+        self.under_way -= 1
+        self.landed_s = max(self.landed_s, landed_s)
+        if not self.under_way:
+            succeed_at(self.env, self.ended, self.landed_s)
 
 
 def _why_alone(legs: tuple[TimedLeg, ...]) -> Why | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,7 +67,10 @@ class Collective:
     """Of that machine."""
     start_s: float
     """When its first byte may move, on the simulation's clock."""
-    done: simpy.Event
+    land: Callable[[float], None]
+    """What to do when the last leg has left the wire, with the time at which all has landed."""
+    legs: tuple[TimedLeg, ...] = field(init=False)
+    """Its legs without other traffic."""
     leg: int = 0
     landed_s: float = 0.0
     version: int = 0
@@ -95,10 +97,8 @@ class Collective:
         """Rate of each edge of its present leg; wire bytes per second."""
         return self.legs[self.leg].rates_Bps if self._rates_Bps is None else self._rates_Bps
 
-    @property
-    def legs(self) -> tuple[TimedLeg, ...]:
-        """Its legs without other traffic."""
-        return self.timer.timed_legs(self.lowered)
+    def __post_init__(self) -> None:
+        self.legs = self.timer.timed_legs(self.lowered)
 
     @property
     def is_last(self) -> bool:
@@ -293,13 +293,16 @@ def joined_stage(flows: Sequence[Flow]) -> Stage:
     return Stage((), edges, np.zeros(len(flows)), cap_Bps, np.ones(len(flows)))
 
 
-def sort_key(job: Collective | Flow) -> tuple[float, int, float, int]:
-    """Return a key that puts jobs in an order independent of that in which they started."""
+def sort_key(job: Collective | Flow, mark: int) -> tuple[float, int, float, int]:
+    """Return a key that puts jobs in an order independent of that in which they started.
+
+    `mark`: of the links that it crosses, see `LinkSets.mark`.
+    """
     start_s = job.start_s if isinstance(job, Collective) else job.since_s
     nbytes = job.lowered.schedule.nbytes if isinstance(job, Collective) else job.nbytes
     return (
         start_s,
         len(job.edges),
         float(nbytes),
-        zlib.crc32(job.edges.arcs.tobytes()),
+        mark,
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -35,9 +37,9 @@ class LinkSets:
     """How many pairs were compared."""
     _of_edges: dict[int, tuple[Edges, frozenset[int]]] = field(default_factory=dict)
     _of_route: dict[bytes, frozenset[int]] = field(default_factory=dict)
-    _share: dict[tuple[int, int], tuple[frozenset[int], frozenset[int], bool]] = field(
-        default_factory=dict
-    )
+    _met: dict[int, tuple[frozenset[int], set[int], set[int]]] = field(default_factory=dict)
+    """By id: a set, those that it was compared with, and those that have links in common."""
+    _marks: dict[int, tuple[Edges, int]] = field(default_factory=dict)
 
     def of(self, edges: Edges) -> frozenset[int]:
         """Return the links of some edges; the same object for a route that was asked for before."""
@@ -47,13 +49,28 @@ class LinkSets:
             self._of_edges[id(edges)] = (edges, frozenset(np.unique(edges.arcs).tolist()))
         return self._of_edges[id(edges)][1]
 
-    def share(self, a: frozenset[int], b: frozenset[int]) -> bool:
-        """Whether two sets have links in common."""
-        key = (id(a), id(b)) if id(a) < id(b) else (id(b), id(a))
-        if key not in self._share:  # the entry holds both, so that their ids stay unique
+    def mark(self, edges: Edges) -> int:
+        """Return a number that is equal for equal routes, whatever was asked for before."""
+        if len(edges) == 1:
+            return zlib.crc32(edges.arcs.tobytes())
+        if id(edges) not in self._marks:
+            self._marks[id(edges)] = edges, zlib.crc32(edges.arcs.tobytes())
+        return self._marks[id(edges)][1]
+
+    def meeting(self, links: frozenset[int], others: Mapping[int, frozenset[int]]) -> set[int]:
+        """Sets by id that have links in common with a set; of `others` all that do."""
+        _, compared, meeting = self._met.setdefault(id(links), (links, set(), set()))
+        for number in others.keys() - compared:
             self.compared += 1
-            self._share[key] = a, b, not a.isdisjoint(b)
-        return self._share[key][2]
+            compared.add(number)
+            if not links.isdisjoint(others[number]):
+                meeting.add(number)
+            # so that its id stays unique, and is not compared the other way round
+            other = self._met.setdefault(number, (others[number], set(), set()))
+            other[1].add(id(links))
+            if number in meeting:
+                other[2].add(id(links))
+        return meeting
 
 
 @dataclass
@@ -62,18 +79,26 @@ class LinkUsers(Generic[T]):
 
     sets: LinkSets = field(default_factory=LinkSets)
     _links: dict[T, frozenset[int]] = field(default_factory=dict)
+    _used: dict[int, frozenset[int]] = field(default_factory=dict)
+    _users: Counter[int] = field(default_factory=Counter)
 
     def enter(self, job: T, links: frozenset[int]) -> None:
         """Put a job on links."""
         self._links[job] = links
+        self._used[id(links)] = links
+        self._users[id(links)] += 1
 
     def leave(self, job: T) -> frozenset[int]:
         """Take a job off its links; return them."""
-        return self._links.pop(job)
+        links = self._links.pop(job)
+        self._users[id(links)] -= 1
+        if not self._users[id(links)]:
+            del self._used[id(links)]
+        return links
 
     def is_used(self, links: frozenset[int]) -> bool:
         """Whether a job is on one of some links."""
-        return any(self.sets.share(links, own) for own in self._links.values())
+        return not self._used.keys().isdisjoint(self.sets.meeting(links, self._used))
 
     def links(self, job: T) -> frozenset[int]:
         """Links of a job."""
@@ -85,7 +110,8 @@ class LinkUsers(Generic[T]):
         Jobs of different components share no link.
         """
         components: list[set[T]] = []
-        for job in [job for job, own in self._links.items() if self.sets.share(links, own)]:
+        meeting = self.sets.meeting(links, self._used)
+        for job in [job for job, own in self._links.items() if id(own) in meeting]:
             if not any(job in component for component in components):
                 components.append(self._component(job))
         return components
@@ -95,8 +121,8 @@ class LinkUsers(Generic[T]):
         others = dict(self._links)
         del others[job]
         while todo and others:  # a job that was reached is not looked at again
-            links = self._links[todo.pop()]
-            fresh = [other for other, own in others.items() if self.sets.share(links, own)]
+            meeting = self.sets.meeting(self._links[todo.pop()], self._used)
+            fresh = [other for other, own in others.items() if id(own) in meeting]
             for other in fresh:
                 del others[other]
             component.update(fresh)

@@ -45,6 +45,10 @@ def max_min_rates(
     return LinkSharing.of(pointers, arcs).rates(capacity_Bps, caps_Bps)
 
 
+FEW_HOPS = 16
+"""Links per hop from which on it is quicker to sort the hops than to go over all links."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinkSharing:
     """Flows on their links, for which rates are solved several times.
@@ -63,11 +67,16 @@ class LinkSharing:
     @classmethod
     def of(cls, pointers: IntArray, arcs: IntArray) -> LinkSharing:
         """Prepare flows; see `max_min_rates`."""
-        crossed = np.zeros(int(arcs.max(initial=-1)) + 1, dtype=np.bool_)
+        owner = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
+        pointers = np.ascontiguousarray(pointers, dtype=np.int64)
+        last = int(arcs.max(initial=-1))
+        if last > FEW_HOPS * len(arcs):  # of a large cluster's links few are crossed
+            used, link = np.unique(arcs, return_inverse=True)
+            return cls(used, pointers, owner, link)
+        crossed = np.zeros(last + 1, dtype=np.bool_)
         crossed[arcs] = True
         used, place = np.flatnonzero(crossed), np.cumsum(crossed) - 1
-        owner = np.repeat(np.arange(len(pointers) - 1), np.diff(pointers))
-        return cls(used, np.ascontiguousarray(pointers, dtype=np.int64), owner, place[arcs])
+        return cls(used, pointers, owner, place[arcs])
 
     def rates(self, capacity_Bps: FloatArray, caps_Bps: FloatArray | None = None) -> FloatArray:
         """Rates of the flows; see `max_min_rates`."""

@@ -164,6 +164,19 @@ class UpgradeOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What one assumption makes of the best option, where it is worse and where it is better.
+
+    `words`: what worse and better are. `wall_s`, `cost`: of both; None where no price is known.
+    """
+
+    what: str
+    words: tuple[str, str]
+    wall_s: tuple[float, float]
+    cost: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanResult:
     """The answer to a scenario's `plan:` section.
 
@@ -175,6 +188,8 @@ class PlanResult:
         What one sample is ("image").
     efficiency_base : str
         What efficiency is relative to, in words.
+    sensitivities : tuple of Sensitivity
+        Of the best option, the largest effect first.
     cautions : tuple of str
         The assumptions that no reader should miss.
     """
@@ -195,6 +210,15 @@ class PlanResult:
     assumptions: tuple[str, ...]
     sources: Mapping[str, str]
     provenance: Mapping[str, str]
+    sensitivities: tuple[Sensitivity, ...] = ()
+
+    @property
+    def best(self) -> PlanOption | None:
+        """The option that answers the plan: the cheapest in time, or the cheapest."""
+        answers = self.answers
+        if self.deadline_s is not None:
+            return answers.cheapest_in_time or answers.smallest_in_time or answers.fastest
+        return answers.cheapest or answers.fastest
 
     @property
     def usable(self) -> tuple[PlanOption, ...]:

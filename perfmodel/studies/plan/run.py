@@ -38,6 +38,7 @@ from perfmodel.studies.plan.model import (
     Training,
     UpgradeOutcome,
 )
+from perfmodel.studies.plan.sensitivity import list_swings, measure_swings
 from perfmodel.studies.plan.time_to_train import describe_target, target_samples, train, upkeep_of
 from perfmodel.studies.run.resolve.training_job import resolve_workload
 from perfmodel.units import format_bytes
@@ -108,7 +109,16 @@ def plan_scenario(
         progress=progress,
     )  # fmt: skip
     shared.bases.update(_find_bases(shared, predictions))
-    return _assemble_result(shared, workload, predictions, profile)
+    result = _assemble_result(shared, workload, predictions, profile)
+    if result.best is None:
+        return result
+
+    def answer(requests: Sequence[StepRequest]) -> list[PlanOption]:
+        swung = predict(scenario, requests, profile=profile, jobs=jobs, store=store)
+        return [_option(shared, prediction) for prediction in swung]
+
+    swings = list(list_swings(scenario, result.best))
+    return replace(result, sensitivities=measure_swings(result.best, swings, answer))
 
 
 def _assemble_result(

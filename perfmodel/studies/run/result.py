@@ -53,7 +53,7 @@ class CommunicationUse:
     """One operation in a step, of a rank of the class that computes longest.
 
     `op`: "all_reduce", "all_gather", "reduce_scatter", "send" ...
-    `calls`: times that it is called.
+    `functions`: times that it is called.
     `nbytes`: sizes of all calls, as nccl-tests counts them.
     `sent_bytes`: what a rank sends in them if they run on rings.
     `busy_s`: while at least one call is in flight.
@@ -75,7 +75,7 @@ class DimensionUse:
     `dimension`: "tensor", "context", "expert", "pipeline" (messages of stages), "data" (gradients,
         and parameters that are sharded), or "all ranks" (the norm of all gradients).
     `ranks`: of each of its groups.
-    `calls`, `sent_bytes`: of the rank that sends most; bytes as on rings.
+    `functions`, `sent_bytes`: of the rank that sends most; bytes as on rings.
     `exposed_s`: while a GPU neither computes nor has anything else to wait for, mean of stages;
         dimensions that are in flight together share that time.
     `links`: kinds of link that its messages cross.
@@ -386,8 +386,10 @@ class SizeResult:
         "bubble" (a stage waits for the others), "idle".
     `samples_per_s`: over all GPUs.
     `scaling_efficiency`: throughput over that of `efficiency_base` GPUs scaled up linearly.
-    `bottleneck`: what saves most of the step where it is no limit: links by name, latency, the
-        host or an event; "compute" where nothing but compute saves more than 1 %.
+    `bottleneck`: what saves most of the step where it is no limit: links by the part that somebody
+        buys ("host 0's NIC"), latency, the host or an event; "compute" where nothing but compute
+        saves more than 1 %.
+    `bottleneck_path`: the same with links by their ends ("n0/nic0 -> fabric/leaf0 (ethernet)").
     `interval_s`: 80 % interval of `step_time_s`; None where none is known.
     `uncertainties`: what it is made of; None where it is.
     `scaling_efficiency_interval`: 80 %; errors that both sizes share cancel in it as far as they
@@ -435,6 +437,7 @@ class SizeResult:
     communication: tuple[CommunicationUse, ...] = ()
     mfu: float | None = None
     mixture: MixtureUse | None = None
+    bottleneck_path: str = ""
 
     @property
     def sent_bytes(self) -> float:

@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError
-from perfmodel.files import data_folder, find_file
+from perfmodel.files import data_folder, find_file, is_folder
 from perfmodel.files.find import is_shipped
-from perfmodel.scenario import Scenario
+from perfmodel.scenario import ModelSection, Scenario
+from perfmodel.scenario.source_map import SourceMap
+from perfmodel.studies.run.resolve.machine import named_node
 from perfmodel.studies.sweep.variants import Variant
+from perfmodel.topology.composed.load import node_files
 from perfmodel.topology.templates.gpus import user_tables
 from perfmodel.version import __version__
+from perfmodel.workload.configs.hugging_face import CONFIG_NAME
+from perfmodel.workload.configs.megatron_arguments import is_argument_file
+from perfmodel.workload.configs.safetensors import INDEX_SUFFIX, SUFFIX, header_bytes
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -82,12 +88,11 @@ def _digest_files(scenario: Scenario, digests: dict[Path, str] | None) -> Mappin
 def list_files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
     """List the files that a scenario names, or that its machine may come from, by field."""
     origin, cluster = scenario.origin, scenario.cluster
-    for field, name, kind in (
-        ("cluster.node", cluster.node, "topologies"),
-        ("profile", scenario.profile, "topologies/profiles"),
-    ):
-        if name is not None:
-            yield from _locate(field, origin.beside(field, name), kind)
+    for number, path in enumerate(node_files(named_node(scenario))):
+        yield f"cluster.node{f' extends {number}' if number else ''}", path
+    if scenario.profile is not None:
+        name = origin.beside("profile", scenario.profile)
+        yield from _locate("profile", name, "topologies/profiles")
     if cluster.fabric is not None:
         kind = cluster.fabric.kind
         if kind.endswith((".yaml", ".yml")):
@@ -100,12 +105,27 @@ def list_files(scenario: Scenario) -> Iterator[tuple[str, Path]]:
     models = [("model", scenario.model)]
     models += [(f"jobs.{at}.model", job.model) for at, job in enumerate(scenario.jobs)]
     for field, model in models:
-        if model.file is not None:
-            yield f"{field}.file", origin.resolve(f"{field}.file", model.file)
-        elif model.name is not None:
-            yield f"{field}.name", Path(model.name)
+        yield from _model_files(field, model, origin)
     if scenario.compute.times is not None:
         yield "compute.times", origin.resolve("compute.times", scenario.compute.times)
+
+
+def _model_files(field: str, model: ModelSection, origin: SourceMap) -> Iterator[tuple[str, Path]]:
+    """List the files that state a model; a name of the zoo is one of a file that ships."""
+    if model.file is not None:
+        path = origin.resolve(f"{field}.file", model.file)
+        yield f"{field}.file", path
+        if path.name.endswith(INDEX_SUFFIX):
+            shards = sorted(path.parent.glob(f"*{SUFFIX}"))
+            yield from ((f"{field}.file {shard.name}", shard) for shard in shards)
+    elif model.config is not None:
+        path = origin.resolve(f"{field}.config", model.config)
+        yield f"{field}.config", path / CONFIG_NAME if is_folder(path) else path
+    elif model.megatron is not None:
+        if is_argument_file(model.megatron):
+            yield f"{field}.megatron", origin.resolve(f"{field}.megatron", model.megatron)
+    elif model.transformer is None and model.name is not None:
+        yield f"{field}.name", Path(model.name)
 
 
 def _locate(field: str, name: str, kind: str) -> Iterator[tuple[str, Path]]:
@@ -116,6 +136,11 @@ def _locate(field: str, name: str, kind: str) -> Iterator[tuple[str, Path]]:
 
 
 def _digest_file(path: Path) -> str:
+    if path.name.endswith(SUFFIX):  # of many GB, of which a model is the header
+        try:
+            return hashlib.sha256(header_bytes(path)).hexdigest()
+        except InputError as error:  # the answer will say so, too
+            return _digest_text(str(error))
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -1,12 +1,12 @@
-"""CSV and Parquet of a sweep."""
+"""CSV, Parquet and JSON of a sweep."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import ExecutorUnavailable
-from perfmodel.files import write_atomically
+from perfmodel.files import attributes, write_atomically
 from perfmodel.studies.sweep.run import SweepResult, format_value
 
 if TYPE_CHECKING:
@@ -58,3 +58,18 @@ def write_parquet(swept: SweepResult, path: Path) -> None:
     content = io.BytesIO()
     pq.write_table(pa.Table.from_pandas(flatten(swept)), content)
     write_atomically(path, content.getvalue())
+
+
+def to_json(name: str, question: str, swept: SweepResult) -> dict[str, Any]:
+    """Write a sweep as plain data: what was set, and figures in SI units, variant by variant."""
+    return {
+        "scenario": name,
+        "question": question,
+        "fields": list(swept.fields),
+        "count": len(swept.variants),
+        **attributes(swept, "failed reused"),
+        "variants": [
+            attributes(variant, "index set digest") | answer.as_row
+            for variant, answer in zip(swept.variants, swept.answers, strict=True)
+        ],
+    }

@@ -79,7 +79,7 @@ def usual_host(
     return HostParts(
         gpu=named.name,
         part=part,
-        board=Board(whole, layout, nvlink, lanes, _stated_rate(nvlink, intra.lane_Bps)),
+        board=Board(whole, layout, nvlink, lanes, stated_rate(nvlink, intra.lane_Bps)),
         cpu=cpu,
         domains=domains,
         pcie=min(intra.pcie or part.pcie, part.pcie),
@@ -104,7 +104,7 @@ def _generation(part: GpuConnector, intra: IntraText) -> str | None:
     return part.nvlink if part.nvlink and part.nvlink.startswith(stated) else stated
 
 
-def _stated_rate(nvlink: str | None, lane_Bps: float | None) -> float | None:
+def stated_rate(nvlink: str | None, lane_Bps: float | None) -> float | None:
     """Rate of a link where it is not that of its generation, one direction or both together."""
     if lane_Bps is None or nvlink is None:
         return None

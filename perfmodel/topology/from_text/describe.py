@@ -22,7 +22,7 @@ from perfmodel.topology.from_text.match_template import (
 from perfmodel.topology.from_text.network_text import NetworkText
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts, usual_nics
 from perfmodel.topology.from_text.template_builder import port, with_socket_limits
-from perfmodel.topology.templates.build import load_node
+from perfmodel.topology.templates.load import load_template
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec
 
 _USUAL_RATE = "assumption: the usual rate for this GPU and kind of network"
@@ -107,7 +107,7 @@ def find_host(host: HostText) -> Described:
     if facts is None:
         return _with_stated(_build_host(host), host)
     notes = (f"machine: template {facts.name}", *host.network.assumptions)
-    return _with_stated(Described(load_node(facts.name), notes, facts.name), host)
+    return _with_stated(Described(load_template(facts.name), notes, facts.name), host)
 
 
 def _build_host(host: HostText) -> Described:
@@ -191,7 +191,7 @@ def _network(part: GpuConnector, net: NetworkText) -> tuple[Network | None, tupl
 
 def _from_template(facts: TemplateFacts, host: HostText, assumptions: tuple[str, ...]) -> Described:
     """A template with the GPU that is named."""
-    node = load_node(facts.name)
+    node = load_template(facts.name)
     notes = [*assumptions, *host.network.assumptions]
     if node.gpu != host.gpu.name:
         node = node.model_copy(update={"gpu": host.gpu.name})
@@ -207,7 +207,7 @@ def _from_template(facts: TemplateFacts, host: HostText, assumptions: tuple[str,
 
 def _rack(named: NamedGpu, net: NetworkText, assumptions: tuple[str, ...]) -> Described:
     """An NVLink rack: one node of 72 GPUs, whose trays are the hosts that were described."""
-    node = load_node("gb200-nvl72").model_copy(update={"gpu": named.name})
+    node = load_template("gb200-nvl72").model_copy(update={"gpu": named.name})
     notes = [*assumptions, "assumption: a rack of 18 trays of 4 GPUs, all joined by NVLink"]
     if net.kind is not None:
         nic_Bps = net.nic_Bps or usual_nics(net.kind, named.part.spelled)[1]

@@ -24,7 +24,7 @@ from perfmodel.topology.from_text.network_text import (
 )
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, usual_nics
 from perfmodel.topology.model import NetworkKind
-from perfmodel.topology.templates.build import load_node, template_names
+from perfmodel.topology.templates.load import is_template, load_template, template_names
 from perfmodel.topology.templates.name_ranges import expand_pattern
 from perfmodel.topology.templates.spec import NodeSpec, pairs
 
@@ -135,7 +135,8 @@ def template_facts() -> tuple[TemplateFacts, ...]:
     """All shipped templates whose GPU is one; those of named machines first, in their order."""
     shipped = template_names()
     machines = [name for name in hardware_parts().machines if name in shipped]
-    nodes = {name: load_node(name) for name in dict.fromkeys((*machines, *shipped))}
+    names = dict.fromkeys((*machines, *shipped))
+    nodes = {name: load_template(name) for name in names if is_template(name)}
     return tuple(
         _facts(name, node) for name, node in nodes.items() if node.gpu in hardware_parts().gpus
     )

@@ -107,6 +107,17 @@ def read_network(
     )
 
 
+def names_network(text: str) -> bool:
+    """Whether a text names a network between hosts.
+
+    Examples
+    --------
+    >>> names_network("2 x 100 Gbit/s RoCE"), names_network("PCIe gen4 x16")
+    (True, False)
+    """
+    return _NETWORK_WORD.search(text.lower()) is not None
+
+
 def links_inside(text: str) -> str:
     """Return the parts of a text that are about links inside a host, and not about its network.
 

@@ -8,26 +8,17 @@ from pathlib import Path
 from typing import Literal
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files.read import read_bytes
+from perfmodel.files.pasted_text import clean_characters, clean_lines, read_pasted_text
 
 Kind = Literal["nccl-topology", "nccl-graph", "topo-matrix", "ibnetdiscover"]
 
 LARGEST_BYTES = 64 * 2**20
 """An ibnetdiscover file of 10,000 ports has 3 MB; nothing that is read here is larger than this."""
 
+MOST_LINES = 1_500_000
+
 WANTED = "an NCCL topology XML, the text of `nvidia-smi topo -m` or of `ibnetdiscover`"
 
-_MAGIC = (
-    (b"\x1f\x8b", "a gzip archive: unpack it first"),
-    (b"PK\x03\x04", "a zip archive: unpack it first"),
-    (b"\xfd7zXZ", "an xz archive: unpack it first"),
-    (b"BZh", "a bzip2 archive: unpack it first"),
-    (b"\x28\xb5\x2f\xfd", "a zstd archive: unpack it first"),
-    (b"\x7fELF", "a program"),
-    (b"%PDF", "a PDF"),
-    (b"\x89PNG", "a picture"),
-)
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Za-z0-9]|[\x0e\x0f]")
 _ROOTS = {
     "topology": "hwloc's XML (root element 'topology'): it has neither NVLinks nor what NCCL uses;"
     " run NCCL with NCCL_TOPO_DUMP_FILE=FILE instead",
@@ -36,6 +27,10 @@ _ROOTS = {
     " `nvidia-smi topo -m`, or `perfmodel topology discover` on the machine",
 }
 _TEXTS = (
+    (r"ROCm System Management|AMD SMI|\bXGMI\b",
+     "what rocm-smi or amd-smi says of AMD GPUs: their links (XGMI) are not imported"),
+    (r"^Switch\s+0x[0-9a-f]+.*==\(|^CA: .*0x[0-9a-f]+.*==\(",
+     "the text of iblinkinfo: use ibnetdiscover"),
     (r"^perfmodel:\s*1", "a file of perfmodel's own: use it as it is"),
     (r"P2P Connectivity Matrix|Unidirectional P2P|Bidirectional P2P",
      "a measurement (p2pBandwidthLatencyTest): see `perfmodel calibrate`"),
@@ -55,26 +50,32 @@ def _refusal(problem: str, file: str) -> InputError:
 
 
 def read_content(path: Path) -> str:
-    """Read a text file of another tool; terminal colours are dropped.
+    """Read a text file of another tool, without colours, prefixes and marks of quotation.
 
-    Raises `InputError`: unreadable, empty, too large, binary, or not UTF-8.
+    Raises `InputError`: unreadable, empty, too large, packed or binary.
     """
-    refuse = partial(_refusal, file=str(path))
     try:
-        data = read_bytes(path, LARGEST_BYTES)
+        text = clean_characters(read_pasted_text(path, LARGEST_BYTES))
     except InputError as error:
-        raise refuse(error.faults[0].found) from None
-    packing = next((contents for magic, contents in _MAGIC if data.startswith(magic)), None)
-    wide = data[:2] in {b"\xff\xfe", b"\xfe\xff"}
-    if packing or (b"\0" in data and not wide):
-        raise refuse(packing or "binary data")
-    try:
-        text = data.decode("utf-16" if wide else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise refuse(f"bytes that are not text ({error.reason})") from None
+        raise _refusal(error.faults[0].found, str(path)) from None
     if not text.strip():
-        raise refuse("nothing: the file is empty")
-    return _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+        raise _refusal("nothing: the file is empty", str(path))
+    if text.count("\n") > MOST_LINES:
+        raise _refusal(f"more than {MOST_LINES:,} lines", str(path))
+    return text if text.lstrip().startswith("<") else _embedded("\n".join(clean_lines(text)))
+
+
+_ELEMENT = re.compile(r"^\s*<(system|graphs)\b", re.MULTILINE)
+
+
+def _embedded(text: str) -> str:
+    """XML that stands in a page or log, on its own lines; else the text."""
+    begin = _ELEMENT.search(text)
+    if begin is None:
+        return text
+    end = text.rfind(f"</{begin[1]}>")
+    whole = text[begin.start() : end + len(begin[1]) + 3] if end > 0 else text[begin.start() :]
+    return "\n" * text.count("\n", 0, begin.start()) + whole
 
 
 def kind_of(text: str, file: str) -> Kind:

@@ -98,6 +98,7 @@ def _blocks(text: str, file: str) -> _Listing:
     faults: list[Fault] = []
     block: _Block | None = None
     for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()  # noqa: PLW2901
         begins = _BLOCK.match(line)
         if begins:
             kind, _, guid, name = begins.groups()
@@ -113,10 +114,58 @@ def _blocks(text: str, file: str) -> _Listing:
                 faults.append(Fault("port", repr(line[:50]), '[port] "S-GUID"[port] # ... 4xHDR',
                                     file, number))  # fmt: skip
                 continue
-            block.ports[int(port[1])] = (port[2].lower(), int(port[3]), _rate(port[4]))
+            cable = (port[2].lower(), int(port[3]), _rate(port[4]))
+            if block.ports.setdefault(int(port[1]), cable)[:2] != cable[:2]:
+                faults.append(Fault("port", f"port {port[1]} again, to another device",
+                                    "each port once", file, number))  # fmt: skip
+    if not faults:
+        faults = _cable_faults(blocks, file)
     if faults:
         raise InputError(faults[:20])
-    return _Listing(blocks, [])
+    return _Listing(blocks, _cables_of_one_end(blocks))
+
+
+def _cable_faults(blocks: Mapping[str, _Block], file: str) -> list[Fault]:
+    """Cables whose ends contradict each other, and far ends that have no block: a file cut off."""
+    faults = []
+    missing = _unlisted(blocks)
+    if len(missing) > max(1, _FEW_UNLISTED * len(blocks)):
+        first = min(missing)
+        line = next(block.line for block in blocks.values()
+                    if first in {far for far, _, _ in block.ports.values()})  # fmt: skip
+        problem = f"{len(missing)} devices at the far end of cables without a block of their own"
+        allowed = f"a block for each, as for {first} (is the file cut off?)"
+        faults.append(Fault("block", problem, allowed, file, line))
+    for block in blocks.values():
+        for number, (far, far_port, _) in block.ports.items():
+            back = blocks[far].ports.get(far_port) if far in blocks else None
+            if back is not None and (back[0], back[1]) != (block.guid, number):
+                problem = f"port {number} to {far} port {far_port}, which leads elsewhere"
+                allowed = "cables that both ends agree on"
+                faults.append(Fault("port", problem, allowed, file, block.line))
+    return faults
+
+
+_FEW_UNLISTED = 0.05
+"""Devices without a block, of all: a host that went down while it was walked."""
+
+
+def _unlisted(blocks: Mapping[str, _Block]) -> set[str]:
+    """Devices at the far end of cables that have no block."""
+    far_ends = {far for block in blocks.values() for far, _, _ in block.ports.values()}
+    return far_ends - set(blocks)
+
+
+def _cables_of_one_end(blocks: Mapping[str, _Block]) -> list[str]:
+    """Notes on cables that stand in the block of one end alone (they count), and on its devices."""
+    lone = sum(
+        far in blocks and far_port not in blocks[far].ports
+        for block in blocks.values()
+        for far, far_port, _ in block.ports.values()
+    )
+    missing = sorted(_unlisted(blocks))
+    notes = [f"{lone} cables that only one of their ends names count as well"] * bool(lone)
+    return notes + [f"{name} has no block of its own and is left out" for name in missing]
 
 
 def _rate(rest: str) -> float | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
-from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.files import find_file, list_shipped, read_yaml, validate_document
+from perfmodel.errors import Fault, InputError
+from perfmodel.topology.composed.load import load_node
 from perfmodel.topology.fabric.assemble import (
     Host,
     Network,
@@ -27,51 +26,14 @@ from perfmodel.topology.fabric.fabric import (
 )
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
+from perfmodel.topology.templates.load import template_names
 from perfmodel.topology.templates.references import reference_faults
 from perfmodel.topology.templates.spec import FABRIC_KINDS, FabricSpec, NodeSpec, resolve_source
 
+__all__ = ["MOST_GPUS", "build_topology", "load_node", "template_names", "with_usual_routing"]
+
 MOST_GPUS = 200_000
 """GPUs of one cluster: building 100,000 takes 1.3 GB and 3 s."""
-
-_NOT_TEMPLATES = ("gpus", "fabrics/", "profiles/")
-
-
-def template_names() -> tuple[str, ...]:
-    """Names of the node templates that ship with perfmodel."""
-    return tuple(name for name in list_shipped("topologies") if not name.startswith(_NOT_TEMPLATES))
-
-
-def load_node(name_or_path: str) -> NodeSpec:
-    """Read a node template by name or by path.
-
-    Raises `InputError`: no such file, or everything that is wrong in it, with lines.
-    """
-    if name_or_path.startswith(_NOT_TEMPLATES):
-        raise InputError(
-            Fault(
-                "topology",
-                repr(name_or_path),
-                f"a node template, {allowed_names(template_names())}",
-            )
-        )
-    try:
-        path = find_file(name_or_path, "topologies", field="topology")
-    except InputError as error:
-        allowed = f"a file's path or {allowed_names(template_names(), Path(name_or_path).stem)}"
-        raise InputError(Fault("topology", error.faults[0].found, allowed)) from None
-    document = read_yaml(path)
-    faults: list[Fault] = []
-    try:
-        node = validate_document(NodeSpec, document, str(path))
-    except InputError as error:
-        faults += error.faults
-    reported = {(fault.field, fault.line) for fault in faults}
-    faults += [
-        f for f in reference_faults(document, str(path)) if (f.field, f.line) not in reported
-    ]
-    if faults:
-        raise InputError(faults)
-    return node if node.name else node.model_copy(update={"name": path.stem})
 
 
 def with_usual_routing(
@@ -150,7 +112,7 @@ def build_topology(
         template=spec.name or "",
         fabric=network.fabric.kind if network else "none",
         tiers=network.tiers(hosts * len(host.arcs)) if network else None,
-        assumptions=_assumptions(sources, network),
+        assumptions=_assumptions(spec, sources, network),
         network=host.ports[0].network_kind if host.ports else "none",
         graphs=channel_graphs(spec, host),
         sockets=_sockets(spec, host),
@@ -228,8 +190,11 @@ def _sources(spec: NodeSpec, network: Network | None) -> Mapping[str, str]:
     return sources
 
 
-def _assumptions(sources: Mapping[str, str], network: Network | None) -> tuple[str, ...]:
+def _assumptions(
+    spec: NodeSpec, sources: Mapping[str, str], network: Network | None
+) -> tuple[str, ...]:
     assumed = [
         f"{number}: {text}" for number, text in sources.items() if text.startswith("assumption")
     ]
-    return (*assumed, *(network.wiring.assumptions if network else ()))
+    stated = (f"{spec.name}: {note}" for note in spec.assumed)
+    return (*stated, *assumed, *(network.wiring.assumptions if network else ()))

@@ -207,6 +207,8 @@ class NodeSpec(FileModel):
     launch: HostLaunchSpec | None = None
     graphs: tuple[GraphSpec, ...] = ()
     sockets: SocketsSpec | None = None
+    assumed: tuple[str, ...] = ()
+    """What a description of the host left open, and how that was filled."""
 
 
 def pairs(edge: EdgeSpec) -> list[tuple[str, str]]:

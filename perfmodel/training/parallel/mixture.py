@@ -6,14 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.training.parallel.alike_parts import plan_parts
 from perfmodel.training.parallel.expand_ranks import expand_ranks
 from perfmodel.training.parallel.rank_grid import RankGrid
 from perfmodel.training.pipeline.block_partition import PartitionOptions
 from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
 from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules.schedule_table import make_schedule
-from perfmodel.training.pipeline.stage_passes import PartPlan, PipelineOptions
-from perfmodel.training.pipeline.stage_workload import model_parts, stream_bytes
+from perfmodel.training.pipeline.stage_passes import PipelineOptions
+from perfmodel.training.pipeline.stage_workload import ModelPart, model_parts, stream_bytes
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -151,19 +152,15 @@ def mix_step(
         raise InputError(Fault("parallel.pipeline.schedule", repr(mixture.schedule), allowed))
     model = model_parts(request.workload, request.times, schedule, mixture.partition)
     copies = 2 if schedule.layout == "bidirectional" else 1
-    plans = [
-        PartPlan(
-            plan_part(
-                replace(
-                    request, workload=part.workload, times=part.times, segments=PART_SEGMENTS,
-                    ranks=copies * request.ranks, ready_order=None,
-                ),
-                micro_batches // copies,
-            ),
-            part,
-        )
-        for part in model
-    ]  # fmt: skip
+
+    def plan_model_part(part: ModelPart) -> StepPlan:
+        own = replace(
+            request, workload=part.workload, times=part.times, segments=PART_SEGMENTS,
+            ranks=copies * request.ranks, ready_order=None,
+        )  # fmt: skip
+        return plan_part(own, micro_batches // copies)
+
+    plans = plan_parts(model, plan_model_part)
     transfer_bytes = stream_bytes(request.workload, precision, request.batch_per_gpu, held_dtype)
     overlap_p2p = mixture.overlap_p2p
     options = PipelineOptions(

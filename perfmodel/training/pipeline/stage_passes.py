@@ -223,7 +223,7 @@ def write_works(
         task = work.task
         after = [local.get(source, known_indices.get(source)) for source in task.after]
         if None in after:
-            raise InputError(_unordered(passes, chunk, task))
+            raise InputError(_unordered(passes, chunk))
         after_passes = micro_batch is None and not local
         waits = gates if after_passes or _begins(passes, task, list(local.values())) else ()
         index = len(passes.tasks)
@@ -264,11 +264,12 @@ def _renamed(work: Compute | Collective, part: int) -> Compute | Collective:
     return replace(work, communicator=communicator, key=f"{work.key} of part {part}")
 
 
-def _unordered(passes: StagePasses, chunk: int, task: Task) -> Fault:
-    name = passes.parts[passes.part(chunk)].plan.name
+def _unordered(passes: StagePasses, chunk: int) -> Fault:
+    kind = passes.parts[passes.part(chunk)].plan.name.split(",")[0]
     allowed = (
         "a strategy whose micro-batches can run in another order: ddp, megatron, zero up to stage "
         "2, or fsdp that gathers and reduces once a step (reshard_after_forward, "
         "reshard_after_backward: false; sync: last), as PyTorch runs it in pipelines"
     )
-    return Fault("strategy.kind", f"{name!r}, whose {task.name!r} waits for a later pass", allowed)
+    text = f"{kind} of several micro-batches, each of which waits for the one before, in a pipeline"
+    return Fault("strategy.kind", text, allowed)

@@ -22,7 +22,7 @@ from perfmodel.studies.run.steps.uncertain_numbers import simulate_uncertainties
 from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.training.memory.reserve import unused_bytes
 from perfmodel.validate.strategies.model import Ends, Quantity, StrategyStep
-from perfmodel.validate.strategies.stated_step import StatedStep, count, positive
+from perfmodel.validate.strategies.stated_step import StatedStep, count, positive, read_step
 from perfmodel.workload.compute_spread import measured_factors
 
 GB = 1e9
@@ -30,8 +30,10 @@ GB = 1e9
 SCALES = (0.25, 4.0)
 """Factors on compute between which that of a measured step is sought."""
 LONG_TASKS, MANY_GPUS = 5000, 256
-"""Tasks of the plan of a split model, and GPUs, above which its step is simulated once: neither
-scaled nor with other numbers for its interval, which take a dozen times as long together."""
+"""Tasks of the plan of a split model, and GPUs, above which its step is simulated once: it is not
+scaled, which takes a dozen times as long, and its interval is that of a shorter one."""
+SHORT_TASKS, MOST_GPUS = 1500, 512
+"""Tasks of the plan that a long step is shortened to, and GPUs above which it gets no interval."""
 DECIDES = 1.1
 """A network that is not named decides a step where the slowest of such machines makes it so many
 times as long as the fastest: the error that is aimed at."""
@@ -99,6 +101,10 @@ class PredictedStep:
 
         `measured`: compute is scaled to a measured step, of which less is uncertain.
         """
+        if self.is_long:
+            if (1.0, False) not in self.intervals:
+                self.intervals[1.0, False] = self._interval_of_shorter()
+            return self.intervals[1.0, False]
         if (by, measured) not in self.intervals:
             sized, reported = self.sized.with_compute(by), self._run(by)
             if measured:
@@ -108,6 +114,30 @@ class PredictedStep:
             ends = None if parts is None else step_interval(reported.step_s, parts)
             self.intervals[by, measured] = ends and self._on_any_network(ends)
         return self.intervals[by, measured]
+
+    def _interval_of_shorter(self) -> Ends | None:
+        """Interval as wide as that of the same step with fewer micro-batches.
+
+        What is uncertain of a micro-batch is so of each; what runs once a step weighs more in a
+        shorter one, so that the interval is rather too wide. None: it is long on so many GPUs,
+        or with the fewest micro-batches.
+        """
+        micro_batches = count(self.stated.cells, "accumulate")
+        stages = self.stated.scenario.parallel.pipeline.stages
+        tasks = len(self.sized.plan_for(None).tasks)
+        groups = max(1, round(micro_batches * SHORT_TASKS / tasks / stages))
+        fewer = min(micro_batches, groups * stages)
+        is_too_long = tasks * fewer > LONG_TASKS * micro_batches
+        if is_too_long or self.stated.size.gpus > MOST_GPUS:
+            return None
+        cells = {**self.stated.cells, "accumulate": str(fewer)}
+        shorter = predict_step(read_step(cells))
+        parts = simulate_uncertainties(shorter.sized, shorter._run(1.0))
+        if parts is None:
+            return None
+        low_s, high_s = step_interval(shorter.step_s, parts)
+        scale = self.step_s / shorter.step_s
+        return low_s * scale, high_s * scale
 
     def _on_any_network(self, ends: Ends) -> Ends:
         fastest, slowest = self.network_factors
@@ -185,10 +215,9 @@ def compare_step(step: PredictedStep, base: PredictedStep | None) -> StrategySte
     cells, size = stated.cells, stated.size
     is_long = step.is_long
     factor = None if base is None or is_long or base.is_long else base.scale
-    # memory of mixtures is that of one rank's share: of pipelines it is not estimated yet
-    peak = None if stated.scenario.parallel.pipeline.stages > 1 else positive(cells, "peak_GB")
+    peak = positive(cells, "peak_GB")
     intervals: dict[Quantity, Ends] = {}
-    if stated.measured_s is not None and not (is_long or step.undecided):
+    if stated.measured_s is not None and not step.undecided:
         _add(intervals, "step", None if cells["unlike"] else step.interval())
         _add(intervals, "scaled", None if factor is None else step.interval(factor, measured=True))
     return StrategyStep(

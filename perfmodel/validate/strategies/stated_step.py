@@ -16,11 +16,11 @@ from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, mixture_of
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
-from perfmodel.workload.memory.blocks import only_blocks_fuse
+from perfmodel.workload.memory.blocks import fuse_by_hand, only_blocks_fuse
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.bert import bert
-from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.decoder_sizes import NEMOTRON, DecoderShape
 from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.decoders.experts.expert_sizes import EXPERT_SHAPES, expert_family
@@ -36,6 +36,8 @@ COMPUTE_LIKENESS = (
 """Columns that decide how far compute is off: the first six have to agree, and the more of the
 others do, the better, where one row's compute is scaled to another's."""
 COMPILED = {"0": False, "1": True}
+FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand}
+"""What of a workload is fused, where it is not all or nothing."""
 HAVE_TO_AGREE = 6
 MEASURED = frozenset(
     {"step_s", "peak_GB", "memory_kind", "unlike", "presumed", "trust", "source", "note"}
@@ -60,7 +62,7 @@ class StatedStep:
     def size(self) -> ClusterSize:
         """The cluster of the run."""
         nodes, each = count(self.cells, "nodes"), count(self.cells, "gpus_per_node")
-        return ClusterSize(nodes * each, nodes, each)
+        return ClusterSize(gpus_of(self.cells), nodes, each)
 
     @property
     def replicas(self) -> int:
@@ -118,6 +120,11 @@ def count(cells: Mapping[str, str], name: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) < 10**9:
         raise InputError(Fault(name, repr(text), "a whole number, 1 or more"))
     return int(text)
+
+
+def gpus_of(cells: Mapping[str, str]) -> int:
+    """GPUs of all nodes."""
+    return count(cells, "nodes") * count(cells, "gpus_per_node")
 
 
 def positive(cells: Mapping[str, str], name: str) -> float | None:
@@ -188,13 +195,15 @@ def _node(cells: Mapping[str, str]) -> NodeSpec:
     )  # fmt: skip
 
 
+DECODERS = {"llama": DecoderShape(1, 1, 1, 1, 1, 1, 1), "nemotron": NEMOTRON["nemotron4-15b"]}
+"""What a family of decoders is like, whatever its sizes."""
 _SWITCHES = ("tied", "dropout", "fused_norms")
 _SIZES = ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary", "sequence_length")
 
 
 def _ranks_per_node(cells: Mapping[str, str], scenario: Scenario) -> int | None:
     nodes, each = count(cells, "nodes"), count(cells, "gpus_per_node")
-    return expert_ranks_per_node(scenario, ClusterSize(nodes * each, nodes, each))
+    return expert_ranks_per_node(scenario, ClusterSize(gpus_of(cells), nodes, each))
 
 
 def _workload(
@@ -207,7 +216,8 @@ def _workload(
             cells["model"], sizes, cells["dtype"], cells["experts"], shard, ranks_per_node
         )
     workload = _built(cells["model"], cells["family"], sizes, cells["dtype"], switches, shard)
-    return only_blocks_fuse(workload) if cells["compiled"] == "blocks" else workload
+    fuse = FUSING.get(cells["compiled"])
+    return workload if fuse is None else fuse(workload)
 
 
 @lru_cache(maxsize=256)
@@ -226,20 +236,17 @@ def _built(
             name, dtype=dtype, sequence_length=tokens, shape=shape, dropout="dropout" in switches,
             shard=shard,
         )  # fmt: skip
-    if family == "llama":
-        sizes_of = DecoderShape(
-            layers,
-            width,
-            heads,
-            kv_heads,
-            mlp_width,
-            vocabulary,
-            tokens,
-            tied="tied" in switches,
-            fused_norms="fused_norms" in switches,
-        )
-        return llama(name, dtype=dtype, sequence_length=tokens, shape=sizes_of, shard=shard)
-    raise InputError(Fault("family", repr(family), "gpt, llama, bert or experts"))
+    if family not in DECODERS:
+        raise InputError(Fault("family", repr(family), "gpt, llama, nemotron, bert or experts"))
+    of_family = replace(
+        DECODERS[family], layers=layers, width=width, heads=heads, kv_heads=kv_heads,
+        mlp_width=mlp_width, vocabulary=vocabulary, positions=tokens,
+    )  # fmt: skip
+    decoder = replace(
+        of_family, tied="tied" in switches,
+        fused_norms=of_family.fused_norms or "fused_norms" in switches,
+    )  # fmt: skip
+    return llama(name, dtype=dtype, sequence_length=tokens, shape=decoder, shard=shard)
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from perfmodel.validate.strategies.predicted_step import (
     compare_step,
     predict_step,
 )
-from perfmodel.validate.strategies.stated_step import is_same, passes_of, read_step
+from perfmodel.validate.strategies.stated_step import gpus_of, is_same, passes_of, read_step
 from perfmodel.validate.sweeps.match import one_line
 from perfmodel.validate.trainings.datasets import collect_table_faults
 
@@ -23,9 +23,9 @@ STEPS = "strategy_steps.csv"
 SETUPS = 2
 """Setups of split models that are predicted of each GPU, precision and kind of split of a table; so
 that all take minutes, one setup of each GPU where steps are long."""
-LONG_PASSES = 1500
-"""Passes of blocks above which a step is long: its plan has from ten thousand tasks on, and takes
-up to a minute."""
+LONG_PASSES, LONG_WORK = 1500, 200_000
+"""Passes of blocks, and these times GPUs, above which a step is long: its plan has from ten
+thousand tasks on, or collectives of many ranks, and takes up to a minute."""
 NOT_SAMPLED = "not predicted: setups of split models beside those sampled of their table"
 
 
@@ -79,7 +79,8 @@ def sample_rows(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     groups: dict[tuple[bool, str, str], list[Mapping[str, str]]] = {}
     for cells in rows:
         if cells["parallel"]:
-            is_long = passes_of(cells) > LONG_PASSES
+            passes = passes_of(cells)
+            is_long = passes > LONG_PASSES or passes * gpus_of(cells) > LONG_WORK
             key = (is_long, cells["gpu"], "" if is_long else cells["precision"] + kind_of(cells))
             setups = groups.setdefault(key, [])
             if not any(is_same(cells, other) for other in setups):

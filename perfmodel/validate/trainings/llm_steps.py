@@ -23,6 +23,7 @@ from perfmodel.validate.sweeps.match import one_line
 from perfmodel.validate.trainings.model import Case, Dataset, TrainingRun
 from perfmodel.validate.trainings.series import ONE_GPU
 from perfmodel.workload.kernels.shapes import Attention
+from perfmodel.workload.memory.blocks import fuse_by_hand
 from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 from perfmodel.workload.roofline import layer_times, step_s
@@ -99,7 +100,12 @@ def _utilisation(cells: Mapping[str, str], run: TrainingRun) -> Case:
 
 
 def llm_workload(cells: Mapping[str, str]) -> Workload:
-    """Build the model of a row from its dimensions."""
+    """Build the model of a row from its dimensions, with what its kernels leave apart."""
+    workload = _unfused_workload(cells)
+    return fuse_by_hand(workload) if cells["compiled"] == "by_hand" else workload
+
+
+def _unfused_workload(cells: Mapping[str, str]) -> Workload:
     layers, width, heads, kv, mlp, vocabulary, tokens = (
         _count(cells, name)
         for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary",
@@ -132,7 +138,7 @@ def llm_times(cells: Mapping[str, str], workload: Workload, gpu: Gpu) -> LayerTi
         optimizer="adamw",
         optimizer_kernels=_optimizer_kernels(cells["optimizer_kernels"]),
         fused_attention=cells["attention"] != "materialised",
-        compiled=cells["compiled"] == "1",
+        compiled=cells["compiled"] != "0",
     )
     if cells["attention"] != "flash-1":
         return times

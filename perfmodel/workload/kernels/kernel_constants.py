@@ -56,6 +56,7 @@ class AttentionConstants:
     `unfused_passes`, `unfused_kernels`: memory passes and kernels per score where attention is not
         fused.
     `compiled_passes`: those passes where a compiler fuses what lies between the products.
+    `dropout_passes`: of dropout, where it stays a kernel of its own beside fused ones.
     """
 
     half_rate_keys: float
@@ -64,6 +65,7 @@ class AttentionConstants:
     unfused_passes: float
     unfused_kernels: int
     compiled_passes: float
+    dropout_passes: float
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 class MatrixProduct:
     """`count` products of a (rows x depth) with a (depth x columns) matrix.
 
-    `activations`: operands that grow with the batch are the rows; a product of two activations
-    (scores of attention) grows in `count` instead.
+    Of a product with a weight the rows grow with the batch, of one of two activations `count`.
     """
 
     rows: int
@@ -23,6 +22,8 @@ class MatrixProduct:
     count: int = 1
     has_bias: bool = False
     """Whether a vector is added to each row of the result; backward sums its gradient over rows."""
+    of_activations: bool = False
+    """Whether both operands are activations (scores of attention that is not fused)."""
 
     @property
     def flops(self) -> float:
@@ -60,6 +61,11 @@ class Convolution:
     kernel: tuple[int, int]
     images: int = 1
     groups: int = 1
+
+    @property
+    def flops(self) -> float:
+        """Operations: a multiplication and an addition per result, weight of it and position."""
+        return 2.0 * self.out_elements * (self.in_channels // self.groups) * math.prod(self.kernel)
 
     @property
     def in_elements(self) -> int:
@@ -182,6 +188,8 @@ MatrixKernel = MatrixProduct | Convolution | Attention | GroupedProduct
 def batched(kernel: MatrixKernel, batch: int) -> MatrixKernel:
     """Return the kernel of `batch` samples."""
     match kernel:
+        case MatrixProduct(of_activations=True):
+            return replace(kernel, count=kernel.count * batch)
         case MatrixProduct():
             return replace(kernel, rows=kernel.rows * batch)
         case GroupedProduct():

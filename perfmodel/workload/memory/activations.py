@@ -96,7 +96,8 @@ class _Keeping:
             return 0.0
         if self.fused_attention:
             keys = layer.matrix.all_keys if isinstance(layer.matrix, Attention) else 0
-            return WIDE_BYTES * layer.score_elements / keys if keys else 0.0
+            parts_bytes = self.item_bytes * layer.held_elements
+            return parts_bytes + (WIDE_BYTES * layer.score_elements / keys if keys else 0.0)
         softmax = WIDE_BYTES if self.casts or layer.wide_scores else self.item_bytes
         operand = self.item_bytes if layer.score_dropout or softmax > self.item_bytes else 0
         operand += layer.capped_scores * self.item_bytes

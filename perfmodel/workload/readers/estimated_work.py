@@ -33,6 +33,7 @@ class Stated:
     vector_bytes: float | None = None
     matmul_bytes: float | None = None
     kept: float | None = None
+    weights: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +160,13 @@ def _complete(
         layer,
         matmul_bytes=operands if statement.matmul_bytes is None else statement.matmul_bytes,
         vector_bytes=passes if statement.vector_bytes is None else statement.vector_bytes,
-        weight_elements=float(sum(tensor.numel for tensor in weights)),
+        weight_elements=float(
+            sum(tensor.numel for tensor in weights)
+            if statement.weights is None
+            else statement.weights
+        ),
         saved_elements=kept.likely,
-        kind="conv" if is_conv else layer.kind,
+        kind="conv" if is_conv and layer.matrix is None else layer.kind,
     )
     return completed, kept
 

@@ -11,24 +11,30 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.files import is_file, line_of, path_of, read_yaml, validate_document
+from perfmodel.files import is_file, is_folder, line_of, path_of, read_yaml, validate_document
+from perfmodel.workload.configs.hugging_face import CONFIG_NAME, config_model, read_config
+from perfmodel.workload.configs.json_file import read_json
+from perfmodel.workload.configs.safetensors import SUFFIX, is_safetensors, read_safetensors
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
 from perfmodel.workload.readers.estimated_work import ELEMENT_BYTES, Stated, complete_work
 from perfmodel.workload.readers.fields import list_first
+from perfmodel.workload.readers.layer_shapes import make_layer
 from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
-from perfmodel.workload.zoo import build_model, zoo_names
+from perfmodel.workload.zoo import zoo_model, zoo_names
+from perfmodel.workload.zoo.buildable import Buildable, build
 from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
-FILE_SUFFIXES = YAML_SUFFIXES | {".csv"}
+FILE_SUFFIXES = YAML_SUFFIXES | {".csv", SUFFIX}
 
 
 def load_workload(
-    name_or_path: str,
+    model: str | Buildable,
     *,
     dtype: str | None = None,
     image_size: int | None = None,
@@ -40,14 +46,17 @@ def load_workload(
 
     Parameters
     ----------
-    name_or_path : str
-        A name from `zoo_names`, or the path of a ``.csv``, ``.yaml`` or ``.json`` file.
+    model : str or Buildable
+        A name from `zoo_names`; the path of a ``.csv``, ``.yaml`` or ``.json`` file of parameters,
+        of Hugging Face's ``config.json`` or its folder, or of a ``.safetensors`` file or its index;
+        or what `configs.read_config` returns.
     dtype, image_size, sequence_length
-        For models of the zoo (see `build_model`); a file states its own.
+        For models of the zoo and those that a configuration describes (see `build_model`); a file
+        of parameters states its own.
     shard : Shard
-        Which part of it one rank holds. A file does not state how its layers split.
+        Which part of it one rank holds. A file of parameters does not state how its layers split.
     experts : ExpertSettings, optional
-        How experts run, for models of the zoo that have some.
+        How experts run, for models that have some.
 
     Returns
     -------
@@ -58,33 +67,51 @@ def load_workload(
     InputError
         Neither a name nor a file, or every fault of the file.
     """
-    if name_or_path in zoo_names():
-        return build_model(
-            name_or_path,
-            dtype=dtype or "fp32",
-            image_size=image_size,
-            sequence_length=sequence_length,
-            shard=shard,
-            experts=experts,
-        )
-    path = path_of(name_or_path)
-    if not is_file(path):
-        raise InputError(_missing_fault(name_or_path, path))
-    zoo_arguments = {
+    zoo_arguments: dict[str, Any] = {
         "dtype": dtype, "image_size": image_size, "sequence_length": sequence_length,
         "experts": experts,
     }  # fmt: skip
+    stated = model if isinstance(model, Buildable) else _find_model(model)
+    if isinstance(stated, Buildable):
+        return build(stated, shard=shard, **zoo_arguments)
+    path = stated
     faults = [
         Fault(field, repr(value), "nothing beside a model file, which states its own")
         for field, value in zoo_arguments.items()
         if value is not None
     ]
     faults += shard_faults(shard) or whole_faults(
-        shard, name_or_path, "a model file does not state how its layers split"
+        shard, str(model), "a model file does not state how its layers split"
     )
     if faults:
         raise InputError(faults)
     return read_model(path)
+
+
+def _find_model(name: str) -> Buildable | Path:
+    """Return a model of the zoo, or of a configuration, or the path of a file of parameters.
+
+    Raises `InputError`: it is none.
+    """
+    if name in zoo_names():
+        return zoo_model(name)
+    path = path_of(name)
+    if is_folder(path) and is_file(path / CONFIG_NAME):
+        return read_config(path)
+    if not is_file(path):
+        raise InputError(_missing_fault(name, path))
+    return config_model(read_json(path)) if _is_config(path) else path
+
+
+def _is_config(path: Path) -> bool:
+    """Whether a file is one of Hugging Face's configurations, and not of parameters."""
+    if path.suffix.lower() != ".json" or is_safetensors(path):
+        return False
+    try:
+        fields = read_json(path).content
+    except InputError:
+        return path.name == CONFIG_NAME  # its reader says what is wrong
+    return "parameters" not in fields and bool({"model_type", "architectures"} & set(fields))
 
 
 def read_model(path: Path) -> Workload:
@@ -92,6 +119,8 @@ def read_model(path: Path) -> Workload:
 
     Raises `InputError`: with every fault.
     """
+    if is_safetensors(path):
+        return read_safetensors(path)
     if path.suffix.lower() == ".csv":
         return _from_csv(path)
     if path.suffix.lower() in YAML_SUFFIXES:
@@ -149,37 +178,42 @@ def _from_yaml(path: Path) -> Workload:
     ]
     if faults:
         raise InputError(faults)
+    return make_workload(spec, str(path), path.stem)
+
+
+def make_workload(spec: ModelSpec, source: str, name: str) -> Workload:
+    """Turn a model file without faults into a workload; `name`: where it states none."""
+    index = {parameter.name: place for place, parameter in enumerate(spec.parameters)}
     tensors = tuple(ParameterTensor(p.name, p.extents, p.dtype) for p in spec.parameters)
     trained = [index[p.name] for p in spec.parameters if p.requires_grad]
     layers = (
-        tuple(_make_layer(layer, index) for layer in spec.layers)
+        tuple(make_layer(layer, index) for layer in spec.layers)
         if spec.layers
         else _group_layers(tensors, trained, {index[p.name]: p.layer for p in spec.parameters})
     )
     workload = Workload(
-        name=spec.name or path.stem,
+        name=spec.name or name,
         tensors=tensors,
         layers=layers,
         sample=spec.sample,
-        buffers=(Buffers("fp32", 1, int(spec.buffers)),) if spec.buffers else (),
-        source=str(path),
+        buffers=_make_buffers(spec),
+        input_elements=spec.inputs,
+        output_elements=spec.outputs,
+        stream_elements=spec.stream,
+        source=source,
     )
     return complete_work(workload, list(map(_stated, spec.layers))) if spec.layers else workload
 
 
+def _make_buffers(spec: ModelSpec) -> tuple[Buffers, ...]:
+    if isinstance(spec.buffers, tuple):
+        return tuple(Buffers(each.dtype, each.tensors, int(each.size)) for each in spec.buffers)
+    return (Buffers("fp32", 1, int(spec.buffers)),) if spec.buffers else ()
+
+
 def _stated(spec: LayerSpec) -> Stated:
     elements = None if spec.activations is None else spec.activations / ELEMENT_BYTES
-    return Stated(spec.vector, spec.operands, elements)
-
-
-def _make_layer(spec: LayerSpec, index: Mapping[str, int]) -> Layer:
-    return Layer(
-        spec.name,
-        tuple(index[name] for name in spec.parameters),
-        matmul_flops=spec.matmul_flops,
-        vector_bytes=spec.vector or 0.0,
-        kernels=spec.kernels,
-    )
+    return Stated(spec.vector, spec.operands, elements, spec.weights)
 
 
 _Finding = tuple[str, str, str, list[str | int]]

@@ -10,13 +10,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds
+from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds, SizeOrNothing
 from perfmodel.units import format_bytes
 from perfmodel.workload.readers.fields import MOST_ELEMENTS, TRAINABLE, parse_dtype, parse_shape
 
 Name = Annotated[str, Field(min_length=1)]
 Shape = Annotated[tuple[int, ...], BeforeValidator(parse_shape)]
 Dtype = Annotated[str, BeforeValidator(parse_dtype)]
+
+Elements = Annotated[float, Field(ge=0, le=MOST_ELEMENTS)]
 
 MOST_BUFFER_BYTES = 100e9
 """As much as a large GPU has memory; each 250 MiB of them is a broadcast of its own."""
@@ -54,18 +56,111 @@ class ParameterSpec(FileModel):
         return self.shape if self.shape is not None else (self.numel or 0,)
 
 
+Size = Annotated[int, Field(strict=True, gt=0, le=MOST_ELEMENTS)]
+Sides = tuple[Size, Size]
+
+
+class ProductSpec(FileModel):
+    """A product of (rows x depth) with (depth x columns), of one sample; `count` of them.
+
+    `bias`: whether a vector is added to each row. `activations`: whether neither is a weight.
+    """
+
+    rows: Size
+    columns: Size
+    depth: Size
+    count: Size = 1
+    bias: bool = False
+    activations: bool = False
+
+
+class ConvolutionSpec(FileModel):
+    """A convolution of one sample: channels, heights and widths before and after, its kernel."""
+
+    in_channels: Size
+    out_channels: Size
+    in_size: Sides
+    out_size: Sides
+    kernel: Sides
+    groups: Size = 1
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if self.in_channels % self.groups:
+            raise ValueError(f"groups that divide {self.in_channels} input channels")
+        return self
+
+
+class AttentionSpec(FileModel):
+    """Attention of one sample; without `kv_heads`, `keys` and `value_head_size` as the queries.
+
+    `dropout`: whether scores are dropped out. `window`: tokens that a causal query sees at most.
+    """
+
+    tokens: Size
+    heads: Size
+    head_size: Size
+    kv_heads: Size | None = None
+    causal: bool = False
+    keys: Size | None = None
+    window: Size | None = None
+    value_head_size: Size | None = None
+    dropout: bool = False
+
+
 class LayerSpec(FileModel):
-    """One layer: its parameters in gradient-ready order, its measured times or its work."""
+    """One layer: its parameters in gradient-ready order, its measured times or its work.
+
+    `product`, `convolution` or `attention` is the shape of its matrix kernel, which has
+    ``matmul_flops`` unless these are stated. `weights` are elements read once per pass.
+    Of `vector`, `norm` moves in normalisations over rows (in fp32 in any precision where
+    `wide_norm`), `wide` in fp32 in any precision; `fused` is left of it where a compiler fuses.
+    Kept beside `activations`: `stream`, in fp32 under autocast, `copied`, once more under autocast,
+    both at 4 bytes per element, and `fixed`, bytes in any precision. `gradients`: products of
+    backward for each of forward, 1 or 0 with frozen parameters.
+    """
 
     name: Name
     parameters: tuple[Name, ...] = ()
     forward: Seconds | None = None
     backward: Seconds | None = None
     kernels: Count = 1
-    matmul_flops: Annotated[float, Field(ge=0, le=1e24)] = 0.0
-    vector: Bytes | None = None
-    operands: Bytes | None = None
-    activations: Bytes | None = None
+    matmul_flops: Annotated[float, Field(ge=0, le=1e24)] | None = None
+    vector: SizeOrNothing | None = None
+    operands: SizeOrNothing | None = None
+    activations: SizeOrNothing | None = None
+    product: ProductSpec | None = None
+    convolution: ConvolutionSpec | None = None
+    attention: AttentionSpec | None = None
+    weights: Annotated[int, Field(strict=True, ge=0, le=MOST_ELEMENTS)] | None = None
+    norm: SizeOrNothing = 0.0
+    wide_norm: bool = False
+    wide: SizeOrNothing = 0.0
+    fused: SizeOrNothing | None = None
+    fused_kernels: Count = 1
+    stream: SizeOrNothing = 0.0
+    copied: SizeOrNothing = 0.0
+    fixed: SizeOrNothing = 0.0
+    gradients: Literal[0, 1, 2] = 2
+
+    @model_validator(mode="after")
+    def _check_work(self) -> Self:
+        shapes = [
+            name for name in ("product", "convolution", "attention") if getattr(self, name)
+        ]  # fmt: skip
+        if len(shapes) > 1:
+            raise ValueError(f"one of {' and '.join(shapes)}: a layer has one matrix kernel")
+        if self.norm + self.wide > (self.vector or 0.0) * (1 + 1e-9):
+            raise ValueError("norm and wide that are parts of vector")
+        return self
+
+
+class BufferSpec(FileModel):
+    """Buffers of one data type: how many there are, and bytes of all of them."""
+
+    dtype: Dtype
+    tensors: Count
+    size: Annotated[Bytes, AfterValidator(_check_buffers)]
 
 
 class ModelSpec(FileModel):
@@ -74,7 +169,8 @@ class ModelSpec(FileModel):
     ``matmul_flops``, ``vector`` (traffic of element-wise kernels), ``operands`` (activations that
     matrix kernels read and write) and a layer's ``activations`` (kept for backward) are per sample,
     bytes at 4 per element; without them they are estimated. ``activations`` of the model are
-    measured, of a whole micro-batch.
+    measured, of a whole micro-batch. `inputs`, `outputs` and `stream` (what repeated blocks hand
+    on) are elements of one sample.
     """
 
     perfmodel: Literal[1] = 1
@@ -84,7 +180,12 @@ class ModelSpec(FileModel):
     sample: Name = "sample"
     parameters: tuple[ParameterSpec, ...] = ()
     layers: tuple[LayerSpec, ...] = ()
-    buffers: Annotated[Bytes, AfterValidator(_check_buffers)] | None = None
+    buffers: (
+        tuple[BufferSpec, ...] | Annotated[Bytes, AfterValidator(_check_buffers)] | None
+    ) = None
+    inputs: Elements = 0.0
+    outputs: Elements = 0.0
+    stream: Elements = 0.0
     launch: Seconds | None = None
     optimizer: Seconds | None = None
     activations: Bytes | None = None

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.model import Workload
-from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
+from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo import bert, gpt, t5
+from perfmodel.workload.zoo.buildable import Buildable, build
 from perfmodel.workload.zoo.decoders import decoder_sizes, llama
 from perfmodel.workload.zoo.decoders.experts import (
     ExpertSettings,
@@ -20,8 +20,7 @@ from perfmodel.workload.zoo.decoders.experts import (
     expert_sizes,
 )
 from perfmodel.workload.zoo.images import inception, resnet, vgg, vit
-
-TRAINED_DTYPES = ("fp32", "bf16", "fp16")
+from perfmodel.workload.zoo.stacks import clip, image_stack, whisper
 
 _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{f"resnet{depth}": (partial(resnet.resnet, depth), 224) for depth in resnet.BLOCKS},
@@ -29,6 +28,11 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     "alexnet": (vgg.alexnet, 224),
     "inception-v3": (inception.inception_v3, 299),
     "vit-b-16": (vit.vit_b_16, 224),
+    **{
+        name: (partial(image_stack.vit, name), s.image)
+        for name, s in image_stack.VIT_SHAPES.items()
+    },
+    **{name: (partial(clip.clip, name), s.image.image) for name, s in clip.CLIP_SHAPES.items()},
 }
 """Image models: their function, and the image size that their authors trained with."""
 
@@ -41,7 +45,9 @@ _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
         for name, shape in expert_sizes.EXPERT_SHAPES.items()
     },
     **{name: (partial(t5.t5, name), t5.INPUTS) for name in t5.SHAPES},
-}
+    **{name: (partial(whisper.whisper, name), s.targets)
+       for name, s in whisper.WHISPER_SHAPES.items()},
+}  # fmt: skip
 """Sequence models: their function, and the sequence that their authors trained with."""
 
 _UNLIMITED = frozenset({*decoder_sizes.SHAPES, *expert_sizes.EXPERT_SHAPES, *t5.SHAPES})
@@ -95,46 +101,28 @@ def build_model(
     >>> build_model("resnet50").parameters
     25557032
     """
+    return build(
+        zoo_model(name),
+        dtype=dtype,
+        image_size=image_size,
+        sequence_length=sequence_length,
+        shard=shard,
+        experts=experts,
+    )
+
+
+def zoo_model(name: str) -> Buildable:
+    """Return a model of the zoo before it is built.
+
+    Raises `InputError`: an unknown name.
+    """
     if name not in _IMAGES and name not in _SEQUENCES:
         raise InputError(Fault("model", repr(name), allowed_names(zoo_names(), name)))
-    faults = list(_dtype_faults(dtype))
-    has_experts = name in expert_sizes.EXPERT_SHAPES
-    if not has_experts:
-        faults += _misplaced("experts", experts, name, "a model without experts")
     if name in _IMAGES:
-        faults += _misplaced("sequence_length", sequence_length, name, "an image model")
-        faults += _size_faults("image_size", image_size, None)
-        faults += shard_faults(shard) or whole_faults(shard, name, "an image model is not split")
         make, default = _IMAGES[name]
-        size: dict[str, Any] = {"image_size": image_size or default}
-    else:
-        make, default = _SEQUENCES[name]
-        faults += _misplaced("image_size", image_size, name, "a sequence model")
-        longest = None if name in _UNLIMITED else default
-        faults += _size_faults("sequence_length", sequence_length, longest)
-        size = {"sequence_length": sequence_length or default, "shard": shard}
-        size |= {"settings": experts} if has_experts else {}
-    if faults:
-        raise InputError(faults)
-    return make(dtype=dtype, **size)
-
-
-def _dtype_faults(dtype: str) -> list[Fault]:
-    if dtype in TRAINED_DTYPES:
-        return []
-    return [Fault("dtype", repr(dtype), allowed_names(TRAINED_DTYPES, str(dtype)))]
-
-
-def _misplaced(field: str, value: int | ExpertSettings | None, name: str, kind: str) -> list[Fault]:
-    if value is None:
-        return []
-    text = str(value) if isinstance(value, int) else "settings"
-    return [Fault(field, text, f"nothing: {name} is {kind}")]
-
-
-def _size_faults(field: str, value: int | None, longest: int | None) -> list[Fault]:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if value is None or (whole and 1 <= value <= (longest or value)):
-        return []
-    limit = f" up to {longest}, the model's table of positions" if longest else ""
-    return [Fault(field, repr(value), f"a whole number above zero{limit}")]
+        return Buildable(name, make, default, "image")
+    make, default = _SEQUENCES[name]
+    longest = None if name in _UNLIMITED else default
+    return Buildable(
+        name, make, default, longest=longest, has_experts=name in expert_sizes.EXPERT_SHAPES
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from perfmodel.workload.model import Buffers, FusedKept, Workload
 from perfmodel.workload.shards.calls import LayerCall
@@ -27,7 +28,6 @@ from perfmodel.workload.zoo.layers import (
     MASK_BYTES,
     NORM_BYTES,
     NORM_PASSES,
-    WIDE_BYTES,
     Module,
     Parameter,
     assemble,
@@ -39,18 +39,37 @@ from perfmodel.workload.zoo.layers import (
     numels,
     weight_and_bias,
 )
+from perfmodel.workload.zoo.stacks.activation_functions import ONE_KERNEL, ActivationFunction
 from perfmodel.workload.zoo.transformer import attention, embedding
 
 VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
+HEAD_BIAS = "cls.predictions.bias"
+Head = Literal["pooler", "pre-training", "masked"]
+"""What stands on the encoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class BertShape:
-    """Layers, width and heads; the inner width of the feed-forward part is four times the width."""
+    """Layers, width, heads, and what of the rest differs from BERT's.
+
+    `mlp_width`: of the feed-forward part, where it is not four times the width.
+    """
 
     layers: int
     width: int
     heads: int
+    mlp_width: int | None = None
+    vocabulary: int = VOCABULARY
+    positions: int = POSITIONS
+    segments: int = SEGMENTS
+    activation: ActivationFunction = ONE_KERNEL
+    dropout: bool = True
+    score_dropout: bool = True
+
+    @property
+    def wide(self) -> int:
+        """Width of the feed-forward part."""
+        return self.mlp_width or 4 * self.width
 
 
 SHAPES = {"bert-base": BertShape(12, 768, 12), "bert-large": BertShape(24, 1024, 16)}
@@ -59,7 +78,7 @@ SHAPES = {"bert-base": BertShape(12, 768, 12), "bert-large": BertShape(24, 1024,
 
 def bert(
     name: str, *, dtype: str, sequence_length: int, whole_head: bool = False,
-    shard: Shard = WHOLE,
+    shape: BertShape | None = None, head: Head | None = None, shard: Shard = WHOLE,
 ) -> Workload:  # fmt: skip
     """Bidirectional encoder; the loss reads the pooled first token.
 
@@ -67,27 +86,33 @@ def bert(
     mapped to the vocabulary and enters the loss. Without, pre-training scores the masked positions
     alone, a sixth of them, which is left out.
 
+    `shape`: of a model that is not in the zoo.
+    `head`: instead of `whole_head`: the pooler alone, that and the heads of pre-training, or masked
+        tokens alone, without a pooler (``BertForMaskedLM``).
     `shard`: which part of it a rank holds.
     """
-    shape, s = SHAPES[name], sequence_length
-    h, heads = shape.width, shape.heads
+    shape, s = shape or SHAPES[name], sequence_length
+    head = head or ("pre-training" if whole_head else "pooler")
+    h, heads, words = shape.width, shape.heads, shape.vocabulary
     limit = "one rank pools the first token, which all attend to"
     check_shard(
-        shard, SharedSizes(name, heads, heads, 4 * h, VOCABULARY, s, False, context_limit=limit)
-    )
-    parts = [_embeddings(s, h, shard)]
-    for number in range(shape.layers):
-        parts += _block(f"encoder.layer.{number}", s, h, heads, shard)
-    pooler = weight_and_bias("pooler.dense", h, h)
-    parts.append(
-        linear(
-            "pooler.dense", 1, h, h, parameters=pooler, vector_elements=ACTIVATION_PASSES * h,
-            fused_elements=ACTIVATION_PASSES * h, saved_elements=2.0 * h, kernels=2,
-            calls=_pooling_calls(shard, s * h),
-        )
+        shard,
+        SharedSizes(
+            name, heads, heads, shape.wide, words, s, False,
+            context_limit="" if head == "masked" else limit,
+        ),
     )  # fmt: skip
-    if whole_head:
-        parts += _head(s, h, shard)
+    parts = [_embeddings(s, shape, shard)]
+    for number in range(shape.layers):
+        parts += _block(f"encoder.layer.{number}", s, shape, shard)
+    if head != "masked":
+        parts.append(_pooler(s, h, shard))
+    if head != "pooler":
+        parts += _head(s, shape, shard)
+    if head == "pre-training":
+        relation = weight_and_bias("cls.seq_relationship", 2, h)
+        parts.append(linear("cls.seq_relationship", 1, h, 2, parameters=relation))
+    # position_ids and token_type_ids
     return assemble(
         name,
         parts,
@@ -95,11 +120,28 @@ def bert(
         sample=f"sequence of {s} tokens",
         source="Hugging Face BertModel; Devlin et al. 2018, arXiv 1810.04805",
         input_elements=s,
-        output_elements=s * VOCABULARY if whole_head else h,
+        output_elements=h if head == "pooler" else s * words,
         stream_elements=float(shard.stream_tokens(s) * h),
-        buffers=(Buffers("int64", 2, 2 * 8 * POSITIONS),),  # position_ids and token_type_ids
+        buffers=(Buffers("int64", 2, 2 * 8 * shape.positions),),
+        registered=_registered(parts),
         shard=shard,
     )
+
+
+def _registered(parts: list[Module]) -> list[Parameter]:
+    """Hugging Face registers the bias of the head itself before the modules in it."""
+    parameters = [parameter for part in parts for parameter in part.parameters]
+    first = next((n for n, p in enumerate(parameters) if p[0].startswith("cls.")), len(parameters))
+    head = sorted(parameters[first:], key=lambda parameter: parameter[0] != HEAD_BIAS)
+    return [*parameters[:first], *head]
+
+
+def _pooler(s: int, h: int, shard: Shard) -> Module:
+    return linear(
+        "pooler.dense", 1, h, h, parameters=weight_and_bias("pooler.dense", h, h),
+        vector_elements=ACTIVATION_PASSES * h, fused_elements=ACTIVATION_PASSES * h,
+        saved_elements=2.0 * h, kernels=2, calls=_pooling_calls(shard, s * h),
+    )  # fmt: skip
 
 
 def _pooling_calls(shard: Shard, elements: float) -> tuple[LayerCall, ...]:
@@ -109,65 +151,68 @@ def _pooling_calls(shard: Shard, elements: float) -> tuple[LayerCall, ...]:
     return (LayerCall("tensor", "all_gather", elements, shard.tensor, "forward", "before"),)
 
 
-def _head(s: int, h: int, shard: Shard) -> list[Module]:
-    """Map, GELU, normalise; the transposed word embedding, whose gradient it shares; a classifier.
+def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
+    """Map, GELU, normalise; the transposed word embedding, whose gradient it shares.
 
     The embedding's gradient is ready in the embedding's backward.
     """
-    prefix = "cls.predictions"
+    prefix, h, function = "cls.predictions", shape.width, shape.activation
     dense = weight_and_bias(f"{prefix}.transform.dense", h, h)
     norm = norm_parameters(f"{prefix}.transform.LayerNorm", h)
-    own_vocabulary = shard.padded(VOCABULARY) // shard.tensor
-    bias: tuple[Parameter, ...] = ((f"{prefix}.bias", (own_vocabulary,)),)
+    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
+    bias: tuple[Parameter, ...] = ((HEAD_BIAS, (own_vocabulary,)),)
     own = shard.stream_tokens(s)
-    logits = s * (own_vocabulary if shard.parallel_loss else shard.padded(VOCABULARY))
+    logits = s * (own_vocabulary if shard.parallel_loss else shard.padded(shape.vocabulary))
     transform = linear(
         f"{prefix}.transform.dense", own, h, h, parameters=dense + norm,
         ready=names(norm) + names_reversed(dense),
-        vector_elements=float(ACTIVATION_PASSES * own * h),
+        vector_elements=float(function.passes * own * h),
         norm_elements=float(NORM_PASSES * own * h),
         fused_elements=float((ACTIVATION_PASSES + FUSED_NORM_PASSES) * own * h),
-        saved_elements=2.0 * own * h, stream_elements=float(own * h), kernels=3,
+        saved_elements=float(function.narrow * own * h),
+        stream_elements=float((1 + function.wide) * own * h),
+        kernels=2 + function.kernels,
         calls=norm_calls(shard, numels(dense + norm)),
     )  # fmt: skip
     decoder = linear(
         f"{prefix}.decoder", s, h, own_vocabulary, parameters=bias, ready=names(bias),
         vector_elements=float(LOSS_PASSES * logits), wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits),
-        saved_elements=float(shard.kept_tokens(s) * h), saved_bytes=float(WIDE_BYTES * logits),
-        kernels=4,
-        calls=column_calls(shard, s * h) + loss_calls(shard, s, shard.padded(VOCABULARY)),
+        saved_elements=float(shard.kept_tokens(s) * h), stream_elements=float(logits), kernels=4,
+        calls=column_calls(shard, s * h) + loss_calls(shard, s, shard.padded(shape.vocabulary)),
         fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits)),
     )  # fmt: skip
-    relation = weight_and_bias("cls.seq_relationship", 2, h)
-    return [transform, decoder, linear("cls.seq_relationship", 1, h, 2, parameters=relation)]
+    return [transform, decoder]
 
 
-def _embeddings(s: int, h: int, shard: Shard) -> Module:
-    prefix, own = "embeddings", shard.stream_tokens(s)
+def _embeddings(s: int, shape: BertShape, shard: Shard) -> Module:
+    prefix, h, own = "embeddings", shape.width, shard.stream_tokens(s)
     tables: tuple[Parameter, ...] = (
-        (f"{prefix}.word_embeddings.weight", (shard.padded(VOCABULARY) // shard.tensor, h)),
-        (f"{prefix}.position_embeddings.weight", (POSITIONS, h)),
-        (f"{prefix}.token_type_embeddings.weight", (SEGMENTS, h)),
+        (f"{prefix}.word_embeddings.weight", (shard.padded(shape.vocabulary) // shard.tensor, h)),
+        (f"{prefix}.position_embeddings.weight", (shape.positions, h)),
+        (f"{prefix}.token_type_embeddings.weight", (shape.segments, h)),
     )
     norm = norm_parameters(f"{prefix}.LayerNorm", h)
     word, position, segment = names(tables)
     # three gathers, two additions, normalised and dropped out
     elements = float((3 * ACTIVATION_PASSES + 2 * ADD_PASSES) * s * h)
-    elements += (NORM_PASSES + DROPOUT_PASSES) * own * h
+    elements += (NORM_PASSES + shape.dropout * DROPOUT_PASSES) * own * h
     return embedding(
         prefix, tables + norm, (*names(norm), position, segment, word),
         vector_elements=elements, fused_elements=float((1 + JOIN_PASSES) * s * h),
         stream_elements=float(own * h),
-        saved_bytes=float(3 * INDEX_BYTES * s + (NORM_BYTES + MASK_BYTES * h) * own),
-        kernels=7,
+        saved_bytes=float(
+            3 * INDEX_BYTES * s + (NORM_BYTES + shape.dropout * MASK_BYTES * h) * own
+        ),
+        kernels=6 + shape.dropout,
         calls=table_calls(shard, s * h, whole_first=True) + norm_calls(shard, numels(norm)),
     )  # fmt: skip
 
 
-def _block(prefix: str, s: int, h: int, heads: int, shard: Shard) -> list[Module]:
+def _block(prefix: str, s: int, shape: BertShape, shard: Shard) -> list[Module]:
     """Attend, add, normalise; widen, GELU, narrow, add, normalise."""
-    wide, inner, read = 4 * h // shard.tensor, h // shard.tensor, shard.kept_tokens(s) * h
+    h, function = shape.width, shape.activation
+    wide, inner, read = shape.wide // shard.tensor, h // shard.tensor, shard.kept_tokens(s) * h
     maps = [
         linear(
             f"{prefix}.attention.self.{part}", s, h, inner,
@@ -183,35 +228,42 @@ def _block(prefix: str, s: int, h: int, heads: int, shard: Shard) -> list[Module
     widen = linear(
         f"{prefix}.intermediate.dense", s, h, wide,
         parameters=weight_and_bias(f"{prefix}.intermediate.dense", wide, h),
-        vector_elements=float(ACTIVATION_PASSES * s * wide),
+        vector_elements=float(function.passes * s * wide),
         fused_elements=float(ACTIVATION_PASSES * s * wide),
-        saved_elements=float(read + s * wide), kernels=2, calls=column_calls(shard, s * h),
+        saved_elements=float(read + (function.narrow - 1) * s * wide),
+        stream_elements=float(function.wide * s * wide),
+        fused_kept=None if function.kernels == 1 else FusedKept(float(read + s * wide)),
+        kernels=1 + function.kernels, calls=column_calls(shard, s * h),
     )  # fmt: skip
     return [
         *maps,
-        attention(f"{prefix}.attention.self", s, h, heads=heads, causal=False, shard=shard),
-        _to_stream(f"{prefix}.attention.output", s, inner, h, shard, keeps_input=False),
+        attention(f"{prefix}.attention.self", s, h, heads=shape.heads, causal=False,
+                  dropout=shape.score_dropout, shard=shard),
+        _to_stream(f"{prefix}.attention.output", s, inner, shape, shard, keeps_input=False),
         widen,
-        _to_stream(f"{prefix}.output", s, wide, h, shard),
-    ]
+        _to_stream(f"{prefix}.output", s, wide, shape, shard),
+    ]  # fmt: skip
 
 
 def _to_stream(
-    prefix: str, s: int, inputs: int, h: int, shard: Shard, *, keeps_input: bool = True
+    prefix: str, s: int, inputs: int, shape: BertShape, shard: Shard, *, keeps_input: bool = True
 ) -> Module:
     """Linear map back to the residual stream: dropout, addition, normalisation.
 
     `keeps_input`: whether it does; attention keeps its own output.
     """
+    h, dropped = shape.width, shape.dropout
     dense = weight_and_bias(f"{prefix}.dense", h, inputs)
     norm = norm_parameters(f"{prefix}.LayerNorm", h)
     stream = shard.stream_tokens(s) * h
     return linear(
         f"{prefix}.dense", s, inputs, h, parameters=dense + norm,
         ready=names(norm) + names_reversed(dense),
-        vector_elements=(DROPOUT_PASSES + ADD_PASSES) * stream, norm_elements=NORM_PASSES * stream,
+        vector_elements=(dropped * DROPOUT_PASSES + ADD_PASSES) * stream,
+        norm_elements=NORM_PASSES * stream,
         fused_elements=float(JOIN_PASSES * stream),
         saved_elements=float(keeps_input * s * inputs), stream_elements=float(stream),
-        saved_bytes=float(NORM_BYTES * shard.stream_tokens(s) + MASK_BYTES * stream), kernels=4,
+        saved_bytes=float(NORM_BYTES * shard.stream_tokens(s) + dropped * MASK_BYTES * stream),
+        kernels=3 + dropped,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(dense[1:] + norm)),
     )  # fmt: skip

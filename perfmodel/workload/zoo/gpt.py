@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfmodel.workload.model import FusedKept, Workload
 from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_calls, table_calls
@@ -28,6 +28,7 @@ from perfmodel.workload.zoo.layers import (
     norm_parameters,
     numels,
 )
+from perfmodel.workload.zoo.stacks.activation_functions import ONE_KERNEL, ActivationFunction
 from perfmodel.workload.zoo.transformer import (
     BlockParameters,
     BlockShape,
@@ -40,13 +41,26 @@ VOCABULARY = 50257
 
 @dataclass(frozen=True, slots=True)
 class GptShape:
-    """Layers, width, heads, longest sequence and vocabulary."""
+    """Layers, width, heads, longest sequence and vocabulary.
+
+    `mlp_width`: of the feed-forward part, where it is not four times the width.
+    `activation`: its function.
+    `untied`: whether the head has a weight of its own.
+    """
 
     layers: int
     width: int
     heads: int
     positions: int
     vocabulary: int = VOCABULARY
+    mlp_width: int | None = None
+    activation: ActivationFunction = ONE_KERNEL
+    untied: bool = False
+
+    @property
+    def wide(self) -> int:
+        """Width of the feed-forward part."""
+        return self.mlp_width or 4 * self.width
 
 
 GPT2 = "Hugging Face GPT2LMHeadModel; Radford et al. 2019, table 2"
@@ -104,22 +118,29 @@ def gpt(
     sequence_length: int,
     shape: GptShape | None = None,
     dropout: bool = True,
+    embedding_dropout: bool | None = None,
+    score_dropout: bool | None = None,
     shard: Shard = WHOLE,
 ) -> Workload:
     """Decoder-only transformer trained to predict the next token.
 
     `shape`: of a model that is not in the zoo.
+    `dropout`: of what joins the stream; of embeddings and scores, too, unless stated.
     `shard`: which part of it a rank holds.
     """
     shape, s = shape or SHAPES[name], sequence_length
     h, heads = shape.width, shape.heads
-    check_shard(shard, SharedSizes(name, heads, heads, 4 * h, shape.vocabulary, s))
-    block = BlockShape(s, h, heads, 4 * h, causal=True, dropout=dropout, shard=shard)
-    parts = [_embeddings(shape, block)]
+    check_shard(shard, SharedSizes(name, heads, heads, shape.wide, shape.vocabulary, s))
+    block = BlockShape(
+        s, h, heads, shape.wide, causal=True, dropout=dropout, shard=shard,
+        score_dropout=score_dropout, activation=shape.activation,
+    )  # fmt: skip
+    first_dropout = dropout if embedding_dropout is None else embedding_dropout
+    parts = [_embeddings(shape, replace(block, dropout=first_dropout))]
     for number in range(shape.layers):
-        parameters = _block_parameters(f"h.{number}", h, shard.tensor)
+        parameters = _block_parameters(f"h.{number}", h, shape.wide, shard.tensor)
         parts += pre_norm_block(f"h.{number}", block, parameters)
-    parts.append(_head(block, shard.padded(shape.vocabulary)))
+    parts.append(_head(block, shard.padded(shape.vocabulary), untied=shape.untied))
     return assemble(
         name,
         parts,
@@ -153,14 +174,16 @@ def _embeddings(shape: GptShape, block: BlockShape) -> Module:
     )  # fmt: skip
 
 
-def _head(block: BlockShape, vocabulary: int) -> Module:
+def _head(block: BlockShape, vocabulary: int, *, untied: bool) -> Module:
     """Last norm, logits and loss of a rank's part of the vocabulary, or of all of it."""
     shard, h = block.shard, block.width
     rows, own = shard.map_tokens(block.tokens), shard.stream_tokens(block.tokens)
     own_vocabulary, norm = vocabulary // shard.tensor, norm_parameters("ln_f", h)
+    head: tuple[Parameter, ...] = (("lm_head.weight", (own_vocabulary, h)),) * untied
     scored = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
     return linear(
-        "lm_head", rows, h, own_vocabulary, parameters=norm, ready=names(norm),
+        "lm_head", rows, h, own_vocabulary, parameters=norm + head,
+        ready=names(head) + names(norm),
         norm_elements=NORM_PASSES * own * h, vector_elements=LOSS_PASSES * scored,
         wide_elements=float(LOSS_PASSES * scored),
         fused_elements=FUSED_NORM_PASSES * own * h + FUSED_LOSS_PASSES * scored,
@@ -180,7 +203,7 @@ def _source(name: str) -> str:
     return GPT3 if name.startswith("gpt3") else GPT2
 
 
-def _block_parameters(prefix: str, h: int, ranks: int) -> BlockParameters:
+def _block_parameters(prefix: str, h: int, wide: int, ranks: int) -> BlockParameters:
     """Hugging Face's Conv1D keeps its weight as (input, output).
 
     `ranks`: that share a map; its bias is added to whole results of rows by each.
@@ -197,6 +220,6 @@ def _block_parameters(prefix: str, h: int, ranks: int) -> BlockParameters:
         qkv=mapped("attn.c_attn", h, 3 * h // ranks),
         projection=mapped("attn.c_proj", h // ranks, h),
         second_norm=norm_parameters(f"{prefix}.ln_2", h),
-        widen=mapped("mlp.c_fc", h, 4 * h // ranks),
-        narrow=mapped("mlp.c_proj", 4 * h // ranks, h),
+        widen=mapped("mlp.c_fc", h, wide // ranks),
+        narrow=mapped("mlp.c_proj", wide // ranks, h),
     )

@@ -45,18 +45,20 @@ VOCABULARY, BUCKETS, INPUTS = 32128, 32, 512
 CORRUPTED, SPAN = 0.15, 3
 """Share of tokens that pre-training replaces, and how many stand side by side (Raffel et al. 2019,
 arXiv 1910.10683, section 3.1.4)."""
-GELU_SAVED = 4
-"""Elements that v1.1's GELU keeps, in single operations: its input, half of it, tanh, tanh plus 1
-(``NewGELUActivation``); one in a kernel of its own."""
+GELU_WIDE = 4
+"""Elements that v1.1's GELU keeps, in single operations (``NewGELUActivation``), beside half of its
+input: that, tanh, tanh plus 1, and its result, which the gate needs. Autocast runs powers, and what
+follows from them, in fp32."""
 SOURCE = "Hugging Face T5ForConditionalGeneration; Raffel et al. 2019, arXiv 1910.10683"
 NOTE = "The table of relative positions is looked up, and added to scores, in no time of its own."
 
 
 @dataclass(frozen=True, slots=True)
 class T5Shape:
-    """Sizes; as many blocks in the decoder.
+    """Sizes; as many blocks in the decoder, unless stated.
 
-    `gated`: two maps into the feed-forward part and a head of its own, as v1.1 has.
+    `gated`: two maps into the feed-forward part, as v1.1 has.
+    `untied`: whether the head has a weight of its own; None: where it is gated, as in v1.1.
     """
 
     layers: int
@@ -65,6 +67,16 @@ class T5Shape:
     head_size: int
     mlp_width: int
     gated: bool = False
+    untied: bool | None = None
+    decoder_layers: int | None = None
+    vocabulary: int = VOCABULARY
+    buckets: int = BUCKETS
+    dropout: bool = True
+
+    @property
+    def own_head(self) -> bool:
+        """Whether the head has a weight of its own."""
+        return self.gated if self.untied is None else self.untied
 
 
 SHAPES = {
@@ -115,18 +127,18 @@ def t5(
     check_shard(
         shard,
         SharedSizes(
-            name, shape.heads, shape.heads, shape.mlp_width, VOCABULARY, s, others=(targets,),
+            name, shape.heads, shape.heads, shape.mlp_width, shape.vocabulary, s, others=(targets,),
             context_limit=limit,
         ),
     )  # fmt: skip
-    table = (("shared.weight", (shard.padded(VOCABULARY) // shard.tensor, shape.width)),)
+    table = (("shared.weight", (shard.padded(shape.vocabulary) // shard.tensor, shape.width)),)
     first = _embedding("encoder", table, s, shape, shard)
     again = _embedding("decoder", table, targets, shape, shard)
     encoder = _stack("encoder", s, None, shape, shard)
     decoder = _stack("decoder", targets, s, shape, shard)
-    parts = [first, *encoder, _final_norm("encoder", s, shape.width, shard)]
+    parts = [first, *encoder, _final_norm("encoder", s, shape, shard)]
     # the gradient of the embedding is complete when the encoder's use of it is done
-    parts += [Module(again.layer), *decoder, _final_norm("decoder", targets, shape.width, shard)]
+    parts += [Module(again.layer), *decoder, _final_norm("decoder", targets, shape, shard)]
     parts.append(_head(targets, shape, shard))
     return assemble(
         name,
@@ -135,7 +147,7 @@ def t5(
         sample=f"sequence of {s} tokens",
         source=SOURCE,
         input_elements=s + targets,
-        output_elements=targets * VOCABULARY,
+        output_elements=targets * shape.vocabulary,
         registered=_registered(parts),
         notes=(f"The decoder predicts {targets} tokens, which span corruption takes out.", NOTE),
         shard=shard,
@@ -164,24 +176,27 @@ def _embedding(
     elements, own = tokens * shape.width, shard.stream_tokens(tokens) * shape.width
     return embedding(
         f"{stack}.embed_tokens", table, names(table),
-        vector_elements=ACTIVATION_PASSES * elements + DROPOUT_PASSES * own,
+        vector_elements=ACTIVATION_PASSES * elements + shape.dropout * DROPOUT_PASSES * own,
         fused_elements=float(ACTIVATION_PASSES * elements),
-        saved_bytes=float(INDEX_BYTES * tokens + MASK_BYTES * own), kernels=2,
+        saved_bytes=float(INDEX_BYTES * tokens + shape.dropout * MASK_BYTES * own),
+        kernels=1 + shape.dropout,
         calls=table_calls(shard, elements, whole_first=False),
     )  # fmt: skip
 
 
-def _final_norm(stack: str, all_tokens: int, width: int, shard: Shard) -> Module:
+def _final_norm(stack: str, all_tokens: int, shape: T5Shape, shard: Shard) -> Module:
     """Normalise what a stack puts out, and drop some of it."""
-    tokens = shard.stream_tokens(all_tokens)
+    width, tokens = shape.width, shard.stream_tokens(all_tokens)
     parameters = weight_and_bias(f"{stack}.final_layer_norm", width, bias=False)
-    normed, dropped = RMS_NORM_PASSES * tokens * width, DROPOUT_PASSES * tokens * width
+    normed = RMS_NORM_PASSES * tokens * width
+    dropped = shape.dropout * DROPOUT_PASSES * tokens * width
     part = embedding(
         f"{stack}.final_layer_norm", parameters, names(parameters),
         vector_elements=normed + dropped,
         fused_elements=float((FUSED_NORM_PASSES + ACTIVATION_PASSES) * tokens * width),
         stream_elements=float(tokens * width),
-        saved_bytes=float((WIDE_BYTES + MASK_BYTES) * tokens * width), kernels=RMS_NORM_KERNELS + 1,
+        saved_bytes=float((WIDE_BYTES + shape.dropout * MASK_BYTES) * tokens * width),
+        kernels=RMS_NORM_KERNELS + shape.dropout,
         calls=norm_calls(shard, numels(parameters)),
     )  # fmt: skip
     layer = replace(
@@ -192,18 +207,18 @@ def _final_norm(stack: str, all_tokens: int, width: int, shard: Shard) -> Module
 
 def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
     """Logits and loss; T5 scales its input and shares the embedding's weight, v1.1 does not."""
-    h, vocabulary = shape.width, shard.padded(VOCABULARY)
+    h, vocabulary = shape.width, shard.padded(shape.vocabulary)
     own_vocabulary = vocabulary // shard.tensor
     logits = targets * (own_vocabulary if shard.parallel_loss else vocabulary)
-    head = weight_and_bias("lm_head", own_vocabulary, h, bias=False) if shape.gated else ()
-    scaled = (not shape.gated) * ACTIVATION_PASSES * shard.stream_tokens(targets) * h
+    head = weight_and_bias("lm_head", own_vocabulary, h, bias=False) if shape.own_head else ()
+    scaled = (not shape.own_head) * ACTIVATION_PASSES * shard.stream_tokens(targets) * h
     return linear(
         "lm_head", targets, h, own_vocabulary, parameters=head,
         vector_elements=float(LOSS_PASSES * logits + scaled),
         wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),
         saved_elements=float(shard.kept_tokens(targets) * h),
-        saved_bytes=float(WIDE_BYTES * logits), kernels=4 + (not shape.gated),
+        saved_bytes=float(WIDE_BYTES * logits), kernels=4 + (not shape.own_head),
         calls=column_calls(shard, targets * h) + loss_calls(shard, targets, vocabulary),
         fused_kept=FusedKept(float(shard.kept_tokens(targets) * h + logits)),
     )  # fmt: skip
@@ -214,7 +229,8 @@ def _stack(
 ) -> list[Module]:
     """Blocks of attention, attention to the encoder's `source` tokens, and feed-forward."""
     parts: list[Module] = []
-    for number in range(shape.layers):
+    layers = shape.layers if source is None else shape.decoder_layers or shape.layers
+    for number in range(layers):
         prefix = f"{stack}.block.{number}.layer"
         biased = number == 0
         parts += _attention(
@@ -229,14 +245,17 @@ def _stack(
 
 def _mapped(
     name: str, tokens: int, inputs: int, outputs: int, *, norm: str = "", added: bool = False,
-    elements: float = 0.0, fused: float = 0.0, saved: float = 0.0, dropped: float = 0.0,
+    elements: float = 0.0, fused: float = 0.0, saved: float = 0.0, wide: float = 0.0,
+    dropped: float = 0.0,
     shared: bool = False, kernels: int = 0, shard: Shard = WHOLE, first: bool = True,
+    drops: bool = True,
 ) -> Module:  # fmt: skip
     """Map, after a norm or before dropout and addition; the rest as a caller states.
 
     It is cut by rows where its result is added to the stream, else by columns.
 
     `first`: whether it is the first of the maps of its input.
+    `drops`: whether some of what is added is dropped out.
     """
     stream, read = shard.stream_tokens(tokens), shard.kept_tokens(tokens) * inputs
     own = weight_and_bias(name, outputs, inputs, bias=False)
@@ -248,13 +267,13 @@ def _mapped(
     )  # fmt: skip
     return linear(
         name, tokens, inputs, outputs, parameters=before + own, ready=names(own) + names(before),
-        vector_elements=elements + (DROPOUT_PASSES + ADD_PASSES) * tail,
+        vector_elements=elements + (drops * DROPOUT_PASSES + ADD_PASSES) * tail,
         norm_elements=float(RMS_NORM_PASSES * normed), wide_norm=True,
         fused_elements=float(fused + FUSED_NORM_PASSES * normed + JOIN_PASSES * tail),
-        saved_elements=float(saved + bool(norm) * read), stream_elements=float(normed),
+        saved_elements=float(saved + bool(norm) * read), stream_elements=float(normed) + wide,
         copied_elements=float(shared * read),
-        saved_bytes=float(WIDE_BYTES * normed + MASK_BYTES * (tail + dropped)),
-        kernels=1 + kernels + RMS_NORM_KERNELS * bool(norm) + 2 * added,
+        saved_bytes=float(WIDE_BYTES * normed + MASK_BYTES * (drops * tail + dropped)),
+        kernels=1 + kernels + RMS_NORM_KERNELS * bool(norm) + (1 + drops) * added,
         calls=calls + norm_calls(shard, numels(before)),
     )  # fmt: skip
 
@@ -267,10 +286,11 @@ def _attention(
     name, whole, h = f"{prefix}.{kind}", shape.heads * shape.head_size, shape.width
     keys, inner, heads = source or tokens, whole // shard.tensor, shape.heads // shard.tensor
     attended = attention(
-        name, tokens, whole, heads=shape.heads, causal=causal, keys=keys, shard=shard
-    )
+        name, tokens, whole, heads=shape.heads, causal=causal, keys=keys, shard=shard,
+        dropout=shape.dropout,
+    )  # fmt: skip
     if biased:
-        table = weight_and_bias(f"{name}.relative_attention_bias", BUCKETS, heads, bias=False)
+        table = weight_and_bias(f"{name}.relative_attention_bias", shape.buckets, heads, bias=False)
         attended = replace(attended, parameters=table, ready=names(table))
     maps = [
         _mapped(f"{name}.q", tokens, h, inner, norm=f"{prefix}.layer_norm", shard=shard),
@@ -284,20 +304,22 @@ def _attention(
     return [
         *maps,
         attended,
-        _mapped(f"{name}.o", tokens, inner, h, added=True, shard=shard),
+        _mapped(f"{name}.o", tokens, inner, h, added=True, shard=shard, drops=shape.dropout),
     ]
 
 
 def _feed_forward(prefix: str, tokens: int, shape: T5Shape, shard: Shard) -> list[Module]:
     """Normalise, widen, activate (and gate), drop out, narrow, drop out, add."""
     h, wide, name = shape.width, shape.mlp_width // shard.tensor, f"{prefix}.DenseReluDense"
-    inside = tokens * wide
+    inside, drops = tokens * wide, shape.dropout
     passes = PRODUCT_PASSES if shape.gated else ACTIVATION_PASSES
     narrow = _mapped(
-        f"{name}.wo", tokens, wide, h, added=True, elements=(passes + DROPOUT_PASSES) * inside,
+        f"{name}.wo", tokens, wide, h, added=True,
+        elements=(passes + drops * DROPOUT_PASSES) * inside,
         fused=float((JOIN_PASSES if shape.gated else ACTIVATION_PASSES) * inside),
-        saved=(GELU_SAVED + 3.0 if shape.gated else 2.0) * inside, dropped=inside,
-        kernels=2 + shape.gated, shard=shard,
+        saved=(3.0 if shape.gated else 1.0 + drops) * inside,
+        wide=shape.gated * GELU_WIDE * inside, dropped=drops * inside,
+        kernels=1 + drops + shape.gated, shard=shard, drops=drops,
     )  # fmt: skip
     norm = f"{prefix}.layer_norm"
     if not shape.gated:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.model import Layer
+from perfmodel.workload.model import FusedKept, Layer
 from perfmodel.workload.shards.attention_calls import attention_calls
 from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.shards.map_calls import column_calls, norm_calls, row_calls
@@ -32,13 +32,14 @@ from perfmodel.workload.zoo.layers import (
     names_reversed,
     numels,
 )
+from perfmodel.workload.zoo.stacks.activation_functions import ONE_KERNEL, ActivationFunction
 
 
 def attention(
     name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool,
     keys: int | None = None, window: int | None = None, dropout: bool = True,
     wide_scores: bool = False, capped_scores: bool = False, value_width: int | None = None,
-    kept_values: int | None = None, shard: Shard = WHOLE,
+    kept_values: int | None = None, held: int = 0, shard: Shard = WHOLE,
 ) -> Module:  # fmt: skip
     """Scores, softmax and weighted sum; it has no parameters.
 
@@ -53,6 +54,7 @@ def attention(
     `shard`: which part of it a rank runs; the sizes are those of the whole.
     `value_width`: of the result of all heads, where values are not as wide as keys.
     `kept_values`: elements of a token that are kept with its values, where these are part of more.
+    `held`: times the queries' elements that are held beside where it is fused (see `Layer`).
     """
     kv_width, keys = kv_width or width, keys or tokens
     if not shard.is_whole:
@@ -63,7 +65,7 @@ def attention(
                 value_head_size=value_width and value_width // heads,
             ),
             shard, (dropout, wide_scores, capped_scores),
-            kept_value=kept_values and kept_values // heads,
+            kept_value=kept_values and kept_values // heads, held=held,
         )  # fmt: skip
     window = window if window is not None and window < tokens else None
     results = value_width or width
@@ -75,6 +77,7 @@ def attention(
         matmul_flops=2.0 * tokens * keys * (width + results),
         matmul_bytes=float(ELEMENT_BYTES * moved),
         saved_elements=float(saved),
+        held_elements=float(held * tokens * width),
         kind="attention",
         score_elements=float(heads * tokens * keys),
         score_dropout=dropout,
@@ -111,7 +114,7 @@ def _attended(
 
 def _shared_attention(
     name: str, attended: Attention, shard: Shard, scores: tuple[bool, bool, bool],
-    kept_value: int | None = None,
+    kept_value: int | None = None, held: int = 0,
 ) -> Module:  # fmt: skip
     """Attention of one rank.
 
@@ -134,6 +137,7 @@ def _shared_attention(
         vector_bytes=merged,
         fused_bytes=merged,
         saved_elements=float(moved + more),
+        held_elements=float(held * queries),
         kind="attention",
         kernels=2 * attended.blocks - 1,
         fused_kernels=2 * attended.blocks - 1,
@@ -193,6 +197,7 @@ class BlockParameters(NamedTuple):
 class BlockShape:
     """Sizes of a pre-normalised block: tokens of one sample, model width, heads.
 
+    `dropout`: of what is added to the stream; `score_dropout`: of scores, where that differs.
     `shard`: which part of it a rank holds; the sizes are those of the whole.
     """
 
@@ -203,6 +208,8 @@ class BlockShape:
     causal: bool
     dropout: bool
     shard: Shard = WHOLE
+    score_dropout: bool | None = None
+    activation: ActivationFunction = ONE_KERNEL
 
 
 def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) -> list[Module]:
@@ -218,7 +225,9 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
     drop_passes = shape.dropout * DROPOUT_PASSES
     after = (drop_passes + ADD_PASSES) * stream
     mask_bytes = float(shape.dropout * MASK_BYTES * stream)
-    tail_kernels = 2 + shape.dropout
+    tail_kernels, function = 2 + shape.dropout, shape.activation
+    score_dropout = shape.dropout if shape.score_dropout is None else shape.score_dropout
+    own_kept = None if function.kernels == 1 else FusedKept(2.0 * rows * wide, 0.0, mask_bytes)
 
     def normed(part: str, outputs: int, norm: Parameters, own_map: Parameters) -> Module:
         return linear(
@@ -233,7 +242,7 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
     return [
         normed("qkv", 3 * h // t, parameters.first_norm, parameters.qkv),
         attention(f"{name}.attention", s, h, heads=shape.heads, causal=shape.causal,
-                  dropout=shape.dropout, shard=shard),
+                  dropout=score_dropout, shard=shard),
         linear(
             f"{name}.projection", rows, h // t, h, parameters=parameters.projection,
             vector_elements=after, fused_elements=JOIN_PASSES * stream, saved_bytes=mask_bytes,
@@ -242,10 +251,12 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
         normed("widen", wide, parameters.second_norm, parameters.widen),
         linear(
             f"{name}.narrow", rows, wide, h, parameters=parameters.narrow,
-            vector_elements=ACTIVATION_PASSES * rows * wide + after,
+            vector_elements=function.passes * rows * wide + after,
             fused_elements=ACTIVATION_PASSES * rows * wide + JOIN_PASSES * stream,
-            saved_elements=2.0 * rows * wide, saved_bytes=mask_bytes,
-            kernels=tail_kernels + 1, calls=_row_calls(shard, result, parameters.narrow),
+            saved_elements=float(function.narrow * rows * wide),
+            stream_elements=float(function.wide * rows * wide), saved_bytes=mask_bytes,
+            fused_kept=own_kept, kernels=tail_kernels + function.kernels,
+            calls=_row_calls(shard, result, parameters.narrow),
         ),
     ]  # fmt: skip
 

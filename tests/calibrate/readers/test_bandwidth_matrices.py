@@ -126,7 +126,7 @@ def test_matrices_of_more_gpus_than_a_host_has_are_refused():
         ("      GPU0 GPU1 CPU Affinity\nGPU0  X  NV12 0-63\nGPU1  NV12 X 0-63\n", "topo -m"),
         ("{\"nccl_version\": 22809, ", "no JSON"),
         ("hello\n", "text without a table or a matrix"),
-        ("\x00\x01\x02 binary", "a binary file"),
+        ("\x00\x01\x02 binary", "binary data"),
         ("[]", "file"),
     ],
 )  # fmt: skip

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from perfmodel.calibrate.readers import read_files, read_nccl_json, read_nccl_text, read_rccl_json
 from perfmodel.calibrate.readers.infer_op import ranks_of_factor
+from perfmodel.calibrate.readers.log_lines import Printed
 from perfmodel.calibrate.readers.sweep_records import version_text
 from perfmodel.errors import InputError
 
@@ -134,7 +135,10 @@ def test_ranks_that_are_not_listed_come_from_the_bandwidths_or_are_asked_for():
     assert only("all_reduce_perf\n" + NEW + row(1 << 30, 8000, EIGHT)).nodes is None
     with pytest.raises(InputError, match="ranks: found a table without its list of devices"):
         read_nccl_text("broadcast_perf\n" + NEW + row(1 << 30, 8000, 1.0, "none", "0"), "x.log")
-    assert ranks_of_factor("all_reduce", [(100.0, 2 * 127 / 128 * 100)]) is None  # 128, or 120?
+    few = [(Printed(10.0, 0.005), Printed(2 * 127 / 128 * 10, 0.005))]
+    assert ranks_of_factor("all_reduce", few) is None  # 128, or 120?
+    many = [(Printed(1000.0, 0.005), Printed(2 * 127 / 128 * 1000, 0.005))]
+    assert ranks_of_factor("all_reduce", many) == 128
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from perfmodel.studies.run.result import Result
 # Keys that other programs were promised for ``perfmodel run --json``.
 PROMISED = {
     "step_time_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s", "scaling_efficiency",
-    "bottleneck", "global_batch", "scaling", "memory_bytes", "fits", "interval_s", "buckets",
+    "bottleneck", "bottleneck_path", "global_batch", "scaling", "memory_bytes", "fits", "interval_s", "buckets",
     "assumptions", "provenance",
 }  # fmt: skip
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError, UnitError
-from perfmodel.files.money import parse_money
 from perfmodel.scenario import Money, TargetSection, load_scenario, scenario_digest
+from perfmodel.scenario.sections.studies.money import parse_money
 from perfmodel.scenario.sections.studies.plan import DatasetSize
 
 GOOD = """\

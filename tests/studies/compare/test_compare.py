@@ -181,8 +181,8 @@ def test_a_bottleneck_that_moves_is_named(file: str) -> None:
     )
     moved, same = comparison.differences
     assert moved.moved
-    assert "ethernet" in moved.bottleneck[0]
-    assert "ethernet" not in moved.bottleneck[1]
+    assert "NIC" in moved.bottleneck[0]
+    assert "NIC" not in moved.bottleneck[1]
     assert not same.moved
     assert same.step.ratio == 1.0
     assert same.step.within

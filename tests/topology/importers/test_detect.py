@@ -76,7 +76,7 @@ def refused(tmp_path: Path, content: str | bytes) -> str:
         (b"\x7fELF\x02\x01", "a program"),
         (b"abc\x00def", "binary data"),
         (b"\xff\xfe\xff", "not text"),
-        (b"caf\xe9 au lait", "not text"),
+        (b"caf\xe9 au lait", "begins with 'café au lait'"),
         ("perfmodel: 1\nkind: node\n", "perfmodel's own"),
         ("#       size         count\n#  out-of-place   in-place\n", "perfmodel calibrate"),
         ("P2P Connectivity Matrix\n     D\\D     0     1\n", "p2pBandwidthLatencyTest"),

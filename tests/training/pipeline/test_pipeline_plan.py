@@ -297,7 +297,7 @@ def test_what_cannot_be_a_pipeline_is_refused() -> None:
         ("zb_h1", "where backward gathers parameters"),
         (
             "1f1b",
-            "waits for a later pass; allowed: a strategy whose micro-batches can run in another",
+            "waits for the one before, in a pipeline; allowed: a strategy whose micro-batches",
         ),
     ):
         with pytest.raises(InputError, match=text):

@@ -200,6 +200,43 @@ def test_a_row_of_a_split_model_becomes_its_mixture():
     assert predicted.step_s != pytest.approx(whole.step_s, rel=0.05)
 
 
+def test_kernels_by_hand_and_layer_norms_of_a_row():
+    scores = {"family": "gpt", "attention": "materialised", "dropout": "1", "mlp_width": "2048"}
+    compiled, by_hand = (
+        predict_step(read_step(row(**scores, compiled=fused))).step_s for fused in ("1", "by_hand")
+    )
+    assert by_hand > 1.01 * compiled  # dropout of the scores is a kernel of its own
+    nemotron = read_step(row(family="nemotron")).workload
+    # of each layer 512 x 1024 and a gain, a bias less: no gate, and layer norms with a bias
+    llama = read_step(row()).workload
+    assert llama.parameters - nemotron.parameters == 4 * 512 * 1024 - (2 * 4 + 1) * 512
+
+
+def test_the_interval_of_a_long_step_is_that_of_a_shorter_one(monkeypatch):
+    cells = row(gpus_per_node="8", accumulate="16", strategy="{kind: megatron}", step_s="0.05",
+                parallel="{tensor: 2, pipeline: {stages: 2}}")  # fmt: skip
+    whole = predict_step(read_step(cells))
+    ends = whole.interval()
+    for name in ("LONG_TASKS", "SHORT_TASKS"):
+        monkeypatch.setattr(f"perfmodel.validate.strategies.predicted_step.{name}", 200)
+    long = predict_step(read_step(cells))
+    assert long.is_long
+    shorter = long.interval()
+    assert shorter == pytest.approx(ends, rel=0.03)
+    assert shorter != ends
+    assert compare_step(long, None).intervals["step"] == shorter
+    monkeypatch.setattr("perfmodel.validate.strategies.predicted_step.MOST_GPUS", 4)
+    assert predict_step(read_step(cells)).interval() is None
+
+
+def test_memory_of_a_pipeline_is_that_of_its_fullest_stage():
+    cells = row(gpus_per_node="4", accumulate="4", peak_GB="1", memory_kind="allocated",
+                parallel="{pipeline: {stages: 4}}")  # fmt: skip
+    predicted = predict_step(read_step(cells))
+    step = compare_step(predicted, None)
+    assert step.pair("memory") == (1e9, predicted.memory_bytes("allocated"))
+
+
 def test_experts_of_the_zoo_at_another_depth_are_shared():
     cells = row(
         family="experts", layers="2", sequence_length="128", gpus_per_node="4",

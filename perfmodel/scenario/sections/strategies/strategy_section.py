@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
+from perfmodel.scenario.sections.base import OrName
 from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStrategy
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
@@ -21,6 +22,7 @@ from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundanc
 
 
 def _ddp_unless_named(value: object) -> object:
+    value = {"kind": value} if isinstance(value, str) else value
     return {"kind": "ddp", **value} if isinstance(value, Mapping) else value
 
 
@@ -40,7 +42,8 @@ StrategySection = Annotated[
         Field(discriminator="kind"),
     ],
     BeforeValidator(_ddp_unless_named),
+    OrName(),
 ]
-"""The strategies by `kind`; DDP without one. Each class has a row of the same kind in
-`perfmodel.training.strategies` (but `auto`, for which a study puts another in its place), and says
-`accumulate`, `one_node_only`, and whether its communication `overlaps` layers."""
+"""The strategies by `kind`, which may stand alone; DDP without one. Each class has a row of the
+same kind in `perfmodel.training.strategies` (but `auto`, for which a study puts another in its
+place), and says `accumulate`, `one_node_only`, and whether its communication `overlaps` layers."""

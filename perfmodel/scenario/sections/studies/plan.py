@@ -13,9 +13,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from perfmodel.files import Bandwidth, Bytes, FileModel, Nodes, Parts, Power, Seconds
-from perfmodel.files.money import EnergyPrice, HourlyPrice, Money, Price
 from perfmodel.scenario.sections.base import Name
 from perfmodel.scenario.sections.cluster import Fabric
+from perfmodel.scenario.sections.studies.money import EnergyPrice, HourlyPrice, Money, Price
 
 _DATASET = re.compile(r"\s*(?P<number>[\d_.eE+]+)\s*(?P<unit>samples|tokens)\s*", re.ASCII)
 

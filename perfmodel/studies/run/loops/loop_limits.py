@@ -13,6 +13,7 @@ from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.what_if import apply_what_if
 from perfmodel.studies.run.result import Relief, SizeResult
+from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
 from perfmodel.studies.run.steps.bottlenecks.reliefs import (
     COMMUNICATION,
     HOST,
@@ -102,31 +103,39 @@ def _relief(
     return Relief(text, (name,), what_if, metrics.step_s() - step_s)
 
 
-def loop_bottleneck(metrics: LoopMetrics, point: SizeResult, reliefs: Sequence[Relief]) -> str:
+def loop_bottleneck(
+    metrics: LoopMetrics, point: SizeResult, reliefs: Sequence[Relief]
+) -> tuple[str, str]:
     """Name what limits: "compute", the host, the servers' updates, an event, latency or a link.
 
-    It is what saves most where it is no limit, if that is more than 1 % of the step.
+    It is what saves most where it is no limit, if that is more than 1 % of the step. Returns a link
+    by the part that somebody buys, and by its ends.
     """
     least_s = WORTH_NAMING * point.step_time_s
     best = reliefs[0] if reliefs else None
     events = () if point.disturbance is None else point.disturbance.events
     event = max(events, key=lambda event: event.costs_s, default=None)
     if event is not None and event.costs_s > max(least_s, 0.0 if best is None else best.saves_s):
-        return event.what
+        return event.what, event.what
     if best is None or best.saves_s <= least_s:
-        return "compute"
+        return "compute", "compute"
     name = best.parts[0]
     if name == HOST.name:
-        return f"host ({HOST.name})"
+        return f"host ({HOST.name})", f"host ({HOST.name})"
     busy = metrics.server_busy
     if name == SERVERS:
         server = metrics.run.plan.servers[int(np.argmax(busy))]
-        return f"updates at {server.name} ({server.device})"
-    arcs = metrics.job.machine.topology.arcs
+        updates = f"updates at {server.name} ({server.device})"
+        return updates, updates
+    topology = metrics.job.machine.topology
+    arcs = topology.arcs
     kinds = next((part.kinds for part in LINKS if part.name == name), None)
     shares = _busy(metrics)
     if kinds is not None:
         shares = np.where(np.isin(np.array(arcs.kinds), list(kinds)), shares, -1.0)
-        return arcs.label(int(np.argmax(shares)))
-    over = arcs.label(int(np.argmax(shares)))
-    return f"{'latency of messages' if name == LATENCY.name else 'messages'}, over {over}"
+    busiest = int(np.argmax(shares))
+    part, ends = name_link(topology, busiest), arcs.label(busiest)
+    if kinds is not None:
+        return part, ends
+    messages = "latency of messages" if name == LATENCY.name else "messages"
+    return f"{messages}, over {part}", f"{messages}, over {ends}"

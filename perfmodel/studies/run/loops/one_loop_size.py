@@ -41,7 +41,8 @@ def simulate_loop_size(sized: SizedJob, *, with_first: bool = True) -> SizeResul
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=_costs(metrics))
         reliefs = simulate_loop_reliefs(metrics)
-        return replace(point, bottleneck=loop_bottleneck(metrics, point, reliefs), reliefs=reliefs)
+        part, path = loop_bottleneck(metrics, point, reliefs)
+        return replace(point, bottleneck=part, bottleneck_path=path, reliefs=reliefs)
 
 
 def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeResult:

@@ -21,6 +21,7 @@ from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.prediction_error import band_of, factors_by_band
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
+from perfmodel.scenario.sections.node import NodeSection
 from perfmodel.studies.run.resolve.limits import check_cluster_size, check_sharing_jobs
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.topology.templates.build import build_topology, with_usual_routing
@@ -73,6 +74,17 @@ def machine(
         settings=resolve_settings(scenario),
         channels=scenario.library.channels,
     )
+
+
+def named_node(scenario: Scenario) -> str | NodeSection:
+    """Return what `cluster.node` names, with the paths of files beside the scenario."""
+    node, origin = scenario.cluster.node, scenario.origin
+    if isinstance(node, str):
+        return origin.beside("cluster.node", node)
+    if node.extends is None:
+        return node
+    extended = origin.beside("cluster.node.extends", node.extends)
+    return node.model_copy(update={"extends": extended})
 
 
 def _field_of_hosts(scenario: Scenario, size: ClusterSize) -> str:
@@ -254,7 +266,7 @@ def relocated_errors(
 
     Faults in another file (a node template, a model file) keep their place.
     """
-    model = {"model": "model.name" if scenario.model.file is None else "model.file"}
+    model = {"model": f"model.{scenario.model.source}"}
     fields = _FIELDS | model | dict(also)
 
     def relocate(fault: Fault) -> Fault:

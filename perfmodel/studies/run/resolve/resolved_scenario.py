@@ -13,6 +13,7 @@ from perfmodel.studies.run.resolve.machine import (
     MachineEnsemble,
     build_ensemble,
     machine,
+    named_node,
     relocated_errors,
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
@@ -134,7 +135,7 @@ def resolve_names(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workloa
     node, workload = None, None
     other_workloads: tuple[Workload, ...] = ()
     with collect_faults(faults), relocated_errors(scenario, "cluster.node"):
-        node = load_node(scenario.origin.beside("cluster.node", scenario.cluster.node))
+        node = load_node(named_node(scenario))
     with collect_faults(faults):
         workload = resolve_workload(scenario)
         _check_master_weights(scenario, workload)

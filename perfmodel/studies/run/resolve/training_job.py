@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ClusterSize, ModelSection, Scenario
 from perfmodel.scenario.sections.float8 import Float8Section
-from perfmodel.scenario.sections.training import ExpertsSection, MeasuredStep, RecomputedBlocks
+from perfmodel.scenario.sections.model import ExpertsSection
+from perfmodel.scenario.sections.training import MeasuredStep, RecomputedBlocks
 from perfmodel.studies.run.resolve.host_overhead import NO_HOST_MEMORY, HostMemory, host_work
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
@@ -36,9 +37,10 @@ from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import CollectiveTime, StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
+from perfmodel.workload.configs.section_model import section_model
 from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, wide_precision
 from perfmodel.workload.memory.activations import block_bytes
-from perfmodel.workload.memory.blocks import only_blocks_fuse
+from perfmodel.workload.memory.blocks import fuse_by_hand, only_blocks_fuse
 from perfmodel.workload.memory.offload import add_offload
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
@@ -46,6 +48,7 @@ from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_tim
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import layer_times, step_s
 from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 
 
@@ -177,7 +180,6 @@ _SHARD_FIELDS = {
     "context": "parallel.context.degree",
     "context_kind": "parallel.context.kind",
     "context_balanced": "parallel.context.balanced",
-    "sequence_length": "model.sequence_length",
     **{f"experts.{name}": f"model.experts.{name}" for name in ExpertsSection.model_fields},
 }  # fmt: skip
 """Fields of a shard in a scenario."""
@@ -221,13 +223,13 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
     shard, section = mixture_of(scenario).shard, scenario.model
     if shard.is_whole:
         return whole
-    name = section.name or str(scenario.origin.resolve("model.file", section.file or ""))
-    with relocated_errors(scenario, "parallel", _SHARD_FIELDS):
+    fields = _SHARD_FIELDS | {"sequence_length": _length_field("model", section)}
+    with relocated_errors(scenario, "parallel", fields):
         share = load_workload(
-            name,
+            _stated_model(scenario, section, "model"),
             dtype=section.dtype if section.file is None else None,
             image_size=section.image_size,
-            sequence_length=section.sequence_length,
+            sequence_length=section.length,
             shard=shard,
             experts=_expert_settings(section.experts, expert_ranks_per_node(scenario, size)),
         )
@@ -244,24 +246,37 @@ def resolve_workload(
     Raises `InputError`: names file, line and field.
     """
     section = model or scenario.model
-    name = section.name or str(scenario.origin.resolve(f"{field}.file", section.file or ""))
-    part = "name" if section.file is None else "file"
     parallel = scenario.parallel
     shares = model is None and (parallel.expert > 1 or parallel.tensor > 1)
     idle = _BETWEEN_RANKS if shares else frozenset[str]()
-    with relocated_errors(scenario, field, {"model": f"{field}.{part}"}):
+    fields = {
+        "model": f"{field}.{section.source}", "sequence_length": _length_field(field, section),
+    }  # fmt: skip
+    with relocated_errors(scenario, field, fields):
         workload = load_workload(
-            name,
+            _stated_model(scenario, section, field),
             dtype=section.dtype,
             image_size=section.image_size,
-            sequence_length=section.sequence_length,
+            sequence_length=section.length,
             experts=_expert_settings(section.experts, idle=idle),
         )
     return _with_fused_parts(scenario, workload)
 
 
+def _stated_model(scenario: Scenario, section: ModelSection, field: str) -> str | Buildable:
+    return section_model(
+        section, lambda part, value: scenario.origin.resolve(f"{field}.{part}", value)
+    )
+
+
+def _length_field(field: str, section: ModelSection) -> str:
+    return f"{field}.{'sequence_length' if section.tokens is None else 'tokens'}"
+
+
 def _with_fused_parts(scenario: Scenario, workload: Workload) -> Workload:
     """Leave nothing to fuse outside of what is compiled."""
+    if scenario.compute.compiled == "by_hand":
+        return fuse_by_hand(workload)
     if scenario.compute.compiled != "blocks":
         return workload
     with relocated_errors(scenario, "compute"):

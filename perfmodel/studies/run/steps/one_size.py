@@ -63,9 +63,11 @@ def simulate_size(sized: SizedJob, *, with_first: bool = True) -> SizeResult:
             point = replace(point, disturbance=simulate_costs(sized, reported))
         uncertainties = simulate_uncertainties(sized, reported, point)
         reliefs = simulate_reliefs(sized, reported, point)
+        part, path = name_bottleneck(sized, reported, point, reliefs)
         return replace(
             point,
-            bottleneck=name_bottleneck(sized, reported, point, reliefs),
+            bottleneck=part,
+            bottleneck_path=path,
             reliefs=reliefs,
             uncertainties=uncertainties,
             notes=(

@@ -10,6 +10,7 @@ from functools import partial
 from statistics import fmean
 
 from perfmodel.errors import InputError, PerfmodelError, SimulationError, TopologyError
+from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
 from perfmodel.simulate.engine.engine import Fidelity, has_shared_cores, uses_sockets
@@ -162,15 +163,14 @@ class SizedJob:
             layers = self._layer_times(gpu)
             layers = layers if self.compute == 1 else scale_times(layers, self.compute)
             layers = layers if launches else replace(layers, launch_s=0.0)
-            step = plan_step(
-                job, layers, self.size.gpus, self.batch, iteration, merge=not self._per_layer,
-                sockets=self.ensemble.likely.topology.sockets,
-                ranks_per_host=self.size.gpus_per_node,
-                collective_s=partial(
-                    collective_s, self.ensemble.likely, self._replicas, self._alone
-                ),
-                memory=host_memory(self.ensemble.likely),
-            )  # fmt: skip
+            collective = partial(collective_s, self.ensemble.likely, self._replicas, self._alone)
+            with no_collections():
+                step = plan_step(
+                    job, layers, self.size.gpus, self.batch, iteration, merge=not self._per_layer,
+                    sockets=self.ensemble.likely.topology.sockets,
+                    ranks_per_host=self.size.gpus_per_node, collective_s=collective,
+                    memory=host_memory(self.ensemble.likely),
+                )  # fmt: skip
             self._plans[key] = place_plan(step, self.allocation.own)
         return self._plans[key]
 

@@ -77,6 +77,10 @@ def read_domains(root: Element, file: str) -> list[Domain]:
     fault.
     """
     faults: list[Fault] = []
+    if (amd := _amd_gpu(root)) is not None:
+        problem = f"AMD GPUs ({amd.get('gcn') or 'XGMI'}), in a topology of RCCL"
+        allowed = "NVIDIA GPUs: links of AMD's (XGMI) are not imported; describe the node in YAML"
+        raise InputError(Fault("gpu", problem, allowed, file, amd.line))
     if root.get("version") not in {None, "1"}:
         problem = f"version {root.get('version')!r}"
         faults.append(Fault("system", problem, "version 1", file, root.line))
@@ -96,6 +100,17 @@ def read_domains(root: Element, file: str) -> list[Domain]:
         for device in domain.devices:
             _flatten(device)
     return domains
+
+
+def _amd_gpu(element: Element) -> Element | None:
+    """The first GPU of AMD, which RCCL's files name by ``gcn`` and join by ``xgmi``."""
+    for child in element.children:
+        is_amd = child.tag == "gpu" and (child.get("gcn") is not None or child.all("xgmi"))
+        if is_amd:
+            return child
+        if (below := _amd_gpu(child)) is not None:
+            return below
+    return None
 
 
 def _number_faults(root: Element, domains: list[Domain], file: str) -> list[Fault]:
@@ -122,12 +137,25 @@ def _domain(cpu: Element, at: int, file: str, faults: list[Fault]) -> Domain:
         model = _integer(cpu, "modelid", file, faults, default=0)
         part = cpu_named(vendor, family, model)
     devices = [_device(pci, file, faults) for pci in cpu.all("pci")]
-    devices += [
-        Device("nic", f"cpu{number}-nic{i}", nic.line, nets=nic.all("net"))
-        for i, nic in enumerate(cpu.all("nic"))
-        if nic.all("net")
-    ]
+    for i, nic in enumerate(cpu.all("nic")):
+        nets = [net for net in nic.all("net") if not is_virtual(net)]
+        if nets:
+            devices.append(Device("nic", f"cpu{number}-nic{i}", nic.line, nets=nets))
     return Domain(number, part, cpu.line, devices)
+
+
+_VIRTUAL = re.compile(
+    r"(?:veth|docker|br-|virbr|vnet|tun|tap|cali|cni|flannel|cilium|lxc|lxd|kube|nodelocaldns|weave"
+    r"|vxlan|genev|ovs|dummy|podman|wg|tailscale|zt|ifb|gre|sit|ipvlan|macvlan|lo\b)",
+    re.IGNORECASE,
+)
+"""Names of interfaces that are no hardware: bridges, tunnels and pairs of Linux, Docker and
+Kubernetes."""
+
+
+def is_virtual(net: Element) -> bool:
+    """Whether a network interface is no hardware; NCCL lists all that it could open sockets on."""
+    return _VIRTUAL.match(net.get("name") or "") is not None
 
 
 def _device(pci: Element, file: str, faults: list[Fault]) -> Device:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.parts import usual_nics
 from perfmodel.topology.importers.complete import Completion
 from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number
 from perfmodel.topology.importers.nccl_xml.safe_xml import Element
+
+MOST_GBPS = 1600
+"""Of one adapter yet: ConnectX-9 (NVIDIA's data sheet), two ports of 800 Gbit/s."""
+MOST_NICS = 64
 
 _RATES_GBPS = {
     "15b3:1013": 100, "15b3:1015": 25, "15b3:1017": 100, "15b3:1019": 100, "15b3:101b": 200,
@@ -58,6 +63,9 @@ def find_adapters(
         devices = tuple(device for device, _, _ in rows[first : first + functions])
         _, above, domain = rows[first]
         adapters += list(_adapters(devices, above, domain, completion, notes))
+    if len(adapters) > MOST_NICS:
+        problem, allowed = f"{len(adapters)} NICs of one host", f"at most {MOST_NICS}"
+        raise InputError(Fault("nic", problem, allowed))
     return adapters
 
 
@@ -144,6 +152,9 @@ def _rate_of(
     net: Element, device: Device, network: str, completion: Completion, notes: list[str]
 ) -> tuple[float, str]:
     speed = number(net, "speed")
+    if speed is not None and speed > MOST_GBPS * 1000:
+        problem, allowed = f"{speed:g} Mbit/s", f"at most {MOST_GBPS * 1000:,}"
+        raise InputError(Fault("net.speed", problem, allowed, line=net.line))
     if speed is not None and speed > 0:
         return speed * 1e6 / 8, "NCCL's topology file, speed of its net elements"
     return _rate(device, network, completion, 1, notes)

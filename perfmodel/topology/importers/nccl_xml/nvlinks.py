@@ -40,19 +40,32 @@ def add_nvlinks(host: HostDraft, gpus: Sequence[Device]) -> None:
     A file with ``gpu`` elements is a dump: it names every NVLink there is. One without them never
     names any; then the template's are taken, or those that are usual for the GPU.
     """
+    template = host.completion.template
+    fits = (
+        template is not None
+        and host.completion.gpus >= len(gpus)
+        and _has_its_nvlinks(host, template)
+    )
+    dumped = any(device.gpu is not None for device in gpus)
     if any(device.gpu is not None and device.gpu.all("nvlink") for device in gpus):
         _add_dumped(host, gpus)
-    elif any(device.gpu is not None for device in gpus):
+    elif fits and template is not None and _copy_nvlinks(host, template, len(gpus)):
+        host.notes.append(f"NVLinks as in {template.name}: the file has none")
+    elif dumped:
+        _check_without(host, gpus)
         host.notes.append("no NVLinks: the file has GPUs, and none of theirs")
-    elif (
-        host.completion.template is not None
-        and host.completion.gpus >= len(gpus)
-        and _has_its_nvlinks(host, host.completion.template)
-    ):
-        if _copy_nvlinks(host, host.completion.template, len(gpus)):
-            host.notes.append(f"NVLinks as in {host.completion.template.name}")
-    else:
+    elif not fits:
         _add_usual(host, len(gpus))
+
+
+def _check_without(host: HostDraft, gpus: Sequence[Device]) -> None:
+    """GPUs on a board have NVLinks: a dump without any was made where NCCL could not see them."""
+    part = host.completion.part
+    if len(gpus) < 2 or not (part.on_board and part.nvlink and part.c2c is None):
+        return
+    problem = f"no nvlink element for {len(gpus)} GPUs {part.spelled.upper()} {part.form.upper()}"
+    allowed = "their NVLinks, or --template NAME of the machine, whose NVLinks are taken"
+    raise InputError(Fault("nvlink", problem, allowed, host.file, gpus[0].line))
 
 
 def _has_its_nvlinks(host: HostDraft, template: NodeSpec) -> bool:
@@ -129,8 +142,30 @@ def _add_dumped(host: HostDraft, gpus: Sequence[Device]) -> None:
             else:
                 host.notes.append(f"an NVLink of gpu{at} to {target or 'nothing'}, no GPU of the"
                                     f" file, does not count (line {link.line})")  # fmt: skip
+    _check_totals(host, switched, between, lines)
     _add_switched(host, switched, lines)
     _add_between(host, between, lines)
+
+
+def _check_totals(
+    host: HostDraft, switched: Mapping[int, int], between: Mapping[tuple[int, int], int],
+    lines: Mapping[int, int],
+) -> None:  # fmt: skip
+    """No GPU has more NVLinks than its model; one that has fewer than others is noted."""
+    part = host.completion.part
+    model = part.spelled.upper()
+    for at in sorted(lines):
+        total = switched.get(at, 0) + sum(n for (a, _), n in between.items() if a == at)
+        if total > part.lanes:
+            problem = f"{total} NVLinks of gpu{at}"
+            allowed = f"at most {part.lanes}: {model} {part.form.upper()}"
+            raise InputError(Fault("nvlink.count", problem, allowed, host.file, lines[at]))
+    most = max(switched.values(), default=0)
+    fewer = [f"gpu{at} has {count}" for at, count in sorted(switched.items()) if count < most]
+    if fewer:
+        host.notes.append(
+            f"{', '.join(fewer)} NVLinks to the switch, others {most}: as the file says"
+        )
 
 
 def _add_switched(host: HostDraft, lanes: Mapping[int, int], lines: Mapping[int, int]) -> None:

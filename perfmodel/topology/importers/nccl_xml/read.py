@@ -22,7 +22,13 @@ from perfmodel.topology.importers.complete import (
     sort_gpus,
 )
 from perfmodel.topology.importers.imported import ImportedTopology, plain_name
-from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number, read_domains
+from perfmodel.topology.importers.nccl_xml.devices import (
+    Device,
+    Domain,
+    is_virtual,
+    number,
+    read_domains,
+)
 from perfmodel.topology.importers.nccl_xml.nics import Adapter, find_adapters
 from perfmodel.topology.importers.nccl_xml.nvlinks import HostDraft, add_nvlinks
 from perfmodel.topology.importers.nccl_xml.safe_xml import Element, parse_xml
@@ -39,6 +45,7 @@ def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) ->
     hints = Hints(file, described, gpu, template)
     completion = complete_machine(domains, hints)
     notes = [
+        *_virtual_nets(root),
         *completion.notes,
         *classify(domains, completion, hints),
         *add_gpus(domains, completion, hints),
@@ -64,6 +71,14 @@ def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) ->
         notes=tuple(dict.fromkeys(host.notes)),
         comments={"edges": host.draft.comments},
     )
+
+
+def _virtual_nets(root: Element) -> list[str]:
+    """Note on the interfaces that are no hardware."""
+    nets = [net for cpu in root.all("cpu") for nic in cpu.all("nic") for net in nic.all("net")]
+    names = list(dict.fromkeys(net.get("name") or "" for net in nets if is_virtual(net)))
+    first_names = ", ".join(names[:3]) + (", ..." if names[3:] else "")
+    return [f"{len(names)} virtual interfaces are no NICs ({first_names})"] * bool(names)
 
 
 # ---------------------------------------------------------------- PCIe

@@ -33,9 +33,6 @@ _DRIVERS = (
 )  # fmt: skip
 """Kind of network by the name of a NIC's driver, as nvidia-smi shows it."""
 
-_MOST_NVLINKS = 18
-"""Of any GPU yet: H100, H200 and B200 (NVIDIA's data sheets); a typing error shows."""
-
 
 @dataclass
 class _HostDraft:
@@ -63,6 +60,7 @@ def template_from_matrix(
     """
     node = load_node(template) if template is not None else None
     named, notes = _gpu(matrix, file, gpu, node)
+    _check_template(matrix, node, file)
     rows = dict(enumerate(matrix.gpus))
     names = {name: f"gpu{at}" for at, name in rows.items()}
     names |= {name: f"nic{at}" for at, name in enumerate(matrix.nics)}
@@ -81,6 +79,18 @@ def template_from_matrix(
                     {"edges": draft.comments})  # fmt: skip
 
 
+def _check_template(matrix: Matrix, node: NodeSpec | None, file: str) -> None:
+    """A table without NVLinks is not one of a machine that has them."""
+    joins = node is not None and any(link.kind == "nvlink" for link in node.links.values())
+    bonded = any(cell.startswith("NV") for cell in matrix.cells.values())
+    if joins and len(matrix.gpus) > 1 and not bonded and node is not None:
+        path = matrix.cells.get((matrix.gpus[0], matrix.gpus[1]), "nothing")
+        problem = f"{path} between GPUs, and no NVLinks"
+        allowed = f"NV#, as {node.name} (--template) has NVLinks; else --gpu NAME alone"
+        place = matrix.lines.get(matrix.gpus[0])
+        raise InputError(Fault(f"row of {matrix.gpus[0]}", problem, allowed, file, place))
+
+
 def _gpu(
     matrix: Matrix, file: str, gpu: str | None, node: NodeSpec | None
 ) -> tuple[NamedGpu, list[str]]:
@@ -88,6 +98,10 @@ def _gpu(
     text = gpu or matrix.gpu or (node.gpu if node is not None else None)
     if text is not None:
         named = read_gpu(text, "nvlink" if nvlinks else "pcie")
+        for other, field in ((matrix.gpu, "the file"), (node and node.gpu, "--template")):
+            if other and read_gpu(other).part.spelled != named.part.spelled:
+                problem = f"{text!r}, where {field} has {other!r}"
+                raise InputError(Fault("gpu", problem, "one and the same model", file))
         return named, [note.removeprefix("assumption: ") for note in named.assumptions]
     try:
         named = read_gpu(Path(file).stem, "nvlink" if nvlinks else "pcie")
@@ -116,12 +130,12 @@ def _add_nvlinks(host: _HostDraft, file: str) -> None:
         cell = f"NV{next(iter(lanes.values()))}"
         raise InputError(Fault("gpu", f"{part.spelled.upper()}, which has no NVLink",
                                f"a GPU that has, because the table says {cell}", file))  # fmt: skip
-    _check_lanes(max(lanes, key=lanes.__getitem__), lanes, host, file)
     totals = {a: sum(n for (x, _), n in lanes.items() if x == a) for a in matrix.gpus}
     most = max(lanes.values())
     switched = max(totals.values()) > part.lanes or (
         part.on_board and part.sm >= 80 and most == part.lanes
     )
+    _check_lanes(lanes, host, file, switched=switched)
     name = host.draft.link(part.nvlink, nvlink(part.nvlink, switched=switched))
     if switched:
         host.draft.add("nvs", "nvswitch")
@@ -138,15 +152,27 @@ def _add_nvlinks(host: _HostDraft, file: str) -> None:
 
 
 def _check_lanes(
-    pair: tuple[str, str], lanes: Mapping[tuple[str, str], int], host: _HostDraft, file: str
+    lanes: Mapping[tuple[str, str], int], host: _HostDraft, file: str, *, switched: bool
 ) -> None:
-    """No two GPUs have more NVLinks between them than one GPU has."""
-    part, at = host.part, host.matrix.lines.get(pair[0])
-    if lanes[pair] > max(part.lanes, _MOST_NVLINKS):
-        raise InputError(
-            Fault(f"row of {pair[0]}", f"NV{lanes[pair]}",
-                  f"at most NV{max(part.lanes, _MOST_NVLINKS)}", file, at)
-        )  # fmt: skip
+    """No GPU has more NVLinks than its model, and a switch joins all that hang on it alike."""
+    part, matrix = host.part, host.matrix
+    model = part.spelled.upper()
+    for (gpu, other), number in lanes.items():
+        place = matrix.lines.get(gpu)
+        if number > part.lanes:
+            allowed = f"at most NV{part.lanes}, all NVLinks of one {model}"
+            raise InputError(Fault(f"row of {gpu}", f"NV{number}", allowed, file, place))
+        if switched and number != max(lanes.values()):
+            problem = f"NV{number} to {other}, and NV{max(lanes.values())} between others"
+            allowed = f"{part.lanes} NVLinks of a {model} in all, or as many to each by a switch"
+            raise InputError(Fault(f"row of {gpu}", problem, allowed, file, place))
+    linked = sorted({gpu for gpu, _ in lanes}, key=matrix.gpus.index)
+    apart = [(a, b) for a in linked for b in linked if a != b and (a, b) not in lanes]
+    if switched and apart:
+        (a, b), number = apart[0], max(lanes.values())
+        problem = f"{matrix.cells.get((a, b), 'nothing')} to {b}, and NV{number} to others"
+        allowed = "NV# to all GPUs that a switch joins"
+        raise InputError(Fault(f"row of {a}", problem, allowed, file, matrix.lines.get(a)))
 
 
 # ---------------------------------------------------------------- PCIe
@@ -221,6 +247,12 @@ def _add_ports(host: _HostDraft, node: NodeSpec | None) -> list[str]:
         ports.append(host.draft.add_port(network, Bps, source))
         networks.append(network)
     host.draft.add_nics(ports)
+    extra = len(ports) - len(host.matrix.gpus)
+    if extra > 0 and len(host.matrix.gpus) > 1:
+        host.notes.append(
+            f"all {len(ports)} NICs carry training, {extra} more than GPUs: take those for storage"
+            " and management out of the table"
+        )
     return networks
 
 

@@ -60,8 +60,13 @@ def domains_of(matrix: Matrix, part: GpuConnector, notes: list[str]) -> list[lis
         (a, b)
         for a, own in matrix.numa.items()
         for b, other in matrix.numa.items()
-        if a < b and own == other and matrix.cells.get((a, b)) not in {"SYS", "DIS", "N/A"}
+        if a < b and own == other and matrix.cells.get((a, b)) not in {"DIS", "N/A"}
     ]
+    if any(matrix.cells.get(pair) == "SYS" for pair in same):
+        notes.append(
+            "GPUs of one NUMA domain are joined there, though the table says SYS (a virtual"
+            " machine hides how)"
+        )
     stated = pairs or matrix.numa or "SYS" in matrix.cells.values()
     if stated or len(matrix.devices) == 1:
         domains = _components(matrix.devices, [*pairs, *same])

@@ -13,8 +13,10 @@ from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm,
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
+    DROPOUT_PASSES,
     FUSED_NORM_PASSES,
     JOIN_PASSES,
+    MASK_BYTES,
     Module,
     Parameter,
     join_maps,
@@ -24,6 +26,7 @@ from perfmodel.workload.zoo.layers import (
     numels,
     weight_and_bias,
 )
+from perfmodel.workload.zoo.stacks.activation_functions import ActivationFunction
 from perfmodel.workload.zoo.transformer import attention
 
 ROTARY_PASSES = 17
@@ -32,6 +35,7 @@ ROTARY_PASSES = 17
 "huggingface"); backward is taken as 5/3 of forward."""
 PRODUCT_PASSES = ACTIVATION_PASSES + ADD_PASSES
 """SiLU of the gate, then its product with the other branch."""
+NO_FUNCTION = ActivationFunction(passes=0, kernels=0, saved=0)
 
 _REGISTERED = (
     *(f"self_attn.{part}_proj" for part in "qkvo"), "self_attn.q_norm", "self_attn.k_norm",
@@ -92,8 +96,10 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
             [join_maps(maps, f"{prefix}.self_attn.qkv_proj")] if shard.joins_maps else maps
         ),
         attention(f"{prefix}.self_attn", s, shape.heads * head_size, heads=shape.heads,
-                  kv_width=shape.kv_heads * head_size, causal=True, window=window, dropout=False,
-                  wide_scores=True, capped_scores=shape.capped, shard=shard),
+                  kv_width=shape.kv_heads * head_size, causal=True, window=window,
+                  dropout=shape.score_dropout,
+                  wide_scores=True, capped_scores=shape.capped, shard=shard,
+                  held=0 < shape.rotary_share < 1),  # turned parts and the rest joined anew
         projection(place, "self_attn.o_proj", queries, h, after="post_attention_layernorm",
                    added=True),
     ]  # fmt: skip
@@ -111,11 +117,12 @@ def feed_forward_part(
     wide = (width or place.shape.mlp_width) // shard.tensor
     norm = norm_before_mlp(place.shape) if normed else ""
     after = "post_feedforward_layernorm"
-    if place.shape.squared_relu:
+    if place.shape.ungated:
         return [
             projection(place, f"{path}.up_proj", h, wide, norm=norm),
-            projection(place, f"{path}.down_proj", wide, h, after=after, added=True, squared=True),
-        ]
+            projection(place, f"{path}.down_proj", wide, h, after=after, added=True,
+                       activated=True),
+        ]  # fmt: skip
     maps = [
         projection(place, f"{path}.gate_proj", h, wide, norm=norm, shares_input=not normed),
         projection(place, f"{path}.up_proj", h, wide, shared=True),
@@ -135,7 +142,7 @@ def projection(
     place: BlockPlace, name: str, inputs: int, outputs: int, *, norm: str = "", after: str = "",
     head_norm: tuple[Parameter, ...] = (), ready_first: tuple[str, ...] = (), rotary: bool = False,
     added: bool = False, gated: bool = False, shared: bool = False, shares_input: bool = False,
-    squared: bool = False,
+    activated: bool = False,
 ) -> Module:  # fmt: skip
     """One map of a block, with what stands before and after it.
 
@@ -146,14 +153,15 @@ def projection(
     `head_norm`: parameters of a norm of each head of the result.
     `ready_first`: gradients that its backward completes before its own.
     `rotary`: whether positions are turned into the result; `added`: whether it joins the stream.
-    `squared`: whether the input is a squared ReLU.
+    `activated`: whether the input is what the activation function of an ungated part put out.
     `gated`: whether the input is the product of two branches; `shared`: kept by another map, too.
     `shares_input`: with another part, which keeps it, too, but gathers it for itself.
     """
     shape, shard = place.shape, place.shard
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens)
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
-    bias = shape.biased_attention and name.endswith(("q_proj", "k_proj", "v_proj"))
+    function = shape.ungated if activated and shape.ungated else NO_FUNCTION
+    bias = _has_bias(shape, name)
     own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
     normed = norm_weight(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms) if norm else ()
     ends = after and shape.branch_norms
@@ -161,7 +169,12 @@ def projection(
     normed_elements = stream * (bool(norm) * inputs + bool(ended) * outputs)
     normed_elements += s * bool(head_norm) * outputs
     count = bool(norm) + bool(ended) + bool(head_norm)
-    turned, joined = rotary * shape.rotary_share * s * outputs, added * stream * outputs
+    turns = rotary and shape.rotary_share > 0
+    turned, joined = turns * shape.rotary_share * s * outputs, added * stream * outputs
+    dropped = shape.dropout * joined
+    masks = float(MASK_BYTES * dropped)
+    normed_kept = kept_by_norm(normed_elements, shape)
+    normed_kept["saved_bytes"] += masks
     kept_input = shard.kept_tokens(place.tokens) * inputs
     calls = (
         row_calls(shard, s * outputs) if added
@@ -171,26 +184,36 @@ def projection(
         f"{place.prefix}.{name}", s, inputs, outputs, parameters=normed + own + ended + head_norm,
         ready=ready_first + names(ended) + names_reversed(own) + names_reversed(normed),
         vector_elements=float(
-            ROTARY_PASSES * turned + ADD_PASSES * joined
-            + (gated * PRODUCT_PASSES + squared * 2 * ACTIVATION_PASSES) * s * inputs
+            ROTARY_PASSES * turned + ADD_PASSES * joined + DROPOUT_PASSES * dropped
+            + (gated * PRODUCT_PASSES + function.passes) * s * inputs
         ),
         norm_elements=float(norm_passes * normed_elements),
         wide_norm=count > 0 and not shape.fused_norms,
         fused_elements=float(
             ACTIVATION_PASSES * turned + JOIN_PASSES * joined
-            + (gated * JOIN_PASSES + squared * ACTIVATION_PASSES) * s * inputs
+            + (gated * JOIN_PASSES + activated * ACTIVATION_PASSES) * s * inputs
             + FUSED_NORM_PASSES * normed_elements
         ),
-        saved_elements=float(kept_input * bool(norm) + (4 * gated + 2 * squared) * s * inputs),
+        saved_elements=float(kept_input * bool(norm) + (4 * gated + function.narrow) * s * inputs),
         copied_elements=float((shared or shares_input) * kept_input),
-        **kept_by_norm(normed_elements, shape),
+        **normed_kept,
         # a norm's input, what products read, and what they put out where a norm follows
         fused_kept=FusedKept(
-            float(kept_input * bool(norm) + (3 * gated + 2 * squared) * s * inputs
+            float(kept_input * bool(norm) + (3 * gated + 2 * activated) * s * inputs
                   + outputs * (s * bool(head_norm) + stream * bool(ended))),
-            float(stream * inputs * bool(norm)),
+            float(stream * inputs * bool(norm)), masks,
         ),
-        kernels=1 + 5 * rotary + added + 2 * (gated + squared) + norm_kernels * count,
-        calls=calls + norm_calls(shard, numels(normed + ended))
+        kernels=1 + 5 * turns + added * (1 + shape.dropout) + 2 * gated + function.kernels
+        + norm_kernels * count,
+        calls=calls + norm_calls(shard, numels(normed + ended + own[1:] * added))
         + norm_calls(shard, numels(head_norm), heads=True),
     )  # fmt: skip
+
+
+def _has_bias(shape: DecoderShape, name: str) -> bool:
+    """Whether a map of a block has a bias; of shared experts none has."""
+    if name.endswith(("q_proj", "k_proj", "v_proj")):
+        return shape.biased_attention
+    if name.endswith("o_proj"):
+        return shape.biased_output
+    return shape.biased_mlp and name.startswith("mlp.")

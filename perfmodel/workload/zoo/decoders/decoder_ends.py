@@ -9,11 +9,16 @@ from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
+    ADD_PASSES,
+    DROPOUT_PASSES,
     FUSED_LOSS_PASSES,
     FUSED_NORM_PASSES,
     INDEX_BYTES,
+    JOIN_PASSES,
     LOSS_PASSES,
+    MASK_BYTES,
     Module,
+    Parameter,
     linear,
     names,
     names_reversed,
@@ -27,8 +32,13 @@ CAP_PASSES = 3 * ACTIVATION_PASSES
 
 
 def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
-    """Rotary frequencies, twice, for sliding and full attention where these differ; a scale."""
-    kinds = 2 if shape.head_norms and shape.window else 1
+    """Rotary frequencies, twice, for sliding and full attention where these differ; a scale.
+
+    They differ in Gemma 3, which alone normalises heads and branches.
+    """
+    if not shape.rotary_share:
+        return ()
+    kinds = 2 if shape.head_norms and shape.branch_norms else 1
     frequencies = int(shape.head_size * shape.rotary_share) // 2
     rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * frequencies)
     return (rotary, *(Buffers("fp32", 1, 4),) * shape.scaled_embedding)
@@ -40,16 +50,24 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
     `shard`: which part of the table a rank holds.
     """
     own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
-    table = (("model.embed_tokens.weight", (own_vocabulary, shape.width)),)
+    tables: tuple[Parameter, ...] = (("model.embed_tokens.weight", (own_vocabulary, shape.width)),)
+    learned = shape.learned_positions
+    tables += (("model.embed_positions.weight", (shape.positions, shape.width)),) * learned
     gathered = shard.map_tokens(s) * shape.width
-    scaled = shape.scaled_embedding * shard.stream_tokens(s) * shape.width
+    own = shard.stream_tokens(s) * shape.width
+    scaled = shape.scaled_embedding * own
     return embedding(
-        "model.embed_tokens", table, names(table),
-        vector_elements=float(ACTIVATION_PASSES * (gathered + scaled)),
-        fused_elements=float(ACTIVATION_PASSES * gathered),
-        saved_bytes=float(INDEX_BYTES * shard.map_tokens(s)),
-        kernels=1 + shape.scaled_embedding,
-        calls=table_calls(shard, gathered, whole_first=False),
+        "model.embed_tokens", tables, names_reversed(tables),
+        vector_elements=float(
+            ACTIVATION_PASSES * (gathered * (1 + learned) + scaled)
+            + learned * ADD_PASSES * gathered + shape.dropout * DROPOUT_PASSES * own
+        ),
+        fused_elements=float((JOIN_PASSES if learned else ACTIVATION_PASSES) * gathered),
+        saved_bytes=float(
+            INDEX_BYTES * (1 + learned) * shard.map_tokens(s) + shape.dropout * MASK_BYTES * own
+        ),
+        kernels=1 + shape.scaled_embedding + 2 * learned + shape.dropout,
+        calls=table_calls(shard, gathered, whole_first=learned),
     )  # fmt: skip
 
 
@@ -69,13 +87,13 @@ def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
         "lm_head", rows, h, own_vocabulary, parameters=norm + head,
         ready=names(head) + names_reversed(norm),
         norm_elements=float(passes * stream),
-        vector_elements=float((LOSS_PASSES + shape.capped * CAP_PASSES) * logits),
+        vector_elements=float((LOSS_PASSES + shape.capped_logits * CAP_PASSES) * logits),
         wide_norm=not shape.fused_norms, wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
-        saved_elements=float(shard.kept_tokens(s) * h + shape.capped * logits),
+        saved_elements=float(shard.kept_tokens(s) * h + shape.capped_logits * logits),
         **kept_by_norm(stream, shape, logits),
         fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits), float(stream)),
-        kernels=4 + 3 * shape.capped,
+        kernels=4 + 3 * shape.capped_logits,
         calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
         + norm_calls(shard, numels(norm)),
     )  # fmt: skip

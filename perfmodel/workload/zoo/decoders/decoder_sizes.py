@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from perfmodel.workload.zoo.stacks.activation_functions import ACTIVATIONS, ActivationFunction
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
@@ -14,17 +16,22 @@ class DecoderShape:
     `head_width`: of a head, where it is not the width over the heads.
     `tied`: whether the head shares the embedding's weight.
     `biased_attention`: whether query, key and value have a bias (Qwen 2).
+    `biased_output`, `biased_mlp`: whether the map after attention has one, and those of the
+        feed-forward part.
     `head_norms`: whether each head's query and key are normalised (Qwen 3, Gemma 3).
     `branch_norms`: whether what a branch adds to the stream is normalised, too (Gemma 2 and 3).
     `window`: tokens that a query sees at most where attention slides; each `full_every`-th layer
         sees all (0: none does).
+    `windows`: instead, of each layer.
     `scaled_embedding`: whether embeddings are multiplied by a buffer (Gemma).
-    `capped`: whether scores and logits pass a tanh (Gemma 2).
+    `capped`, `capped_logits`: whether scores pass a tanh, and logits (Gemma 2).
+    `dropout`, `score_dropout`: whether what joins the stream is dropped out, and scores.
     `fused_norms`: whether a norm is one kernel (``torch.nn.RMSNorm``), as in torchtitan, instead of
         Hugging Face's operations.
     `layer_norms`: whether norms are layer normalisation, with a bias, each one kernel (Nemotron).
-    `squared_relu`: whether the feed-forward part has two maps and a squared ReLU, and no gate.
+    `ungated`: function between the two maps of a feed-forward part without a gate (Nemotron).
     `rotary_share`: of a head's elements, which positions turn.
+    `learned_positions`: whether a table of `positions` rows is added to the embeddings.
     """
 
     layers: int
@@ -37,16 +44,23 @@ class DecoderShape:
     head_width: int | None = None
     tied: bool = False
     biased_attention: bool = False
+    biased_output: bool = False
+    biased_mlp: bool = False
     head_norms: bool = False
     branch_norms: bool = False
     window: int | None = None
     full_every: int = 0
+    windows: tuple[int | None, ...] | None = None
     scaled_embedding: bool = False
     capped: bool = False
+    capped_logits: bool = False
+    dropout: bool = False
+    score_dropout: bool = False
     fused_norms: bool = False
     layer_norms: bool = False
-    squared_relu: bool = False
+    ungated: ActivationFunction | None = None
     rotary_share: float = 1.0
+    learned_positions: bool = False
 
     @property
     def head_size(self) -> int:
@@ -55,6 +69,8 @@ class DecoderShape:
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a query of a layer (from 0) sees at most, or None: all before it."""
+        if self.windows is not None:
+            return self.windows[layer]
         sees_all = self.full_every and (layer + 1) % self.full_every == 0
         return None if sees_all else self.window
 
@@ -150,7 +166,9 @@ def _gemma(
 
 
 def _gemma2(shape: DecoderShape) -> DecoderShape:
-    return replace(shape, branch_norms=True, window=4096, full_every=2, capped=True)
+    return replace(
+        shape, branch_norms=True, window=4096, full_every=2, capped=True, capped_logits=True
+    )
 
 
 def _gemma3(shape: DecoderShape, window: int, vocabulary: int = 262208) -> DecoderShape:
@@ -182,7 +200,7 @@ GEMMA3 = {
 def _nemotron(layers: int, width: int, heads: int, mlp_width: int) -> DecoderShape:
     return DecoderShape(
         layers, width, heads, 8, mlp_width, 256000, 4096, fused_norms=True, layer_norms=True,
-        squared_relu=True, rotary_share=0.5,
+        ungated=ACTIVATIONS["relu2"], rotary_share=0.5,
     )  # fmt: skip
 
 

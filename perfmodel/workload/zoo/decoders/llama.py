@@ -24,11 +24,11 @@ from perfmodel.workload.zoo.layers import Module, assemble
 
 def llama(
     name: str, *, dtype: str, sequence_length: int, shape: DecoderShape | None = None,
-    shard: Shard = WHOLE,
+    family: str | None = None, shard: Shard = WHOLE,
 ) -> Workload:  # fmt: skip
     """Decoder-only transformer with rotary positions, RMS normalisation and gated feed-forward.
 
-    `shape`: of a model that is not in the zoo.
+    `shape`: of a model that is not in the zoo; `family`: Hugging Face's class of it.
     `shard`: which part of it a rank holds.
     """
     shape, s = shape or SHAPES[name], sequence_length
@@ -51,7 +51,7 @@ def llama(
         [first, *chain.from_iterable(blocks), last],
         dtype=dtype,
         sample=f"sequence of {s} tokens",
-        source=f"Hugging Face {_hugging_face_class(name)}",
+        source=f"Hugging Face {family or _hugging_face_class(name)}",
         input_elements=s,
         output_elements=s * shape.vocabulary,
         registered=parameters,

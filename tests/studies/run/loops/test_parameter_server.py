@@ -82,7 +82,8 @@ def test_a_synchronous_step_is_bound_by_the_link_of_its_servers(tmp_path: Path) 
     least_s = 4 * BYTES / rate_Bps
     assert least_s < result.main.step_time_s < 2 * least_s + 0.05
     assert link.nbytes == pytest.approx(4 * BYTES, rel=0.05)
-    assert "n4/nic" in result.main.bottleneck
+    assert result.main.bottleneck == "host 4's NIC"
+    assert "n4/nic" in result.main.bottleneck_path
     halved = answered(
         tmp_path, "strategy.overlap=false", "what_if.compute=1000", "strategy.gradient_dtype=bf16"
     )

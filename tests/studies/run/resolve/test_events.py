@@ -192,6 +192,24 @@ PLACED = (
 )
 
 
+def test_sharding_beside_another_job_takes_as_long_message_by_message(tmp_path: Path) -> None:
+    """Groups in nodes and across them, on a spine that another job shares: within 2 %."""
+    text = TEXT.replace("resnet50", "resnet18").replace("nodes: 2", "nodes: 2, gpus_per_node: 2")
+    text = text.replace("batch_per_gpu: 64", "batch_per_gpu: 2").replace(
+        "fabric: one-switch", "fabric: {kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 4}, "
+        "placement: spread",
+    )  # fmt: skip
+    job = "strategy: {kind: fsdp, shard_gpus: 2}\njobs:\n  - {name: other, model: resnet18, "
+    job += "nodes: 2, batch_per_gpu: 4, placement: packed}\n"
+    flow, message = (
+        answered(tmp_path, job, text, fidelity=fidelity).main for fidelity in ("flow", "message")
+    )
+    for point in (flow, message):
+        assert point.disturbance is not None
+        assert point.step_time_s > 1.15 * point.disturbance.undisturbed_s
+    assert flow.step_time_s == pytest.approx(message.step_time_s, rel=0.02)
+
+
 def test_the_machine_says_how_much_of_it_is_the_jobs(tmp_path: Path) -> None:
     text = TEXT.replace("nodes: 2, fabric: one-switch", "nodes: 2, pool: 6, fabric: one-switch")
     result = answered(tmp_path, text=text)
@@ -257,7 +275,8 @@ def test_other_jobs_are_told_apart_by_name(tmp_path: Path) -> None:
 
 def test_the_bottleneck_is_a_link_of_the_job_itself(tmp_path: Path, quiet: Result) -> None:
     other = "jobs:\n  - {model: vgg16, nodes: 2, batch_per_gpu: 1}\n"  # beside, with more bytes
-    assert quiet.main.bottleneck == "n0/nic0 -> fabric/switch0 (ethernet)"
+    assert quiet.main.bottleneck == "host 0's NIC"
+    assert quiet.main.bottleneck_path == "n0/nic0 -> fabric/switch0 (ethernet)"
     assert answered(tmp_path, other).main.bottleneck == quiet.main.bottleneck
 
 
@@ -266,7 +285,7 @@ def test_what_is_lost_is_no_bottleneck(tmp_path: Path) -> None:
     text = text.replace("{name: resnet50}", "{name: gpt2}").replace("one-switch", "rail-optimised")
     events = "events:\n  - lose: {nic: n1/nic3}\n  - lose: {nic: n1/nic2}\n"
     main = answered(tmp_path, events, text).main
-    assert not re.search("n1/nic[23]", main.bottleneck)
+    assert not re.search("n1/nic[23]", main.bottleneck_path)
     assert all(0 <= link.utilisation < 1 for link in main.links)
 
 

@@ -233,7 +233,7 @@ def test_any_tree_of_switches_comes_back(tree: dict[str, tuple[int, int, int]]) 
 
 
 def test_more_nvlinks_than_any_gpu_has_are_a_typing_error() -> None:
-    with pytest.raises(InputError, match="found NV99; allowed: at most NV18"):
+    with pytest.raises(InputError, match="found NV99; allowed: at most NV12"):
         read(PAIRS.replace("NV12", "NV99"), "A100-SXM4-80GB")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from perfmodel.arrays import FloatArray
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.result import Relief, SizeResult
+from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
 from perfmodel.studies.run.steps.bottlenecks.reliefs import (
     HOST,
     LATENCY,
@@ -27,24 +29,32 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 def name_bottleneck(
     sized: SizedJob, reported: ReportedRun, point: SizeResult, reliefs: Sequence[Relief]
-) -> str:
+) -> tuple[str, str]:
     """Name what limits a step: "compute", the host, an event, latency, or links.
 
     It is what saves most where it is no limit (`reliefs`, the largest first), or an event that
     costs more than any single limit; compute where that is no more than 1 % of the step. Of the
     links of a kind, it is the one that its bytes keep busy for longest.
+
+    Returns links by the parts that somebody buys, and by their ends.
     """
     least_s = WORTH_NAMING * point.step_time_s
     best = reliefs[0] if reliefs else None
     events = () if point.disturbance is None else point.disturbance.events
     event = max(events, key=lambda event: event.costs_s, default=None)
     if event is not None and event.costs_s > max(least_s, _rival_s(reliefs)):
-        return event.what
+        return event.what, event.what
     if best is None or best.saves_s <= least_s:
-        return "compute"
+        return "compute", "compute"
     if best.parts == (HOST.name,):
-        return f"host ({HOST.name})"
-    return " and ".join(_name_parts(sized, reported, best))
+        return f"host ({HOST.name})", f"host ({HOST.name})"
+    topology = timer_of(reported.setup, sized.disturbances).machine.topology
+    bought = partial(name_link, topology)
+    parts, ends = (
+        list(_name_parts(sized, reported, best, name)) for name in (bought, topology.arcs.label)
+    )
+    listed = ", ".join(parts[:-1])
+    return " and ".join(filter(None, [listed, parts[-1]])), " and ".join(ends)
 
 
 def _rival_s(reliefs: Sequence[Relief]) -> float:
@@ -53,18 +63,20 @@ def _rival_s(reliefs: Sequence[Relief]) -> float:
     return max(shares, default=0.0)
 
 
-def _name_parts(sized: SizedJob, reported: ReportedRun, relief: Relief) -> Iterator[str]:
-    """Name the parts of a relief: links by their ends, the rest over the busiest link."""
+def _name_parts(
+    sized: SizedJob, reported: ReportedRun, relief: Relief, name_arc: Callable[[int], str]
+) -> Iterator[str]:
+    """Name the parts of a relief: links by `name_arc`, the rest over the busiest link."""
     timer = timer_of(reported.setup, sized.disturbances)
     arcs = timer.machine.topology.arcs
     busy_s = _busy_s(sized, reported, timer)
     kinds = np.array(arcs.kinds)
     algorithm, staged = _largest_collective(reported.plan, timer)
-    over = "" if len(relief.parts) > 1 else f", over {arcs.label(int(np.argmax(busy_s)))}"
+    over = "" if len(relief.parts) > 1 else f", over {name_arc(int(np.argmax(busy_s)))}"
     for part in (PARTS[name] for name in relief.parts):
         if part in LINKS:
             of_kind = np.where(np.isin(kinds, list(part.kinds)), busy_s, -1.0)
-            label = arcs.label(int(np.argmax(of_kind)))
+            label = name_arc(int(np.argmax(of_kind)))
             copies = part is MEMORY and staged
             yield f"staging in host memory, over {label}" if copies else label
         elif part is LATENCY:

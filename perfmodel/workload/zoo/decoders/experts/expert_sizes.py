@@ -14,7 +14,8 @@ class RoutedShape:
 
     `experts`, `top_k`: how many there are, and how many a token takes.
     `width`: of one of them; `shared_width`: of those that every token takes, together.
-    `dense_first`: layers before the first with experts; `every`: of the others, each so-manyth.
+    `dense_first`: layers before the first with experts; `every`: of the others, each so-manyth,
+        but for `dense_layers`.
     `scores`: what becomes of the router's logits; `wide_router`: whether its product is in fp32.
     `score_bias`: whether a buffer balances the loads (DeepSeek-V3).
     `groups`, `top_groups`: where a token's experts come from so many of the groups of experts.
@@ -28,6 +29,7 @@ class RoutedShape:
     shared_width: int = 0
     dense_first: int = 0
     every: int = 1
+    dense_layers: tuple[int, ...] = ()
     scores: Literal["softmax", "sigmoid"] = "softmax"
     wide_router: bool = False
     score_bias: bool = False
@@ -38,6 +40,8 @@ class RoutedShape:
 
     def is_routed(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""
+        if layer in self.dense_layers:
+            return False
         return layer >= self.dense_first and (layer + 1) % self.every == 0
 
 

@@ -1,0 +1,309 @@
+"""What is installed, what each extra adds, which devices are seen, and what can be measured here.
+
+Nothing here raises: a tool that is broken is what people ask a doctor about.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perfmodel.version import __version__
+
+T = TypeVar("T")
+
+EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "torch": (("torch",), "measure, and checks against the PyTorch that is installed"),
+    "nvml": (("nvidia-ml-py",), "perfmodel topology discover"),
+    "img": (("kaleido",), "figures as PNG and SVG (run --images), with a Chromium"),
+    "parquet": (("pyarrow",), "sweep --parquet"),
+    "dask": (("dask", "distributed"), "sweep --backend dask"),
+    "ray": (("ray",), "sweep --backend ray"),
+}
+"""Packages of each extra of ``pip install 'perfmodel[...]'``, and what it adds."""
+
+PACKAGES = (
+    "numpy", "scipy", "pandas", "numba", "networkx", "simpy", "pydantic", "ruamel.yaml", "plotly",
+    "joblib", "typer", "rich",
+)  # fmt: skip
+
+TOOL_LIMIT_S = 10.0
+"""Longest that a driver's tool may take to list its GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """An extra of the installation; `missing`: packages that are not there."""
+
+    name: str
+    adds: str
+    installed: Mapping[str, str]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What this machine has.
+
+    `cpu`, `cores`, `memory_bytes`: None where the system does not say.
+    `gpus`: names, as the driver says. `gpu_source`: what said so, or why nothing did.
+    `cuda`: what PyTorch says of its CUDA devices.
+    `nics`: name and state or speed of each network interface and RDMA port.
+    """
+
+    cpu: str
+    cores: int | None
+    memory_bytes: float | None
+    gpus: tuple[str, ...]
+    gpu_source: str
+    cuda: str
+    nics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What `inspect_installation` saw.
+
+    `packages`: version of each package that perfmodel needs; None where it is missing.
+    `measurable`: what could be measured here, and the command.
+    `problems`: what does not work, each with what to do.
+    """
+
+    perfmodel: str
+    python: str
+    platform: str
+    packages: Mapping[str, str | None]
+    extras: tuple[Extra, ...]
+    devices: Devices
+    measurable: Mapping[str, str]
+    problems: tuple[str, ...]
+
+    def _repr_html_(self) -> str:
+        """Show it in a notebook."""
+        from html import escape
+
+        return f"<pre>{escape(chr(10).join(describe_installation(self)))}</pre>"
+
+
+def inspect_installation(sysfs: Path = Path("/sys")) -> Installation:
+    """Look at packages, devices and what they allow; never raises.
+
+    `sysfs`: where the kernel lists network devices.
+    """
+    packages = {name: _version(name) for name in PACKAGES}
+    extras = tuple(_extra(name, *row) for name, row in EXTRAS.items())
+    devices = _devices(sysfs)
+    return Installation(
+        perfmodel=__version__,
+        python=platform.python_version(),
+        platform=_quietly(platform.platform, "unknown"),
+        packages=packages,
+        extras=extras,
+        devices=devices,
+        measurable=_measurable(extras, devices),
+        problems=tuple(_problems(packages, devices, extras)),
+    )
+
+
+def _quietly(function: Callable[[], T], otherwise: T) -> T:
+    """Return what a function returns, or something else if it raises anything."""
+    try:
+        return function()
+    except Exception:  # noqa: BLE001  (foreign code and drivers; a doctor does not fall ill)
+        return otherwise
+
+
+def _version(name: str) -> str | None:
+    return _quietly(lambda: importlib.metadata.version(name), None)
+
+
+def _extra(name: str, packages: tuple[str, ...], adds: str) -> Extra:
+    versions = {package: _version(package) for package in packages}
+    return Extra(
+        name,
+        adds,
+        {package: version for package, version in versions.items() if version is not None},
+        tuple(package for package, version in versions.items() if version is None),
+    )
+
+
+# ---------------------------------------------------------------- devices
+
+
+def _devices(sysfs: Path) -> Devices:
+    from perfmodel.measure.environment import describe_machine
+
+    gpus, source = _gpus()
+    return Devices(
+        cpu=_quietly(lambda: describe_machine()["cpu"], "unknown"),
+        cores=_quietly(lambda: len(os.sched_getaffinity(0)), os.cpu_count()),
+        memory_bytes=_quietly(_read_memory, None),
+        gpus=gpus,
+        gpu_source=source,
+        cuda=_quietly(_read_cuda, "PyTorch fails when it is imported"),
+        nics=_quietly(lambda: tuple(_read_nics(sysfs)), ()),
+    )
+
+
+def _read_memory() -> float:
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _gpus() -> tuple[tuple[str, ...], str]:
+    """Names of GPUs, by NVML, else by nvidia-smi; and what said so."""
+    nothing: tuple[str, ...] | str = "NVML finds no driver"
+    by_nvml = _quietly(_ask_nvml, nothing)
+    if not isinstance(by_nvml, str):
+        return by_nvml, "NVML"
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return (), f"{by_nvml}; no nvidia-smi"
+    no_lines: tuple[str, ...] = ()
+    lines = _quietly(lambda: _ask_tool(tool), no_lines)
+    return lines, "nvidia-smi" if lines else f"{by_nvml}; nvidia-smi lists no GPU"
+
+
+def _ask_nvml() -> tuple[str, ...] | str:
+    if importlib.util.find_spec("pynvml") is None:
+        return "nvidia-ml-py is not installed (extra nvml)"
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    try:
+        count = nvml.nvmlDeviceGetCount()
+        names = [nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(n)) for n in range(count)]
+    finally:
+        nvml.nvmlShutdown()
+    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+
+
+def _ask_tool(tool: str) -> tuple[str, ...]:
+    done = subprocess.run(  # noqa: S603  (the driver's own tool, without input)
+        [tool, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True,
+        timeout=TOOL_LIMIT_S, check=True,
+    )  # fmt: skip
+    return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
+
+
+def _read_cuda() -> str:
+    """Say what PyTorch sees, without importing it where there is no GPU driver at all."""
+    version = _version("torch")
+    if version is None:
+        return "PyTorch is not installed (extra torch)"
+    if not Path("/proc/driver/nvidia").exists() and "torch" not in sys.modules:
+        return f"torch {version}, no NVIDIA driver"
+    torch: Any = importlib.import_module("torch")
+    if not torch.cuda.is_available():
+        return f"torch {version}, no CUDA device"
+    count = torch.cuda.device_count()
+    return f"torch {version} with CUDA {torch.version.cuda}: {count} devices"
+
+
+def _read_nics(sysfs: Path) -> list[str]:
+    """List interfaces with a device behind them, and RDMA ports."""
+    ports = sorted((sysfs / "class/net").glob("*"))
+    nics = [f"{port.name}: {_speed(port)}" for port in ports if (port / "device").exists()]
+    for port in sorted((sysfs / "class/infiniband").glob("*/ports/*")):
+        rate = _quietly((port / "rate").read_text, "unknown rate").strip()
+        nics.append(f"{port.parent.parent.name} port {port.name}: {rate}")
+    return nics
+
+
+def _speed(port: Path) -> str:
+    """Speed that the kernel states in Mbit/s, which is -1 where there is none."""
+    mbit = _quietly(lambda: int((port / "speed").read_text()), -1)
+    if mbit > 0:
+        return f"{mbit / 1000:g} Gbit/s"
+    return _quietly(lambda: (port / "operstate").read_text().strip(), "unknown")
+
+
+# ---------------------------------------------------------------- what can be done
+
+
+def _measurable(extras: tuple[Extra, ...], devices: Devices) -> dict[str, str]:
+    """What could be measured here, and the command; of what cannot, what it needs."""
+    with_torch = not next(extra for extra in extras if extra.name == "torch").missing
+    able = {}
+    if with_torch:
+        ranks = max(2, min(4, devices.cores or 2))
+        able["collectives between processes (gloo)"] = (
+            f"perfmodel measure ring --backend gloo --ranks {ranks} -o gloo.json"
+        )
+    if with_torch and devices.gpus:
+        able["one GPU: streams, copies, kernels"] = (
+            "perfmodel measure ring --backend device --ranks 4 -o gpu.json"
+        )
+    if with_torch and len(devices.gpus) > 1:
+        count = len(devices.gpus)
+        able["collectives between GPUs (NCCL)"] = (
+            f"torchrun --nproc-per-node {count} --no-python perfmodel measure ring --backend nccl "
+            f"--ranks {count} -o nccl.json"
+        )
+    if devices.gpus:
+        able["this machine as a topology"] = "perfmodel topology discover -o my-node.yaml"
+    return able
+
+
+def _problems(
+    packages: Mapping[str, str | None], devices: Devices, extras: tuple[Extra, ...]
+) -> list[str]:
+    missing = [name for name, version in packages.items() if version is None]
+    problems = [f"{name} is missing: pip install {name}" for name in missing]
+    torch = next(extra for extra in extras if extra.name == "torch")
+    if devices.gpus and torch.installed and "no CUDA device" in devices.cuda:
+        problems.append("there are GPUs, but this PyTorch sees none: install a build with CUDA")
+    if devices.gpus and "nvidia-ml-py is not" in devices.gpu_source:
+        problems.append("there are GPUs, but no NVML: pip install 'perfmodel[nvml]'")
+    return problems
+
+
+# ---------------------------------------------------------------- in words
+
+
+def describe_installation(installation: Installation) -> list[str]:
+    """Write it down in lines for a terminal."""
+    from perfmodel.units import format_bytes
+
+    devices = installation.devices
+    memory = "unknown" if devices.memory_bytes is None else format_bytes(devices.memory_bytes)
+    versions = ", ".join(
+        f"{name} {text or 'MISSING'}" for name, text in installation.packages.items()
+    )
+    lines = [
+        f"perfmodel {installation.perfmodel}, Python {installation.python}",
+        f"on {installation.platform}",
+        f"needs: {versions}",
+        "",
+        "extras (pip install 'perfmodel[NAME]')",
+        *(f"  {each.name:<8} {_state(each):<22} {each.adds}" for each in installation.extras),
+        "",
+        "this machine",
+        f"  CPU      {devices.cpu}, {devices.cores or 'unknown'} cores for this process",
+        f"  memory   {memory}",
+        f"  GPUs     {', '.join(devices.gpus) or 'none seen'} ({devices.gpu_source})",
+        f"  PyTorch  {devices.cuda}",
+        f"  network  {'; '.join(devices.nics) or 'no adapter seen'}",
+        "",
+        "can be measured here"
+        if installation.measurable
+        else "nothing can be measured here: extra torch",
+    ]
+    for name, command in installation.measurable.items():
+        lines += [f"  {name}", f"    {command}"]
+    if installation.problems:
+        lines += ["", "problems", *(f"  {line}" for line in installation.problems)]
+    return lines
+
+
+def _state(extra: Extra) -> str:
+    if extra.missing:
+        return f"not there: {', '.join(extra.missing)}"
+    return ", ".join(f"{name} {version}" for name, version in extra.installed.items())

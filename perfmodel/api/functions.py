@@ -1,0 +1,456 @@
+"""The functions of ``import perfmodel``: what the commands do, for people who type it.
+
+A scenario is a name, a path, an object or a mapping of all its fields. What differs from it is a
+mapping of dotted fields, or keywords with two underscores for each dot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.api.questions import (
+    Fields,
+    Question,
+    as_columns,
+    as_profile,
+    as_scenario,
+    as_sizes,
+    as_topology,
+    describe_type,
+    python_names,
+)
+from perfmodel.errors import Fault, InputError
+from perfmodel.scenario import Scenario
+
+if TYPE_CHECKING:
+    from perfmodel.api.doctor import Installation
+    from perfmodel.api.results import (
+        AdviceResult,
+        BucketTuning,
+        CollectiveTimes,
+        ComparisonResult,
+        Plan,
+        RunResult,
+        StrategyTuning,
+        Sweep,
+    )
+    from perfmodel.calibrate import Profile
+    from perfmodel.library.settings import LibrarySettings
+    from perfmodel.scenario import ClusterSize
+    from perfmodel.simulate.engine.engine import Fidelity
+    from perfmodel.studies.sweep.variants import Variant
+    from perfmodel.topology.model import Topology
+
+Progress = Callable[[int, int], None]
+
+SIZES = tuple(4**power for power in range(5, 16))
+"""1 KiB to 1 GiB."""
+
+
+def run(
+    scenario: Question,
+    fields: Fields | None = None,
+    *,
+    profile: Profile | str | Path | None = None,
+    fidelity: str | None = None,
+    progress: Progress | None = None,
+    with_first: bool = True,
+    **keywords: Any,
+) -> RunResult:
+    """Predict the step time of a scenario at all its cluster sizes.
+
+    Parameters
+    ----------
+    scenario : str, Path, Scenario or mapping
+        A name, a path, an object, or all fields.
+    fields : mapping, optional
+        Dotted fields that differ, with values as in a file: ``{"cluster.nodes": 4}``.
+    profile : str, Path or Profile, optional
+        Measured numbers instead of those of datasheets.
+    fidelity : {"flow", "message"}, optional
+        Instead of the scenario's.
+    progress : callable, optional
+        Called with (sizes done, sizes in all).
+    with_first : bool
+        Whether very first steps are simulated, too; their times are nan otherwise.
+    **keywords
+        Fields that differ: ``cluster__nodes=4``; None removes one.
+
+    Raises
+    ------
+    InputError
+        A type that is not expected, a name that is not known, or a field that is wrong.
+
+    Examples
+    --------
+    >>> import perfmodel as pm
+    >>> result = pm.run("resnet50-dgx-a100", scale=None, cluster__nodes=2)
+    >>> result.main.gpus, result.main.bottleneck
+    (16, 'compute')
+    """
+    from perfmodel.api.results import RunResult, showing
+    from perfmodel.studies.run import run_scenario
+
+    question = as_scenario(scenario, fields, keywords)
+    with python_names():
+        return showing(
+            RunResult,
+            run_scenario(
+                question, fidelity=fidelity, profile=as_profile(profile), progress=progress,
+                with_first=with_first,
+            ),
+        )  # fmt: skip
+
+
+def tune(
+    scenario: Question,
+    fields: Fields | None = None,
+    *,
+    profile: Profile | str | Path | None = None,
+    size: ClusterSize | None = None,
+    horovod: bool = False,
+    progress: Callable[[str], None] | None = None,
+    **keywords: Any,
+) -> BucketTuning | StrategyTuning:
+    """Find the best gradient buckets, or of another strategy than DDP the best settings.
+
+    Parameters
+    ----------
+    scenario, fields, profile, **keywords
+        As of `run`.
+    size : ClusterSize, optional
+        Default: the main size of the scenario.
+    horovod : bool
+        Whether to tune Horovod's fusion threshold as well.
+    progress : callable, optional
+        Called with the next stage, in words.
+
+    Examples
+    --------
+    >>> import perfmodel as pm
+    >>> tuned = pm.tune("resnet50-dgx-a100", {"cluster.nodes": 1, "scale": None})
+    >>> tuned.recommended.keep
+    True
+    """
+    from perfmodel.api.results import BucketTuning, StrategyTuning, showing
+    from perfmodel.studies.tune.run import tune_scenario
+    from perfmodel.studies.tune.settings.run import tune_settings
+    from perfmodel.training.strategies import STRATEGIES
+
+    question, measured = as_scenario(scenario, fields, keywords), as_profile(profile)
+    row = STRATEGIES.get(question.strategy.kind)
+    with python_names():
+        if row is None or row.has_buckets:
+            tuned = tune_scenario(
+                question, profile=measured, size=size, horovod=horovod, progress=progress
+            )
+            return showing(BucketTuning, tuned)
+        if horovod:
+            allowed = "a scenario with strategy ddp, or kind: horovod"
+            raise InputError(Fault("horovod", f"strategy {question.strategy.kind}", allowed))
+        settings = tune_settings(question, profile=measured, size=size, progress=progress)
+        return showing(StrategyTuning, settings)
+
+
+def compare(
+    *scenarios: Any,
+    profile: Profile | str | Path | None = None,
+    attribute: bool = False,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> ComparisonResult:
+    """Put scenarios, or variations of one, side by side; all are compared with the first.
+
+    Parameters
+    ----------
+    *scenarios
+        Names, paths, objects or whole mappings; after the first also mappings of dotted fields,
+        which vary the first one. Or one list of these, or one mapping of labels to these.
+    attribute : bool
+        Whether to simulate the common what-ifs, too.
+    jobs : int, optional
+        Processes for them.
+    profile, progress, **keywords
+        As of `run`; keywords change all of them.
+
+    Examples
+    --------
+    >>> import perfmodel as pm
+    >>> pair = pm.compare("bucket-size-slow-ethernet", {"strategy.hook": "fp16"})
+    >>> pair.differences[0].step.ratio < 0.7
+    True
+    """
+    from perfmodel.api.results import ComparisonResult, showing
+    from perfmodel.studies.compare.compare import compare as compare_scenarios
+
+    columns = as_columns(scenarios, keywords)
+    with python_names():
+        compared = compare_scenarios(
+            columns, profile=as_profile(profile), attribute=attribute, jobs=jobs, progress=progress
+        )
+    return showing(ComparisonResult, compared)
+
+
+def variants(
+    scenario: Question,
+    fields: Fields | None = None,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    zip: Mapping[str, Sequence[Any]] | None = None,  # noqa: A002  (the word of the file)
+    **keywords: Any,
+) -> tuple[Variant, ...]:
+    """Return the variants of a scenario, for `sweep`.
+
+    Parameters
+    ----------
+    scenario, fields, **keywords
+        As of `run`; with a section ``sweep`` unless `grid` or `zip` is given.
+    grid, zip : mapping of str to sequence, optional
+        Values of dotted fields: every combination, and lists that go together.
+
+    Examples
+    --------
+    >>> import perfmodel as pm
+    >>> grid = {"strategy.bucket_cap": ["1 MiB", "25 MiB"]}
+    >>> [each.set for each in pm.variants("bucket-size-slow-ethernet", grid=grid)]
+    [{'strategy.bucket_cap': '1 MiB'}, {'strategy.bucket_cap': '25 MiB'}]
+    """
+    from perfmodel.studies.sweep.variants import variants as list_variants
+
+    question = as_scenario(scenario, fields, keywords)
+    with python_names():
+        return list_variants(question, grid=grid, zip=zip)
+
+
+def sweep(
+    scenario: Question | Sequence[Variant],
+    fields: Fields | None = None,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    zip: Mapping[str, Sequence[Any]] | None = None,  # noqa: A002  (the word of the file)
+    jobs: int | None = None,
+    backend: str = "loky",
+    scheduler: str | None = None,
+    store: str | Path | None = None,
+    profile: Profile | str | Path | None = None,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> Sweep:
+    """Run many variants of a scenario, each once.
+
+    Parameters
+    ----------
+    scenario : str, Path, Scenario, mapping, or sequence of Variant
+    grid, zip : mapping of str to sequence, optional
+        As of `variants`.
+    jobs : int, optional
+        Processes; 1 stays in this one. Default: one per physical core.
+    backend : {"loky", "dask", "ray"}
+    scheduler : str, optional
+        Address of a dask or ray cluster.
+    store : str or Path, optional
+        File that answers are read from, and written to as they come.
+    fields, profile, progress, **keywords
+        As of `run`.
+
+    Examples
+    --------
+    >>> import perfmodel as pm
+    >>> grid = {"strategy.bucket_cap": ["1 MiB", "25 MiB"]}
+    >>> swept = pm.sweep("bucket-size-slow-ethernet", grid=grid, jobs=1)
+    >>> list(swept.to_frame()["status"])
+    ['ok', 'ok']
+    """
+    from perfmodel.api.results import Sweep, showing
+    from perfmodel.studies.sweep.run import run_sweep
+    from perfmodel.studies.sweep.variants import Variant
+
+    listed: Sequence[Variant]
+    if isinstance(scenario, list | tuple):
+        wrong = [each for each in scenario if not isinstance(each, Variant)]
+        if wrong:
+            allowed = "a scenario, or variants as perfmodel.variants makes them"
+            raise InputError(Fault("scenario", describe_type(wrong[0]), allowed))
+        listed = scenario
+    else:
+        listed = variants(scenario, fields, grid=grid, zip=zip, **keywords)  # type: ignore[arg-type]
+    with python_names():
+        swept = run_sweep(
+            listed, jobs=jobs, backend=backend, scheduler=scheduler, store=store,
+            profile=as_profile(profile), progress=progress,
+        )  # fmt: skip
+    return showing(Sweep, swept)
+
+
+def plan(
+    scenario: Question,
+    fields: Fields | None = None,
+    *,
+    profile: Profile | str | Path | None = None,
+    jobs: int | None = None,
+    store: str | Path | None = None,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> Plan:
+    """Compare the candidate clusters of a scenario's ``plan`` section.
+
+    Parameters
+    ----------
+    jobs : int, optional
+        Processes; default: one per physical core.
+    store : str or Path, optional
+        File in which predicted steps are kept.
+    scenario, fields, profile, progress, **keywords
+        As of `run`.
+
+    Examples
+    --------
+    >>> import perfmodel as pm
+    >>> one = [{"name": "eight", "node": "dgx-a100", "nodes": [1]}]
+    >>> target = {"target": {"samples": 1_000_000}, "candidates": one}
+    >>> pm.plan("resnet50-dgx-a100", plan=target, jobs=1).usable[0].gpus
+    8
+    """
+    from perfmodel.api.results import Plan, showing
+    from perfmodel.studies.plan.run import plan_scenario
+
+    question = as_scenario(scenario, fields, keywords)
+    with python_names():
+        planned = plan_scenario(
+            question, profile=as_profile(profile), jobs=jobs,
+            store=None if store is None else Path(store), progress=progress,
+        )  # fmt: skip
+    return showing(Plan, planned)
+
+
+def advise(
+    scenario: Question,
+    fields: Fields | None = None,
+    *,
+    profile: Profile | str | Path | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> AdviceResult:
+    """Say what to change in a scenario: each change alone, and the best few together.
+
+    Parameters
+    ----------
+    jobs : int, optional
+        Processes; default: one per physical core.
+    scenario, fields, profile, progress, **keywords
+        As of `run`.
+
+    Examples
+    --------
+    >>> import perfmodel as pm
+    >>> advice = pm.advise("bucket-size-slow-ethernet", cluster__nodes=2)  # doctest: +SKIP
+    >>> advice.best.text  # doctest: +SKIP
+    'fp16 hook + channels-last layout + torch.compile'
+    """
+    from perfmodel.api.results import AdviceResult, showing
+    from perfmodel.studies.advise.run import advise_scenario
+
+    question = as_scenario(scenario, fields, keywords)
+    with python_names():
+        advice = advise_scenario(
+            question, profile=as_profile(profile), jobs=jobs, progress=progress
+        )
+    return showing(AdviceResult, advice)
+
+
+def collective(
+    topology: Topology | str | Path,
+    *,
+    nodes: int = 1,
+    fabric: str | None = None,
+    gpus_per_node: int | None = None,
+    op: str = "all_reduce",
+    sizes: Any = SIZES,
+    algorithm: str = "auto",
+    library: str = "nccl",
+    settings: LibrarySettings | None = None,
+    version: str | None = None,
+    env: Mapping[str, str] | None = None,
+    profile: Profile | str | Path | None = None,
+    profile_rows: Any = None,
+    fidelity: Fidelity = "flow",
+    progress: Progress | None = None,
+) -> CollectiveTimes:
+    """Time one collective over all GPUs of a machine, as nccl-tests would print it.
+
+    Parameters
+    ----------
+    topology : Topology, str or Path
+        A machine, or the name or file of a node, with `nodes`, `fabric` and `gpus_per_node`.
+    op : str
+        Such as "all_reduce" or "all-gather".
+    sizes : int, str, or several of them
+        Bytes, or text such as "1 MiB"; default: 1 KiB to 1 GiB.
+    algorithm, library : str
+        "auto" or the name of an algorithm; "nccl", "gloo", "mpi" or "plain".
+    settings : LibrarySettings, optional
+        Version and environment of the library; or `version` and `env`, of NCCL.
+    profile, profile_rows, fidelity, progress
+        As of `perfmodel.studies.run.collective.collective_rows`.
+
+    Returns
+    -------
+    CollectiveTimes
+        A list of rows with nbytes, time_s, algbw_Bps, busbw_Bps, algorithm, protocol, interval_s.
+
+    Examples
+    --------
+    >>> import perfmodel as pm
+    >>> pm.collective("dgx-a100", sizes=["1 MiB", "1 GiB"])[1]["algorithm"]
+    'ring'
+    """
+    from perfmodel.api.results import CollectiveTimes
+    from perfmodel.library.settings import settings_of
+    from perfmodel.studies.run.collective import collective_rows, profile_notes, routing_notes
+
+    machine, listed, measured = (
+        as_topology(topology, nodes, fabric, gpus_per_node), as_sizes(sizes), as_profile(profile)
+    )  # fmt: skip
+    name = op.replace("-", "_")
+    with python_names():
+        if settings is None and (version is not None or env):
+            settings = settings_of(version=version, env=dict(env or {}), fields=("version", "env"))
+        rows = collective_rows(
+            machine, op=name, sizes=listed, algorithm=algorithm, library=library,
+            settings=settings, profile=measured, profile_rows=profile_rows, fidelity=fidelity,
+            progress=progress,
+        )  # fmt: skip
+        notes = routing_notes(
+            machine, op=name, nbytes=max(listed), algorithm=algorithm, library=library,
+            settings=settings,
+        )  # fmt: skip
+        if measured is not None:
+            notes += profile_notes(
+                machine, op=name, sizes=listed, profile=measured, rows=profile_rows
+            )
+    title = f"{name.replace('_', '-')} on {len(machine.ranks)} GPUs of {machine.name}"
+    return CollectiveTimes(rows, title, notes)
+
+
+def doctor() -> Installation:
+    """Say what is installed, what each extra adds, which devices are seen, what can be measured.
+
+    Examples
+    --------
+    >>> import perfmodel as pm
+    >>> pm.doctor().packages["numpy"] is not None
+    True
+    """
+    from perfmodel.api.doctor import inspect_installation
+
+    return inspect_installation()
+
+
+__all__ = [
+    "Scenario", "advise", "collective", "compare", "doctor", "plan", "run", "sweep", "tune",
+    "variants",
+]  # fmt: skip

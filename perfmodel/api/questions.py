@@ -1,0 +1,247 @@
+"""From what a person writes in Python to objects: names, paths, mappings, fields as keywords."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.scenario import Scenario, change_scenario, load_scenario, make_scenario
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
+    from perfmodel.topology.model import Topology
+
+
+Question = Scenario | str | Path | Mapping[str, Any]
+"""A scenario by name or path, as an object, or as a mapping of all its fields."""
+
+Fields = Mapping[str, Any]
+"""Dotted fields of a scenario and their values as written in a file."""
+
+WHOLE = frozenset({"model", "cluster"})
+"""Sections by which a mapping is a whole scenario, and not fields that change one."""
+
+A_SCENARIO = (
+    "a name such as 'resnet50-dgx-a100', a path, a Scenario, or a mapping with 'model', "
+    "'compute', 'cluster' and 'training'"
+)
+
+_PYTHON_NAMES = {
+    "SCENARIO": "scenario", "hosts": "nodes", "gpus_per_host": "gpus_per_node", "-j": "jobs",
+    "--backend": "backend", "--scheduler": "scheduler",
+}  # fmt: skip
+"""What faults call an argument, and what Python users call it."""
+
+
+@runtime_checkable
+class _Scalar(Protocol):
+    """A number of NumPy or of another library of arrays."""
+
+    def item(self) -> Any: ...
+
+
+@contextmanager
+def python_names() -> Iterator[None]:
+    """Report faults under the names that Python users gave: keywords, not flags."""
+    try:
+        yield
+    except InputError as error:
+        faults = [replace(fault, field=_python_name(fault.field)) for fault in error.faults]
+        raise InputError(faults) from None
+
+
+def _python_name(field: str) -> str:
+    return _PYTHON_NAMES.get(field, field.removeprefix("--set "))
+
+
+def describe_type(value: object) -> str:
+    """Say what a value is, for a message about its type.
+
+    Examples
+    --------
+    >>> describe_type(3.5)
+    'a float, 3.5'
+    """
+    name = type(value).__name__
+    article = "an" if name[0].lower() in "aeiou" else "a"
+    text = repr(value)
+    return f"{article} {name}, {text if len(text) <= 60 else f'{text[:57]}...'}"
+
+
+def as_scenario(
+    question: object, fields: object = None, keywords: Fields | None = None
+) -> Scenario:
+    """Return a scenario with some fields changed.
+
+    Parameters
+    ----------
+    question : Scenario, str, Path or mapping
+        A name, a path, an object, or all fields.
+    fields : mapping, optional
+        Dotted fields and their values; None removes one.
+    keywords : mapping, optional
+        The same with two underscores for each dot, as keywords have them.
+
+    Raises
+    ------
+    InputError
+        Another type, a name that is not known, or what is wrong in the fields.
+
+    Examples
+    --------
+    >>> as_scenario("resnet50-dgx-a100", {"cluster.nodes": 4}).cluster.nodes
+    4
+    >>> as_scenario("resnet50-dgx-a100", keywords={"cluster__nodes": 4}).cluster.nodes
+    4
+    """
+    changes = {**_check_fields(fields), **_from_keywords(keywords or {})}
+    with python_names():
+        scenario = _find(question)
+        if not changes:
+            return scenario
+        if not scenario.origin.content:
+            allowed = "a name, a path or a mapping, where fields are to be changed"
+            raise InputError(Fault("scenario", "a Scenario made of sections", allowed))
+        return change_scenario(scenario, changes, flags=tuple(changes))
+
+
+def _find(question: object) -> Scenario:
+    if isinstance(question, Scenario):
+        return question
+    if isinstance(question, str | Path):
+        return load_scenario(question)
+    if isinstance(question, Mapping):
+        sections = {name: value for name, value in _plain(question).items() if "." not in name}
+        dotted = {name: value for name, value in _plain(question).items() if "." in name}
+        scenario = make_scenario(sections)
+        return change_scenario(scenario, dotted) if dotted else scenario
+    raise InputError(Fault("scenario", describe_type(question), A_SCENARIO))
+
+
+def _check_fields(fields: object) -> dict[str, Any]:
+    if fields is None:
+        return {}
+    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
+        allowed = "a mapping of dotted fields such as {'cluster.nodes': 4}"
+        raise InputError(Fault("fields", describe_type(fields), allowed))
+    return dict(_plain(fields))
+
+
+def _from_keywords(keywords: Fields) -> dict[str, Any]:
+    return {name.replace("__", "."): _plain(value) for name, value in keywords.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Turn Python's objects into what a file holds: lists, mappings, numbers and text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, list | tuple | set | range):
+        return [_plain(part) for part in value]
+    if isinstance(value, _Scalar) and getattr(value, "shape", None) == ():
+        return value.item()
+    return value
+
+
+def is_whole(question: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a mapping has the sections of a whole scenario.
+
+    Examples
+    --------
+    >>> is_whole({"cluster.nodes": 4})
+    False
+    """
+    return isinstance(question, Mapping) and WHOLE.issubset(
+        str(name).partition(".")[0] for name in question
+    )
+
+
+def as_columns(questions: Sequence[object], keywords: Fields) -> dict[str, Scenario]:
+    """Label the scenarios of a comparison; a mapping of fields is a variation of the first one.
+
+    Parameters
+    ----------
+    questions : sequence
+        Scenarios and variations; or one list of them, or one mapping of labels to them.
+    keywords : mapping
+        Fields to change in all of them, with two underscores for each dot.
+    """
+    labels, members = _members(questions)
+    if not members:
+        raise InputError(Fault("scenarios", "none", f"one or more, each {A_SCENARIO}"))
+    columns: dict[str, Scenario] = {}
+    for at, (label, member) in enumerate(zip(labels, members, strict=True), 1):
+        varies = isinstance(member, Mapping) and not is_whole(member)
+        if varies and at == 1:
+            raise InputError(Fault("scenarios.0", describe_type(member), A_SCENARIO))
+        scenario = as_scenario(members[0] if varies else member, member if varies else None)
+        scenario = as_scenario(scenario, keywords=keywords)
+        name = label or (_describe_fields(cast("Fields", member)) if varies else scenario.name)
+        columns[name if name not in columns else f"{name} ({at})"] = scenario
+    return columns
+
+
+def _members(questions: Sequence[object]) -> tuple[list[str], list[object]]:
+    """Labels ("" for none) and what stands for each column."""
+    single = questions[0] if len(questions) == 1 else None
+    if isinstance(single, Mapping) and not is_whole(single):
+        values = list(single.values())
+        if all(isinstance(each, Scenario | str | Path | Mapping) for each in values):
+            return [str(name) for name in single], values
+    if isinstance(single, list | tuple):
+        return [""] * len(single), list(single)
+    return [""] * len(questions), list(questions)
+
+
+def _describe_fields(fields: Fields) -> str:
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
+
+
+def as_profile(profile: object) -> Profile | None:
+    """Return a profile by name or path, or as it is."""
+    from perfmodel.calibrate import Profile, read_profile
+
+    if profile is None or isinstance(profile, Profile):
+        return profile
+    if isinstance(profile, str | Path):
+        return read_profile(str(profile))
+    allowed = "a name, a path or a Profile (perfmodel.read_profile)"
+    raise InputError(Fault("profile", describe_type(profile), allowed))
+
+
+def as_topology(machine: object, nodes: int, fabric: str | None, gpus: int | None) -> Topology:
+    """Return a machine by name or path, or as it is; `gpus`: of each node."""
+    from perfmodel.topology import build_cluster
+    from perfmodel.topology.model import Topology
+
+    if isinstance(machine, Topology):
+        extra = [name for name, value in (("nodes", nodes != 1), ("fabric", fabric),
+                                          ("gpus_per_node", gpus)) if value]  # fmt: skip
+        if extra:
+            allowed = "nothing beside a Topology, which has its own"
+            raise InputError(Fault(name, "a value", allowed) for name in extra)
+        return machine
+    if isinstance(machine, str | Path):
+        with python_names():
+            return build_cluster(str(machine), nodes=nodes, fabric=fabric, gpus_per_node=gpus)
+    allowed = "a name such as 'dgx-a100', a path or a Topology (perfmodel.topology)"
+    raise InputError(Fault("topology", describe_type(machine), allowed))
+
+
+def as_sizes(sizes: object) -> list[int]:
+    """Return sizes of messages in bytes: numbers, or text with units such as '1 MiB'."""
+    from perfmodel.units import parse_bytes
+
+    listed = [sizes] if isinstance(sizes, int | str) else sizes
+    if not isinstance(listed, Iterable):
+        allowed = "bytes, or text with a unit such as '1 MiB', or several"
+        raise InputError(Fault("sizes", describe_type(sizes), allowed))
+    return [
+        round(parse_bytes(size, f"sizes.{at}")) if isinstance(size, str) else _plain(size)
+        for at, size in enumerate(listed)
+    ]

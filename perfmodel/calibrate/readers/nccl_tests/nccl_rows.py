@@ -1,0 +1,181 @@
+"""One row of a table of nccl-tests: its columns, and whether its numbers agree with one another.
+
+A row holds the same twice and three times: size, count and type; time and algorithm bandwidth; this
+and bus bandwidth. What a torn, shifted or mistyped row says does not fit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfmodel.calibrate.readers.log_lines import Printed, number, printed
+
+ITEM_BYTES = {
+    "int8": 1, "uint8": 1, "char": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "f8e4m3": 1, "f8e5m2": 1,
+    "half": 2, "bfloat16": 2, "float16": 2, "int32": 4, "uint32": 4, "int": 4, "float": 4,
+    "float32": 4, "int64": 8, "uint64": 8, "double": 8, "float64": 8,
+}  # fmt: skip
+"""Data types as the tests print them, and their bytes."""
+
+ROW = re.compile(rf"(?:^|[\s:|>#])(\d+)\s+(\d+)\s+({'|'.join(ITEM_BYTES)})(?=\s|$)(.*)$", re.DOTALL)
+
+_ALIASES = {"bytes": "size", "N": "count", "n": "count", "op": "redop", "res": "error"}
+"""Heads of NCCL 1 and of the first tests of NCCL 2."""
+
+COLUMNS = frozenset(
+    ("size", "count", "type", "redop", "root", "time", "cputime", "algbw", "busbw", "#wrong",
+     "error", "timestamp", "wrong")
+)  # fmt: skip
+
+_REDOPS = frozenset(("sum", "prod", "max", "min", "avg", "mulsum", "none", "all"))
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Time and bandwidths of one placement."""
+
+    time: Printed
+    algbw: Printed | None
+    busbw: Printed | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size.
+
+    `timings`: out of place, in place; None where there is no time. `line`: one-based.
+    """
+
+    nbytes: int
+    count: int
+    dtype: str
+    redop: str
+    root: str | None
+    timings: tuple[Timing | None, ...]
+    line: int
+    text: str = ""
+    """First cell that should be a time and is no number."""
+
+
+def columns_of(line: str) -> list[str] | None:
+    """Names of the columns, if a line is the head of a table; the first of tables side by side."""
+    tokens = line.replace("|", " ").strip("# \t\n").split()
+    columns = [_ALIASES.get(word, word) for word in tokens]
+    if columns[:2] != ["size", "count"] or not {"time", "cputime"} & set(columns[3:]):
+        return None
+    results = set(columns[first_result(columns) :])
+    return columns if {"algbw", "busbw"} <= results else None
+
+
+def first_result(columns: Sequence[str]) -> int:
+    """Place of the first time."""
+    return next(at for at, name in enumerate(columns) if at >= 3 and name in {"time", "cputime"})
+
+
+def joined_head(line: str, following: str) -> str | None:
+    """Head of a table that was wrapped onto a second line, even inside of a word; else None."""
+    tokens = following.strip("# \t").split()
+    if not tokens or len(tokens) > 9 or (columns_of(line) is None and "size" not in line):
+        return None
+    for joint in (" ", ""):
+        whole = line.rstrip() + joint + following.strip("# \t")
+        columns = columns_of(whole)
+        if columns is not None and set(columns) <= COLUMNS and columns.count("time") == 2:
+            return whole
+    return None
+
+
+def is_milliseconds(head: str) -> bool:
+    """Whether times are milliseconds, as under the heads of NCCL 1 ("bytes", "N")."""
+    return head.strip("# \t").startswith("bytes")
+
+
+def guess_columns(cells: Sequence[str]) -> list[str] | None:
+    """Columns behind the type in a row whose head is missing; None: no such row."""
+    rest, names = list(cells), []
+    if rest and rest[0] in _REDOPS:
+        names.append(rest.pop(0) and "redop")
+    if rest and re.fullmatch(r"-?\d+", rest[0]) and len(rest) % 4 == 1:
+        names.append(rest.pop(0) and "root")
+    if not rest or len(rest) % 4 or len(rest) > 8:
+        return None
+    results = ["time", "algbw", "busbw", "#wrong"] * (len(rest) // 4)
+    return ["size", "count", "type", *names, *results]
+
+
+def result_columns(columns: Sequence[str], cells: Sequence[str]) -> tuple[list[str], str]:
+    """Names of the cells behind the type, and the reduction (an empty column has no cell)."""
+    names = list(columns[3:])
+    redop = cells[0] if cells and "redop" in names and number(cells[0]) is None else ""
+    if "redop" in names and not redop:
+        names = [name for name in names if name != "redop"]
+    return names, redop
+
+
+def enough_cells(names: Sequence[str], cells: Sequence[str]) -> int:
+    """How many placements are whole in the cells of a row."""
+    return sum(at + 2 < len(cells) for at, name in enumerate(names) if name == "time")
+
+
+def row_of(
+    match: re.Match[str], names: Sequence[str], redop: str, cells: Sequence[str], line: int
+) -> Row:
+    """Make a row of the cells behind its type."""
+    starts = [at for at, name in enumerate(names) if name == "time"]
+    timings = tuple(_timing(names, cells, at) for at in starts)
+    unread = next((cells[at] for at in starts if at < len(cells) and number(cells[at]) is None), "")
+    root = cells[names.index("root")] if "root" in names else None
+    return Row(int(match[1]), int(match[2]), match[3], redop, root, timings, line, unread)
+
+
+def _timing(names: Sequence[str], cells: Sequence[str], at: int) -> Timing | None:
+    time = printed(cells[at]) if at < len(cells) else None
+    if time is None or time.value < 0:
+        return None
+
+    def later(name: str) -> Printed | None:
+        place = next((i for i in range(at, len(names)) if names[i] == name), None)
+        return printed(cells[place]) if place is not None and place < len(cells) else None
+
+    return Timing(time, later("algbw"), later("busbw"))
+
+
+# ---------------------------------------------------------------- do its numbers agree?
+
+
+def disagreement(row: Row, unit_s: float) -> str | None:
+    """What in a row contradicts the rest of it, as a phrase; None: it agrees."""
+    if row.nbytes and not row.count:
+        return f"{row.nbytes:,} B of no elements"
+    if row.nbytes and row.nbytes % (row.count * ITEM_BYTES[row.dtype]):
+        each = ITEM_BYTES[row.dtype]
+        return f"{row.nbytes:,} B of {row.count:,} elements of {each} B ({row.dtype})"
+    for timing in row.timings:
+        if timing is None or timing.algbw is None or not row.nbytes:
+            continue
+        if not _agrees(row.nbytes, timing, unit_s):
+            rate = row.nbytes / (timing.time.value * unit_s) * 1e-9 if timing.time.value else 0.0
+            return (
+                f"{row.nbytes:,} B in {timing.time.value:g} (algbw {rate:.2f} GB/s) beside an "
+                f"algbw of {timing.algbw.value:g}"
+            )
+    return None
+
+
+_SLACK = 0.004
+"""Tests round time and bandwidth apart, some of them to four digits in between."""
+
+
+def _agrees(nbytes: int, timing: Timing, unit_s: float) -> bool:
+    assert timing.algbw is not None
+    least_s = max(timing.time.low, 0.0) * unit_s
+    slowest = nbytes / (timing.time.high * unit_s) * 1e-9 * (1 - _SLACK)
+    fastest = nbytes / least_s * 1e-9 * (1 + _SLACK) if least_s > 0 else float("inf")
+    return slowest <= timing.algbw.high and timing.algbw.low <= fastest
+
+
+def parts_of(row: Row) -> int:
+    """How many times the counted elements fit into the size: ranks of gathers, or 1."""
+    return row.nbytes // (row.count * ITEM_BYTES[row.dtype]) if row.count else 1

@@ -1,0 +1,295 @@
+"""nccl-tests and rccl-tests, as they print: tables of times over size.
+
+Spellings that occur: prefixes of job launchers (`files.pasted_text`), heads of NCCL 1 ("bytes N"),
+no ``root`` column (before 2.9), ``error`` for ``#wrong``, ``N/A`` where nothing was checked, no
+times in place, lines of ``NCCL INFO`` between rows and inside of them, rows wrapped or without
+their head, rows of size zero, statistics per iteration, several tables, reductions and types.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfmodel.calibrate.readers.infer_op import op_named
+from perfmodel.calibrate.readers.log_lines import number
+from perfmodel.calibrate.readers.nccl_tests.nccl_rows import (
+    ROW,
+    Row,
+    columns_of,
+    enough_cells,
+    guess_columns,
+    is_milliseconds,
+    joined_head,
+    result_columns,
+    row_of,
+)
+from perfmodel.calibrate.readers.nccl_tests.nccl_sweeps import Context, Table, sweeps_of
+from perfmodel.calibrate.readers.nccl_tests.rank_list import WITHOUT_MPI, ListedRank, listed_rank
+from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, version_text
+from perfmodel.errors import Fault, InputError
+from perfmodel.files.pasted_text import clean_characters, clean_lines
+
+_VERSION = re.compile(r"\bNCCL version (\d+\.\d+(?:\.\d+)?)|nccl-library=(\d+)")
+_ENV = re.compile(r"\b(NCCL_\w+)(?:=| set by environment to )\"?([\w:,^.-]*[\w:,^-])")
+ONE_TABLE = "one table: the lines of one run alone"
+_FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure .*|.*NCCL WARN .*|.*\bSegmentation fault\b.*")
+
+
+@dataclass
+class _Begun:
+    """A row whose cells go on in later lines."""
+
+    match: re.Match[str]
+    cells: list[str]
+    line: int
+    torn: bool
+    """Other output stands in it: cells that are missing are lost; else it was wrapped."""
+
+
+@dataclass
+class _Log:
+    """What was read so far."""
+
+    tables: list[Table] = field(default_factory=list)
+    ranks: list[ListedRank] = field(default_factory=list)
+    context: Context = field(default_factory=Context)
+    begun: _Begun | None = None
+    faults: list[Fault] = field(default_factory=list)
+    torn_head: bool = False
+    """A head whose columns do not fit: what stands below it is not read."""
+
+
+def is_nccl_text(text: str) -> bool:
+    """Whether a text has the head of such a table, its list of ranks, or its rows."""
+    return is_nccl_log(clean_lines(clean_characters(text)))
+
+
+def is_nccl_log(lines: Sequence[str]) -> bool:
+    """Whether cleaned lines hold the head of such a table, its list of ranks, or its rows."""
+    return any(
+        columns_of(line) or listed_rank(line) or _bare_row(line) for line in lines if line.strip()
+    )
+
+
+def _bare_row(line: str) -> bool:
+    row = ROW.search(line)
+    return row is not None and guess_columns(row[4].split()) is not None
+
+
+def read_nccl_text(
+    text: str, file: str, *, op: str | None = None, ranks: int | None = None
+) -> list[Sweep]:
+    """Read all tables of a log, out of place and in place.
+
+    Parameters
+    ----------
+    text : str
+    file : str
+        Name for messages and provenance.
+    op : str, optional
+        The collective, where the log does not say it.
+    ranks : int, optional
+        How many ranks, where the log does not say it.
+
+    Raises
+    ------
+    InputError
+        No table, a table without rows, cut rows, rows whose numbers contradict each other, or a
+        table whose collective or ranks are unknown; every fault at once.
+    """
+    return read_nccl_log(clean_lines(clean_characters(text)), file, op=op, ranks=ranks)
+
+
+def read_nccl_log(
+    lines: Sequence[str], file: str, *, op: str | None = None, ranks: int | None = None
+) -> list[Sweep]:
+    """Read all tables of cleaned lines; see `read_nccl_text`."""
+    log = _Log()
+    wrapped = -1
+    for at, line in enumerate(lines, start=1):
+        if at == wrapped or not line.strip():
+            continue
+        whole = joined_head(line, lines[at]) if at < len(lines) and _may_wrap(line) else None
+        wrapped = at + 1 if whole else wrapped
+        _line(log, at, whole or line)
+    _end_row(log)
+    if not log.tables:
+        allowed = "a table with the columns size, count, type, time, algbw, busbw"
+        raise InputError(Fault("file", "no table of nccl-tests", allowed, file))
+    sweeps: list[Sweep] = []
+    log.context.file = Path(file).name
+    for table in log.tables:
+        try:
+            sweeps += sweeps_of(table, log.context, op, ranks)
+        except InputError as error:
+            log.faults += error.faults
+    if log.faults:
+        raise InputError(_decisive(log.faults)).located(file)
+    return sweeps
+
+
+def _decisive(faults: list[Fault]) -> list[Fault]:
+    """The fault from which all others follow, if there is one of that kind."""
+    first = next((f for f in faults if f.allowed in {WITHOUT_MPI, ONE_TABLE}), None)
+    return faults if first is None else [first]
+
+
+def _may_wrap(line: str) -> bool:
+    """Whether a line is the head of a table with times of one placement alone."""
+    return ("size" in line or "bytes" in line) and len(re.findall(r"\btime\b", line)) < 2
+
+
+def _line(log: _Log, at: int, line: str) -> None:
+    if (columns := columns_of(line)) is not None:
+        _end_row(log)
+        _open_table(log, at, columns, line)
+    elif (rank := listed_rank(line)) is not None:
+        log.ranks.append(rank)
+    elif (row := ROW.search(line)) is not None and not _is_comment(line):
+        _row(log, at, row)
+    elif log.begun is not None and _goes_on(line):
+        _continue_row(log, line.split())
+    else:
+        if log.begun is not None and not log.begun.torn:
+            _end_row(log)
+        _read_context(log, line)
+
+
+def _is_comment(line: str) -> bool:
+    """Whether a line begins as a comment; NCCL 1 commented its rows, so that a number follows."""
+    return line.lstrip().startswith("#") and not re.match(r"\s*#\s*\d+\s+\d+\s", line)
+
+
+def _goes_on(line: str) -> bool:
+    """Whether a line is the rest of a row: cells alone."""
+    return all(re.fullmatch(r"[-+.\de]+|N/?A?|/A|A", cell) for cell in line.split())
+
+
+def _open_table(log: _Log, at: int, columns: list[str], line: str) -> None:
+    if columns.count("size") > 1:
+        log.faults.append(Fault("table", "tables side by side", ONE_TABLE, line=at))
+    if "cputime" in columns:
+        problem = "times that the CPU took to launch (-C)"
+        log.faults.append(Fault("table", problem, "times of the GPUs", line=at))
+    unit_s = 1e-3 if is_milliseconds(line) else 1e-6
+    log.tables.append(Table(at, columns, log.ranks, log.context.op, unit_s))
+    log.ranks = []
+
+
+def _read_context(log: _Log, line: str) -> None:
+    """Read collective, version and settings from a line between tables."""
+    context = log.context
+    context.op = op_named(line) or context.op
+    if (version := _VERSION.search(line)) is not None:
+        context.version = version.group(1) or version_text(int(version.group(2)[:9]))
+    if "rccl-tests" in line.lower() or "RCCL version" in line:
+        context.tool = "rccl-tests"
+    context.env.update({name: to for name, to in _ENV.findall(line) if name in PERFORMANCE})
+    if log.tables and "..." in line and not line.strip(". "):
+        log.tables[-1].elided = True
+    log.torn_head |= re.match(r"[#\s]*(size|bytes)\s+(count|N)\s", line) is not None
+    if log.tables and not log.tables[-1].rows and (failure := _FAILURE.search(line)) is not None:
+        log.tables[-1].failure = log.tables[-1].failure or failure[0].strip()[:120]
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _row(log: _Log, at: int, match: re.Match[str]) -> None:
+    _end_row(log)
+    rest, torn, _ = match[4].partition("NCCL")
+    cells = rest.split("|")[0].split() if "|" in rest else rest.split()
+    if torn:  # a line of NCCL's own came in between; it may run into the last cell
+        cells = [restored for cell in cells if (restored := _restore_cell(cell))]
+    if not log.tables or log.tables[-1].columns is None:
+        if not log.tables and (log.torn_head or guess_columns(cells) is None):
+            return
+        if not log.tables:
+            log.tables.append(Table(at, None, log.ranks, log.context.op, 1e-6))
+            log.ranks = []
+            log.tables[-1].notes.append("its head is missing: columns by how their numbers fit")
+        log.begun = _Begun(match, cells, at, torn=bool(torn))
+        _add(log, cells)
+        return
+    log.begun = _Begun(match, cells, at, torn=bool(torn))
+    names, _ = result_columns(log.tables[-1].columns, cells)
+    if len(cells) >= len(names) and not torn:
+        _add(log, cells)
+
+
+def _restore_cell(cell: str) -> str:
+    """The part of a cell before the name of a host that was written into it."""
+    if ":" not in cell and not cell.startswith("["):
+        return cell
+    begin = re.match(r"-1|N/A", cell)
+    return begin.group(0) if begin else ""
+
+
+def _continue_row(log: _Log, cells: list[str]) -> None:
+    """The rest, or more, of a row that other output or the width of a terminal cut in two."""
+    begun, columns = log.begun, log.tables[-1].columns
+    assert begun is not None
+    if columns is None or not cells:
+        return
+    names, _ = result_columns(columns, begun.cells + cells)
+    if len(begun.cells) + len(cells) == len(names) + 1 and begun.cells and not begun.torn:
+        begun.cells[-1] += cells.pop(0)  # the width cut a cell in two
+    begun.cells += cells
+    if len(begun.cells) >= len(names):
+        _add(log, begun.cells)
+
+
+def _end_row(log: _Log) -> None:
+    """End a row whose cells did not come: times out of place may be whole all the same."""
+    begun = log.begun
+    if begun is None:
+        return
+    table = log.tables[-1]
+    if begun.torn:
+        table.notes.append(f"the row of {begun.match[1]} bytes, cut by other output, was left out")
+        log.begun = None
+        return
+    columns = table.columns or guess_columns(begun.cells)
+    names = result_columns(columns, begun.cells)[0] if columns else []
+    if enough_cells(names, begun.cells) and names.count("time") > 1 and _is_one(names, begun.cells):
+        table.without_in_place += 1
+        _add(log, begun.cells)
+        return
+    actual = f"a row of {3 + len(begun.cells)} cells"
+    whole = len(table.columns) if table.columns else "9 or 13"
+    allowed = f"{whole}, as its head has: the table is cut off"
+    log.faults.append(Fault("table", actual, allowed, line=begun.line))
+    log.begun = None
+
+
+def _is_one(names: Sequence[str], cells: Sequence[str]) -> bool:
+    """Whether a row ends where the times in place would begin."""
+    second = [at for at, name in enumerate(names) if name == "time"][1]
+    return (len(cells) in {second, second - 1} and number(cells[-1]) is not None) or (
+        len(cells) == second and cells[-1] == "N/A"
+    )
+
+
+def _add(log: _Log, cells: list[str]) -> None:
+    begun, table = log.begun, log.tables[-1]
+    assert begun is not None
+    log.begun = None
+    columns = table.columns or guess_columns(cells)
+    if columns is None:
+        problem = f"{len(cells)} cells behind the type"
+        log.faults.append(Fault("table", problem, "a row as nccl-tests print it", line=begun.line))
+        return
+    names, redop = result_columns(columns, cells)
+    root = cells[names.index("root")] if "root" in names and cells else None
+    if root is not None and not re.fullmatch(r"-?\d{1,9}", root):
+        problem, allowed = repr(root[:40]), "a number: the table is garbled"
+        log.faults.append(Fault("root", problem, allowed, line=begun.line))
+        return
+    if table.elided:
+        table.notes.append("rows that its author left out ('...') are missing")
+        table.elided = False
+    row: Row = row_of(begun.match, names, redop, cells, begun.line)
+    table.rows.append(row)

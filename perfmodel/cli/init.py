@@ -1,0 +1,155 @@
+"""``perfmodel init``: a few questions, and a commented scenario that runs at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfmodel.cli.options import flags_as_fields
+from perfmodel.cli.output import check_outputs, print_note, print_text
+from perfmodel.errors import Fault, InputError, PerfmodelError
+from perfmodel.units import MOST_NODES
+
+INIT_EXAMPLES = (
+    "perfmodel init",
+    "perfmodel init --model resnet50 --node dgx-a100 --nodes 4 -o resnet50.yaml",
+    "perfmodel init --model bert-large --topo topo-m.txt --gpu A100-SXM4-80GB",
+)
+
+_FLAGS = {
+    "model": "--model", "name": "--model", "model.name": "--model", "model.config": "--config",
+    "topology": "--node", "cluster.node": "--node", "cluster.nodes": "--nodes",
+    "nodes": "--nodes", "cluster.fabric": "--fabric", "kind": "--fabric", "gpu": "--gpu",
+    "strategy.kind": "--strategy", "strategy": "--strategy", "template": "--template",
+    "compute.precision": "--precision", "training.batch_per_gpu": "--batch",
+}  # fmt: skip
+
+
+def init(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE.yaml", help="Write the scenario here.")
+    ] = Path("scenario.yaml"),
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A model by name (see 'perfmodel models').")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Its config.json of Hugging Face instead.")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A machine (see 'perfmodel topology list').")
+    ] = None,
+    topo: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What nvidia-smi topo -m or NCCL said of it instead."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Model of its GPUs, if --topo does not say.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=MOST_NODES, metavar="N", help="How many machines.")
+    ] = None,
+    fabric: Annotated[
+        str | None, typer.Option(metavar="F", help="Network between them; default: the usual one.")
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(metavar="P", help="Of products; default: what the GPU has.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, metavar="B", help="Samples per GPU; default: what fits.")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option(metavar="S", help="Such as fsdp; default: the first that fits.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a commented scenario that runs at once.
+
+    On a terminal it asks for what no flag says. What is left open is chosen and written down: the
+    precision that the GPU has, the first strategy and the largest batch that fit its memory.
+    """
+    from perfmodel.api.draft import DraftAnswers, check_new, draft_scenario, write_draft
+
+    check_new(output, force=force)
+    check_outputs({"-o": output}, {"--topo": topo, "--config": Path(config) if config else None})
+    if node is not None and topo is not None:
+        raise InputError(Fault("--topo", "both --node and --topo", "one of them"))
+    if sys.stdin.isatty() and model is None and config is None:
+        model, node, nodes = _ask(node, topo, nodes)
+    if model is None and config is None:
+        raise InputError(Fault("--model", "nothing", "a model by name, or --config FILE"))
+    place = node or "dgx-a100"
+    if topo is not None:
+        place = str(_import_node(topo, gpu, output, force=force))
+    answers = DraftAnswers(model, config, place, nodes or 1, fabric, precision, batch, strategy)
+    with flags_as_fields(_FLAGS):
+        draft = draft_scenario(answers, output.parent)
+    written = write_draft(draft, output, force=force)
+    print_text(draft.text.rstrip("\n"))
+    for line in draft.notes:
+        print_note(line)
+    print_note(f"wrote {output}; next: perfmodel run {output}, perfmodel advise {output}")
+    assert written.name == output.stem
+
+
+def _ask(node: str | None, topo: Path | None, nodes: int | None) -> tuple[str, str | None, int]:
+    """Ask for what flags do not say; an answer that is not known is asked for again."""
+    model = _ask_for("Which model (perfmodel models lists them)?", "resnet50", _check_model)
+    if node is None and topo is None:
+        node = _ask_for("Which machine (perfmodel topology list)?", "dgx-a100", _check_node)
+    if nodes is None:
+        nodes = int(_ask_for("How many of them?", "1", _check_nodes))
+    return model, node, nodes
+
+
+def _ask_for(question: str, default: str, check: Callable[[str], None]) -> str:
+    """Ask until the answer is known; say why it is not."""
+    while True:
+        answer = str(typer.prompt(question, default=default)).strip()
+        try:
+            check(answer)
+        except PerfmodelError as error:
+            print_note(str(error))
+        else:
+            return answer
+
+
+def _check_nodes(text: str) -> None:
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_NODES:
+        raise InputError(Fault("nodes", repr(text), f"a whole number from 1 to {MOST_NODES:,}"))
+
+
+def _check_model(name: str) -> None:
+    from perfmodel.workload.zoo import build_model
+
+    build_model(name)
+
+
+def _check_node(name: str) -> None:
+    from perfmodel.topology.templates.build import load_node
+
+    load_node(name)
+
+
+def _import_node(topo: Path, gpu: str | None, output: Path, *, force: bool) -> Path:
+    """Write the machine that a file describes beside the scenario; return its file."""
+    from perfmodel.api.draft import check_new
+    from perfmodel.files import write_atomically
+    from perfmodel.topology.importers import import_file
+
+    place = output.with_name(f"{output.stem}-node.yaml")
+    check_new(place, force=force)
+    with flags_as_fields(_FLAGS):
+        imported = import_file(topo, gpu=gpu)
+        if imported.is_fabric:
+            allowed = "a file about one machine: nvidia-smi topo -m, or NCCL's topology XML"
+            raise InputError(Fault("--topo", f"{str(topo)!r}, a network", allowed))
+        imported.node()
+    for text in imported.notes:
+        print_note(f"assumed: {text}")
+    write_atomically(place, imported.text())
+    print_note(f"wrote {place}")
+    return place

@@ -1,0 +1,232 @@
+"""Text of other programs as it arrives: copied from terminals and pages, or collected as logs.
+
+Lines keep their numbers: what is removed leaves an empty line. Numbers and words of a line are
+never changed, only what stands before them, and characters that no tool prints.
+"""
+
+from __future__ import annotations
+
+import codecs
+import html
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files.bounds import LARGEST_BYTES
+from perfmodel.files.read import read_bytes
+
+_PACKED = (
+    (b"\x1f\x8b", "a gzip archive: unpack it first"),
+    (b"PK\x03\x04", "a zip archive: unpack it first"),
+    (b"\xfd7zXZ", "an xz archive: unpack it first"),
+    (b"BZh", "a bzip2 archive: unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive: unpack it first"),
+    (b"\x7fELF", "a program"),
+    (b"%PDF", "a PDF"),
+    (b"\x89PNG", "a picture: copy the text itself"),
+    (b"\xff\xd8\xff", "a picture: copy the text itself"),
+    (b"SQLite format 3", "an SQLite database"),
+)
+
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)  # fmt: skip
+
+_ESCAPES = re.compile(
+    r"(?:\x1b|\\u001b|\\x1b|\\033|\\e|\^\[)"
+    r"(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Za-z0-9])"
+    r"|\[(?:0|1|4|22|24|3\d|9\d)(?:;\d{1,3})*m"  # a colour whose escape was lost
+    r"|[\x0e\x0f]"
+)
+_SPACES = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+_TYPESET = str.maketrans(
+    "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\u201c\u201d\u201e\u2033\u2018\u2019\u2502\u2503",
+    '-------""""\'\'||',
+)
+_ENTITY = re.compile(r"&(?:nbsp|lt|gt|amp|quot|apos|#\d{1,6}|#x[0-9a-fA-F]{1,5});")
+_TAG = re.compile(
+    r"</?(?:pre|code|span|div|br|p|samp|tt|b|i|em|strong|font)\b[^<>]{0,200}>", re.IGNORECASE
+)
+
+# ---------------------------------------------------------------- what stands before a line
+
+_MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
+_BEFORE = re.compile(
+    r"\s*(?:"
+    r"\[\d+,\d+\]:?"  # Open MPI's --tag-output
+    r"|\[?\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d[\d.,]*(?:Z|\s?[+-]\d\d:?\d\d)?\]?:?(?=\s|$)"
+    r"|\[?\d\d:\d\d:\d\d[\d.,]*\]?:?(?=\s|$)"
+    rf"|(?:<\d{{1,3}}>)?(?:{_MONTHS})\s+\d{{1,2}}\s+\d\d:\d\d:\d\d\s+\S+\s+"  # syslog: time, host,
+    r"[\w./@-]+(?:\[\d+\])?:"  # and program
+    r"|[\w.-]+\s+[\w./@-]+\[\d+\]:(?=\s|$)"  # journald, behind an ISO time
+    r"|[IWEF]\d{4}\s\d\d:\d\d:\d\d\.\d+\s+\d+\s+[\w./-]+:\d+\]"  # glog
+    r"|\[?(?:INFO|DEBUG|WARN|WARNING|ERROR|TRACE)\]?(?::[\w.]+:|\s*[:|]|\s-)?(?=\s)"  # logging
+    r"|\d+:(?=\s|$)"  # srun --label
+    r"|\d+\|[^|]{1,60}\|"  # pm2
+    r"|\[\d+\](?=\s)(?!\s*\"?[SHR]-)"  # Hydra; ibnetdiscover's ports have a name behind them
+    r"|\[(?:rank|default|trainer|worker|proc|node|pod)[-_ ]?\d+\]:?"  # torchrun
+    r"|\[pod/[^\]\s]{1,200}\]"  # kubectl logs --prefix
+    r"|\[[A-Za-z][\w./-]*(?:\s[\w./-]+)?\]:?(?=\s)(?!\s*\()"  # names of pods in brackets
+    r"|\((?:[\w.:-]+(?:\([\w.]*\))?\s)?pid=\d+(?:,\s*ip=[\da-f.:]+)?\)"  # Ray
+    r"|[\w.-]+\s*\|(?=\s|$)"  # names of containers
+    r")[ \t]?"
+)
+_ANYWHERE = re.compile(
+    r"\[[\w.,:@/-]*\]<std\w+>:?"  # mpirun --tag-output, PRRTE and SageMaker, also inside of rows
+    r"|[A-Za-z_]\w*\(\), [\w./+-]+:\d+,"  # function, file and line, as patched sources print them
+    r"|\s\[repeated \d+x across cluster\].*$"  # Ray
+)
+_QUOTE = re.compile(r"\s*(?:>\s?)+")
+_FENCE = re.compile(r"\s*(?:`{3,}|~{3,})\s*[\w+-]*\s*")
+_TABLE_RULE = re.compile(r"\s*\|?[\s:|-]*-{3,}[\s:|-]*\|?\s*")
+_IN_QUOTES = re.compile(r'\s*"((?:[^"\\]|\\.)*)",?\s*')
+_MOST_BEFORE = 6
+_RECORD_KEYS = ("log", "message", "msg", "textPayload", "line", "MESSAGE")
+
+
+def read_pasted_text(path: Path, largest: int = LARGEST_BYTES) -> str:
+    """Read a text file in any usual encoding.
+
+    Raises
+    ------
+    InputError
+        Unreadable, too large, packed, binary, or in no encoding that is known.
+    """
+    data = read_bytes(path, largest)
+    packing = next((kind for magic, kind in _PACKED if data.startswith(magic)), None)
+    if packing is not None:
+        raise InputError(Fault("file", packing, "the text that a tool printed", str(path)))
+    return _decode(data, str(path))
+
+
+def _decode(data: bytes, file: str) -> str:
+    """Text by its byte order mark, else UTF-16 by its zeros, UTF-8, or Windows' own code."""
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), None)
+    if encoding is None and b"\0" in data[:4096]:
+        pairs = len(data[:4096]) // 2
+        zeros = (data[:4096:2].count(0), data[1:4096:2].count(0))
+        if min(zeros) > 0.02 * pairs or max(zeros) < 0.7 * pairs:
+            raise InputError(Fault("file", "binary data", "text", file))
+        encoding = "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"
+    try:
+        text = data.decode(encoding or "utf-8")
+    except UnicodeDecodeError as error:
+        if encoding is not None:
+            reason = f"bytes that are not text ({error.reason})"
+            raise InputError(Fault("file", reason, f"{encoding} text", file)) from None
+        text = data.decode("cp1252", "replace")
+    if "\0" in text:
+        raise InputError(Fault("file", "binary data", "text", file))
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def clean_characters(text: str) -> str:
+    r"""Return text without colours, invisible characters and typesetting.
+
+    Examples
+    --------
+    >>> clean_characters("\x1b[4mGPU0\x1b[0m\u00a0X")
+    'GPU0 X'
+    """
+    text = _ESCAPES.sub("", text)
+    if not text.isascii():
+        text = _INVISIBLE.sub("", _SPACES.sub(" ", text)).translate(_TYPESET)
+    if text.lstrip()[:1] != "<":  # XML keeps its entities
+        if _ENTITY.search(text):
+            text = _SPACES.sub(" ", _ENTITY.sub(lambda entity: html.unescape(entity[0]), text))
+        text = _TAG.sub("", text)
+    return text
+
+
+def clean_lines(text: str) -> list[str]:
+    r"""Return the lines that a tool printed, without what others wrote around them.
+
+    Removed are marks of quotation, fences and rules of Markdown, names of pods, ranks and
+    containers, times, and whatever else stands before nearly all lines alike.
+
+    Examples
+    --------
+    >>> clean_lines("> [1,0]<stdout>:# size\n> 2024-05-06T07:08:09Z 8 2 float")
+    ['# size', '8 2 float']
+    """
+    lines = _unpack_records(text.split("\n"))
+    return _without_shared_prefix([_clean_line(line) for line in lines])
+
+
+def _clean_line(line: str) -> str:
+    if _FENCE.fullmatch(line) or ("--" in line and "|" in line and _TABLE_RULE.fullmatch(line)):
+        return ""
+    quoted = _IN_QUOTES.fullmatch(line)
+    if quoted is not None:
+        line = quoted[1].replace("\\t", "\t").replace('\\"', '"')
+    rest = line.lstrip("> \t") if (mark := _QUOTE.match(line)) and mark.end() else line
+    line = _ANYWHERE.sub(" ", rest).rstrip() if "[" in rest or "()" in rest else rest.rstrip()
+    cells = line.strip()
+    if cells.startswith("|") and cells.endswith("|") and cells.count("|") > 1:
+        return cells.replace("|", " ").replace("`", " ").strip()
+    for _ in range(_MOST_BEFORE):
+        before = _BEFORE.match(line)
+        if before is None or not before.end():
+            break
+        line = line[before.end() :]
+    return line.strip(" \t`") if line.strip(" \t`").startswith(("#", "[")) else line.strip("`")
+
+
+def _unpack_records(lines: list[str]) -> list[str]:
+    """Lines of a container's log, where each is a JSON object with the text in one field."""
+    rows = [line for line in lines if line.strip()]
+    if len(rows) < 3 or not all(row.lstrip().startswith('{"') for row in rows[:3]):
+        return lines
+    unpacked = []
+    for line in lines:
+        try:
+            record = json.loads(line) if line.strip() else {}
+        except (ValueError, RecursionError):
+            return lines
+        texts = [record[key] for key in _RECORD_KEYS if isinstance(record, dict) and key in record]
+        if line.strip() and not (texts and isinstance(texts[0], str)):
+            return lines
+        unpacked.append(texts[0].rstrip("\n") if texts else "")
+    return unpacked
+
+
+_FEWEST = 4
+"""Lines from which on what all of them begin with counts as a prefix."""
+
+
+def _without_shared_prefix(lines: Sequence[str]) -> list[str]:
+    """Lines without first words that nearly all share, as ``node1:`` or ``pod container``."""
+    cleaned = list(lines)
+    for _ in range(_MOST_BEFORE):
+        firsts = [line.split(None, 1)[0] for line in cleaned if line.strip()]
+        if len(firsts) < _FEWEST:
+            return cleaned
+        word, count = Counter(map(_shape, firsts)).most_common(1)[0]
+        shared = count >= 0.9 * len(firsts) and bool(re.search(r"[A-Za-z]", word))
+        if not shared or not (word[-1] in ":|]>)" or _is_a_name(firsts)):
+            return cleaned
+        cleaned = [
+            [*line.split(None, 1), ""][1]
+            if line.strip() and _shape(line.split(None, 1)[0]) == word
+            else line
+            for line in cleaned
+        ]
+    return cleaned
+
+
+def _shape(word: str) -> str:
+    """A word with its numbers masked: ``node17:`` as ``node0:``."""
+    return re.sub(r"[0-9]+|(?<=[-_.])[0-9a-f]{5,}", "0", word)
+
+
+def _is_a_name(firsts: Sequence[str]) -> bool:
+    """Whether all first words are one and the same, and no device's or setting's name."""
+    name = firsts[0]
+    device = re.match(r"GPU\d|NIC\d|mlx|#|NCCL_", name)
+    return len(set(firsts)) == 1 and device is None and len(name) > 2

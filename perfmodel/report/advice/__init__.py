@@ -1,0 +1,1 @@
+"""Advice on a scenario: terminal, figure, page."""

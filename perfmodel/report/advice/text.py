@@ -1,0 +1,259 @@
+"""Advice as sentences and tables: what a colleague would say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
+from perfmodel.scenario.sections.studies.money import Money
+from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial
+
+_WITH_ARTICLE = frozenset({"hook", "channels_last", "optimizer_kernels"})
+"""What changes are about whose names take an article."""
+
+_LIMITS = {
+    "NVLink": "NVLink inside each server holds you back",
+    "PCIe": "PCIe inside each server holds you back",
+    "links of CPUs": "the link between each server's CPUs holds you back",
+    "host memory": "each server's memory, through which copies go, holds you back",
+    "latency": "the latency of many small messages holds you back",
+    "the library's own rates": "the communication library itself holds you back",
+    "launching kernels": "the CPU holds you back, which launches one kernel after the other",
+    "communication": "communication holds you back, by no single part of it",
+    "updates": "the servers' updates hold you back",
+}
+"""Sentence for each part of the machine that may be the limit."""
+
+LEVELS = {
+    "nothing": "training stays as it is",
+    "rounding": "training stays as it is but for rounding",
+    "training": "training changes: watch the loss",
+    "hardware": "needs other hardware",
+}
+
+INTERVALS = (
+    "Gains are samples per second over those of the scenario. Their 80 % intervals compare like "
+    "ends with like: what both steps share, such as the error of a model's compute time, cancels "
+    "in them. How well a change itself is modelled (what torch.compile fuses, what a cast costs) "
+    "is not in them: measure a step before you rely on a gain of a few per cent."
+)
+
+
+def limit_words(advice: Advice) -> str:
+    """Say what holds the scenario back, as one would of each server."""
+    point = advice.base
+    relief = point.relief
+    if relief is None:
+        if point.bottleneck == "compute":
+            return "computing is the limit, nothing else costs more than 1 % of a step"
+        return f"{point.bottleneck} holds you back"
+    if relief.parts != ("network",):
+        sentence = _LIMITS.get(relief.parts[0]) if len(relief.parts) == 1 else None
+        return sentence or f"{point.bottleneck} hold you back together"
+    if "NIC" in point.bottleneck and advice.adapter_Bps is not None:
+        rate = f"{advice.adapter_Bps * 8 / 1e9:g} Gbit/s"
+        if advice.adapters == 1:
+            return f"each server's {rate} adapter holds you back"
+        return f"each server's {advice.adapters} adapters of {rate} hold you back"
+    return f"the network between switches holds you back ({point.bottleneck})"
+
+
+def headline(advice: Advice) -> str:
+    """Say in one sentence what limits, and what to change first."""
+    limit = limit_words(advice)
+    best = advice.best
+    if best is None:
+        return f"{_upper(limit)}; none of the changes that were tried gains 1 %."
+    first = _first_of(advice, best)
+    text = f"{_upper(limit)}; {named(first.changes[0])} {_saving(first)}"
+    if len(best.changes) > 1:
+        others = [named(each) for each in best.changes if each.text != first.changes[0].text]
+        text += f", with {_listed(others)} {quantities.percent(best.saves)}"
+    doubt = "" if best.sure else ", though not surely"
+    return f"{text} of the time per {_sample(advice)}{doubt}."
+
+
+def _first_of(advice: Advice, best: Trial) -> Trial:
+    """The change of a proposal that gains most alone."""
+    names = {change.text for change in best.changes}
+    alone = [trial for trial in advice.trials if trial.text in names]
+    return max(alone, key=lambda trial: trial.ratio, default=best)
+
+
+def _saving(trial: Trial) -> str:
+    verb = "save" if _is_plural(trial.changes[0]) else "saves"
+    return f"{verb} {quantities.percent(trial.saves)}"
+
+
+def _is_plural(change: Proposed) -> bool:
+    heads = ("buckets", "larger micro-batches", "CUDA graphs")
+    return change.text.startswith(heads) or change.about == "network adapter"
+
+
+def named(change: Proposed) -> str:
+    """Name a change within a sentence: "the fp16 hook"."""
+    with_article = change.about in _WITH_ARTICLE and not change.text.startswith("gradients")
+    return f"the {change.text}" if with_article else change.text
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _sample(advice: Advice) -> str:
+    return advice.samples.partition(" ")[0]
+
+
+def gain_text(ratio: float) -> str:
+    """Write a gain of throughput with its sign.
+
+    Examples
+    --------
+    >>> [gain_text(ratio).replace(chr(160), " ") for ratio in (1.66, 1.0)]
+    ['+66 %', 'same']
+    """
+    if abs(ratio - 1.0) < 5e-4:
+        return "same"
+    sign = "+" if ratio > 1.0 else "\N{MINUS SIGN}"
+    return f"{sign}{quantities.percent(abs(ratio - 1.0))}"
+
+
+def gain_interval(trial: Trial) -> str:
+    """Write the ends of a gain."""
+    if trial.gain is None or trial.gain.interval is None:
+        return "not known"
+    low, high = trial.gain.interval
+    if gain_text(low) == gain_text(high):
+        return gain_text(low)
+    return f"{gain_text(low)} to {gain_text(high)}"
+
+
+def changes_table(advice: Advice, trials: Sequence[Trial]) -> Table:
+    """One row per change: its gain, the memory that it takes, and what else it costs."""
+    rows = [
+        (
+            trial.text,
+            gain_text(trial.ratio),
+            gain_interval(trial),
+            quantities.duration(trial.point.step_time_s),
+            quantities.size(trial.point.memory.total_bytes),
+            costs(trial),
+        )
+        for trial in trials
+        if trial.point is not None
+    ]
+    rate = f">{_sample(advice)}s/s"
+    header = ("change", rate, ">80 % interval", ">step", ">memory", "costs")
+    return Table(header, rows, ruled=False)
+
+
+def costs(trial: Trial) -> str:
+    """What changes cost beside memory."""
+    notes = [note for note in dict.fromkeys(change.note for change in trial.changes) if note]
+    prices = [_money(change.price) for change in trial.changes if change.price is not None]
+    rents = [f"{_money(c.rent)} an hour" for c in trial.changes if c.rent is not None]
+    return "; ".join([*prices, *rents, *notes]) or "nothing"
+
+
+def _money(money: Money) -> str:
+    return f"{money.amount:,.10g} {money.currency}"
+
+
+def proposals(advice: Advice) -> list[str]:
+    """State each proposal that was simulated as a whole."""
+    lines = []
+    for trial in advice.together:
+        assert trial.point is not None
+        step = quantities.duration(trial.point.step_time_s)
+        line = (
+            f"{_upper(LEVELS[trial.touches])}: {trial.text}: {gain_text(trial.ratio)} "
+            f"{_sample(advice)}s per second (80 % interval {gain_interval(trial)}), a step takes "
+            f"{step} in {quantities.size(trial.point.memory.total_bytes)}; then "
+            f"{_then(trial)}."
+        )
+        lines.append(line + _cost_of_samples(advice, trial))
+    return lines
+
+
+def _then(trial: Trial) -> str:
+    assert trial.point is not None
+    limit = trial.point.bottleneck
+    return "computing is the limit" if limit == "compute" else f"the limit is {limit}"
+
+
+def _cost_of_samples(advice: Advice, trial: Trial) -> str:
+    """What a million samples cost, where the scenario states what an hour does."""
+    if advice.hourly is None or trial.point is None:
+        return ""
+    rents = [change.rent.amount for change in trial.changes if change.rent is not None]
+    per_s = advice.hourly.amount / 3600
+    before = per_s / advice.base.samples_per_s * 1e6
+    after = (per_s + sum(rents) / 3600) / trial.point.samples_per_s * 1e6
+    unit = advice.hourly.currency
+    return (
+        f" A million {_sample(advice)}s cost {quantities.count(after)} {unit} of rent instead of "
+        f"{quantities.count(before)}."
+    )
+
+
+def command(advice: Advice, trial: Trial) -> str:
+    """The command that runs a proposal."""
+    fields = {name: value for change in trial.changes for name, value in change.fields.items()}
+    flags = [f"--set '{name}={_written(value)}'" for name, value in fields.items()]
+    return " ".join([f"perfmodel run {advice.scenario.name}", *flags])
+
+
+def _written(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def left_out(advice: Advice) -> list[str]:
+    """Say what gains nothing, and what is not proposed."""
+    lines = []
+    idle = [trial.text for trial in advice.trials if trial.ratio < 1.0 + WORTH]
+    if idle:
+        lines.append(f"Less than 1 %, or slower: {', '.join(idle)}.")
+    if advice.too_big:
+        needs = [
+            f"{trial.text} ({quantities.size(trial.memory.total_bytes)})"
+            for trial in advice.too_big
+            if trial.memory is not None
+        ]
+        has = quantities.size(advice.base.memory.capacity_bytes)
+        lines.append(
+            f"Does not fit the {has} of a GPU, with CUDA and NCCL beside it: {', '.join(needs)}."
+        )
+    if advice.refused:
+        lines.append(f"Not possible here: {', '.join(trial.text for trial in advice.refused)}.")
+    return lines
+
+
+def as_it_is(advice: Advice) -> str:
+    """Describe the scenario as it is."""
+    point = advice.base
+    rate = f"{quantities.count(point.samples_per_s)} {_sample(advice)}s/s"
+    fits = (
+        "" if point.memory.fits else " It does not fit its GPUs: gains are over an imagined step."
+    )
+    return (
+        f"As it is: {quantities.gpus(point.gpus)}, {rate}, a step takes "
+        f"{quantities.duration(point.step_time_s)}, {quantities.waiting(point)}; bottleneck: "
+        f"{point.bottleneck}.{fits}"
+    )
+
+
+def advice_lines(advice: Advice) -> list[Block]:
+    """Arrange advice for the terminal."""
+    blocks: list[Block] = [Paragraph(headline(advice), "headline"), Paragraph(as_it_is(advice))]
+    if advice.worth:
+        blocks.append(changes_table(advice, advice.worth))
+    blocks += paragraphs(proposals(advice))
+    if advice.best is not None:
+        blocks.append(Paragraph(f"  {command(advice, advice.best)}"))
+    return [*blocks, *paragraphs([*left_out(advice), INTERVALS], "note")]

@@ -1,0 +1,1 @@
+"""Times of a collective by size: a page with charts."""

@@ -1,0 +1,111 @@
+"""Figures of a collective: time and bus bandwidth by size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.figures import axis_layout, log_axis, log_ticks, new_figure
+from perfmodel.report.common.palette import CYCLE, WORK
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+Row = dict[str, Any]
+"""A row of `perfmodel.studies.run.collective.collective_rows`."""
+
+_LABELS = 7
+_BAND = "rgba(0, 114, 178, 0.16)"
+
+
+def draw_busbw(rows: Sequence[Row]) -> go.Figure:
+    """Draw bus bandwidth by size, with its interval; one colour for each algorithm and protocol."""
+    figure = new_figure(400)
+    scale, unit = (1e9, "GB/s") if max(row["busbw_Bps"] for row in rows) >= 2e9 else (1e6, "MB/s")
+    _add_band(figure, rows, [_busbw_ends(row, scale) for row in rows])
+    _add_lines(figure, rows, [row["busbw_Bps"] / scale for row in rows])
+    figure.update_xaxes(**_size_axis(rows))
+    figure.update_yaxes(**axis_layout(f"bus bandwidth ({unit})", rangemode="tozero"))
+    return figure
+
+
+def draw_times(rows: Sequence[Row]) -> go.Figure:
+    """Draw time by size on logarithmic axes, with its interval."""
+    figure = new_figure(400)
+    ends = [row["interval_s"] or (row["time_s"], row["time_s"]) for row in rows]
+    _add_band(figure, rows, ends)
+    _add_lines(figure, rows, [row["time_s"] for row in rows])
+    low, high = min(end[0] for end in ends) / 1.2, max(end[1] for end in ends) * 1.2
+    ticks = log_ticks(low, high, _LABELS + 1)
+    figure.update_xaxes(**_size_axis(rows))
+    figure.update_yaxes(
+        **log_axis("time", (low, high), ticks, lambda t: quantities.whole(quantities.duration(t)))
+    )
+    return figure
+
+
+def choice(row: Row) -> str:
+    """Name algorithm and protocol of a row."""
+    return " ".join(str(row[key]) for key in ("algorithm", "protocol") if row[key])
+
+
+def _busbw_ends(row: Row, scale: float) -> tuple[float, float]:
+    """Bus bandwidth at both ends of the time's interval, low end first."""
+    busbw, time_s = row["busbw_Bps"] / scale, row["time_s"]
+    if row["interval_s"] is None or not time_s:
+        return busbw, busbw
+    quick_s, slow_s = row["interval_s"]
+    return busbw * time_s / slow_s, busbw * time_s / quick_s
+
+
+def _add_band(figure: go.Figure, rows: Sequence[Row], ends: Sequence[Sequence[float]]) -> None:
+    if all(row["interval_s"] is None for row in rows):
+        return
+    sizes = [row["nbytes"] for row in rows]
+    figure.add_scatter(
+        x=[*sizes, *reversed(sizes)],
+        y=[*(end[1] for end in ends), *(end[0] for end in reversed(ends))],
+        fill="toself", fillcolor=_BAND, mode="lines", line={"color": _BAND, "width": 0},
+        name="80 % interval", hoverinfo="skip",
+    )  # fmt: skip
+
+
+def _add_lines(figure: go.Figure, rows: Sequence[Row], heights: Sequence[float]) -> None:
+    """One grey line through all sizes, and marks in the colour of what the library chose."""
+    sizes = [row["nbytes"] for row in rows]
+    figure.add_scatter(
+        x=sizes, y=heights, mode="lines", hoverinfo="skip", showlegend=False,
+        line={"color": WORK["host"], "width": 1.5},
+    )  # fmt: skip
+    for at, name in enumerate(dict.fromkeys(map(choice, rows))):
+        own = [number for number, row in enumerate(rows) if choice(row) == name]
+        figure.add_scatter(
+            x=[sizes[number] for number in own], y=[heights[number] for number in own],
+            mode="markers", name=name, marker={"color": CYCLE[at % len(CYCLE)], "size": 8},
+            hoverinfo="text", hovertext=[_hover(rows[number]) for number in own],
+        )  # fmt: skip
+
+
+def _hover(row: Row) -> str:
+    ends = row["interval_s"]
+    interval = "" if ends is None else f" ({' to '.join(map(quantities.duration, ends))})"
+    return (
+        f"<b>{quantities.size(row['nbytes'])}</b>, {choice(row)}"
+        f"<br>{quantities.duration(row['time_s'])}{interval}"
+        f"<br>algbw {quantities.rate(row['algbw_Bps'])}, busbw {quantities.rate(row['busbw_Bps'])}"
+    )
+
+
+def _size_axis(rows: Sequence[Row]) -> dict[str, Any]:
+    """Describe a logarithmic axis of sizes, labelled at powers of two."""
+    low, high = rows[0]["nbytes"], rows[-1]["nbytes"]
+    first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))
+    step = max(1, -(-(last - first) // (_LABELS - 1)))
+    ticks = [2.0**power for power in range(first, last + 1, step)] or [low]
+    room = (high / low) ** 0.03 or 1.0
+    return log_axis(
+        "size", (low / max(room, 1.1), high * max(room, 1.1)), ticks,
+        lambda nbytes: quantities.whole(quantities.size(nbytes)),
+    )  # fmt: skip

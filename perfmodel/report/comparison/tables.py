@@ -1,0 +1,255 @@
+"""Tables of a comparison, and its blocks in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
+from perfmodel.report.comparison.text import (
+    column_names,
+    headline,
+    sentences,
+    signed_ratio,
+    unread_fields,
+)
+from perfmodel.report.run.parallel import parallelism
+from perfmodel.studies.compare.model import Comparison, Side
+from perfmodel.studies.run.result import SizeResult
+
+
+def fields_table(comparison: Comparison) -> Table:
+    """Which fields differ."""
+    rows = [(field.name, *field.values) for field in comparison.fields]
+    return Table(["field", *column_names(comparison.sides)], rows, wraps=len(comparison.sides) > 3)
+
+
+def figures_table(comparison: Comparison) -> Table:
+    """The figures of each side; with two of them the change too."""
+    sides = comparison.sides
+    points = [side.point for side in sides]
+    rows: list[tuple[str, ...]] = [
+        ("GPUs", *(f"{point.gpus:,}" for point in points)),
+        ("global batch", *(f"{point.global_batch:,}" for point in points)),
+        ("step", *(quantities.duration(point.step_time_s) for point in points)),
+        ("80 % interval", *map(_interval, sides)),
+        _throughput_row(comparison),
+        *_per_sample_rows(comparison),
+        ("compute", *(quantities.duration(point.compute_s) for point in points)),
+        ("communication", *(quantities.duration(point.comm_s) for point in points)),
+        ("exposed communication", *(quantities.duration(p.exposed_comm_s) for p in points)),
+        *_exposed_rows(points),
+        *_mixture_rows(points),
+        ("sent per GPU", *(quantities.size(point.sent_bytes) for point in points)),
+        ("MFU", *map(_utilisation, sides)),
+        ("memory per GPU", *map(_memory, sides)),
+        ("limited by", *(_limited_by(point, short=len(sides) > 3) for point in points)),
+    ]
+    return _with_change(comparison, rows, _changes(comparison))
+
+
+def _utilisation(side: Side) -> str:
+    """Model FLOPs utilisation; of fp8, whose peak not all products have, with the peak's name."""
+    text = _or_nothing(side.point.mfu)
+    is_fp8 = side.scenario.compute.precision == "fp8" and side.point.mfu is not None
+    return f"{text} of the fp8 peak" if is_fp8 else text
+
+
+def _exposed_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:
+    """Exposed communication by operation, where there are several."""
+    ops = dict.fromkeys(use.op for point in points for use in point.communication)
+    if len(ops) < 2:
+        return []
+    times_s = [{use.op: use.exposed_s for use in point.communication} for point in points]
+    return [
+        (
+            f"exposed {quantities.operation(op)}",
+            *(quantities.duration(each[op]) if op in each else "" for each in times_s),
+        )
+        for op in ops
+    ]
+
+
+def _mixture_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:
+    """Degrees, bubble, and what each dimension sends and leaves exposed, where a model is split."""
+    uses = [point.mixture for point in points]
+    if not any(uses):
+        return []
+    rows = [("split", *("data" if use is None else parallelism.degrees(use) for use in uses))]
+    if any(use is not None and use.bubble is not None for use in uses):
+        bubbles = [None if use is None else use.bubble for use in uses]
+        theory = [None if use is None else use.bubble_in_theory for use in uses]
+        rows += [("bubble", *map(_or_nothing, bubbles)), ("in theory", *map(_or_nothing, theory))]
+    by_name = [{each.dimension: each for each in use.dimensions} if use else {} for use in uses]
+    for name in dict.fromkeys(name for each in by_name for name in each):
+        exposed = (quantities.duration(e[name].exposed_s) if name in e else "" for e in by_name)
+        sent = (quantities.size(e[name].sent_bytes) if name in e else "" for e in by_name)
+        rows += [(f"exposed, {name}", *exposed), (f"sent, {name}", *sent)]
+    return rows
+
+
+def _limited_by(point: SizeResult, *, short: bool) -> str:
+    """Name the bottleneck; by kinds of parts where it is several links, whose names are long."""
+    relief = point.relief
+    if relief is None or not relief.parts or (len(relief.parts) < 2 and not short):
+        return point.bottleneck
+    return ", ".join(relief.parts)
+
+
+def _per_sample_rows(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Time per sample, where steps train unlike numbers of the same samples."""
+    differences = comparison.differences
+    if not all(each.same_samples for each in differences):
+        return []
+    if all(each.same_batch for each in differences):
+        return []
+    points = [side.point for side in comparison.sides]
+    return [("time per sample", *(quantities.duration(1 / p.samples_per_s) for p in points))]
+
+
+def _or_nothing(share: float | None) -> str:
+    return "" if share is None else quantities.percent_column(share)
+
+
+def parts_table(comparison: Comparison) -> Table:
+    """Where the step of each side goes; with two sides the change too."""
+    rows: list[tuple[str, ...]] = [
+        (name, *(quantities.duration(s.point.breakdown_s.get(name, 0.0)) for s in comparison.sides))
+        for name in parts(comparison)
+    ]
+    own = {
+        name: _signed_time(time_s)
+        for versus in comparison.differences
+        for name, time_s in versus.parts_s.items()
+    }
+    return _with_change(comparison, rows, own)
+
+
+def _with_change(
+    comparison: Comparison, rows: list[tuple[str, ...]], changes: Mapping[str, str]
+) -> Table:
+    header = ["", *(f">{name}" for name in column_names(comparison.sides))]
+    if len(comparison.sides) != 2:
+        return Table(header, rows, wraps=len(comparison.sides) > 3)
+    return Table([*header, ">change"], [(*row, changes.get(row[0], "")) for row in rows])
+
+
+def _changes(comparison: Comparison) -> Mapping[str, str]:
+    """What the column of changes says of two sides."""
+    if len(comparison.sides) != 2:
+        return {}
+    (versus,), (first, other) = comparison.differences, [side.point for side in comparison.sides]
+    own = {
+        "step": signed_ratio(versus.step.ratio),
+        "compute": _signed_time(other.compute_s - first.compute_s),
+        "communication": _signed_time(other.comm_s - first.comm_s),
+        "exposed communication": _signed_time(versus.exposed_s),
+    }
+    if versus.same_samples:
+        own["throughput"] = signed_ratio(versus.throughput.ratio)
+    if versus.step.interval is not None:
+        low, high = versus.step.interval
+        own["80 % interval"] = f"{signed_ratio(low)} to {signed_ratio(high)}"
+    return own
+
+
+def _throughput_row(comparison: Comparison) -> tuple[str, ...]:
+    """Throughputs; their unit beside the name where there are many sides of one kind of sample."""
+    counts = [quantities.count(side.point.samples_per_s) for side in comparison.sides]
+    units = [f"{quantities.samples_short(side.result)}/s" for side in comparison.sides]
+    if len(counts) > 3 and len(set(units)) == 1:
+        return (f"throughput, {units[0]}", *counts)
+    pairs = zip(counts, units, strict=True)
+    return ("throughput", *(f"{number} {unit}" for number, unit in pairs))
+
+
+def _memory(side: Side) -> str:
+    memory, verdict = side.point.memory, quantities.memory_verdict(side.point.memory)
+    return quantities.size(memory.total_bytes) + ("" if verdict == "fits" else f" ({verdict})")
+
+
+def parts(comparison: Comparison) -> list[str]:
+    """Parts of a step that matter on some side, in their usual order."""
+    names = dict.fromkeys(name for side in comparison.sides for name in side.point.breakdown_s)
+    return [
+        name
+        for name in names
+        if any(
+            side.point.breakdown_s.get(name, 0.0) > 1e-4 * side.point.step_time_s
+            for side in comparison.sides
+        )
+    ]
+
+
+def _interval(side: Side) -> str:
+    ends = side.point.interval_s
+    if ends is None:
+        return "not known"
+    return f"{quantities.duration(ends[0])} to {quantities.duration(ends[1])}"
+
+
+def _signed_time(time_s: float) -> str:
+    if time_s == 0:
+        return "0 s"
+    return f"{'+' if time_s > 0 else '-'}{quantities.duration(abs(time_s))}"
+
+
+def what_if_table(comparison: Comparison) -> Table:
+    """The classic what-ifs: step, what is saved, and how much of the difference is gone."""
+    names = column_names(comparison.sides)
+    if len(names) > 3:
+        return _many_what_ifs(comparison, names)
+    header = ["with"]
+    for name in names:
+        header += [f">{name}", ">saved"]
+    shared = any(share is not None for each in comparison.what_ifs for share in each.shares)
+    if shared:
+        of = ">of the difference"
+        header += [of] if len(names) == 2 else [f"{of} ({name})" for name in names[1:]]
+    unchanged = ["everything as it is"]
+    for side in comparison.sides:
+        unchanged += [quantities.duration(side.point.step_time_s), ""]
+    rows = [unchanged + [""] * (len(header) - len(unchanged))]
+    for imagined in comparison.what_ifs:
+        row = [imagined.what]
+        for side, step_s in zip(comparison.sides, imagined.steps_s, strict=True):
+            row += _cells(step_s, side.point.step_time_s)
+        rows.append(row + ([_share(share) for share in imagined.shares[1:]] if shared else []))
+    return Table(header, rows)
+
+
+def _many_what_ifs(comparison: Comparison, names: Sequence[str]) -> Table:
+    """One column per side, of the step and what is saved of it."""
+    now_s = [side.point.step_time_s for side in comparison.sides]
+    rows = [["everything as it is", *map(quantities.duration, now_s)]]
+    for imagined in comparison.what_ifs:
+        cells = [_cells(*pair) for pair in zip(imagined.steps_s, now_s, strict=True)]
+        rows.append(
+            [imagined.what, *(f"{step} ({saved})" if saved else step for step, saved in cells)]
+        )
+    return Table(["with (saved)", *(f">{name}" for name in names)], rows, wraps=True)
+
+
+def _cells(step_s: float | None, now_s: float) -> tuple[str, str]:
+    if step_s is None:
+        return "failed", ""
+    return quantities.duration(step_s), f"{100 * (1 - step_s / now_s):.1f}\N{NO-BREAK SPACE}%"
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f"{round(100 * share)}\N{NO-BREAK SPACE}%"
+
+
+def comparison_lines(comparison: Comparison) -> list[Block]:
+    """Arrange a comparison for the terminal: sentences, what differs, figures, what-ifs."""
+    blank = Paragraph("")
+    answer = [Paragraph(f"{headline(comparison)}.")] if comparison.differences else []
+    blocks: list[Block] = [*answer, *paragraphs(sentences(comparison)), blank]
+    if len(comparison.sides) > 1:
+        nothing = Paragraph("No field differs.")
+        blocks += [fields_table(comparison) if comparison.fields else nothing]
+        blocks += [*paragraphs(unread_fields(comparison)), blank]
+    blocks += [figures_table(comparison), blank, parts_table(comparison)]
+    if comparison.what_ifs:
+        blocks += [blank, what_if_table(comparison)]
+    return [*blocks, blank]

@@ -1,0 +1,1 @@
+"""Results of a sweep: a page with charts, and the terminal."""

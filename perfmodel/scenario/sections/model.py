@@ -1,0 +1,262 @@
+"""Section ``model``: what is trained, by name, by its shape, or by a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
+
+from perfmodel.files import Count, FileModel
+from perfmodel.scenario.sections.base import Name, Switch
+
+Dtype = Literal["fp32", "fp16", "bf16"]
+
+_SCALES = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000, "Ki": 1_024}
+_AMOUNT = re.compile(r"\s*(\d{1,9}(?:\.\d{1,6})?)\s*(k|K|M|Ki|)\s*", re.ASCII)
+
+
+def _parse_amount(value: object) -> object:
+    """Read a number with a letter, such as "50k"; others are left to be checked."""
+    match = _AMOUNT.fullmatch(value) if isinstance(value, str) and len(value) < 30 else None
+    if match is None:
+        if isinstance(value, str):
+            raise ValueError("a whole number above zero, such as 50257, 50k or 32Ki")
+        return value
+    number = float(match[1]) * _SCALES[match[2]]
+    if number != int(number):
+        raise ValueError("a whole number, such as 50257 or 50k")
+    return int(number)
+
+
+def _amount(most: int) -> tuple[BeforeValidator, WithJsonSchema]:
+    schema = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": most}, {"type": "string"}]}
+    return BeforeValidator(_parse_amount), WithJsonSchema(schema)
+
+
+Amount = Annotated[int, Field(strict=True, gt=0, le=2_000_000), *_amount(2_000_000)]
+"""A width or a number of heads: some times what the largest models have."""
+Words = Annotated[int, Field(strict=True, gt=0, le=20_000_000), *_amount(20_000_000)]
+Layers = Annotated[int, Field(strict=True, gt=0, le=2_000)]
+ExpertCount = Annotated[int, Field(strict=True, gt=0, le=20_000)]
+
+USUAL_HEAD = 128
+"""Elements of a head, as most large models have; 64 where that does not divide the width."""
+PADDED_GPT2 = 50_304
+"""GPT-2's vocabulary, padded to a multiple of 64."""
+MULTIPLE = 256
+"""Llama's feed-forward width is two thirds of four times the width, rounded up to a multiple."""
+
+
+class ExpertShapeSection(FileModel):
+    """Experts in place of the feed-forward part of layers."""
+
+    count: ExpertCount
+    top_k: ExpertCount = Field(default=2, description="experts that a token takes")
+    hidden: Amount | None = Field(
+        default=None, description="width of one; default: that of the feed-forward part"
+    )
+    shared: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
+        default=0, description="experts beside these that every token takes"
+    )
+    every: Layers = Field(default=1, description="each so-manyth layer has them")
+    dense_first: Annotated[int, Field(strict=True, ge=0, le=2_000)] = Field(
+        default=0, description="layers before the first that may have them"
+    )
+
+
+class TransformerSection(FileModel):
+    """A decoder-only transformer by its sizes.
+
+    Normalisations run as one kernel each, as torch.nn's do.
+    """
+
+    hidden: Amount
+    layers: Layers
+    heads: Amount | None = Field(
+        default=None, description="default: of 128 elements, or of 64 where 128 does not divide"
+    )
+    kv_heads: Amount | None = Field(
+        default=None, description="heads of keys and values; default: as many as of queries"
+    )
+    head_dim: Amount | None = Field(default=None, description="default: hidden / heads")
+    vocab: Words = Field(default=PADDED_GPT2, description="a number, or such as 50k")
+    mlp: Literal["swiglu", "geglu", "gelu", "relu2"] = Field(
+        default="swiglu", description="feed-forward part: gated (three maps), or plain (two)"
+    )
+    mlp_hidden: Amount | None = Field(
+        default=None,
+        description="default: gated, 8/3 of hidden rounded up to a multiple of 256; else 4 hidden",
+    )
+    norm: Literal["rms", "layer"] = "rms"
+    bias: Switch = Field(default=False, description="of all maps but the head")
+    positions: Literal["rotary", "learned", "none"] = Field(
+        default="rotary", description="learned: a table as long as a sample"
+    )
+    qk_norm: Switch = Field(default=False, description="each head's queries and keys, as RMS")
+    tied: Switch = Field(default=False, description="the head has the embedding's weight")
+    window: Amount | None = Field(
+        default=None, description="tokens that a query sees at most; default: all before it"
+    )
+    full_every: Layers | None = Field(
+        default=None, description="with window: each so-manyth layer sees all tokens"
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="of embeddings, of what joins the stream, and of scores"
+    )
+    experts: ExpertShapeSection | None = None
+
+    @property
+    def head_count(self) -> int:
+        """Heads of queries."""
+        if self.heads is not None:
+            return self.heads
+        size = self.head_dim or next(
+            (size for size in (USUAL_HEAD, USUAL_HEAD // 2) if self.hidden % size == 0), self.hidden
+        )
+        return max(1, self.hidden // size)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward part has three maps."""
+        return self.mlp in ("swiglu", "geglu")
+
+    @property
+    def wide(self) -> int:
+        """Width of the feed-forward part."""
+        if self.mlp_hidden is not None:
+            return self.mlp_hidden
+        return -(-self.hidden * 8 // (3 * MULTIPLE)) * MULTIPLE if self.gated else 4 * self.hidden
+
+
+def transformer_findings(section: TransformerSection) -> Iterator[tuple[str, str, str]]:
+    """Find sizes that do not fit each other: field within it, what was found, what is allowed."""
+    heads, experts = section.head_count, section.experts
+    if section.head_dim is None and section.hidden % heads:
+        yield "heads", str(heads), f"a divisor of hidden, {section.hidden}; or head_dim"
+    if section.kv_heads is not None and heads % section.kv_heads:
+        yield "kv_heads", str(section.kv_heads), f"a divisor of the {heads} heads"
+    if section.full_every is not None and section.window is None:
+        yield "full_every", str(section.full_every), "nothing without a window"
+    if experts is None:
+        return
+    if not section.gated:
+        yield "mlp", repr(section.mlp), "'swiglu' or 'geglu' with experts"
+    if experts.top_k > experts.count:
+        yield "experts.top_k", str(experts.top_k), f"at most {experts.count}, the experts"
+    if experts.dense_first >= section.layers:
+        allowed = f"0 to {section.layers - 1}: some layers have experts"
+        yield "experts.dense_first", str(experts.dense_first), allowed
+    elif not any((i + 1) % experts.every == 0 for i in range(experts.dense_first, section.layers)):
+        allowed = f"at most {section.layers}: some layers have experts"
+        yield "experts.every", str(experts.every), allowed
+
+
+class ExpertsSection(FileModel):
+    """How the experts of a model run; `parallel.expert` says how many GPUs share them."""
+
+    implementation: Literal["grouped", "per-expert"] = Field(
+        default="grouped",
+        description="one kernel for the products of all experts (torch._grouped_mm), or one each "
+        "(Transformer Engine's grouped linear, as in Megatron-LM)",
+    )
+    capacity: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="an expert takes at most so many times the mean load and drops the rest; "
+        "default: it takes all",
+    )
+    pad_to_capacity: Switch = Field(
+        default=False, description="each expert's rows are filled up to its capacity"
+    )
+    imbalance: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="coefficient of variation of experts' loads, Dirichlet distributed; the "
+        "busiest GPU's expected load bounds the step. 0: all alike, as benchmarks force them to be",
+    )
+    auxiliary_loss: Switch = Field(
+        default=False, description="each layer computes a loss of its balance"
+    )
+    dispatcher: Literal["all_to_all", "all_gather", "deduplicated"] = Field(
+        default="all_to_all",
+        description="a row for each expert of a token; all tokens to all GPUs; or a token once to "
+        "each node that has experts for it (DeepEP)",
+    )
+    dispatch_dtype: Literal["bf16", "fp8"] | None = Field(
+        default=None, description="of tokens on their way to experts; default: of the compute"
+    )
+    tensor: Count = Field(
+        default=1, description="GPUs that share each expert: 1, or as many as parallel.tensor"
+    )
+
+
+MegatronArguments = Annotated[
+    str, StringConstraints(min_length=1, max_length=20_000, strip_whitespace=True)
+]
+SOURCES = ("name", "file", "transformer", "config", "megatron")
+NAMED = ("transformer", "config", "megatron")
+"""Sources beside which `name` is what reports call the model."""
+
+
+class ModelSection(FileModel):
+    """What is trained: a model of the zoo, or one that is stated by its sizes or in a file.
+
+    `dtype` is that of parameters and gradients (default fp32; a configuration and a file may state
+    theirs); `compute.precision` is that of the arithmetic.
+    """
+
+    name: Name | None = Field(
+        default=None,
+        description="a model of the zoo: see `perfmodel models`; beside transformer, config and "
+        "megatron: what reports call the model",
+    )
+    file: Name | None = Field(
+        default=None,
+        description="CSV or YAML of parameter tensors, or safetensors, relative to the scenario's "
+        "folder",
+    )
+    transformer: TransformerSection | None = Field(
+        default=None, description="a decoder by its sizes"
+    )
+    config: Name | None = Field(
+        default=None,
+        description="config.json of Hugging Face, or its folder, relative to the scenario's folder",
+    )
+    megatron: MegatronArguments | None = Field(
+        default=None,
+        description="arguments of Megatron-LM such as '--num-layers 24 --hidden-size 2048', or a "
+        "file of them, relative to the scenario's folder",
+    )
+    dtype: Dtype | None = None
+    sequence_length: Count | None = Field(
+        default=None, description="tokens per sample, for transformers"
+    )
+    tokens: Count | None = Field(default=None, description="sequence_length by a shorter name")
+    image_size: Count | None = Field(default=None, description="pixels per side, for vision models")
+    experts: ExpertsSection | None = Field(
+        default=None, description="how experts run, for models that have some"
+    )
+
+    @model_validator(mode="after")
+    def _check_source(self) -> ModelSection:
+        stated = [name for name in SOURCES if getattr(self, name) is not None]
+        sources = stated[1:] if len(stated) == 2 and stated[1] in NAMED else stated
+        if len(sources) != 1 or (len(stated) == 2 and stated[0] != "name"):
+            raise ValueError(
+                "either 'name' (of the zoo), 'transformer' (its sizes), 'config' (of Hugging "
+                "Face), 'megatron' (its arguments) or 'file' (of parameters), exactly one; beside "
+                "'transformer', 'config' or 'megatron', 'name' is what reports call it"
+            )
+        if self.tokens is not None and self.sequence_length is not None:
+            raise ValueError("'tokens' or 'sequence_length', which are the same, not both")
+        return self
+
+    @property
+    def source(self) -> str:
+        """The field that states the model."""
+        return next(field for field in reversed(SOURCES) if getattr(self, field) is not None)
+
+    @property
+    def length(self) -> int | None:
+        """Tokens per sample, if stated."""
+        return self.sequence_length if self.tokens is None else self.tokens

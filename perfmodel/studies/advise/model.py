@@ -1,0 +1,142 @@
+"""Advice on a scenario, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from perfmodel.scenario import Scenario
+from perfmodel.scenario.sections.studies.money import Money
+from perfmodel.studies.compare.model import Change
+from perfmodel.studies.run.result import Memory, SizeResult
+
+Touches = Literal["nothing", "rounding", "training", "hardware"]
+"""What a change costs beside memory: nothing; other rounding; the batch, or information of
+gradients, so that the loss has to be watched; or money."""
+
+TOUCHES: tuple[Touches, ...] = ("nothing", "rounding", "training", "hardware")
+"""From the cheapest to the dearest."""
+
+WORTH = 0.01
+"""Gain of throughput from which a change is worth making, as a share: `tune` has the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """One thing to change.
+
+    `text`: as a person would say it ("fp16 hook").
+    `fields`: dotted fields of the scenario and their values, as written in a file.
+    `about`: what it changes; of the same only one is proposed at a time.
+    `note`: what it costs beside memory, in words; "" for nothing.
+    `price`: once, for the whole cluster; None where none is stated.
+    `rent`: more of it for each hour of the cluster.
+    """
+
+    text: str
+    fields: Mapping[str, Any]
+    about: str
+    touches: Touches = "nothing"
+    note: str = ""
+    price: Money | None = None
+    rent: Money | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One change, or several together, simulated.
+
+    `point`: None where it does not fit or cannot be.
+    `memory`: of the fullest GPU; None where it cannot be.
+    `gain`: samples per second over those of the scenario, with the 80 % interval of that ratio,
+        in which errors that both share cancel; None without a point.
+    `message`: why it cannot be.
+    """
+
+    changes: tuple[Proposed, ...]
+    point: SizeResult | None
+    memory: Memory | None
+    gain: Change | None
+    message: str = ""
+
+    @property
+    def text(self) -> str:
+        """All changes."""
+        return " + ".join(change.text for change in self.changes)
+
+    @property
+    def touches(self) -> Touches:
+        """The dearest that any change touches."""
+        return max((change.touches for change in self.changes), key=TOUCHES.index)
+
+    @property
+    def ratio(self) -> float:
+        """Samples per second over those of the scenario; 0 where it does not run."""
+        return 0.0 if self.gain is None else self.gain.ratio
+
+    @property
+    def sure(self) -> bool:
+        """Whether it gains over the whole interval."""
+        return self.gain is not None and (self.gain.interval or (self.ratio,))[0] > 1.0
+
+    @property
+    def saves(self) -> float:
+        """Share of the time per sample that it saves."""
+        return 1.0 - 1.0 / self.ratio if self.ratio else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to change in a scenario.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Whose main size is meant.
+    workload, machine, samples : str
+    base : SizeResult
+        The scenario as it is.
+    adapter_Bps : float or None
+        Rate of a host's network adapter by its data sheet; None on one host.
+    adapters : int
+        Of each host.
+    trials : tuple of Trial
+        Each change alone that runs, the largest gain first.
+    together : tuple of Trial
+        The best few together, each simulated as a whole: of those that leave training as it is but
+        for rounding; also of those that change the batch or lose information; also of hardware.
+        Only those that gain more than the one before.
+    too_big : tuple of Trial
+        Changes that do not fit the memory of a GPU.
+    refused : tuple of Trial
+        Changes that cannot be made here.
+    hourly : Money or None
+        Price of the cluster, where the scenario states one.
+    simulated : int
+    """
+
+    scenario: Scenario
+    workload: str
+    machine: str
+    samples: str
+    base: SizeResult
+    adapter_Bps: float | None
+    adapters: int
+    trials: tuple[Trial, ...]
+    together: tuple[Trial, ...]
+    too_big: tuple[Trial, ...]
+    refused: tuple[Trial, ...]
+    hourly: Money | None
+    simulated: int
+    provenance: Mapping[str, str]
+
+    @property
+    def best(self) -> Trial | None:
+        """The best that leaves training as it is, else the cheapest that gains; None if none."""
+        return next(iter(self.together), None)
+
+    @property
+    def worth(self) -> tuple[Trial, ...]:
+        """Changes alone that gain 1 % or more."""
+        return tuple(trial for trial in self.trials if trial.ratio >= 1.0 + WORTH)

@@ -1,0 +1,289 @@
+"""`advise_scenario`: simulate changes of a scenario alone, then the best few together."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import PerfmodelError
+from perfmodel.scenario import Scenario, change_scenario, scenario_digest
+from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Touches, Trial
+from perfmodel.studies.advise.quick_scan import scan_settings
+from perfmodel.studies.advise.settings_changes import list_settings
+from perfmodel.studies.advise.upgrades import find_adapter, hourly_price, list_upgrades
+from perfmodel.studies.compare.compare import ratio_interval_of
+from perfmodel.studies.compare.model import Change
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
+from perfmodel.studies.run.prepared import PreparedSize
+from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
+from perfmodel.studies.run.resolve.training_job import estimate_memory
+from perfmodel.studies.run.result import Memory, Result, SizeResult
+from perfmodel.studies.run.steps.one_size import simulate_size
+from perfmodel.studies.run.steps.sized_job import size_job
+from perfmodel.studies.sweep.executor import map_unordered
+from perfmodel.studies.sweep.variants import without_curve
+from perfmodel.timeline import Timeline
+from perfmodel.version import __version__
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
+
+MOST_TOGETHER = 4
+"""Changes of a proposal: what a person can make and check at once."""
+MOST_TRIALS = 6
+"""Changes that are tried beside the best, at each level of what they touch."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a scenario with changes; see `Trial`."""
+
+    point: SizeResult | None
+    memory: Memory | None
+    message: str = ""
+
+
+def simulate_changed(
+    number: int, scenario: Scenario, profile: Profile | None, base_bytes: float
+) -> tuple[int, Outcome]:
+    """Simulate the main size of a scenario, if it fits; `number`: for the caller alone.
+
+    What leaves no room for CUDA, NCCL and the allocator does not fit, unless it takes no more than
+    `base_bytes`, as the scenario itself does.
+    """
+    try:
+        inputs = resolve_scenario(scenario, profile, None)
+        sized = size_job(inputs, inputs.sizes[-1])
+        others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
+        memory = estimate_memory(sized.job, sized.size.gpus, sized.batch, others)
+        if not memory.fits or (memory.tight and memory.total_bytes > base_bytes):
+            return number, Outcome(None, memory)
+        simulate = simulate_size if sized.job.strategy.loops is None else simulate_loop_size
+        point = simulate(sized, with_first=False)
+    except PerfmodelError as error:
+        return number, Outcome(None, None, str(error))
+    return number, Outcome(_light(point), memory)
+
+
+def _light(point: SizeResult) -> SizeResult:
+    """Drop what only a report of one step shows, so that many results are small."""
+    return replace(point, timeline=Timeline(()), buckets=(), links=())
+
+
+@dataclass
+class _Trials:
+    """Simulates changes of one scenario; each combination once.
+
+    `steps`: simulations done, and expected in all.
+    """
+
+    scenario: Scenario
+    base: SizeResult
+    profile: Profile | None
+    jobs: int | None
+    progress: Progress | None
+    total: int
+    simulated: int = 0
+    trials: dict[frozenset[str], Trial] = field(default_factory=dict)
+
+    def all_of(self, proposals: Sequence[Proposed]) -> list[Trial]:
+        """Simulate changes alone, in processes."""
+        calls, trials = [], []
+        for number, proposal in enumerate(proposals):
+            try:
+                changed = apply_changes(self.scenario, (proposal,))
+            except PerfmodelError as error:
+                trials.append(Trial((proposal,), None, None, None, str(error)))
+                self._tell()
+            else:
+                calls.append((number, changed, self.profile, self.base.memory.total_bytes))
+        for number, outcome in map_unordered(simulate_changed, calls, jobs=self.jobs):
+            trials.append(self._trial((proposals[number],), outcome))
+        return trials
+
+    def of(self, changes: tuple[Proposed, ...]) -> Trial:
+        """Simulate changes together."""
+        key = frozenset(change.text for change in changes)
+        if key not in self.trials:
+            try:
+                changed = apply_changes(self.scenario, changes)
+            except PerfmodelError as error:
+                return Trial(changes, None, None, None, str(error))
+            _, outcome = simulate_changed(0, changed, self.profile, self.base.memory.total_bytes)
+            self._trial(changes, outcome)
+        return self.trials[key]
+
+    def _trial(self, changes: tuple[Proposed, ...], outcome: Outcome) -> Trial:
+        gain = None if outcome.point is None else gain_of(self.base, outcome.point)
+        trial = Trial(changes, outcome.point, outcome.memory, gain, outcome.message)
+        self.trials[frozenset(change.text for change in changes)] = trial
+        self._tell()
+        return trial
+
+    def _tell(self) -> None:
+        self.simulated += 1
+        if self.progress is not None:
+            self.progress(min(self.simulated, self.total), self.total)
+
+
+def apply_changes(scenario: Scenario, changes: Sequence[Proposed]) -> Scenario:
+    """Return the scenario with changes; whole sections first, then fields of them.
+
+    Raises `InputError`: they do not hold together.
+    """
+    fields: dict[str, Any] = {}
+    for change in changes:
+        fields |= change.fields
+    ordered = dict(sorted(fields.items(), key=lambda each: each[0].count(".")))
+    return change_scenario(scenario, ordered)
+
+
+def gain_of(base: SizeResult, point: SizeResult) -> Change:
+    """Samples per second of one over those of the other, with the interval of the ratio."""
+    ends = ratio_interval_of(base, point)
+    batch = point.global_batch / base.global_batch
+    interval = None if ends is None else (batch / ends[1], batch / ends[0])
+    return Change(point.samples_per_s / base.samples_per_s, interval)
+
+
+def advise_scenario(
+    scenario: Scenario,
+    *,
+    profile: Profile | None = None,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Advice:
+    """Say what to change in a scenario.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Its main size is looked at; with strategy ``auto`` the mixture that it chooses.
+    profile : Profile, optional
+        Measured numbers instead of datasheets'.
+    jobs : int, optional
+        Processes; default: one per physical core.
+    progress : callable, optional
+        Called with (simulations done, about how many in all).
+
+    Raises
+    ------
+    InputError
+        A name that does not resolve or a size that does not fit.
+    """
+    result = run_scenario(without_curve(scenario), profile=profile)
+    if result.search is not None:
+        scenario = change_scenario(scenario, result.search.winner.changes)
+    single = without_curve(scenario)
+    inputs = resolve_scenario(single, profile, None)
+    size = inputs.sizes[-1]
+    sized = size_job(inputs, size)
+    proposals = [
+        *scan_settings(PreparedSize(sized, ())),
+        *list_settings(single, inputs.workload, sized.job.gpu, size.gpus),
+        *list_upgrades(single, inputs.node, size, result.routing_cost),
+    ]
+    most = len(proposals) + len(LEVELS) * MOST_TRIALS
+    trials = _Trials(single, _light(result.main), profile, jobs, progress, most)
+    alone = _without_dearer(trials.all_of(proposals))
+    together = tuple(_combine(trials, [each for each in alone if each.point is not None]))
+    rate, count = find_adapter(inputs.node) if size.nodes > 1 else (None, 0)
+    if progress is not None:
+        progress(most, most)
+    return Advice(
+        scenario=single, workload=result.workload, machine=result.machine, samples=result.samples,
+        base=trials.base, adapter_Bps=rate, adapters=count,
+        trials=tuple(sorted((t for t in alone if t.point), key=lambda trial: -trial.ratio)),
+        together=together,
+        too_big=tuple(each for each in alone if each.memory and each.point is None),
+        refused=tuple(each for each in alone if each.memory is None),
+        hourly=hourly_price(scenario, size), simulated=trials.simulated,
+        provenance=_provenance(single, result),
+    )  # fmt: skip
+
+
+def _without_dearer(alone: Sequence[Trial]) -> list[Trial]:
+    """Leave out hardware of a kind that gains no more than the cheaper one listed before it."""
+    offered: list[Trial] = []
+    order = {id(trial): place for place, trial in enumerate(alone)}
+    for trial in sorted(alone, key=lambda each: (_offer(each), order[id(each)])):
+        change = trial.changes[0]
+        rivals = [t for t in offered if t.changes[0].about == change.about and t.point is not None]
+        if change.about == "network adapter" and any(
+            trial.ratio < (1.0 + WORTH) * rival.ratio for rival in rivals
+        ):
+            continue
+        offered.append(trial)
+    return offered
+
+
+def _offer(trial: Trial) -> float:
+    """Rate of the network that a change asks for, in units of the present one; 0 of others."""
+    return float(trial.changes[0].fields.get("what_if.network_bandwidth", 0.0))
+
+
+def _provenance(scenario: Scenario, result: Result) -> Mapping[str, str]:
+    return {
+        "perfmodel": __version__,
+        "scenario_sha256": scenario_digest(scenario),
+        "fidelity": result.provenance["fidelity"],
+        "profile": result.provenance["profile"],
+        "python": platform.python_version(),
+    }
+
+
+# ---------------------------------------------------------------- the best few together
+
+
+LEVELS: tuple[tuple[Touches, ...], ...] = (
+    ("nothing", "rounding"),
+    ("nothing", "rounding", "training"),
+    ("nothing", "rounding", "hardware"),
+)
+"""What changes of a proposal may touch; the second and third also what the first leaves alone."""
+
+
+def _combine(trials: _Trials, alone: Sequence[Trial]) -> Iterator[Trial]:
+    """Yield the best few together for each level of what they may touch, where it gains more."""
+    first: Trial | None = None
+    for allowed in LEVELS:
+        better = _best_of_level(trials, alone, allowed, first)
+        if better is not None and better.ratio >= (1.0 + WORTH) * (first.ratio if first else 1.0):
+            first = better if allowed == LEVELS[0] else first
+            yield better
+
+
+def _best_of_level(
+    trials: _Trials, alone: Sequence[Trial], allowed: Sequence[Touches], start: Trial | None
+) -> Trial | None:
+    """Add changes that may be made to the best so far, by their gain alone, while they gain."""
+    worth = [each for each in alone if each.touches in allowed and each.ratio >= 1.0 + WORTH]
+    worth.sort(key=lambda trial: -trial.ratio)
+    if not worth:
+        return start
+    best = start if start is not None and start.ratio >= worth[0].ratio else worth[0]
+    trial_count = 0
+    for each in worth:
+        (change,) = each.changes
+        used = {other.about for other in best.changes}
+        if change.about in used or len(best.changes) == MOST_TOGETHER or trial_count == MOST_TRIALS:
+            continue
+        trial_count += 1
+        joined = trials.of((*best.changes, change))
+        if joined.ratio >= (1.0 + WORTH) * best.ratio:
+            best = joined
+    return _without_idle(trials, best)
+
+
+def _without_idle(trials: _Trials, best: Trial) -> Trial:
+    """Leave out changes without which it gains as much."""
+    for change in best.changes:
+        rest = tuple(each for each in best.changes if each is not change)
+        if rest and (fewer := trials.of(rest)).ratio * (1.0 + WORTH) > best.ratio:
+            best = fewer
+    return best

@@ -1,0 +1,201 @@
+"""Changes of how a scenario trains: buckets, hook, batch, precision, strategy, kernels, degrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perfmodel.scenario import Scenario
+from perfmodel.studies.advise.model import Proposed
+from perfmodel.topology.model import Gpu
+from perfmodel.training.strategies import STRATEGIES
+from perfmodel.workload.model import Workload
+
+LOSSY = "gradients lose information: compare the loss over a few thousand steps"
+COARSER = "gradients are rounded to {bits} for the sum over GPUs"
+
+_HOOKS = {
+    "fp16": ("fp16 hook", "rounding", f"{COARSER.format(bits='10 bits')}"),
+    "bf16": ("bf16 hook", "rounding", f"{COARSER.format(bits='7 bits')}"),
+    "powersgd": ("PowerSGD hook", "training", LOSSY),
+}  # fmt: skip
+"""Name, what it touches, and what it costs."""
+
+_NARROWER = {
+    "fp32": ("tf32", "bf16", "fp16"),
+    "tf32": ("bf16", "fp16"),
+    "fp16": ("fp8",),
+    "bf16": ("fp8",),
+}
+"""Precisions of matrix products that are quicker than one."""
+
+_PRECISION_NOTES = {
+    "tf32": "products of 10 bits of mantissa",
+    "bf16": "products of 7 bits of mantissa (autocast)",
+    "fp16": "products of 10 bits of mantissa, with loss scaling (autocast, GradScaler)",
+    "fp8": "products in fp8: compare the loss over a few thousand steps",
+}
+
+_STRATEGIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("DDP", {"kind": "ddp"}),
+    ("ZeRO stage 1", {"kind": "zero", "stage": 1}),
+    ("ZeRO stage 2", {"kind": "zero", "stage": 2}),
+    ("FSDP", {"kind": "fsdp"}),
+    ("Megatron's distributed optimizer", {"kind": "megatron", "use_distributed_optimizer": True}),
+)
+
+_KERNELS: tuple[tuple[str, str, Any, str], ...] = (
+    ("channels-last layout", "channels_last", True, ""),
+    ("torch.compile", "compiled", True, "compiling takes minutes at the start"),
+    ("CUDA graphs", "cuda_graphs", True, "shapes have to stay the same"),
+    ("fused optimizer", "optimizer_kernels", "fused", ""),
+    ("fused attention", "fused_attention", True, ""),
+)
+"""Name, field of ``compute``, value, and what it costs."""
+
+_SCHEDULES: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("interleaved pipeline, 2 chunks", {"schedule": "interleaved", "chunks": 2}),
+    ("zero-bubble pipeline (ZB-H1)", {"schedule": "zb_h1"}),
+)
+
+
+def list_settings(
+    scenario: Scenario, workload: Workload, gpu: Gpu, gpus: int
+) -> Iterator[Proposed]:
+    """List what could be set otherwise; whether it can and whether it fits is seen later."""
+    predicted = scenario.compute.source == "roofline"
+    if gpus > 1:
+        yield from _hooks(scenario, workload)
+        yield from _strategies(scenario)
+    if predicted:
+        yield from _batches(scenario)
+        yield from _recomputation(scenario)
+    if predicted and scenario.compute.measured_step is None:
+        yield from _precisions(scenario, gpu)
+        yield from _kernels(scenario)
+    yield from _degrees(scenario)
+
+
+def _hooks(scenario: Scenario, workload: Workload) -> Iterator[Proposed]:
+    """Gradients that travel narrower, by the own field of each strategy."""
+    own = scenario.strategy
+    if all(tensor.dtype != "fp32" for tensor in workload.tensors):
+        narrower: tuple[str, ...] = ("powersgd",)
+    else:
+        narrower = ("fp16", "bf16", "powersgd")
+    if own.kind == "ddp":
+        for hook in narrower:
+            if own.hook.kind != hook:
+                text, touches, note = _HOOKS[hook]
+                section = {"kind": "powersgd", "rank": 4} if hook == "powersgd" else hook
+                yield Proposed(text, {"strategy.hook": section}, "hook", touches, note)  # type: ignore[arg-type]
+    field = {"fsdp": "reduce_dtype", "zero": "communication_data_type"}.get(own.kind)
+    if field is not None and "bf16" in narrower and getattr(own, field) is None:
+        note = COARSER.format(bits="7 bits")
+        yield Proposed("gradients in bf16", {f"strategy.{field}": "bf16"}, "hook", "rounding", note)
+
+
+def _strategies(scenario: Scenario) -> Iterator[Proposed]:
+    own = scenario.strategy
+    if STRATEGIES[own.kind].loops is not None:
+        note = "another algorithm than with servers: updates are synchronous"
+        yield Proposed("DDP", {"strategy": {"kind": "ddp"}}, "strategy", "training", note)
+        return
+    for text, section in _STRATEGIES:
+        same = section["kind"] == own.kind
+        if same and all(getattr(own, name) == value for name, value in section.items()):
+            continue
+        if own.kind == "local_sgd" or (own.kind == "ddp" and own.joined_gpus):
+            continue  # another algorithm
+        more = {"accumulate": own.accumulate} if own.accumulate > 1 else {}
+        yield Proposed(text, {"strategy": {**section, **more}}, "strategy")
+
+
+def _batches(scenario: Scenario) -> Iterator[Proposed]:
+    """Larger micro-batches of the same batch, larger batches, and more micro-steps."""
+    training, count = scenario.training, scenario.accumulate
+    can_accumulate = "accumulate" in type(scenario.strategy).model_fields
+    per_gpu = training.batch_per_gpu
+    if can_accumulate and count % 2 == 0:
+        fields: dict[str, Any] = {"strategy.accumulate": count // 2}
+        if per_gpu is not None:
+            fields["training.batch_per_gpu"] = 2 * per_gpu
+        yield Proposed(f"larger micro-batches ({count // 2} a step)", fields, "batch")
+    if training.global_batch is not None:
+        twice = {"training.global_batch": 2 * training.global_batch}
+        note = "twice the batch: learning rate and epochs have to follow"
+        yield Proposed("twice the global batch", twice, "batch", "training", note)
+        return
+    assert per_gpu is not None
+    for factor in (2, 4):
+        note = f"{factor} times the batch: learning rate and epochs have to follow"
+        batch = {"training.batch_per_gpu": factor * per_gpu}
+        yield Proposed(f"batch {factor * per_gpu:,} per GPU", batch, "batch", "training", note)
+        if can_accumulate:
+            yield Proposed(
+                f"{factor * count} micro-batches a step", {"strategy.accumulate": factor * count},
+                "batch", "training", note,
+            )  # fmt: skip
+    recomputed: dict[str, Any] = {
+        "training.batch_per_gpu": 2 * per_gpu, "compute.recompute": "full"
+    }  # fmt: skip
+    note = "2 times the batch: learning rate and epochs have to follow"
+    text = f"batch {2 * per_gpu:,} per GPU with full recomputation"
+    yield Proposed(text, recomputed, "batch", "training", note)
+
+
+def _recomputation(scenario: Scenario) -> Iterator[Proposed]:
+    own = scenario.compute.recompute
+    for kind in ("none", "selective"):
+        if own not in (kind, "none"):
+            text = "no recomputation" if kind == "none" else "selective recomputation"
+            yield Proposed(text, {"compute.recompute": kind}, "recomputation")
+    if scenario.compute.offload_activations != "none":
+        fields = {"compute.offload_activations": "none"}
+        yield Proposed("no offloading of activations", fields, "recomputation")
+
+
+def _precisions(scenario: Scenario, gpu: Gpu) -> Iterator[Proposed]:
+    for precision in _NARROWER.get(scenario.compute.precision, ()):
+        if precision not in gpu.peak_flops:
+            continue
+        touches = "training" if precision == "fp8" else "rounding"
+        note = _PRECISION_NOTES[precision]
+        fields = {"compute.precision": precision}
+        yield Proposed(f"{precision} arithmetic", fields, "precision", touches, note)  # type: ignore[arg-type]
+
+
+def _kernels(scenario: Scenario) -> Iterator[Proposed]:
+    for text, field, value, note in _KERNELS:
+        if not getattr(scenario.compute, field) or (
+            field == "optimizer_kernels" and scenario.compute.optimizer_kernels != value
+        ):
+            yield Proposed(text, {f"compute.{field}": value}, field, "nothing", note)
+
+
+def _degrees(scenario: Scenario) -> Iterator[Proposed]:
+    """Degrees of a model that is split over GPUs, and the schedule of its pipeline."""
+    parallel = scenario.parallel
+    weak = scenario.training.scaling == "weak"
+    note = "the global batch changes with the data-parallel ranks" if weak else ""
+    if parallel.tensor > 1:
+        half = parallel.tensor // 2
+        fields: dict[str, Any] = {"parallel.tensor": half}
+        if half == 1:
+            fields = {"parallel": _without_tensor(scenario)}
+        touches = "training" if weak else "nothing"
+        yield Proposed(f"tensor degree {half}", fields, "tensor degree", touches, note)  # type: ignore[arg-type]
+        if not parallel.sequence_parallel:
+            fields = {"parallel.sequence_parallel": True}
+            yield Proposed("sequence parallelism", fields, "sequence parallelism")
+    if parallel.pipeline.stages > 1 and parallel.pipeline.schedule == "1f1b":
+        for text, section in _SCHEDULES:
+            whole = {"stages": parallel.pipeline.stages, **section}
+            yield Proposed(text, {"parallel.pipeline": whole}, "schedule")
+
+
+def _without_tensor(scenario: Scenario) -> dict[str, Any]:
+    """Return the section as written, without what only a tensor group has."""
+    written = scenario.origin.content.get("parallel") or {}
+    of_tensors = {"tensor", "sequence_parallel", "overlap", "parallel_loss"}
+    return {name: value for name, value in written.items() if name not in of_tensors}

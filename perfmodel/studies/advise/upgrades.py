@@ -1,0 +1,116 @@
+"""Changes of hardware: network adapters, oversubscription, routing, and the plan's upgrades."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from perfmodel.scenario import ClusterSize, Scenario, UpgradeSection
+from perfmodel.scenario.sections.studies.money import Money
+from perfmodel.studies.advise.model import Proposed
+from perfmodel.topology.fabric.assemble import expand_host
+from perfmodel.topology.templates.spec import NodeSpec
+
+GBIT_Bps = 1e9 / 8
+ADAPTERS_GBIT = (1, 10, 25, 50, 100, 200, 400, 800)
+"""Rates of Ethernet and InfiniBand adapters that are sold: IEEE 802.3by to df, NVIDIA's ConnectX-4
+to ConnectX-8 data sheets."""
+TIMES = (2, 4)
+"""How many times the present rate is offered, at least."""
+NO_PRICE = "the price of the adapters, their ports and cables"
+
+
+def find_adapter(node: NodeSpec) -> tuple[float | None, int]:
+    """Rate of a network adapter by its data sheet, in bytes per second, and how many a node has."""
+    ports = expand_host(node).ports
+    return (ports[0].bandwidth, len(ports)) if ports else (None, 0)
+
+
+def list_upgrades(
+    scenario: Scenario, node: NodeSpec, size: ClusterSize, routing: float
+) -> Iterator[Proposed]:
+    """List hardware that could be had instead.
+
+    `routing`: times as long as the largest all-reduce takes without collisions in the fabric.
+    """
+    if size.nodes > 1:
+        yield from _adapters(scenario, node)
+        yield from _fabric(scenario, routing)
+    yield from _planned(scenario, size)
+
+
+def _adapters(scenario: Scenario, node: NodeSpec) -> Iterator[Proposed]:
+    rate_Bps, count = find_adapter(node)
+    if rate_Bps is None:
+        return
+    own = 1.0 if scenario.what_if is None else scenario.what_if.network_bandwidth
+    offered = []
+    for times in TIMES:
+        larger = (each for each in ADAPTERS_GBIT if each * GBIT_Bps >= 0.99 * times * rate_Bps)
+        offered.append(next(larger, None))
+    for gbit in dict.fromkeys(offered):
+        if gbit is None:
+            continue
+        several = f"{count} x " if count > 1 else ""
+        factor = own * gbit * GBIT_Bps / rate_Bps
+        fields = {"what_if.network_bandwidth": factor}
+        text = f"{several}{gbit} Gbit/s adapters and switches"
+        yield Proposed(text, fields, "network adapter", "hardware", NO_PRICE)
+
+
+def _fabric(scenario: Scenario, routing: float) -> Iterator[Proposed]:
+    fabric = scenario.cluster.fabric
+    if fabric is None:
+        return
+    if (fabric.oversubscription or 1.0) > 1.0:
+        fields: dict[str, object] = {"cluster.fabric.oversubscription": 1.0}
+        note = "the price of more uplinks and spine switches"
+        yield Proposed("no oversubscription", _whole(scenario, fields), "fabric", "hardware", note)
+    if routing > 1.0 and fabric.routing != "adaptive":
+        note = "switches and adapters that can"
+        fields = {"cluster.fabric.routing": "adaptive"}
+        yield Proposed("adaptive routing", _whole(scenario, fields), "routing", "hardware", note)
+
+
+def _whole(scenario: Scenario, fields: Mapping[str, object]) -> Mapping[str, object]:
+    """Fields of a fabric that is written as a name alone need its kind beside them."""
+    written = scenario.origin.content.get("cluster", {}).get("fabric")
+    if isinstance(written, str):
+        return {"cluster.fabric": {"kind": written} | {
+            name.rpartition(".")[2]: value for name, value in fields.items()
+        }}  # fmt: skip
+    return fields
+
+
+def _planned(scenario: Scenario, size: ClusterSize) -> Iterator[Proposed]:
+    """Upgrades of the scenario's plan, at their prices."""
+    for upgrade in () if scenario.plan is None else scenario.plan.upgrades:
+        fields = {name: value for name, value in upgrade.set.items() if name.partition(".")[0]
+                  not in {"plan", "sweep", "scale"}}  # fmt: skip
+        if fields:
+            price, rent = _prices(upgrade, size)
+            yield Proposed(
+                upgrade.name, fields, "upgrade", "hardware", "its price is not stated"
+                if price is None and rent is None else "", price, rent,
+            )  # fmt: skip
+
+
+def _prices(upgrade: UpgradeSection, size: ClusterSize) -> tuple[Money | None, Money | None]:
+    """Price once, and more of the rent of each hour, of the whole cluster."""
+    if upgrade.price is not None:
+        return upgrade.price, None
+    if upgrade.price_per_node is not None:
+        each = upgrade.price_per_node
+        return Money(each.amount * size.nodes, each.currency), None
+    if upgrade.price_per_gpu_hour is not None:
+        each = upgrade.price_per_gpu_hour
+        return None, Money(each.amount * size.gpus, each.currency)
+    return None, None
+
+
+def hourly_price(scenario: Scenario, size: ClusterSize) -> Money | None:
+    """Price of an hour of the cluster, where the plan has one for such nodes."""
+    for candidate in () if scenario.plan is None else scenario.plan.candidates:
+        if candidate.node == scenario.cluster.node and candidate.price_per_gpu_hour is not None:
+            each = candidate.price_per_gpu_hour
+            return Money(each.amount * size.gpus, each.currency)
+    return None

@@ -1,0 +1,117 @@
+"""What a person who buys machines calls a link: "host 0's NIC", "the uplink of leaf 3"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from perfmodel.topology.graph import Device
+from perfmodel.topology.model import Topology
+
+BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})
+
+_TIERS = ("leaf", "edge", "agg", "spine", "core")
+"""Switches of a fabric by the names that they begin with, from the hosts up."""
+_TIER_NAMES = {
+    "leaf": "leaf switch", "edge": "edge switch", "agg": "aggregation switch",
+    "spine": "spine", "core": "core",
+}  # fmt: skip
+
+
+Ends = tuple[tuple[str, Device], tuple[str, Device]]
+"""Both devices of a link, each with its name."""
+ByKind = Mapping[str, tuple[str, Device]]
+"""The same by the kind of device; of two same_kind, the second."""
+
+
+def name_link(topology: Topology, arc: int) -> str:
+    """Name a link by the part that somebody buys.
+
+    Parameters
+    ----------
+    topology : Topology
+    arc : int
+        Number of the link, in either direction.
+
+    Examples
+    --------
+    >>> from perfmodel.topology import build_cluster
+    >>> cluster = build_cluster("v100-x8-25g", nodes=2, fabric="one-switch")
+    >>> name_link(cluster, cluster.arcs.names.index(("n1/nic0", "fabric/switch0")))
+    "host 1's NIC"
+    """
+    src, dst = topology.arcs.names[arc]
+    kind = topology.arcs.kinds[arc]
+    ends = (src, topology.devices[src]), (dst, topology.devices[dst])
+    by_kind: ByKind = {device.kind: (name, device) for name, device in ends}
+    if kind in BETWEEN_HOSTS:
+        if "nic" in by_kind:
+            return _part(topology, by_kind["nic"][1], "NIC")
+        return _trunk(src, dst)
+    host = _host(ends[0][1])
+    whole = {"upi": f"the link between {host}'s CPUs", "memory": f"{host}'s memory"}
+    if kind in whole:
+        return whole[kind]
+    if kind == "nvlink":
+        return f"NVLink of {_gpus(topology, by_kind, ends)}"
+    if kind == "c2c":
+        return f"the CPU's link (C2C) of {_gpus(topology, by_kind, ends)}"
+    return _on_pcie(topology, by_kind, ends)
+
+
+def _on_pcie(topology: Topology, by_kind: ByKind, ends: Ends) -> str:
+    if "gpu" in by_kind:
+        return f"PCIe of {_gpus(topology, by_kind, ends)}"
+    if "nic" in by_kind:
+        return f"PCIe of {_part(topology, by_kind['nic'][1], 'NIC')}"
+    if "pcie_switch" in by_kind:
+        return _part(topology, by_kind["pcie_switch"][1], "PCIe switch")
+    return f"{_host(ends[0][1])}'s PCIe"
+
+
+def _gpus(topology: Topology, by_kind: ByKind, ends: Ends) -> str:
+    numbers = [_number(device.local) for _, device in ends if device.kind == "gpu"]
+    if len(numbers) == 2 and ends[0][1].host == ends[1][1].host:
+        return f"{_host(ends[0][1])}'s GPUs {numbers[0]} and {numbers[1]}"
+    if "gpu" not in by_kind:
+        return f"{_host(ends[0][1])}'s GPUs" if ends[0][1].host >= 0 else "the rack's GPUs"
+    return _part(topology, by_kind["gpu"][1], "GPU")
+
+
+def _part(topology: Topology, device: Device, name: str) -> str:
+    """Name a part of a host, with its number where the host has several."""
+    first = device.host * topology.host_arcs
+    ends = topology.arcs.names[first : first + topology.host_arcs] if device.host >= 0 else ()
+    same_kind = {
+        name for link in ends for name in link if topology.devices[name].kind == device.kind
+    }
+    several = len(same_kind) > 1
+    return f"{_host(device)}'s {name}{f' {_number(device.local)}' if several else ''}"
+
+
+def _host(device: Device) -> str:
+    return f"host {device.host}" if device.host >= 0 else "the fabric"
+
+
+def _number(local: str) -> str:
+    numbers = re.findall(r"\d+", local)
+    return str(numbers[-1]) if numbers else local
+
+
+def _trunk(src: str, dst: str) -> str:
+    """Name a link between two switches by the lower one and the tier above."""
+    ends = [(_tier(name), name) for name in (src, dst)]
+    (low, lower), (high, _) = sorted(ends, key=lambda end: _rank(end[0]))
+    if low not in _TIERS or high not in _TIERS:
+        return f"the cable between {src.rpartition('/')[2]} and {dst.rpartition('/')[2]}"
+    number = _number(lower.rpartition("/")[2])
+    direction = "up from" if src == lower else "down to"
+    return f"{_TIER_NAMES[high]}, {direction} {_TIER_NAMES[low]} {number}"
+
+
+def _tier(name: str) -> str:
+    return re.sub(r"\d.*", "", name.rpartition("/")[2]).rstrip("-_")
+
+
+def _rank(tier: str) -> int:
+    return _TIERS.index(tier) if tier in _TIERS else len(_TIERS)

@@ -1,0 +1,202 @@
+"""A composed host as a node template: what it extends or is made of, then what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import collect_faults
+from perfmodel.scenario.sections.node import NodeSection
+from perfmodel.topology.composed.gpu_changes import (
+    change_count,
+    change_gpu,
+    change_nvlink,
+    read_gpus,
+)
+from perfmodel.topology.composed.host_parts import PartedHost, used_only
+from perfmodel.topology.composed.nic_changes import StatedNics, change_nics, read_nics
+from perfmodel.topology.composed.slots import read_slot
+from perfmodel.topology.composed.tree_changes import change_slots, change_tree, with_memory
+from perfmodel.topology.from_text.describe import Described, describe
+from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
+from perfmodel.topology.templates.spec import NodeSpec
+
+
+def compose(section: NodeSection, base: NodeSpec | None) -> NodeSpec:
+    """Put a host together.
+
+    Parameters
+    ----------
+    section : NodeSection
+        The fields, as a scenario or a file states them.
+    base : NodeSpec, optional
+        What it extends; None: a host of its own, put together as is usual with its GPUs.
+
+    Raises
+    ------
+    InputError
+        Every field that cannot be read; then the first number that the host cannot have.
+    """
+    faults: list[Fault] = []
+    count: int | None = None
+    named: NamedGpu | None = None
+    nics: StatedNics | None = None
+    slot: tuple[int, int] | None = None
+    field = "nic" if section.nics is None else "nics"
+    with collect_faults(faults):
+        count, named = read_gpus(section.gpus, section.gpu, base.gpu if base else None)
+    with collect_faults(faults):
+        stated = section.nic if section.nics is None else section.nics
+        nics = None if stated is None else read_nics(stated, field)
+    with collect_faults(faults):
+        slot = None if section.pcie is None else read_slot(section.pcie, "pcie")
+    if faults:
+        raise InputError(faults)
+    if base is not None:
+        start = PartedHost(base, read_gpu(base.gpu).part, base.assumed)
+    else:
+        assert named is not None
+        start = _described(section, count or 1, named, nics)
+    host = _changed(start, section, named, count, slot, (nics, field))
+    return _finished(start, host, section)
+
+
+def _changed(
+    host: PartedHost, section: NodeSection, named: NamedGpu | None, count: int | None,
+    slot: tuple[int, int] | None, nics: tuple[StatedNics | None, str],
+) -> PartedHost:  # fmt: skip
+    """Apply each stated field to a host; faults of all of them at once."""
+    faults: list[Fault] = []
+    stated_links = section.nvlink is not None or section.nvswitch is not None
+    tree = (section.pcie_switches, section.numa_domains, section.sockets, section.cpu)
+
+    def apply(change: Callable[..., PartedHost], *values: Any, **more: Any) -> None:
+        nonlocal host
+        with collect_faults(faults):
+            host = change(host, *values, **more)
+
+    if named is not None:
+        apply(change_gpu, named, relink=not stated_links)
+    if count is not None:
+        apply(change_count, count)
+    if any(value is not None for value in tree):
+        switches, domains, sockets, cpu = tree
+        apply(change_tree, switches=switches, domains=domains, sockets=sockets, cpu=cpu)
+    if slot is not None:
+        apply(change_slots, slot)
+    if stated_links:
+        apply(change_nvlink, section.nvlink, switch=section.nvswitch)
+    if nics[0] is not None:
+        apply(change_nics, nics[0], section.sockets, nics[1])
+    apply(_change_access, section)
+    if faults:
+        raise InputError(faults)
+    return host
+
+
+def _change_access(host: PartedHost, section: NodeSection) -> PartedHost:
+    """Let GPUs and NICs reach each other, or not; copies then go through memory, which is added."""
+    if section.p2p is not None and section.p2p != host.node.gpu_p2p:
+        host = host.with_node(gpu_p2p=section.p2p, staging=None)
+    if section.gpudirect is not None:
+        ports = {host.node.links[spec.port].network_kind for spec in host.node.nodes if spec.port}
+        if not ports:
+            raise InputError(Fault("gpudirect", "no NIC", "nothing, or a NIC beside it"))
+        if section.gpudirect and "tcp" in ports:
+            allowed = "off with NICs of kind tcp: sockets copy from host memory"
+            raise InputError(Fault("gpudirect", "on", allowed))
+        host = host.with_node(gpudirect_rdma=section.gpudirect)
+    node = host.node
+    staged = not node.gpu_p2p or (host.names("nic") and not node.gpudirect_rdma)
+    return with_memory(host) if staged else host
+
+
+def _finished(start: PartedHost, host: PartedHost, section: NodeSection) -> NodeSpec:
+    """Name a host after what it is; a host that no field changed keeps its name."""
+    node = host.node
+    if node == start.node and section.extends is not None:
+        return node if section.name is None else node.model_copy(update={"name": section.name})
+    stated = section.model_dump(exclude_unset=True)
+    own = ("name", "extends", "perfmodel", "kind", "description")
+    fields = "; ".join(f"{key} {_in_words(stated[key])}" for key in stated if key not in own)
+    extended = section.extends is not None
+    name = section.name or (f"{start.node.name}-changed" if extended else _plain(section))
+    description = getattr(section, "description", "") or (
+        f"{start.node.description}; with {fields}" if extended else f"Composed: {fields}"
+    )
+    return used_only(node).model_copy(
+        update={
+            "name": name,
+            "description": description,
+            "assumed": tuple(dict.fromkeys(host.notes)),
+        }
+    )
+
+
+def _plain(section: NodeSection) -> str:
+    return str(section.gpus).replace(" ", "") + "-composed"
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, dict):
+        stated = {key: each for key, each in value.items() if each is not None}
+        if "rate" in stated:
+            stated["rate"] = f"{stated['rate'] * 8e-9:g} Gbit/s"
+        return " ".join(str(each) for each in stated.values())
+    return (
+        {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else f"{value}"
+    )
+
+
+# ---------------------------------------------------------------- a host of its own
+
+
+def _described(
+    section: NodeSection, count: int, named: NamedGpu, nics: StatedNics | None
+) -> PartedHost:
+    """The host that is usual with these GPUs, or the template that it is."""
+    intra = _intra_words(section)
+    network = None if nics is None else nics.kind or "tcp"
+    rate_Gbps = None if nics is None or nics.rate_Bps is None else nics.rate_Bps * 8e-9
+    number = None if nics is None or nics.count is None else nics.count
+    try:
+        described = _describe(named, count, intra, network, number, rate_Gbps)
+    except InputError as error:
+        fields = {"gpu": "gpus", "intra": "nvlink", "network": "nics"}
+        raise InputError(
+            Fault(fields.get(fault.field, fault.field), fault.found, fault.allowed)
+            for fault in error.faults
+        ) from None
+    notes = [note for note in described.assumptions if note.startswith("assumption")]
+    if described.template is None and len(described.node.nodes):
+        notes.append("assumption: latencies and efficiencies of links as usual for their kind")
+    return PartedHost(described.node, read_gpu(described.node.gpu).part, tuple(notes))
+
+
+def _describe(
+    named: NamedGpu, count: int, intra: str, network: str | None, nics: int | None,
+    rate_Gbps: float | None,
+) -> Described:  # fmt: skip
+    """A template for all that is stated, or for the host alone, or a host of usual parts."""
+    whole = describe(
+        named.name, gpus=count, intra=intra, network=network, nics=nics, nic_Gbps=rate_Gbps
+    )
+    if network is None or whole.template is not None:
+        return whole
+    bare = describe(named.name, gpus=count, intra=intra)
+    return bare if bare.template is not None else whole
+
+
+def _intra_words(section: NodeSection) -> str:
+    """What joins the GPUs, in the words that descriptions have."""
+    links = section.nvlink or ""
+    none = links.strip().lower() in {"none", "off", "no", "false"}
+    texts = ["no NVLink" if none else f"NVLink {links}" if links else ""]
+    if section.nvswitch:
+        texts.append("NVSwitch")
+    if section.pcie is not None:
+        texts.append(f"PCIe {section.pcie.lower().replace('pcie', '')}")
+    if section.p2p is not None:
+        texts.append("P2P enabled" if section.p2p else "no P2P")
+    return "; ".join(text for text in texts if text) or "none"

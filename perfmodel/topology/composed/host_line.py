@@ -1,0 +1,61 @@
+"""A host in one line: "2 x rtx-4090, 10 GbE", "dgx-a100, 1 x 100 Gbit/s RoCE"."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import validate_document
+from perfmodel.scenario.sections.node import NodeSection
+from perfmodel.topology.from_text.intra_text import read_intra, read_peer_access
+from perfmodel.topology.from_text.network_text import names_network
+
+_COUNTED = re.compile(r"\s*\d{1,4}\s*x\s*\S.*", re.IGNORECASE)
+MOST_CHARACTERS = 400
+
+
+def is_host_in_words(text: str) -> bool:
+    """Whether a text describes a host, and is no name: a number of GPUs, or parts after commas."""
+    return len(text) <= MOST_CHARACTERS and bool(_COUNTED.fullmatch(text) or "," in text)
+
+
+def read_words(text: str, field: str) -> NodeSection:
+    """Read a host in one line: GPUs or a template, then what joins them, separated by commas.
+
+    `field`: the field that has the text, for messages. Raises `InputError`: a part without meaning,
+    or two of one kind; every fault.
+    """
+    first, *parts = (part.strip() for part in text.split(","))
+    fields: dict[str, Any] = {"gpus" if _COUNTED.fullmatch(first) else "extends": first}
+    faults: list[Fault] = []
+    for part in parts:
+        read = _read_part(part)
+        if not read:
+            allowed = (
+                "NICs ('10 GbE', '2 x 100 Gbit/s RoCE'), 'NVLink bridge', 'PCIe gen4 x16', "
+                "'no P2P' or 'two sockets'"
+            )
+            faults.append(Fault(field, repr(part), allowed))
+        twice = sorted(fields.keys() & read.keys())
+        faults += [Fault(field, f"{part!r}, beside another {key}", "each once") for key in twice]
+        fields |= read
+    if faults:
+        raise InputError(faults)
+    return validate_document(NodeSection, fields)
+
+
+def _read_part(part: str) -> dict[str, Any]:
+    folded = part.lower()
+    if "nv" in folded:
+        switch = {"nvswitch": True} if re.search(r"nv\s?switch", folded) else {}
+        return switch if re.fullmatch(r"nv\s?switch", folded) else {"nvlink": part, **switch}
+    if "p2p" in folded:
+        allowed = read_peer_access(part)
+        return {"p2p": True if allowed is None and folded == "p2p" else allowed}
+    if names_network(part) or re.match(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g\w*", folded):
+        return {"nic": part}
+    if re.search(r"\bpci|\bgen\s?\d", folded):
+        return {"pcie": part}
+    domains = read_intra(part).domains
+    return {"sockets": domains} if domains is not None else {}

@@ -1,0 +1,240 @@
+"""NICs of a composed host: how many, of which network and rate, and where they are plugged in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import validate_document
+from perfmodel.scenario.sections.node import NicSection
+from perfmodel.topology.composed.host_parts import PartedHost, spread_evenly
+from perfmodel.topology.composed.slots import read_slot
+from perfmodel.topology.from_text.network_text import NetworkText, read_network
+from perfmodel.topology.from_text.parts import hardware_parts, reads_gpus, usual_nics
+from perfmodel.topology.from_text.template_builder import Draft, bits, port, stock_link
+from perfmodel.topology.model import NetworkKind
+from perfmodel.topology.templates.spec import LinkSpec
+
+STATED = "as stated in the description of the host"
+
+
+@dataclass(frozen=True, slots=True)
+class StatedNics:
+    """What fields and words say of NICs; None: nothing."""
+
+    count: int | None
+    per_socket: int | None
+    kind: NetworkKind | None
+    rate_Bps: float | None
+    rate_source: str
+    latency_s: float | None
+    mtu: int | None
+    slot: tuple[int, int] | None
+    """Generation and lanes of PCIe."""
+
+    @property
+    def places_them(self) -> bool:
+        """Whether NICs are counted, so that they are plugged in anew."""
+        return self.count is not None or self.per_socket is not None
+
+
+def read_nics(section: NicSection, field: str) -> StatedNics:
+    """Read what is stated of NICs.
+
+    `field`: "nic" or "nics", for messages. Raises `InputError`: every fault.
+    """
+    faults: list[Fault] = []
+    described = _network(section.text, f"{field}.text", faults)
+    named = _network(section.kind, f"{field}.kind", faults)
+    faults += _twice(section, described, named, field)
+    slot = None
+    try:
+        slot = None if section.pcie is None else read_slot(section.pcie, f"{field}.pcie")
+    except InputError as error:
+        faults += error.faults
+    if faults:
+        raise InputError(faults)
+    stated = [each for each in (described, named) if each is not None]
+    kind = next((each.kind for each in stated if each.kind), None)
+    rate_Bps = section.rate or next((each.nic_Bps for each in stated if each.nic_Bps), None)
+    count = section.count or next((each.nics for each in stated if each.nics), None)
+    if count is None and section.text is not None:
+        leading = re.match(r"\s*(\d+)\s*x\b", section.text)
+        count = int(leading[1]) if leading else None
+    if count is None and field == "nic" and section.per_socket is None:
+        count = 1
+    return StatedNics(
+        count=count,
+        per_socket=section.per_socket,
+        kind=kind,
+        rate_Bps=rate_Bps,
+        rate_source=STATED,
+        latency_s=section.latency,
+        mtu=section.mtu,
+        slot=slot,
+    )
+
+
+_BARE_RATE = re.compile(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g(bit/?s?|bps|b/s|b|e)?\s*", re.IGNORECASE)
+
+
+def _network(text: str | None, field: str, faults: list[Fault]) -> NetworkText | None:
+    if text is None:
+        return None
+    try:
+        read = read_network(text, usual="tcp" if _BARE_RATE.fullmatch(text) else None)
+    except InputError as error:
+        faults += [Fault(field, fault.found, fault.allowed) for fault in error.faults]
+        return None
+    if read.kind is None:
+        kinds = (*hardware_parts().ports, "2 x 100 Gbit/s RoCE")
+        faults.append(Fault(field, repr(text), allowed_names(kinds)))
+    return None if _BARE_RATE.fullmatch(text) and read.nic_Bps is None else read
+
+
+def _twice(
+    section: NicSection, described: NetworkText | None, named: NetworkText | None, field: str
+) -> Iterator[Fault]:
+    """Numbers that the words and a field both state, and that differ."""
+    if described is None:
+        return
+    bare = section.text is not None and _BARE_RATE.fullmatch(section.text)
+    if named is not None and not bare and named.kind != described.kind:
+        yield Fault(f"{field}.kind", repr(section.kind), f"{described.kind!r}, as the words say")
+    if section.rate and described.nic_Bps and section.rate != described.nic_Bps:
+        yield Fault(
+            f"{field}.rate", bits(section.rate), f"{bits(described.nic_Bps)}, as the words say"
+        )
+    if section.count and described.nics and section.count != described.nics:
+        yield Fault(f"{field}.count", str(section.count), f"{described.nics}, as the words say")
+
+
+# ---------------------------------------------------------------- the change
+
+
+def change_nics(
+    host: PartedHost, stated: StatedNics, sockets: int | None, field: str
+) -> PartedHost:
+    """Give a host the NICs that are stated.
+
+    `sockets`: CPUs as stated. Raises `InputError`: a number that the host cannot have.
+    """
+    nics = host.names("nic")
+    count = _count(host, stated, sockets)
+    host, link = _port(host, stated, field)
+    if count != len(nics) or (stated.per_socket is not None) or not nics:
+        return _plug(host, link, count, stated)
+    if stated.slot is not None:
+        host = _plug(host, link, count, stated)
+    names = {spec.port for spec in host.node.nodes if spec.kind == "nic"}
+    links = {name: link if name in names else spec for name, spec in host.node.links.items()}
+    return host.with_node(links=links)
+
+
+def _count(host: PartedHost, stated: StatedNics, sockets: int | None) -> int:
+    if stated.per_socket is not None:
+        return stated.per_socket * (sockets or max(1, len(host.names("cpu"))))
+    return stated.count or len(host.names("nic")) or 1
+
+
+def _port(host: PartedHost, stated: StatedNics, field: str) -> tuple[PartedHost, LinkSpec]:
+    """The link that leaves each NIC; where no field says another, the template's own."""
+    node = host.node
+    old = next((node.links[spec.port] for spec in node.nodes if spec.port), None)
+    kind = stated.kind or (old.network_kind if old is not None else None)
+    if kind is None:
+        raise InputError(Fault(f"{field}.kind", "nothing", "infiniband, roce, tcp or another kind"))
+    if old is not None and old.network_kind == kind:
+        link = old
+        if stated.rate_Bps is not None and stated.rate_Bps != old.bandwidth:
+            source = stated.rate_source
+            link = old.model_copy(update={"bandwidth": stated.rate_Bps, "source": source})
+    else:
+        rate_Bps = stated.rate_Bps
+        if rate_Bps is None:
+            rate_Bps = old.bandwidth if old is not None else usual_nics(kind, host.part.spelled)[1]
+            why = "as before" if old is not None else "usual with this GPU"
+            host = host.noting(f"assumption: NICs of {rate_Bps * 8e-9:g} Gbit/s, {why}")
+        link = validate_document(LinkSpec, port(kind, rate_Bps, stated.rate_source))
+        host = host.with_node(
+            gpudirect_rdma=reads_gpus(host.part, kind),
+            sources={**hardware_parts().sources, **node.sources},
+        )
+    return host, _with_details(link, kind, stated)
+
+
+def _with_details(link: LinkSpec, kind: NetworkKind, stated: StatedNics) -> LinkSpec:
+    if stated.latency_s is not None:
+        link = link.model_copy(update={"latency": stated.latency_s, "latency_source": STATED})
+    if stated.mtu is not None:
+        share = stated.mtu / (stated.mtu + hardware_parts().ports[kind].header)
+        link = link.model_copy(update={"efficiency": share, "efficiency_source": STATED})
+    return link
+
+
+def _plug(host: PartedHost, link: LinkSpec, count: int, stated: StatedNics) -> PartedHost:
+    """Plug NICs in anew, evenly beside the old ones, the switches of GPUs, or the CPUs."""
+    nics = host.names("nic")
+    ends = dict.fromkeys(
+        (place, edge.link) for nic in nics for place, edge in host.neighbours(nic, _HOLDERS)
+    )
+    places = list(dict.fromkeys(place for place, _ in ends))
+    old_link = next((name for _, name in ends), None)
+    fresh = host.without(nics)
+    if not places or stated.per_socket is not None:
+        places = _places(fresh, by_cpu=stated.per_socket is not None)
+    draft = Draft(host.node.gpu, "", "")
+    slot_name, slot_link = _slot(host, stated, old_link)
+    draft.links |= {slot_name: slot_link, link.network_kind: _as_document(link)}
+    at, spread = 0, spread_evenly(count, places)
+    for place in dict.fromkeys(spread):
+        group = spread.count(place)
+        draft.add(_pattern(at, group), "nic", port=link.network_kind)
+        draft.join(_pattern(at, group), place, slot_name)
+        at += group
+    return fresh.plus(draft).with_node(graphs=())
+
+
+_HOLDERS = ("pcie_switch", "cpu", "gpu")
+
+
+def _pattern(first: int, count: int) -> str:
+    return f"nic{first}" if count == 1 else f"nic[{first}-{first + count - 1}]"
+
+
+def _places(host: PartedHost, *, by_cpu: bool) -> list[str]:
+    """Switches that hold GPUs, or CPUs; in the order of the CPUs above them."""
+    switches = [
+        place
+        for cpu in host.names("cpu")
+        for place, _ in host.neighbours(cpu, ("pcie_switch",))
+        if host.neighbours(place, ("gpu",))
+    ]
+    covered = {cpu for place in switches for cpu, _ in host.neighbours(place, ("cpu",))}
+    if switches and (not by_cpu or covered == set(host.names("cpu"))):
+        return switches
+    return list(host.names("cpu"))
+
+
+def _slot(host: PartedHost, stated: StatedNics, old: str | None) -> tuple[str, dict[str, Any]]:
+    """PCIe link of a NIC, by name."""
+    if stated.slot is None and old is not None:
+        return old, _as_document(host.node.links[old])
+    if stated.slot is not None:
+        draft = Draft(host.node.gpu, "", "")
+        name = draft.add_pcie(*stated.slot)
+        return name, draft.links[name]
+    name = max(host.part.pcie, hardware_parts().cpus[host.part.cpu].pcie)
+    return name, stock_link(name)
+
+
+def _as_document(link: LinkSpec) -> dict[str, Any]:
+    fields = link.model_dump(exclude_none=True)
+    fields["bandwidth"] = f"{link.bandwidth!r} B/s"
+    fields["latency"] = f"{link.latency!r} s"
+    if link.flow is not None:
+        fields["flow"] = f"{link.flow!r} B/s"
+    return fields

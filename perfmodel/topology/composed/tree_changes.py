@@ -1,0 +1,183 @@
+"""PCIe of a composed host: slots, switches, CPUs and their memory."""
+
+from __future__ import annotations
+
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import validate_document
+from perfmodel.topology.composed.host_parts import PartedHost, spread_evenly
+from perfmodel.topology.from_text.parts import hardware_parts
+from perfmodel.topology.from_text.template_builder import (
+    Draft,
+    between_cpus,
+    dram,
+    link_fields,
+    number_pattern,
+    stock_link,
+)
+from perfmodel.topology.templates.spec import EdgeSpec, LinkSpec
+
+
+def change_slots(host: PartedHost, slot: tuple[int, int]) -> PartedHost:
+    """Give the GPUs of a host other slots, and their switches links of that generation.
+
+    `slot`: generation and lanes. Raises `InputError`: a generation that the GPU does not have, or
+    a GPU without a slot.
+    """
+    generation, lanes = slot
+    newest = int(host.part.pcie.removeprefix("pcie"))
+    if host.part.c2c is not None:
+        allowed = "nothing: its GPUs are joined to their CPUs by NVLink-C2C"
+        raise InputError(Fault("pcie", f"gen{generation}", allowed))
+    if generation > newest:
+        allowed = f"at most gen{newest}, as {host.node.gpu} has"
+        raise InputError(Fault("pcie", f"gen{generation}", allowed))
+    own = [edge for _, edge in _slots_of(host, host.names("gpu"))]
+    switches = host.names("pcie_switch")
+    uplinks = [edge for _, edge in _slots_of(host, switches, ("cpu", "pcie_switch"))]
+    host = _with_slot(host, own, generation, lanes)
+    return _with_slot(host, uplinks, generation, 16)
+
+
+def _slots_of(
+    host: PartedHost, names: tuple[str, ...], kinds: tuple[str, ...] = ("pcie_switch", "cpu")
+) -> list[tuple[str, EdgeSpec]]:
+    links = host.node.links
+    return [
+        (place, edge)
+        for name in names
+        for place, edge in host.neighbours(name, kinds)
+        if links[edge.link].kind == "pcie"
+    ]
+
+
+def _with_slot(host: PartedHost, edges: list[EdgeSpec], generation: int, lanes: int) -> PartedHost:
+    draft = Draft(host.node.gpu, "", "")
+    name = draft.add_pcie(generation, lanes)
+    spec = validate_document(LinkSpec, draft.links[name])
+    changed = [
+        edge
+        for edge in edges
+        if host.node.links[edge.link].bandwidth * edge.lanes != spec.bandwidth
+    ]
+    if not changed:
+        return host
+    return host.relinked(name, spec, changed).with_node(staging=None)
+
+
+# ---------------------------------------------------------------- switches and CPUs
+
+
+def change_tree(
+    host: PartedHost, *, switches: int | None, domains: int | None, sockets: int | None,
+    cpu: str | None,
+) -> PartedHost:  # fmt: skip
+    """Put GPUs and NICs under other switches and CPUs, evenly; None: as before.
+
+    `domains`: NUMA domains of all sockets. `cpu`: kind of CPU.
+    Raises `InputError`: a kind of CPU that is not known, or parts that the GPUs cannot be under.
+    """
+    kinds, faults = hardware_parts().cpus, list[Fault]()
+    if cpu is not None and cpu.lower() not in kinds:
+        faults.append(Fault("cpu", repr(cpu), allowed_names(kinds, cpu)))
+    if host.part.c2c is not None and switches:
+        allowed = "0: its GPUs are joined to their CPUs by NVLink-C2C"
+        faults.append(Fault("pcie_switches", str(switches), allowed))
+    gpus = host.names("gpu")
+    old_switches, old_domains = host.names("pcie_switch"), host.names("cpu")
+    count = min(len(old_switches), len(gpus)) if switches is None else switches
+    numa = domains or sockets or len(old_domains)
+    if count > len(gpus):
+        faults.append(Fault("pcie_switches", str(count), f"at most {len(gpus)}, one for each GPU"))
+    gpu_links = {edge.link for gpu in gpus for _, edge in host.neighbours(gpu, _ABOVE)}
+    if not gpu_links:
+        faults.append(Fault("sockets", f"{host.node.name}", "a host whose GPUs are under CPUs"))
+    if faults:
+        raise InputError(faults)
+    per_socket = max(1, numa // sockets) if sockets else 1
+    if count == len(old_switches) and numa == len(old_domains) and cpu is None:
+        return host
+    kind = cpu.lower() if cpu else _kind_of_cpus(host)
+    if cpu is None:
+        host = host.noting(f"assumption: CPUs of the kind {kind}, usual with this GPU")
+    nic_links = {
+        nic: edge.link for nic in host.names("nic") for _, edge in host.neighbours(nic, _ABOVE)
+    }
+    bare = host.without((*old_switches, *old_domains, *host.names("memory"))).pruned()
+    return bare.plus(_tree(host, bare, (count, numa, per_socket), kind, gpu_links, nic_links))
+
+
+_ABOVE = ("pcie_switch", "cpu")
+
+
+def _tree(
+    host: PartedHost, bare: PartedHost, counts: tuple[int, int, int], kind: str,
+    gpu_links: set[str], nic_links: dict[str, str],
+) -> Draft:  # fmt: skip
+    switches, domains, per_socket = counts
+    draft = Draft(host.node.gpu, "", "")
+    draft.links |= {
+        name: _document(host.node.links[name]) for name in (*gpu_links, *nic_links.values())
+    }
+    cpus = [f"cpu{at}" for at in range(domains)]
+    draft.add(number_pattern("cpu", range(domains)), "cpu")
+    gpu_link = min(gpu_links)
+    places = cpus
+    if switches:
+        places = [f"pcie{at}" for at in range(switches)]
+        draft.add(number_pattern("pcie", range(switches)), "pcie_switch")
+        uplink = draft.link(host.part.pcie, stock_link(host.part.pcie))
+        for place, cpu in zip(places, spread_evenly(switches, cpus), strict=True):
+            draft.join(place, cpu, uplink)
+    gpus, nics = bare.names("gpu"), bare.names("nic")
+    for gpu, place in zip(gpus, spread_evenly(len(gpus), places), strict=True):
+        draft.join(gpu, place, gpu_link)
+    if nics:
+        for nic, place in zip(nics, spread_evenly(len(nics), places), strict=True):
+            draft.join(nic, place, nic_links[nic])
+    _add_memory(draft, kind, domains, per_socket)
+    return draft
+
+
+def _add_memory(draft: Draft, kind: str, domains: int, per_socket: int) -> None:
+    cpus = number_pattern("cpu", range(domains))
+    if domains > 1:
+        name, document = between_cpus(kind)
+        draft.join(cpus, cpus, draft.link(name, document), pattern="all")
+    draft.link("dram", dram(kind, per_socket))
+    draft.add(number_pattern("mem", range(domains)), "memory")
+    draft.join(number_pattern("mem", range(domains)), cpus, "dram")
+
+
+def _kind_of_cpus(host: PartedHost) -> str:
+    """Kind of CPU whose link between sockets the host has, or the usual one with its GPU."""
+    cpus, links = hardware_parts().cpus, host.node.links
+    between = [spec.bandwidth for spec in links.values() if spec.kind == "upi"]
+    if not between or cpus[host.part.cpu].between in between:
+        return host.part.cpu
+    return next(
+        (
+            name
+            for name, cpu in cpus.items()
+            if cpu.between in between and cpu.pcie >= host.part.pcie
+        ),
+        host.part.cpu,
+    )
+
+
+def _document(spec: LinkSpec) -> dict[str, object]:
+    return link_fields(spec, bandwidth=f"{spec.bandwidth!r} B/s", latency=f"{spec.latency!r} s")
+
+
+def with_memory(host: PartedHost) -> PartedHost:
+    """Give each CPU its memory where the template has none: copies go through it."""
+    if host.names("memory") or not host.names("cpu"):
+        return host
+    kind, cpus = _kind_of_cpus(host), host.names("cpu")
+    draft = Draft(host.node.gpu, "", "")
+    sockets = len(cpus) if host.part.c2c else min(2, len(cpus))
+    draft.link("dram", dram(kind, len(cpus) // sockets))
+    for at, cpu in enumerate(cpus):
+        draft.add(f"mem{at}", "memory")
+        draft.join(f"mem{at}", cpu, "dram")
+    note = f"assumption: memory of CPUs of the kind {kind}, through which copies go"
+    return host.plus(draft).noting(note)

@@ -1,0 +1,91 @@
+"""A sample batch: how it is given to the module, how many samples it has, what one is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    """Calls a module with a batch and makes a scalar of what it returns.
+
+    `loss`: of the user, if there is one.
+    `is_pair`: whether the batch is (inputs, target).
+    """
+
+    loss: Callable[..., Any] | None
+    is_pair: bool
+
+    def __call__(self, module: Any, batch: Any) -> Any:
+        """Run forward and the loss."""
+        inputs = batch[0] if self.is_pair else batch
+        output = call(module, inputs)
+        if self.loss is None:
+            return _own_loss(output)
+        return self.loss(output, batch[1]) if self.is_pair else self.loss(output)
+
+    def input_elements(self, batch: Any) -> float:
+        """Elements that the module is given."""
+        return float(sum(each.numel() for each in _tensors(batch[0] if self.is_pair else batch)))
+
+
+def loss_function(loss: Callable[..., Any] | None, batch: Any) -> StepLoss:
+    """Make the loss of a step; raises `InputError` for one that cannot be called."""
+    if loss is not None and not callable(loss):
+        raise InputError(Fault("loss", repr(loss), "a function, such as torch.nn.MSELoss()"))
+    pair = loss is not None and isinstance(batch, list | tuple) and len(batch) == 2
+    return StepLoss(loss, pair)
+
+
+def call(module: Any, inputs: Any) -> Any:
+    """Call a module with a tensor, with positional arguments or with arguments by name."""
+    if isinstance(inputs, Mapping):
+        return module(**inputs)
+    if isinstance(inputs, list | tuple):
+        return module(*inputs)
+    return module(inputs)
+
+
+def _own_loss(output: Any) -> Any:
+    """The loss that a module returns; the sum of its real outputs where it returns none."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is not None:
+        return loss.sum()
+    real = [each for each in _tensors(output) if each.is_floating_point() and each.requires_grad]
+    if not real:
+        text = f"{type(output).__name__} without a tensor that has a gradient"
+        raise InputError(Fault("model", text, "an output that a loss can be made of; see loss="))
+    if len(real) == 1 and real[0].numel() == 1:
+        return real[0].sum()
+    return sum(each.float().sum() for each in real)
+
+
+def sample_count(batch: Any) -> int:
+    """First dimension of the first tensor of a batch; raises `InputError` where there is none."""
+    tensors = _tensors(batch)
+    if not tensors or not tensors[0].dim() or not tensors[0].shape[0]:
+        text = "no tensor with a first dimension" if tensors else "no tensor"
+        raise InputError(Fault("batch", text, "a tensor, a tuple or a dict of tensors; or samples="))
+    return int(tensors[0].shape[0])
+
+
+def describe_sample(batch: Any) -> str:
+    """What one sample is, as far as shapes tell."""
+    tensor = _tensors(batch)[0]
+    if tensor.dim() == 4 and tensor.shape[1] in {1, 3}:
+        return "image"
+    if tensor.dim() == 2 and not tensor.is_floating_point():
+        return f"sequence of {tensor.shape[1]} tokens"
+    return "sample"
+
+
+def _tensors(values: Any) -> list[Any]:
+    from perfmodel.torch_modules.trace.operators import tensors_in
+
+    if hasattr(values, "to_tuple") and not isinstance(values, Mapping):
+        values = values.to_tuple()
+    return tensors_in(values)

@@ -1,0 +1,329 @@
+"""Capture a module: its tensors, the work of its layers, what they keep, the order of gradients."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from perfmodel.torch_modules.batches import describe_sample, loss_function, sample_count
+from perfmodel.torch_modules.kept_tensors import kept_by_layers
+from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers
+from perfmodel.torch_modules.layer_timer import MeasuredLayers, measure_layers
+from perfmodel.torch_modules.layer_work import escaping_storages, layer_fields
+from perfmodel.torch_modules.model_document import write_document
+from perfmodel.torch_modules.trace.operators import Operator
+from perfmodel.torch_modules.trace.step_recorder import StepTrace
+from perfmodel.torch_modules.trace.step_trace import Precision, trace_step
+from perfmodel.errors import ExecutorUnavailable, Fault, InputError
+from perfmodel.files import validate_document, write_atomically
+from perfmodel.workload.memory.blocks import block_of
+from perfmodel.workload.model import Workload
+from perfmodel.workload.readers.load import make_workload
+from perfmodel.workload.readers.spec import ModelSpec
+
+DTYPES: Mapping[str, str] = {
+    "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int64": "int64", "int32": "int32",
+    "int8": "int8", "uint8": "uint8", "bool": "uint8", "complex64": "int64",
+}  # fmt: skip
+"""Words of model files for torch's data types; bytes count for those that have none."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A captured model: `workload` as every command takes it, `save` to edit and name it in a file.
+
+    Parameters
+    ----------
+    document : dict
+        The model file, field by field.
+    operators : tuple of Operator
+        Every kernel of forward and of the loss in the order in which it ran, with the operations
+        and bytes of backward that belong to it; of the whole batch.
+    ready_order : tuple of str
+        Parameters in the order in which backward completes their gradients.
+    batch : int
+        Samples of the batch that was captured.
+    notes : tuple of str
+        What is assumed, in sentences.
+    measured : MeasuredLayers, optional
+        Times of layers, where they were measured.
+    """
+
+    document: dict[str, Any]
+    operators: tuple[Operator, ...]
+    ready_order: tuple[str, ...]
+    batch: int
+    notes: tuple[str, ...] = ()
+    measured: MeasuredLayers | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return str(self.document["name"])
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The model as a file of it is read."""
+        spec = validate_document(ModelSpec, self.document, self.name)
+        read = make_workload(spec, f"captured {self.name}", self.name)
+        return replace(read, notes=(*read.notes, *self.notes))
+
+    @property
+    def forward_flops(self) -> float:
+        """Operations of matrix kernels of forward, of one sample."""
+        return sum(operator.flops for operator in self.operators) / self.batch
+
+    @property
+    def backward_flops(self) -> float:
+        """Those of backward."""
+        return sum(operator.backward_flops for operator in self.operators) / self.batch
+
+    def save(self, path: Path | str) -> Path:
+        """Write the model file, and return its path: ``model: {file: mymodel.yaml}``."""
+        path = Path(path)
+        if path.suffix.lower() not in {".yaml", ".yml"}:
+            raise InputError(Fault("path", repr(str(path)), "a file ending in .yaml"))
+        write_atomically(path, write_document(self.document, self._comments()))
+        return path
+
+    def _comments(self) -> Iterator[str]:
+        yield f"{self.name}, captured from a module; use: model: {{file: this file}}"
+        yield "Work and what is kept are per sample; sizes at 4 bytes per element but for `fixed`."
+        yield from self.notes
+
+    def __repr__(self) -> str:
+        workload = self.workload
+        kept = sum(layer.saved_elements + layer.stream_elements for layer in workload.layers)
+        text = (
+            f"<Capture of {self.name}: {workload.parameters:,} parameters in "
+            f"{len(workload.tensors)} tensors, {len(workload.layers)} layers, "
+            f"{self.forward_flops:.4g} FLOP forward and {kept:.4g} elements kept per "
+            f"{workload.sample}>"
+        )
+        return "\n".join([text, *(f"  note: {note}" for note in self.notes)])
+
+
+def capture(
+    model: Any,
+    batch: Any,
+    *,
+    loss: Callable[..., Any] | None = None,
+    name: str | None = None,
+    samples: int | None = None,
+    sample: str | None = None,
+    real: bool = False,
+    measure: bool = False,
+    optimizer: Callable[..., Any] | None = None,
+    autocast: str | None = None,
+) -> Capture:
+    """Capture a module of PyTorch as a model that every command takes.
+
+    Forward, loss and backward run once on fake tensors, which have no memory: a model on the meta
+    device will do, and no GPU is needed. Parameters, buffers and gradients stay as they are.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    batch : tensor, tuple or dict
+        A tuple is given as positional arguments, a dict by name. With `loss`, a pair is (inputs,
+        target). Shapes and data types alone are looked at.
+    loss : callable, optional
+        From output (and target, of a pair) to a scalar. Without it the module returns one, or an
+        object or dict with `loss`, as those of transformers with labels; else the sum of its
+        outputs stands in.
+    name : str, optional
+        Of the model; its class, if not given.
+    samples : int, optional
+        In the batch; the first dimension of its first tensor, if not given.
+    sample : str, optional
+        What one sample is ("image", "sequence of 512 tokens").
+    real : bool
+        Run on real tensors, where the model is: for control flow that depends on data.
+    measure : bool
+        Also time forward and backward of each layer on the device where the model is: real steps,
+        after which gradients and buffers are as before. In a process group all ranks measure at
+        once, and compute beside an all-reduce, too.
+    optimizer : callable, optional
+        Makes an optimizer from parameters, such as torch.optim.AdamW; measured on copies.
+    autocast : {"bf16", "fp16"}, optional
+        Of the measured steps. Work and what is kept are captured for every precision.
+
+    Returns
+    -------
+    Capture
+
+    Raises
+    ------
+    InputError
+        The module does not run with this batch, needs values of tensors, or trains nothing.
+    ExecutorUnavailable
+        torch is not installed.
+
+    Examples
+    --------
+    >>> import torch, perfmodel
+    >>> captured = perfmodel.capture(torch.nn.Linear(8, 4), torch.zeros(2, 8), name="toy")
+    >>> captured.workload.parameters
+    36
+    """
+    require_torch()
+    _require_module(model)
+    count = samples or sample_count(batch)
+    step = loss_function(loss, batch)
+    notes: list[str] = []
+    wide, groups = _traced(model, batch, step, "own" if real else "fp32", real=real)
+    others: list[tuple[list[LayerGroup], StepTrace] | None] = [None, None]
+    if not real:
+        others = [_other_precision(model, batch, step, each, notes)
+                  for each in ("bf16", "autocast")]  # fmt: skip
+    kept = kept_by_layers(groups, wide, others[0], others[1])
+    if wide.checkpoints:
+        notes.append(
+            "Checkpoints of the module ran as plain calls: say compute.recompute in the scenario."
+        )
+    held = frozenset(wide.kept_storages)
+    escaping = escaping_storages(groups, held)
+    document = {
+        "perfmodel": 1, "kind": "model", "name": name or type(model).__name__,
+        "sample": sample or describe_sample(batch),
+        "inputs": step.input_elements(batch) / count, "outputs": wide.output_elements / count,
+        "stream": _stream_elements(groups) / count,
+        "parameters": list(_parameters(model)),
+        "layers": [
+            layer_fields(group, each, count, outside)
+            for group, each, outside in zip(groups, kept, escaping, strict=True)
+        ],
+    }  # fmt: skip
+    if not document["stream"]:
+        del document["stream"]
+    if buffers := list(_buffers(model)):
+        document["buffers"] = buffers
+    captured = Capture(document, tuple(wide.operators), tuple(wide.ready), count, tuple(notes))
+    if not measure:
+        _refuse_idle(optimizer=optimizer, autocast=autocast)
+        return captured
+    layers = [group.name for group in groups]
+    times = measure_layers(model, batch, step, layers, optimizer=optimizer, autocast=autocast)
+    return with_times(captured, times, autocast)
+
+
+def _refuse_idle(**arguments: object) -> None:
+    """Raise InputError for what measured steps alone have."""
+    faults = [
+        Fault(name, repr(value), "nothing without measure=True")
+        for name, value in arguments.items() if value is not None
+    ]  # fmt: skip
+    if faults:
+        raise InputError(faults)
+
+
+def with_times(captured: Capture, times: MeasuredLayers, autocast: str | None = None) -> Capture:
+    """Return the capture with measured times in its file: ``compute: {source: file, times: ...}``.
+    """
+    layers = [
+        {**layer, "forward": f"{1e6 * forward_s:.6g} us", "backward": f"{1e6 * backward_s:.6g} us"}
+        for layer, forward_s, backward_s in zip(
+            captured.document["layers"], times.forward_s, times.backward_s, strict=True
+        )
+    ]
+    document = {**captured.document, "layers": layers}
+    if times.optimizer_s is not None:
+        document["optimizer"] = f"{1e6 * times.optimizer_s:.6g} us"
+    precision = f" under autocast to {autocast}" if autocast else ""
+    note = (
+        f"Times are medians of {times.repeats} steps of {captured.batch} samples on "
+        f"{times.device}{precision}: use training.batch_per_gpu: {captured.batch}."
+    )
+    notes = [*captured.notes, note]
+    if times.slowdown is not None:
+        notes.append(
+            f"Forward and backward took {times.slowdown:.3g} times as long beside an all-reduce."
+        )
+    return replace(captured, document=document, notes=tuple(notes), measured=times)
+
+
+def require_torch() -> None:
+    """Raise ExecutorUnavailable where torch cannot be imported."""
+    if importlib.util.find_spec("torch") is None:
+        raise ExecutorUnavailable(
+            "capturing a module needs PyTorch, which is not installed: "
+            "pip install 'perfmodel[torch]'"
+        )
+
+
+def _require_module(model: object) -> None:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        text = f"{type(model).__name__}"
+        raise InputError(Fault("model", text, "a torch.nn.Module, built: MyModel(), not MyModel"))
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+        text = f"a module wrapped in {type(model).__name__}"
+        raise InputError(Fault("model", text, "the module inside: model.module"))
+
+
+def _traced(
+    model: Any, batch: Any, step: Any, precision: Precision, *, real: bool = False
+) -> tuple[StepTrace, list[LayerGroup]]:
+    trace = trace_step(model, batch, step, precision=precision, real=real)
+    return trace, group_layers(trace)
+
+
+def _other_precision(
+    model: Any, batch: Any, step: Any, precision: Precision, notes: list[str]
+) -> tuple[list[LayerGroup], StepTrace] | None:
+    """Trace in another precision; None, with a note, where the module does not run in it."""
+    try:
+        trace, own = _traced(model, batch, step, precision)
+    except InputError as error:
+        notes.append(
+            f"The module does not run in {precision} ({error.faults[0].found}): what it keeps in "
+            "half precision is taken to be half of what it keeps in fp32."
+        )
+        return None
+    return own, trace
+
+
+def _parameters(model: Any) -> Iterator[dict[str, Any]]:
+    for name, parameter in model.named_parameters():
+        fields: dict[str, Any] = {"name": name}
+        if parameter.dim() and parameter.numel():
+            fields["shape"] = list(parameter.shape)
+        else:
+            fields["numel"] = max(1, parameter.numel())
+        fields["dtype"] = _dtype_word(parameter)
+        if not parameter.requires_grad:
+            fields["requires_grad"] = False
+        yield fields
+
+
+def _dtype_word(tensor: Any) -> str:
+    word = str(tensor.dtype).removeprefix("torch.")
+    if word not in DTYPES:
+        raise InputError(Fault("model", f"a tensor of {word}", ", ".join(DTYPES)))
+    return DTYPES[word]
+
+
+def _buffers(model: Any) -> Iterator[dict[str, Any]]:
+    groups: dict[str, list[int]] = {}
+    for buffer in model.buffers():
+        groups.setdefault(_dtype_word(buffer), []).append(buffer.numel() * buffer.element_size())
+    for dtype, sizes in groups.items():
+        if sum(sizes):
+            yield {"dtype": dtype, "tensors": len(sizes), "size": f"{sum(sizes)} B"}
+
+
+def _stream_elements(groups: Sequence[LayerGroup]) -> float:
+    """Elements that repeated blocks hand on: what the first kernels of all blocks read, if alike."""
+    sizes, before = set(), None
+    for group in groups:
+        block = block_of(group.name)
+        if block is not None and block != before and group.operators:
+            sizes.add(max(group.operators[0].in_elements, 0))
+        before = block
+    return float(sizes.pop()) if len(sizes) == 1 else 0.0

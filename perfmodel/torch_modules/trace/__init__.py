@@ -1,0 +1,1 @@
+"""One training step of a module on fake tensors: operators, kept tensors, order of gradients."""

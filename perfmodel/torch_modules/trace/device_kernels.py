@@ -1,0 +1,236 @@
+"""Functions whose kernels on a GPU differ from those on a CPU, replaced while a step is recorded.
+
+Fake tensors here are those of a CPU, so that no GPU is needed. There, attention with dropout is
+not fused, dropout draws its mask as a tensor of numbers, and autocast widens other functions; the
+mode below gives what CUDA's kernels do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.workload.kernels.shapes import Attention
+
+AttentionRecord = Callable[[Attention, float, bool, bool], None]
+"""Shape, bytes moved, whether scores are dropped out, and whether it has a gradient."""
+
+HALF_FUNCTIONS = (
+    "nn.functional.linear", "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv3d",
+    "nn.functional.conv_transpose1d", "nn.functional.conv_transpose2d",
+    "nn.functional.conv_transpose3d", "conv1d", "conv2d", "conv3d", "matmul", "Tensor.matmul",
+    "Tensor.__matmul__", "Tensor.__rmatmul__", "mm", "Tensor.mm", "addmm", "Tensor.addmm", "bmm",
+    "Tensor.bmm", "baddbmm", "Tensor.baddbmm", "einsum", "nn.functional.prelu", "mv", "Tensor.mv",
+    "nn.functional.scaled_dot_product_attention",
+)  # fmt: skip
+"""Functions that autocast runs in half precision (aten/src/ATen/autocast_mode.h)."""
+
+WIDE_FUNCTIONS = (
+    "nn.functional.layer_norm", "nn.functional.group_norm", "nn.functional.softmax", "softmax",
+    "Tensor.softmax", "nn.functional.log_softmax", "log_softmax", "Tensor.log_softmax",
+    "nn.functional.cross_entropy", "nn.functional.nll_loss", "nn.functional.mse_loss",
+    "nn.functional.l1_loss", "nn.functional.smooth_l1_loss", "nn.functional.kl_div", "pow",
+    "nn.functional.binary_cross_entropy_with_logits", "nn.functional.softplus", "exp", "log",
+    "Tensor.pow", "Tensor.__pow__", "Tensor.__rpow__", "Tensor.exp", "Tensor.log", "rsqrt",
+    "Tensor.rsqrt", "norm", "Tensor.norm", "cumsum", "Tensor.cumsum", "prod", "Tensor.prod",
+    "nn.functional.cosine_similarity", "nn.functional.cosine_embedding_loss",
+    "nn.functional.rms_norm",
+)  # fmt: skip
+"""Functions that it runs in fp32."""
+
+
+def device_kernels(
+    record: AttentionRecord, own_cast: Callable[[Any], None], *, autocast: bool
+) -> Any:
+    """Make the mode, in which a step runs.
+
+    `record`: called for each fused attention.
+    `own_cast`: called for each copy of a parameter in half precision.
+    `autocast`: whether matrix functions run in half precision.
+    """
+    import torch
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    half = torch.bfloat16
+    narrow, wide = _functions(HALF_FUNCTIONS), _functions(WIDE_FUNCTIONS)
+    fused_attention = _make_fused_attention(record)
+
+    class DeviceKernels(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
+        """See the module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.casts: dict[int, Any] = {}
+
+        def cast(self, value: Any, dtype: Any) -> Any:
+            """Return the value in another precision; a parameter is cast once per step."""
+            if isinstance(value, list | tuple):
+                return type(value)(self.cast(each, dtype) for each in value)
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                return value
+            if value.dtype == dtype or value.dtype == torch.float64:
+                return value
+            if not (value.is_leaf and value.requires_grad and dtype == half):
+                return value.to(dtype)
+            if id(value) not in self.casts:
+                self.casts[id(value)] = value.to(dtype)
+                own_cast(self.casts[id(value)])
+            return self.casts[id(value)]
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func is torch.Tensor.__bool__ and _asks_for_packed_sequences():
+                return True
+            dtype = half if func in narrow else torch.float32 if func in wide else None
+            if autocast and dtype is not None:
+                args = self.cast(args, dtype)
+                kwargs = {name: self.cast(each, dtype) for name, each in kwargs.items()}
+            if func is functional.multi_head_attention_forward:
+                return _run_inside(self, func, args, kwargs)
+            if func is functional.scaled_dot_product_attention:
+                return fused_attention(*args, **kwargs)
+            if func is functional.dropout:
+                return _dropout(*args, **kwargs)
+            return func(*args, **kwargs)
+
+    return DeviceKernels()
+
+
+def _functions(names: tuple[str, ...]) -> frozenset[Any]:
+    import torch
+
+    functions = []
+    for name in names:
+        value: Any = torch
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        functions.append(value)
+    return frozenset(function for function in functions if function is not None)
+
+
+def _asks_for_packed_sequences() -> bool:
+    """Whether a mask of transformers asks whether positions begin anew within a sequence."""
+    frame = sys._getframe(2)
+    return str(frame.f_globals.get("__name__", "")).startswith("transformers.masking_utils")
+
+
+def _run_inside(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Go on inside of a function that is written in Python."""
+    from unittest.mock import patch
+
+    from torch.nn import functional
+
+    with mode, patch.object(functional, "has_torch_function", lambda _tensors: False):
+        return func(*args, **kwargs)
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002, ARG001, FBT002
+    """Dropout that keeps a mask of one byte an element, as the fused kernel does."""
+    import torch
+
+    return torch.native_dropout(input, p, True)[0] if p and training else input
+
+
+def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
+    import torch
+
+    class FusedAttention(torch.autograd.Function):
+        """Keeps query, key, value and result; sums of rows follow from the number of scores."""
+
+        @staticmethod
+        def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
+            lead, size = query.shape[:-2], value.shape[-1]
+            result = query.new_empty(*lead[:-1], query.shape[-2], lead[-1], size).transpose(-3, -2)
+            ctx.save_for_backward(query, key, value, result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            query, key, value, _ = ctx.saved_tensors
+            return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+    def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if query.dim() < 3:
+            query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+        record(*describe_attention(query, key, value, *args, **kwargs))
+        return FusedAttention.apply(query, key, value)
+
+    return attention
+
+
+def describe_attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: Any = None, enable_gqa: bool = False,
+) -> tuple[Attention, float, bool, bool]:  # fmt: skip
+    """Shape of ``scaled_dot_product_attention``, bytes, whether it drops out and has a gradient."""
+    del scale, enable_gqa
+    sequences, heads = _lead(query)
+    shape = Attention(
+        tokens=query.shape[-2], heads=heads, kv_heads=_lead(key)[1], head_size=query.shape[-1],
+        causal=is_causal or _is_square_mask(attn_mask, query, key), sequences=sequences,
+        keys=None if key.shape[-2] == query.shape[-2] else key.shape[-2],
+        value_head_size=None if value.shape[-1] == query.shape[-1] else value.shape[-1],
+    )  # fmt: skip
+    needs_gradient = any(each.requires_grad for each in (query, key, value))
+    return shape, query.element_size() * shape.elements, bool(dropout_p), needs_gradient
+
+
+def _lead(tensor: Any) -> tuple[int, int]:
+    """Sequences and heads."""
+    *first, heads = tensor.shape[:-2]
+    total = 1
+    for size in first:
+        total *= size
+    return int(total), int(heads)
+
+
+def _is_square_mask(mask: Any, query: Any, key: Any) -> bool:
+    """Whether masks of transformers' decoders are meant: of all tokens by all tokens.
+
+    A mask on fake tensors has no values; one that has a row of its own for each query is causal, as
+    those that hide padding alone are the same for all queries.
+    """
+    if mask is None or query.shape[-2] != key.shape[-2] or mask.dim() < 2:
+        return False
+    if mask.is_floating_point():  # a bias of positions
+        return False
+    return bool(mask.shape[-2] == query.shape[-2] and mask.stride(-2) != 0)
+
+
+def data_fault(field: str, reason: str) -> InputError:
+    """Control flow that depends on data, which fake tensors do not have."""
+    allowed = (
+        "a module whose control flow needs no values of tensors; or give capture(..., real=True), "
+        "which runs forward and backward once on real tensors where the module is"
+    )
+    return InputError(Fault(field, reason, allowed))
+
+
+def real_kernels(attention_call: Callable[..., Any]) -> Any:
+    """Make the mode of a step on real tensors: attention runs as it is, and is noted as one kernel.
+
+    `attention_call`: makes the context in which an attention with these arguments runs.
+    """
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    class RealKernels(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
+        """See the function."""
+
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if func is functional.multi_head_attention_forward:
+                return _run_inside(self, func, args, kwargs)
+            if func is functional.scaled_dot_product_attention:
+                with attention_call(*args, **kwargs):
+                    return func(*args, **kwargs)
+            return func(*args, **kwargs)
+
+    return RealKernels()

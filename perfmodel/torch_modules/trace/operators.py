@@ -1,0 +1,280 @@
+"""Operators of a step: what each computes, moves and launches, from the shapes of its arguments.
+
+A fake tensor has a shape, a data type and a storage, and no memory, so that an operator is recorded
+below autograd exactly as a device would run it. Views and allocations are no kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixKernel, MatrixProduct
+from perfmodel.workload.zoo.layers import BATCH_NORM_PASSES, LOSS_PASSES, NORM_PASSES
+
+OperatorKind = Literal["matrix", "norm", "map_norm", "loss", "other"]
+"""A matrix kernel; a normalisation over rows or of feature maps; the softmax of a loss; the rest.
+"""
+
+
+@dataclass(slots=True)
+class Operator:
+    """One operator of forward, with the work that backward adds for it.
+
+    Parameters
+    ----------
+    name : str
+        Of the kernel, such as ``aten.addmm``.
+    path : str
+        Module that called it.
+    kind : str
+    flops, nbytes : float
+        Operations of a matrix kernel; bytes read and written.
+    backward_flops, backward_bytes : float
+        Of what backward runs for it.
+    shape : MatrixProduct, Convolution or Attention, optional
+        Of a matrix kernel, for the whole batch.
+    out_elements, in_elements : int
+        Elements written, and read without parameters.
+    parameters : tuple of str
+        Parameters that it reads.
+    weight_elements : int
+        Elements of these; of a table that is gathered from, of the whole table.
+    is_floating : bool
+        Whether it computes with real numbers.
+    scores : ScoreOptions, optional
+        Of attention.
+    needs_gradient : bool
+        Whether backward runs anything for it.
+    reads, writes : tuple
+        Storages that it reads and writes, beside parameters, and their bytes.
+    """
+
+    name: str
+    path: str
+    kind: OperatorKind
+    flops: float = 0.0
+    nbytes: float = 0.0
+    shape: MatrixKernel | None = None
+    in_elements: int = 0
+    out_elements: int = 0
+    parameters: tuple[str, ...] = ()
+    weight_elements: int = 0
+    is_floating: bool = True
+    backward_flops: float = 0.0
+    backward_bytes: float = 0.0
+    scores: ScoreOptions | None = None
+    needs_gradient: bool = True
+    reads: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    writes: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """Whether scores of attention are dropped out."""
+
+    dropout: bool
+
+
+FREE = frozenset({
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias",
+    "lift_fresh", "_unsafe_view", "_reshape_alias", "view", "t", "transpose", "permute", "expand",
+    "slice", "select", "unsqueeze", "squeeze", "as_strided", "unbind", "split", "split_with_sizes",
+    "chunk", "diagonal", "unfold", "view_as_real", "view_as_complex", "real", "imag", "is_same_size",
+    "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "device", "_local_scalar_dense",
+    "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "_conj", "resolve_conj", "layout",
+    "is_pinned", "_assert_async", "_assert_scalar", "_assert_tensor_metadata", "movedim",
+    "swapaxes", "narrow", "view_dtype",
+})  # fmt: skip
+"""Operators that move nothing: views, allocations, questions."""
+
+GATHERS = frozenset({
+    "embedding", "index", "index_select", "gather", "take", "_unsafe_index", "embedding_bag",
+    "_embedding_bag", "_embedding_bag_forward_only", "nll_loss_forward", "nll_loss2d_forward",
+})  # fmt: skip
+"""Operators that read as many elements as they write, whatever the size of the table."""
+
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_grouped_mm"})
+CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"})
+MAP_NORMS = frozenset({
+    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+    "_batch_norm_with_update", "cudnn_batch_norm", "batch_norm_with_update",
+})  # fmt: skip
+ROW_NORMS = frozenset({"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rms_norm"})
+LOSSES = frozenset({"_log_softmax"})
+
+
+def base_name(func: Any) -> str:
+    """Name of an operator without its overload, such as ``addmm``."""
+    return str(func.overloadpacket.__name__)
+
+
+def tensors_in(values: object) -> list[Any]:
+    """All tensors of nested arguments."""
+    import torch
+
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    if isinstance(values, list | tuple):
+        return [tensor for value in values for tensor in tensors_in(value)]
+    return []
+
+
+def held_elements(tensor: Any) -> int:
+    """Elements of a tensor that memory holds: dimensions of stride zero are one element."""
+    held = math.prod(
+        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride
+    )
+    return int(held)
+
+
+def product_of(name: str, args: Sequence[Any]) -> tuple[MatrixProduct, float] | None:
+    """Shape and operations of a matrix product."""
+    operands = [each.shape for each in args if hasattr(each, "shape")]
+    biased = name in {"addmm", "baddbmm", "addmv"}
+    if biased:
+        operands = operands[1:]
+    if len(operands) < 2:
+        return None
+    first, second = tuple(operands[0]), tuple(operands[1])
+    if name in {"mv", "addmv", "dot"}:
+        rows = first[0] if len(first) > 1 else 1
+        product = MatrixProduct(rows, 1, first[-1], has_bias=biased)
+    elif name == "_grouped_mm":
+        rows, groups = math.prod(first[:-1]), second[0] if len(second) == 3 else 1
+        product = MatrixProduct(max(1, rows // groups), second[-1], first[-1], groups)
+    elif len(first) == 3:
+        product = MatrixProduct(first[1], second[2], first[2], first[0], of_activations=True)
+    else:
+        product = MatrixProduct(first[0], second[1], first[1], has_bias=biased)
+    return product, product.flops
+
+
+def convolution_of(args: Sequence[Any], out: Any) -> tuple[Convolution, float]:
+    """Shape and operations of a convolution of one to three dimensions, transposed or not.
+
+    Depth is folded into height, which leaves positions, operations and elements as they are. A
+    transposed one is the input gradient of the convolution that has its sizes the other way round:
+    its three products are the same ones.
+    """
+    image, weight, transposed, groups = args[0], args[1], args[6], args[8]
+    before, after = (out, image) if transposed else (image, out)
+    kernel = _folded(weight.shape[2:])
+    conv = Convolution(
+        int(before.shape[1]),
+        int(after.shape[1]),
+        _folded(before.shape[2:]),
+        _folded(after.shape[2:]),
+        kernel,
+        images=int(image.shape[0]),
+        groups=int(groups),
+    )
+    return conv, conv.flops
+
+
+def _folded(sizes: Sequence[int]) -> tuple[int, int]:
+    *first, last = [int(size) for size in sizes]
+    return math.prod(first), last
+
+
+def gradient_flops(name: str, args: Sequence[Any], forward: Operator) -> float:
+    """Operations of an operator that runs in backward."""
+    if name == "convolution_backward":
+        wanted = args[-1]
+        return forward.flops * (bool(wanted[0]) + bool(wanted[1]))
+    if name in PRODUCTS:
+        product = product_of(name, args)
+        return product[1] if product else 0.0
+    return 0.0
+
+
+def moved_bytes(name: str, args: Any, kwargs: Any, out: Any) -> float:
+    """Bytes that an operator reads and writes."""
+    results = tensors_in(out)
+    written = sum(each.element_size() * held_elements(each) for each in results)
+    if name in GATHERS:
+        indices = [each for each in tensors_in(args) if not each.is_floating_point()]
+        return float(2 * written + sum(each.element_size() * each.numel() for each in indices))
+    read = {
+        (each.untyped_storage()._cdata, each.storage_offset()): each.element_size()
+        * held_elements(each)
+        for each in [*tensors_in(args), *tensors_in(kwargs)]
+    }
+    if name in {"zero_", "fill_", "fill", "full", "zeros", "ones", "zeros_like", "ones_like",
+                "full_like", "copy_", "arange", "bernoulli_", "normal_", "uniform_"}:  # fmt: skip
+        own = tensors_in(args)[1:] if name == "copy_" else []
+        return float(written + sum(each.element_size() * held_elements(each) for each in own))
+    return float(written + sum(read.values()))
+
+
+def kind_of(name: str) -> OperatorKind:
+    """Which kernels an operator runs."""
+    kinds: tuple[tuple[frozenset[str], OperatorKind], ...] = (
+        (PRODUCTS | CONVOLUTIONS, "matrix"), (MAP_NORMS, "map_norm"), (ROW_NORMS, "norm"),
+        (LOSSES, "loss"),
+    )  # fmt: skip
+    return next((kind for names, kind in kinds if name in names), "other")
+
+
+PASSES: Mapping[str, float] = {
+    "map_norm": BATCH_NORM_PASSES, "norm": NORM_PASSES, "loss": LOSS_PASSES
+}  # fmt: skip
+"""Passes over the input of kernels that read it more than once (see `zoo.layers`)."""
+
+
+def make_operator(
+    name: str, path: str, args: Any, kwargs: Any, out: Any,
+    owners: Callable[[Any], str | None],
+) -> Operator:  # fmt: skip
+    """Describe an operator of forward.
+
+    `owners`: name of the parameter that a tensor is, or is a view of.
+    """
+    inputs, results = [*tensors_in(args), *tensors_in(kwargs)], tensors_in(out)
+    weights = {owner: tensor for tensor in inputs if (owner := owners(tensor)) is not None}
+    read = [tensor for tensor in inputs if owners(tensor) is None]
+    kind = kind_of(name)
+    operator = Operator(
+        name=f"aten.{name}", path=path, kind=kind, nbytes=moved_bytes(name, args, kwargs, out),
+        in_elements=sum(map(held_elements, read)), out_elements=sum(map(held_elements, results)),
+        parameters=tuple(weights),
+        weight_elements=sum(tensor.numel() for tensor in weights.values() if tensor.dim() > 1)
+        if kind == "matrix" or name in GATHERS else 0,
+        is_floating=any(tensor.is_floating_point() for tensor in results),
+        needs_gradient=any(tensor.requires_grad for tensor in inputs),
+        reads=tuple(map(_storage, read)), writes=tuple(map(_storage, results)),
+    )  # fmt: skip
+    if name in PRODUCTS and (shaped := product_of(name, args)) is not None:
+        operator.shape, operator.flops = shaped
+        if weights:
+            operator.shape = replace(shaped[0], of_activations=False)
+    elif name in CONVOLUTIONS:
+        operator.shape, operator.flops = convolution_of(args, results[0])
+    elif kind in PASSES:
+        first = read[0] if read else results[0]
+        operator.nbytes = PASSES[kind] * first.element_size() * first.numel()
+    return operator
+
+
+def _storage(tensor: Any) -> tuple[int, int]:
+    return tensor.untyped_storage()._cdata, tensor.element_size() * held_elements(tensor)
+
+
+def make_attention(
+    path: str, shape: Attention, nbytes: float, *, dropout: bool, needs_gradient: bool
+) -> Operator:
+    """Describe fused attention, whose backward computes its scores once more."""
+    query = shape.sequences * shape.tokens * shape.heads
+    pairs = shape.sequences * shape.all_keys * shape.kv_heads
+    return Operator(
+        name="scaled_dot_product_attention", path=path, kind="matrix", flops=shape.flops,
+        nbytes=nbytes, shape=shape,
+        in_elements=query * shape.head_size + pairs * (shape.head_size + shape.value_size),
+        out_elements=query * shape.value_size, scores=ScoreOptions(dropout),
+        backward_flops=2.0 * shape.flops if needs_gradient else 0.0,
+        backward_bytes=2.0 * nbytes if needs_gradient else 0.0, needs_gradient=needs_gradient,
+    )  # fmt: skip

@@ -1,0 +1,265 @@
+"""Dense decoders: Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, Nemotron."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from perfmodel.workload.configs.config_types import (
+    LONGEST_DEFAULT,
+    AttentionKind,
+    Finding,
+    Flag,
+    Function,
+    Gate,
+    HubConfig,
+    Layers,
+    Rate,
+    Tokens,
+    Width,
+    Words,
+    divides,
+    head_of,
+    is_on,
+    raise_findings,
+)
+from perfmodel.workload.zoo.buildable import Buildable
+from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.decoders.llama import llama
+from perfmodel.workload.zoo.stacks.activation_functions import ACTIVATIONS
+
+
+class DecoderConfig(HubConfig):
+    """Llama's configuration; other families change its defaults and add to it."""
+
+    vocab_size: Words = 32000
+    hidden_size: Width = 4096
+    intermediate_size: Width = 11008
+    num_hidden_layers: Layers = 32
+    num_attention_heads: Width = 32
+    num_key_value_heads: Width | None = None
+    head_dim: Width | None = None
+    max_position_embeddings: Tokens = 2048
+    tie_word_embeddings: Flag = False
+    attention_dropout: Rate | None = 0.0
+
+
+class LlamaConfig(DecoderConfig):
+    """Llama 1 to 3."""
+
+    hidden_act: Gate = "silu"
+    attention_bias: Flag = False
+    mlp_bias: Flag = False
+
+
+class MistralConfig(DecoderConfig):
+    """Mistral, whose attention slides in all layers."""
+
+    intermediate_size: Width = 14336
+    num_key_value_heads: Width | None = 8
+    max_position_embeddings: Tokens = 131072
+    hidden_act: Gate = "silu"
+    sliding_window: Tokens | None = 4096
+
+
+class Qwen2Config(DecoderConfig):
+    """Qwen 2 and 2.5, whose attention slides from a layer on, if asked for."""
+
+    vocab_size: Words = 151936
+    intermediate_size: Width = 22016
+    num_key_value_heads: Width | None = 32
+    max_position_embeddings: Tokens = 32768
+    hidden_act: Gate = "silu"
+    use_sliding_window: Flag = False
+    sliding_window: Tokens | None = 4096
+    max_window_layers: int = 28
+    layer_types: tuple[AttentionKind, ...] | None = None
+
+
+class Qwen3Config(DecoderConfig):
+    """Qwen 3, which normalises the queries and keys of each head."""
+
+    vocab_size: Words = 151936
+    intermediate_size: Width = 22016
+    num_key_value_heads: Width | None = 32
+    head_dim: Width | None = 128
+    max_position_embeddings: Tokens = 32768
+    hidden_act: Gate = "silu"
+    attention_bias: Flag = False
+    use_sliding_window: Flag = False
+    sliding_window: Tokens | None = 4096
+    max_window_layers: int = 28
+    layer_types: tuple[AttentionKind, ...] | None = None
+
+
+class GemmaConfig(DecoderConfig):
+    """Gemma 1."""
+
+    vocab_size: Words = 256000
+    hidden_size: Width = 3072
+    intermediate_size: Width = 24576
+    num_hidden_layers: Layers = 28
+    num_attention_heads: Width = 16
+    num_key_value_heads: Width | None = 16
+    head_dim: Width | None = 256
+    max_position_embeddings: Tokens = 8192
+    tie_word_embeddings: Flag = True
+    hidden_act: Gate | None = "gelu_pytorch_tanh"
+    attention_bias: Flag = False
+
+
+class Gemma2Config(DecoderConfig):
+    """Gemma 2, whose attention slides in every second layer."""
+
+    vocab_size: Words = 256000
+    hidden_size: Width = 2304
+    intermediate_size: Width = 9216
+    num_hidden_layers: Layers = 26
+    num_attention_heads: Width = 8
+    num_key_value_heads: Width | None = 4
+    head_dim: Width | None = 256
+    max_position_embeddings: Tokens = 8192
+    tie_word_embeddings: Flag = True
+    hidden_activation: Gate | None = "gelu_pytorch_tanh"
+    attention_bias: Flag = False
+    sliding_window: Tokens | None = 4096
+    layer_types: tuple[AttentionKind, ...] | None = None
+    final_logit_softcapping: float | None = 30.0
+    attn_logit_softcapping: float | None = 50.0
+
+
+class Gemma3Config(DecoderConfig):
+    """The text model of Gemma 3, whose attention slides in five of six layers."""
+
+    vocab_size: Words = 262208
+    hidden_size: Width = 2304
+    intermediate_size: Width = 9216
+    num_hidden_layers: Layers = 26
+    num_attention_heads: Width = 8
+    num_key_value_heads: Width | None = 4
+    head_dim: Width | None = 256
+    max_position_embeddings: Tokens = 131072
+    tie_word_embeddings: Flag = True
+    hidden_activation: Gate | None = "gelu_pytorch_tanh"
+    attention_bias: Flag = False
+    sliding_window: Tokens | None = 4096
+    sliding_window_pattern: Layers = 6
+    layer_types: tuple[AttentionKind, ...] | None = None
+    final_logit_softcapping: float | None = None
+    attn_logit_softcapping: float | None = None
+
+
+class NemotronConfig(DecoderConfig):
+    """Nemotron, with layer normalisation, two maps and a squared ReLU."""
+
+    vocab_size: Words = 256000
+    hidden_size: Width = 6144
+    intermediate_size: Width = 24576
+    num_attention_heads: Width = 48
+    max_position_embeddings: Tokens = 4096
+    hidden_act: Function = "relu2"
+    attention_bias: Flag = False
+    mlp_bias: Flag = False
+    partial_rotary_factor: float | None = None
+    rope_parameters: dict[str, Any] | None = None
+
+
+def layer_windows(config: DecoderConfig) -> tuple[int | None, ...] | None:
+    """Tokens that a query of each layer sees at most; None: all before it, in all layers.
+
+    `layer_types` says which layers slide; where it is missing, the family does. Qwen's slide only
+    if asked for: from a layer on, or all of those with experts.
+    """
+    window = getattr(config, "sliding_window", None)
+    if window is None or not getattr(config, "use_sliding_window", True):
+        return None
+    stated = getattr(config, "layer_types", None)
+    if stated is not None:
+        return tuple(window if kind == "sliding_attention" else None for kind in stated)
+    return tuple(
+        window if _slides(config, layer) else None for layer in range(config.num_hidden_layers)
+    )
+
+
+def _slides(config: DecoderConfig, layer: int) -> bool:
+    match config:
+        case Gemma2Config():
+            return (layer + 1) % 2 > 0
+        case Gemma3Config(sliding_window_pattern=every):
+            return (layer + 1) % every > 0
+        case Qwen2Config(max_window_layers=first) | Qwen3Config(max_window_layers=first):
+            return layer >= first
+    last = getattr(config, "max_window_layers", None)  # Qwen 2 with experts
+    return last is None or ((layer + 1) % 2 > 0 and layer < last)
+
+
+def head_findings(config: DecoderConfig) -> Iterator[Finding]:
+    """Find heads that do not divide, and lists of layers that are too long or too short."""
+    heads = config.num_attention_heads
+    if config.head_dim is None:
+        yield from divides(config.hidden_size, heads, "num_attention_heads", "the hidden size")
+    if config.num_key_value_heads is not None:
+        pairs = config.num_key_value_heads
+        yield from divides(heads, pairs, "num_key_value_heads", "the heads of queries")
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and len(kinds) != config.num_hidden_layers:
+        allowed = f"one kind for each of the {config.num_hidden_layers} layers"
+        yield "layer_types", f"{len(kinds)} kinds", allowed
+
+
+def decoder_shape(config: DecoderConfig) -> DecoderShape:
+    """Sizes of the decoder that a configuration describes.
+
+    Raises `InputError`: heads that do not divide.
+    """
+    raise_findings(head_findings(config))
+    windows = layer_windows(config)
+    biased = bool(getattr(config, "attention_bias", False))
+    two_norms = isinstance(config, Gemma2Config | Gemma3Config)
+    nemotron = config if isinstance(config, NemotronConfig) else None
+    return DecoderShape(
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads or config.num_attention_heads,
+        config.intermediate_size,
+        config.vocab_size,
+        config.max_position_embeddings,
+        head_width=config.head_dim,
+        tied=config.tie_word_embeddings,
+        biased_attention=biased or isinstance(config, Qwen2Config),
+        biased_output=biased,
+        biased_mlp=bool(getattr(config, "mlp_bias", False)),
+        head_norms=isinstance(config, Qwen3Config | Gemma3Config),
+        branch_norms=two_norms,
+        windows=windows if windows and any(windows) else None,
+        scaled_embedding=two_norms or isinstance(config, GemmaConfig),
+        capped=getattr(config, "attn_logit_softcapping", None) is not None,
+        capped_logits=getattr(config, "final_logit_softcapping", None) is not None,
+        score_dropout=is_on(config.attention_dropout or 0.0),
+        fused_norms=nemotron is not None,
+        layer_norms=nemotron is not None,
+        ungated=ACTIVATIONS[nemotron.hidden_act] if nemotron else None,
+        rotary_share=_rotary_share(nemotron) if nemotron else 1.0,
+    )
+
+
+def _rotary_share(config: NemotronConfig) -> float:
+    """Share of a head that positions turn."""
+    stated = (config.rope_parameters or {}).get("partial_rotary_factor")
+    for share in (stated, config.partial_rotary_factor):
+        if isinstance(share, int | float) and 0 < share <= 1:
+            return float(share)
+    return 0.5
+
+
+def decoder_model(name: str, config: DecoderConfig, family: str) -> Buildable:
+    """Return the model of a configuration.
+
+    `family`: Hugging Face's class.
+    """
+    head_of(config, (family,))
+    shape = decoder_shape(config)
+    make = partial(llama, name, shape=shape, family=family)
+    return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT))

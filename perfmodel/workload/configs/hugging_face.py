@@ -1,0 +1,152 @@
+"""A model of the zoo from Hugging Face's ``config.json``; transformers is not needed.
+
+Weights are not read, and nothing is fetched: the file alone says what the model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import is_file, is_folder, validate_document
+from perfmodel.workload.configs.config_types import HubConfig
+from perfmodel.workload.configs.families import decoder_configs as dense
+from perfmodel.workload.configs.families import expert_configs as routed
+from perfmodel.workload.configs.families import other_configs as other
+from perfmodel.workload.configs.families import sense_configs as sense
+from perfmodel.workload.configs.json_file import JsonFile, read_json
+from perfmodel.workload.zoo.buildable import Buildable
+
+CONFIG_NAME = "config.json"
+TEXT_ALONE = "Only its text model is trained: vision_config is left out."
+
+
+class Family(NamedTuple):
+    """Contract of a configuration, what makes a model of it, Hugging Face's class.
+
+    `section`: of the file that has the fields, in models of several parts.
+    """
+
+    config: type[HubConfig]
+    make: Callable[[str, Any, str], Buildable]
+    name: str
+    section: str = ""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(dense.LlamaConfig, dense.decoder_model, "LlamaForCausalLM"),
+    "mistral": Family(dense.MistralConfig, dense.decoder_model, "MistralForCausalLM"),
+    "qwen2": Family(dense.Qwen2Config, dense.decoder_model, "Qwen2ForCausalLM"),
+    "qwen3": Family(dense.Qwen3Config, dense.decoder_model, "Qwen3ForCausalLM"),
+    "gemma": Family(dense.GemmaConfig, dense.decoder_model, "GemmaForCausalLM"),
+    "gemma2": Family(dense.Gemma2Config, dense.decoder_model, "Gemma2ForCausalLM"),
+    "gemma3_text": Family(dense.Gemma3Config, dense.decoder_model, "Gemma3ForCausalLM"),
+    "gemma3": Family(
+        dense.Gemma3Config, dense.decoder_model, "Gemma3ForCausalLM", section="text_config"
+    ),
+    "nemotron": Family(dense.NemotronConfig, dense.decoder_model, "NemotronForCausalLM"),
+    "mixtral": Family(routed.MixtralConfig, routed.expert_model, "MixtralForCausalLM"),
+    "qwen2_moe": Family(routed.Qwen2MoeConfig, routed.expert_model, "Qwen2MoeForCausalLM"),
+    "qwen3_moe": Family(routed.Qwen3MoeConfig, routed.expert_model, "Qwen3MoeForCausalLM"),
+    "deepseek_v2": Family(routed.DeepseekV2Config, routed.expert_model, "DeepseekV2ForCausalLM"),
+    "deepseek_v3": Family(routed.DeepseekV3Config, routed.expert_model, "DeepseekV3ForCausalLM"),
+    "gpt2": Family(other.Gpt2Config, other.gpt2_model, "GPT2LMHeadModel"),
+    "gpt_neox": Family(other.GptNeoxConfig, other.gpt_neox_model, "GPTNeoXForCausalLM"),
+    "bert": Family(other.BertConfig, other.bert_model, "BertForMaskedLM"),
+    "t5": Family(other.T5Config, other.t5_model, "T5ForConditionalGeneration"),
+    "vit": Family(sense.VitConfig, sense.vit_model, "ViTForImageClassification"),
+    "clip": Family(sense.ClipConfig, sense.clip_model, "CLIPModel"),
+    "whisper": Family(
+        sense.WhisperConfig, sense.whisper_model, "WhisperForConditionalGeneration"
+    ),
+}  # fmt: skip
+"""By `model_type`."""
+
+DTYPES: Mapping[str, str] = {
+    "float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+    "auto": "fp32",
+}  # fmt: skip
+
+
+def read_config(path: Path, name: str | None = None) -> Buildable:
+    """Read the model that a ``config.json`` describes, or the one in a folder.
+
+    `name`: as reports call it; default: `_name_or_path` of the file, or its folder.
+    Raises `InputError`: with every fault, its file and line.
+    """
+    return config_model(read_json(config_path(path)), name)
+
+
+def config_path(path: Path) -> Path:
+    """Return the file itself, or that of a folder.
+
+    Raises `InputError`: there is none.
+    """
+    inside = path / CONFIG_NAME
+    if is_folder(path) and not is_file(inside):
+        raise InputError(Fault("config", f"a folder without {CONFIG_NAME}", "one", str(path)))
+    return inside if is_folder(path) else path
+
+
+def config_model(document: JsonFile, name: str | None = None) -> Buildable:
+    """Return the model of a configuration that was read."""
+    family = _family_of(document)
+    content = document.content
+    section = family.section if isinstance(content.get(family.section), dict) else ""
+    fields = {**content[section], "architectures": None} if section else content
+    title = name or _name_of(document)
+    try:
+        config = validate_document(family.config, fields)
+        model = family.make(title, config, family.name)
+        model = replace(model, dtype=_dtype_of(content, fields))
+    except InputError as error:
+        raise InputError([document.located(fault, section) for fault in error.faults]) from None
+    left_out = section == "text_config" and "vision_config" in content
+    return replace(model, notes=(*model.notes, TEXT_ALONE)) if left_out else model
+
+
+def _family_of(document: JsonFile) -> Family:
+    """Return the family, by `model_type`, or by the class of a file without."""
+    content = document.content
+    kind = content.get("model_type")
+    if kind is None:
+        classes = content.get("architectures")
+        first = classes[0] if isinstance(classes, list) and classes else None
+        kind = next((key for key, family in FAMILIES.items() if family.name == first), None)
+    if isinstance(kind, str) and kind in FAMILIES:
+        return FAMILIES[kind]
+    text = "nothing" if kind is None else repr(kind)
+    allowed = allowed_names(FAMILIES, kind if isinstance(kind, str) else None)
+    fault = Fault("model_type", text, f"a family that the zoo knows: {allowed}")
+    raise InputError(document.located(fault))
+
+
+def _dtype_of(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """Return the dtype of the parameters, as the file has it; fp32 where it does not say."""
+    for key in ("dtype", "torch_dtype"):
+        for section in (content, fields):
+            value = section.get(key)
+            if value is None:
+                continue
+            dtype = DTYPES.get(str(value).removeprefix("torch."))
+            if dtype is None:
+                raise InputError(Fault(key, repr(value), allowed_names(DTYPES)))
+            return dtype
+    return "fp32"
+
+
+LONGEST_NAME = 100
+
+
+def _name_of(document: JsonFile) -> str:
+    """Return the last part of `_name_or_path`, or of the folder, or the name of the file."""
+    stated = document.content.get("_name_or_path")
+    last = stated.rstrip("/").rpartition("/")[2] if isinstance(stated, str) else ""
+    if last.strip(". ") and len(last) <= LONGEST_NAME:
+        return last
+    if document.path.name == CONFIG_NAME:
+        return document.path.resolve().parent.name or CONFIG_NAME
+    return document.path.stem

@@ -1,0 +1,187 @@
+"""Tensors of a model from the headers of safetensors files; their weights are not read.
+
+A header is 8 bytes of length, then JSON: by name dtype, shape and place. Files are sorted by name,
+not by registration, and state no work.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import is_file
+from perfmodel.files.bounds import LARGEST_BYTES
+from perfmodel.workload.configs.json_file import JsonFile, parse_json, read_json
+from perfmodel.workload.model import Layer, ParameterTensor, Workload
+from perfmodel.workload.readers.fields import MOST_ELEMENTS, TRAINABLE, list_first
+
+SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
+ORDER_NOTE = (
+    "safetensors files are sorted by name: gradients may get ready in another order than the "
+    "reverse of names, counted numbers in order, that is taken here."
+)
+
+DTYPES: Mapping[str, tuple[str, int]] = {
+    "F64": ("fp64", 8), "F32": ("fp32", 4), "BF16": ("bf16", 2), "F16": ("fp16", 2),
+    "F8_E4M3": ("fp8", 1), "F8_E5M2": ("fp8", 1), "I64": ("int64", 8), "U64": ("int64", 8),
+    "I32": ("int32", 4), "U32": ("int32", 4), "I8": ("int8", 1), "U8": ("uint8", 1),
+    "BOOL": ("uint8", 1),
+}  # fmt: skip
+"""Dtypes of the format (huggingface/safetensors, README), and bytes of an element."""
+
+LENGTH_BYTES = 8
+MOST_FAULTS = 20
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether a path is named like a safetensors file or the index of some."""
+    return path.name.lower().endswith((SUFFIX, INDEX_SUFFIX))
+
+
+def read_safetensors(path: Path) -> Workload:
+    """Read the tensors of a file, or of all that an index names.
+
+    Raises `InputError`: with every fault.
+    """
+    if path.name.lower().endswith(INDEX_SUFFIX):
+        shapes = _read_index(path)
+    else:
+        shapes = dict(_tensors(read_header(path)))
+    if not shapes:
+        raise InputError(Fault("file", "no tensors", "a model's tensors", str(path)))
+    names = sorted(shapes, key=_natural)
+    tensors = tuple(ParameterTensor(name, *shapes[name]) for name in names)
+    trained = [index for index, tensor in enumerate(tensors) if tensor.dtype in TRAINABLE]
+    layers = tuple(Layer(tensors[index].name, (index,)) for index in trained)
+    title = path.name.removesuffix(INDEX_SUFFIX).removesuffix(SUFFIX)
+    return Workload(
+        name=path.resolve().parent.name if title == "model" else title,
+        tensors=tensors,
+        layers=layers,
+        source=f"header of {path}",
+        notes=(ORDER_NOTE,),
+    )
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Key that sorts numbers in names by what they count."""
+    parts = re.split(r"(\d{1,18})", name)
+    return [
+        (part.isdigit(), int(part) if part.isdigit() else 0, "" if part.isdigit() else part)
+        for part in parts
+    ]
+
+
+def header_bytes(path: Path) -> bytes:
+    """Read the length and the header of a file, and nothing behind.
+
+    Raises `InputError`: it is none, or its header is beyond the bounds.
+    """
+    try:
+        if not is_file(path):
+            raise InputError(Fault("file", "no readable file", "a safetensors file", str(path)))
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            start = stream.read(LENGTH_BYTES)
+            length = struct.unpack("<Q", start)[0] if len(start) == LENGTH_BYTES else 0
+            if not 2 <= length <= min(LARGEST_BYTES, size - LENGTH_BYTES):
+                text = f"a header of {length:,} bytes in a file of {size:,}"
+                allowed = f"a safetensors file, with a header of at most {LARGEST_BYTES:,} bytes"
+                raise InputError(Fault("file", text, allowed, str(path)))
+            return start + stream.read(length)
+    except OSError as error:
+        problem = error.strerror or str(error)
+        raise InputError(Fault("file", problem, "a readable file", str(path))) from None
+
+
+def read_header(path: Path) -> JsonFile:
+    """Read the header of a file.
+
+    Raises `InputError`: it is none.
+    """
+    try:
+        text = header_bytes(path)[LENGTH_BYTES:].decode("utf-8")
+    except UnicodeDecodeError:
+        text = "a header that is not text"
+        raise InputError(Fault("file", text, "a safetensors file", str(path))) from None
+    return parse_json(text, path)
+
+
+Entry = tuple[tuple[int, ...], str]
+"""Shape and dtype."""
+
+
+def _tensors(header: JsonFile) -> Iterator[tuple[str, Entry]]:
+    faults: list[Fault] = []
+    entries: list[tuple[str, Entry]] = []
+    for name, fields in header.content.items():
+        if name == "__metadata__":
+            continue
+        problem = _problem(fields)
+        if problem is None:
+            entries.append((name, (tuple(fields["shape"]), DTYPES[fields["dtype"]][0])))
+        elif len(faults) < MOST_FAULTS:
+            faults.append(Fault(f"tensor {name!r}", *problem, str(header.path)))
+    if faults:
+        raise InputError(faults)
+    yield from entries
+
+
+def _problem(fields: Any) -> tuple[str, str] | None:
+    """What was found and what is allowed, where an entry is none of a tensor."""
+    if not isinstance(fields, dict):
+        return repr(fields)[:80], "dtype, shape and data_offsets"
+    dtype, shape, place = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if dtype not in DTYPES:
+        return f"dtype {dtype!r}"[:80], f"one of {', '.join(DTYPES)}"
+    if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
+        return f"shape {shape!r}"[:80], "a list of whole numbers above zero"
+    if math.prod(shape) > MOST_ELEMENTS:
+        return f"shape {shape!r}"[:80], f"at most {MOST_ELEMENTS:,} elements"
+    nbytes = math.prod(shape) * DTYPES[dtype][1]
+    if not _spans(place, nbytes):
+        return f"data_offsets {place!r}"[:80], f"two numbers, {nbytes:,} bytes apart"
+    return None
+
+
+def _spans(place: object, nbytes: int) -> bool:
+    """Whether a place in the file is as long as the tensor."""
+    if not isinstance(place, list) or len(place) != 2 or not all(type(n) is int for n in place):
+        return False
+    return bool(place[0] >= 0 and place[1] - place[0] == nbytes)
+
+
+def _read_index(path: Path) -> dict[str, Entry]:
+    """Read the headers of all files that an index names.
+
+    Raises `InputError`: files that are not there, and tensors that are in none.
+    """
+    index = read_json(path, LARGEST_BYTES)
+    placed = index.content.get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(each, str) for each in placed.values()):
+        fault = Fault("weight_map", "nothing", "the file of each tensor, by name")
+        raise InputError(index.located(fault))
+    names = list(dict.fromkeys(placed.values()))
+    foreign = [name for name in names if Path(name).name != name]
+    absent = [name for name in names if name not in foreign and not is_file(path.parent / name)]
+    faults = [
+        Fault("weight_map", list_first(group), allowed, str(path))
+        for group, allowed in ((foreign, "names of files in the same folder"),
+                               (absent, "files that are in the same folder"))
+        if group
+    ]  # fmt: skip
+    if faults:
+        raise InputError(faults)
+    shapes: dict[str, Entry] = {}
+    for name in names:
+        shapes |= dict(_tensors(read_header(path.parent / name)))
+    missing = [name for name in placed if name not in shapes]
+    if missing:
+        allowed = "tensors that are in the files of weight_map"
+        raise InputError(Fault("weight_map", list_first(missing), allowed, str(path)))
+    return {name: shapes[name] for name in placed}

@@ -1,0 +1,1 @@
+"""Transformers whose blocks normalise layers first: GPT-NeoX, ViT, CLIP, Whisper; their parts."""

@@ -1,0 +1,82 @@
+"""Which side of a comparison is named the winner, per sample and with what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.report.comparison.tables import figures_table
+from perfmodel.report.comparison.text import column_names, headline, sentences
+from perfmodel.scenario import load_scenario
+from perfmodel.studies.compare import compare
+from perfmodel.studies.compare.model import Change, Comparison
+
+SMALL = ("scale=null", "model.name=resnet18", "cluster.nodes=2")
+
+
+@pytest.fixture(scope="module")
+def four() -> Comparison:
+    """A base, a quicker hook, a larger batch whose step is longer, and more buckets."""
+    fields = ("", "strategy.hook=fp16", "training.batch_per_gpu=256", "strategy.bucket_cap=5 MiB")
+    name = "bucket-size-slow-ethernet"
+    asked = {f: load_scenario(name, [*SMALL, *([f] if f else [])]) for f in fields}
+    return compare(asked, jobs=1)
+
+
+def with_throughputs(
+    comparison: Comparison, changes: Sequence[tuple[float, tuple[float, float]]]
+) -> Comparison:
+    differences = tuple(
+        replace(each, throughput=Change(*change))
+        for each, change in zip(comparison.differences, changes, strict=True)
+    )
+    return replace(comparison, differences=differences)
+
+
+def test_the_winner_has_the_least_time_per_sample_not_the_shortest_step(four: Comparison) -> None:
+    steps = [side.point.step_time_s for side in four.sides]
+    rates = [side.point.samples_per_s for side in four.sides]
+    assert steps[2] == max(steps)
+    assert rates[2] == max(rates)
+    assert headline(four).startswith("training.batch_per_gpu=256 is the quickest: ")
+    (sentence,) = [line for line in sentences(four) if line.startswith("C, training.batch")]
+    assert "a sample takes" in sentence
+    cells = {row[0]: row[1:] for row in figures_table(four).rows}
+    assert len(cells["time per sample"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([(0.9, (0.8, 0.95))] * 3, ": nothing else here is quicker"),
+        (
+            [(0.9, (0.8, 0.95)), (1.02, (0.9, 1.1)), (0.5, (0.4, 0.6))],
+            "training.batch_per_gpu=256 may be: 2.0 % less time per sample",
+        ),
+        (
+            [(1.25, (1.2, 1.6)), (1.02, (0.9, 1.1)), (0.5, (0.4, 0.6))],
+            "strategy.hook=fp16 is the quickest: 20 % less time per sample (17 % to 38 %) than",
+        ),
+    ],
+)
+def test_nothing_wins_that_is_not_surely_quicker(
+    four: Comparison, changes: Sequence[tuple[float, tuple[float, float]]], words: str
+) -> None:
+    assert words in headline(with_throughputs(four, changes)).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_what_does_not_fit_in_memory_does_not_win(four: Comparison) -> None:
+    sides = list(four.sides)
+    point = sides[2].point
+    memory = replace(point.memory, capacity_bytes=1.0)
+    assert not memory.fits
+    large = replace(point, memory=memory)
+    sides[2] = replace(sides[2], result=replace(sides[2].result, points=(large,)))
+    assert headline(replace(four, sides=tuple(sides))).startswith("strategy.hook=fp16 is ")
+
+
+def test_many_columns_get_letters(four: Comparison) -> None:
+    assert column_names(four.sides) == ["A", "B", "C", "D"]
+    assert column_names(four.sides[1:3]) == ["strategy.hook=fp16", "training.batch_per_gpu=256"]

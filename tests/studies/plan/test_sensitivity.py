@@ -1,0 +1,83 @@
+"""What the chosen cluster depends on: each swing is the plan answered under that assumption."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfmodel.scenario import Scenario, change_scenario
+from perfmodel.studies.plan import plan_scenario
+from perfmodel.studies.plan.model import PlanOption, PlanResult, Sensitivity
+from perfmodel.studies.plan.sensitivity import list_swings
+
+
+def swing(plan: PlanResult, what: str) -> Sensitivity:
+    return next(each for each in plan.sensitivities if each.what == what)
+
+
+def answered(scenario: Scenario, plan: PlanResult, changes: dict[str, object]) -> PlanOption:
+    """The chosen cluster, when the whole plan is asked under other assumptions."""
+    best = plan.best
+    assert best is not None
+    assert scenario.plan is not None
+    (candidate,) = [
+        c for c in scenario.origin.content["plan"]["candidates"] if c["name"] == best.candidate
+    ]
+    alone = {"plan.candidates": [candidate | {"nodes": [best.nodes]}], "plan.upgrades": []}
+    (option,) = plan_scenario(change_scenario(scenario, alone | changes), jobs=1).options
+    return option
+
+
+def test_failures_and_compute_are_what_the_plan_says_with_them(
+    planned: tuple[Scenario, PlanResult],
+) -> None:
+    scenario, plan = planned
+    often = answered(scenario, plan, {"plan.failures.mtbf_per_node": "5 d"})
+    assert swing(plan, "failures").wall_s[0] == pytest.approx(often.wall_s)
+    assert swing(plan, "failures").cost is not None
+    slow = answered(scenario, plan, {"what_if.compute": 0.9})
+    compute = swing(plan, "compute")
+    assert compute.wall_s[0] == pytest.approx(slow.wall_s)
+    assert compute.cost is not None
+    assert compute.cost[0] == pytest.approx(slow.cost)
+
+
+def test_prices_and_the_interval_need_no_simulation(
+    planned: tuple[Scenario, PlanResult],
+) -> None:
+    _, plan = planned
+    best = plan.best
+    assert best is not None
+    assert best.bill is not None
+    assert best.training is not None
+    price = swing(plan, "price of the machines")
+    assert best.bill.machines is not None
+    assert price.cost == pytest.approx(
+        (best.bill.total + 0.2 * best.bill.machines, best.bill.total - 0.2 * best.bill.machines)
+    )
+    assert price.wall_s == (best.wall_s, best.wall_s)
+    interval = swing(plan, "the prediction (80 % interval)")
+    assert interval.wall_s == tuple(reversed(best.training.wall_interval_s or ()))
+
+
+def test_worse_is_never_better(planned: tuple[Scenario, PlanResult]) -> None:
+    _, plan = planned
+    best = plan.best
+    assert best is not None
+    for each in plan.sensitivities:
+        assert each.wall_s[0] >= best.wall_s * (1 - 1e-9) >= each.wall_s[1] * (1 - 2e-9), each.what
+        assert each.cost is not None
+        assert each.cost[0] >= each.cost[1]
+    effects = [abs(each.cost[0] - each.cost[1]) for each in plan.sensitivities if each.cost]
+    assert effects[0] == max(effects)
+
+
+def test_a_search_is_not_repeated_for_every_assumption(
+    planned: tuple[Scenario, PlanResult],
+) -> None:
+    scenario, plan = planned
+    assert plan.best is not None
+    kinds = [each.what for each in list_swings(scenario, plan.best)]
+    assert kinds[:2] == ["failures", "compute"]
+    training = {"global_batch": 256, "scaling": "strong"}
+    searched = change_scenario(scenario, {"strategy": {"kind": "auto"}, "training": training})
+    assert [each.what for each in list_swings(searched, plan.best)] == ["failures"]
