@@ -71,10 +71,10 @@ def _insert(
         database.execute("INSERT INTO NVTX_EVENTS VALUES (?,?,?,?,?,?)", row)
 
 
-@pytest.mark.parametrize("shapes", [True, False])
-def test_nsight_says_the_same_as_the_profiler(tmp_path: Path, shapes: bool) -> None:
+def test_nsight_says_the_same_as_the_profiler(tmp_path: Path) -> None:
+    """Without shapes: sizes come from copies."""
     made = analyse_traces([MadeTrace().write(tmp_path / "rank0.json")])
-    path = export(MadeTrace(shapes=shapes), tmp_path / "rank0.sqlite")
+    path = export(MadeTrace(shapes=False), tmp_path / "rank0.sqlite")
     exported = analyse_traces([path])
     assert exported.profile.step_s == pytest.approx(made.profile.step_s, rel=1e-6)
     assert exported.profile.backward_s == pytest.approx(made.profile.backward_s, rel=1e-3)

@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
-from perfmodel.traces.kineto.boundaries import Window, find_windows
-from perfmodel.traces.kineto.collective_calls import read_calls
-from perfmodel.traces.kineto.event_stream import trace_fault
-from perfmodel.traces.kineto.event_table import FIRST_OPERATORS, MOST_SHAPED, EventTable, read_table
-from perfmodel.traces.kineto.gradient_sizes import copied_sizes, fill_buckets
-from perfmodel.traces.kineto.layer_groups import (
+from perfmodel.traces.kineto.backward_layers import (
     Pass,
     forward_layers,
     name_layers,
     read_gradients,
     read_pass,
 )
+from perfmodel.traces.kineto.boundaries import Window, find_windows
+from perfmodel.traces.kineto.collective_calls import read_calls
+from perfmodel.traces.kineto.event_stream import trace_fault
+from perfmodel.traces.kineto.event_table import FIRST_OPERATORS, MOST_SHAPED, EventTable, read_table
+from perfmodel.traces.kineto.gradient_sizes import copied_sizes, fill_buckets
 from perfmodel.traces.kineto.slowdown import estimate_slowdown
 from perfmodel.traces.kineto.work import (
     COPY_IN,
