@@ -236,7 +236,7 @@ def draw_tornado(plan: PlanResult) -> go.Figure:
             x=[value - base for value in values], base=base, y=places, orientation="h", name=name,
             marker={"color": colour}, hoverinfo="text",
             hovertext=[
-                f"<b>{escape(each.what)}</b>: {escape(each.words[end])}"
+                f"<b>{escape(each.what)}</b>: {escape(each.labels[end])}"
                 f"<br>{span(each.wall_s[end])}"
                 + (f"<br>{escape(money(each.cost[end], plan.currency))}" if each.cost else "")
                 for each in shown_swings

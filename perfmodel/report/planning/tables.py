@@ -224,6 +224,6 @@ def sensitivity_table(plan: PlanResult) -> Table:
         cells = [each.what]
         for end in (0, 1):
             cost = "" if each.cost is None else amount_only(each.cost[end])
-            cells += [each.words[end], span(each.wall_s[end]), cost]
+            cells += [each.labels[end], span(each.wall_s[end]), cost]
         rows.append(cells)
     return Table(header, rows)

@@ -45,7 +45,7 @@ def to_json(plan: PlanResult) -> dict[str, Any]:
             "smallest_by_deadline": [_key(option) for option in answers.ladder],
         },
         "upgrades": [_outcome(outcome) for outcome in plan.outcomes],
-        "sensitivities": [attributes(e, "what words wall_s cost") for e in plan.sensitivities],
+        "sensitivities": [attributes(e, "what labels wall_s cost") for e in plan.sensitivities],
         **attributes(plan, "cautions assumptions sources provenance"),
     }
     return dict(as_json(document, "plan"))

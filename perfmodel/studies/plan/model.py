@@ -167,11 +167,11 @@ class UpgradeOutcome:
 class Sensitivity:
     """What one assumption makes of the best option, where it is worse and where it is better.
 
-    `words`: what worse and better are. `wall_s`, `cost`: of both; None where no price is known.
+    `labels`: what worse and better are. `wall_s`, `cost`: of both; None where no price is known.
     """
 
     what: str
-    words: tuple[str, str]
+    labels: tuple[str, str]
     wall_s: tuple[float, float]
     cost: tuple[float, float] | None
 

@@ -20,7 +20,7 @@ class Swing:
     """One assumption, with the changes that make it worse and better; None where none does."""
 
     what: str
-    words: tuple[str, str]
+    labels: tuple[str, str]
     worse: StepRequest | None
     better: StepRequest | None
 
@@ -36,19 +36,19 @@ def list_swings(scenario: Scenario, best: PlanOption) -> Iterator[Swing]:
     candidate = next(c for c in plan.candidates if c.name == best.candidate)
     if plan.failures is not None:
         mtbf_s = plan.failures.mtbf_per_node
-        field, words = "plan.failures.mtbf_per_node", ("twice as many", "half as many")
+        field, labels = "plan.failures.mtbf_per_node", ("twice as many", "half as many")
         ends = ({field: f"{mtbf_s / 2} s"}, {field: f"{mtbf_s * 2} s"})
-        yield _swing("failures", words, candidate, best.nodes, ends)
+        yield _swing("failures", labels, candidate, best.nodes, ends)
     if scenario.strategy.kind == "auto":
         return
     by = COMPUTE_SWING
     rates = ({"what_if.compute": 1 - by}, {"what_if.compute": 1 + by})
-    words = (f"{100 * by:g} % slower", f"{100 * by:g} % quicker")
-    yield _swing("compute", words, candidate, best.nodes, rates)
+    labels = (f"{100 * by:g} % slower", f"{100 * by:g} % quicker")
+    yield _swing("compute", labels, candidate, best.nodes, rates)
     if best.nodes > 1:
         rates = ({"what_if.network_bandwidth": 0.5}, {"what_if.network_bandwidth": 2.0})
-        words = ("half as fast", "twice as fast")
-        yield _swing("network", words, candidate, best.nodes, rates)
+        labels = ("half as fast", "twice as fast")
+        yield _swing("network", labels, candidate, best.nodes, rates)
         yield from _oversubscription(candidate, best.nodes)
 
 
@@ -58,13 +58,13 @@ def _oversubscription(candidate: CandidateSection, nodes: int) -> Iterator[Swing
     now = candidate.fabric.oversubscription or 1.0
     field = "cluster.fabric.oversubscription"
     better = {field: 1.0} if now > 1 else None
-    words = (f"{2 * now:g} to 1", "1 to 1")
-    yield _swing("oversubscription", words, candidate, nodes, ({field: 2 * now}, better))
+    labels = (f"{2 * now:g} to 1", "1 to 1")
+    yield _swing("oversubscription", labels, candidate, nodes, ({field: 2 * now}, better))
 
 
 def _swing(
     what: str,
-    words: tuple[str, str],
+    labels: tuple[str, str],
     candidate: CandidateSection,
     nodes: int,
     ends: Sequence[Mapping[str, object] | None],
@@ -75,7 +75,7 @@ def _swing(
         else StepRequest(candidate, nodes, UpgradeSection.model_construct(name=what, set=fields))
         for fields in ends
     ]
-    return Swing(what, words, *requests)
+    return Swing(what, labels, *requests)
 
 
 def measure_swings(
@@ -93,15 +93,15 @@ def measure_swings(
     for swing in swings:
         ends = [next(options) if request else best for request in (swing.worse, swing.better)]
         if all(option.status == "ok" for option in ends):
-            measured.append(_sensitivity(swing.what, swing.words, ends))
+            measured.append(_sensitivity(swing.what, swing.labels, ends))
     return tuple(sorted(measured, key=_effect, reverse=True))
 
 
-def _sensitivity(what: str, words: tuple[str, str], ends: Sequence[PlanOption]) -> Sensitivity:
+def _sensitivity(what: str, labels: tuple[str, str], ends: Sequence[PlanOption]) -> Sensitivity:
     walls_s, costs = [option.wall_s for option in ends], [option.cost for option in ends]
     worse, better = costs
     priced = None if worse is None or better is None else (worse, better)
-    return Sensitivity(what, words, (walls_s[0], walls_s[1]), priced)
+    return Sensitivity(what, labels, (walls_s[0], walls_s[1]), priced)
 
 
 def _from_intervals(best: PlanOption) -> Iterator[Sensitivity]:
@@ -111,13 +111,13 @@ def _from_intervals(best: PlanOption) -> Iterator[Sensitivity]:
         quick_s, slow_s = training.wall_interval_s
         ends = None if bill is None or bill.interval is None else bill.interval
         costs = None if ends is None else (ends[1], ends[0])
-        words = ("slow end", "quick end")
-        yield Sensitivity("the prediction (80 % interval)", words, (slow_s, quick_s), costs)
+        labels = ("slow end", "quick end")
+        yield Sensitivity("the prediction (80 % interval)", labels, (slow_s, quick_s), costs)
     if bill is not None and bill.machines and bill.total is not None:
         by = PRICE_SWING * bill.machines
-        words = (f"{100 * PRICE_SWING:g} % more", f"{100 * PRICE_SWING:g} % less")
+        labels = (f"{100 * PRICE_SWING:g} % more", f"{100 * PRICE_SWING:g} % less")
         costs = (bill.total + by, bill.total - by)
-        yield Sensitivity("price of the machines", words, (best.wall_s, best.wall_s), costs)
+        yield Sensitivity("price of the machines", labels, (best.wall_s, best.wall_s), costs)
 
 
 def _effect(each: Sensitivity) -> float:

@@ -1,0 +1,1 @@
+"""Which option answers the plan, and what that depends on."""
