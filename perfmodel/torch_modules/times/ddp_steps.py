@@ -15,7 +15,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.torch_modules.capture import Capture, with_times
-from perfmodel.torch_modules.layer_timer import MeasuredLayers
+from perfmodel.torch_modules.times.layer_timer import MeasuredLayers
 from perfmodel.units import format_bytes, format_time
 
 NANOSECOND = 1e-9
