@@ -65,6 +65,7 @@ REPEATED_STEMS = {
 ROW = "one row of a table of alike modules"
 
 SMALL_MODULES = {
+    "torch_modules/batches": "what users give as a batch, apart from the capture",
     "torch_modules/user_function": "imports of a user's code, apart from ours",
     "workload/readers/layer_shapes": "layers of a file, apart from its parameters",
     "torch_modules/model_document": "the text of a model file, apart from what it says",

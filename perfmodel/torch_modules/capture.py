@@ -88,7 +88,7 @@ class Capture:
         path = Path(path)
         if path.suffix.lower() not in {".yaml", ".yml"}:
             raise InputError(Fault("path", repr(str(path)), "a file ending in .yaml"))
-        write_atomically(path, write_document(self.document, self._comments()))
+        write_atomically(path, write_document(self.document, list(self._comments())))
         return path
 
     def _comments(self) -> Iterator[str]:
