@@ -23,6 +23,7 @@ LARGE_FOLDERS = {
     "workload/zoo": "one module or folder per family of models",
     "training": "one folder per family of strategies, and the table of all",
     "collectives/algorithms": "one file per family of algorithms",
+    "workload/zoo": "one module or folder per family of models",
 }
 """Folders with more entries, and why."""
 
@@ -66,6 +67,11 @@ REPEATED_STEMS = {
 ROW = "one row of a table of alike modules"
 
 SMALL_MODULES = {
+    "torch_modules/batches": "what users give as a batch, apart from the capture",
+    "torch_modules/user_function": "imports of a user's code, apart from ours",
+    "workload/readers/layer_shapes": "layers of a file, apart from its parameters",
+    "torch_modules/model_document": "the text of a model file, apart from what it says",
+    "workload/zoo/dlrm": ROW,
     "report/scaling/mixture_search": "how a mixture was found, which a result alone has",
     "studies/choose/step_causes": "why a step takes as long, apart from the search",
     "collectives/algorithms/hierarchical": ROW,

@@ -14,9 +14,9 @@ from perfmodel.files import validate_document, write_atomically
 from perfmodel.torch_modules.batches import describe_sample, loss_function, sample_count
 from perfmodel.torch_modules.kept_tensors import kept_by_layers
 from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers
-from perfmodel.torch_modules.layer_timer import MeasuredLayers, measure_layers
 from perfmodel.torch_modules.layer_work import escaping_storages, layer_fields
 from perfmodel.torch_modules.model_document import write_document
+from perfmodel.torch_modules.times.layer_timer import MeasuredLayers, measure_layers
 from perfmodel.torch_modules.trace.operators import Operator
 from perfmodel.torch_modules.trace.step_recorder import StepTrace
 from perfmodel.torch_modules.trace.step_trace import Precision, trace_step
@@ -88,7 +88,7 @@ class Capture:
         path = Path(path)
         if path.suffix.lower() not in {".yaml", ".yml"}:
             raise InputError(Fault("path", repr(str(path)), "a file ending in .yaml"))
-        write_atomically(path, write_document(self.document, self._comments()))
+        write_atomically(path, write_document(self.document, list(self._comments())))
         return path
 
     def _comments(self) -> Iterator[str]:
@@ -98,11 +98,11 @@ class Capture:
 
     def __repr__(self) -> str:
         workload = self.workload
-        kept = sum(layer.saved_elements + layer.stream_elements for layer in workload.layers)
+        elements = sum(layer.saved_elements + layer.stream_elements for layer in workload.layers)
         text = (
             f"<Capture of {self.name}: {workload.parameters:,} parameters in "
             f"{len(workload.tensors)} tensors, {len(workload.layers)} layers, "
-            f"{self.forward_flops:.4g} FLOP forward and {kept:.4g} elements kept per "
+            f"{self.forward_flops:.4g} FLOP forward and {elements:.4g} elements kept per "
             f"{workload.sample}>"
         )
         return "\n".join([text, *(f"  note: {note}" for note in self.notes)])
@@ -181,7 +181,7 @@ def capture(
     if not real:
         others = [_other_precision(model, batch, step, each, notes)
                   for each in ("bf16", "autocast")]  # fmt: skip
-    kept = kept_by_layers(groups, wide, others[0], others[1])
+    kept_layers = kept_by_layers(groups, wide, others[0], others[1])
     if wide.checkpoints:
         notes.append(
             "Checkpoints of the module ran as plain calls: say compute.recompute in the scenario."
@@ -196,13 +196,13 @@ def capture(
         "parameters": list(_parameters(model)),
         "layers": [
             layer_fields(group, each, count, outside)
-            for group, each, outside in zip(groups, kept, escaping, strict=True)
+            for group, each, outside in zip(groups, kept_layers, escaping, strict=True)
         ],
     }  # fmt: skip
     if not document["stream"]:
         del document["stream"]
     if buffers := list(_buffers(model)):
-        document["buffers"] = buffers
+        document["buffer_groups"] = buffers
     captured = Capture(document, tuple(wide.operators), tuple(wide.ready), count, tuple(notes))
     if not measure:
         _refuse_idle(optimizer=optimizer, autocast=autocast)

@@ -51,20 +51,22 @@ def kept_by_layers(
         return _by_type(groups, wide)
     names = [group.name for group in groups]
     in_narrow, in_autocast = _as_named(names, *narrow), _as_named(names, *autocast)
-    kept = map(_solve, in_wide, in_narrow, in_autocast)
+    solved = map(_solve, in_wide, in_narrow, in_autocast)
     return [
         _as_copies(each) if group.matrix and isinstance(group.matrix.shape, Convolution) else each
-        for group, each in zip(groups, kept, strict=True)
+        for group, each in zip(groups, solved, strict=True)
     ]
 
 
-def _as_copies(kept: Kept) -> Kept:
+def _as_copies(layer: Kept) -> Kept:
     """State what a layer of a convolution keeps in fp32 under autocast as kept and copied.
 
     Streams of such layers are taken to be as narrow as the compute (see `Layer`).
     """
-    stream = kept.stream_elements
-    return Kept(kept.saved_elements + stream, 0.0, kept.copied_elements + stream, kept.saved_bytes)
+    stream = layer.stream_elements
+    return Kept(
+        layer.saved_elements + stream, 0.0, layer.copied_elements + stream, layer.saved_bytes
+    )
 
 
 def _as_named(

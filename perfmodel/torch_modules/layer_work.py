@@ -22,7 +22,7 @@ reads for its statistics once more."""
 
 
 def layer_fields(
-    group: LayerGroup, kept: Kept, batch: int, escaping: frozenset[int]
+    group: LayerGroup, kept_tensors: Kept, batch: int, escaping: frozenset[int]
 ) -> dict[str, Any]:
     """Return the fields of one layer, per sample.
 
@@ -49,10 +49,10 @@ def layer_fields(
         "wide": _size(loss / batch),
         "fused": _size(_fused_bytes(group, escaping) / batch),
         "fused_kernels": max(1, (matrix is not None) + _fused_kernels(group)),
-        "activations": _size(ELEMENT_BYTES * kept.saved_elements / batch),
-        "stream": _size(ELEMENT_BYTES * kept.stream_elements / batch),
-        "copied": _size(ELEMENT_BYTES * kept.copied_elements / batch),
-        "fixed": _size(kept.saved_bytes / batch),
+        "activations": _size(ELEMENT_BYTES * kept_tensors.saved_elements / batch),
+        "stream": _size(ELEMENT_BYTES * kept_tensors.stream_elements / batch),
+        "copied": _size(ELEMENT_BYTES * kept_tensors.copied_elements / batch),
+        "fixed": _size(kept_tensors.saved_bytes / batch),
     }
     if not any(operator.needs_gradient for operator in group.operators):
         fields["gradients"] = 0
@@ -188,7 +188,7 @@ def _size(nbytes: float) -> str:
     return f"{nbytes:.12g} B"
 
 
-def escaping_storages(groups: Sequence[LayerGroup], kept: frozenset[int]) -> list[frozenset[int]]:
+def escaping_storages(groups: Sequence[LayerGroup], saved: frozenset[int]) -> list[frozenset[int]]:
     """Return for each layer the storages that outlive it: read by another, or kept for backward."""
     readers: dict[int, set[int]] = {}
     for index, group in enumerate(groups):
@@ -196,6 +196,6 @@ def escaping_storages(groups: Sequence[LayerGroup], kept: frozenset[int]) -> lis
             for storage, _ in operator.reads:
                 readers.setdefault(storage, set()).add(index)
     return [
-        kept | {storage for storage, indices in readers.items() if indices - {index}}
+        saved | {storage for storage, indices in readers.items() if indices - {index}}
         for index in range(len(groups))
     ]

@@ -34,6 +34,6 @@ def _flow(value: object) -> str:
 def _is_plain(text: str) -> bool:
     """Whether YAML reads a text as itself without quotes."""
     letters = all(letter.isalnum() or letter in "._-/ " for letter in text)
-    words = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "inf", "nan"}
+    reserved = {"true", "false", "null", "yes", "no", "on", "off", "y", "n", "inf", "nan"}
     first = text[:1].isalpha() or (text[:1].isdigit() and text.endswith(" B"))
-    return letters and first and text == text.strip() and text.lower() not in words
+    return letters and first and text == text.strip() and text.lower() not in reserved

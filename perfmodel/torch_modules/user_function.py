@@ -32,7 +32,13 @@ def call_function(text: str) -> tuple[Any, Any, Callable[..., Any] | None]:
     """
     place, _, name = text.rpartition(":")
     if not place or not name.isidentifier():
-        raise InputError(Fault(FIELD, repr(text), "FILE.py:FUNCTION, such as train.py:example, or package.module:example"))
+        raise InputError(
+            Fault(
+                FIELD,
+                repr(text),
+                "FILE.py:FUNCTION, such as train.py:example, or package.module:example",
+            )
+        )
     require_torch()
     module = _load(place)
     function = getattr(module, name, None)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from perfmodel.torch_modules.capture import capture
-from perfmodel.torch_modules.ddp_steps import rebuilt_order, record_steps
+from perfmodel.torch_modules.times.ddp_steps import rebuilt_order, record_steps
 
 CAP_MB = 1
 STEPS = 5

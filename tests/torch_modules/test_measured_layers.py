@@ -17,7 +17,7 @@ import torch
 
 from perfmodel.errors import InputError
 from perfmodel.torch_modules.capture import capture
-from perfmodel.torch_modules.ddp_steps import record_steps
+from perfmodel.torch_modules.times.ddp_steps import record_steps
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load_workload, read_layer_times

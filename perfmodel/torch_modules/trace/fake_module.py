@@ -41,17 +41,17 @@ def fake_tensors(module: Any, dtype: Any) -> Iterator[dict[str, Any]]:
     import torch
     from torch.nn.utils.stateless import _reparametrize_module
 
-    made: dict[int, Any] = {}
+    fakes: dict[int, Any] = {}
     swapped: dict[str, Any] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) not in made:
+        if id(parameter) not in fakes:
             fake = to_fake(parameter.data, dtype)
-            made[id(parameter)] = torch.nn.Parameter(
+            fakes[id(parameter)] = torch.nn.Parameter(
                 fake, requires_grad=parameter.requires_grad and fake.is_floating_point()
             )
-        swapped[name] = made[id(parameter)]
+        swapped[name] = fakes[id(parameter)]
     for name, buffer in module.named_buffers(remove_duplicate=False):
-        swapped[name] = made.setdefault(id(buffer), to_fake(buffer, dtype))
+        swapped[name] = fakes.setdefault(id(buffer), to_fake(buffer, dtype))
     named = {name: swapped[name] for name, _ in module.named_parameters()}
     with _reparametrize_module(module, swapped):
         yield named

@@ -185,8 +185,8 @@ def _folded(sizes: Sequence[int]) -> tuple[int, int]:
 def gradient_flops(name: str, args: Sequence[Any], forward: Operator) -> float:
     """Operations of an operator that runs in backward."""
     if name == "convolution_backward":
-        wanted = args[-1]
-        return forward.flops * (bool(wanted[0]) + bool(wanted[1]))
+        masks = args[-1]
+        return forward.flops * (bool(masks[0]) + bool(masks[1]))
     if name in PRODUCTS:
         product = product_of(name, args)
         return product[1] if product else 0.0

@@ -131,7 +131,7 @@ def _reported_errors() -> Iterator[None]:
     """Turn what a module raises on fake tensors into faults that say what to do."""
     from torch._subclasses import fake_tensor
 
-    wanted = (
+    data_errors = (
         fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException,
         fake_tensor.UnsupportedFakeTensorException,
     )  # fmt: skip
@@ -142,7 +142,7 @@ def _reported_errors() -> Iterator[None]:
         yield
     except InputError:
         raise
-    except wanted as error:
+    except data_errors as error:
         text = f"control flow that asks for the value of a tensor ({error}) {_place_of(error)}"
         raise data_fault("model", text) from None
     except Exception as error:

@@ -206,8 +206,10 @@ def make_workload(spec: ModelSpec, source: str, name: str) -> Workload:
 
 
 def _make_buffers(spec: ModelSpec) -> tuple[Buffers, ...]:
-    if isinstance(spec.buffers, tuple):
-        return tuple(Buffers(each.dtype, each.tensors, int(each.size)) for each in spec.buffers)
+    if spec.buffer_groups:
+        return tuple(
+            Buffers(each.dtype, each.tensors, int(each.size)) for each in spec.buffer_groups
+        )
     return (Buffers("fp32", 1, int(spec.buffers)),) if spec.buffers else ()
 
 

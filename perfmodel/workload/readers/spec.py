@@ -169,8 +169,8 @@ class ModelSpec(FileModel):
     ``matmul_flops``, ``vector`` (traffic of element-wise kernels), ``operands`` (activations that
     matrix kernels read and write) and a layer's ``activations`` (kept for backward) are per sample,
     bytes at 4 per element; without them they are estimated. ``activations`` of the model are
-    measured, of a whole micro-batch. `inputs`, `outputs` and `stream` (what repeated blocks hand
-    on) are elements of one sample.
+    measured, of a whole micro-batch. `buffer_groups` state buffers by data type.
+    `inputs`, `outputs` and `stream` (what repeated blocks hand on) are elements of one sample.
     """
 
     perfmodel: Literal[1] = 1
@@ -180,7 +180,8 @@ class ModelSpec(FileModel):
     sample: Name = "sample"
     parameters: tuple[ParameterSpec, ...] = ()
     layers: tuple[LayerSpec, ...] = ()
-    buffers: tuple[BufferSpec, ...] | Annotated[Bytes, AfterValidator(_check_buffers)] | None = None
+    buffers: Annotated[Bytes, AfterValidator(_check_buffers)] | None = None
+    buffer_groups: tuple[BufferSpec, ...] = ()
     inputs: Elements = 0.0
     outputs: Elements = 0.0
     stream: Elements = 0.0

@@ -99,10 +99,10 @@ def _block(name: str, tokens: int) -> list[Module]:
     def own(part: str, outputs: int, inputs: int) -> tuple[Parameter, ...]:
         return weight_and_bias(f"{name}.{part}", outputs, inputs)
 
-    def other(which: str) -> Module:
+    def other(letter: str) -> Module:
         return linear(
-            f"{place}.to_{which}", tokens, WIDTH, WIDTH, copied_elements=float(elements),
-            parameters=own(f"attn1.to_{which}", WIDTH, WIDTH),
+            f"{place}.to_{letter}", tokens, WIDTH, WIDTH, copied_elements=float(elements),
+            parameters=own(f"attn1.to_{letter}", WIDTH, WIDTH),
         )  # fmt: skip
 
     gated = float((GATE_PASSES + ADD_PASSES) * elements)

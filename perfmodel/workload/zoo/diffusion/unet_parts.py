@@ -131,11 +131,11 @@ def _transformer_block(name: str, rows: int, width: int, condition: Condition) -
         parts += [
             _normed_map(f"{name}.norm{number}", f"{place}.to_q", rows, width, width, bias=False),
             *(
-                linear(f"{place}.to_{which}", keys, key_width, width,
+                linear(f"{place}.to_{letter}", keys, key_width, width,
                        copied_elements=float(elements * (number == 1)),
-                       parameters=weight_and_bias(f"{place}.to_{which}", width, key_width,
+                       parameters=weight_and_bias(f"{place}.to_{letter}", width, key_width,
                                                   bias=False))
-                for which in ("k", "v")
+                for letter in ("k", "v")
             ),
             attention(f"{place}.attention", rows, width, heads=width // HEAD_SIZE, causal=False,
                       keys=keys, dropout=False),

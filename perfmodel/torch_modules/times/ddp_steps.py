@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.torch_modules.capture import Capture, with_times
-from perfmodel.torch_modules.layer_timer import MeasuredLayers
+from perfmodel.torch_modules.times.layer_timer import MeasuredLayers
 from perfmodel.units import format_bytes, format_time
 
 NANOSECOND = 1e-9
@@ -85,7 +85,7 @@ class RecordedSteps:
     def median(self, name: str) -> float:
         """Median of a field of the steps after the first ones; seconds."""
         self._require_steps()
-        return statistics.median(getattr(step, name) for step in self.steady)
+        return float(statistics.median(getattr(step, name) for step in self.steady))
 
     def _require_steps(self) -> None:
         if not self.steady:
@@ -193,7 +193,8 @@ def record_steps(ddp_model: Any) -> Iterator[RecordedSteps]:
         raise InputError(Fault("ddp_model", text, allowed))
     recorded = RecordedSteps()
     watch = _Watch(ddp_model, recorded)
-    ddp_model._set_ddp_runtime_logging_sample_rate(1)
+    set_rate: Callable[[int], None] = ddp_model._set_ddp_runtime_logging_sample_rate
+    set_rate(1)
     handles = [ddp_model.register_forward_pre_hook(watch.begin)]
     handles.append(ddp_model.register_forward_hook(watch.end_forward))
     handles += [

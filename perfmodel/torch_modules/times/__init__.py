@@ -1,0 +1,1 @@
+"""Times of layers and of steps, measured where the module is."""
