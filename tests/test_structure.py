@@ -95,8 +95,6 @@ SMALL_MODULES = {
     "library/nccl/lowering/dispatch": "what NCCL decides, apart from how any library is lowered",
     "files/spec": "used by all packages through files/__init__",
     "files/write": "used by all packages through files/__init__",
-    "report/comparison/page": "the page of a product, as in the others",
-    "report/sweeping/page": "the page of a product, as in the others",
     "studies/advise/quick_scan": "a search among settings, apart from what is simulated in full",
     "traces/rebuild/recorded_machine": "a fit of its own, apart from the files that hold it",
     "traces/rebuild/replay": "what is simulated, apart from what is written",

@@ -23,13 +23,14 @@ from perfmodel.studies.plan.candidates import (
     predict,
     sample_at_peak_s,
 )
-from perfmodel.studies.plan.cost import compute_cost, compute_rates
 from perfmodel.studies.plan.choice.decisions import (
     choose_answers,
     compare_upgrade,
     rank_upgrades,
     sure_fits,
 )
+from perfmodel.studies.plan.choice.sensitivity import list_swings, measure_swings
+from perfmodel.studies.plan.cost import compute_cost, compute_rates
 from perfmodel.studies.plan.model import (
     PlanOption,
     PlanResult,
@@ -38,7 +39,6 @@ from perfmodel.studies.plan.model import (
     Training,
     UpgradeOutcome,
 )
-from perfmodel.studies.plan.choice.sensitivity import list_swings, measure_swings
 from perfmodel.studies.plan.time_to_train import describe_target, target_samples, train, upkeep_of
 from perfmodel.studies.run.resolve.training_job import resolve_workload
 from perfmodel.units import format_bytes
