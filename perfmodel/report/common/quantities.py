@@ -213,10 +213,14 @@ def scaling(result: Result) -> str:
     """Say which batch is held fixed while the cluster grows."""
     main = result.main
     if result.scaling == "weak":
-        each = f"{main.batch_per_gpu:,} {samples(result)} {batch_holder(main)} at every size"
+        each = f"{_counted(main.batch_per_gpu, result)} {batch_holder(main)} at every size"
         return f"Weak scaling: {each}, so the global batch grows"
-    batch = f"{main.global_batch:,} {samples(result)} per step"
+    batch = f"{_counted(main.global_batch, result)} per step"
     return f"Strong scaling: {batch} at every size, shared by all GPUs"
+
+
+def _counted(number: int, result: Result) -> str:
+    return f"{number:,} {result.samples if number == 1 else samples(result)}"
 
 
 def batch_holder(point: SizeResult) -> str:
