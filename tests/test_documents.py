@@ -57,7 +57,8 @@ def commands(needing: bool) -> list[str]:
         if bool(block.needs) == needing
         for line in block.lines
     ]
-    return sorted({line for line in lines if line.startswith("perfmodel ")})
+    own = {line for line in lines if line.startswith("perfmodel ")}
+    return sorted(line for line in own if f"{line} -o out" not in own)  # with a page: all of it
 
 
 def inline(document: str) -> list[str]:

@@ -173,7 +173,7 @@ def test_faults_of_what_was_made_name_the_imported_file(tmp_path):
     )
     dump = tmp_path / "topo.xml"
     dump.write_text(f'<system version="1"><cpu numaid="0" arch="x86_64">{gpus}</cpu></system>')
-    words = ["topology", "import", str(dump), "--gpu", "a100-sxm4-80gb"]
+    words = ["topology", "import", str(dump), "--gpu", "a100-pcie-40gb"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
     assert done.stderr.startswith(f"{dump}: nodes.0.id of the topology made from it: found ")

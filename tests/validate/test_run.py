@@ -23,7 +23,7 @@ ROWS = (
     "two,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand NDR,8,400,1 GPU/process,5",
     "vague,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand,,,,4",
     "old,all_reduce,H100-SXM5-80GB,1,8,8,NVLink4 NVSwitch,none,,,,2",
-    "odd,all_reduce,MI300X,1,8,8,xGMI,none,,,,4",
+    "odd,all_reduce,Gaudi 3,1,8,8,xGMI,none,,,,4",
 )
 TIMES = "size_bytes,time_us\n1024,40\n1048576,90\n268435456,2500\n"
 
@@ -61,7 +61,7 @@ def test_json_as_the_design_has_it(found):
 
 def test_nothing_is_skipped_silently(found):
     answer = to_json(found)
-    assert "MI300X" in answer["unmatched"]["odd"]
+    assert "Gaudi 3" in answer["unmatched"]["odd"]
     assert answer["not_counted"] == {
         "vague": "not stated: NICs per host, the rate of a NIC", "old": "trust 2",
     }  # fmt: skip

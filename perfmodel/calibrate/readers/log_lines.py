@@ -44,8 +44,8 @@ def printed(text: str) -> Printed | None:
 
     Examples
     --------
-    >>> printed("12.5")
-    Printed(value=12.5, off=0.051)
+    >>> printed("12")
+    Printed(value=12.0, off=0.51)
     """
     value = number(text)
     if value is None:

@@ -25,6 +25,16 @@ def expand_name(key: str) -> BeforeValidator:
 
 
 @dataclass(frozen=True)
+class OrCount:
+    """Annotation of a section: the JSON schema also accepts a whole number alone."""
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [{"type": "integer", "minimum": 1}, handler(core_schema)]}
+
+
+@dataclass(frozen=True)
 class OrName:
     """Annotation of a section: the JSON schema also accepts a name alone."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from perfmodel.files import Count, FileModel
-from perfmodel.scenario.sections.base import Index, Switch
+from perfmodel.scenario.sections.base import Index, OrCount, Switch
 
 DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 """Dimensions of a mixture: tensor, context, expert, data, pipeline (names of Megatron-Core)."""
@@ -109,9 +109,9 @@ class ParallelSection(FileModel):
     sequence_parallel: Switch = Field(
         default=False, description="norms and additions on a share of the tokens of a tensor group"
     )
-    context: Annotated[ContextSection, _expand_degree("degree")] = ContextSection()
+    context: Annotated[ContextSection, _expand_degree("degree"), OrCount()] = ContextSection()
     expert: Count = Field(default=1, description="GPUs that share the experts of each layer")
-    pipeline: Annotated[PipelineSection, _expand_degree("stages")] = PipelineSection()
+    pipeline: Annotated[PipelineSection, _expand_degree("stages"), OrCount()] = PipelineSection()
     order: str = Field(
         default=DEFAULT_ORDER,
         description="which GPUs are neighbours: the first dimension varies fastest with the rank",

@@ -209,7 +209,7 @@ def test_one_rack_of_many_trays_is_one_host():
     ("cells", "reason"),
     [
         ({"gpu": "not stated (8-GPU nodes)"}, "GPU is not stated"),
-        ({"gpu": "MI300X"}, "MI300X"),
+        ({"gpu": "Gaudi 3"}, "Gaudi 3"),
         ({"inter_node": "carrier pigeons"}, "carrier pigeons"),
         ({"collective": "hypercube"}, "'hypercube' is not modelled"),
         ({"nodes": 1, "gpus_per_node": 1, "nranks": 1}, "single rank"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from perfmodel.files import Count, FileModel
 from perfmodel.scenario.sections.base import Switch
@@ -31,7 +33,25 @@ def _list_alone(value: object) -> object:
     return value if isinstance(value, list | tuple) else [value]
 
 
-ALONE = BeforeValidator(_list_alone)
+@dataclass(frozen=True)
+class ListOrItem:
+    """Annotation of a list that one of its items may stand for, also in the JSON schema."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_list_alone, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        listed = handler(schema)
+        choices = listed.get("anyOf", [listed])
+        items = [choice["items"] for choice in choices if "items" in choice]
+        return {"anyOf": [*choices, *items]}
+
+
+ALONE = ListOrItem()
 
 
 class AutoStrategy(FileModel):
