@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -114,6 +115,8 @@ def _map_on_processes(
 
     from perfmodel.measure.processes.interrupts import shield_from_interrupt
 
+    # loky replaces workers whose memory grew, and says so; nothing is lost by that.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
     tasks: Iterable[Any] = (delayed(_call)(os.getpid(), function, call) for call in calls)
     with parallel_config("loky", n_jobs=jobs, inner_max_num_threads=threads):
         # of a batch of several calls, what was done would be lost with the worker
