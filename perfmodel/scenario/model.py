@@ -31,7 +31,7 @@ from perfmodel.scenario.source_map import SourceMap
 class Scenario(FileModel):
     """A training job: its model, strategy and hardware, by name, and what to compute of it."""
 
-    perfmodel: Literal[1] = Field(description="version of this file format")
+    perfmodel: Literal[1] = Field(default=1, description="version of this file format")
     model: ModelSection
     compute: ComputeSection
     strategy: StrategySection = DdpStrategy()

@@ -77,7 +77,6 @@ def test_the_least_a_scenario_needs(scenario_file):
          "compute.overlap_slowdown", "0.9", "greater than or equal to 1"),
         ("precision: fp16", "precision: fp16, source: file", 4, "compute", "file", "'times'"),
         ("perfmodel: 1", "perfmodel: 2", 2, "perfmodel", "2", "1"),
-        ("perfmodel: 1\n", "", None, "perfmodel", "nothing", "required"),
         ("kind: ddp\n  bucket_cap: 25 MiB", "kind: data_parallel", 9,
          "cluster.nodes", "4", "1 with"),
     ],

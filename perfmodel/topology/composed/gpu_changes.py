@@ -49,7 +49,10 @@ def _read(text: str, field: str, faults: list[Fault]) -> NamedGpu | None:
     try:
         return read_gpu(text)
     except InputError as error:
-        faults += [Fault(field, fault.found, fault.allowed) for fault in error.faults]
+        faults += [
+            fault if fault.file else Fault(field, fault.found, fault.allowed)
+            for fault in error.faults
+        ]
         return None
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.studies.plan import plan_scenario
-from perfmodel.studies.plan.model import PlanOption, PlanResult, Sensitivity
 from perfmodel.studies.plan.choice.sensitivity import list_swings
+from perfmodel.studies.plan.model import PlanOption, PlanResult, Sensitivity
 
 
 def swing(plan: PlanResult, what: str) -> Sensitivity:
