@@ -23,7 +23,6 @@ LARGE_FOLDERS = {
     "workload/zoo": "one module or folder per family of models",
     "training": "one folder per family of strategies, and the table of all",
     "collectives/algorithms": "one file per family of algorithms",
-    "workload/zoo": "one module or folder per family of models",
 }
 """Folders with more entries, and why."""
 
