@@ -58,7 +58,8 @@ def commands(needing: bool) -> list[str]:
         for line in block.lines
     ]
     own = {line for line in lines if line.startswith("perfmodel ")}
-    return sorted(line for line in own if f"{line} -o out" not in own)  # with a page: all of it
+    # With a page a command does all that it does without.
+    return sorted(line for line in own if f"{line} -o out" not in own)
 
 
 def inline(document: str) -> list[str]:
@@ -76,7 +77,16 @@ def parse(line: str) -> None:
     command.make_context("perfmodel", words, resilient_parsing=False)
 
 
-@pytest.mark.parametrize("line", commands(needing=False))
+LONG = (
+    "perfmodel sweep compression-break-even",
+    "perfmodel sweep sweep-buckets-and-nodes --store runs.sqlite --csv runs.csv",
+    "perfmodel compare parameter-server-straggler --set strategy.mode=synchronous",
+)
+"""Commands of ten seconds that differ from shorter ones here by their scenario alone, which
+``tests/studies`` answers."""
+
+
+@pytest.mark.parametrize("line", sorted({*commands(needing=False)} - {*LONG}))
 def test_a_command_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_without_warnings(shlex.split(line)[1:], monkeypatch)
@@ -106,8 +116,8 @@ def test_the_sample_of_events_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run_without_warnings(["run", str(file), "--json"], monkeypatch)
 
 
-@pytest.mark.parametrize("line", commands(needing=True))
-def test_a_command_that_needs_hardware_can_be_parsed(line: str) -> None:
+@pytest.mark.parametrize("line", sorted({*commands(needing=True), *LONG}))
+def test_a_command_that_needs_hardware_or_time_can_be_parsed(line: str) -> None:
     parse(line)
 
 
