@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from perfmodel.report.collectives.figures import draw_busbw
 from perfmodel.report.collectives.page import headline as collective_headline
 from perfmodel.report.collectives.page import sentences as collective_sentences
 from perfmodel.report.collectives.page import write_collective
@@ -126,6 +127,14 @@ def test_a_collective_says_its_bandwidth_latency_and_where_half_is_reached() -> 
     assert first == f"1{SPACE}KiB takes 10.0{SPACE}\N{MICRO SIGN}s."
     assert half.endswith(f"1{SPACE}MiB.")  # half at 10 us times 100 GB/s, which is 1 MB
     assert f"ring ll from 1{SPACE}KiB" in chosen
+
+
+def test_the_band_of_bandwidth_is_that_of_the_times() -> None:
+    """Half and twice the time: twice and half the bandwidth."""
+    band, line, *_ = draw_busbw(rows()).data
+    count = len(line.y)
+    assert band.y[:count] == pytest.approx([2 * busbw for busbw in line.y])
+    assert band.y[: -count - 1 : -1] == pytest.approx([busbw / 2 for busbw in line.y])
 
 
 @pytest.mark.browser

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from perfmodel.report.planning.figures import draw_throughput, draw_tornado
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.plan.choice.sensitivity import list_swings
@@ -81,3 +84,44 @@ def test_a_search_is_not_repeated_for_every_assumption(
     training = {"global_batch": 256, "scaling": "strong"}
     searched = change_scenario(scenario, {"strategy": {"kind": "auto"}, "training": training})
     assert [each.what for each in list_swings(searched, plan.best)] == ["failures"]
+
+
+def test_what_is_made_worse_and_better_is_what_its_label_says(
+    planned: tuple[Scenario, PlanResult], option: Callable[..., PlanOption]
+) -> None:
+    scenario, _ = planned
+    two_nodes = option(1.0, 1.0, 16, name="bought")
+    swings = {swing.what: swing for swing in list_swings(scenario, two_nodes)}
+    network = swings["network"]
+    assert network.labels == ("half as fast", "twice as fast")
+    for request, by in ((network.worse, 0.5), (network.better, 2.0)):
+        assert request is not None
+        assert request.changes["what_if.network_bandwidth"] == by
+    spine = swings["oversubscription"]
+    assert spine.labels == ("2 to 1", "1 to 1")
+    assert spine.better is None  # it has none that could be taken away
+    assert spine.worse is not None
+    assert spine.worse.changes["cluster.fabric.oversubscription"] == 2.0
+
+
+def test_the_figures_show_the_numbers_of_the_plan(planned: tuple[Scenario, PlanResult]) -> None:
+    _, plan = planned
+    best = plan.best
+    assert best is not None
+    assert best.step is not None
+    assert best.step.interval_s is not None
+    worse, better = draw_tornado(plan).data
+    for trace, end in ((worse, 0), (better, 1)):
+        ends = [trace.base + length for length in trace.x]
+        assert ends == pytest.approx([each.cost[end] for each in plan.sensitivities if each.cost])
+    band, line = (
+        trace
+        for at, trace in enumerate(draw_throughput(plan).data)
+        if at // 2 == [*dict.fromkeys(o.candidate for o in plan.usable)].index(best.candidate)
+    )
+    quick_s, slow_s = best.step.interval_s
+    at = line.x.index(best.gpus)
+    samples = best.step.global_batch
+    assert line.y[at] == pytest.approx(samples / best.step.step_time_s)
+    assert band.y[at] == pytest.approx(samples / quick_s)
+    assert band.y[len(band.y) - 1 - at] == pytest.approx(samples / slow_s)
