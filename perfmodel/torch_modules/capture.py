@@ -166,9 +166,9 @@ def capture(
 
     Examples
     --------
-    >>> import torch, perfmodel
-    >>> captured = perfmodel.capture(torch.nn.Linear(8, 4), torch.zeros(2, 8), name="toy")
-    >>> captured.workload.parameters
+    >>> import torch, perfmodel  # doctest: +SKIP
+    >>> toy = torch.nn.Linear(8, 4), torch.zeros(2, 8)  # doctest: +SKIP
+    >>> perfmodel.capture(*toy, name="toy").workload.parameters  # doctest: +SKIP
     36
     """
     require_torch()
