@@ -35,18 +35,22 @@ def headline(comparison: Comparison) -> str:
     if not comparison.differences or not all(each.same_samples for each in comparison.differences):
         return title(comparison)
     pairs = zip(comparison.sides[1:], comparison.differences, strict=True)
-    fitting = [pair for pair in pairs if pair[0].point.memory.fits]
-    best, versus = max(fitting, key=lambda pair: pair[1].throughput.ratio, default=(first, None))
+    fitting = sorted(
+        (pair for pair in pairs if pair[0].point.memory.fits), key=lambda p: -p[1].throughput.ratio
+    )
     if not first.point.memory.fits:
-        if versus is None:
-            return "No side fits in memory"
-        return f"{best.label} is the quickest that fits in memory"
-    if versus is None or versus.throughput.ratio <= 1 + NOTHING:
+        quickest = f"{fitting[0][0].label} is the quickest that fits" if fitting else "No side fits"
+        return f"{quickest} in memory"
+    quicker = [pair for pair in fitting if pair[1].throughput.ratio > 1 + NOTHING]
+    if not quicker:
         return f"{first.label}: nothing else here is quicker"
+    sure = [pair for pair in quicker if not pair[1].throughput.within]
+    best, versus = (sure or quicker)[0]
     less = change(per_sample(versus), "more time per sample", "less time per sample")
-    if versus.throughput.within:
+    if not sure:
         return f"Nothing here is surely quicker than {first.label}; {best.label} may be: {less}"
-    return f"{best.label} is the quickest: {less} than {first.label}"
+    other = "" if best is quicker[0][0] else f"; {quicker[0][0].label} may be quicker still"
+    return f"{best.label} is the quickest: {less} than {first.label}{other}"
 
 
 def per_sample(versus: SideDifference) -> Change:

@@ -22,7 +22,7 @@ def four() -> Comparison:
     """A base, a quicker hook, a larger batch whose step is longer, and more buckets."""
     fields = ("", "strategy.hook=fp16", "training.batch_per_gpu=256", "strategy.bucket_cap=5 MiB")
     name = "bucket-size-slow-ethernet"
-    asked = {f: load_scenario(name, [*SMALL, *([f] if f else [])]) for f in fields}
+    asked = {f or name: load_scenario(name, [*SMALL, *([f] if f else [])]) for f in fields}
     return compare(asked, jobs=1)
 
 
@@ -55,6 +55,10 @@ def test_the_winner_has_the_least_time_per_sample_not_the_shortest_step(four: Co
         (
             [(0.9, (0.8, 0.95)), (1.02, (0.9, 1.1)), (0.5, (0.4, 0.6))],
             "training.batch_per_gpu=256 may be: 2.0 % less time per sample",
+        ),
+        (
+            [(1.25, (1.2, 1.6)), (1.5, (0.9, 1.9)), (0.5, (0.4, 0.6))],
+            "than bucket-size-slow-ethernet; training.batch_per_gpu=256 may be quicker still",
         ),
         (
             [(1.25, (1.2, 1.6)), (1.02, (0.9, 1.1)), (0.5, (0.4, 0.6))],
