@@ -88,7 +88,7 @@ def make_scenario(content: Mapping[str, Any], name: str = "scenario") -> Scenari
     ... }).cluster.node
     'dgx-a100'
     """
-    plain_content = {"perfmodel": 1, **copy.deepcopy(dict(content))}
+    plain_content = copy.deepcopy(dict(content))
     return _validate_content(plain_content, SourceMap(name=name, content=plain_content), ())
 
 
@@ -225,8 +225,9 @@ def _replace_field(content: dict[str, Any], field: str, value: object, faults: l
 def _missing_key(section: Any, key: str, inside: str) -> str:
     """Return what is allowed where a key cannot be in a section or list, else nothing."""
     if isinstance(section, list):
-        is_index = key.isdecimal() and int(key) < len(section)
-        return "" if is_index else f"{inside}.0 to {inside}.{len(section) - 1}"
+        if key.isdecimal() and int(key) < len(section):
+            return ""
+        return f"{inside}.0 to {inside}.{len(section) - 1}" if section else f"{inside}=[...]"
     return "" if isinstance(section, dict) else "a field of a section"
 
 

@@ -147,6 +147,8 @@ def test_an_override_reaches_into_a_list(good, scenario_file):
     assert scenario.events[0].jitter.cv == 0.2
     for place in ("events.1", "events.x.jitter"):
         assert "events.0 to events.0" in faults(path, f"{place}=2")[0][3]
+    empty = scenario_file(good + "events: []\n")
+    assert faults(empty, "events.0.jitter.cv=0.2")[0][3] == "events=[...]"
 
 
 @pytest.mark.parametrize(
