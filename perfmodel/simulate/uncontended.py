@@ -248,10 +248,12 @@ class UncontendedTimer:
             self._move_best(op, nbytes, sample, members)
         while members and len(samples) < MOST_SAMPLES:
             group, root = next(iter(members.items()))
+            best = self.best(op, nbytes, group, root)
+            if op not in MESSAGES and not self._have_same_edges((op, nbytes, group, root, None)):
+                return  # another candidate may be better elsewhere: no sample for later calls
             del members[group]
-            samples.append((group, *self.best(op, nbytes, group, root)))
-            if op in MESSAGES or self._have_same_edges((op, nbytes, group, root, None)):
-                self._move_best(op, nbytes, samples[-1], members)
+            samples.append((group, *best))
+            self._move_best(op, nbytes, samples[-1], members)
 
     def _move_best(
         self, op: str, nbytes: int, sample: _Sample, members: dict[RankGroup, int]

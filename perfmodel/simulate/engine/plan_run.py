@@ -17,6 +17,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from perfmodel.collectives.catalog import ROOTED
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.engine.outcome import TaskExecution
@@ -29,6 +30,7 @@ from perfmodel.simulate.engine.task_graph import (
     task_graph,
 )
 from perfmodel.simulate.network import Network
+from perfmodel.simulate.uncontended import MESSAGES, root_in
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
 Stretch = Callable[[int, int], float | NDArray[np.float64]]
@@ -36,6 +38,8 @@ Stretch = Callable[[int, int], float | NDArray[np.float64]]
 
 MAX_STEPS_AHEAD = 8
 """Steps that a job without an end may be ahead of its slowest stream, to bound memory."""
+
+_ROOTED = ROOTED - MESSAGES
 
 _Member = tuple[StreamState, int, float]
 """A task of a collective: its stream, its index, and when it was ready."""
@@ -78,6 +82,7 @@ class PlanRun:
         self._stretch, self._busy = stretch, 0
         self._graph = task_graph(plan)
         self._participants = participants_of(plan)
+        self._groups = {each.name: each.groups for each in plan.communicators}
         self._classes = {each.name: each for each in plan.classes}
         self._compute_resources = {c.name: ComputeResource(env, slowdown) for c in plan.classes}
         self._semaphores = semaphores_of(plan)
@@ -293,10 +298,11 @@ class PlanRun:
             for state, index, ready_s in members:
                 self._finish(state, step, index, start_s, ready_s)
 
+        groups, root = participants.groups, work.root
+        if work.op in _ROOTED:  # its root may be of other classes, which start by themselves
+            root = root_in(groups[0], self._groups[work.communicator], root)
         try:
-            ended = self._network.collective(
-                work.op, work.nbytes, participants.groups, work.root, work.times
-            )
+            ended = self._network.collective(work.op, work.nbytes, groups, root, work.times)
         except TopologyError as error:
             name = _collective_text(*self._in_progress[instance])
             raise SimulationError(f"{name} cannot start: {error}") from error

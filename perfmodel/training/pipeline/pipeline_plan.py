@@ -44,6 +44,7 @@ from perfmodel.training.plan.step_plan import (
     Stream,
     Task,
 )
+from perfmodel.workload.shards.calls import CALL_GROUPS
 
 ROOTED = ("broadcast", "reduce")
 """Operations of a plan whose root is a rank of it, its first."""
@@ -139,8 +140,9 @@ def _communicators(
         directions = (0, 1) if schedule.layout == "bidirectional" else (0,)
         stages = [schedule.place(number, direction)[0] for direction in directions]
         for each in part.plan.communicators:
-            name = f"{each.name} of part {number}"
-            groups = tuple(_placed(group, stages, ranks) for group in each.groups)
+            name, groups = f"{each.name} of part {number}", each.groups
+            if each.name not in CALL_GROUPS:  # which get their groups with all ranks
+                groups = tuple(_placed(group, stages, ranks) for group in groups)
             named[name] = Communicator(name, groups)
     for source in range(schedule.stages):
         for target in range(schedule.stages):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 CallGroup = Literal["tensor", "context", "expert"]
 """Ranks that share a layer: communicators of a plan have these names."""
+
+CALL_GROUPS: tuple[str, ...] = get_args(CallGroup)
 
 CallOp = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"

@@ -20,6 +20,7 @@ from perfmodel.library.nccl.search.host_graph import (
 )
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.library.transport import apply_settings
+from perfmodel.topology.faults import remove_links
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 
@@ -221,6 +222,14 @@ def test_a_slow_nic_carries_no_more_than_it_can():
     host = Host(90, "intel", 2, peers, ways, back, (12.5,), arcs, None, 370.8, switched=True)
     ring = ring_graph(host, cross_nic=2, most=32)
     assert (ring.channels, ring.inter_GBps) == (1, 12.0)
+
+
+def test_a_lost_nic_changes_no_channels_of_a_running_library():
+    whole = apply_settings(build_topology("dgx1-v100", hosts=2, fabric="one-switch"), settings_of())
+    lost = remove_links(whole, nodes=["n0/nic1"])
+    ranks, settings = (0, 1, 8, 9), settings_of()
+    expected = system_of(whole, Router(whole), ranks, settings)
+    assert system_of(lost, Router(lost), ranks, settings) == expected
 
 
 def test_a_merged_adapter_counts_once(tmp_path):

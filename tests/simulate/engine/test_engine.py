@@ -203,3 +203,17 @@ def test_two_workers_do_not_overtake_at_the_head_of_the_queue(machine: Machine) 
     tasks = (work("a", 5e-3), reduce_("r0", after=(0,)), reduce_("r1"))
     run = simulate(plan(*tasks, streams=two), machine)
     assert spans(run)["r1", 0][0] == 5
+
+
+def test_groups_without_the_root_begin_at_their_own_rank_of_its_place(machine: Machine) -> None:
+    """Classes that share no group start by themselves: the plan's root is in one of them only."""
+    classes = (RankClass("low", range(2)), RankClass("high", range(2, 4)))
+    copy = Collective("broadcast", 2_000_000, "pairs", "c", root=1)
+    pairs = (Communicator("pairs", ((0, 1), (2, 3))),)
+    tasks = [Task("copy", "communication", name, "comm", copy) for name in ("low", "high")]
+    run = simulate(plan(*tasks, classes=classes, communicators=pairs), machine)
+    topology = machine.topology
+    busy = [
+        name for name, sent in zip(topology.arcs.names, run.counted.wire_bytes, strict=True) if sent
+    ]
+    assert {src for src, _ in busy} & set(topology.ranks) == {topology.ranks[1], topology.ranks[3]}

@@ -15,6 +15,7 @@ from perfmodel.training.strategy import StepRequest
 from perfmodel.workload import load_workload
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from perfmodel.workload.model import LayerTimes, Workload
+from perfmodel.workload.shards.shard import Shard
 
 REPLICAS, STAGES, MICRO_BATCHES = 4, 2, 8
 
@@ -24,14 +25,17 @@ def model() -> Workload:
     return load_workload("gpt2", dtype="bf16", sequence_length=64)
 
 
-def plan_of(model: Workload, schedule: str, dtype: str | None = None) -> StepPlan:
+def plan_of(
+    model: Workload, schedule: str, dtype: str | None = None, replicas: int = REPLICAS
+) -> StepPlan:
     layers = len(model.layers)
     times = LayerTimes(
         np.full(layers, 1e-3), np.full(layers, 2e-3), *[np.zeros(layers, dtype=np.int64)] * 2,
         0.0, 1e-3, 1, 1e12, 0.0, "none", weight_gradient_s=np.full(layers, 1e-3),
     )  # fmt: skip
     return mix_step(
-        Mixture(stages=STAGES, schedule=schedule), StepRequest(model, times, REPLICAS, 1),
+        Mixture(shard=model.shard, stages=STAGES, schedule=schedule),
+        StepRequest(model, times, replicas, 1),
         lambda part, count: megatron_plan(part, MegatronOptions(accumulate=count)), MICRO_BATCHES,
         Reduction(dtype=dtype), "bf16", NO_RECOMPUTE, None,
     )  # fmt: skip
@@ -63,3 +67,16 @@ def test_a_tied_embedding_is_added_up_in_the_dtype_of_reductions(
     (tied,) = {w for w in works if isinstance(w, Collective) and w.communicator == TIED}
     table = next(tensor for tensor in model.tensors if tensor.name == "wte.weight")
     assert tied.nbytes == item_bytes * table.numel
+
+
+def test_a_tensor_group_may_have_more_ranks_than_hold_a_part() -> None:
+    """Both stages that hold a part of DualPipe's are two ranks; their tensor groups have four."""
+    share = load_workload(
+        "bert-base",
+        dtype="fp16",
+        sequence_length=64,
+        shard=Shard(tensor=4, vocabulary_multiple=128),
+    )
+    plan = plan_of(share, "dualpipe", replicas=1)
+    groups = {each.groups for each in plan.communicators if each.name.startswith("tensor")}
+    assert groups == {((0, 1, 2, 3), (4, 5, 6, 7))}

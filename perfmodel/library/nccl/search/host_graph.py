@@ -247,9 +247,13 @@ def _lane_GBps(capability: int, release: tuple[float, float]) -> float:
 
 
 def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> float:
-    """Capacity that NCCL takes a link to have, by its kind; the link's own where it has no idea."""
+    """Capacity that NCCL takes a link to have, by its kind; the link's own where it has no idea.
+
+    Of a link that was lost: what it had, as routes are those of before.
+    """
     arcs = topology.arcs
-    own, kind = float(arcs.bandwidth_Bps[arc]) / 1e9, arcs.kinds[arc]
+    own_Bps = arcs.bandwidth_Bps[arc] or topology.built.bandwidth_Bps[arc]
+    own, kind = float(own_Bps) / 1e9, arcs.kinds[arc]
     if kind == "nvlink":
         src, dst = arcs.names[arc]
         lanes = sum(arcs.lanes[cable] for cable in topology.links[src][dst])

@@ -127,15 +127,18 @@ def _split_classes(
         for rank in disturbance.ranks:
             disturbances_of.setdefault(rank, []).append(disturbance)
     slow: list[SlowSteps] = []
+    others = {each.gpu: setup.plan_for(each.gpu) for each in disturbances if each.gpu is not None}
     for rank_class in plan.classes:
         groups: dict[tuple[str, ...], tuple[list[int], list[Disturbance]]] = {}
         for rank in rank_class.ranks if disturbances_of else ():
             if rank in disturbances_of:
                 key = tuple(each.origin for each in disturbances_of[rank])
                 groups.setdefault(key, ([], disturbances_of[rank]))[0].append(rank)
-        parts = [_make_part(setup, ranks, causes) for ranks, causes in groups.values()]
+        parts = [_make_part(setup, ranks, causes, others) for ranks, causes in groups.values()]
         if parts:
             plan = split(plan, rank_class.name, parts)
+            own = [replace(part, like=None) for part in parts]  # so that tasks stay the same ones
+            others = {gpu: split(other, rank_class.name, own) for gpu, other in others.items()}
         for part, (_, causes) in zip(parts, groups.values(), strict=True):
             slow += [
                 SlowSteps(part.name, each.by, frozenset(s + setup.warm_up for s in each.steps))
@@ -146,13 +149,16 @@ def _split_classes(
 
 
 def _make_part(
-    setup: SimulationSetup, ranks: Sequence[int], causes: Sequence[Disturbance]
+    setup: SimulationSetup,
+    ranks: Sequence[int],
+    causes: Sequence[Disturbance],
+    others: Mapping[str, StepPlan],
 ) -> ClassPart:
     scale, gpu = 1.0, None
     for cause in causes:
         scale *= 1.0 if cause.steps is not None else cause.by
         gpu = cause.gpu or gpu
-    like = None if gpu is None else setup.plan_for(gpu)
+    like = None if gpu is None else others[gpu]
     return ClassPart(name_ranks(setup.machine, ranks), tuple(ranks), scale, like)
 
 

@@ -10,7 +10,9 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.report.run.export import to_json
 from perfmodel.scenario import load_scenario
+from perfmodel.scenario.load import make_scenario
 from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.result import Result
 
 TEXT = """\
@@ -167,6 +169,22 @@ def test_other_gpus_are_slower_by_their_own_roofline(tmp_path: Path) -> None:
     assert disturbance.events[0].what == f"n1 has {a100}"
     assert disturbance.events[0].costs_s <= 1e-9  # the faster GPUs wait for the slower ones
     assert {wait.last for wait in disturbance.waits if wait.waited_s > 0} == {"the other 8 GPUs"}
+
+
+def test_nodes_of_another_gpu_may_hold_ranks_of_several_stages() -> None:
+    """Nodes that have the job's own GPU "instead" take as long as without that."""
+    job = {
+        "model": {"name": "bert-base", "sequence_length": 64}, "compute": {"precision": "fp16"},
+        "strategy": {"kind": "ddp", "accumulate": 2}, "training": {"batch_per_gpu": 1},
+        "parallel": {"pipeline": 2, "order": "pp-tp-cp-ep-dp"},
+    }  # fmt: skip
+    cluster = {"node": "v100-x8-25g", "nodes": 2, "gpus_per_node": 2, "fabric": "one-switch"}
+    mixed = cluster | {"mixed": [{"nodes": [1], "gpu": "v100-sxm2-16gb"}]}
+    alike_s, mixed_s = (
+        prepare(make_scenario(job | {"cluster": each})).step().step_time_s
+        for each in (cluster, mixed)
+    )
+    assert mixed_s == pytest.approx(alike_s, rel=1e-12)
 
 
 @pytest.mark.usefixtures("steps_alone")
