@@ -251,7 +251,7 @@ def linear(
     `saved_elements`, `stream_elements`, `copied_elements`, `saved_bytes`: kept (see `Layer`).
     `fused_kept`: instead of these where a compiler fuses (see `Layer`).
     `kernels`: with the matrix product.
-    `functions`: collectives among the ranks that share it.
+    `calls`: collectives among the ranks that share it.
     """
     layer = Layer(
         name=name,
