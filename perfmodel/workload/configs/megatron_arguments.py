@@ -27,6 +27,7 @@ from perfmodel.workload.configs.config_types import (
     Tokens,
     Width,
     Words,
+    choice_findings,
     divides,
     raise_findings,
 )
@@ -232,8 +233,8 @@ def _parse_value(parts: list[str]) -> object:
 
 
 def _refused(values: Mapping[str, Any]) -> Iterator[Finding]:
-    for name in values:
-        if name in REFUSED:
+    for name, value in values.items():
+        if name in REFUSED and value not in (None, False, 0):
             yield name, "a model that is built otherwise", "nothing: the zoo has no such layers"
 
 
@@ -267,8 +268,8 @@ def _expert_findings(arguments: MegatronArguments) -> Iterator[Finding]:
         return
     if not arguments.swiglu:
         yield "swiglu", "nothing beside --num-experts", "experts with gates"
-    if arguments.moe_router_topk > experts:
-        yield "moe_router_topk", str(arguments.moe_router_topk), f"at most {experts}, the experts"
+    fields = ("moe_router_topk", "moe_router_num_groups", "moe_router_group_topk")
+    yield from choice_findings(_routed(arguments), *fields)
     pattern = arguments.moe_layer_freq
     if isinstance(pattern, tuple) and (len(pattern) != arguments.num_layers or not any(pattern)):
         allowed = f"one of {arguments.num_layers} layers each, some of them with experts"
@@ -389,22 +390,19 @@ def _is_gpt(arguments: MegatronArguments) -> bool:
 
 def _routed(arguments: MegatronArguments) -> RoutedShape:
     pattern = arguments.moe_layer_freq
-    every, dense = (pattern, ()) if isinstance(pattern, int) else (1, pattern)
-    if isinstance(pattern, int):
-        # the first of each group has experts, not the last
-        dense = tuple(int(layer % pattern == 0) for layer in range(arguments.num_layers))
-        every = 1
+    if isinstance(pattern, int):  # the first of so many has experts, not the last
+        pattern = tuple(int(layer % pattern == 0) for layer in range(arguments.num_layers))
+    top_groups = arguments.moe_router_group_topk  # without it all groups are taken
     return RoutedShape(
         arguments.num_experts or 1,
         arguments.moe_router_topk,
         arguments.moe_ffn_hidden_size or _wide(arguments),
         arguments.moe_shared_expert_intermediate_size or 0,
-        every=every,
-        dense_layers=tuple(layer for layer, routed in enumerate(dense) if not routed),
+        dense_layers=tuple(layer for layer, routed in enumerate(pattern) if not routed),
         scores=arguments.moe_router_score_function,
         score_bias=arguments.moe_router_enable_expert_bias,
-        groups=arguments.moe_router_num_groups or 1,
-        top_groups=arguments.moe_router_group_topk or 1,
+        groups=(arguments.moe_router_num_groups or 1) if top_groups else 1,
+        top_groups=top_groups or 1,
     )
 
 
