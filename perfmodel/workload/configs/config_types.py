@@ -1,7 +1,4 @@
-"""Types of the fields of configurations, and what all families share.
-
-Bounds are some times what the largest models have: a million layers would fill any memory.
-"""
+"""Types of the fields of configurations, and what all families share."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ from pydantic import ConfigDict, Field
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel
+from perfmodel.scenario.sections.model import MOST_EXPERTS, MOST_LAYERS, MOST_WIDTH, MOST_WORDS
 from perfmodel.workload.zoo.decoders.experts.expert_sizes import RoutedShape
 
-MOST_LAYERS, MOST_WIDTH, MOST_WORDS, MOST_EXPERTS = 2_000, 2_000_000, 20_000_000, 20_000
 MOST_TOKENS = 2**31 - 1
 
 Layers = Annotated[int, Field(strict=True, gt=0, le=MOST_LAYERS)]

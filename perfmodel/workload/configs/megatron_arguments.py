@@ -18,12 +18,15 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, plain, validate_document
 from perfmodel.files.read import parse_yaml, read_text
+from perfmodel.scenario.sections.model import MOST_LAYERS
 from perfmodel.workload.configs.config_types import (
     LONGEST_DEFAULT,
     Experts,
     Finding,
+    Flag,
     Layers,
     Rate,
+    Share,
     Tokens,
     Width,
     Words,
@@ -69,9 +72,8 @@ def _parse_layers(value: object) -> object:
     return value
 
 
-Flagged = Annotated[bool, Field(strict=True)]
 LayerPattern = Annotated[
-    Annotated[int, Field(strict=True, gt=0, le=2000)]
+    Annotated[int, Field(strict=True, gt=0, le=MOST_LAYERS)]
     | tuple[Annotated[int, Field(strict=True, ge=0, le=1)], ...],
     BeforeValidator(_parse_layers),
 ]
@@ -87,7 +89,7 @@ class MegatronArguments(FileModel):
     num_attention_heads: Width
     ffn_hidden_size: Width | None = None
     kv_channels: Width | None = None
-    group_query_attention: Flagged = False
+    group_query_attention: Flag = False
     num_query_groups: Width = 1
     seq_length: Tokens | None = None
     max_position_embeddings: Tokens | None = None
@@ -95,21 +97,21 @@ class MegatronArguments(FileModel):
     padded_vocab_size: Words | None = None
     make_vocab_size_divisible_by: Words = PADDING
     tokenizer_type: str | None = None
-    swiglu: Flagged = False
-    squared_relu: Flagged = False
+    swiglu: Flag = False
+    squared_relu: Flag = False
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     position_embedding_type: Literal["learned_absolute", "rope", "yarn", "none"] = (
         "learned_absolute"
     )
-    use_rotary_position_embeddings: Flagged = False
-    rotary_percent: Annotated[float, Field(gt=0, le=1)] = 1.0
-    untie_embeddings_and_output_weights: Flagged = False
-    disable_bias_linear: Flagged = False
-    add_qkv_bias: Flagged = False
-    qk_layernorm: Flagged = False
+    use_rotary_position_embeddings: Flag = False
+    rotary_percent: Share = 1.0
+    untie_embeddings_and_output_weights: Flag = False
+    disable_bias_linear: Flag = False
+    add_qkv_bias: Flag = False
+    qk_layernorm: Flag = False
     hidden_dropout: Rate = 0.1
     attention_dropout: Rate = 0.1
-    multi_latent_attention: Flagged = False
+    multi_latent_attention: Flag = False
     q_lora_rank: Width | None = None
     kv_lora_rank: Width = 32
     qk_head_dim: Width = 128
@@ -121,11 +123,11 @@ class MegatronArguments(FileModel):
     moe_shared_expert_intermediate_size: Width | None = None
     moe_layer_freq: LayerPattern = 1
     moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
-    moe_router_enable_expert_bias: Flagged = False
+    moe_router_enable_expert_bias: Flag = False
     moe_router_num_groups: Experts | None = None
     moe_router_group_topk: Experts | None = None
-    bf16: Flagged = False
-    fp16: Flagged = False
+    bf16: Flag = False
+    fp16: Flag = False
 
 
 REFUSED = frozenset({
