@@ -18,7 +18,7 @@ from perfmodel.workload.configs.transformer_shape import transformer_model
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import build
 from perfmodel.workload.zoo.decoders.experts import ExpertSettings
-from tests.workload.configs.real_configs import written
+from tests.workload.configs.real_configs import CONFIGS, written
 
 
 def shaped(**sizes: Any) -> Workload:
@@ -63,6 +63,12 @@ def test_each_field_of_a_shape_changes_the_model() -> None:
     models.append(shaped(**base, positions="none"))
     layers = [model.layers for model in models]
     assert all(layers[i] != layers[j] for i in range(len(layers)) for j in range(i))
+
+
+@pytest.mark.parametrize("experts", [None, {"count": 4}])
+def test_a_table_of_positions_is_as_long_as_a_sample(experts: object) -> None:
+    model = shaped(hidden=128, layers=1, positions="learned", experts=experts)
+    assert model.tensors[1].shape == (64, 128)
 
 
 def test_each_field_of_experts_changes_the_model() -> None:
@@ -133,6 +139,20 @@ def test_ranks_share_a_configuration(label: str, tmp_path: Path) -> None:
     sizes = {t.name: t.numel for t in whole.tensors}
     assert all(2 * t.numel == sizes[t.name] for t in share.tensors if t.name in maps)
     assert any(layer.calls for layer in share.layers)
+
+
+def test_groups_of_a_configuration_bound_how_far_tokens_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    for groups in (1, 2, 4):
+        label = "deepseek_v3"
+        monkeypatch.setitem(CONFIGS, label, {**CONFIGS[label], "topk_group": groups})
+        settings = ExpertSettings(dispatcher="deduplicated")
+        model = build(written(tmp_path, label), shard=Shard(expert=2), experts=settings)
+        calls.append(max(call.elements for layer in model.layers for call in layer.calls
+                         if call.group == "expert"))  # fmt: skip
+    assert calls[0] < calls[1] < calls[2]
 
 
 @pytest.mark.parametrize("label", ["vit", "clip", "whisper", "mixtral", "gpt2"])
@@ -305,6 +325,13 @@ def test_widths_that_megatron_works_out() -> None:
 )
 def test_arguments_that_make_no_model(arguments: str, flags: set[str]) -> None:
     assert {fault.field for fault in refused(arguments)} == flags
+
+
+def test_what_yaml_says_not_to_do_is_no_other_model(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("num_layers: 1\nhidden_size: 64\nnum_attention_heads: 4\nvocab_size: 99\n"
+                    "seq_length: 8\nmtp_num_layers: null\nis_hybrid_model: false\n")  # fmt: skip
+    assert stated(path).tensors[0].shape == (128, 64)
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.txt", "hello"), ("a.yaml", "- 1"), ("b.sh", "")])
