@@ -120,9 +120,10 @@ def layer_cost(
     `is_float8`: whether it is one of those that run in fp8.
     """
     device = pricing.device
-    vector_s, vector_backward_s, vector_kernels = _vector_cost(layer, pricing)
     if not layer.gradients:
-        return _forward_alone(layer, pricing, first=first, is_float8=is_float8)
+        whole = layer_cost(replace(layer, gradients=2), pricing, first=first, is_float8=is_float8)
+        return replace(whole, backward_s=0.0, backward_kernels=0)
+    vector_s, vector_backward_s, vector_kernels = _vector_cost(layer, pricing)
     if not layer.matmul_flops:
         # a table: forward gathers its rows, backward zeroes and writes its whole gradient
         table_s = layer.weight_elements * STATED_BYTES / device.memory_Bps
@@ -133,24 +134,16 @@ def layer_cost(
         else _matrix_cost(layer, pricing, first=first)
     )
     casts = int(pricing.casts and layer.weight_elements > 0)
-    # what is cast to fp8 needs no copy in bf16, but its gradient is cast back
-    forward_casts = casts * (not is_float8)
+    # what is cast to fp8 needs no copy in bf16, but its gradient is cast back, if it has one
+    forward_casts, back = casts * (not is_float8), not _is_frozen(layer)
     cast_bytes = layer.weight_elements * (STATED_BYTES + device.item_bytes)
     cast_s = elementwise_s(casts * cast_bytes, casts, device)
     return LayerCost(
         vector_s + matrix.forward_s + cast_s * (not is_float8),
-        vector_backward_s + matrix.backward_s + cast_s,
+        vector_backward_s + matrix.backward_s + cast_s * back,
         vector_kernels + matrix.forward_kernels + forward_casts,
-        vector_kernels + matrix.backward_kernels + casts,
+        vector_kernels + matrix.backward_kernels + casts * back,
     )
-
-
-def _forward_alone(
-    layer: Layer, pricing: Pricing, *, first: bool, is_float8: bool
-) -> LayerCost:  # fmt: skip
-    """Add up the kernels of a layer that backward does not come to."""
-    whole = layer_cost(replace(layer, gradients=2), pricing, first=first, is_float8=is_float8)
-    return replace(whole, backward_s=0.0, backward_kernels=0)
 
 
 def matrix_seconds(
@@ -174,7 +167,7 @@ def weight_gradient_s(layer: Layer, pricing: Pricing, *, is_float8: bool = False
     """
     if not layer.matmul_flops or not layer.weight_elements:
         return 0.0
-    if layer.gradients < 2 and not layer.tensors:  # frozen
+    if _is_frozen(layer):
         return 0.0
     cast_bytes = layer.weight_elements * (STATED_BYTES + pricing.device.item_bytes)
     cast_s = elementwise_s(cast_bytes, 1, pricing.device) if pricing.casts else 0.0
@@ -190,7 +183,7 @@ def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> Float8Cost:
     return _priced_float8(
         batched(product, pricing.batch) if isinstance(product, MatrixProduct)
         else likely_product(layer, pricing.batch),
-        pricing, shared, _gradients(layer, first=first),
+        pricing, shared, len(_gradients(layer, first=first)),
     )  # fmt: skip
 
 
@@ -239,37 +232,48 @@ def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:
     return forward_s, backward_s, kernels
 
 
-def _gradients(layer: Layer, *, first: bool) -> int:
-    """Products of backward for each of forward; one at least, of what is left of it."""
-    return min(max(1, layer.gradients), 1 if first else 2)
+_WEIGHT, _INPUT = 0, 1
+"""Products of backward for each of forward: gradients of the weight and of the input."""
+
+
+def _is_frozen(layer: Layer) -> bool:
+    """Whether the weight of a layer is not trained."""
+    return layer.gradients < 2 and not layer.tensors
+
+
+def _gradients(layer: Layer, *, first: bool) -> tuple[int, ...]:
+    """Products that backward runs; one at least."""
+    if _is_frozen(layer):
+        return (_INPUT,)
+    return (_WEIGHT,) if first or layer.gradients < 2 else (_WEIGHT, _INPUT)
 
 
 def _matrix_cost(layer: Layer, pricing: Pricing, *, first: bool) -> LayerCost:
     """Time of the matrix kernels, forward and backward."""
-    passes = _gradients(layer, first=first)
+    gradients = _gradients(layer, first=first)
     if layer.matrix is None:
-        return _stated_cost(layer, pricing, passes)
-    return _shaped_cost(layer.matrix, pricing, passes)
+        return _stated_cost(layer, pricing, len(gradients))
+    return _shaped_cost(layer.matrix, pricing, gradients)
 
 
 @lru_cache(maxsize=4096)
-def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, passes: int) -> LayerCost:
+def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, gradients: tuple[int, ...]) -> LayerCost:
     """Time of the matrix kernels of a shape, once for all layers that have it."""
     match batched(matrix, pricing.batch):
         case Attention() as attention:
             return _attention_cost(attention, pricing)
         case Convolution() as conv:
-            return _convolution_cost(conv, pricing, passes)
+            return _convolution_cost(conv, pricing, gradients)
         case GroupedProduct() as grouped:
-            return _grouped_cost(grouped, pricing, passes)
+            return _grouped_cost(grouped, pricing, gradients)
         case MatrixProduct() as product:
-            device = pricing.device
-            gradients = (product.weight_gradient, product.input_gradient)[:passes]
-            backward_s = sum(product_s(gradient, device) for gradient in gradients)
-            if product.has_bias:
+            device, both = pricing.device, (product.weight_gradient, product.input_gradient)
+            backward_s = sum(product_s(both[each], device) for each in gradients)
+            sums_bias = product.has_bias and _WEIGHT in gradients
+            if sums_bias:
                 summed = device.item_bytes * product.rows * product.columns
                 backward_s += elementwise_s(summed, 1, device)
-            kernels = passes + product.has_bias
+            kernels = len(gradients) + sums_bias
             return LayerCost(product_s(product, device), backward_s, 1, kernels)
 
 
@@ -282,27 +286,31 @@ def _attention_cost(attention: Attention, pricing: Pricing) -> LayerCost:
     )
 
 
-def _grouped_cost(grouped: GroupedProduct, pricing: Pricing, passes: int) -> LayerCost:
-    forward_s, *gradients_s = grouped_passes_s(grouped, pricing.device)
+def _grouped_cost(
+    grouped: GroupedProduct, pricing: Pricing, gradients: tuple[int, ...]
+) -> LayerCost:
+    forward_s, *both_s = grouped_passes_s(grouped, pricing.device)
     kernels = 1 if grouped.single_kernel else grouped.groups
-    return LayerCost(forward_s, sum(gradients_s[:passes]), kernels, passes * kernels)
+    backward_s = sum(both_s[each] for each in gradients)
+    return LayerCost(forward_s, backward_s, kernels, len(gradients) * kernels)
 
 
-def _convolution_cost(conv: Convolution, pricing: Pricing, passes: int) -> LayerCost:
+def _convolution_cost(conv: Convolution, pricing: Pricing, gradients: tuple[int, ...]) -> LayerCost:
     """Choose between kernels with copies of their operands and, beside TF32, plain fp32 ones."""
     copies = 2 * pricing.transposes
-    products = (forward_product(conv), weight_gradient_product(conv), input_gradient_product(conv))
+    both = (weight_gradient_product(conv), input_gradient_product(conv))
+    products = (forward_product(conv), *(both[each] for each in gradients))
     copied_s = layout_copy_s(conv, pricing.device) if copies else 0.0
 
     def times_s(device: Device) -> list[float]:
-        return [convolution_s(conv, product, device) for product in products[: 1 + passes]]
+        return [convolution_s(conv, product, device) for product in products]
 
     forward_s, *backward_s = (each + copied_s for each in times_s(pricing.device))
     if copies and pricing.plain is not None:
         plain_forward_s, *plain_backward_s = times_s(pricing.plain)
         forward_s = min(forward_s, plain_forward_s)
         backward_s = list(map(min, backward_s, plain_backward_s))
-    return LayerCost(forward_s, sum(backward_s), 1 + copies, passes * (1 + copies))
+    return LayerCost(forward_s, sum(backward_s), 1 + copies, len(gradients) * (1 + copies))
 
 
 def _stated_cost(layer: Layer, pricing: Pricing, passes: int) -> LayerCost:

@@ -105,6 +105,27 @@ def test_fused_attention_skips_the_masked_half_and_recomputes_the_scores():
     assert masked == pytest.approx(forward / 2, rel=0.03)  # half of the keys: less saturated
 
 
+def test_a_frozen_weight_leaves_the_gradient_of_the_input_alone():
+    """Neither its bias is summed nor a gradient of it cast back."""
+    product = MatrixProduct(512, 4096, 64, has_bias=True)
+    flops = product.flops
+    trained = Layer("l", (0, 1), matrix=product, matmul_flops=flops, weight_elements=2**18)
+    layers = (
+        Layer("first"), trained, replace(trained, tensors=(), gradients=1),
+        replace(trained, gradients=1),
+        *(Layer("p", (0,), matrix=gradient, matmul_flops=flops)
+          for gradient in (product.weight_gradient, product.input_gradient)),
+    )  # fmt: skip
+    workload = replace(build_model("gpt2"), layers=layers)
+    priced = layer_times(workload, GPU, batch=1, precision="fp16")
+    _, both_s, frozen_s, weight_s, *_ = priced.backward_s
+    input_s = priced.forward_s[5]
+    assert priced.forward_s[4] != input_s
+    assert frozen_s == pytest.approx(input_s)
+    assert both_s - weight_s == pytest.approx(input_s)
+    assert list(priced.backward_kernels[1:4]) == [4, 1, 3]
+
+
 def test_the_first_flash_attention_takes_its_rate_of_the_second():
     layers = (attention(4096), Layer("l", matmul_flops=1e12))
     workload = replace(build_model("gpt2"), layers=layers)

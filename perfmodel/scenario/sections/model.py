@@ -35,11 +35,13 @@ def _amount(most: int) -> tuple[BeforeValidator, WithJsonSchema]:
     return BeforeValidator(_parse_amount), WithJsonSchema(schema)
 
 
-Amount = Annotated[int, Field(strict=True, gt=0, le=2_000_000), *_amount(2_000_000)]
-"""A width or a number of heads: some times what the largest models have."""
-Words = Annotated[int, Field(strict=True, gt=0, le=20_000_000), *_amount(20_000_000)]
-Layers = Annotated[int, Field(strict=True, gt=0, le=2_000)]
-ExpertCount = Annotated[int, Field(strict=True, gt=0, le=20_000)]
+MOST_LAYERS, MOST_WIDTH, MOST_WORDS, MOST_EXPERTS = 2_000, 2_000_000, 20_000_000, 20_000
+"""Some times what the largest models have: a million layers would fill any memory."""
+Amount = Annotated[int, Field(strict=True, gt=0, le=MOST_WIDTH), *_amount(MOST_WIDTH)]
+"""A width or a number of heads."""
+Words = Annotated[int, Field(strict=True, gt=0, le=MOST_WORDS), *_amount(MOST_WORDS)]
+Layers = Annotated[int, Field(strict=True, gt=0, le=MOST_LAYERS)]
+ExpertCount = Annotated[int, Field(strict=True, gt=0, le=MOST_EXPERTS)]
 
 USUAL_HEAD = 128
 """Elements of a head, as most large models have; 64 where that does not divide the width."""
@@ -61,7 +63,7 @@ class ExpertShapeSection(FileModel):
         default=0, description="experts beside these that every token takes"
     )
     every: Layers = Field(default=1, description="each so-manyth layer has them")
-    dense_first: Annotated[int, Field(strict=True, ge=0, le=2_000)] = Field(
+    dense_first: Annotated[int, Field(strict=True, ge=0, le=MOST_LAYERS)] = Field(
         default=0, description="layers before the first that may have them"
     )
 

@@ -1,7 +1,4 @@
-"""Types of the fields of configurations, and what all families share.
-
-Bounds are some times what the largest models have: a million layers would fill any memory.
-"""
+"""Types of the fields of configurations, and what all families share."""
 
 from __future__ import annotations
 
@@ -12,8 +9,9 @@ from pydantic import ConfigDict, Field
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel
+from perfmodel.scenario.sections.model import MOST_EXPERTS, MOST_LAYERS, MOST_WIDTH, MOST_WORDS
+from perfmodel.workload.zoo.decoders.experts.expert_sizes import RoutedShape
 
-MOST_LAYERS, MOST_WIDTH, MOST_WORDS, MOST_EXPERTS = 2_000, 2_000_000, 20_000_000, 20_000
 MOST_TOKENS = 2**31 - 1
 
 Layers = Annotated[int, Field(strict=True, gt=0, le=MOST_LAYERS)]
@@ -22,6 +20,7 @@ Words = Annotated[int, Field(strict=True, gt=0, le=MOST_WORDS)]
 Experts = Annotated[int, Field(strict=True, gt=0, le=MOST_EXPERTS)]
 Tokens = Annotated[int, Field(strict=True, gt=0, le=MOST_TOKENS)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Gate = Literal["silu", "swish", "gelu", "gelu_pytorch_tanh"]
 Function = Literal[
@@ -46,6 +45,12 @@ class HubConfig(FileModel):
 
     model_type: str = ""
     architectures: tuple[str, ...] | None = None
+
+
+class RopeParameters(HubConfig):
+    """What newer files state of rotary positions."""
+
+    partial_rotary_factor: Share | None = None
 
 
 Finding = tuple[str, str, str]
@@ -75,6 +80,36 @@ def divides(number: int, by: int, field: str, meaning: str) -> Iterator[Finding]
     """Find a number that another does not divide."""
     if number % by:
         yield field, str(by), f"a divisor of {number}, {meaning}"
+
+
+def heads_divide(width: int, heads: int, section: str = "") -> Iterator[Finding]:
+    """Find heads that do not divide the width; `section`: of the file, with a point after it."""
+    return divides(width, heads, f"{section}num_attention_heads", "the hidden size")
+
+
+def choice_findings(
+    routed: RoutedShape, top_k: str, groups: str, top_groups: str
+) -> Iterator[Finding]:
+    """Find tokens that take more experts than they may, and groups that do not divide the experts.
+
+    `top_k`, `groups`, `top_groups`: the fields that state them.
+    """
+    experts, allowed = routed.experts, "the experts of a layer"
+    if experts % routed.groups:
+        yield groups, str(routed.groups), f"a divisor of the {experts} experts"
+    elif routed.top_groups > routed.groups:
+        yield top_groups, str(routed.top_groups), f"at most the {routed.groups} groups"
+    elif routed.groups > 1:
+        experts = experts // routed.groups * routed.top_groups
+        allowed = f"the experts of {routed.top_groups} of {routed.groups} groups"
+    if routed.top_k > experts:
+        yield top_k, str(routed.top_k), f"at most {experts}, {allowed}"
+
+
+def rotary_share(rope: RopeParameters | None, *older: float | None, usual: float) -> float:
+    """Share of a head that positions turn; `older`: where files before had it, first to last."""
+    shares = (rope.partial_rotary_factor if rope else None, *older)
+    return next((share for share in shares if share is not None), usual)
 
 
 def is_on(rate: float) -> bool:

@@ -129,9 +129,10 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
 def _with_updates(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields with what old files of CLIP state once more, which goes before."""
     updates = {
-        key: {**(content.get(key) or {}), **content[f"{key}_dict"]}
+        key: {**stated, **again}
         for key in (TEXT, "vision_config")
-        if isinstance(content.get(f"{key}_dict"), dict)
+        if isinstance(again := content.get(f"{key}_dict"), dict)
+        and isinstance(stated := content.get(key) or {}, dict)
     }
     return {**content, **updates}
 

@@ -18,15 +18,19 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import FileModel, plain, validate_document
 from perfmodel.files.read import parse_yaml, read_text
+from perfmodel.scenario.sections.model import MOST_LAYERS
 from perfmodel.workload.configs.config_types import (
     LONGEST_DEFAULT,
     Experts,
     Finding,
+    Flag,
     Layers,
     Rate,
+    Share,
     Tokens,
     Width,
     Words,
+    choice_findings,
     divides,
     raise_findings,
 )
@@ -68,9 +72,8 @@ def _parse_layers(value: object) -> object:
     return value
 
 
-Flagged = Annotated[bool, Field(strict=True)]
 LayerPattern = Annotated[
-    Annotated[int, Field(strict=True, gt=0, le=2000)]
+    Annotated[int, Field(strict=True, gt=0, le=MOST_LAYERS)]
     | tuple[Annotated[int, Field(strict=True, ge=0, le=1)], ...],
     BeforeValidator(_parse_layers),
 ]
@@ -86,7 +89,7 @@ class MegatronArguments(FileModel):
     num_attention_heads: Width
     ffn_hidden_size: Width | None = None
     kv_channels: Width | None = None
-    group_query_attention: Flagged = False
+    group_query_attention: Flag = False
     num_query_groups: Width = 1
     seq_length: Tokens | None = None
     max_position_embeddings: Tokens | None = None
@@ -94,21 +97,21 @@ class MegatronArguments(FileModel):
     padded_vocab_size: Words | None = None
     make_vocab_size_divisible_by: Words = PADDING
     tokenizer_type: str | None = None
-    swiglu: Flagged = False
-    squared_relu: Flagged = False
+    swiglu: Flag = False
+    squared_relu: Flag = False
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     position_embedding_type: Literal["learned_absolute", "rope", "yarn", "none"] = (
         "learned_absolute"
     )
-    use_rotary_position_embeddings: Flagged = False
-    rotary_percent: Annotated[float, Field(gt=0, le=1)] = 1.0
-    untie_embeddings_and_output_weights: Flagged = False
-    disable_bias_linear: Flagged = False
-    add_qkv_bias: Flagged = False
-    qk_layernorm: Flagged = False
+    use_rotary_position_embeddings: Flag = False
+    rotary_percent: Share = 1.0
+    untie_embeddings_and_output_weights: Flag = False
+    disable_bias_linear: Flag = False
+    add_qkv_bias: Flag = False
+    qk_layernorm: Flag = False
     hidden_dropout: Rate = 0.1
     attention_dropout: Rate = 0.1
-    multi_latent_attention: Flagged = False
+    multi_latent_attention: Flag = False
     q_lora_rank: Width | None = None
     kv_lora_rank: Width = 32
     qk_head_dim: Width = 128
@@ -120,11 +123,11 @@ class MegatronArguments(FileModel):
     moe_shared_expert_intermediate_size: Width | None = None
     moe_layer_freq: LayerPattern = 1
     moe_router_score_function: Literal["softmax", "sigmoid"] = "softmax"
-    moe_router_enable_expert_bias: Flagged = False
+    moe_router_enable_expert_bias: Flag = False
     moe_router_num_groups: Experts | None = None
     moe_router_group_topk: Experts | None = None
-    bf16: Flagged = False
-    fp16: Flagged = False
+    bf16: Flag = False
+    fp16: Flag = False
 
 
 REFUSED = frozenset({
@@ -232,8 +235,8 @@ def _parse_value(parts: list[str]) -> object:
 
 
 def _refused(values: Mapping[str, Any]) -> Iterator[Finding]:
-    for name in values:
-        if name in REFUSED:
+    for name, value in values.items():
+        if name in REFUSED and value not in (None, False, 0):
             yield name, "a model that is built otherwise", "nothing: the zoo has no such layers"
 
 
@@ -267,8 +270,8 @@ def _expert_findings(arguments: MegatronArguments) -> Iterator[Finding]:
         return
     if not arguments.swiglu:
         yield "swiglu", "nothing beside --num-experts", "experts with gates"
-    if arguments.moe_router_topk > experts:
-        yield "moe_router_topk", str(arguments.moe_router_topk), f"at most {experts}, the experts"
+    fields = ("moe_router_topk", "moe_router_num_groups", "moe_router_group_topk")
+    yield from choice_findings(_routed(arguments), *fields)
     pattern = arguments.moe_layer_freq
     if isinstance(pattern, tuple) and (len(pattern) != arguments.num_layers or not any(pattern)):
         allowed = f"one of {arguments.num_layers} layers each, some of them with experts"
@@ -389,22 +392,19 @@ def _is_gpt(arguments: MegatronArguments) -> bool:
 
 def _routed(arguments: MegatronArguments) -> RoutedShape:
     pattern = arguments.moe_layer_freq
-    every, dense = (pattern, ()) if isinstance(pattern, int) else (1, pattern)
-    if isinstance(pattern, int):
-        # the first of each group has experts, not the last
-        dense = tuple(int(layer % pattern == 0) for layer in range(arguments.num_layers))
-        every = 1
+    if isinstance(pattern, int):  # the first of so many has experts, not the last
+        pattern = tuple(int(layer % pattern == 0) for layer in range(arguments.num_layers))
+    top_groups = arguments.moe_router_group_topk  # without it all groups are taken
     return RoutedShape(
         arguments.num_experts or 1,
         arguments.moe_router_topk,
         arguments.moe_ffn_hidden_size or _wide(arguments),
         arguments.moe_shared_expert_intermediate_size or 0,
-        every=every,
-        dense_layers=tuple(layer for layer, routed in enumerate(dense) if not routed),
+        dense_layers=tuple(layer for layer, routed in enumerate(pattern) if not routed),
         scores=arguments.moe_router_score_function,
         score_bias=arguments.moe_router_enable_expert_bias,
-        groups=arguments.moe_router_num_groups or 1,
-        top_groups=arguments.moe_router_group_topk or 1,
+        groups=(arguments.moe_router_num_groups or 1) if top_groups else 1,
+        top_groups=top_groups or 1,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import is_file, is_folder, line_of, path_of, read_yaml, validate_document
 from perfmodel.workload.configs.hugging_face import CONFIG_NAME, config_model, read_config
-from perfmodel.workload.configs.json_file import read_json
+from perfmodel.workload.configs.json_file import JsonFile, read_json
 from perfmodel.workload.configs.safetensors import SUFFIX, is_safetensors, read_safetensors
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
 from perfmodel.workload.readers.csv_tables import read_rows
@@ -100,18 +100,26 @@ def _find_model(name: str) -> Buildable | Path:
         return read_config(path)
     if not is_file(path):
         raise InputError(_missing_fault(name, path))
-    return config_model(read_json(path)) if _is_config(path) else path
+    document = _read_config_file(path)
+    return path if document is None else config_model(document)
 
 
-def _is_config(path: Path) -> bool:
-    """Whether a file is one of Hugging Face's configurations, and not of parameters."""
+def _read_config_file(path: Path) -> JsonFile | None:
+    """Read a file that is one of Hugging Face's configurations, and not of parameters.
+
+    Raises `InputError`: one by its name that is no JSON.
+    """
     if path.suffix.lower() != ".json" or is_safetensors(path):
-        return False
+        return None
     try:
-        fields = read_json(path).content
+        document = read_json(path)
     except InputError:
-        return path.name == CONFIG_NAME  # its reader says what is wrong
-    return "parameters" not in fields and bool({"model_type", "architectures"} & set(fields))
+        if path.name == CONFIG_NAME:
+            raise
+        return None
+    fields = document.content
+    is_config = "parameters" not in fields and {"model_type", "architectures"} & set(fields)
+    return document if is_config else None
 
 
 def read_model(path: Path) -> Workload:

@@ -86,8 +86,9 @@ class ConvolutionSpec(FileModel):
 
     @model_validator(mode="after")
     def _check_groups(self) -> Self:
-        if self.in_channels % self.groups:
-            raise ValueError(f"groups that divide {self.in_channels} input channels")
+        if self.in_channels % self.groups or self.out_channels % self.groups:
+            channels = f"{self.in_channels} input and {self.out_channels} output channels"
+            raise ValueError(f"groups that divide {channels}")
         return self
 
 
@@ -152,6 +153,12 @@ class LayerSpec(FileModel):
             raise ValueError(f"one of {' and '.join(shapes)}: a layer has one matrix kernel")
         if self.norm + self.wide > (self.vector or 0.0) * (1 + 1e-9):
             raise ValueError("norm and wide that are parts of vector")
+        if shapes and self.matmul_flops == 0:
+            raise ValueError(f"more than 0 matmul_flops of {shapes[0]}, or none")
+        if self.fused_kernels > 1 and self.fused is None:
+            raise ValueError("fused beside fused_kernels")
+        if self.wide_norm and not self.norm:
+            raise ValueError("norm beside wide_norm")
         return self
 
 
@@ -189,3 +196,9 @@ class ModelSpec(FileModel):
     optimizer: Seconds | None = None
     activations: Bytes | None = None
     copy_rate: Bandwidth | None = None
+
+    @model_validator(mode="after")
+    def _check_buffer_groups(self) -> Self:
+        if self.buffers is not None and self.buffer_groups:
+            raise ValueError("buffers or buffer_groups, not both")
+        return self

@@ -44,6 +44,8 @@ FUSED_LOSS_PASSES = 1.5
 the sum; their gradient is written in half precision."""
 JOIN_PASSES = 3
 """A chain that ends in a residual addition, fused: two reads and a write."""
+DROPPED_PASSES = 2
+"""Stochastic depth: a factor for each sample; its draw and scale are tiny kernels of their own."""
 DROPOUT_PASSES = 2.25
 """Read, write, and a mask of one byte for each element of four."""
 MASK_BYTES, INDEX_BYTES, WIDE_BYTES = 1, 8, 4
@@ -251,7 +253,7 @@ def linear(
     `saved_elements`, `stream_elements`, `copied_elements`, `saved_bytes`: kept (see `Layer`).
     `fused_kept`: instead of these where a compiler fuses (see `Layer`).
     `kernels`: with the matrix product.
-    `functions`: collectives among the ranks that share it.
+    `calls`: collectives among the ranks that share it.
     """
     layer = Layer(
         name=name,

@@ -97,9 +97,35 @@ def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
         ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "layer_types", "2 layers"),
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok", "at most 8"),
         ({"model_type": "deepseek_v3", "n_group": 7}, "n_group", "divisor of the 256"),
+        (
+            {"model_type": "deepseek_v3", "n_group": 4, "topk_group": 1, "num_experts_per_tok": 65},
+            "num_experts_per_tok",
+            "at most 64",
+        ),
         ({"model_type": "deepseek_v3", "first_k_dense_replace": 2}, "first_k_dense_replace", "0"),
         ({"model_type": "bert", "is_decoder": True}, "is_decoder", "false"),
-        ({"model_type": "gpt_neox", "rotary_pct": 0}, "rotary_pct", "more than 0"),
+        ({"model_type": "gpt_neox", "rotary_pct": 0}, "rotary_pct", "greater than 0"),
+        (
+            {"model_type": "nemotron", "rope_parameters": {"partial_rotary_factor": 7}},
+            "rope_parameters.partial_rotary_factor",
+            "equal to 1",
+        ),
+        ({"model_type": "vit", "image_size": 10**6}, "image_size", "at most 100,000"),
+        (
+            {"model_type": "clip", "text_config": {"num_attention_heads": 5}},
+            "text_config.num_attention_heads",
+            "divisor of 512",
+        ),
+        (
+            {"model_type": "clip", "vision_config": {"num_attention_heads": 5}},
+            "vision_config.num_attention_heads",
+            "divisor of 768",
+        ),
+        (
+            {"model_type": "clip", "text_config": [1], "text_config_dict": {"vocab_size": 7}},
+            "text_config",
+            "a section",
+        ),
         ({"model_type": "vit", "patch_size": 15}, "patch_size", "divisor of 224"),
         (
             {"model_type": "clip", "vision_config": {"patch_size": 15}},

@@ -13,11 +13,12 @@ from pydantic import ValidationError
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.sections.model import TransformerSection
 from perfmodel.workload import Workload, build_model
-from perfmodel.workload.configs.megatron_arguments import megatron_model
+from perfmodel.workload.configs.megatron_arguments import MegatronArguments, megatron_model
 from perfmodel.workload.configs.transformer_shape import transformer_model
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import build
-from tests.workload.configs.real_configs import written
+from perfmodel.workload.zoo.decoders.experts import ExpertSettings
+from tests.workload.configs.real_configs import CONFIGS, written
 
 
 def shaped(**sizes: Any) -> Workload:
@@ -62,6 +63,12 @@ def test_each_field_of_a_shape_changes_the_model() -> None:
     models.append(shaped(**base, positions="none"))
     layers = [model.layers for model in models]
     assert all(layers[i] != layers[j] for i in range(len(layers)) for j in range(i))
+
+
+@pytest.mark.parametrize("experts", [None, {"count": 4}])
+def test_a_table_of_positions_is_as_long_as_a_sample(experts: object) -> None:
+    model = shaped(hidden=128, layers=1, positions="learned", experts=experts)
+    assert model.tensors[1].shape == (64, 128)
 
 
 def test_each_field_of_experts_changes_the_model() -> None:
@@ -132,6 +139,20 @@ def test_ranks_share_a_configuration(label: str, tmp_path: Path) -> None:
     sizes = {t.name: t.numel for t in whole.tensors}
     assert all(2 * t.numel == sizes[t.name] for t in share.tensors if t.name in maps)
     assert any(layer.calls for layer in share.layers)
+
+
+def test_groups_of_a_configuration_bound_how_far_tokens_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    for groups in (1, 2, 4):
+        label = "deepseek_v3"
+        monkeypatch.setitem(CONFIGS, label, {**CONFIGS[label], "topk_group": groups})
+        settings = ExpertSettings(dispatcher="deduplicated")
+        model = build(written(tmp_path, label), shard=Shard(expert=2), experts=settings)
+        calls.append(max(call.elements for layer in model.layers for call in layer.calls
+                         if call.group == "expert"))  # fmt: skip
+    assert calls[0] < calls[1] < calls[2]
 
 
 @pytest.mark.parametrize("label", ["vit", "clip", "whisper", "mixtral", "gpt2"])
@@ -222,6 +243,64 @@ def test_arguments_of_experts() -> None:
     assert any("shared_experts" in name for name, _ in tensors(latent))
 
 
+SMALL = "--num-layers 4 --hidden-size 256 --num-attention-heads 8 --vocab-size 500 --seq-length 64 "
+ROUTED = SMALL + "--swiglu --num-experts 8 "
+LATENT = ROUTED + "--multi-latent-attention --q-lora-rank 32 "
+VARIANTS: dict[str, tuple[str, ...]] = {
+    SMALL: (
+        "--num-layers 3", "--hidden-size 512", "--num-attention-heads 4", "--ffn-hidden-size 300",
+        "--kv-channels 16", "--group-query-attention", "--vocab-size 300", "--seq-length 32",
+        "--group-query-attention --num-query-groups 2", "--max-position-embeddings 128",
+        "--padded-vocab-size 500", "--make-vocab-size-divisible-by 64 --vocab-size 600",
+        "--swiglu", "--squared-relu", "--normalization RMSNorm", "--position-embedding-type none",
+        "--use-rotary-position-embeddings", "--position-embedding-type rope --rotary-percent 0.5",
+        "--untie-embeddings-and-output-weights", "--disable-bias-linear", "--qk-layernorm",
+        "--disable-bias-linear --add-qkv-bias", "--hidden-dropout 0", "--attention-dropout 0",
+        "--bf16", "--fp16", "--num-experts 8 --swiglu", "--tokenizer-type GPT2BPETokenizer",
+    ),
+    ROUTED: (
+        "--num-experts 16", "--moe-router-topk 1", "--moe-ffn-hidden-size 96",
+        "--moe-shared-expert-intermediate-size 96", "--moe-layer-freq 2",
+        "--moe-router-score-function sigmoid", "--moe-router-enable-expert-bias",
+        "--moe-router-num-groups 4 --moe-router-group-topk 1",
+        "--moe-router-num-groups 4 --moe-router-group-topk 2", "--multi-latent-attention",
+    ),
+    LATENT: (
+        "--q-lora-rank 16", "--kv-lora-rank 16", "--qk-head-dim 64", "--qk-pos-emb-head-dim 32",
+        "--v-head-dim 64",
+    ),
+}  # fmt: skip
+"""Each differs from the others of its kind; the last of an argument counts."""
+
+
+@pytest.mark.parametrize("base", VARIANTS, ids=["dense", "experts", "latent"])
+def test_each_argument_of_a_model_changes_it(base: str) -> None:
+    asked: dict[str, Any] = {}
+    if base == ROUTED:
+        asked = {"shard": Shard(expert=2), "experts": ExpertSettings(dispatcher="deduplicated")}
+    texts = [base, *(f"{base} {change}" for change in VARIANTS[base])]
+    texts = [text.replace("--vocab-size 500", "") if "Tokenizer" in text else text
+             for text in texts]  # fmt: skip
+    models = [stated(text, **asked) for text in texts]
+    kinds = [(model.tensors, model.layers, model.buffers) for model in models]
+    assert [(texts[i], texts[j]) for i in range(len(kinds)) for j in range(i)
+            if kinds[i] == kinds[j]] == []  # fmt: skip
+
+
+def test_all_arguments_are_varied() -> None:
+    flags = " ".join(change for each in VARIANTS.values() for change in each)
+    names = {f"--{name.replace('_', '-')}" for name in MegatronArguments.model_fields}
+    assert names - set(flags.split()) == set()
+
+
+def test_widths_that_megatron_works_out() -> None:
+    """Two thirds of four times the width, in 64s (Megatron's ``validate_args``)."""
+    shapes = dict(tensors(stated(SMALL + "--swiglu --disable-bias-linear")))
+    assert shapes["model.layers.0.mlp.down_proj.weight"] == (256, 640)
+    groups = "--moe-router-num-groups 4"  # without a number of them to take, all are taken
+    assert stated(f"{ROUTED} {groups}").layers == stated(ROUTED).layers
+
+
 @pytest.mark.parametrize(
     ("arguments", "flags"),
     [
@@ -231,6 +310,14 @@ def test_arguments_of_experts() -> None:
         (GPT.replace("--num-layers 24", "--num-layers $LAYERS"), {"--num-layers"}),
         (GPT.replace("--seq-length 2048", "--seq-length 4096"), {"--seq-length"}),
         (GPT + " --mtp-num-layers 1", {"--mtp-num-layers"}),
+        (
+            GPT + " --swiglu --num-experts 8 --moe-router-num-groups 3 --moe-router-group-topk 1",
+            {"--moe-router-num-groups"},
+        ),
+        (
+            GPT + " --swiglu --num-experts 8 --moe-router-num-groups 8 --moe-router-group-topk 1",
+            {"--moe-router-topk"},
+        ),
         (GPT + " --num-experts 8 --moe-router-topk 9", {"--swiglu", "--moe-router-topk"}),
         (GPT + " --swiglu --num-experts 8 --moe-layer-freq [1]*3", {"--moe-layer-freq"}),
         (GPT + " --position-embedding-type mrope", {"--position-embedding-type"}),
@@ -238,6 +325,13 @@ def test_arguments_of_experts() -> None:
 )
 def test_arguments_that_make_no_model(arguments: str, flags: set[str]) -> None:
     assert {fault.field for fault in refused(arguments)} == flags
+
+
+def test_what_yaml_says_not_to_do_is_no_other_model(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("num_layers: 1\nhidden_size: 64\nnum_attention_heads: 4\nvocab_size: 99\n"
+                    "seq_length: 8\nmtp_num_layers: null\nis_hybrid_model: false\n")  # fmt: skip
+    assert stated(path).tensors[0].shape == (128, 64)
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.txt", "hello"), ("a.yaml", "- 1"), ("b.sh", "")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from perfmodel.workload.configs.config_types import (
     LONGEST_DEFAULT,
@@ -16,13 +15,17 @@ from perfmodel.workload.configs.config_types import (
     HubConfig,
     Layers,
     Rate,
+    RopeParameters,
+    Share,
     Tokens,
     Width,
     Words,
     divides,
     head_of,
+    heads_divide,
     is_on,
     raise_findings,
+    rotary_share,
 )
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
@@ -161,8 +164,13 @@ class NemotronConfig(DecoderConfig):
     hidden_act: Function = "relu2"
     attention_bias: Flag = False
     mlp_bias: Flag = False
-    partial_rotary_factor: float | None = None
-    rope_parameters: dict[str, Any] | None = None
+    partial_rotary_factor: Share | None = None
+    rope_parameters: RopeParameters | None = None
+
+    @property
+    def rotary_share(self) -> float:
+        """Share of a head that positions turn."""
+        return rotary_share(self.rope_parameters, self.partial_rotary_factor, usual=0.5)
 
 
 def layer_windows(config: DecoderConfig) -> tuple[int | None, ...] | None:
@@ -198,7 +206,7 @@ def head_findings(config: DecoderConfig) -> Iterator[Finding]:
     """Find heads that do not divide, and lists of layers that are too long or too short."""
     heads = config.num_attention_heads
     if config.head_dim is None:
-        yield from divides(config.hidden_size, heads, "num_attention_heads", "the hidden size")
+        yield from heads_divide(config.hidden_size, heads)
     if config.num_key_value_heads is not None:
         pairs = config.num_key_value_heads
         yield from divides(heads, pairs, "num_key_value_heads", "the heads of queries")
@@ -241,17 +249,8 @@ def decoder_shape(config: DecoderConfig) -> DecoderShape:
         fused_norms=nemotron is not None,
         layer_norms=nemotron is not None,
         ungated=ACTIVATIONS[nemotron.hidden_act] if nemotron else None,
-        rotary_share=_rotary_share(nemotron) if nemotron else 1.0,
+        rotary_share=nemotron.rotary_share if nemotron else 1.0,
     )
-
-
-def _rotary_share(config: NemotronConfig) -> float:
-    """Share of a head that positions turn."""
-    stated = (config.rope_parameters or {}).get("partial_rotary_factor")
-    for share in (stated, config.partial_rotary_factor):
-        if isinstance(share, int | float) and 0 < share <= 1:
-            return float(share)
-    return 0.5
 
 
 def decoder_model(name: str, config: DecoderConfig, family: str) -> Buildable:

@@ -20,6 +20,7 @@ from perfmodel.workload.configs.config_types import (
     Tokens,
     Width,
     Words,
+    choice_findings,
     head_of,
     raise_findings,
 )
@@ -139,21 +140,23 @@ def expert_model(name: str, config: ExpertConfig, family: str) -> Buildable:
     `family`: Hugging Face's class.
     """
     head_of(config, (family,))
-    raise_findings(_findings(config))
-    decoder = decoder_shape(config)
+    routed = _routed(config)
+    raise_findings(_findings(config, routed))
     latent = None
     if isinstance(config, DeepseekV3Config):
-        rotary = config.qk_rope_head_dim
-        decoder = replace(decoder, kv_heads=decoder.heads, head_width=rotary)
+        # heads have sizes of their own, whatever is stated of plain attention
+        plain = {"head_dim": config.qk_rope_head_dim, "num_key_value_heads": None}
+        config = config.model_copy(update=plain)
         latent = LatentShape(
-            config.q_lora_rank, config.kv_lora_rank, config.qk_nope_head_dim, rotary,
-            config.v_head_dim,
+            config.q_lora_rank, config.kv_lora_rank, config.qk_nope_head_dim,
+            config.qk_rope_head_dim, config.v_head_dim,
         )  # fmt: skip
+    decoder = decoder_shape(config)
     if isinstance(config, Qwen2MoeConfig):
         decoder = replace(decoder, biased_attention=config.qkv_bias, biased_output=False)
     elif isinstance(config, Qwen3MoeConfig):
         decoder = replace(decoder, head_norms=True)
-    shape = ExpertShape(decoder, _routed(config), latent)
+    shape = ExpertShape(decoder, routed, latent)
     make = partial(expert_decoder, name, shape=shape, family=family)
     default = min(decoder.positions, LONGEST_DEFAULT)
     return Buildable(name, make, default, has_experts=True)
@@ -191,19 +194,10 @@ def _routed(config: ExpertConfig) -> RoutedShape:
     )
 
 
-def _findings(config: ExpertConfig) -> Iterator[Finding]:
-    """Find more experts of a token than there are, and groups that do not divide them."""
+def _findings(config: ExpertConfig, routed: RoutedShape) -> Iterator[Finding]:
     if isinstance(config, DeepseekV3Config):
-        experts, groups = config.n_routed_experts, config.n_group or 1
-        if experts % groups:
-            yield "n_group", str(groups), f"a divisor of the {experts} experts"
-        if (config.topk_group or 1) > groups:
-            yield "topk_group", str(config.topk_group), f"at most the {groups} groups"
-        if not 0 <= config.first_k_dense_replace < config.num_hidden_layers:
-            allowed = f"0 to {config.num_hidden_layers - 1}: the last layer has experts"
-            yield "first_k_dense_replace", str(config.first_k_dense_replace), allowed
-    else:
-        experts = getattr(config, "num_local_experts", getattr(config, "num_experts", 0))
-    if config.num_experts_per_tok > experts:
-        allowed = f"at most {experts}, the experts of a layer"
-        yield "num_experts_per_tok", str(config.num_experts_per_tok), allowed
+        dense, layers = config.first_k_dense_replace, config.num_hidden_layers
+        if not 0 <= dense < layers:
+            allowed = f"0 to {layers - 1}: the last layer has experts"
+            yield "first_k_dense_replace", str(dense), allowed
+    yield from choice_findings(routed, "num_experts_per_tok", "n_group", "topk_group")

@@ -1,26 +1,28 @@
-"""GPT-2, GPT-NeoX, BERT, T5, ViT, CLIP and Whisper."""
+"""Models of text that are no decoders as Llama: GPT-2, GPT-NeoX, BERT and T5."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from perfmodel.workload.configs.config_types import (
     LONGEST_DEFAULT,
-    Finding,
     Flag,
     Function,
     HubConfig,
     Layers,
     Rate,
+    RopeParameters,
+    Share,
     Tokens,
     Width,
     Words,
     divides,
     head_of,
+    heads_divide,
     is_on,
     raise_findings,
+    rotary_share,
 )
 from perfmodel.workload.zoo import bert, gpt, t5
 from perfmodel.workload.zoo.buildable import Buildable
@@ -86,15 +88,21 @@ class GptNeoxConfig(HubConfig):
     tie_word_embeddings: Flag = False
     use_parallel_residual: Flag = True
     attention_bias: Flag = True
-    rotary_pct: float | None = None
-    partial_rotary_factor: float | None = None
-    rope_parameters: dict[str, Any] | None = None
+    rotary_pct: Share | None = None
+    partial_rotary_factor: Share | None = None
+    rope_parameters: RopeParameters | None = None
+
+    @property
+    def rotary_share(self) -> float:
+        """Share of a head that positions turn."""
+        older = (self.partial_rotary_factor, self.rotary_pct)
+        return rotary_share(self.rope_parameters, *older, usual=0.25)
 
 
 def gpt_neox_model(name: str, config: GptNeoxConfig, family: str) -> Buildable:
     """Return the model of a configuration."""
     head_of(config, (family,))
-    raise_findings(_neox_findings(config))
+    raise_findings(heads_divide(config.hidden_size, config.num_attention_heads))
     block = StackShape(
         config.hidden_size,
         config.num_attention_heads,
@@ -106,7 +114,7 @@ def gpt_neox_model(name: str, config: GptNeoxConfig, family: str) -> Buildable:
         score_dropout=is_on(config.attention_dropout),
         biases=(config.attention_bias,) * 3,
         output_bias=config.attention_bias,
-        rotary_share=_rotary_share(config),
+        rotary_share=config.rotary_share,
         parallel=config.use_parallel_residual,
     )
     shape = NeoxShape(
@@ -114,20 +122,6 @@ def gpt_neox_model(name: str, config: GptNeoxConfig, family: str) -> Buildable:
     )
     make = partial(gpt_neox, name, shape=shape)
     return Buildable(name, make, min(config.max_position_embeddings, LONGEST_DEFAULT))
-
-
-def _neox_findings(config: GptNeoxConfig) -> Iterator[Finding]:
-    width, heads = config.hidden_size, config.num_attention_heads
-    yield from divides(width, heads, "num_attention_heads", "the hidden size")
-    share = _rotary_share(config)
-    if not 0 < share <= 1:
-        yield "rotary_pct", f"{share:g}", "more than 0, at most 1"
-
-
-def _rotary_share(config: GptNeoxConfig) -> float:
-    stated = (config.rope_parameters or {}).get("partial_rotary_factor")
-    shares = (stated, config.partial_rotary_factor, config.rotary_pct)
-    return next((float(share) for share in shares if isinstance(share, int | float)), 0.25)
 
 
 class BertConfig(HubConfig):
@@ -156,12 +150,11 @@ BERT_HEADS: dict[str, bert.Head] = {
 def bert_model(name: str, config: BertConfig, _family: str) -> Buildable:
     """Return the model of a configuration."""
     head = BERT_HEADS[head_of(config, tuple(BERT_HEADS))]
-    width, heads = config.hidden_size, config.num_attention_heads
-    raise_findings(divides(width, heads, "num_attention_heads", "the hidden size"))
+    raise_findings(heads_divide(config.hidden_size, config.num_attention_heads))
     shape = bert.BertShape(
         config.num_hidden_layers,
-        width,
-        heads,
+        config.hidden_size,
+        config.num_attention_heads,
         config.intermediate_size,
         config.vocab_size,
         config.max_position_embeddings,

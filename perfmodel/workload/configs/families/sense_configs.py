@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -20,6 +21,7 @@ from perfmodel.workload.configs.config_types import (
     Words,
     divides,
     head_of,
+    heads_divide,
     is_on,
     raise_findings,
 )
@@ -30,7 +32,7 @@ from perfmodel.workload.zoo.stacks.image_stack import VIT_BLOCK, ImageShape, vit
 from perfmodel.workload.zoo.stacks.stack_block import StackShape
 from perfmodel.workload.zoo.stacks.whisper import WhisperShape, whisper, whisper_block
 
-LARGEST_IMAGE = 100_000
+Pixels = Annotated[int, Field(strict=True, gt=0, le=100_000)]
 Nothing = Annotated[float, Field(ge=0, le=0)]
 """Rates at which layers are left out: such steps differ from one to the next."""
 
@@ -45,7 +47,7 @@ class VitConfig(HubConfig):
     hidden_act: Function = "gelu"
     hidden_dropout_prob: Rate = 0.0
     attention_probs_dropout_prob: Rate = 0.0
-    image_size: Width = 224
+    image_size: Pixels = 224
     patch_size: Width = 16
     num_channels: Width = 3
     qkv_bias: Flag = True
@@ -93,7 +95,7 @@ class ClipVisionConfig(HubConfig):
     num_hidden_layers: Layers = 12
     num_attention_heads: Width = 12
     num_channels: Width = 3
-    image_size: Width = 224
+    image_size: Pixels = 224
     patch_size: Width = 32
     hidden_act: Function = "quick_gelu"
     attention_dropout: Rate = 0.0
@@ -123,8 +125,9 @@ class ClipConfig(HubConfig):
 def clip_model(name: str, config: ClipConfig, family: str) -> Buildable:
     """Return the model of a configuration."""
     head_of(config, (family,))
-    raise_findings(_clip_findings(config))
     images, texts = config.vision_config, config.text_config
+    text_heads = heads_divide(texts.hidden_size, texts.num_attention_heads, "text_config.")
+    raise_findings(chain(_image_findings(images, "vision_config."), text_heads))
     image = ImageShape(
         images.num_hidden_layers,
         images.patch_size,
@@ -155,24 +158,10 @@ def _clip_block(config: ClipVisionConfig | ClipTextConfig, *, causal: bool) -> S
     )
 
 
-def _clip_findings(config: ClipConfig) -> Iterator[Finding]:
-    for section, stack in (("vision_config", config.vision_config),
-                           ("text_config", config.text_config)):  # fmt: skip
-        field = f"{section}.num_attention_heads"
-        yield from divides(stack.hidden_size, stack.num_attention_heads, field, "the hidden size")
-    yield from _image_findings(config.vision_config, "vision_config.", heads=False)
-
-
-def _image_findings(
-    config: VitConfig | ClipVisionConfig, section: str = "", *, heads: bool = True
-) -> Iterator[Finding]:
-    if heads:
-        field = f"{section}num_attention_heads"
-        yield from divides(config.hidden_size, config.num_attention_heads, field, "the hidden size")
+def _image_findings(config: VitConfig | ClipVisionConfig, section: str = "") -> Iterator[Finding]:
+    yield from heads_divide(config.hidden_size, config.num_attention_heads, section)
     field = f"{section}patch_size"
     yield from divides(config.image_size, config.patch_size, field, "the image size")
-    if config.image_size > LARGEST_IMAGE:
-        yield f"{section}image_size", str(config.image_size), f"at most {LARGEST_IMAGE:,}"
 
 
 class WhisperConfig(HubConfig):

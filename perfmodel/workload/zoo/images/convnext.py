@@ -10,6 +10,7 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     CLASSES,
+    DROPPED_PASSES,
     ELEMENT_BYTES,
     FUSED_NORM_PASSES,
     JOIN_PASSES,
@@ -29,9 +30,6 @@ from perfmodel.workload.zoo.layers import (
 
 WIDEN = 4
 """Inner width of the perceptron over the width of its block."""
-
-DROPPED_PASSES = 2
-"""Stochastic depth: a factor for each sample; its draw and scale are tiny kernels of their own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     CLASSES,
     DROPOUT_PASSES,
+    DROPPED_PASSES,
     ELEMENT_BYTES,
     MASK_BYTES,
     Image,
@@ -24,9 +25,6 @@ from perfmodel.workload.zoo.layers import (
 
 CHANNEL_STEP = 8
 """Scaled channels are rounded to a multiple of this, and by a tenth at most."""
-
-DROPPED_PASSES = 2
-"""Stochastic depth: a factor for each sample; its draw and scale are tiny kernels of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +148,7 @@ def _unit(
     copied = ACTIVATION_PASSES * activation + DROPPED_PASSES * (drops and residual)
     changed = replace(
         layer, vector_bytes=layer.vector_bytes + ELEMENT_BYTES * copied * out.elements,
-        saved_elements=layer.saved_elements + activation * out.elements
-        + (not activation) * out.elements,
+        saved_elements=layer.saved_elements + out.elements,
         kernels=layer.kernels + activation + 3 * (drops and residual),
     )  # fmt: skip
     return replace(part, layer=changed), out
@@ -159,38 +156,26 @@ def _unit(
 
 def _block(name: str, image: Image, stage: Stage, *, drops: bool) -> tuple[list[Module], Image]:
     """An inverted residual: widen, filter each channel, gate the channels, narrow, add."""
-    inner = _channels(stage.inputs * stage.growth)
+    inner, block = _channels(stage.inputs * stage.growth), f"{name}.block"
     grows = inner != stage.inputs
     residual = stage.stride == 1 and stage.inputs == stage.outputs
-    parts: list[Module] = []
-    x = image
-    tail = {"residual": residual, "drops": drops}
-
-    def add(channels: int, kernel: int, **options: bool | int) -> None:
-        nonlocal x
-        part, x = _unit(f"{name}.block.{len(parts)}", x, channels, kernel, **options)  # type: ignore[arg-type]
-        parts.append(part)
-
     if stage.fused and not grows:
-        add(stage.outputs, stage.kernel, stride=stage.stride, **tail)
-        return parts, x
-    if stage.fused:
-        add(inner, stage.kernel, stride=stage.stride)
-    else:
-        if grows:
-            add(inner, 1)
-        add(inner, stage.kernel, stride=stage.stride, groups=inner)
+        part, out = _unit(f"{block}.0", image, stage.outputs, stage.kernel, stride=stage.stride,
+                          residual=residual, drops=drops)  # fmt: skip
+        return [part], out
+    parts: list[Module] = []
+    if grows and not stage.fused:
+        part, image = _unit(f"{block}.0", image, inner, 1)
+        parts.append(part)
+    part, image = _unit(f"{block}.{len(parts)}", image, inner, stage.kernel, stride=stage.stride,
+                        groups=1 if stage.fused else inner)  # fmt: skip
+    parts.append(part)
     gate: list[Module] = []
     if not stage.fused:
-        gate = _gate(f"{name}.block.{len(parts)}", x, max(1, stage.inputs // 4))
-    units = len(parts)
-    if gate:
-        part, out = _unit(
-            f"{name}.block.{units + 1}", x, stage.outputs, 1, activation=False, **tail
-        )
-        return [*parts, *gate, part], out
-    add(stage.outputs, 1, activation=False, **tail)
-    return parts, x
+        gate = _gate(f"{block}.{len(parts)}", image, max(1, stage.inputs // 4))
+    part, out = _unit(f"{block}.{len(parts) + bool(gate)}", image, stage.outputs, 1,
+                      activation=False, residual=residual, drops=drops)  # fmt: skip
+    return [*parts, *gate, part], out
 
 
 def _gate(name: str, image: Image, squeezed: int) -> list[Module]:

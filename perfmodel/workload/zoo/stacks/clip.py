@@ -19,17 +19,14 @@ from perfmodel.workload.zoo.stacks.activation_functions import ACTIVATIONS
 from perfmodel.workload.zoo.stacks.image_stack import (
     ImageShape,
     class_and_positions,
-    image_blocks,
     image_tokens,
     patches,
 )
 from perfmodel.workload.zoo.stacks.stack_block import (
     AttentionNames,
     BlockNames,
-    StackPlace,
     StackShape,
-    registered,
-    stack_block,
+    stack_blocks,
 )
 from perfmodel.workload.zoo.stacks.stack_ends import last_norm, token_tables
 
@@ -128,7 +125,7 @@ def _images(shape: ClipShape, image_size: int) -> tuple[list[Module], list[Param
         f"{root}.embeddings", table, tokens, h, dropout=False, indexed=True
     )
     norm = last_norm(f"{root}.pre_layrnorm", tokens, h)  # spelt like this
-    blocks, ordered = image_blocks(f"{root}.encoder.layers", image, tokens)
+    blocks, ordered = stack_blocks(f"{root}.encoder.layers", image.layers, image.block, tokens)
     pooled = last_norm(f"{root}.post_layernorm", 1, h)
     stack = [
         table[0], *first.parameters, table[1], *norm.parameters, *ordered, *pooled.parameters,
@@ -145,16 +142,12 @@ def _texts(shape: ClipShape) -> tuple[list[Module], list[Parameter]]:
         (f"{root}.embeddings.position_embedding.weight", (shape.tokens, h)),
     )
     first = token_tables(f"{root}.embeddings", tables, shape.tokens, h, dropout=False, indexed=1)
-    places = [
-        StackPlace(f"{root}.encoder.layers.{i}", shape.tokens, shape.block)
-        for i in range(shape.layers)
-    ]
-    blocks = [stack_block(place) for place in places]
+    path = f"{root}.encoder.layers"
+    blocks, ordered = stack_blocks(path, shape.layers, shape.block, shape.tokens)
     norm = last_norm(f"{root}.final_layer_norm", shape.tokens, h)
-    ordered = (p for pair in zip(places, blocks, strict=True) for p in registered(*pair))
     stack = [*tables, *ordered, *norm.parameters]
     projection = _projection("text_projection", h, shape.projection)
-    return [first, *(part for each in blocks for part in each), norm, projection], stack
+    return [first, *blocks, norm, projection], stack
 
 
 def _projection(name: str, width: int, projection: int) -> Module:

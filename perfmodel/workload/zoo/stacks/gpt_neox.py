@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from perfmodel.workload.model import Buffers, Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.shards.sizes import SharedSizes, check_shard
-from perfmodel.workload.zoo.layers import Module, Parameter, assemble, norm_parameters
+from perfmodel.workload.zoo.layers import Parameter, assemble, norm_parameters
 from perfmodel.workload.zoo.stacks.stack_block import (
     AttentionNames,
     BlockNames,
-    StackPlace,
     StackShape,
-    registered,
-    stack_block,
+    stack_blocks,
 )
 from perfmodel.workload.zoo.stacks.stack_ends import token_tables, vocabulary_head
 
@@ -49,7 +47,7 @@ def gpt_neox(
 
     `shard`: which part of it a rank holds.
     """
-    s, block, layers = sequence_length, shape.block, range(shape.layers)
+    s, block = sequence_length, shape.block
     h = block.width
     check_shard(
         shard, SharedSizes(name, block.heads, block.heads, block.mlp_width, shape.vocabulary, s)
@@ -59,28 +57,21 @@ def gpt_neox(
     first = token_tables(
         "gpt_neox.embed_in", table, s, h, dropout=block.dropout, indexed=1, shard=shard
     )
-    places = [StackPlace(f"gpt_neox.layers.{i}", s, block, shard) for i in layers]
-    blocks = [stack_block(place) for place in places]
+    blocks, ordered = stack_blocks("gpt_neox.layers", shape.layers, block, s, shard=shard)
     last = vocabulary_head(
         "lm_head", s, h, shape.vocabulary, norm=norm_parameters("gpt_neox.final_layer_norm", h),
         tied=shape.tied, wide_loss=True, shard=shard,
     )  # fmt: skip
-    parts: list[Module] = [first, *(part for each in blocks for part in each), last]
-    ordered = [
-        *first.parameters,
-        *(p for place, each in zip(places, blocks, strict=True) for p in registered(place, each)),
-        *last.parameters,
-    ]
     frequencies = int(h // block.heads * block.rotary_share) // 2
     return assemble(
         name,
-        parts,
+        [first, *blocks, last],
         dtype=dtype,
         sample=f"sequence of {s} tokens",
         source="Hugging Face GPTNeoXForCausalLM; Black et al. 2022, arXiv 2204.06745",
         input_elements=s,
         output_elements=s * shape.vocabulary,
-        registered=ordered,
+        registered=[*first.parameters, *ordered, *last.parameters],
         buffers=(Buffers("fp32", 2, 2 * 4 * frequencies),),
         shard=shard,
         stream_elements=float(shard.stream_tokens(s) * h),

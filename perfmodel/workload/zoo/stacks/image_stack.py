@@ -24,10 +24,8 @@ from perfmodel.workload.zoo.layers import (
 from perfmodel.workload.zoo.stacks.stack_block import (
     AttentionNames,
     BlockNames,
-    StackPlace,
     StackShape,
-    registered,
-    stack_block,
+    stack_blocks,
 )
 from perfmodel.workload.zoo.stacks.stack_ends import last_norm
 from perfmodel.workload.zoo.transformer import embedding
@@ -93,7 +91,7 @@ def vit(name: str, *, dtype: str, image_size: int, shape: ImageShape | None = No
     joined = class_and_positions(
         f"{root}embeddings", table, tokens, h, dropout=shape.block.dropout, indexed=False
     )
-    blocks, ordered = image_blocks(f"{root}layers", shape, tokens)
+    blocks, ordered = stack_blocks(f"{root}layers", shape.layers, shape.block, tokens)
     norm = last_norm(f"{root}layernorm", tokens, h, kept_result=True)
     head = _head(shape)
     return assemble(
@@ -158,13 +156,3 @@ def class_and_positions(
         fused_elements=float(JOIN_PASSES * tokens * width),
         saved_bytes=float(dropout * MASK_BYTES * tokens * width), kernels=2 + dropout + indexed,
     )  # fmt: skip
-
-
-def image_blocks(path: str, shape: ImageShape, tokens: int) -> tuple[list[Module], list[Parameter]]:
-    """Blocks in the order of forward, and their parameters in that of registration."""
-    places = [StackPlace(f"{path}.{i}", tokens, shape.block) for i in range(shape.layers)]
-    blocks = [stack_block(place) for place in places]
-    ordered = [
-        p for place, each in zip(places, blocks, strict=True) for p in registered(place, each)
-    ]
-    return [part for each in blocks for part in each], ordered

@@ -110,7 +110,25 @@ class StackPlace:
     first: bool = True
 
 
-def stack_block(place: StackPlace) -> list[Module]:
+def stack_blocks(
+    path: str, layers: int, shape: StackShape, tokens: int, *, source: int | None = None,
+    shard: Shard = WHOLE,
+) -> tuple[list[Module], list[Parameter]]:  # fmt: skip
+    """All blocks of a stack in the order of forward; their parameters in that of registration.
+
+    `path`: of the list of blocks. `source`: tokens of the stack that they attend to as well.
+    """
+    parts: list[Module] = []
+    parameters: list[Parameter] = []
+    for number in range(layers):
+        place = StackPlace(f"{path}.{number}", tokens, shape, shard, source, first=number == 0)
+        block = _stack_block(place)
+        parts += block
+        parameters += _registered(place, block)
+    return parts, parameters
+
+
+def _stack_block(place: StackPlace) -> list[Module]:
     """Normalise, attend, add; attend to the source, add; normalise, widen, narrow, add."""
     family = place.shape.names
     parts = _attention_part(place, family.attention, None)
@@ -119,7 +137,7 @@ def stack_block(place: StackPlace) -> list[Module]:
     return [*parts, *_feed_forward_part(place)]
 
 
-def registered(place: StackPlace, block: list[Module]) -> list[Parameter]:
+def _registered(place: StackPlace, block: list[Module]) -> list[Parameter]:
     """Parameters of a block in the order in which its family registers them."""
     order, start = place.shape.names.registered, len(place.prefix) + 1
     parameters = [parameter for part in block for parameter in part.parameters]

@@ -23,10 +23,8 @@ from perfmodel.workload.zoo.stacks.activation_functions import ONE_KERNEL, Activ
 from perfmodel.workload.zoo.stacks.stack_block import (
     AttentionNames,
     BlockNames,
-    StackPlace,
     StackShape,
-    registered,
-    stack_block,
+    stack_blocks,
 )
 from perfmodel.workload.zoo.stacks.stack_ends import last_norm, token_tables, vocabulary_head
 
@@ -159,10 +157,7 @@ def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
         saved_bytes=float(dropped * MASK_BYTES * elements),
         kernels=halve.layer.kernels + 1 + dropped,
     )
-    places = [
-        StackPlace(f"{root}.layers.{i}", tokens, shape.encoder) for i in range(shape.encoder_layers)
-    ]
-    blocks, ordered = _blocks(places)
+    blocks, ordered = stack_blocks(f"{root}.layers", shape.encoder_layers, shape.encoder, tokens)
     norm = last_norm(f"{root}.layer_norm", tokens, h)
     positions: Parameter = (f"{root}.embed_positions.weight", (tokens, h))
     parameters = [
@@ -195,19 +190,11 @@ def _decoder(shape: WhisperShape, s: int) -> tuple[list[Module], list[Parameter]
     first = token_tables(
         f"{root}.embed_tokens", tables, s, h, dropout=shape.decoder.dropout, indexed=2
     )
-    places = [
-        StackPlace(f"{root}.layers.{i}", s, shape.decoder, source=shape.sounds, first=i == 0)
-        for i in range(shape.decoder_layers)
-    ]
-    blocks, ordered = _blocks(places)
+    blocks, ordered = stack_blocks(
+        f"{root}.layers", shape.decoder_layers, shape.decoder, s, source=shape.sounds
+    )
     last = vocabulary_head(
         "proj_out", s, h, shape.vocabulary, norm=norm_parameters(f"{root}.layer_norm", h),
         tied=shape.tied, wide_loss=False, shard=WHOLE,
     )  # fmt: skip
     return [first, *blocks, last], [*tables, *ordered, *last.parameters]
-
-
-def _blocks(places: list[StackPlace]) -> tuple[list[Module], list[Parameter]]:
-    blocks = [stack_block(place) for place in places]
-    ordered = (p for pair in zip(places, blocks, strict=True) for p in registered(*pair))
-    return [part for each in blocks for part in each], list(ordered)
