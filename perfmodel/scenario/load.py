@@ -218,7 +218,8 @@ def _replace_field(content: dict[str, Any], field: str, value: object, faults: l
             return False
         if depth < len(outer):
             section = _open_section(section, key, f"{inside}.{key}".lstrip("."))
-    section[int(last) if isinstance(section, list) else last] = value
+    # A copy: fields that follow may be inside of it, and the caller's value serves others as well.
+    section[int(last) if isinstance(section, list) else last] = copy.deepcopy(value)
     return True
 
 
