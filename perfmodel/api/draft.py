@@ -88,6 +88,9 @@ def draft_scenario(answers: DraftAnswers, folder: Path = Path()) -> Draft:
         faults.append(Fault("model", "both, or neither", "--model NAME or --config FILE"))
     if answers.nodes < 1:
         faults.append(Fault("nodes", str(answers.nodes), "1 or more"))
+    if answers.nodes == 1 and answers.fabric is not None:
+        allowed = "nothing with one node, only with two or more"
+        faults.append(Fault("cluster.fabric", repr(answers.fabric), allowed))
     if faults:
         raise InputError(faults)
     content = _content(answers)
@@ -253,12 +256,15 @@ def _render(
         _line("  # measured_step: 93 ms at batch 256", MEASURED),
         _line(f"strategy: {_flow(content['strategy'])}", f"{reason}; or zero, megatron, ..."),
         "cluster:",
-        _line(f"  node: {cluster['node']}", "perfmodel topology list, or a file of yours"),
+        _line(f"  node: {_value(cluster['node'])}", "perfmodel topology list, or a file of yours"),
         _line(f"  nodes: {nodes}", "hosts of this job"),
     ]  # fmt: skip
     if "fabric" in cluster:
         lines.append(
-            _line(f"  fabric: {cluster['fabric']}", "or {kind: leaf-spine, oversubscription: 2}")
+            _line(
+                f"  fabric: {cluster['fabric']}",
+                "or {kind: leaf-spine, oversubscription: 2}",
+            )
         )
     lines.append(_line(f"training: {_flow(content['training'])}", batch))
     if "scale" in content:

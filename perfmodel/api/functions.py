@@ -409,7 +409,6 @@ def collective(
     'ring'
     """
     from perfmodel.api.results import CollectiveTimes
-    from perfmodel.library.settings import settings_of
     from perfmodel.studies.run.collective import collective_rows, profile_notes, routing_notes
 
     machine, listed, measured = (
@@ -417,8 +416,7 @@ def collective(
     )  # fmt: skip
     name = op.replace("-", "_")
     with python_names():
-        if settings is None and (version is not None or env):
-            settings = settings_of(version=version, env=dict(env or {}), fields=("version", "env"))
+        settings = _nccl_settings(library, settings, version, env)
         rows = collective_rows(
             machine, op=name, sizes=listed, algorithm=algorithm, library=library,
             settings=settings, profile=measured, profile_rows=profile_rows, fidelity=fidelity,
@@ -434,6 +432,25 @@ def collective(
             )
     title = f"{name.replace('_', '-')} on {len(machine.ranks)} GPUs of {machine.name}"
     return CollectiveTimes(rows, title, notes)
+
+
+def _nccl_settings(
+    library: str,
+    settings: LibrarySettings | None,
+    version: str | None,
+    env: Mapping[str, str] | None,
+) -> LibrarySettings | None:
+    """Settings as an object, or of NCCL's version and environment; not both."""
+    from perfmodel.library.settings import settings_of
+
+    texts = {"version": version, "env": env}
+    fields = {name: value for name, value in texts.items() if value}
+    if fields and (settings is not None or library != "nccl"):
+        allowed = "nothing beside settings, and only with library 'nccl'"
+        raise InputError(Fault(name, repr(value), allowed) for name, value in fields.items())
+    if not fields:
+        return settings
+    return settings_of(version=version, env=dict(env or {}), fields=("version", "env"))
 
 
 def doctor() -> Installation:

@@ -115,10 +115,7 @@ def _find(question: object) -> Scenario:
     if isinstance(question, str | Path):
         return load_scenario(question)
     if isinstance(question, Mapping):
-        sections = {name: value for name, value in _plain(question).items() if "." not in name}
-        dotted = {name: value for name, value in _plain(question).items() if "." in name}
-        scenario = make_scenario(sections)
-        return change_scenario(scenario, dotted) if dotted else scenario
+        return make_scenario(_plain(question))
     raise InputError(Fault("scenario", describe_type(question), A_SCENARIO))
 
 
@@ -239,10 +236,14 @@ def as_sizes(sizes: object) -> list[int]:
     """Return sizes of messages in bytes: numbers, or text with units such as '1 MiB'."""
     from perfmodel.units import parse_bytes
 
+    sizes = _plain(sizes)
     listed = [sizes] if isinstance(sizes, int | str) else sizes
     if not isinstance(listed, Iterable):
         allowed = "bytes, or text with a unit such as '1 MiB', or several"
         raise InputError(Fault("sizes", describe_type(sizes), allowed))
+    listed = list(listed)
+    if not listed:
+        raise InputError(Fault("sizes", "none", "one or more"))
     return [
         round(parse_bytes(size, f"sizes.{at}")) if isinstance(size, str) else _plain(size)
         for at, size in enumerate(listed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -264,9 +263,9 @@ class ComparisonResult(Comparison):
         """One row per side, with its 80 % interval and the fields that differ."""
         import pandas as pd
 
-        from perfmodel.studies.compare.export import to_csv
+        from perfmodel.studies.compare.export import csv_rows
 
-        return pd.read_csv(StringIO(to_csv(self)), index_col="label")
+        return pd.DataFrame(csv_rows(self)).set_index("label")
 
     def __repr__(self) -> str:
         from perfmodel.report.comparison.text import headline
@@ -301,9 +300,9 @@ class Plan(PlanResult):
         """One row per option, with 80 % intervals."""
         import pandas as pd
 
-        from perfmodel.studies.plan.export import plan_csv
+        from perfmodel.studies.plan.export import csv_rows
 
-        return pd.read_csv(StringIO(plan_csv(self)))
+        return pd.DataFrame(csv_rows(self))
 
     def __repr__(self) -> str:
         from perfmodel.report.planning.text import headline

@@ -77,6 +77,8 @@ def init(
     check_outputs({"-o": output}, {"--topo": topo, "--config": Path(config) if config else None})
     if node is not None and topo is not None:
         raise InputError(Fault("--topo", "both --node and --topo", "one of them"))
+    if gpu is not None and topo is None:
+        raise InputError(Fault("--gpu", repr(gpu), "--topo beside it: a node has its own GPUs"))
     if sys.stdin.isatty() and model is None and config is None:
         model, node, nodes = _ask(node, topo, nodes)
     if model is None and config is None:
@@ -87,12 +89,11 @@ def init(
     answers = DraftAnswers(model, config, place, nodes or 1, fabric, precision, batch, strategy)
     with flags_as_fields(_FLAGS):
         draft = draft_scenario(answers, output.parent)
-    written = write_draft(draft, output, force=force)
+    write_draft(draft, output, force=force)
     print_text(draft.text.rstrip("\n"))
     for line in draft.notes:
         print_note(line)
     print_note(f"wrote {output}; next: perfmodel run {output}, perfmodel advise {output}")
-    assert written.name == output.stem
 
 
 def _ask(node: str | None, topo: Path | None, nodes: int | None) -> tuple[str, str | None, int]:

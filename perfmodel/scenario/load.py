@@ -71,7 +71,8 @@ def make_scenario(content: Mapping[str, Any], name: str = "scenario") -> Scenari
     Parameters
     ----------
     content : mapping of str to object
-        Sections and fields; sizes, rates and times with units. `perfmodel` may be left out.
+        Sections, and dotted fields in or instead of them; sizes, rates and times with units.
+        `perfmodel` may be left out.
     name : str
         For titles; relative paths in it are relative to the working directory.
 
@@ -88,8 +89,13 @@ def make_scenario(content: Mapping[str, Any], name: str = "scenario") -> Scenari
     ... }).cluster.node
     'dgx-a100'
     """
-    plain_content = copy.deepcopy(dict(content))
-    return _validate_content(plain_content, SourceMap(name=name, content=plain_content), ())
+    sections = {field: value for field, value in content.items() if "." not in field}
+    plain_content = copy.deepcopy(sections)
+    faults: list[Fault] = []
+    for field, value in content.items():
+        if "." in field:
+            _replace_field(plain_content, field, value, faults)
+    return _validate_content(plain_content, SourceMap(name=name, content=plain_content), faults)
 
 
 def _validate_content(
@@ -218,7 +224,8 @@ def _replace_field(content: dict[str, Any], field: str, value: object, faults: l
             return False
         if depth < len(outer):
             section = _open_section(section, key, f"{inside}.{key}".lstrip("."))
-    section[int(last) if isinstance(section, list) else last] = value
+    # A copy: fields that follow may be inside of it, and the caller's value serves others as well.
+    section[int(last) if isinstance(section, list) else last] = copy.deepcopy(value)
     return True
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ def build_cluster(
     node: str | Path,
     *,
     nodes: int = 1,
-    fabric: str | Mapping[str, Any] | None = None,
+    fabric: str | Path | Mapping[str, Any] | None = None,
     gpus_per_node: int | None = None,
 ) -> Topology:
     """Build a machine, or a cluster of such machines with the routing usual on its network.
@@ -31,7 +32,7 @@ def build_cluster(
     node : str or Path
         Name of a node template (`perfmodel topology list`), or its file.
     nodes : int
-    fabric : str or mapping, optional
+    fabric : str, Path or mapping, optional
         Network between the nodes, by name or file, or its kind with what differs from the kind's
         defaults: ``{"kind": "fat-tree", "oversubscription": 4.0}``; needed for more than one.
     gpus_per_node : int, optional
@@ -53,15 +54,24 @@ def build_cluster(
     from perfmodel.topology.templates.build import build_topology, with_usual_routing
     from perfmodel.topology.templates.spec import FabricSpec
 
+    faults = []
     if not isinstance(node, str | Path):
         allowed = "a name such as 'dgx-a100', or a path"
-        raise InputError(Fault("topology", f"a {type(node).__name__}", allowed))
+        faults.append(Fault("topology", f"a {type(node).__name__}", allowed))
+    if not isinstance(fabric, str | Path | Mapping | None):
+        allowed = "a name, a path, or a mapping with its 'kind'"
+        faults.append(Fault("fabric", f"a {type(fabric).__name__}", allowed))
+    for name, number in (("nodes", nodes), ("gpus_per_node", gpus_per_node)):
+        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
+            faults.append(Fault(name, repr(number), "a whole number"))
+    if faults:
+        raise InputError(faults)
     try:
         network: FabricSpec | str | None
         if isinstance(fabric, Mapping):
             network = validate_document(FabricSpec, dict(fabric))
         else:
-            network = fabric
+            network = None if fabric is None else str(fabric)
         routed = with_usual_routing(str(node), network)
         return build_topology(str(node), hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
     except InputError as error:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from perfmodel.api.draft import DraftAnswers, draft_scenario
+from perfmodel.api.draft import DraftAnswers, draft_scenario, write_draft
 from perfmodel.cli.app import build_app
 from perfmodel.errors import InputError
+from perfmodel.files import find_file
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 
@@ -96,6 +97,13 @@ def test_a_config_is_named_from_where_the_scenario_stands(
     assert run_scenario(scenario, with_first=False).main.memory.fits
 
 
+def test_a_node_may_be_a_file_of_any_name(tmp_path: Path) -> None:
+    node = tmp_path / "lab: 2 #1.yaml"
+    node.write_text(find_file("ethernet-10g", "topologies").read_text())
+    draft = draft_scenario(DraftAnswers(model="resnet18", node=str(node)), tmp_path)
+    assert write_draft(draft, tmp_path / "mine.yaml").cluster.node == node.name
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -105,6 +113,8 @@ def test_a_config_is_named_from_where_the_scenario_stands(
         (["--model", "resnet18", "--node", "dgx-a100", "--strategy", "ddpp"], "--strategy"),
         (["--model", "resnet18", "--node", "dgx-a100", "--topo", "x"], "one of them"),
         (["--model", "resnet18", "--topo", "no-such-file"], "no-such-file"),
+        (["--model", "resnet18", "--gpu", "a100"], "--gpu: found 'a100'; allowed: --topo beside"),
+        (["--model", "resnet18", "--fabric", "fat-tree"], "--fabric: found 'fat-tree'; allowed"),
     ],
 )
 def test_a_wrong_answer_is_named_by_its_flag(

@@ -44,6 +44,7 @@ def test_all_ways_to_ask_give_one_answer(result: Any, tmp_path: Path) -> None:
     assert pm.run(loaded).main.step_time_s < step_s
     dotted = {**WHOLE, "training": {}, "training.batch_per_gpu": 16}
     del dotted["training"]
+    assert pm.run(dotted).main.step_time_s == step_s
     sections = {name: value for name, value in dotted.items() if "." not in name}
     with pytest.raises(pm.PerfmodelError, match="training"):
         pm.run(sections)
@@ -75,6 +76,10 @@ def test_a_field_given_in_python_resizes_the_curve_as_a_flag_does() -> None:
         (lambda: pm.topology("dgx-a100", nodes=0), "^nodes: found 0"),
         (lambda: pm.collective("dgx-a100", sizes=[None]), r"sizes\.0: found None"),
         (lambda: pm.collective("dgx-a100", sizes=["1 MX"]), r"sizes\.0"),
+        (lambda: pm.collective("dgx-a100", sizes=[]), "sizes: found none"),
+        (lambda: pm.collective("dgx-a100", library="mpi", version="2.23.4"), "^version: found"),
+        (lambda: pm.collective("dgx-a100", nodes=2, fabric=5), "fabric: found a int"),
+        (lambda: pm.topology("dgx-a100", nodes="2"), "^nodes: found '2'; allowed: a whole"),
         (lambda: pm.collective("dgx-a100", op="allreduce"), "did you mean 'all_reduce'"),
         (lambda: pm.collective(pm.topology("dgx-a100"), nodes=2), "nodes: found a value"),
     ],
@@ -110,6 +115,8 @@ def test_a_result_shows_itself(result: Any, tmp_path: Path) -> None:
 
 def test_a_comparison_takes_variations_labels_and_lists() -> None:
     hook = {"strategy.hook": "fp16"}
+    pair = pm.compare({"=A1": WHOLE, "None": hook})
+    assert list(pair.to_frame().index) == ["=A1", "None"]  # as given, not as a spreadsheet has it
     pair = pm.compare(WHOLE, hook)
     assert [side.label for side in pair.sides] == ["scenario", "strategy.hook=fp16"]
     same = pm.compare({"plain": WHOLE, "narrow": hook})
@@ -134,6 +141,14 @@ def test_a_sweep_and_a_collective_show_intervals(tmp_path: Path) -> None:
     assert isinstance(times.plot(), go.Figure)
     assert "all-reduce on 8 GPUs" in repr(times)
     assert times._repr_html_().count("<tr") == 3
+
+
+def test_sizes_may_come_in_any_order() -> None:
+    times = pm.collective("dgx-a100", sizes=["1 GiB", np.int64(1024), "1 MiB"])
+    assert [row["nbytes"] for row in times] == [2**30, 2**10, 2**20]
+    assert [list(line.x) for line in times.plot().data if line.mode == "lines"][-1] == [
+        2**10, 2**20, 2**30
+    ]  # fmt: skip
 
 
 def test_a_topology_is_called_and_imported_from() -> None:

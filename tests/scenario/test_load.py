@@ -7,6 +7,7 @@ from perfmodel.files import list_shipped
 from perfmodel.scenario import (
     ClusterSize,
     DdpStrategy,
+    change_scenario,
     load_scenario,
     read_question,
     sizes,
@@ -139,6 +140,14 @@ def test_a_name_stands_for_a_section_and_fields_may_follow(scenario_file):
         scenario_file(), ["cluster.fabric=leaf-spine", "cluster.fabric.oversubscription=2"]
     )
     assert scenario.cluster.fabric == FabricSection(kind="leaf-spine", oversubscription=2)
+
+
+def test_fields_in_a_section_that_is_given_leave_the_givers_value_alone(scenario_file):
+    section = {"kind": "ddp"}
+    changes = {"strategy": section, "strategy.bucket_cap": "5 MiB"}
+    changed = change_scenario(load_scenario(scenario_file()), changes)
+    assert changed.strategy.bucket_cap == 5 * 2**20
+    assert section == {"kind": "ddp"}
 
 
 def test_an_override_reaches_into_a_list(good, scenario_file):

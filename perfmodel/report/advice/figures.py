@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from perfmodel.report.advice.text import costs, gain_interval, gain_text
-from perfmodel.report.common.figures import axis_layout, new_figure
+from perfmodel.report.common.figures import axis_layout, new_figure, short_label
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.studies.advise.model import Advice, Touches, Trial
 
@@ -60,7 +60,7 @@ def draw_gains(advice: Advice) -> go.Figure:
 def _label(trial: Trial) -> str:
     """Name one change, or what several together touch, which tells proposals apart."""
     if len(trial.changes) == 1:
-        return _short(trial.text)
+        return short_label(trial.text)
     return f"<b>{len(trial.changes)} together: {_COLOURS[trial.touches][1]}</b> "
 
 
@@ -74,8 +74,3 @@ def _hover(trial: Trial) -> str:
     return (
         f"<b>{escape(trial.text, quote=False)}</b><br>{text}<br>{escape(costs(trial), quote=False)}"
     )
-
-
-def _short(text: str, most: int = 34) -> str:
-    label = text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
-    return f"{escape(label, quote=False)} "

@@ -8,6 +8,7 @@ from perfmodel.report.advice import text
 from perfmodel.report.advice.figures import draw_gains
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
+    PREDICTED,
     Bullets,
     Code,
     Definitions,
@@ -38,13 +39,12 @@ def write_advice(advice: Advice, folder: Path) -> Path:
 def advice_html(advice: Advice) -> str:
     """Build the page as one string."""
     setting = f"{advice.workload} on {advice.machine}"
-    note = "Predictions by simulation, not measurements."
     figure = Figure(draw_gains(advice), "gains", "Gain of each change, with its 80 % interval")
     return render_html(
         f"What to change: {setting}",
         [
             header(
-                setting, text.headline(advice), [note], [advice.scenario.question],
+                setting, text.headline(advice), [PREDICTED], [advice.scenario.question],
                 [text.as_it_is(advice)],
             ),
             _tiles(advice),

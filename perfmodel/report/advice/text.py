@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from perfmodel.errors import InputError
+from perfmodel.files import find_file
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.scenario.sections.studies.money import Money
-from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial
+from perfmodel.scenario.source_map import SourceMap
+from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial, joined_fields
 
 _WITH_ARTICLE = frozenset({"hook", "channels_last", "optimizer_kernels"})
 """What changes are about whose names take an article."""
@@ -207,9 +212,23 @@ def command(advice: Advice, trial: Trial) -> str:
     """The command that runs a proposal."""
     origin = advice.scenario.origin
     fields = {name: _written_at(origin.content, name) for name in origin.flags}
-    fields |= {name: value for change in trial.changes for name, value in change.fields.items()}
+    fields |= joined_fields(trial.changes)
     flags = [f"--set '{name}={_written(value)}'" for name, value in fields.items()]
-    return " ".join([f"perfmodel run {advice.scenario.name}", *flags])
+    return " ".join([f"perfmodel run {_typed_name(origin)}", *flags])
+
+
+def _typed_name(origin: SourceMap) -> str:
+    """A scenario's name, or its path where the name is that of no file or of another."""
+    if origin.file is None or str(_found(origin.name)) == origin.file:
+        return origin.name
+    return shlex.quote(origin.file)
+
+
+def _found(name: str) -> Path | None:
+    try:
+        return find_file(name, "scenarios")
+    except InputError:
+        return None
 
 
 def _written_at(content: Mapping[str, Any], field: str) -> Any:

@@ -22,7 +22,7 @@ _BAND = "rgba(0, 114, 178, 0.16)"
 
 def draw_busbw(rows: Sequence[Row]) -> go.Figure:
     """Draw bus bandwidth by size, with its interval; one colour for each algorithm and protocol."""
-    figure = new_figure(400)
+    figure, rows = new_figure(400), by_size(rows)
     scale, unit = (1e9, "GB/s") if max(row["busbw_Bps"] for row in rows) >= 2e9 else (1e6, "MB/s")
     _add_band(figure, rows, [_busbw_ends(row, scale) for row in rows])
     _add_lines(figure, rows, [row["busbw_Bps"] / scale for row in rows])
@@ -33,7 +33,7 @@ def draw_busbw(rows: Sequence[Row]) -> go.Figure:
 
 def draw_times(rows: Sequence[Row]) -> go.Figure:
     """Draw time by size on logarithmic axes, with its interval."""
-    figure = new_figure(400)
+    figure, rows = new_figure(400), by_size(rows)
     ends = [row["interval_s"] or (row["time_s"], row["time_s"]) for row in rows]
     _add_band(figure, rows, ends)
     _add_lines(figure, rows, [row["time_s"] for row in rows])
@@ -44,6 +44,11 @@ def draw_times(rows: Sequence[Row]) -> go.Figure:
         **log_axis("time", (low, high), ticks, lambda t: quantities.whole(quantities.duration(t)))
     )
     return figure
+
+
+def by_size(rows: Sequence[Row]) -> list[Row]:
+    """Sort rows for lines and axes; in Python sizes come in any order."""
+    return sorted(rows, key=lambda row: row["nbytes"])
 
 
 def choice(row: Row) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perfmodel.report.collectives.figures import Row, choice, draw_busbw, draw_times
+from perfmodel.files import csv_text
+from perfmodel.report.collectives.figures import Row, by_size, choice, draw_busbw, draw_times
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import (
+    PREDICTED,
     Block,
     Bullets,
     Figure,
@@ -48,10 +48,10 @@ def write_collective(title: str, rows: Sequence[Row], notes: Sequence[str], fold
 def collective_html(title: str, rows: Sequence[Row], notes: Sequence[str]) -> str:
     """Build the page as one string.
 
-    `title`: operation, machine and settings. `rows`: by growing size.
+    `title`: operation, machine and settings.
     """
-    note = "Predictions by simulation, not measurements."
-    blocks: list[Block | None] = [header(title, headline(rows), [note], [], sentences(rows))]
+    rows = by_size(rows)
+    blocks: list[Block | None] = [header(title, headline(rows), [PREDICTED], [], sentences(rows))]
     if any(row["busbw_Bps"] for row in rows):
         busbw = Figure(draw_busbw(rows), "busbw", "Lines: bus bandwidth by size")
         times = Figure(draw_times(rows), "times", "Lines: time by size")
@@ -122,9 +122,5 @@ def _size(nbytes: float) -> str:
 def _to_csv(rows: Sequence[Row]) -> str:
     """Write the rows with an interval of two columns."""
     names = [name for name in rows[0] if name != "interval_s"]
-    content = io.StringIO()
-    writer = csv.writer(content, lineterminator="\n")
-    writer.writerow([*names, "low_s", "high_s"])
-    for row in rows:
-        writer.writerow([*(row[name] for name in names), *(row["interval_s"] or ("", ""))])
-    return content.getvalue()
+    cells = ((*(row[name] for name in names), *(row["interval_s"] or ("", ""))) for row in rows)
+    return csv_text([*names, "low_s", "high_s"], cells)

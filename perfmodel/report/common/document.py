@@ -155,6 +155,10 @@ def paragraphs(lines: Iterable[str], role: Role = "") -> list[Paragraph]:
     return [Paragraph(line, role) for line in lines if line]
 
 
+PREDICTED = "Predictions by simulation, not measurements."
+"""What a page says of all of its numbers."""
+
+
 def header(
     setting: str,
     headline: str,

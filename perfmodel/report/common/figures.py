@@ -59,6 +59,12 @@ def axis_layout(title: str = "", **more: Any) -> dict[str, Any]:
     } | more
 
 
+def short_label(text: str, most: int = 34) -> str:
+    """Cut a label of an axis to what fits, escaped for plotly, with a gap before the axis."""
+    label = text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return f"{escape(label, quote=False)} "
+
+
 def log_axis(
     title: str,
     ends: tuple[float, float],

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Bullets, Figure, Header, header, section
-from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
+from perfmodel.report.common.document import PREDICTED, Bullets, Figure, Header, header, section
+from perfmodel.report.common.figures import axis_layout, new_figure, short_label, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.comparison import tables, text
@@ -59,16 +59,17 @@ def comparison_html(comparison: Comparison) -> str:
 
 def _header(comparison: Comparison) -> Header:
     questions = dict.fromkeys(side.result.question for side in comparison.sides)
-    note = "Predictions by simulation, not measurements."
     sentences = text.sentences(comparison)
-    return header(text.title(comparison), text.headline(comparison), [note], questions, sentences)
+    return header(
+        text.title(comparison), text.headline(comparison), [PREDICTED], questions, sentences
+    )
 
 
 def draw_steps(comparison: Comparison) -> go.Figure:
     """Draw the parts of each side's step as one bar, the first side on top."""
     unit, scale = time_unit(max(side.point.step_time_s for side in comparison.sides), least=1.0)
     figure = new_figure(70 + 46 * len(comparison.sides), barmode="stack", bargap=0.3)
-    labels = [f"{_escape(_short(name))} " for name in text.side_names(comparison)]
+    labels = [short_label(name, 28) for name in text.side_names(comparison)]
     places = list(range(len(labels)))
     for part in tables.parts(comparison):
         times_s = [side.point.breakdown_s.get(part, 0.0) for side in comparison.sides]
@@ -90,7 +91,3 @@ def draw_steps(comparison: Comparison) -> go.Figure:
 def _escape(label: str) -> str:
     """Escape for plotly, which knows few entities and no quotes among them."""
     return escape(label, quote=False)
-
-
-def _short(label: str, most: int = 28) -> str:
-    return label if len(label) <= most else f"{label[: most - 1]}\N{HORIZONTAL ELLIPSIS}"

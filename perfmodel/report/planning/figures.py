@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "hexagon")
 """One per candidate beside its colour."""
 
+BAR = 0.65
+"""Share of its row that a bar takes; where both ends lie on one side, one is half as thick."""
+
 LABELLED = 24
 """Points that still get their number of nodes beside them."""
 
@@ -222,18 +225,21 @@ def draw_tornado(plan: PlanResult) -> go.Figure:
     assert best is not None
     priced = [each for each in plan.sensitivities if each.cost is not None]
     unit, unit_s = _unit([best])
-    in_money = best.cost is not None and bool(priced)
+    in_money = bool(best.cost) and bool(priced)  # time says more of what is free
     shown_swings = priced if in_money else plan.sensitivities
     base = (best.cost or 0.0) if in_money else best.wall_s / unit_s
-    figure = new_figure(80 + 40 * len(shown_swings), barmode="overlay", bargap=0.35)
+    figure = new_figure(80 + 40 * len(shown_swings), barmode="overlay")
     places = list(range(len(shown_swings)))
+    ends = [
+        each.cost if in_money and each.cost else tuple(time_s / unit_s for time_s in each.wall_s)
+        for each in shown_swings
+    ]
+    opposite = [min(pair) <= base <= max(pair) for pair in ends]
     for end, (name, colour) in enumerate((("worse", CYCLE[1]), ("better", CYCLE[2]))):
-        values = [
-            each.cost[end] if in_money and each.cost else each.wall_s[end] / unit_s
-            for each in shown_swings
-        ]
+        values = [pair[end] for pair in ends]
         figure.add_bar(
             x=[value - base for value in values], base=base, y=places, orientation="h", name=name,
+            width=[BAR if end == 0 or apart else BAR / 2 for apart in opposite],
             marker={"color": colour}, hoverinfo="text",
             hovertext=[
                 f"<b>{escape(each.what)}</b>: {escape(each.labels[end])}"

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, log_axis, new_figure, time_unit
+from perfmodel.report.common.figures import (
+    axis_layout,
+    log_axis,
+    new_figure,
+    short_label,
+    time_unit,
+)
 from perfmodel.report.common.palette import CYCLE, QUIET_INK, WORK
 from perfmodel.report.sweeping.sweep_axes import SweepAxes, choose_axes
-from perfmodel.report.sweeping.text import Pair, answered, brief, describe, has_one_size, per_gpu
+from perfmodel.report.sweeping.text import (
+    Pair,
+    answered,
+    brief,
+    describe,
+    has_one_size,
+    memory_note,
+    per_gpu,
+)
 from perfmodel.studies.sweep import SweepResult
 from perfmodel.studies.sweep.run import format_value
 
@@ -56,13 +70,19 @@ def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> go.Figure:
             x=[place for place, _, _ in points], y=[rate for _, rate, _ in points],
             name=escape(label, quote=False), showlegend=bool(label) and not is_grey,
             mode="lines+markers", line={"color": colour, "width": 1 if is_grey else 2},
-            opacity=0.4 if is_grey else 1.0, marker={"color": colour, "size": 7},
+            opacity=0.4 if is_grey else 1.0,
+            marker={"color": colour, "size": 7, "symbol": [_symbol(p) for _, _, p in points]},
             hoverinfo="text", hovertext=[hover(pair) for _, _, pair in points],
         )  # fmt: skip
     figure.update_xaxes(**_field_axis(axes))
     title = "samples/s per GPU" if each_gpu else "samples/s"
     figure.update_yaxes(**axis_layout(title, rangemode="tozero"))
     return figure
+
+
+def _symbol(pair: Pair) -> str:
+    """Filled where it fits: the highest mark may be of what cannot run."""
+    return "circle" if pair[1].fits else "circle-open"
 
 
 def _field_axis(axes: SweepAxes) -> dict[str, object]:
@@ -91,7 +111,7 @@ def hover(pair: Pair) -> str:
         f"<br>{quantities.count(answer.samples_per_s or 0.0)} samples/s"
         f" on {quantities.gpus(answer.gpus or 0)}"
         f"<br>step {quantities.duration(answer.step_time_s or 0.0)}{interval}"
-        f"<br>{escape(answer.bottleneck or '', quote=False)}"
+        f"<br>{escape(answer.bottleneck or '', quote=False)}{memory_note(answer)}"
     )
 
 
@@ -116,7 +136,10 @@ def draw_steps(pairs: Sequence[Pair]) -> go.Figure:
             hovertext=[hover(pair) for pair in shown_pairs],
         )  # fmt: skip
     figure.update_xaxes(**axis_layout(f"time per step ({unit})", rangemode="tozero"))
-    labels = [_label(variant.set.values()) for variant, _ in shown_pairs]
+    # Values only: the hover text has the names of their fields.
+    labels = [
+        short_label(", ".join(map(brief, variant.set.values()))) for variant, _ in shown_pairs
+    ]
     figure.update_yaxes(
         **axis_layout(autorange="reversed", tickvals=places, ticktext=labels, showgrid=False)
     )
@@ -134,10 +157,3 @@ def parts_s(
         "exposed communication": exposed,
         "the rest": step - exposed - compute,
     }
-
-
-def _label(values: Iterable[object], most: int = 34) -> str:
-    """Join the values of a variant; the hover text has the names of their fields."""
-    label = ", ".join(map(brief, values))
-    label = label if len(label) <= most else f"{label[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
-    return f"{escape(label, quote=False)} "

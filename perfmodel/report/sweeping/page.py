@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfmodel.report.common.document import (
+    PREDICTED,
     Block,
     Definitions,
     Figure,
@@ -48,13 +49,12 @@ def write_sweep(scenario: Scenario, swept: SweepResult, folder: Path) -> Path:
 
 def sweep_html(swept: SweepResult) -> str:
     """Build the page as one string."""
-    note = "Predictions by simulation, not measurements."
     scenarios = [variant.scenario for variant in swept.variants if variant.scenario is not None]
     name = scenarios[0].name if scenarios else "a scenario"
     head = header(
         f"Sweep of {name} over {', '.join(swept.fields)}",
         text.headline(swept),
-        [note],
+        [PREDICTED],
         [scenario.question for scenario in scenarios[:1]],
         text.findings(swept),
     )
@@ -73,6 +73,8 @@ def _charts(swept: SweepResult) -> list[Section]:
             lead = f"Throughput of each GPU along {axes.field}: what falls is lost to scale."
         if axes.lines:
             lead += f" A line for each combination of the rest; the best {COLOURED} in colour."
+        if not all(answer.fits for _, answer in pairs):
+            lead += " Open marks do not fit in memory."
         description = f"Lines: throughput along {axes.field}"
         chart = Figure(draw_throughput(pairs, axes), "throughput", description)
         sections.append(section(f"Throughput by {axes.field}", lead, chart))

@@ -110,7 +110,7 @@ def variant_table(swept: SweepResult, most: int) -> Table:
             _interval(answer),
             quantities.duration(answer.exposed_comm_s or 0.0),
             quantities.count(answer.samples_per_s or 0.0),
-            (answer.bottleneck or "") + _memory_note(answer),
+            (answer.bottleneck or "") + memory_note(answer),
         )
         for variant, answer in answered(swept)[:most]
     ]
@@ -123,7 +123,8 @@ def _interval(answer: Answer) -> str:
     return quantities.span(answer.low_s, answer.high_s, quantities.duration)
 
 
-def _memory_note(answer: Answer) -> str:
+def memory_note(answer: Answer) -> str:
+    """Say in brackets that a variant does not fit, or only just."""
     if not answer.fits:
         return " (does not fit in memory)"
     return " (memory is tight)" if answer.tight else ""

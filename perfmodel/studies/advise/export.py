@@ -10,7 +10,7 @@ from typing import Any
 from perfmodel.files import as_json, attributes
 from perfmodel.scenario import scenario_digest
 from perfmodel.scenario.sections.studies.money import Money
-from perfmodel.studies.advise.model import Advice, Trial
+from perfmodel.studies.advise.model import Advice, Trial, joined_fields
 from perfmodel.studies.run.result import SizeResult
 
 
@@ -25,7 +25,11 @@ def to_json(advice: Advice) -> dict[str, Any]:
         "together": [_trial(trial, advice) for trial in advice.together],
         "does_not_fit": [_trial(trial, advice) for trial in advice.too_big],
         "refused": [
-            {"change": trial.text, "fields": _fields(trial), "message": trial.message}
+            {
+                "change": trial.text,
+                "fields": joined_fields(trial.changes),
+                "message": trial.message,
+            }
             for trial in advice.refused
         ],
         "hourly": _money(advice.hourly),
@@ -36,10 +40,6 @@ def to_json(advice: Advice) -> dict[str, Any]:
 
 def _money(money: Money | None) -> dict[str, Any] | None:
     return None if money is None else attributes(money, "amount currency")
-
-
-def _fields(trial: Trial) -> dict[str, Any]:
-    return {name: value for change in trial.changes for name, value in change.fields.items()}
 
 
 def _point(point: SizeResult) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _trial(trial: Trial, advice: Advice) -> dict[str, Any]:
     gain, base = trial.gain, advice.base.memory.total_bytes
     return {
         "change": trial.text,
-        "fields": _fields(trial),
+        "fields": joined_fields(trial.changes),
         "about": [change.about for change in trial.changes],
         "touches": trial.touches,
         "notes": [change.note for change in trial.changes if change.note],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,6 +41,12 @@ class Proposed:
     note: str = ""
     price: Money | None = None
     rent: Money | None = None
+
+
+def joined_fields(changes: Sequence[Proposed]) -> dict[str, Any]:
+    """Fields of changes together: whole sections first, then fields of them."""
+    fields = {name: value for change in changes for name, value in change.fields.items()}
+    return dict(sorted(fields.items(), key=lambda each: each[0].count(".")))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.scenario import Scenario, change_scenario, scenario_digest
-from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Touches, Trial
+from perfmodel.studies.advise.model import (
+    WORTH,
+    Advice,
+    Proposed,
+    Touches,
+    Trial,
+    joined_fields,
+)
 from perfmodel.studies.advise.quick_scan import scan_settings
 from perfmodel.studies.advise.settings_changes import list_settings
 from perfmodel.studies.advise.upgrades import find_adapter, hourly_price, list_upgrades
@@ -146,15 +153,11 @@ class _Trials:
 
 
 def apply_changes(scenario: Scenario, changes: Sequence[Proposed]) -> Scenario:
-    """Return the scenario with changes; whole sections first, then fields of them.
+    """Return the scenario with changes.
 
     Raises `InputError`: they do not hold together.
     """
-    fields: dict[str, Any] = {}
-    for change in changes:
-        fields |= change.fields
-    ordered = dict(sorted(fields.items(), key=lambda each: each[0].count(".")))
-    return change_scenario(scenario, ordered)
+    return change_scenario(scenario, joined_fields(changes))
 
 
 def gain_of(base: SizeResult, point: SizeResult) -> Change:
@@ -192,7 +195,9 @@ def advise_scenario(
     """
     result = run_scenario(without_curve(scenario), profile=profile)
     if result.search is not None:
-        scenario = change_scenario(scenario, result.search.winner.changes)
+        # As if given by flags: commands that run a proposal have to name the mixture, too.
+        mixture = result.search.winner.changes
+        scenario = change_scenario(scenario, mixture, flags=tuple(mixture))
     single = without_curve(scenario)
     inputs = resolve_scenario(single, profile, None)
     size = inputs.sizes[-1]

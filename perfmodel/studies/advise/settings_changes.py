@@ -102,11 +102,15 @@ def _strategies(scenario: Scenario) -> Iterator[Proposed]:
         yield Proposed("DDP", {"strategy": {"kind": "ddp"}}, "strategy", "training", note)
         return
     for text, section in _STRATEGIES:
-        same = section["kind"] == own.kind
-        if same and all(getattr(own, name) == value for name, value in section.items()):
+        differing = {name for name in section if getattr(own, name, None) != section[name]}
+        if not differing:
             continue
         if own.kind == "local_sgd" or (own.kind == "ddp" and own.joined_gpus):
             continue  # another algorithm
+        if section["kind"] == own.kind:  # its other settings stay
+            fields = {f"strategy.{name}": section[name] for name in differing}
+            yield Proposed(text, fields, "strategy")
+            continue
         more = {"accumulate": own.accumulate} if own.accumulate > 1 else {}
         yield Proposed(text, {"strategy": {**section, **more}}, "strategy")
 
@@ -136,6 +140,8 @@ def _batches(scenario: Scenario) -> Iterator[Proposed]:
                 f"{factor * count} micro-batches a step", {"strategy.accumulate": factor * count},
                 "batch", "training", note,
             )  # fmt: skip
+    if scenario.compute.recompute == "full":
+        return
     recomputed: dict[str, Any] = {
         "training.batch_per_gpu": 2 * per_gpu, "compute.recompute": "full"
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from perfmodel.scenario import ClusterSize, Scenario, UpgradeSection
 from perfmodel.scenario.sections.studies.money import Money
@@ -62,28 +62,24 @@ def _fabric(scenario: Scenario, routing: float) -> Iterator[Proposed]:
     if fabric is None:
         return
     if (fabric.oversubscription or 1.0) > 1.0:
-        fields: dict[str, object] = {"cluster.fabric.oversubscription": 1.0}
         note = "the price of more uplinks and spine switches"
-        yield Proposed("no oversubscription", _whole(scenario, fields), "fabric", "hardware", note)
+        fields: dict[str, object] = {"cluster.fabric.oversubscription": 1.0}
+        yield Proposed("no oversubscription", fields, "fabric", "hardware", note)
     if routing > 1.0 and fabric.routing != "adaptive":
         note = "switches and adapters that can"
         fields = {"cluster.fabric.routing": "adaptive"}
-        yield Proposed("adaptive routing", _whole(scenario, fields), "routing", "hardware", note)
-
-
-def _whole(scenario: Scenario, fields: Mapping[str, object]) -> Mapping[str, object]:
-    """Fields of a fabric that is written as a name alone need its kind beside them."""
-    written = scenario.origin.content.get("cluster", {}).get("fabric")
-    if isinstance(written, str):
-        return {"cluster.fabric": {"kind": written} | {
-            name.rpartition(".")[2]: value for name, value in fields.items()
-        }}  # fmt: skip
-    return fields
+        yield Proposed("adaptive routing", fields, "routing", "hardware", note)
 
 
 def _planned(scenario: Scenario, size: ClusterSize) -> Iterator[Proposed]:
-    """Upgrades of the scenario's plan, at their prices."""
-    for upgrade in () if scenario.plan is None else scenario.plan.upgrades:
+    """Upgrades of the scenario's plan, at their prices; not those of other nodes."""
+    plan = scenario.plan
+    if plan is None:
+        return
+    own = {each.name for each in plan.candidates if each.node == scenario.cluster.node}
+    for upgrade in plan.upgrades:
+        if upgrade.candidates is not None and own.isdisjoint(upgrade.candidates):
+            continue
         fields = {name: value for name, value in upgrade.set.items() if name.partition(".")[0]
                   not in {"plan", "sweep", "scale"}}  # fmt: skip
         if fields:

@@ -78,7 +78,7 @@ def _imagined(imagined: WhatIfResult, sides: tuple[Side, ...]) -> dict[str, Any]
     }
 
 
-def to_csv(comparison: Comparison) -> str:
+def csv_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """One row per side: what differs, the figures, and the step under each what-if."""
     rows = []
     for at, side in enumerate(comparison.sides):
@@ -93,5 +93,11 @@ def to_csv(comparison: Comparison) -> str:
             for imagined in comparison.what_ifs
         }
         rows.append(row)
+    return rows
+
+
+def to_csv(comparison: Comparison) -> str:
+    """Write those rows as CSV; empty where a side has no such figure."""
+    rows = csv_rows(comparison)
     columns = dict.fromkeys(name for row in rows for name in row)
     return csv_text(columns, ([row.get(name, "") for name in columns] for row in rows))

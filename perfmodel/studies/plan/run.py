@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,8 @@ def plan_scenario(
     store : Path, optional
         File in which predicted steps are kept, as of `perfmodel sweep`.
     progress : callable, optional
-        Called with (steps predicted, steps in all).
+        Called with (steps predicted, steps in all); what the answer depends on is simulated once
+        there is one, and then counts as well.
 
     Raises
     ------
@@ -104,21 +106,29 @@ def plan_scenario(
     target_samples(scenario, workload)  # raises what would be wrong with every candidate
     hardware = {c.name: find_hardware(scenario, c) for c in section.candidates}
     shared = _Plan(scenario, section, hardware)
+    requests = list(list_requests(scenario))
     predictions = predict(
-        scenario, list(list_requests(scenario)), profile=profile, jobs=jobs, store=store,
-        progress=progress,
-    )  # fmt: skip
+        scenario, requests, profile=profile, jobs=jobs, store=store, progress=progress
+    )
     shared.bases.update(_find_bases(shared, predictions))
     result = _assemble_result(shared, workload, predictions, profile)
     if result.best is None:
         return result
 
-    def answer(requests: Sequence[StepRequest]) -> list[PlanOption]:
-        swung = predict(scenario, requests, profile=profile, jobs=jobs, store=store)
+    def answer(more: Sequence[StepRequest]) -> list[PlanOption]:
+        swung = predict(
+            scenario, more, profile=profile, jobs=jobs, store=store,
+            progress=None if progress is None else partial(_after, progress, len(requests)),
+        )  # fmt: skip
         return [_option(shared, prediction) for prediction in swung]
 
     swings = list(list_swings(scenario, result.best))
     return replace(result, sensitivities=measure_swings(result.best, swings, answer))
+
+
+def _after(progress: Callable[[int, int], None], before: int, done: int, total: int) -> None:
+    """Count on from the steps that were predicted before."""
+    progress(before + done, before + total)
 
 
 def _assemble_result(

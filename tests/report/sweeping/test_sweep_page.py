@@ -63,6 +63,16 @@ def test_numbers_with_units_are_the_axis_in_their_order() -> None:
     assert [trace.y for trace in figure.data] == [(120, 148.5, 135), (80, 99, 90)]
 
 
+def test_what_does_not_fit_is_marked() -> None:
+    sizes = ((8, True), (16, True), (32, False))
+    sweep = swept(*(({"batch": b}, {"samples_per_s": b, "fits": fits}) for b, fits in sizes))
+    axes = choose_axes(sweep.fields, pairs_of(sweep))
+    assert axes is not None
+    (line,) = draw_throughput(pairs_of(sweep), axes).data
+    assert line.marker.symbol == ("circle", "circle", "circle-open")
+    assert ["not fit" in text for text in line.hovertext] == [False, False, True]
+
+
 def test_what_goes_along_with_the_axis_makes_no_lines() -> None:
     zipped = swept(*(({"nodes": n, "cap": f"{n} MiB", "kind": "a"}, {}) for n in (1, 2, 4)))
     axes = choose_axes(zipped.fields, pairs_of(zipped))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +13,18 @@ from perfmodel.errors import InputError
 from perfmodel.report.advice.page import advice_html
 from perfmodel.report.advice.text import advice_lines, command, headline, limit_words
 from perfmodel.report.common.document import Paragraph
-from perfmodel.scenario import Scenario, change_scenario, make_scenario
+from perfmodel.scenario import (
+    ClusterSize,
+    Scenario,
+    change_scenario,
+    load_scenario,
+    make_scenario,
+)
 from perfmodel.studies.advise.export import advice_rows, to_json
-from perfmodel.studies.advise.model import WORTH, Advice
+from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial
 from perfmodel.studies.advise.run import advise_scenario, apply_changes, gain_of
 from perfmodel.studies.advise.settings_changes import list_settings
+from perfmodel.studies.advise.upgrades import list_upgrades
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.topology.templates.gpus import load_gpu
@@ -177,3 +186,47 @@ def test_the_command_repeats_what_flags_had_set(advice: Advice) -> None:
     again = command(replace(advice, scenario=asked), advice.together[0])
     assert "--set 'training.batch_per_gpu=16'" in again
     assert again.count("--set") == 1 + sum(len(c.fields) for c in advice.together[0].changes)
+
+
+def test_the_command_names_a_file_that_no_name_stands_for(advice: Advice, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"# How long?\n{json.dumps(SLOW_NETWORK)}\n")
+    own = replace(advice, scenario=load_scenario(path))
+    assert command(own, advice.together[0]).startswith(f"perfmodel run {path} --set")
+    shipped = replace(advice, scenario=load_scenario("resnet50-dgx-a100"))
+    assert command(shipped, advice.together[0]).startswith("perfmodel run resnet50-dgx-a100 --set")
+
+
+def test_the_command_sets_fields_of_a_section_after_the_section(advice: Advice) -> None:
+    changes = (
+        Proposed("gradients in bf16", {"strategy.reduce_dtype": "bf16"}, "hook"),
+        Proposed("FSDP", {"strategy": {"kind": "fsdp"}}, "strategy"),
+    )
+    together = command(advice, Trial(changes, None, None, None))
+    assert together.index("strategy={") < together.index("strategy.reduce_dtype")
+    assert apply_changes(advice.scenario, changes).strategy.reduce_dtype == "bf16"  # type: ignore[union-attr]
+
+
+def test_another_stage_keeps_what_else_is_set() -> None:
+    own = {"kind": "zero", "stage": 1, "communication_data_type": "bf16"}
+    scenario = make_scenario({**SLOW_NETWORK, "strategy": own, "compute":
+                              {"precision": "fp32", "recompute": "full"}})  # fmt: skip
+    _, workload, _ = resolve_names(scenario)
+    proposals = list(list_settings(scenario, workload, load_gpu("v100-sxm2-32gb"), 4))
+    fields = {each.text: each.fields for each in proposals}
+    assert fields["ZeRO stage 2"] == {"strategy.stage": 2}
+    assert fields["FSDP"] == {"strategy": {"kind": "fsdp"}}
+    assert "ZeRO stage 1" not in fields
+    assert not any("with full recomputation" in text for text in fields)  # it has that already
+
+
+@pytest.mark.parametrize(("node", "count"), [("ethernet-10g", 1), ("dgx-a100", 0)])
+def test_upgrades_are_of_the_nodes_that_the_plan_says(node: str, count: int) -> None:
+    plan = SLOW_NETWORK["plan"]
+    candidate = {**plan["candidates"][0], "node": node}
+    upgrade = {**plan["upgrades"][0], "candidates": ["lab"]}
+    changed = {**plan, "candidates": [candidate], "upgrades": [upgrade]}
+    scenario = make_scenario({**SLOW_NETWORK, "plan": changed})
+    spec, _, _ = resolve_names(scenario)
+    offered = list(list_upgrades(scenario, spec, ClusterSize(4, 4, 1), 1.0))
+    assert sum(each.about == "upgrade" for each in offered) == count

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from perfmodel.report.planning.figures import draw_throughput, draw_tornado
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.studies.plan import plan_scenario
-from perfmodel.studies.plan.choice.sensitivity import list_swings
+from perfmodel.studies.plan.choice.sensitivity import Swing, list_swings, measure_swings
 from perfmodel.studies.plan.model import PlanOption, PlanResult, Sensitivity
 
 
@@ -125,3 +126,54 @@ def test_the_figures_show_the_numbers_of_the_plan(planned: tuple[Scenario, PlanR
     assert line.y[at] == pytest.approx(samples / best.step.step_time_s)
     assert band.y[at] == pytest.approx(samples / quick_s)
     assert band.y[len(band.y) - 1 - at] == pytest.approx(samples / slow_s)
+
+
+def test_swings_are_of_what_the_candidate_itself_sets(
+    planned: tuple[Scenario, PlanResult],
+) -> None:
+    """Its own failures, factors and network; not those of a plan without them."""
+    scenario, plan = planned
+    best = plan.best
+    assert best is not None
+    best = replace(best, candidate="own", nodes=2)
+    own = {
+        "name": "own", "node": "v100-x8-25g", "nodes": [2], "mtbf_per_node": "4 d",
+        "fabric": "leaf-spine", "set": {"what_if.network_bandwidth": 4,
+                                        "cluster.fabric.oversubscription": 8},
+    }  # fmt: skip
+    changes = {"plan.candidates": [own], "plan.upgrades": [], "what_if": {"compute": 2}}
+    swings = {each.what: each for each in list_swings(change_scenario(scenario, changes), best)}
+
+    def fields(what: str) -> list[object]:
+        swing = swings[what]
+        upgrades = [end.upgrade for end in (swing.worse, swing.better) if end is not None]
+        return [value for upgrade in upgrades if upgrade for value in upgrade.set.values()]
+
+    ends = swings["failures"].worse, swings["failures"].better
+    assert [end and end.candidate.mtbf_per_node for end in ends] == [2 * 86400, 8 * 86400]
+    assert fields("compute") == pytest.approx([1.8, 2.2])
+    assert fields("network") == [2.0, 8.0]
+    assert fields("oversubscription") == [16.0, 1.0]
+    assert swings["oversubscription"].labels == ("16 to 1", "1 to 1")
+
+
+def test_the_chosen_cluster_may_be_free(option: Callable[..., PlanOption]) -> None:
+    best = option(10.0, 0.0, interval=(8.0, 12.0))
+    slower = Swing("compute", ("", ""), None, None)
+    (interval, same) = measure_swings(best, [slower], lambda _: ())
+    assert interval.cost == (0.0, 0.0)
+    assert same.wall_s == (10.0, 10.0)
+
+
+def test_both_ends_are_to_be_seen_where_they_lie_on_one_side(
+    planned: tuple[Scenario, PlanResult],
+) -> None:
+    _, plan = planned
+    assert plan.best is not None
+    assert plan.best.cost is not None
+    times = (1.0, 1.0)
+    both = Sensitivity("both", ("", ""), times, (0.9 * plan.best.cost, 0.8 * plan.best.cost))
+    usual = Sensitivity("usual", ("", ""), times, (1.1 * plan.best.cost, 0.8 * plan.best.cost))
+    worse, better = draw_tornado(replace(plan, sensitivities=(both, usual))).data
+    assert better.width[0] < worse.width[0]
+    assert better.width[1] == worse.width[1]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from perfmodel.scenario import CandidateSection, Scenario, UpgradeSection
+from perfmodel.scenario import Scenario, UpgradeSection, WhatIf, change_scenario
 from perfmodel.studies.plan.candidates import StepRequest
 from perfmodel.studies.plan.model import PlanOption, Sensitivity
 
@@ -34,48 +34,51 @@ def list_swings(scenario: Scenario, best: PlanOption) -> Iterator[Swing]:
     plan = scenario.plan
     assert plan is not None
     candidate = next(c for c in plan.candidates if c.name == best.candidate)
+    now = StepRequest(candidate, best.nodes)
     if plan.failures is not None:
-        mtbf_s = plan.failures.mtbf_per_node
-        field, labels = "plan.failures.mtbf_per_node", ("twice as many", "half as many")
-        ends = ({field: f"{mtbf_s / 2} s"}, {field: f"{mtbf_s * 2} s"})
-        yield _swing("failures", labels, candidate, best.nodes, ends)
-    if scenario.strategy.kind == "auto":
+        mtbf_s = candidate.mtbf_per_node or plan.failures.mtbf_per_node
+        ends = [
+            replace(_changed(now, "failures", {}),
+                    candidate=candidate.model_copy(update={"mtbf_per_node": factor * mtbf_s}))
+            for factor in (0.5, 2.0)
+        ]  # fmt: skip
+        yield Swing("failures", ("twice as many", "half as many"), *ends)
+    current = change_scenario(scenario, now.changes)
+    if current.strategy.kind == "auto":
         return
-    by = COMPUTE_SWING
-    rates = ({"what_if.compute": 1 - by}, {"what_if.compute": 1 + by})
+    by, own = COMPUTE_SWING, current.what_if or WhatIf()
     labels = (f"{100 * by:g} % slower", f"{100 * by:g} % quicker")
-    yield _swing("compute", labels, candidate, best.nodes, rates)
+    yield _factors(now, "compute", labels, "compute", own.compute, (1 - by, 1 + by))
     if best.nodes > 1:
-        rates = ({"what_if.network_bandwidth": 0.5}, {"what_if.network_bandwidth": 2.0})
-        labels = ("half as fast", "twice as fast")
-        yield _swing("network", labels, candidate, best.nodes, rates)
-        yield from _oversubscription(candidate, best.nodes)
+        labels, rate = ("half as fast", "twice as fast"), own.network_bandwidth
+        yield _factors(now, "network", labels, "network_bandwidth", rate, (0.5, 2.0))
+        if current.cluster.fabric is not None:
+            yield _oversubscription(now, current.cluster.fabric.oversubscription or 1.0)
 
 
-def _oversubscription(candidate: CandidateSection, nodes: int) -> Iterator[Swing]:
-    if candidate.fabric is None:
-        return
-    now = candidate.fabric.oversubscription or 1.0
-    field = "cluster.fabric.oversubscription"
-    better = {field: 1.0} if now > 1 else None
-    labels = (f"{2 * now:g} to 1", "1 to 1")
-    yield _swing("oversubscription", labels, candidate, nodes, ({field: 2 * now}, better))
-
-
-def _swing(
+def _factors(
+    now: StepRequest,
     what: str,
     labels: tuple[str, str],
-    candidate: CandidateSection,
-    nodes: int,
-    ends: Sequence[Mapping[str, object] | None],
+    factor: str,
+    own: float,
+    times: tuple[float, float],
 ) -> Swing:
-    requests = [
-        None
-        if fields is None
-        else StepRequest(candidate, nodes, UpgradeSection.model_construct(name=what, set=fields))
-        for fields in ends
-    ]
-    return Swing(what, labels, *requests)
+    """Multiply what the scenario and the candidate themselves set."""
+    worse, better = (_changed(now, what, {f"what_if.{factor}": own * each}) for each in times)
+    return Swing(what, labels, worse, better)
+
+
+def _oversubscription(now: StepRequest, ratio: float) -> Swing:
+    what, field = "oversubscription", "cluster.fabric.oversubscription"
+    better = _changed(now, what, {field: 1.0}) if ratio > 1 else None
+    labels = (f"{2 * ratio:g} to 1", "1 to 1")
+    return Swing(what, labels, _changed(now, what, {field: 2 * ratio}), better)
+
+
+def _changed(now: StepRequest, what: str, fields: Mapping[str, object]) -> StepRequest:
+    """Set fields as a free upgrade, whose training is not simulated."""
+    return replace(now, upgrade=UpgradeSection.model_construct(name=what, set=fields))
 
 
 def measure_swings(
@@ -121,6 +124,6 @@ def _from_intervals(best: PlanOption) -> Iterator[Sensitivity]:
 
 
 def _effect(each: Sensitivity) -> float:
-    """Widest relative swing, of cost where it is known and of time."""
+    """Widest relative swing, of cost where it is known and of time; what is free swings nothing."""
     ends = [each.wall_s] + ([] if each.cost is None else [each.cost])
-    return max(abs(worse - better) / max(worse, better) for worse, better in ends)
+    return max(abs(worse - better) / (max(worse, better) or 1.0) for worse, better in ends)
