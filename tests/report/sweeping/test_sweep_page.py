@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from perfmodel.report.collectives.figures import draw_busbw
 from perfmodel.report.collectives.page import headline as collective_headline
 from perfmodel.report.collectives.page import sentences as collective_sentences
 from perfmodel.report.collectives.page import write_collective
@@ -136,6 +137,14 @@ def test_a_collective_says_its_bandwidth_latency_and_where_half_is_reached() -> 
     assert first == f"1{SPACE}KiB takes 10.0{SPACE}\N{MICRO SIGN}s."
     assert half.endswith(f"1{SPACE}MiB.")  # half at 10 us times 100 GB/s, which is 1 MB
     assert f"ring ll from 1{SPACE}KiB" in chosen
+
+
+def test_the_band_of_bandwidths_is_that_of_times_upside_down() -> None:
+    """Times from half to twice are bandwidths from half to twice, the high end first."""
+    times = [row for row in rows() if row["nbytes"] >= 2**28]
+    band, line, *_ = draw_busbw(times).data
+    assert band.y[: len(times)] == pytest.approx([2 * y for y in line.y])
+    assert band.y[len(times) :] == pytest.approx([y / 2 for y in reversed(line.y)])
 
 
 @pytest.mark.browser
