@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.report.advice.page import advice_html
-from perfmodel.report.advice.text import advice_lines, command, headline, limit_words
+from perfmodel.report.advice.text import (
+    advice_lines,
+    command,
+    headline,
+    limit_words,
+    proposals,
+)
+from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Paragraph
 from perfmodel.scenario import (
     ClusterSize,
@@ -20,11 +28,14 @@ from perfmodel.scenario import (
     load_scenario,
     make_scenario,
 )
+from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.advise.export import advice_rows, to_json
 from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial
-from perfmodel.studies.advise.run import advise_scenario, apply_changes, gain_of
+from perfmodel.studies.advise.quick_scan import _best
+from perfmodel.studies.advise.run import _without_idle, advise_scenario, apply_changes, gain_of
 from perfmodel.studies.advise.settings_changes import list_settings
 from perfmodel.studies.advise.upgrades import list_upgrades
+from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.topology.templates.gpus import load_gpu
@@ -122,6 +133,15 @@ def test_prices_of_the_plan_are_named(advice: Advice) -> None:
     assert advice.hourly.amount == 8
     text = " ".join(b.text for b in advice_lines(advice) if isinstance(b, Paragraph))
     assert "USD of rent instead of" in text
+
+
+def test_rent_of_an_upgrade_is_in_the_cost_of_samples(advice: Advice) -> None:
+    rented = Proposed("x", {}, "upgrade", "hardware", rent=Money(4.0, "USD"))
+    trial = replace(advice.together[0], changes=(rented,))
+    assert trial.point is not None
+    (line,) = proposals(replace(advice, together=(trial,)))
+    cost = 1e6 * 12 / 3600 / trial.point.samples_per_s  # 8 USD an hour, and 4 more
+    assert f"cost {quantities.count(cost)} USD of rent" in line
 
 
 def test_a_colleague_says_what_limits_and_what_helps(advice: Advice) -> None:
@@ -230,3 +250,52 @@ def test_upgrades_are_of_the_nodes_that_the_plan_says(node: str, count: int) -> 
     spec, _, _ = resolve_names(scenario)
     offered = list(list_upgrades(scenario, spec, ClusterSize(4, 4, 1), 1.0))
     assert sum(each.about == "upgrade" for each in offered) == count
+
+
+def trial_of(ratio: float, *names: str) -> Trial:
+    """Changes that gain so much together."""
+    changes = tuple(Proposed(name, {f"compute.{name}": True}, name) for name in names)
+    return Trial(changes, None, None, Change(ratio, None))
+
+
+def test_twice_the_samples_per_second_save_half_of_the_time() -> None:
+    assert trial_of(2.0, "a").saves == 0.5
+
+
+def test_a_change_without_which_it_gains_as_much_is_left_out() -> None:
+    gains = {"a": 1.5, "b": 1.1, "c": 1.2, "ab": 1.502, "ac": 1.7, "bc": 1.3}
+    whole = trial_of(1.705, "a", "b", "c")
+    trials: Any = SimpleNamespace(
+        of=lambda changes: trial_of(gains["".join(c.text for c in changes)],
+                                    *(c.text for c in changes))
+    )  # fmt: skip
+    assert [change.text for change in _without_idle(trials, whole).changes] == ["a", "c"]
+
+
+def test_the_quickest_value_of_a_setting_is_proposed_if_it_saves_anything() -> None:
+    steps_s = {5 * 2**20: 0.9, 50 * 2**20: 0.8, 100 * 2**20: 0.95}
+    job = SimpleNamespace(
+        scenario=make_scenario(SLOW_NETWORK), strategy=SimpleNamespace(options=lambda own: own)
+    )
+    prepared: Any = SimpleNamespace(
+        job=job, step=lambda own: SimpleNamespace(step_time_s=steps_s[own.bucket_cap])
+    )
+    caps = ["5 MiB", "50 MiB", "100 MiB"]
+    assert _best(prepared, "bucket_cap", caps, 1.0) == "50 MiB"
+    assert _best(prepared, "bucket_cap", caps, 0.8) is None
+
+
+def test_adapters_are_offered_on_top_of_what_the_scenario_imagines() -> None:
+    factors = []
+    for own in (1, 2):
+        scenario = make_scenario({**SLOW_NETWORK, "what_if": {"network_bandwidth": own}})
+        spec, _, _ = resolve_names(scenario)
+        offered = list_upgrades(scenario, spec, ClusterSize(4, 4, 1), 1.0)
+        factors.append(
+            [
+                each.fields["what_if.network_bandwidth"]
+                for each in offered
+                if each.about == "network adapter"
+            ]
+        )
+    assert factors == [[2.5, 5.0], [5.0, 10.0]]
