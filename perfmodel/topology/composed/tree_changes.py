@@ -64,6 +64,18 @@ def _with_slot(host: PartedHost, edges: list[EdgeSpec], generation: int, lanes: 
     return host.relinked(name, spec, changed).with_node(staging=None)
 
 
+def limit_slots(host: PartedHost) -> PartedHost:
+    """Let GPUs that were put into newer slots be as slow as they are."""
+    newest = int(host.part.pcie.removeprefix("pcie"))
+    most_Bps = hardware_parts().links[host.part.pcie].bandwidth
+    own = [edge for _, edge in _slots_of(host, host.names("gpu"))]
+    newer = [edge for edge in own if host.node.links[edge.link].bandwidth * edge.lanes > most_Bps]
+    if not newer:
+        return host
+    note = f"assumption: {host.node.gpu} at gen{newest}, the newest PCIe that it has"
+    return _with_slot(host, newer, newest, 16).noting(note)
+
+
 # ---------------------------------------------------------------- switches and CPUs
 
 
@@ -93,7 +105,11 @@ def change_tree(
         faults.append(Fault("sockets", f"{host.node.name}", "a host whose GPUs are under CPUs"))
     if faults:
         raise InputError(faults)
-    per_socket = max(1, numa // sockets) if sockets else 1
+    if host.part.c2c is not None and (numa != len(old_domains) or cpu not in {None, host.part.cpu}):
+        allowed = "nothing: each CPU is on one module with its GPUs, by NVLink-C2C"
+        field = "cpu" if cpu else "sockets" if sockets else "numa_domains"
+        raise InputError(Fault(field, cpu or str(numa), allowed))
+    per_socket = max(1, numa // (sockets or _usual_sockets(host, numa)))
     if count == len(old_switches) and numa == len(old_domains) and cpu is None:
         return host
     kind = cpu.lower() if cpu else _kind_of_cpus(host)
@@ -168,14 +184,18 @@ def _document(spec: LinkSpec) -> dict[str, object]:
     return link_fields(spec, bandwidth=f"{spec.bandwidth!r} B/s", latency=f"{spec.latency!r} s")
 
 
+def _usual_sockets(host: PartedHost, domains: int) -> int:
+    """Sockets that NUMA domains are of, where no field says: two, or one for each superchip."""
+    return domains if host.part.c2c else min(2, domains)
+
+
 def with_memory(host: PartedHost) -> PartedHost:
     """Give each CPU its memory where the template has none: copies go through it."""
     if host.names("memory") or not host.names("cpu"):
         return host
     kind, cpus = _kind_of_cpus(host), host.names("cpu")
     draft = Draft(host.node.gpu, "", "")
-    sockets = len(cpus) if host.part.c2c else min(2, len(cpus))
-    draft.link("dram", dram(kind, len(cpus) // sockets))
+    draft.link("dram", dram(kind, len(cpus) // _usual_sockets(host, len(cpus))))
     for at, cpu in enumerate(cpus):
         draft.add(f"mem{at}", "memory")
         draft.join(f"mem{at}", cpu, "dram")
