@@ -92,7 +92,7 @@ def _changed(
         switches, domains, sockets, cpu = tree
         apply(change_tree, switches=switches, domains=domains, sockets=sockets, cpu=cpu)
     if slot is not None:
-        apply(change_slots, slot)
+        apply(change_slots, slot, section.cpu)
     if stated_links:
         apply(change_nvlink, section.nvlink, switch=section.nvswitch)
     if nics[0] is not None:

@@ -174,6 +174,25 @@ def test_another_gpu_is_no_faster_than_its_slot_and_copies_as_it_may() -> None:
     assert cards.gpudirect_rdma
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"extends": "hgx-b300", "pcie_switches": 4},
+        {"extends": "hgx-b300", "pcie": "gen6 x16"},
+    ],
+)
+def test_links_to_cpus_are_no_newer_than_the_cpus(fields: dict[str, object]) -> None:
+    """Emerald Rapids has PCIe 5.0, B300 6.0."""
+    rates = {row[:2]: row[3] for row in links_of(build_topology(composed(**fields)))}
+    assert rates["n0/gpu0", "n0/pcie0"] == pytest.approx(126e9 * 0.762)
+    assert rates["n0/pcie0", "n0/cpu0"] == pytest.approx(63e9 * 0.762)
+
+
+def test_each_gh200_may_have_its_grace() -> None:
+    kinds = [spec.id for spec in composed(gpus="4 x gh200", sockets=4).nodes if spec.kind == "cpu"]
+    assert kinds == ["cpu[0-3]"]
+
+
 def test_memory_of_two_sockets_is_shared_by_their_domains() -> None:
     """EPYC Rome has 204.8 GB/s a socket; dgx-a100 has two sockets of two NUMA domains."""
     whole = composed(extends="dgx-a100", p2p=False).links["dram"].bandwidth

@@ -93,6 +93,7 @@ def test_estimates_of_known_gpus_are_near(gpu: object) -> None:
         ("bf16: 1000", "fp5: 1000", "peak.fp5", "'bf16'"),
         ("    source: vendor's data sheet\n", "", "sources.memory", "a source for this number"),
         ("pcie: gen5", "pcie: gen9", "pcie", "gen"),
+        ("bandwidth: 30 GB/s", "bandwidth: 600 GB/s", "nvlink", "rate of all together"),
     ],
 )
 def test_faults_name_the_line(table: Path, line: str, other: str, field: str, allowed: str) -> None:
