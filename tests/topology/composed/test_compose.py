@@ -141,6 +141,16 @@ def test_bits_bytes_and_the_kind_of_network(nics: object, kind: str, rate_Bps: f
     assert port_of(composed(extends="dgx-a100", nics=nics)) == (kind, pytest.approx(rate_Bps))
 
 
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [({}, 8), ({"sockets": 1}, 2), ({"sockets": 2, "numa_domains": 8}, 4)],
+)
+def test_adapters_of_each_socket(fields: dict[str, object], count: int) -> None:
+    node = composed(extends="dgx-a100", nics={"per_socket": 2}, **fields)
+    topology = build_topology(node)
+    assert [device.kind for device in topology.devices.values()].count("nic") == count
+
+
 def nvlinks_of(node: NodeSpec) -> tuple[str, int]:
     """Name of the NVLink of the first GPU, and how many it has."""
     edges = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
