@@ -151,6 +151,16 @@ def test_adapters_of_each_socket(fields: dict[str, object], count: int) -> None:
     assert [device.kind for device in topology.devices.values()].count("nic") == count
 
 
+def test_a_packet_a_wait_and_who_reads_gpu_memory() -> None:
+    """RoCE v2 has 82 bytes of heads around a payload; sockets copy from the host's memory."""
+    slow = composed(extends="dgx-a100", nics={"kind": "roce", "mtu": 1024, "latency": "2 us"})
+    port = slow.links[next(spec.port for spec in slow.nodes if spec.port)]
+    assert (port.efficiency, port.latency) == (pytest.approx(1024 / 1106), 2e-6)
+    assert slow.gpudirect_rdma
+    assert not composed(extends="dgx-a100", nics={"kind": "tcp"}).gpudirect_rdma
+    assert composed(extends="rtx4090-x4", gpu="a100 pcie", nic="25 Gbit/s RoCE").gpudirect_rdma
+
+
 def nvlinks_of(node: NodeSpec) -> tuple[str, int]:
     """Name of the NVLink of the first GPU, and how many it has."""
     edges = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
@@ -182,6 +192,8 @@ def test_another_gpu_is_no_faster_than_its_slot_and_copies_as_it_may() -> None:
     cards = composed(extends="rtx4090-x4", gpu="a100-pcie-80gb")
     assert cards.gpu_p2p
     assert cards.gpudirect_rdma
+    games = composed(extends="a100-pcie-x8-nvlink", gpu="rtx-4090", nvlink="none")
+    assert (games.gpu_p2p, games.gpudirect_rdma) == (False, False)
 
 
 @pytest.mark.parametrize(
