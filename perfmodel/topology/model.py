@@ -48,7 +48,7 @@ class Gpu:
     overlap_slowdown : float
         Factor by which compute takes longer while a collective runs on the same GPU (1 = none).
     generation : str
-        "volta", "ampere", "ada", "hopper", "blackwell".
+        "volta", "ampere", "ada", "hopper", "blackwell", "cdna3".
     power_W : float, optional
         Most that the board draws by its data sheet (TDP); watts. None where no source is known.
     efficiency_assumed : bool
@@ -71,6 +71,11 @@ class Gpu:
     power_W: float | None = None
     efficiency_assumed: bool = False
     estimated: tuple[str, ...] = ()
+
+    @property
+    def amd(self) -> bool:
+        """Whether it is one of AMD's, which RCCL joins and NCCL does not."""
+        return self.generation.startswith("cdna")
 
     @property
     def clock_Hz(self) -> float:

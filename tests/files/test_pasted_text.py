@@ -67,6 +67,8 @@ def test_a_prefix_that_no_pattern_knows_goes_where_nearly_all_lines_have_it() ->
         assert [line.split() for line in lines[:8]] == [
             [f"{n}.5", str(n), f"word{n}"] for n in range(8)
         ]
+    some = [f"node-17: {n}" if n % 4 else f"row {n}" for n in range(8)]
+    assert clean_lines("\n".join(some)) == some, "three lines in four have it"
     table = "\tGPU0\tGPU1\nGPU0\t X \tSYS\nGPU1\tSYS\t X \nNIC0\tSYS\tPIX\nNIC1\tSYS\tPIX\n"
     cells = [line.split() for line in clean_lines(table)]
     assert cells == [line.split() for line in table.split("\n")], "names of devices are no prefix"

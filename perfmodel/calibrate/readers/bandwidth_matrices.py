@@ -203,6 +203,9 @@ def _values(
     columns = 0
     while columns < len(tokens) and tokens[columns] == str(columns):
         columns += 1
+    if not columns and len(block) > 1:
+        problem = f"{tokens[0][:40]!r} before the first column" if tokens else "no column"
+        raise InputError(Fault("matrix", problem, "0: its head is garbled", line=start + 1))
     if not columns or len(tokens) == columns:
         return (), end
     if any(word not in NOT_MEASURED and number(word) is None for word in tokens):

@@ -13,12 +13,18 @@ from perfmodel.topology.composed.gpu_changes import (
     change_count,
     change_gpu,
     change_nvlink,
+    nvlink_words,
     read_gpus,
 )
 from perfmodel.topology.composed.host_parts import PartedHost, used_only
 from perfmodel.topology.composed.nic_changes import StatedNics, change_nics, read_nics
 from perfmodel.topology.composed.slots import read_slot
-from perfmodel.topology.composed.tree_changes import change_slots, change_tree, with_memory
+from perfmodel.topology.composed.tree_changes import (
+    change_slots,
+    change_tree,
+    limit_slots,
+    with_memory,
+)
 from perfmodel.topology.from_text.describe import Described, describe
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.templates.spec import NodeSpec
@@ -79,13 +85,14 @@ def _changed(
 
     if named is not None:
         apply(change_gpu, named, relink=not stated_links)
+        host = host if slot else limit_slots(host)
     if count is not None:
         apply(change_count, count)
     if any(value is not None for value in tree):
         switches, domains, sockets, cpu = tree
         apply(change_tree, switches=switches, domains=domains, sockets=sockets, cpu=cpu)
     if slot is not None:
-        apply(change_slots, slot)
+        apply(change_slots, slot, section.cpu)
     if stated_links:
         apply(change_nvlink, section.nvlink, switch=section.nvswitch)
     if nics[0] is not None:
@@ -164,7 +171,7 @@ def _described(
     try:
         described = _describe(named, count, intra, network, number, rate_Gbps)
     except InputError as error:
-        fields = {"gpu": "gpus", "intra": "nvlink", "network": "nics"}
+        fields = {"gpu": "gpus", "intra": "nvlink", "network": "nics", "nic_Gbps": "nics.rate"}
         raise InputError(
             Fault(fields.get(fault.field, fault.field), fault.found, fault.allowed)
             for fault in error.faults
@@ -212,9 +219,7 @@ def _describe(
 
 def _intra_words(section: NodeSection) -> str:
     """What joins the GPUs, in the words that descriptions have."""
-    links = section.nvlink or ""
-    none = links.strip().lower() in {"none", "off", "no", "false"}
-    texts = ["no NVLink" if none else f"NVLink {links}" if links else ""]
+    texts = [] if section.nvlink is None else [nvlink_words(section.nvlink)]
     if section.nvswitch:
         texts.append("NVSwitch")
     if section.pcie is not None:

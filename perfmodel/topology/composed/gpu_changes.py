@@ -11,7 +11,7 @@ from perfmodel.topology.from_text.defaults import stated_rate
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
 from perfmodel.topology.from_text.intra_text import IntraText, read_intra
 from perfmodel.topology.from_text.layouts import Board, join_gpus
-from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts
+from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import Draft
 
 _COUNTED = re.compile(r"\s*(?P<count>\d{1,4})\s*(?:x\s*|\s)(?P<gpu>\S.*)", re.IGNORECASE)
@@ -79,8 +79,15 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
     old, part = host.part, named.part
     if named.name == host.node.gpu:
         return host
+    layout = layout_of(host)
     if (part.c2c is None) != (old.c2c is None):
         allowed = "a GPU that is plugged in alike: chips with a CPU of their own are no cards"
+        raise InputError(Fault("gpu", repr(named.name), allowed))
+    if part.amd != old.amd and layout != "pcie":
+        allowed = "a GPU for the same board: NVLink joins NVIDIA's, xGMI AMD's"
+        raise InputError(Fault("gpu", repr(named.name), allowed))
+    if relink and layout == "nvswitch" and part.nvlink and not part.on_board:
+        allowed = "a GPU of a board with NVSwitch, which joins no cards; or nvlink: none"
         raise InputError(Fault("gpu", repr(named.name), allowed))
     changed = PartedHost(host.node, part, host.notes).with_node(gpu=named.name, staging=None)
     changed = changed.noting(*named.assumptions)
@@ -88,7 +95,14 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
         changed = changed.with_node(gpu_p2p=False, gpudirect_rdma=False).noting(
             "assumption: the driver keeps GeForce GPUs from copying over PCIe"
         )
-    layout = layout_of(host)
+    elif old.geforce and not part.geforce:
+        networks = [
+            host.node.links[spec.port].network_kind for spec in host.node.nodes if spec.port
+        ]
+        direct = all(reads_gpus(part, network) for network in networks)
+        changed = changed.with_node(gpu_p2p=True, gpudirect_rdma=direct).noting(
+            f"assumption: the driver lets {named.name} copy over PCIe, as it does no GeForce"
+        )
     if layout == "pcie" or not relink:
         return changed
     if part.nvlink is None:
@@ -97,8 +111,7 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
     if (part.nvlink, part.lanes, part.lane_Bps) == (old.nvlink, old.lanes, old.lane_Bps):
         return changed
     note = f"assumption: {part.lanes} NVLinks for each {named.name}, joined as in the template"
-    board = Board(len(host.names("gpu")), layout, part.nvlink, part.lanes, part.lane_Bps)
-    return rewire(changed, board).noting(note)
+    return rewire(changed, layout, (part.nvlink, part.lanes, part.lane_Bps)).noting(note)
 
 
 # ---------------------------------------------------------------- NVLink
@@ -106,18 +119,18 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
 
 def layout_of(host: PartedHost) -> Layout:
     """How NVLinks join the GPUs of a host."""
-    ends = {
-        name
-        for a, b, edge in host.edge_pairs()
-        if host.node.links[edge.link].kind == "nvlink"
-        for name in (a, b)
-    }
-    if not ends:
+    joined = [
+        (a, b) for a, b, edge in host.edge_pairs() if host.node.links[edge.link].kind == "nvlink"
+    ]
+    if not joined:
         return "pcie"
-    if ends & set(host.names("nvswitch")):
+    if {name for ends in joined for name in ends} & set(host.names("nvswitch")):
         return "nvswitch"
     gpus = len(host.names("gpu"))
-    return "cube" if gpus == 8 else "mesh" if gpus > 2 else "bridge"
+    pairs = {frozenset(ends) for ends in joined}
+    if (gpus > 2 or host.part.amd) and len(pairs) == gpus * (gpus - 1) // 2:
+        return "mesh"
+    return "bridge" if len(pairs) <= gpus // 2 else "cube" if gpus == 8 else "mesh"
 
 
 def change_nvlink(host: PartedHost, text: str | None, *, switch: bool | None) -> PartedHost:
@@ -129,7 +142,7 @@ def change_nvlink(host: PartedHost, text: str | None, *, switch: bool | None) ->
     intra = None if text is None else _read_nvlink(text)
     if switch is False and layout_of(host) != "nvswitch" and intra is None:
         return host
-    layout = _layout(host, intra, switch)
+    layout = _layout(host, intra, switch, text)
     if layout == "pcie":
         return host.without(host.names("nvswitch")).without_edges(("nvlink",))
     name, lanes, lane_Bps = _links(host.part, intra)
@@ -139,33 +152,66 @@ def change_nvlink(host: PartedHost, text: str | None, *, switch: bool | None) ->
     same = layout == layout_of(host) and name == host.part.nvlink and lane_Bps is None
     if same and _lanes_of(host) == lanes and layout != "mesh":
         return host
-    return rewire(host, Board(len(host.names("gpu")), layout, name, lanes, lane_Bps))
+    return rewire(host, layout, (name, lanes, lane_Bps))
 
 
-def rewire(host: PartedHost, board: Board) -> PartedHost:
-    """Take the NVLinks of a host out, and put those of a board in."""
+def rewire(
+    host: PartedHost, layout: Layout, links: tuple[str | None, int, float | None]
+) -> PartedHost:
+    """Take the NVLinks of a host out, and put others in.
+
+    `links`: name, how many of each GPU, and the rate of each where it is not that of the name.
+    """
+    (name, lanes, lane_Bps), gpus = links, len(host.names("gpu"))
+    if host.part.amd:  # one to each GPU of the board, also to those that are left out
+        lanes = min(lanes, gpus - 1)
     draft = Draft(host.node.gpu, "", "")
-    join_gpus(draft, board)
+    join_gpus(draft, Board(gpus, layout, name, lanes, lane_Bps))
     bare = host.without(host.names("nvswitch")).without_edges(("nvlink",)).pruned()
     return bare.plus(draft).with_node(graphs=())
 
 
-def _read_nvlink(text: str) -> IntraText | None:
-    folded = text.strip().lower()
-    if folded in {"on", "yes", "true"}:
-        return read_intra("NVLink")
-    if folded in {"none", "off", "no", "false"}:
-        return read_intra("no NVLink")
-    intra = read_intra(text if "nv" in folded else f"NVLink {text}")
-    if re.fullmatch(r"[a-z]+", folded) and intra.layout is None and "nv" not in folded:
+def _read_nvlink(text: str) -> IntraText:
+    intra = read_intra(nvlink_words(text))
+    stated = (intra.layout, intra.generation, intra.lanes, intra.lane_Bps)
+    plain = text.strip().lower() in {*_ON, "nvlink", "nvswitch"}
+    if _BITS.search(text) or (not plain and all(each is None for each in stated)):
         allowed = "'none', 'bridge', 'mesh', 'NVLink4' or '12 x 25 GB/s'"
         raise InputError(Fault("nvlink", repr(text), allowed))
     return intra
 
 
-def _layout(host: PartedHost, intra: IntraText | None, switch: bool | None) -> Layout:
+_ON = ("on", "yes", "true")
+_BITS = re.compile(r"\d\s*[MGT](?:bit|bps|b/s)")
+"""A rate in bits: NVLinks have bytes."""
+
+
+def nvlink_words(text: str) -> str:
+    """What the field `nvlink` says, in the words of a description.
+
+    Examples
+    --------
+    >>> [nvlink_words(text) for text in ("off", "mesh", "4 x 25 GB/s", "NVLink3")]
+    ['no NVLink', 'NVLink mesh', '4 x 25 GB/s, NVLink', 'NVLink3']
+    """
+    folded = text.strip().lower()
+    if folded in {"none", "off", "no", "false"}:
+        return "no NVLink"
+    if folded in _ON:
+        return "NVLink"
+    if "nv" in folded:
+        return text
+    # Behind the word a number of links would be a generation: NVLink 4 x 25 GB/s.
+    return f"{text}, NVLink" if re.match(r"\d+\s*[a-z]", folded) else f"NVLink {text}"
+
+
+def _layout(
+    host: PartedHost, intra: IntraText | None, switch: bool | None, text: str | None
+) -> Layout:
     """How NVLinks join the GPUs: as stated, as in the template, or as is usual."""
     current, stated = layout_of(host), None if intra is None else intra.layout
+    if switch and stated not in {None, "nvswitch"}:
+        raise InputError(Fault("nvswitch", "on", f"off beside nvlink: {text}"))
     if switch:
         return "nvswitch"
     if stated is not None:
@@ -207,6 +253,9 @@ def _link_faults(host: PartedHost, layout: Layout, name: str | None, lanes: int)
     gpus, gpu = len(host.names("gpu")), host.node.gpu
     if name is None:
         yield Fault("nvlink", f"NVLink between {gpu}", f"'none': {gpu} has no NVLink that is known")
+    elif host.part.amd and (name != host.part.nvlink or layout != "mesh"):
+        allowed = f"'none' or 'mesh': xGMI joins {gpu} all to all"
+        yield Fault("nvlink", f"{name} and {layout}", allowed)
     elif lanes < 1:
         yield Fault("nvlink", f"{lanes} NVLinks", "how many, as in '4 x 25 GB/s'")
     elif lanes > max(1, host.part.lanes):

@@ -48,11 +48,13 @@ def read_words(text: str, field: str) -> NodeSection:
 def _read_part(part: str) -> dict[str, Any]:
     folded = part.lower()
     if "nv" in folded:
-        switch = {"nvswitch": True} if re.search(r"nv\s?switch", folded) else {}
-        return switch if re.fullmatch(r"nv\s?switch", folded) else {"nvlink": part, **switch}
+        named = re.search(r"(\b(?:no|without)\s+)?nv\s?switch", folded)
+        switch = {} if named is None else {"nvswitch": named[1] is None}
+        alone = named is not None and named[0] == folded
+        return switch if alone else {"nvlink": part, **switch}
     if "p2p" in folded:
-        allowed = read_peer_access(part)
-        return {"p2p": True if allowed is None and folded == "p2p" else allowed}
+        allowed = True if folded == "p2p" else read_peer_access(part)
+        return {} if allowed is None else {"p2p": allowed}
     if names_network(part) or re.match(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g\w*", folded):
         return {"nic": part}
     if re.search(r"\bpci|\bgen\s?\d", folded):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
@@ -49,7 +50,11 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     faults: list[Fault] = []
     described = _network(section.text, f"{field}.text", faults)
     named = _network(section.kind, f"{field}.kind", faults)
-    faults += _twice(section, described, named, field)
+    for phrase, name in ((described, "text"), (named, "kind")):
+        faults += [] if phrase is None else _twice(section, phrase, f"{field}.{name}", field)
+    if described and named and described.kind and named.kind != described.kind:
+        allowed = f"{described.kind!r}, as the words say"
+        faults.append(Fault(f"{field}.kind", repr(section.kind), allowed))
     slot = None
     try:
         slot = None if section.pcie is None else read_slot(section.pcie, f"{field}.pcie")
@@ -58,12 +63,14 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     if faults:
         raise InputError(faults)
     stated = [each for each in (described, named) if each is not None]
+    counts = [section.count, *(each.nics for each in stated)]
     kind = next((each.kind for each in stated if each.kind), None)
     rate_Bps = section.rate or next((each.nic_Bps for each in stated if each.nic_Bps), None)
-    count = section.count or next((each.nics for each in stated if each.nics), None)
-    if count is None and section.text is not None:
-        leading = re.match(r"\s*(\d+)\s*x\b", section.text)
-        count = int(leading[1]) if leading else None
+    if section.text is not None and (leading := re.match(r"\s*(\d+)\s*x\b", section.text)):
+        counts.append(int(leading[1]))
+    count = next((each for each in counts if each is not None), None)
+    if count == 0:
+        raise InputError(Fault(f"{field}.text", repr(section.text), "one NIC or more"))
     if count is None and field == "nic" and section.per_socket is None:
         count = 1
     return StatedNics(
@@ -78,38 +85,38 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     )
 
 
-_BARE_RATE = re.compile(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g(bit/?s?|bps|b/s|b|e)?\s*", re.IGNORECASE)
+_BARE_RATE = re.compile(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g(bit/?s?|bps|b/s|b)?\s*", re.IGNORECASE)
+"""A rate that names no kind of network: the template's own, or sockets where there is none."""
 
 
 def _network(text: str | None, field: str, faults: list[Fault]) -> NetworkText | None:
     if text is None:
         return None
+    bare = _BARE_RATE.fullmatch(text) is not None
     try:
-        read = read_network(text, usual="tcp" if _BARE_RATE.fullmatch(text) else None)
+        read = read_network(text, usual="tcp" if bare or _GIGABIT_ETHERNET.search(text) else None)
     except InputError as error:
         faults += [Fault(field, fault.found, fault.allowed) for fault in error.faults]
         return None
     if read.kind is None:
         kinds = (*hardware_parts().ports, "2 x 100 Gbit/s RoCE")
         faults.append(Fault(field, repr(text), allowed_names(kinds)))
-    return None if _BARE_RATE.fullmatch(text) and read.nic_Bps is None else read
+    return replace(read, kind=None) if bare else read
 
 
-def _twice(
-    section: NicSection, described: NetworkText | None, named: NetworkText | None, field: str
-) -> Iterator[Fault]:
-    """Numbers that the words and a field both state, and that differ."""
-    if described is None:
-        return
-    bare = section.text is not None and _BARE_RATE.fullmatch(section.text)
-    if named is not None and not bare and named.kind != described.kind:
-        yield Fault(f"{field}.kind", repr(section.kind), f"{described.kind!r}, as the words say")
-    if section.rate and described.nic_Bps and section.rate != described.nic_Bps:
-        yield Fault(
-            f"{field}.rate", bits(section.rate), f"{bits(described.nic_Bps)}, as the words say"
-        )
-    if section.count and described.nics and section.count != described.nics:
-        yield Fault(f"{field}.count", str(section.count), f"{described.nics}, as the words say")
+_GIGABIT_ETHERNET = re.compile(r"\d\s*GE\b")
+
+
+def _twice(section: NicSection, phrase: NetworkText, stated: str, field: str) -> Iterator[Fault]:
+    """Numbers that a phrase and a field both state, and that differ.
+
+    `stated`: the field that has the phrase, which for a rate may be that of the kind.
+    """
+    allowed = "as the words say" if stated.endswith("text") else f"as {stated} says"
+    if section.rate and phrase.nic_Bps and not math.isclose(section.rate, phrase.nic_Bps):
+        yield Fault(f"{field}.rate", bits(section.rate), f"{bits(phrase.nic_Bps)}, {allowed}")
+    if section.count and phrase.nics and section.count != phrase.nics:
+        yield Fault(f"{field}.count", str(section.count), f"{phrase.nics}, {allowed}")
 
 
 # ---------------------------------------------------------------- the change

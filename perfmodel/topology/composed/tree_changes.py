@@ -17,11 +17,12 @@ from perfmodel.topology.from_text.template_builder import (
 from perfmodel.topology.templates.spec import EdgeSpec, LinkSpec
 
 
-def change_slots(host: PartedHost, slot: tuple[int, int]) -> PartedHost:
+def change_slots(host: PartedHost, slot: tuple[int, int], cpu: str | None) -> PartedHost:
     """Give the GPUs of a host other slots, and their switches links of that generation.
 
-    `slot`: generation and lanes. Raises `InputError`: a generation that the GPU does not have, or
-    a GPU without a slot.
+    Those to CPUs are of the generation of the CPUs where that is older. `slot`: generation and
+    lanes. `cpu`: kind of CPU, as stated. Raises `InputError`: a generation that the GPU does not
+    have, or a GPU without a slot.
     """
     generation, lanes = slot
     newest = int(host.part.pcie.removeprefix("pcie"))
@@ -35,7 +36,10 @@ def change_slots(host: PartedHost, slot: tuple[int, int]) -> PartedHost:
     switches = host.names("pcie_switch")
     uplinks = [edge for _, edge in _slots_of(host, switches, ("cpu", "pcie_switch"))]
     host = _with_slot(host, own, generation, lanes)
-    return _with_slot(host, uplinks, generation, 16)
+    kind = hardware_parts().cpus.get(
+        (cpu or "").lower(), hardware_parts().cpus[_kind_of_cpus(host)]
+    )
+    return _with_slot(host, uplinks, min(generation, int(kind.pcie.removeprefix("pcie"))), 16)
 
 
 def _slots_of(
@@ -62,6 +66,18 @@ def _with_slot(host: PartedHost, edges: list[EdgeSpec], generation: int, lanes: 
     if not changed:
         return host
     return host.relinked(name, spec, changed).with_node(staging=None)
+
+
+def limit_slots(host: PartedHost) -> PartedHost:
+    """Let GPUs that were put into newer slots be as slow as they are."""
+    newest = int(host.part.pcie.removeprefix("pcie"))
+    most_Bps = hardware_parts().links[host.part.pcie].bandwidth
+    own = [edge for _, edge in _slots_of(host, host.names("gpu"))]
+    newer = [edge for edge in own if host.node.links[edge.link].bandwidth * edge.lanes > most_Bps]
+    if not newer:
+        return host
+    note = f"assumption: {host.node.gpu} at gen{newest}, the newest PCIe that it has"
+    return _with_slot(host, newer, newest, 16).noting(note)
 
 
 # ---------------------------------------------------------------- switches and CPUs
@@ -93,7 +109,12 @@ def change_tree(
         faults.append(Fault("sockets", f"{host.node.name}", "a host whose GPUs are under CPUs"))
     if faults:
         raise InputError(faults)
-    per_socket = max(1, numa // sockets) if sockets else 1
+    moved = numa != len(old_domains) and (numa != len(gpus) or numa > _MOST_OF_A_HOST)
+    if host.part.c2c is not None and (moved or cpu not in {None, host.part.cpu}):
+        allowed = "nothing: each CPU is on one module with its GPUs, by NVLink-C2C"
+        field = "cpu" if cpu else "sockets" if sockets else "numa_domains"
+        raise InputError(Fault(field, cpu or str(numa), allowed))
+    per_socket = max(1, numa // (sockets or _usual_sockets(host, numa)))
     if count == len(old_switches) and numa == len(old_domains) and cpu is None:
         return host
     kind = cpu.lower() if cpu else _kind_of_cpus(host)
@@ -107,6 +128,8 @@ def change_tree(
 
 
 _ABOVE = ("pcie_switch", "cpu")
+_MOST_OF_A_HOST = 8
+"""GPUs of one host; CPUs of a rack are not all joined."""
 
 
 def _tree(
@@ -125,7 +148,8 @@ def _tree(
     if switches:
         places = [f"pcie{at}" for at in range(switches)]
         draft.add(number_pattern("pcie", range(switches)), "pcie_switch")
-        uplink = draft.link(host.part.pcie, stock_link(host.part.pcie))
+        uplink_name = min(host.part.pcie, hardware_parts().cpus[kind].pcie)
+        uplink = draft.link(uplink_name, stock_link(uplink_name))
         for place, cpu in zip(places, spread_evenly(switches, cpus), strict=True):
             draft.join(place, cpu, uplink)
     gpus, nics = bare.names("gpu"), bare.names("nic")
@@ -168,14 +192,18 @@ def _document(spec: LinkSpec) -> dict[str, object]:
     return link_fields(spec, bandwidth=f"{spec.bandwidth!r} B/s", latency=f"{spec.latency!r} s")
 
 
+def _usual_sockets(host: PartedHost, domains: int) -> int:
+    """Sockets that NUMA domains are of, where no field says: two, or one for each superchip."""
+    return domains if host.part.c2c else min(2, domains)
+
+
 def with_memory(host: PartedHost) -> PartedHost:
     """Give each CPU its memory where the template has none: copies go through it."""
     if host.names("memory") or not host.names("cpu"):
         return host
     kind, cpus = _kind_of_cpus(host), host.names("cpu")
     draft = Draft(host.node.gpu, "", "")
-    sockets = len(cpus) if host.part.c2c else min(2, len(cpus))
-    draft.link("dram", dram(kind, len(cpus) // sockets))
+    draft.link("dram", dram(kind, len(cpus) // _usual_sockets(host, len(cpus))))
     for at, cpu in enumerate(cpus):
         draft.add(f"mem{at}", "memory")
         draft.join(f"mem{at}", cpu, "dram")

@@ -95,7 +95,8 @@ def read_network(
             "none, infiniband, roce, efa, tcp, tcpx, tcpxo or omni-path, in any usual spelling"
         )
         raise InputError(Fault("network", repr(text), allowed))
-    nics, nic_Gbps, source = _rate(" ".join(_parts_about(folded, "network")))
+    in_bits = _OTHER_UNIT.sub(_gigabits, text or "")
+    nics, nic_Gbps, source = _rate(" ".join(_parts_about(in_bits.lower(), "network")))
     slingshot = kind == "roce" and "roce" not in folded and "slingshot" in folded
     return NetworkText(
         kind=kind,
@@ -168,6 +169,17 @@ def _rate(text: str) -> tuple[int | None, float | None, str]:
     if name := re.search(r"\b(qdr|fdr|edr|hdr100|hdr|ndr200|ndr|xdr)\d*\b", text):
         return None, _GENERATIONS[name[1]], f"InfiniBand {name[1].upper()}, 4 lanes"
     return None, None, ""
+
+
+_OTHER_UNIT = re.compile(
+    r"(?<![\w.])(\d+(?:\.\d+)?)\s*(?:([GM])i?B(?:/s|ps)|([MT])(?:bit|bps|b/s|Bit)(?:/s)?)"
+)
+"""A rate in bytes, whose B is large, or in other than gigabits."""
+
+
+def _gigabits(rate: re.Match[str]) -> str:
+    scale = {"M": 1e-3, "G": 1.0, "T": 1e3}[rate[2] or rate[3]] * (8 if rate[2] else 1)
+    return f"{float(rate[1]) * scale:g} Gbit/s"
 
 
 def read_mtu(text: str) -> int | None:

@@ -40,7 +40,7 @@ def complete(
     Raises `InputError`: a generation of which none is known, or a precision that none has.
     """
     amd = spec.generation.startswith("cdna")
-    measured = [gpu for gpu in measured if gpu.generation.startswith("cdna") == amd]
+    measured = [gpu for gpu in measured if gpu.amd == amd]
     peers = [gpu for gpu in measured if gpu.generation == spec.generation]
     if not peers:
         generations = sorted({gpu.generation for gpu in measured})

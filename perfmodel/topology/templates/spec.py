@@ -383,6 +383,16 @@ class GpuSpec(FileModel):
     sources: dict[str, Source] = Field(default_factory=dict)
     """Source of each number, by field."""
 
+    @field_validator("nvlink")
+    @classmethod
+    def _check_total(cls, value: GpuLinks | None, info: ValidationInfo) -> GpuLinks | None:
+        """Refuse links that are faster than the memory: the rate of all, taken for that of one."""
+        memory_Bps = info.data.get("memory_bandwidth")
+        if value is None or memory_Bps is None or value.links * value.bandwidth <= memory_Bps:
+            return value
+        total = f"{value.links} links of {value.bandwidth * 1e-9:g} GB/s"
+        raise ValueError(f"less than its memory has; {total}: is that the rate of all together?")
+
 
 class GpuTable(FileModel):
     """The table of GPUs."""

@@ -265,3 +265,8 @@ def test_pastes_without_a_number_are_named(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(InputError, match=words):
         read_files([path])
+
+
+def test_a_matrix_whose_head_is_garbled_is_not_left_out() -> None:
+    with pytest.raises(InputError, match="its head is garbled"):
+        read_matrices(P2P.replace("GPU     0      1", "GPU     2      1"), "a.txt")

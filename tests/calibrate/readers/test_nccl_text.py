@@ -321,6 +321,9 @@ def test_a_list_of_first_and_last_ranks_is_completed_by_its_pattern():
     sweep = only(few + NEW + row(1 << 30, 8159.5, 2 * 15 / 16), op="all_reduce")
     assert (sweep.ranks, sweep.nodes, sweep.gpus_per_node) == (16, 2, 8)
     assert "4 of 16 ranks are listed" in sweep.notes[0]
+    torn = few.replace("device  7", "device  6", 1)  # rank 7 is no longer the last of its host
+    with pytest.raises(InputError, match="4 of the ranks 0 to 15"):
+        only(torn + NEW + row(1 << 30, 8159.5, 2 * 15 / 16), op="all_reduce")
     with pytest.raises(InputError, match="10 in the list"):
         read_nccl_text("".join([*whole[:3], whole[10]]) + NEW + BODY, "x.log", op="all_reduce")
     with pytest.raises(InputError, match=r"7 in the list.*is the list cut off"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.files import validate_document
+from perfmodel.scenario.sections.node import NodeSection
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.composed.load import load_node
 from perfmodel.topology.from_text.describe import describe
@@ -63,6 +65,30 @@ def test_a_published_step_lies_in_the_wide_interval_of_one_measured_product() ->
 def test_fp8_of_amd_is_refused_with_what_is_missing() -> None:
     fault = recipe_faults(Float8("transformer_engine", "delayed"), load_gpu("mi300x"))[0]
     assert "of cdna3, casts to fp8 are not known" in fault.allowed
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "8 x mi300x, NVSwitch",
+        "8 x mi300x, NVLink bridge",
+        "mi300x-x8, NVLink4",
+        "mi300x-x8, 8 x h100",
+        {"extends": "mi300x-x8", "gpu": "h100 sxm"},
+        {"extends": "dgx-a100", "gpu": "mi300x"},
+    ],
+)
+def test_what_only_nvidia_has_is_refused(host: str | dict[str, str]) -> None:
+    with pytest.raises(InputError):
+        load_node(host if isinstance(host, str) else validate_document(NodeSection, host))
+
+
+def test_slower_links_stay_xgmi_to_each_peer() -> None:
+    section = {"extends": "mi300x-x8", "gpus": 4, "nvlink": "7 x 50 GB/s"}
+    node = load_node(validate_document(NodeSection, section))
+    edges = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
+    assert [(edge.link, edge.lanes) for edge in edges] == [("xgmi", 1)] * 6
+    assert node.links["xgmi"].bandwidth == 50e9
 
 
 def test_no_gpu_has_more_links_than_seven() -> None:

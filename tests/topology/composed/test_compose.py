@@ -121,6 +121,106 @@ def test_another_gpu_brings_its_own_nvlinks() -> None:
     assert "gpu" in faults_of(extends="dgx-a100", gpu="rtx-4090")
 
 
+def port_of(node: NodeSpec) -> tuple[str, float]:
+    link = node.links[next(spec.port for spec in node.nodes if spec.port)]
+    return link.network_kind, link.bandwidth
+
+
+@pytest.mark.parametrize(
+    ("nics", "kind", "rate_Bps"),
+    [
+        ("100 Gbps", "infiniband", 12.5e9),
+        ("100 GB/s RoCE", "roce", 100e9),
+        ("100 Gb/s RoCE", "roce", 12.5e9),
+        ("100 Mbit/s Ethernet", "tcp", 12.5e6),
+        ("1.6 Tbit/s infiniband", "infiniband", 200e9),
+        ({"text": "2 x 100 Gbit/s", "kind": "roce"}, "roce", 12.5e9),
+    ],
+)
+def test_bits_bytes_and_the_kind_of_network(nics: object, kind: str, rate_Bps: float) -> None:
+    assert port_of(composed(extends="dgx-a100", nics=nics)) == (kind, pytest.approx(rate_Bps))
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [({}, 8), ({"sockets": 1}, 2), ({"sockets": 2, "numa_domains": 8}, 4)],
+)
+def test_adapters_of_each_socket(fields: dict[str, object], count: int) -> None:
+    node = composed(extends="dgx-a100", nics={"per_socket": 2}, **fields)
+    topology = build_topology(node)
+    assert [device.kind for device in topology.devices.values()].count("nic") == count
+
+
+def test_a_packet_a_wait_and_who_reads_gpu_memory() -> None:
+    """RoCE v2 has 82 bytes of heads around a payload; sockets copy from the host's memory."""
+    slow = composed(extends="dgx-a100", nics={"kind": "roce", "mtu": 1024, "latency": "2 us"})
+    port = slow.links[next(spec.port for spec in slow.nodes if spec.port)]
+    assert (port.efficiency, port.latency) == (pytest.approx(1024 / 1106), 2e-6)
+    assert slow.gpudirect_rdma
+    assert not composed(extends="dgx-a100", nics={"kind": "tcp"}).gpudirect_rdma
+    assert composed(extends="rtx4090-x4", gpu="a100 pcie", nic="25 Gbit/s RoCE").gpudirect_rdma
+
+
+def nvlinks_of(node: NodeSpec) -> tuple[str, int]:
+    """Name of the NVLink of the first GPU, and how many it has."""
+    edges = [edge for edge in node.edges if node.links[edge.link].kind == "nvlink"]
+    return edges[0].link, sum(
+        edge.lanes for edge in edges if edge.from_.startswith(("gpu0", "gpu["))
+    )
+
+
+def test_how_many_nvlinks_is_no_generation() -> None:
+    """'4 x 10 GB/s' was once NVLink 4."""
+    assert nvlinks_of(composed(gpus="2 x rtx-3090", nvlink="4 x 10 GB/s")) == ("nvlink3-bridge", 4)
+    assert nvlinks_of(composed(extends="dgx-a100", nvlink="6 x 25 GB/s")) == ("nvlink3", 6)
+
+
+def test_without_nvswitch_is_without() -> None:
+    assert not any(
+        spec.kind == "nvswitch" for spec in load_node("2 x a100 pcie, no NVSwitch").nodes
+    )
+    with pytest.raises(InputError, match="P2P maybe"):
+        load_node("2 x rtx-4090, P2P maybe")
+
+
+def test_another_gpu_is_no_faster_than_its_slot_and_copies_as_it_may() -> None:
+    rates = {
+        row[:2]: row[3]
+        for row in links_of(build_topology(composed(extends="dgx-h100", gpu="a100-sxm4-80gb")))
+    }
+    assert rates["n0/gpu0", "n0/pcie0"] == pytest.approx(31.5e9 * 0.762)
+    cards = composed(extends="rtx4090-x4", gpu="a100-pcie-80gb")
+    assert cards.gpu_p2p
+    assert cards.gpudirect_rdma
+    games = composed(extends="a100-pcie-x8-nvlink", gpu="rtx-4090", nvlink="none")
+    assert (games.gpu_p2p, games.gpudirect_rdma) == (False, False)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"extends": "hgx-b300", "pcie_switches": 4},
+        {"extends": "hgx-b300", "pcie": "gen6 x16"},
+    ],
+)
+def test_links_to_cpus_are_no_newer_than_the_cpus(fields: dict[str, object]) -> None:
+    """Emerald Rapids has PCIe 5.0, B300 6.0."""
+    rates = {row[:2]: row[3] for row in links_of(build_topology(composed(**fields)))}
+    assert rates["n0/gpu0", "n0/pcie0"] == pytest.approx(126e9 * 0.762)
+    assert rates["n0/pcie0", "n0/cpu0"] == pytest.approx(63e9 * 0.762)
+
+
+def test_each_gh200_may_have_its_grace() -> None:
+    kinds = [spec.id for spec in composed(gpus="4 x gh200", sockets=4).nodes if spec.kind == "cpu"]
+    assert kinds == ["cpu[0-3]"]
+
+
+def test_memory_of_two_sockets_is_shared_by_their_domains() -> None:
+    """EPYC Rome has 204.8 GB/s a socket; dgx-a100 has two sockets of two NUMA domains."""
+    whole = composed(extends="dgx-a100", p2p=False).links["dram"].bandwidth
+    assert composed(extends="dgx-a100", pcie_switches=2).links["dram"].bandwidth == whole
+
+
 FIELDS = {
     "gpus": st.integers(1, 8),
     "gpu": st.sampled_from(["a100-sxm4-40gb", "h100-sxm5-80gb", "a800-sxm4-80gb"]),
@@ -197,6 +297,14 @@ def test_every_fault_is_named() -> None:
         ({"extends": "gb200-nvl72", "pcie": "gen4"}, "NVLink-C2C"),
         ({"extends": "dgx-a100", "nic": {"text": "100 Gbit/s RoCE", "kind": "tcp"}}, "'roce'"),
         ({"extends": "dgx-a101"}, "did you mean 'dgx-a100'"),
+        ({"extends": "dgx-a100", "nics": "0 x 100 Gbit/s RoCE"}, "one NIC or more"),
+        ({"extends": "dgx-a100", "nics": {"kind": "HDR", "rate": "1 Gbps"}}, "200 Gbit/s, as nics"),
+        ({"extends": "dgx-a100", "nvlink": "12 x 25 Gbit/s"}, "'12 x 25 GB/s'"),
+        ({"extends": "dgx-a100", "nvlink": "300 GB/s"}, "'12 x 25 GB/s'"),
+        ({"extends": "dgx-a100", "nvlink": "No NVLink", "nvswitch": "on"}, "off beside nvlink"),
+        ({"extends": "dgx-a100", "gpu": "h100 pcie"}, "a board with NVSwitch"),
+        ({"extends": "gb300-nvl72", "cpu": "genoa"}, "on one module"),
+        ({"extends": "gb300-nvl72", "sockets": 2}, "on one module"),
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, object], allowed: str) -> None:

@@ -18,6 +18,7 @@ from perfmodel.studies.run.resolve.machine import (
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
 from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_share, resolve_workload
+from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
@@ -126,6 +127,15 @@ def _read_profile(scenario: Scenario, name: str) -> Profile:
         return read_profile(scenario.origin.beside("profile", name))
 
 
+def _check_maker(gpu: Gpu, node: NodeSpec | None) -> None:
+    """Refuse GPUs of AMD and NVIDIA in one job: RCCL and NCCL do not speak to each other."""
+    if node is None:
+        return
+    own = load_gpu(node.gpu)
+    if gpu.amd != own.amd:
+        raise InputError(Fault("gpu", repr(gpu.name), f"a GPU of the maker of {own.name}"))
+
+
 def resolve_names(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ...]]:
     """Look up the node, the model, and the models of the other jobs of a scenario.
 
@@ -144,7 +154,7 @@ def resolve_names(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workloa
     for number, mixed in enumerate(scenario.cluster.mixed):
         fields = {"gpu": f"cluster.mixed.{number}.gpu"}
         with collect_faults(faults), relocated_errors(scenario, "cluster.mixed", fields):
-            load_gpu(mixed.gpu)
+            _check_maker(load_gpu(mixed.gpu), node)
     if node is None or workload is None or faults:
         raise InputError(faults)
     return node, workload, other_workloads

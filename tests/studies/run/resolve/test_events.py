@@ -332,6 +332,12 @@ def test_unknown_models_and_gpus_are_named_at_once(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_no_job_mixes_gpus_of_two_makers(tmp_path: Path) -> None:
+    text = TEXT.replace("one-switch", "one-switch, mixed: [{nodes: [1], gpu: mi300x}]")
+    with pytest.raises(InputError, match="the maker of"):
+        answered(tmp_path, "", text)
+
+
 def test_jitter_beside_gloo_jobs_is_refused_for_many_ranks(tmp_path: Path) -> None:
     text = TEXT.replace("nodes: 2", "nodes: 17, pool: 34")
     more = (
