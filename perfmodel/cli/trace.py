@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -77,16 +77,34 @@ def trace(
     are summed up by collective and size. Chakra's execution traces (a folder of PREFIX.RANK.et)
     are simulated on --topology.
     """
+    flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
     if topology is not None or any(map(_holds_chakra, traces)):
-        flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
-        _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, flags, json)
-        return
-    if any(_is_inspector(path) for path in traces):
-        _print_inspected(traces, json)
+        faults = _unused(flags, "Chakra's traces")
+        _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, faults, json)
         return
     if (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
         allowed = "nothing with traces of a profiler: --set cluster.nodes=2, and so on"
         raise InputError(Fault("--nodes, --fabric, --library", "a machine", allowed))
+    if any(_is_inspector(path) for path in traces):
+        if faults := _unused(flags, "lines of NCCL's Inspector"):
+            raise InputError(faults)
+        _print_inspected(traces, json)
+        return
+    _analyse(traces, output, json, gpu=gpu, batch=batch, model=model, changes=set_ or ())
+
+
+def _unused(flags: Mapping[str, object], traces: str) -> list[Fault]:
+    """What was set of options that traces of a kind have no use for."""
+    return [
+        Fault(flag, "a value", f"nothing with {traces}") for flag, is_set in flags.items() if is_set
+    ]
+
+
+def _analyse(
+    traces: list[Path], output: Path | None, json: bool, *,
+    gpu: str | None, batch: int | None, model: str | None, changes: Sequence[str],
+) -> None:  # fmt: skip
+    """Sum up traces of a profiler, print that, and write it where it is asked for."""
     from perfmodel.report.comparison.traces.page import FILES
     from perfmodel.traces.run import analyse_traces
 
@@ -94,7 +112,7 @@ def trace(
         inputs = {f"the trace {path}": path for path in traces if path.is_file()}
         check_outputs({f"-o ({name})": output / name for name in FILES}, inputs)
     analysis = analyse_traces(
-        traces, gpu=gpu, batch=batch, model=model, changes=set_ or (), folder=output
+        traces, gpu=gpu, batch=batch, model=model, changes=changes, folder=output
     )
     if json:
         from perfmodel.traces.export import to_json
@@ -150,14 +168,10 @@ def _simulate_chakra(
     topology: str | None,
     cluster: tuple[int, int | None, str | None],
     library: str,
-    flags: Mapping[str, object],
+    unused: Sequence[Fault],
     json: bool,
 ) -> None:
-    faults = [
-        Fault(flag, "a value", "nothing with Chakra's traces")
-        for flag, value in flags.items()
-        if value
-    ]
+    faults = list(unused)
     if topology is None:
         faults.append(Fault("--topology", "nothing", "the machine to simulate Chakra's traces on"))
     if len(folders) != 1:

@@ -173,7 +173,7 @@ def capture(
     """
     require_torch()
     _require_module(model)
-    count = samples or sample_count(batch)
+    count = sample_count(batch) if samples is None else _require_count(samples)
     step = loss_function(loss, batch)
     notes: list[str] = []
     wide, groups = _traced(model, batch, step, "own" if real else "fp32", real=real)
@@ -181,6 +181,7 @@ def capture(
     if not real:
         others = [_other_precision(model, batch, step, each, notes)
                   for each in ("bf16", "autocast")]  # fmt: skip
+    notes += _join_idle_parameters(model, groups, wide)
     kept_layers = kept_by_layers(groups, wide, others[0], others[1])
     if wide.checkpoints:
         notes.append(
@@ -210,6 +211,29 @@ def capture(
     layers = [group.name for group in groups]
     times = measure_layers(model, batch, step, layers, optimizer=optimizer, autocast=autocast)
     return with_times(captured, times, autocast)
+
+
+def _require_count(samples: object) -> int:
+    if isinstance(samples, int) and not isinstance(samples, bool) and samples > 0:
+        return samples
+    raise InputError(Fault("samples", repr(samples), "a whole number above zero"))
+
+
+def _join_idle_parameters(model: Any, groups: Sequence[LayerGroup], trace: StepTrace) -> list[str]:
+    """Give parameters without a gradient to the layer whose backward is first; return a note.
+
+    DistributedDataParallel with find_unused_parameters has them ready when backward begins.
+    """
+    idle = [
+        name for name, parameter in model.named_parameters()
+        if parameter.requires_grad and name not in trace.ready
+    ]  # fmt: skip
+    if not idle:
+        return []
+    groups[-1].parameters[:0] = idle
+    names = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
+    place = "reduced with those that are ready first, as find_unused_parameters does"
+    return [f"No gradient reaches {names}: {place}."]
 
 
 def _refuse_idle(**arguments: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 def write_document(document: Mapping[str, Any], comments: Sequence[str]) -> str:
     """Write the document as YAML that is read and edited by people: a line per tensor and layer."""
-    lines = [f"# {comment}" for comment in comments]
+    lines = [f"# {' '.join(comment.split())}" for comment in comments]
     for name, value in document.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             lines.append(f"{name}:")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,7 +96,7 @@ class TracedStep:
 class RankTrace:
     """The trace of one rank.
 
-    `device`: the GPU's name, or "CPU". `local_devices`: GPUs of the host.
+    `device`: the GPU's name, or "CPU".
     `device_GB`: memory of the GPU, as people say it.
     `layers`, `gradients`: in the order of backward.
     `slowdown`: of kernels while a collective is in progress, over the same kernels alone; None
@@ -112,7 +111,6 @@ class RankTrace:
     world_size: int
     backend: str | None
     device: str
-    local_devices: int
     device_GB: int
     events: int
     layers: tuple[TracedLayer, ...]
@@ -122,7 +120,6 @@ class RankTrace:
     views: bool
     passes: int
     batch: int | None
-    has_shapes: bool
     notes: tuple[str, ...] = ()
 
     @property
@@ -138,12 +135,3 @@ class RankTrace:
     def bucket_sizes(self) -> tuple[int | None, ...]:
         """Elements of each bucket of the last step."""
         return tuple(call.elements for call in self.steps[-1].buckets)
-
-
-def spread_of_steps(ranks: Sequence[RankTrace]) -> tuple[float, float, float]:
-    """Least, median and greatest time of a step: the slowest rank's of each; seconds."""
-    lengths = [
-        max(rank.steps[at].length_s for rank in ranks)
-        for at in range(min(len(rank.steps) for rank in ranks))
-    ]
-    return min(lengths), statistics.median(lengths), max(lengths)

@@ -107,19 +107,21 @@ def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
         raise InputError(Fault("trace", f"{len(files)} files", allowed))
     read = [trace_of(read_nsight(file)) if is_sqlite(file) else read_rank(file) for file in files]
     ranks = sorted(read, key=lambda trace: trace.rank)
-    if len({trace.rank for trace in ranks}) < len(ranks):
-        if len({trace.world_size for trace in ranks}) == 1 and ranks[0].world_size > 1:
+    if any(trace.world_size > 1 for trace in ranks):
+        if len({trace.rank for trace in ranks}) < len(ranks):
             text = ", ".join(f"{trace.path.name} of rank {trace.rank}" for trace in ranks)
             raise InputError(Fault("trace", text, "one trace for each rank"))
-        # Without distributedInfo all say that they are rank 0.
-        world = max(len(ranks), *(trace.world_size for trace in ranks))
-        ranks = [
-            replace(trace, rank=number, world_size=world) for number, trace in enumerate(ranks)
-        ]
-    elif ranks[0].world_size == 1 and ranks[0].steps[-1].buckets:
-        note = "the trace does not say how many ranks there are: counted as 2"
-        ranks = [replace(ranks[0], world_size=2, notes=(*ranks[0].notes, note))]
-    return tuple(ranks)
+        return tuple(ranks)
+    # Without distributedInfo all say that they are rank 0 of 1.
+    world, notes = len(ranks), ranks[0].notes
+    if world == 1 and (buckets := ranks[0].steps[-1].buckets):
+        world = buckets[0].group_size or 2
+        if buckets[0].group_size is None:
+            notes = (*notes, "the trace does not say how many ranks there are: counted as 2")
+    return tuple(
+        replace(trace, rank=number, world_size=world, notes=trace.notes if number else notes)
+        for number, trace in enumerate(ranks)
+    )
 
 
 def _files_in(path: Path) -> list[Path]:

@@ -19,6 +19,8 @@ from perfmodel.torch_modules.times.ddp_steps import rebuilt_order, record_steps
 
 CAP_MB = 1
 STEPS = 5
+VALIDATED = 3
+"""Step before which a forward without gradients runs: it is no step."""
 
 
 def main(folder: Path, rank: int) -> None:
@@ -37,7 +39,10 @@ def main(folder: Path, rank: int) -> None:
     wrapped = torch.nn.parallel.DistributedDataParallel(module, bucket_cap_mb=CAP_MB)
     optimizer = torch.optim.SGD(module.parameters(), 0.01)
     with record_steps(wrapped) as recorded:
-        for _ in range(STEPS):
+        for step in range(STEPS):
+            if step == VALIDATED:
+                with torch.no_grad():
+                    wrapped(inputs)
             optimizer.zero_grad()
             loss(wrapped(inputs), torch.zeros(16, width)).backward()
             optimizer.step()
@@ -47,7 +52,7 @@ def main(folder: Path, rank: int) -> None:
         document = {
             "ready": recorded.ready_order, "captured": captured.ready_order,
             "rebuilt": rebuilt_order(recorded, names), "buckets": recorded.bucket_bytes,
-            "cap": CAP_MB * 2**20, "step_s": recorded.step_s,
+            "cap": CAP_MB * 2**20, "steps": len(recorded.steps), "step_s": recorded.step_s,
             "forward_s": recorded.median("forward_s"), "backward_s": recorded.median("backward_s"),
         }  # fmt: skip
         (folder / "steps.json").write_text(json.dumps(document), encoding="utf-8")

@@ -20,6 +20,7 @@ from perfmodel.torch_modules.capture import Capture, capture
 from perfmodel.workload import build_model, load_workload
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.roofline import layer_times, step_s
+from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES
 from tests.torch_modules.small_modules import Branching, Decoder, ResNet18, real_step
 
 CROSS_ENTROPY = torch.nn.CrossEntropyLoss()
@@ -118,6 +119,18 @@ def test_layers_have_the_shapes_of_their_kernels(decoder: Capture) -> None:
     assert layers["head"].weight_elements == layers["table"].weight_elements == 50 * 32
 
 
+def test_traffic_of_layers_by_hand(decoder: Capture) -> None:
+    """Per sample of 8 tokens, at 4 bytes: two passes of a norm, six of a loss over 50 words."""
+    layers = {layer["name"]: layer for layer in decoder.document["layers"]}
+    normed, head = layers["blocks.0.qkv"], layers["head"]
+    assert normed["norm"] == normed["vector"] == f"{2 * 4 * 8 * 32} B"
+    assert normed["operands"] == f"{4 * 8 * (32 + 96)} B"
+    # Under autocast a norm keeps its input and both deviations of a row in fp32.
+    assert normed["stream"] == f"{4 * 8 * (32 + 2)} B"
+    assert head["wide"] == f"{6 * 4 * 8 * 50} B"
+    assert head["fused"] == f"{FUSED_LOSS_PASSES * 4 * 8 * 50:g} B"
+
+
 def test_frozen_parameters_spare_products() -> None:
     module = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(3)))
     module[0].weight.requires_grad_(False)
@@ -131,6 +144,20 @@ def test_frozen_parameters_spare_products() -> None:
     assert times.backward_s[0] == 0
     assert times.matrix_backward_s is not None
     assert times.matrix_backward_s[1] == times.matrix_backward_s[2] > 0
+
+
+def test_parameters_without_a_gradient_are_reduced_with_the_first(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    module[0].register_parameter("idle", torch.nn.Parameter(torch.zeros(5)))
+    captured = capture(module, torch.zeros(4, 8), name="with\na line: [")
+    read = load_workload(str(captured.save(tmp_path / "idle.yaml")))
+    order = [read.tensors[index].name for index in read.ready_order]
+    assert order[0] == "0.idle"
+    assert sorted(order[1:]) == sorted(captured.ready_order)
+    assert "No gradient reaches 0.idle" in " ".join(captured.notes)
+    for samples in (0, -1, 0.5):
+        with pytest.raises(InputError, match=r"samples: found .* above zero"):
+            capture(module, torch.zeros(4, 8), samples=samples)  # type: ignore[arg-type]
 
 
 def test_the_module_stays_as_it_was(tokens: dict[str, Any]) -> None:

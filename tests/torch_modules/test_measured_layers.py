@@ -21,6 +21,7 @@ from perfmodel.torch_modules.times.ddp_steps import record_steps
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load_workload, read_layer_times
+from tests.torch_modules.ddp_worker import STEPS
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,3 +93,4 @@ def test_recorded_times_are_in_the_file(recorded: dict[str, Any]) -> None:
     assert times.backward_s.sum() == pytest.approx(recorded["backward_s"], rel=1e-3)
     assert 0 < times.forward_s.sum() + times.backward_s.sum() < recorded["step_s"]
     assert (times.backward_s > 0).all()
+    assert recorded["steps"] == STEPS

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from perfmodel.cli.app import build_app
 from perfmodel.errors import InputError
 from perfmodel.traces.others.inspector import is_inspector, read_inspector
 from perfmodel.traces.run import analyse_traces
@@ -92,6 +94,13 @@ def test_databases_of_others(tmp_path: Path) -> None:
         database.commit()
     with pytest.raises(InputError, match="a database without CUPTI_ACTIVITY_KIND_KERNEL, NVTX"):
         analyse_traces([path])
+    export(MadeTrace(), tmp_path / "node.sqlite")
+    with closing(sqlite3.connect(tmp_path / "node.sqlite")) as database:
+        database.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN globalPid")
+        database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET globalPid = correlationId % 8")
+        database.commit()
+    with pytest.raises(InputError, match="kernels of 8 processes; allowed: an export of one rank"):
+        analyse_traces([tmp_path / "node.sqlite"])
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(InputError, match="cannot be read"):
         analyse_traces([path])
@@ -112,6 +121,11 @@ def test_inspector_splits_waiting_from_transfer(tmp_path: Path) -> None:
         path.write_text("\n".join(line(rank, n, time) for n, time in enumerate(times)) + "\n")
         files.append(path)
     assert is_inspector(files[0])
+    command = ["trace", str(files[0]), "--gpu", "a100", "--set", "x=1"]
+    refused = CliRunner().invoke(build_app(["trace"]), command)
+    assert refused.exit_code == 2
+    assert "--gpu" in refused.output
+    assert "--set" in refused.output
     (size,) = read_inspector(files)
     assert (size.op, size.count, size.ranks, size.nbytes) == ("all_reduce", 3, 8, 1 << 30)
     assert size.transfer_s == pytest.approx(4000e-6)

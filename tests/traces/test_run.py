@@ -47,6 +47,32 @@ def test_a_made_trace_is_reproduced(tmp_path: Path, changes: dict[str, float]) -
         assert simulated.end_s == pytest.approx(recorded.end_s, rel=0.02)
 
 
+def test_transfers_of_unlike_buckets_and_buffers(tmp_path: Path) -> None:
+    """Time that does not grow with size is latency; broadcast buffers are in the model."""
+    document = MadeTrace(buckets=(0, 3)).document()
+    events = document["traceEvents"]
+    marks = [event["ts"] for event in events if event["name"].startswith("ProfilerStep")]
+    for number, start in enumerate(marks, start=10**6):
+        launch = {"correlation": number}
+        sent = {"Collective name": "broadcast", "In msg nelems": 100, "dtype": "Float", **launch}
+        for cat, name, args in (("cuda_runtime", "cudaLaunchKernelExC", launch),
+                                ("kernel", "ncclDevKernel_Broadcast_RING_LL", sent)):  # fmt: skip
+            events.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1,
+                           "ts": start + 0.1, "dur": 0.1, "args": args})  # fmt: skip
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps(document))
+    analysis = analyse_traces([path])
+    assert analysis.comparison is not None
+    assert analysis.rebuilt is not None
+    for recorded, simulated in zip(
+        analysis.profile.buckets, analysis.comparison.point.buckets, strict=True
+    ):
+        assert simulated.end_s - simulated.start_s == pytest.approx(450e-6, rel=0.02)
+        assert recorded.transfer_s == pytest.approx(450e-6, rel=0.02)
+    assert analysis.rebuilt.documents["model.yaml"]["buffers"] == "400 B"
+    assert analysis.rebuilt.documents["scenario.yaml"]["strategy"]["broadcast_buffers"] is True
+
+
 def test_command_writes_what_run_reads(traces: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     code, text = run("trace", str(traces), "-o", str(out), "--set", "what_if.node_bandwidth=10")
@@ -107,9 +133,30 @@ def test_what_a_list_of_layers_cannot_hold_is_summed_up(tmp_path: Path) -> None:
     assert to_json(analysis)["other_collectives"][0]["op"] == "reduce_scatter"
 
 
-def test_ranks_come_in_order(traces: Path) -> None:
+def test_ranks_come_in_order(traces: Path, tmp_path: Path) -> None:
     ranks = read_ranks([traces / "b.json", traces / "a.json"])
     assert [trace.rank for trace in ranks] == [0, 1]
+    other_job = MadeTrace(ranks=4).write(tmp_path / "other.json")
+    with pytest.raises(InputError, match=r"of rank 0, .* of rank 0; allowed: one trace for each"):
+        read_ranks([traces / "a.json", other_job])
+    document = MadeTrace(ranks=4).document()
+    del document["distributedInfo"]
+    other_job.write_text(json.dumps(document))
+    assert [trace.world_size for trace in read_ranks([other_job])] == [4]  # by its messages
+    assert [trace.rank for trace in read_ranks([other_job, other_job])] == [0, 1]
+
+
+def test_gradients_reduced_in_groups_are_summed_up(tmp_path: Path) -> None:
+    document = MadeTrace().document()
+    document["distributedInfo"]["world_size"] = 8
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps(document))
+    analysis = analyse_traces([path])
+    assert analysis.comparison is None
+    assert "all-reduces in backward among 2 of 8 ranks" in analysis.refusal
+
+
+def test_a_folder_without_traces() -> None:
     with pytest.raises(InputError, match="a folder without traces"):
         read_ranks([Path(__file__).parent / "kineto"])
 

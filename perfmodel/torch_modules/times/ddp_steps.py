@@ -33,7 +33,7 @@ class RecordedStep:
     `forward_s`, `backward_s`: compute, as DDP times it: backward until the last gradient is ready.
     `communication_s`, `overlap_s`: of all-reduces, and the part of it beside backward.
     `ready_s`: by parameter, in the order in which gradients got ready, since backward began.
-    `step_s`: until the next forward began, or the recording ended.
+    `step_s`: until the next forward began, of training or not, or the recording ended.
     """
 
     begin_s: float
@@ -117,8 +117,8 @@ class RecordedSteps:
         self._require_steps()
         layers = captured.document["layers"]
         names = {name for layer in layers for name in layer.get("parameters", ())}
-        if names != set(self.ready_order):
-            differing = sorted(names ^ set(self.ready_order))[:3]
+        if odd := next((step for step in self.steady if names != set(step.ready_s)), None):
+            differing = sorted(names ^ set(odd.ready_s))[:3]
             text = f"parameters that one of both has alone: {', '.join(differing)}"
             raise InputError(Fault("captured", text, "a capture of the module inside of DDP"))
         backward_s = self._backward_by_layer(captured)
@@ -221,12 +221,15 @@ class _Watch:
         self.events: dict[str, Any] = {}
 
     def begin(self, _module: Any, _inputs: Any) -> None:
-        """Note the begin of a step, which ends the one before it."""
+        """Note the begin of a step, or of a forward without gradients: it ends the step before."""
         self._complete()
-        self.recorded.steps.append(RecordedStep(self._now()))
+        if self._trains():
+            self.recorded.steps.append(RecordedStep(self._now()))
 
     def end_forward(self, _module: Any, _inputs: Any, _output: Any) -> None:
         """Note the end of forward; the loss follows, and then backward."""
+        if not self._trains():
+            return
         step = self.recorded.steps[-1]
         self.backward_began_s = self._now()
         step.forward_s = self.backward_began_s - step.begin_s
@@ -239,6 +242,12 @@ class _Watch:
 
         return note
 
+    def _trains(self) -> bool:
+        """Whether this forward is one of training, and not of a validation in between."""
+        import torch
+
+        return torch.is_grad_enabled()
+
     def _now(self) -> float:
         if self.cuda:
             import torch
@@ -248,7 +257,7 @@ class _Watch:
 
     def _complete(self) -> None:
         """Read what DDP has logged of the last step."""
-        if not self.recorded.steps:
+        if not self.recorded.steps or self.recorded.steps[-1].step_s:
             return
         step, logged = self.recorded.steps[-1], self._logged()
         step.step_s = self._now() - step.begin_s

@@ -1,7 +1,8 @@
 """Chakra execution traces as a StepPlan: of perfmodel, as exact as they were written, or of others.
 
 In traces of others compute nodes run on one stream, nodes of the CPU on the host's, collectives on
-another, each in the order in which the trace lists them, as ASTRA-sim has one resource of each.
+another, each in the order in which the trace lists them, as ASTRA-sim has one resource of each;
+messages on one for each pair of ranks and direction, so that an exchange does not block itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files.read import read_text
@@ -42,6 +43,7 @@ from perfmodel.training.plan.step_plan import (
 OPERATIONS = {number: op for op, number in COLLECTIVES.items()}
 HAVE_TIME = frozenset({COMPUTE, LOAD, STORE})
 Kind = Literal["compute", "comm", "host", "copy"]
+KINDS = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,10 @@ def _classes(ranks: Mapping[int, Sequence[TraceNode]]) -> dict[str, tuple[int, .
         if isinstance(stated, str):
             members[stated].append(rank)
             continue
-        # Alike ranks of data parallelism have the same file, with the same group or none.
-        key = tuple(map(repr, nodes))
+        # Alike ranks of data parallelism have the same file, with the same group or none; a
+        # message that names its other end alone is not the same one on two ranks.
+        own_messages = any(node.kind in (SEND, RECEIVE) for node in nodes)
+        key = (*map(repr, nodes), *((str(rank),) if own_messages else ()))
         name = contents.setdefault(key, f"rank {rank}")
         members[name].append(rank)
     return {name: tuple(numbers) for name, numbers in members.items()}
@@ -174,9 +178,10 @@ class _Builder:
             if not _runs(node):
                 continue
             depends = tuple(sorted({index_of[each] for each in waits[node.number]}))
-            twin = node.number - 1
-            if node.kind == RECEIVE and node.attributes.get("perfmodel_op") == "send_recv":
-                index_of[node.number] = index_of[twin]
+            twin = index_of.get(node.number - 1)
+            both = node.attributes.get("perfmodel_op") == "send_recv"
+            if node.kind == RECEIVE and both and twin is not None:
+                index_of[node.number] = twin
                 continue
             task = self._task(node, name, first, depends, counts)
             index_of[node.number] = len(self.tasks)
@@ -185,8 +190,8 @@ class _Builder:
                 previous.append((len(self.tasks), stated))
             self.tasks.append(task)
         for at, stated in previous:
-            known_ = tuple(index_of[number] for number in stated if number in index_of)
-            self.tasks[at] = replace(self.tasks[at], after_previous=known_)
+            before = tuple(index_of[number] for number in stated if number in index_of)
+            self.tasks[at] = replace(self.tasks[at], after_previous=before)
         self._add_groups(members, ranks)
 
     def _add_groups(
@@ -204,7 +209,7 @@ class _Builder:
         counts: dict[str, int],
     ) -> Task:  # fmt: skip
         attributes = node.attributes
-        stream = self._stream(node)
+        stream = self._stream(node, rank)
         work = (
             Compute(_duration_s(node))
             if node.kind in HAVE_TIME
@@ -219,20 +224,27 @@ class _Builder:
             work=work,
             after=depends,
             bucket=_number(attributes, "perfmodel_bucket"),
-            core_s=float(cast("float", attributes.get("perfmodel_core_s", 0.0))),
+            core_s=_seconds(attributes, "perfmodel_core_s") or 0.0,
             acquires=_text(attributes, "perfmodel_acquires"),
             releases=_text(attributes, "perfmodel_releases"),
         )
 
-    def _stream(self, node: TraceNode) -> str:
+    def _stream(self, node: TraceNode, rank: int) -> str:
         own = _text(node.attributes, "perfmodel_stream")
         if own is not None:
-            kind = cast("Kind", _text(node.attributes, "perfmodel_stream_kind") or "compute")
+            word = _text(node.attributes, "perfmodel_stream_kind") or "compute"
+            if word not in KINDS:
+                self._refuse(f"perfmodel_stream_kind {word!r}", "one of " + ", ".join(KINDS))
+            kind = cast("Kind", word)
             workers = _number(node.attributes, "perfmodel_workers") or 1
             self.streams.setdefault(own, Stream(own, kind, workers))
             return own
+        if node.kind in (SEND, RECEIVE):
+            name = f"messages {self._group(node, rank)[0]}"
+            self.streams.setdefault(name, Stream(name, "comm"))
+            return name
         kind = (
-            "comm" if node.kind not in HAVE_TIME
+            "comm" if node.kind == COLLECTIVE
             else "copy" if node.kind != COMPUTE
             else "host" if node.attributes.get("is_cpu_op") is True
             else "compute"
@@ -247,14 +259,14 @@ class _Builder:
         name = "" if stated is None else str(stated)
         group = self.groups.get(name)
         own = _text(attributes, "perfmodel_communicator")
-        if group is None and node.kind in (SEND, RECEIVE):
+        if own is None and node.kind in (SEND, RECEIVE):
             stated_ends = [_number(attributes, key) for key in ("comm_src", "comm_dst")]
             ends = [rank if end is None else end for end in stated_ends]
             if ends[0] == ends[1] or not all(0 <= end < self.world for end in ends):
                 text = f"a message from rank {ends[0]} to {ends[1]} in {node.name!r}"
                 self._refuse(text, f"two of the {self.world} ranks")
             group = (ends[0], ends[1])
-            own = own or f"{group[0]} to {group[1]}"
+            own = f"{group[0]} to {group[1]}"
         if group is None:
             if name and self.groups:
                 self._refuse(f"group {name!r} of {node.name!r}", f"a group of {GROUPS}")
@@ -308,9 +320,14 @@ def _number(attributes: Mapping[str, Any], name: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def _seconds(attributes: Mapping[str, Any], name: str) -> float | None:
+    value = attributes.get(name)
+    return value if isinstance(value, float) and value >= 0 else None
+
+
 def _duration_s(node: TraceNode) -> float:
-    own = node.attributes.get("perfmodel_s")
-    return own if isinstance(own, float) and own >= 0 else node.duration_us * 1e-6
+    own = _seconds(node.attributes, "perfmodel_s")
+    return node.duration_us * 1e-6 if own is None else own
 
 
 def _runs(node: TraceNode) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
@@ -41,14 +42,14 @@ def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
     if total > MOST_RANKS:
         allowed = f"up to {MOST_RANKS} ranks, a file each"
         raise InputError(Fault("cluster", f"{total} ranks", allowed))
-    numbers = _group_numbers(plan)
+    numbers = _numbers_of(plan)
     files = []
     for rank_class in plan.classes:
         for rank in rank_class.ranks:
             path = folder / f"{name}.{rank}.et"
             write_atomically(path, encode_trace(_nodes_of(plan, rank_class, rank, numbers)))
             files.append(path)
-    groups = {str(number): list(members) for (_, members), number in numbers.items()}
+    groups = {str(number): list(members) for (_, members), number in numbers.groups.items()}
     path = folder / GROUPS
     write_atomically(path, json.dumps(groups, indent=1))
     return [*files, path]
@@ -57,14 +58,29 @@ def write_plan(plan: StepPlan, folder: Path, name: str) -> list[Path]:
 _Group = tuple[str, tuple[int, ...]]
 
 
-def _group_numbers(plan: StepPlan) -> dict[_Group, int]:
-    """A number above zero for each group of each communicator: ASTRA-sim names groups so."""
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Numbers above zero that stand for names, the same ones in the files of all ranks.
+
+    `groups`: of each group of each communicator: ASTRA-sim names groups so.
+    `tags`: by key of a message, whose two ends ASTRA-sim matches by it.
+    """
+
+    groups: Mapping[_Group, int]
+    tags: Mapping[str, int]
+
+
+def _numbers_of(plan: StepPlan) -> _Numbers:
     groups = [(each.name, tuple(group)) for each in plan.communicators for group in each.groups]
-    return {group: number for number, group in enumerate(dict.fromkeys(groups), start=1)}
+    keys = [task.work.key for task in plan.tasks if isinstance(task.work, Collective)]
+    return _Numbers(
+        {group: number for number, group in enumerate(dict.fromkeys(groups), start=1)},
+        {key: number for number, key in enumerate(dict.fromkeys(keys), start=1)},
+    )
 
 
 def _nodes_of(
-    plan: StepPlan, rank_class: RankClass, rank: int, numbers: Mapping[_Group, int]
+    plan: StepPlan, rank_class: RankClass, rank: int, numbers: _Numbers
 ) -> Iterator[TraceNode]:
     """Nodes of one rank; a task's number is twice its index, plus one for a second node."""
     workers = {stream.name: stream.workers for stream in plan.streams}
@@ -111,7 +127,7 @@ def _own_attributes(task: Task, kind: str, workers: int) -> dict[str, Value]:
 
 def _task_nodes(
     plan: StepPlan, index: int, task: Task, rank: int,
-    numbers: Mapping[_Group, int], own: dict[str, Value],
+    numbers: _Numbers, own: dict[str, Value],
 ) -> Iterator[TraceNode]:  # fmt: skip
     number, work = 2 * index + 2, task.work
     if isinstance(work, Compute):
@@ -124,7 +140,7 @@ def _task_nodes(
     size = work.nbytes * work.times
     attributes = {
         "is_cpu_op": False,
-        "pg_name": str(numbers[work.communicator, group]),
+        "pg_name": str(numbers.groups[work.communicator, group]),
         "perfmodel_op": work.op,
         "perfmodel_nbytes": work.nbytes,
         "perfmodel_times": work.times,
@@ -139,26 +155,22 @@ def _task_nodes(
         attributes |= {"comm_type": COLLECTIVES[work.op], "comm_size": per_rank}
         yield TraceNode(number, task.name, COLLECTIVE, attributes=attributes)
         return
-    yield from _messages(number, task.name, work, group, rank, attributes)
+    attributes |= {"comm_size": size, "comm_tag": numbers.tags[work.key]}
+    yield from _messages(number, task.name, group, rank, attributes, both=work.op == "send_recv")
 
 
 def _messages(
-    number: int, name: str, work: Collective, group: tuple[int, ...], rank: int,
-    attributes: dict[str, Value],
+    number: int, name: str, group: tuple[int, ...], rank: int, attributes: dict[str, Value], *,
+    both: bool,
 ) -> Iterator[TraceNode]:  # fmt: skip
     """A message to the next rank of the group, one from the rank before, or both."""
     at, size = group.index(rank), len(group)
-    both = work.op == "send_recv"
-    tag = number & 0x7FFFFFFF
-    nbytes = work.nbytes * work.times
     if both or at == 0:
         ends: dict[str, Value] = {"comm_src": rank, "comm_dst": group[(at + 1) % size]}
-        more: dict[str, Value] = {"comm_size": nbytes, "comm_tag": tag}
-        yield TraceNode(number, name, SEND, attributes={**attributes, **ends, **more})
+        yield TraceNode(number, name, SEND, attributes={**attributes, **ends})
     if both or at > 0:
         ends = {"comm_src": group[(at - 1) % size], "comm_dst": rank}
-        more = {"comm_size": nbytes, "comm_tag": tag}
-        yield TraceNode(number + both, name, RECEIVE, attributes={**attributes, **ends, **more})
+        yield TraceNode(number + both, name, RECEIVE, attributes={**attributes, **ends})
 
 
 def _group_of(plan: StepPlan, work: Collective, rank: int) -> tuple[int, ...]:

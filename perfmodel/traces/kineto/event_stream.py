@@ -156,6 +156,10 @@ class _Text:
             value, end = self.parser.raw_decode(self.text, self.at)
         except RecursionError:
             raise trace_fault(self.path, f"{member} with brackets nested too deep") from None
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # Python reads no integer of more than 4300 digits
+            raise trace_fault(self.path, f"{member} with a number too long") from None
         if end == len(self.text) and not self.ended:
             raise json.JSONDecodeError("it may go on in the next piece", "", end)
         if end - self.at > LARGEST_MEMBER:

@@ -226,8 +226,7 @@ class _Builder:
 
 
 _COMMUNICATION: tuple[str, ...] = (
-    "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size",
-    "Process Group Name", "Process Group Description", "Process Group Ranks", "External id",
+    "Collective name", "In msg nelems", "dtype", "Group size", "Process Group Name", "External id",
 )  # fmt: skip
 _SHAPES = ("Input Dims", "Input type", "External id")
 

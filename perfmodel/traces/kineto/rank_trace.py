@@ -88,12 +88,11 @@ def trace_of(table: EventTable) -> RankTrace:
         gradients=gradients,
         steps=tuple(counted),
         slowdown=estimate_slowdown(work, [c for step in counted for c in step.buckets], [
-            (part.window.start_s, part.window.end_s) for part in parts
+            (part.window.start_s, part.window.end_s) for part in parts[-len(counted):]
         ]),
         views=not len(_named(table, COPY_OUT)) and not _copies_out(work, last),
         passes=_count_passes(table, parts),
         batch=_batch(table),
-        has_shapes=bool(table.header.get("record_shapes")) or any(g.shape for g in gradients),
         notes=(*notes, *size_notes),
         events=table.events,
         **header,
@@ -289,6 +288,13 @@ def _starts(work: Work, part: _Part) -> FloatArray:
 
 
 def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Join spans that overlap.
+
+    Examples
+    --------
+    >>> _union([(1, 2), (0, 5), (3, 4), (6, 7)])
+    [(0, 5), (6, 7)]
+    """
     merged: list[tuple[float, float]] = []
     for start, stop in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -360,7 +366,6 @@ def _header(table: EventTable) -> dict[str, Any]:
         "world_size": max(world, 1),
         "backend": backend if isinstance(backend, str) else None,
         "device": name[:80] if len(table.device) else "CPU",
-        "local_devices": len(devices) if len(table.device) else 0,
         "device_GB": -(-_whole(devices[0].get("totalGlobalMem"), 0) // (1 << 30)) if devices else 0,
     }
 

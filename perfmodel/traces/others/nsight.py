@@ -73,6 +73,7 @@ class _Reader:
         needed = {"CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"}
         if missing := sorted(needed - self.tables):
             raise trace_fault(self.path, f"a database without {', '.join(missing)}", _ALLOWED)
+        self._require_one_process()
         self._kernels()
         self._copies()
         for table in ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER"):
@@ -86,11 +87,25 @@ class _Reader:
             events["device"], events["launch"], events["module"], self.arguments, count,
         )  # fmt: skip
 
+    def _require_one_process(self) -> None:
+        """Refuse the kernels of several ranks in one file: their correlations would be mixed up."""
+        table = "CUPTI_ACTIVITY_KIND_KERNEL"
+        for column in sorted({"globalPid", "deviceId"} & self._columns_of(table)):
+            query = f"SELECT COUNT(DISTINCT {column}) FROM {table}"  # noqa: S608 (names of our own)
+            (count,) = self.database.execute(query).fetchone()
+            if count > 1:
+                kind = "processes" if column == "globalPid" else "GPUs"
+                allowed = "an export of one rank: nsys profile around each process, not torchrun"
+                raise trace_fault(self.path, f"kernels of {count} {kind}", allowed)
+
+    def _columns_of(self, table: str) -> set[str]:
+        return {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
+
     def _rows(self, table: str, *columns: str) -> Iterator[tuple[Any, ...]]:
         """Rows of a table in order of time; a column that this version lacks is None."""
         if table not in self.tables:
             return
-        present = {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
+        present = self._columns_of(table)
         if not {"start", "end"} <= present:
             raise trace_fault(self.path, f"{table} without times", _ALLOWED)
         chosen = ", ".join(f'"{name}"' if name in present else "NULL" for name in columns)
@@ -161,9 +176,7 @@ class _Reader:
         """What a profiler's file says of rank and device, as far as it is known here."""
         header: dict[str, Any] = {"distributedInfo": {}}
         if "TARGET_INFO_GPU" in self.tables:
-            present = {
-                row[1] for row in self.database.execute('PRAGMA table_info("TARGET_INFO_GPU")')
-            }
+            present = self._columns_of("TARGET_INFO_GPU")
             columns = [name if name in present else "NULL" for name in ("name", "totalMemory")]
             rows = self.database.execute(f"SELECT {', '.join(columns)} FROM TARGET_INFO_GPU")  # noqa: S608 (names of our own)
             header["deviceProperties"] = [

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.errors import Fault, InputError
-from perfmodel.traces.model import Call, RankTrace, TracedStep
+from perfmodel.traces.model import RankTrace, TracedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,6 @@ class Profile:
     collective in progress adds.
     `tail_s`: after backward and exposed communication.
     `effective_slowdown`: of the time of backward beside collectives, gaps included.
-    `copied_out_s`: of gradients, at the rate of `copied_in_s`.
     `steps_s`: of each step the slowest rank's time.
     """
 
@@ -169,8 +168,3 @@ def _bucket_times(
             )
         )
     return tuple(times)
-
-
-def other_calls(ranks: Sequence[RankTrace]) -> tuple[Call, ...]:
-    """Collectives of the last step that are no buckets."""
-    return ranks[0].steps[-1].others

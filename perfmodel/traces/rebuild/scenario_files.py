@@ -125,6 +125,10 @@ def _check_strategy(ranks: Sequence[RankTrace]) -> None:
         text = "neither shapes of gradients nor sizes of messages"
         need = "a trace with record_shapes=True"
         faults.append(Fault("trace", text, need, str(first.path)))
+    sizes = {call.group_size or first.world_size for call in first.steps[-1].buckets}
+    if parts := sizes - {first.world_size}:
+        text = f"all-reduces in backward among {min(parts)} of {first.world_size} ranks"
+        faults.append(Fault("trace", text, allowed, str(first.path)))
     if first.world_size > 1 and not first.steps[-1].buckets:
         text = f"no all-reduce in backward, of {first.world_size} ranks"
         faults.append(Fault("trace", text, allowed, str(first.path)))
@@ -268,7 +272,7 @@ def _copied_out(
 ) -> float:
     """Time of copies out of buckets that a plan runs after the last bucket has been reduced."""
     ends = [bucket.end_s for bucket in profile.buckets]
-    last = position = max(ends, default=0.0)
+    last = max(ends, default=0.0)
     backward_end_s = last - profile.exposed_s
     position = backward_end_s if profile.exposed_s > 0 else last
     for bucket, end_s in zip(profile.buckets, ends, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from perfmodel.traces.chakra.trace_nodes import (
 )
 from perfmodel.traces.chakra.wire import decode_varint, encode_varint, signed
 from perfmodel.traces.chakra.write_plan import write_plan
+from perfmodel.training.plan.step_plan import Collective
 
 
 def write(folder: Path, *ranks: Sequence[TraceNode]) -> Path:
@@ -79,9 +81,9 @@ def test_attributes_of_all_kinds(tmp_path: Path) -> None:
         ("dataparallel-dgx1", []),
         (
             "gpt3-175b-1024-a100",
-            ["cluster.nodes=1", "parallel={pipeline: {stages: 4, schedule: 1f1b}}",
-             "model={name: gpt2}", "strategy={kind: ddp, accumulate: 4}",
-             "training={batch_per_gpu: 1}"],
+            ["cluster.nodes=1", "parallel.pipeline={stages: 2, schedule: 1f1b}",
+             "parallel.tensor=2", "parallel.vocabulary_multiple=128", "model={name: gpt2}",
+             "strategy={kind: ddp, accumulate: 4}", "training={batch_per_gpu: 1}"],
         ),
     ],
 )  # fmt: skip
@@ -94,6 +96,22 @@ def test_out_and_in_gives_the_same_step(tmp_path: Path, name: str, changes: list
     assert len(again.tasks) == len(plan.tasks)
     before, after = (simulate(each, prepared.machine, steps=2) for each in (plan, again))
     assert after.step_times_s == pytest.approx(before.step_times_s, rel=1e-9)
+    sent, received = ([t.work for t in each.tasks if isinstance(t.work, Collective)]
+                      for each in (plan, again))  # fmt: skip
+    assert sorted(map(repr, received)) == sorted(map(repr, sent))
+    for path in tmp_path.glob("*.et"):
+        path.write_bytes(encode_trace(map(as_others_read, read_trace(path))))
+    bare = read_plan(tmp_path)
+    check_plan(bare.plan)  # among others, that both ends of messages find each other
+    assert not bare.own
+    bare_s = simulate(bare.plan, prepared.machine, steps=1).step_time_s
+    assert bare_s == pytest.approx(before.step_time_s, rel=0.1)
+
+
+def as_others_read(node: TraceNode) -> TraceNode:
+    """A node without what the format itself has no place for."""
+    own = {k: value for k, value in node.attributes.items() if not k.startswith("perfmodel_")}
+    return replace(node, attributes=own)
 
 
 def test_sizes_as_astra_sim_counts_them(tmp_path: Path) -> None:
@@ -151,6 +169,42 @@ def test_messages_and_groups(tmp_path: Path) -> None:
     groups = {each.name: each.groups for each in plan.communicators}
     assert groups == {"0 to 1": ((0, 1),), "group 7": ((2, 3),)}
     assert simulate_trace(folder, build_topology("dgx-a100")).step_s > 1300e-6 - 1e-12
+
+
+def test_dependencies_and_sizes_of_others(tmp_path: Path) -> None:
+    """A node of the CPU waits for its control dependency; an all-gather's size is of one rank."""
+    nodes = [
+        TraceNode(1, "a", COMPUTE, (), (), 500, {"is_cpu_op": False}),
+        TraceNode(2, "b", COMPUTE, (), (1,), 300, {"is_cpu_op": True}),
+        TraceNode(3, "ag", COLLECTIVE, (2,), (), 0, {"comm_type": 2, "comm_size": 1000}),
+    ]
+    folder = write(tmp_path, nodes, nodes)
+    plan = read_plan(folder).plan
+    assert [task.after for task in plan.tasks] == [(), (0,), (1,)]
+    assert [t.work.nbytes for t in plan.tasks if isinstance(t.work, Collective)] == [2000]
+    assert simulate_trace(folder, build_topology("dgx-a100")).step_s > 800e-6
+
+
+def test_messages_have_two_ends(tmp_path: Path) -> None:
+    """Of a larger group; two that are exchanged; alike ones that do not name their own rank."""
+    size = {"comm_size": 10**8, "pg_name": "7"}
+
+    def node(kind: int, number: int, **ends: int) -> TraceNode:
+        return TraceNode(number, "m", kind, (), (), 0, {**size, **ends})
+
+    ranks = [
+        [node(SEND, 1, comm_dst=2), node(SEND, 2, comm_src=0, comm_dst=3)],
+        [node(SEND, 1, comm_dst=2)],
+        [node(RECEIVE, 1, comm_src=0), node(RECEIVE, 2, comm_src=1)],
+        [node(RECEIVE, 1, comm_src=0, comm_dst=3)],
+    ]
+    ranks[3].insert(0, node(SEND, 0, comm_src=3, comm_dst=0))
+    ranks[0].append(node(RECEIVE, 3, comm_src=3, comm_dst=0))
+    folder = write(tmp_path, *ranks)
+    (folder / "comm_groups.json").write_text('{"7": [0, 1, 2, 3]}')
+    plan = read_plan(folder).plan
+    check_plan(plan)
+    assert {each.name for each in plan.communicators} == {"0 to 2", "1 to 2", "0 to 3", "3 to 0"}
 
 
 DAMAGED = {

@@ -45,6 +45,7 @@ FOREIGN = {
         b'{"traceEvents": [{"ph":"X","cat":"cpu_op","name":"a","ts":NaN,"dur":1}]}',
         "ts nan of 'a'",
     ),
+    "long number": (b'{"traceEvents": [{"ts": ' + b"1" * 5000 + b"}]}", "a number too long"),
     "backwards": (
         b'{"traceEvents": [{"ph":"X","cat":"cpu_op","name":"a","ts":1,"dur":-1}]}', "dur -1 of 'a'",
     ),

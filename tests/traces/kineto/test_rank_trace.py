@@ -83,12 +83,48 @@ def test_overlap_makes_kernels_slower(tmp_path: Path) -> None:
     assert float(profile.backward_s.sum()) == pytest.approx(2600e-6 + 4 * GRADIENTS, rel=0.03)
 
 
+def test_the_first_step_is_left_out_of_slowdown(tmp_path: Path) -> None:
+    """Its collectives do not count, so that its work beside them would be taken for work alone."""
+    made = MadeTrace(layers=(300.0,) * 8, buckets=(0, 7), comm=8000.0, slowdown=1.5, steps=4)
+    assert read(made, tmp_path).slowdown == pytest.approx(1.5, rel=0.01)
+
+
 def test_waiting_apart_from_transfer(tmp_path: Path) -> None:
     """The rank that comes last sees the transfer, the others their waiting, too."""
     ranks = [read(MadeTrace(rank=0, waiting=120.0), tmp_path), read(MadeTrace(rank=1), tmp_path)]
     profile = profile_ranks(ranks)
     assert [bucket.transfer_s for bucket in profile.buckets] == pytest.approx([450e-6] * 2)
     assert [bucket.waiting_s for bucket in profile.buckets] == pytest.approx([120e-6] * 2)
+
+
+def test_the_slowest_rank_and_the_median_step_count(tmp_path: Path) -> None:
+    slow = tuple(2 * length for length in MadeTrace.layers)
+    ranks = [read(MadeTrace(), tmp_path), read(MadeTrace(rank=1, layers=slow), tmp_path)]
+    assert profile_ranks(ranks).forward_s[:-1] == pytest.approx(2 * LAYERS[:-1], rel=1e-6)
+    trace = ranks[0]
+    *usual, last = trace.steps
+    late = replace(last, forward_s=9 * last.forward_s, backward_s=9 * last.backward_s)
+    profile = profile_ranks([replace(trace, steps=(*usual, late))])
+    computed_s = float(profile.forward_s.sum() + profile.backward_s.sum())
+    assert computed_s == pytest.approx(float(last.forward_s.sum() + last.backward_s.sum()), rel=0.1)
+
+
+def test_gaps_are_no_slower_beside_collectives(tmp_path: Path) -> None:
+    """Half of 10 ms is work, at half its speed: alone it takes 7.5 ms."""
+    trace = read(MadeTrace(), tmp_path)
+    steps = tuple(replace(step, overlapped_s=10e-3, overlapped_work_s=5e-3) for step in trace.steps)
+    profile = profile_ranks([replace(trace, steps=steps, slowdown=2.0)])
+    assert profile.effective_slowdown == pytest.approx(10 / 7.5)
+
+
+def test_messages_that_gradients_do_not_fill(tmp_path: Path) -> None:
+    document = MadeTrace().document()
+    for event in document["traceEvents"]:
+        if "In msg nelems" in event["args"]:
+            event["args"]["In msg nelems"] += 1
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(document))
+    assert f"bucket 0 has {BUCKET + 1:,} elements" in " ".join(read_rank(path).notes)
 
 
 def test_a_slow_host_shows_as_launch_gaps(tmp_path: Path) -> None:
