@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, distinct
 from perfmodel.library.lowering.edges import Edges, join_edges
 from perfmodel.library.lowering.lowered import Stage
 from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
@@ -46,7 +46,7 @@ class LinkSets:
         if len(edges) == 1:  # a stream is made anew for each burst
             return self._of_route.setdefault(edges.arcs.tobytes(), frozenset(edges.arcs.tolist()))
         if id(edges) not in self._of_edges:
-            self._of_edges[id(edges)] = (edges, frozenset(np.unique(edges.arcs).tolist()))
+            self._of_edges[id(edges)] = (edges, frozenset(distinct(edges.arcs).tolist()))
         return self._of_edges[id(edges)][1]
 
     def mark(self, edges: Edges) -> int:
