@@ -204,14 +204,18 @@ def _masters_kept(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault
 
 
 def _computes_in_param_dtype(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
-    """Layers whose parameters are gathered in 16 bits multiply them in these."""
-    compute, dtype = parts.get("compute"), getattr(parts.get("strategy"), "param_dtype", None)
+    """Layers whose parameters are gathered in, or cast to 16 bits multiply them in these."""
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    mixed, field = getattr(strategy, "mixed_precision", None), "strategy.param_dtype"
+    dtype = getattr(strategy, "param_dtype", None)
+    if mixed is not None:
+        dtype, field = mixed.param_dtype, "strategy.mixed_precision.param_dtype"
     precision = compute.precision if compute else None
     wide = "bf16" if precision == "fp8" else precision
     if compute and dtype in ("bf16", "fp16") and dtype != wide:
         combination = f"'{dtype}' with compute.precision: {precision}"
         allowed = f"'{wide}' or nothing; or compute.precision: {dtype}"
-        yield origin.fault("strategy.param_dtype", combination, allowed)
+        yield origin.fault(field, combination, allowed)
 
 
 def _float8_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
