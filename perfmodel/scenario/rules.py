@@ -394,6 +394,10 @@ def _mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     if strategy is not None and strategy.kind in ("data_parallel", "parameter_server"):
         allowed = f"nothing with strategy.kind: {strategy.kind}, whose workers hold whole models"
         yield origin.fault("parallel", "a model that is split", allowed)
+    local_steps = getattr(strategy, "local_steps", 1)
+    if parallel.pipeline.stages > 1 and local_steps > 1:
+        allowed = "1 with parallel.pipeline.stages above 1, whose micro-batches are of one step"
+        yield origin.fault("strategy.local_steps", str(local_steps), allowed)
     if strategy is not None and parallel.expert > 1 and strategy.kind != "megatron":
         allowed = "1, or strategy.kind: megatron, which reduces experts among those that hold them"
         yield origin.fault("parallel.expert", str(parallel.expert), allowed)
