@@ -48,6 +48,8 @@ class DdpOptions:
         all ranks are one.
     `join`, `throw_on_early_termination`: the step runs in the context of ``join()``.
     `joined_ranks`: the last ranks, which have run out of inputs.
+    `layer_devices`: GPU of the process that each layer of the model is on, for a module over
+        several (``device_ids=None``); without them all are on one.
     Raises `InputError`: a cap that is not a number above zero, an empty list, or no micro-batch.
     """
 
@@ -68,6 +70,7 @@ class DdpOptions:
     join: bool = False
     throw_on_early_termination: bool = False
     joined_ranks: int = 0
+    layer_devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         named = [

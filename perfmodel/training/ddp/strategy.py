@@ -79,6 +79,11 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
             f"{options.joined_ranks} GPUs have run out of inputs: they reduce zeros, and their "
             "samples do not count."
         )
+    if options.layer_devices:
+        lines.append(
+            "One process drives the GPUs of a replica in turn; its copies from GPU to GPU take as "
+            "long as messages of the collective library."
+        )
     return tuple(lines)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -54,8 +55,10 @@ class Step:
 
 def add_forward(step: Step, micro_batch: int, *, after: tuple[int, ...] = ()) -> None:
     """Add forward; its first kernel waits for `after`."""
-    at_most = step.resolution(micro_batch)
-    for part in forward_segments(step.request.workload, step.request.times, at_most=at_most):
+    for part in forward_segments(
+        step.request.workload, step.request.times, at_most=step.resolution(micro_batch),
+        devices=step.options.layer_devices,
+    ):  # fmt: skip
         name = f"forward {part.name}"
         issued = step.tasks.issue(name, part.kernels, step.rank_class, micro_batch=micro_batch)
         step.tasks.compute(
@@ -67,8 +70,10 @@ def add_forward(step: Step, micro_batch: int, *, after: tuple[int, ...] = ()) ->
 
 def add_local_backward(step: Step, micro_batch: int) -> None:
     """Add backward without communication: under no_sync(), or on one GPU."""
-    at_most = step.resolution(micro_batch)
-    for part in backward_segments(step.request.workload, step.request.times, at_most=at_most):
+    for part in backward_segments(
+        step.request.workload, step.request.times, at_most=step.resolution(micro_batch),
+        devices=step.options.layer_devices,
+    ):  # fmt: skip
         add_backward_segment(step, part, micro_batch)
 
 
@@ -118,11 +123,15 @@ class Segment:
 
 
 def forward_segments(
-    workload: Workload, times: LayerTimes, *, at_most: int = 128
+    workload: Workload, times: LayerTimes, *, at_most: int = 128, devices: Sequence[int] = ()
 ) -> tuple[Segment, ...]:
-    """Return the forward pass as segments of about equally many layers."""
+    """Return the forward pass as segments of about equally many layers.
+
+    `devices`: of each layer; none has layers of two.
+    """
     check_times(workload, times)
-    groups = _group(range(len(workload.layers)), at_most, cuts=())
+    cuts = [i for i, (a, b) in enumerate(pairwise(devices)) if a != b]
+    groups = _group(range(len(workload.layers)), at_most, cuts)
     return tuple(
         Segment(
             _name(workload, group), *_sums(group, times.forward_s, times.forward_kernels),
@@ -138,13 +147,18 @@ def backward_segments(
     *,
     at_most: int = 128,
     cut_after: Collection[int] = (),
+    devices: Sequence[int] = (),
 ) -> tuple[Segment, ...]:
-    """Return the backward pass as segments, cut after each layer with a tensor of `cut_after`."""
+    """Return the backward pass as segments, cut after each layer with a tensor of `cut_after`.
+
+    `devices`: as of `forward_segments`.
+    """
     check_times(workload, times)
     layers = workload.layers
     cuts = {
         index for index, layer in enumerate(layers) if not set(layer.tensors).isdisjoint(cut_after)
     }
+    cuts.update(i + 1 for i, (a, b) in enumerate(pairwise(devices)) if a != b)
     groups = _group(range(len(layers) - 1, -1, -1), at_most, cuts)
     return tuple(
         Segment(

@@ -27,6 +27,7 @@ from perfmodel.training.memory.use import (
     add_temporaries,
     narrow_inputs,
 )
+from perfmodel.training.parallel.device_replica import layer_devices
 from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.parallel.stage_memory import stage_memory
 from perfmodel.training.pipeline.block_partition import PartitionOptions, part_layers
@@ -89,7 +90,13 @@ class TrainingJob:
         if self.chosen is not None:
             return self.chosen
         with relocated_errors(self.scenario, "strategy"):
-            return self.strategy.options(self.scenario.strategy)
+            options = self.strategy.options(self.scenario.strategy)
+        if not self.scenario.parallel.pipeline.one_process:
+            return options
+        assert isinstance(options, DdpOptions)  # by a rule of scenarios
+        schedule = self.mixture.pipeline_schedule(options.accumulate)
+        parts = part_layers(self.workload, schedule, self.mixture.partition)
+        return replace(options, layer_devices=layer_devices(parts))
 
     @property
     def recompute(self) -> Recompute:
@@ -137,6 +144,10 @@ def float8_of(section: Float8Section | None) -> Float8:
     )
 
 
+ONE_PROCESS_ORDER = ("pp", "tp", "cp", "ep", "dp")
+"""GPUs of one process are neighbours."""
+
+
 def mixture_of(scenario: Scenario) -> Mixture:
     """How a scenario splits its model."""
     section, pipeline = scenario.parallel, scenario.parallel.pipeline
@@ -165,7 +176,7 @@ def mixture_of(scenario: Scenario) -> Mixture:
         ),
         overlap_p2p=pipeline.overlap_p2p,
         micro_batch_group=pipeline.micro_batch_group,
-        order=tuple(section.order.split("-")),
+        order=ONE_PROCESS_ORDER if pipeline.one_process else tuple(section.order.split("-")),
         expert_tensor=scenario.model.experts.tensor if scenario.model.experts else 1,
     )
 
@@ -451,6 +462,7 @@ def plan_step(
             job.mixture, request, plan_plain, options.accumulate, _reduction(options),
             job.wide_precision, job.recompute,
             job.strategy.held_dtype(options),
+            job.ddp_options if job.scenario.parallel.pipeline.one_process else None,
         )  # fmt: skip
 
 
@@ -535,7 +547,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         ranks=grid.replicas,
         expert_copies=grid.expert_copies if grid.expert > 1 else None,
         batch_per_gpu=batch,
-        options=job.options,
+        options=_of_one_gpu(job.options),
         fused_attention=bool(compute.fused_attention),
         recompute=job.recompute,
         offload=compute.offload_activations,
@@ -575,6 +587,11 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         reserve_bytes=use.idle_bytes
         + reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
     )
+
+
+def _of_one_gpu(options: StepOptions) -> StepOptions:
+    """Options of the part of a module that is on one of a process's GPUs."""
+    return replace(options, layer_devices=()) if isinstance(options, DdpOptions) else options
 
 
 def _float8_copies(job: TrainingJob) -> int:
