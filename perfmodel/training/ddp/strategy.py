@@ -15,7 +15,7 @@ from perfmodel.training.ddp.hooks.bucket_hook import hook_bytes
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
-from perfmodel.training.strategy import Strategy
+from perfmodel.training.strategy import Setting, Strategy
 
 
 def ddp_memory(setup: Setup) -> MemoryUse:
@@ -60,6 +60,14 @@ def ddp_options(section: DdpStrategy) -> DdpOptions:
     )
 
 
+def _bucket_sizes(section: DdpStrategy, _: int) -> Setting | None:
+    """``bucket_cap_mb``, where no cap is stated; by default 25 MiB."""
+    if section.model_fields_set & {"bucket_cap", "first_bucket", "bucket_caps"}:
+        return None
+    smaller, larger = ("5 MiB", "10 MiB"), ("50 MiB", "100 MiB", "200 MiB", "400 MiB", "1 GiB")
+    return Setting("bucket_cap", (*smaller, None, *larger))
+
+
 def _remarks(options: DdpOptions) -> tuple[str, ...]:
     hook = options.hook
     lines = []
@@ -89,5 +97,5 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
 
 DDP = Strategy(
     "DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets, remarks=_remarks,
-    lighter=({"gradient_as_bucket_view": True},),
+    lighter=({"gradient_as_bucket_view": True},), bucket_sizes=_bucket_sizes,
 )  # fmt: skip
