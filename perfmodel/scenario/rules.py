@@ -401,6 +401,9 @@ def _mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     if strategy is not None and parallel.expert > 1 and strategy.kind != "megatron":
         allowed = "1, or strategy.kind: megatron, which reduces experts among those that hold them"
         yield origin.fault("parallel.expert", str(parallel.expert), allowed)
+    if strategy is not None and parallel.pipeline.one_process and strategy.kind != "ddp":
+        allowed = "one of a pipeline, or strategy.kind: ddp, around a module on several GPUs"
+        yield origin.fault("parallel.pipeline.schedule", "'sequential'", allowed)
     compute = parts.get("compute")
     if compute is not None and compute.source == "file":
         allowed = "'roofline' with parallel: a file has the times of whole layers"

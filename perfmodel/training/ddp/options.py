@@ -73,6 +73,8 @@ class DdpOptions:
     `join`, `throw_on_early_termination`: the step runs in the context of ``join()``.
     `joined_ranks`: the last ranks, which have run out of inputs.
     `mixed_precision`: as in PyTorch; None: layers run with the parameters themselves.
+    `layer_devices`: GPU of the process that each layer of the model is on, for a module over
+        several (``device_ids=None``); without them all are on one.
     Raises `InputError`: a cap that is not a number above zero, an empty list, no micro-batch, or
         what PyTorch fails at with mixed precision.
     """
@@ -95,6 +97,7 @@ class DdpOptions:
     throw_on_early_termination: bool = False
     joined_ranks: int = 0
     mixed_precision: MixedPrecision | None = None
+    layer_devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         named = [
@@ -156,6 +159,8 @@ class DdpOptions:
              "false, or with static_graph: torch finds none of the cast parameters in the graph"),
             ("joined_ranks", self.joined_ranks > 0, str(self.joined_ranks),
              "0: ranks that have run out of inputs have no gradients to cast, and hang"),
+            ("mixed_precision", bool(self.layer_devices), "a module on several GPUs",
+             "nothing: torch casts on a stream of the first GPU, which the others do not wait for"),
         )  # fmt: skip
         return [
             Fault(name, f"{text} with mixed_precision", allowed)

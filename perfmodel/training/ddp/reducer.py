@@ -39,6 +39,7 @@ def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, .
         step.request.times,
         at_most=step.resolution(step.last_micro_batch),
         cut_after=_last_gradients(step, filling.owner),
+        devices=step.options.layer_devices,
     ):
         kernels = _copy_kernels(step, part.tensors, filling)
         add_backward_segment(step, part, step.last_micro_batch, copy_kernels=kernels)
@@ -54,7 +55,10 @@ def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, .
 def _add_delayed_reduction(step: Step, buckets: Sequence[Bucket]) -> tuple[int, ...]:
     """First iteration of a static graph: everything after backward, the map first."""
     at_most = step.resolution(step.last_micro_batch)
-    parts = backward_segments(step.request.workload, step.request.times, at_most=at_most)
+    parts = backward_segments(
+        step.request.workload, step.request.times, at_most=at_most,
+        devices=step.options.layer_devices,
+    )  # fmt: skip
     ends = [add_backward_segment(step, part, step.last_micro_batch) for part in parts]
     used_map = _add_used_map_reduction(step, after=ends[-1])
     filling = _empty_buckets(buckets)

@@ -16,7 +16,7 @@ from perfmodel.training.ddp.mixed_precision import mixed_memory
 from perfmodel.training.ddp.options import DdpOptions, MixedPrecision
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
-from perfmodel.training.strategy import Strategy
+from perfmodel.training.strategy import Setting, Strategy
 
 
 def ddp_memory(setup: Setup) -> MemoryUse:
@@ -75,6 +75,14 @@ def _held_dtype(options: DdpOptions) -> str | None:
     return None if options.mixed_precision is None else options.mixed_precision.param_dtype
 
 
+def _bucket_sizes(section: DdpStrategy, _: int) -> Setting | None:
+    """``bucket_cap_mb``, where no cap is stated; by default 25 MiB."""
+    if section.model_fields_set & {"bucket_cap", "first_bucket", "bucket_caps"}:
+        return None
+    smaller, larger = ("5 MiB", "10 MiB"), ("50 MiB", "100 MiB", "200 MiB", "400 MiB", "1 GiB")
+    return Setting("bucket_cap", (*smaller, None, *larger))
+
+
 def _remarks(options: DdpOptions) -> tuple[str, ...]:
     hook = options.hook
     lines = []
@@ -99,10 +107,16 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
             f"{options.joined_ranks} GPUs have run out of inputs: they reduce zeros, and their "
             "samples do not count."
         )
+    if options.layer_devices:
+        lines.append(
+            "One process drives the GPUs of a replica in turn; its copies from GPU to GPU take as "
+            "long as messages of the collective library."
+        )
     return tuple(lines)
 
 
 DDP = Strategy(
     "DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets, remarks=_remarks,
     held_dtype=_held_dtype, lighter=({"gradient_as_bucket_view": True},),
+    bucket_sizes=_bucket_sizes,
 )  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -64,8 +65,10 @@ def add_forward(
     step: Step, micro_batch: int, *, after: tuple[int, ...] = (), casts: Sequence[int] = ()
 ) -> None:
     """Add forward; its first kernel waits for `after`, and each segment for its task of `casts`."""
-    at_most = step.resolution(micro_batch)
-    parts = forward_segments(step.request.workload, step.request.times, at_most=at_most)
+    parts = forward_segments(
+        step.request.workload, step.request.times, at_most=step.resolution(micro_batch),
+        devices=step.options.layer_devices,
+    )  # fmt: skip
     for index, part in enumerate(parts):
         name = f"forward {part.name}"
         issued = step.tasks.issue(name, part.kernels, step.rank_class, micro_batch=micro_batch)
@@ -79,8 +82,10 @@ def add_forward(
 
 def add_local_backward(step: Step, micro_batch: int) -> None:
     """Add backward without communication: under no_sync(), or on one GPU."""
-    at_most = step.resolution(micro_batch)
-    for part in backward_segments(step.request.workload, step.request.times, at_most=at_most):
+    for part in backward_segments(
+        step.request.workload, step.request.times, at_most=step.resolution(micro_batch),
+        devices=step.options.layer_devices,
+    ):  # fmt: skip
         add_backward_segment(step, part, micro_batch)
 
 
@@ -130,11 +135,15 @@ class Segment:
 
 
 def forward_segments(
-    workload: Workload, times: LayerTimes, *, at_most: int = 128
+    workload: Workload, times: LayerTimes, *, at_most: int = 128, devices: Sequence[int] = ()
 ) -> tuple[Segment, ...]:
-    """Return the forward pass as segments of about equally many layers."""
+    """Return the forward pass as segments of about equally many layers.
+
+    `devices`: of each layer; none has layers of two.
+    """
     check_times(workload, times)
-    groups = _group(range(len(workload.layers)), at_most, cuts=())
+    cuts = [i for i, (a, b) in enumerate(pairwise(devices)) if a != b]
+    groups = _group(range(len(workload.layers)), at_most, cuts)
     return tuple(
         Segment(
             _name(workload, group), *_sums(group, times.forward_s, times.forward_kernels),
@@ -150,13 +159,18 @@ def backward_segments(
     *,
     at_most: int = 128,
     cut_after: Collection[int] = (),
+    devices: Sequence[int] = (),
 ) -> tuple[Segment, ...]:
-    """Return the backward pass as segments, cut after each layer with a tensor of `cut_after`."""
+    """Return the backward pass as segments, cut after each layer with a tensor of `cut_after`.
+
+    `devices`: as of `forward_segments`.
+    """
     check_times(workload, times)
     layers = workload.layers
     cuts = {
         index for index, layer in enumerate(layers) if not set(layer.tensors).isdisjoint(cut_after)
     }
+    cuts.update(i + 1 for i, (a, b) in enumerate(pairwise(devices)) if a != b)
     groups = _group(range(len(layers) - 1, -1, -1), at_most, cuts)
     return tuple(
         Segment(

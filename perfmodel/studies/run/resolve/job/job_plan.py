@@ -98,6 +98,7 @@ def plan_step(
             job.mixture, request, plan_plain, options.accumulate, _reduction(options),
             job.wide_precision, job.recompute,
             job.strategy.held_dtype(options),
+            job.ddp_options if job.scenario.parallel.pipeline.one_process else None,
         )  # fmt: skip
 
 

@@ -10,8 +10,15 @@ from perfmodel.studies.run.resolve.job.training_job import TrainingJob
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.reserve import reserve_bytes
-from perfmodel.training.memory.use import MemoryUse, Setup, add_float8_copies, add_temporaries
+from perfmodel.training.memory.use import (
+    MemoryUse,
+    Setup,
+    StepOptions,
+    add_float8_copies,
+    add_temporaries,
+)
 from perfmodel.training.parallel.stage_memory import stage_memory
 from perfmodel.workload.kernels.float8.recipe import float8_casts
 from perfmodel.workload.readers.layer_times import read_measured_activations
@@ -31,7 +38,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         ranks=grid.replicas,
         expert_copies=grid.expert_copies if grid.expert > 1 else None,
         batch_per_gpu=batch,
-        options=job.options,
+        options=_of_one_gpu(job.options),
         fused_attention=bool(compute.fused_attention),
         recompute=job.recompute,
         offload=compute.offload_activations,
@@ -71,6 +78,11 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         reserve_bytes=use.idle_bytes
         + reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
     )
+
+
+def _of_one_gpu(options: StepOptions) -> StepOptions:
+    """Options of the part of a module that is on one of a process's GPUs."""
+    return replace(options, layer_devices=()) if isinstance(options, DdpOptions) else options
 
 
 def _float8_copies(job: TrainingJob) -> int:

@@ -15,6 +15,9 @@ from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 
+ONE_PROCESS_ORDER = ("pp", "tp", "cp", "ep", "dp")
+"""GPUs of one process are neighbours."""
+
 
 def mixture_of(scenario: Scenario) -> Mixture:
     """How a scenario splits its model."""
@@ -44,7 +47,7 @@ def mixture_of(scenario: Scenario) -> Mixture:
         ),
         overlap_p2p=pipeline.overlap_p2p,
         micro_batch_group=pipeline.micro_batch_group,
-        order=tuple(section.order.split("-")),
+        order=ONE_PROCESS_ORDER if pipeline.one_process else tuple(section.order.split("-")),
         expert_tensor=scenario.model.experts.tensor if scenario.model.experts else 1,
     )
 

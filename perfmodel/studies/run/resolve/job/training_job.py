@@ -15,7 +15,9 @@ from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.use import StepOptions
+from perfmodel.training.parallel.device_replica import layer_devices
 from perfmodel.training.parallel.mixture import Mixture
+from perfmodel.training.pipeline.block_partition import part_layers
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Strategy
 from perfmodel.workload.compute_spread import spread_of
@@ -61,7 +63,13 @@ class TrainingJob:
         if self.chosen is not None:
             return self.chosen
         with relocated_errors(self.scenario, "strategy"):
-            return self.strategy.options(self.scenario.strategy)
+            options = self.strategy.options(self.scenario.strategy)
+            if not self.scenario.parallel.pipeline.one_process:
+                return options
+            assert isinstance(options, DdpOptions)  # by a rule of scenarios
+            schedule = self.mixture.pipeline_schedule(options.accumulate)
+            parts = part_layers(self.workload, schedule, self.mixture.partition)
+            return replace(options, layer_devices=layer_devices(parts))
 
     @property
     def recompute(self) -> Recompute:
