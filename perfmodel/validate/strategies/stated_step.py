@@ -16,8 +16,10 @@ from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, mixture_of
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.memory.blocks import fuse_by_hand, only_blocks_fuse
 from perfmodel.workload.model import Workload
+from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.bert import bert
 from perfmodel.workload.zoo.decoders.decoder_sizes import NEMOTRON, DecoderShape
@@ -217,6 +219,18 @@ def _workload(
             cells["model"], sizes, cells["dtype"], cells["experts"], shard, ranks_per_node
         )
     workload = _built(cells["model"], cells["family"], sizes, cells["dtype"], switches, shard)
+    return _as_trained(workload, cells)
+
+
+def _as_trained(workload: Workload, cells: Mapping[str, str]) -> Workload:
+    """Put documents into sequences, add adapters, and leave out what is not fused."""
+    if cells["document_length"]:
+        workload = pack_documents(workload, count(cells, "document_length"))
+    if cells["adapters"]:
+        section: Any = parse_yaml(cells["adapters"])
+        workload = add_adapters(
+            workload, Adapters(**{**section, "targets": tuple(section["targets"])})
+        )
     fuse = FUSING.get(cells["compiled"])
     return workload if fuse is None else fuse(workload)
 
