@@ -17,7 +17,8 @@ from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, mi
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.workload.adapters import Adapters, add_adapters
-from perfmodel.workload.memory.blocks import fuse_by_hand, only_blocks_fuse
+from perfmodel.workload.memory.blocks import only_blocks_fuse
+from perfmodel.workload.memory.hand_fused import fuse_by_hand, keep_loss_apart
 from perfmodel.workload.model import Workload
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import WHOLE, Shard
@@ -39,8 +40,10 @@ COMPUTE_LIKENESS = (
 others do, the better, where one row's compute is scaled to another's."""
 ATTENTION: Mapping[str, bool | str] = {"materialised": False, "flash-1": "flash_1"}
 COMPILED = {"0": False, "1": True}
-FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand}
+FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand, "loss_apart": keep_loss_apart}
 """What of a workload is fused, where it is not all or nothing."""
+FUSED_AS = {"blocks": "blocks", "by_hand": "by_hand", "loss_apart": "by_hand"}
+"""What `compute.compiled` takes for these."""
 HAVE_TO_AGREE = 6
 MEASURED = frozenset(
     {"step_s", "peak_GB", "memory_kind", "unlike", "presumed", "trust", "source", "note"}
@@ -161,7 +164,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         "optimizer": "adamw",
         "optimizer_kernels": cells["optimizer_kernels"],
         "fused_attention": ATTENTION.get(cells["attention"], True),
-        "compiled": COMPILED.get(cells["compiled"], cells["compiled"]),
+        "compiled": COMPILED.get(cells["compiled"], FUSED_AS.get(cells["compiled"])),
         "master_weights": cells["master_weights"] == "1",
     }
     if recipe:

@@ -40,7 +40,8 @@ from perfmodel.workload.compute_spread import measured_factors, slowest_factor, 
 from perfmodel.workload.configs.section_model import section_model
 from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, wide_precision
 from perfmodel.workload.memory.activations import block_bytes
-from perfmodel.workload.memory.blocks import fuse_by_hand, only_blocks_fuse
+from perfmodel.workload.memory.blocks import only_blocks_fuse
+from perfmodel.workload.memory.hand_fused import fuse_by_hand
 from perfmodel.workload.memory.offload import add_offload
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
@@ -577,7 +578,7 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
     )
 
 
-def _float8_copies(job: TrainingJob) -> int:
+def _float8_copies(job: TrainingJob) -> float:
     """Bytes of fp8 that are kept per element of a weight."""
     if job.float8 is None:
         return 0

@@ -58,7 +58,12 @@ def make_float8_pricing(
     """
     casts = float8_casts(float8, gpu, compiled=compiled)
     tensorwise = make_device(gpu, "fp8", NARROW_BYTES)
-    narrow = replace(tensorwise, matrix_flops=tensorwise.matrix_flops * casts.rate)
+    narrow = replace(
+        tensorwise,
+        matrix_flops=tensorwise.matrix_flops * casts.rate,
+        # a tile fills its pipeline with as many bytes, whatever an element has
+        prologue=tensorwise.prologue * NARROW_BYTES / casts.operand_bytes,
+    )
     gradients = tensorwise if casts.rescale.kernels else narrow
     share = 1 / accumulate if casts.weights_once else 1.0
     return Float8Pricing(casts, narrow, gradients, wide, weight_bytes, share)
@@ -66,7 +71,10 @@ def make_float8_pricing(
 
 def narrow_product_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
     """Device time of a forward product of fp8 operands, whose result is bf16; seconds."""
-    return product_of_casts_s(product, pricing.narrow, result_bytes=pricing.wide.item_bytes)
+    return product_of_casts_s(
+        product, pricing.narrow, result_bytes=pricing.wide.item_bytes,
+        operand_bytes=pricing.casts.operand_bytes,
+    )  # fmt: skip
 
 
 def narrow_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
@@ -74,14 +82,18 @@ def narrow_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
     wide, rescale = pricing.wide, pricing.casts.rescale
     elements = float(product.count * product.rows * product.columns)
     return product_of_casts_s(
-        product, pricing.gradients, result_bytes=wide.item_bytes
-    ) + elementwise_s(rescale.nbytes(elements, wide.item_bytes), rescale.kernels, wide)
+        product, pricing.gradients, result_bytes=wide.item_bytes,
+        operand_bytes=pricing.casts.operand_bytes,
+    ) + elementwise_s(rescale.nbytes(elements, wide.item_bytes), rescale.kernels, wide)  # fmt: skip
 
 
-def product_of_casts_s(product: MatrixProduct, device: Device, *, result_bytes: int) -> float:
+def product_of_casts_s(
+    product: MatrixProduct, device: Device, *, result_bytes: int,
+    operand_bytes: float = NARROW_BYTES,
+) -> float:  # fmt: skip
     """Device time of a product whose result has other elements than its operands; seconds."""
     m, n, k = product.rows, product.columns, product.depth
-    operands = device.item_bytes * product.count * (m * k + k * n)
+    operands = operand_bytes * product.count * (m * k + k * n)
     nbytes = operands + result_bytes * product.count * m * n
     return device.constants.product.ramp_s + busy_s(product, nbytes, device)
 
