@@ -36,6 +36,8 @@ def _packed(layer: Layer, tokens: int) -> Layer:
         matmul_flops=layer.matmul_flops * share,
         score_elements=layer.score_elements * share,
         matrix=replace(
-            attention, tokens=attention.tokens // documents, sequences=attention.sequences * documents
+            attention,
+            tokens=attention.tokens // documents,
+            sequences=attention.sequences * documents,
         ),
     )

@@ -38,7 +38,13 @@ class Float8Section(FileModel):
         default="transformer_engine", description="default: the one that has the recipe"
     )
     recipe: Literal[
-        "delayed", "current", "blockwise", "mxfp8", "nvfp4", "tensorwise", "rowwise",
+        "delayed",
+        "current",
+        "blockwise",
+        "mxfp8",
+        "nvfp4",
+        "tensorwise",
+        "rowwise",
         "rowwise_with_gw_hp",
     ] = Field(
         default="delayed",
