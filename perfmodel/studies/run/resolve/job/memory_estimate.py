@@ -85,7 +85,7 @@ def _of_one_gpu(options: StepOptions) -> StepOptions:
     return replace(options, layer_devices=()) if isinstance(options, DdpOptions) else options
 
 
-def _float8_copies(job: TrainingJob) -> int:
+def _float8_copies(job: TrainingJob) -> float:
     """Bytes of fp8 that are kept per element of a weight."""
     if job.float8 is None:
         return 0

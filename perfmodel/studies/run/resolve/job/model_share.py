@@ -9,7 +9,8 @@ from perfmodel.training.parallel.mixture import Mixture
 from perfmodel.training.pipeline.block_partition import PartitionOptions
 from perfmodel.workload import load_workload
 from perfmodel.workload.configs.section_model import section_model
-from perfmodel.workload.memory.blocks import fuse_by_hand, only_blocks_fuse
+from perfmodel.workload.memory.blocks import only_blocks_fuse
+from perfmodel.workload.memory.hand_fused import fuse_by_hand
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import Buildable
