@@ -42,7 +42,7 @@ class Profile:
     collective in progress adds.
     `tail_s`: after backward and exposed communication.
     `effective_slowdown`: of the time of backward beside collectives, gaps included.
-    `steps_s`: of each step the slowest rank's time.
+    `steps_s`: of each step the mean over ranks.
     """
 
     forward_s: FloatArray
@@ -62,13 +62,13 @@ class Profile:
 def profile_ranks(ranks: Sequence[RankTrace]) -> Profile:
     """Join the traces of several ranks of one job.
 
-    Of each step the rank counts that computes longest, which the others wait for; times of layers
+    Of each step the rank counts that works longest, which the others wait for; times of layers
     are means over steps, scaled to the median step.
     Raises `InputError`: ranks that did not run the same model.
     """
     _check_alike(ranks)
     rounds = [list(steps) for steps in zip(*(rank.steps for rank in ranks), strict=False)]
-    slowest = [max(steps, key=_compute_s) for steps in rounds]
+    slowest = [max(steps, key=_awaited_s) for steps in rounds]
     factors = [rank.slowdown for rank in ranks if rank.slowdown is not None]
     slowdown = statistics.median(factors) if factors else None
     effective = _effective(slowest, slowdown)
@@ -77,20 +77,27 @@ def profile_ranks(ranks: Sequence[RankTrace]) -> Profile:
     computed = statistics.median(_compute_s(step) for step in slowest)
     mean = statistics.fmean(_compute_s(step) for step in slowest)
     scale = computed / mean if mean > 0 else 1.0
+    # Ranks begin a step at different times, but in the long run each as often as the others.
+    lengths_s = tuple(statistics.fmean(step.length_s for step in steps) for steps in rounds)
     return Profile(
         forward_s=forward * scale,
         backward_s=backward * scale,
         copied_in_s=np.mean([step.copied_in_s for step in slowest], axis=0) * scale,
         exposed_s=statistics.median(step.exposed_s for step in slowest),
         tail_s=statistics.median(step.tail_s for step in slowest),
-        step_s=statistics.median(max(s.length_s for s in steps) for steps in rounds),
-        steps_s=tuple(max(step.length_s for step in steps) for steps in rounds),
+        step_s=statistics.median(lengths_s),
+        steps_s=lengths_s,
         slowdown=slowdown,
         effective_slowdown=effective,
         buckets=_bucket_times(rounds, slowest),
         busy_s=statistics.median(step.busy_s for step in slowest),
         launch_wait_s=statistics.median(step.launch_wait_s for step in slowest),
     )
+
+
+def _awaited_s(step: TracedStep) -> float:
+    """What the other ranks of a step wait for: compute, and what lies between two steps."""
+    return _compute_s(step) + step.tail_s
 
 
 def _compute_s(step: TracedStep) -> float:
