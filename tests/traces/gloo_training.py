@@ -2,7 +2,8 @@
 
 ``python -m tests.traces.gloo_training RANK FOLDER``. Twice in turn: what ``perfmodel measure``
 measures between the two processes, then steps under PyTorch's profiler. At last steps under
-`record_steps`. Rank 0 writes what it found into FOLDER; each rank its traces.
+`record_steps`, and profiled steps of fully_shard. Rank 0 writes what it
+found into FOLDER; each rank its traces.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def main(rank: int, folder: Path) -> None:
         _profile(*trained, folder / f"round{number}-rank{rank}.json")
         if number == ROUNDS - 1:
             _record(*trained, captured, folder if rank == 0 else None)
+            _profile(*_sharded(module), folder / f"sharded-rank{rank}.json")
         dist.barrier()
         if number < ROUNDS - 1:
             dist.destroy_process_group()
@@ -106,6 +108,19 @@ def _profile(model: Any, optimizer: Any, path: Path) -> None:
         for _ in range(STEPS + 4):
             _step(model, optimizer)
             profiler.step()
+
+
+def _sharded(module: Any) -> tuple[Any, Any]:
+    """Two units of two layers each; what is left of the model is the outermost one."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    model = nn.Sequential(*(nn.Sequential(*module[at : at + 2]) for at in range(0, LAYERS, 2)))
+    for unit in model[:2]:
+        fully_shard(unit, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 def _record(model: Any, optimizer: Any, captured: Any, folder: Path | None) -> None:

@@ -137,6 +137,23 @@ def test_the_model_file_has_the_tensors(folder: Path, analysis: TraceAnalysis) -
     assert all(bucket.waiting_s is not None for bucket in analysis.profile.buckets)
 
 
+def test_units_of_fully_shard(folder: Path) -> None:
+    """Units by name, gathers and reductions; a scenario that steps about as recorded."""
+    files = [folder / f"sharded-rank{rank}.json" for rank in range(2)]
+    sharded = analyse_traces(files, folder=folder / "sharded")
+    layer = WIDTH * WIDTH + WIDTH
+    assert (sharded.first.fsdp, sharded.first.units) == (2, ("1", "", "0"))
+    assert sharded.first.bucket_sizes() == (2 * layer,) * 3
+    assert [gradient.bucket for gradient in sharded.first.gradients] == [1] * 4 + [0] * 4 + [2] * 4
+    assert sharded.rebuilt is not None
+    assert sharded.rebuilt.documents["scenario.yaml"]["strategy"] == {
+        "kind": "fsdp", "version": 2, "wrap": ["*"], "reshard_after_forward": True,
+    }  # fmt: skip
+    assert sharded.comparison is not None
+    low_s, high_s = sharded.comparison.spread_s
+    assert 0.7 * low_s < sharded.comparison.simulated_s < 1.2 * high_s, describe(sharded.comparison)
+
+
 # ---------------------------------------------------------------- record_steps
 
 

@@ -155,15 +155,29 @@ def _of_workers(table: EventTable) -> tuple[Call, ...]:
     calls: list[Call] = []
     for at in range(len(marks)):
         name = table.names[int(marks.name[at])].partition(":")[2]
-        operation, start = operation_of(name), float(marks.start[at])
-        waiting = by_operation.get(operation, [])
-        asked_s = waiting.pop(0) if waiting and waiting[0] <= start else start
+        start = float(marks.start[at])
+        operation, asked_s = _asked(operation_of(name), start, by_operation)
         row = next((row for row in rows if row[0] == start), (start, start, None, None))
         calls.append(Call(
             operation, row[2], row[3], None, "0", asked_s,
             _taken_up(asked_s, start, calls), float(marks.end[at]),
         ))  # fmt: skip
     return tuple(calls)
+
+
+def _asked(operation: str, start_s: float, asked: dict[str, list[float]]) -> tuple[str, float]:
+    """Which call a worker's operation belongs to: Gloo reduces and scatters by an all-reduce."""
+    candidates = (operation, "reduce_scatter") if operation == "all_reduce" else (operation,)
+    pending = [
+        (asked[each][0], each)
+        for each in candidates
+        if asked.get(each) and asked[each][0] <= start_s
+    ]
+    if not pending:
+        return operation, start_s
+    asked_s, operation = min(pending)
+    asked[operation].pop(0)
+    return operation, asked_s
 
 
 def _taken_up(asked_s: float, start_s: float, earlier: Sequence[Call]) -> float:
