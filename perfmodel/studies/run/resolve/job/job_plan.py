@@ -56,6 +56,7 @@ def plan_step(
     host = host_work(
         job.library, job.gpu, sockets or Sockets(), gradients, ranks,
         views=isinstance(options, DdpOptions) and options.gradient_as_bucket_view,
+        copies_measured=layer_times_.copies_measured,
     )  # fmt: skip
     slowest = _offloaded(job, slowest, batch, memory)
     grid = job.mixture.grid(ranks)
