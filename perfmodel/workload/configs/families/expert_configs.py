@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -68,6 +67,11 @@ class Qwen3MoeConfig(DecoderConfig):
     num_experts: Experts = 128
     mlp_only_layers: tuple[int, ...] | None = None
 
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Heads are normalised."""
+        return {"head_norms": True}
+
 
 class Qwen2MoeConfig(Qwen3MoeConfig):
     """Qwen 1.5 and 2: also an expert that all tokens take, and weigh."""
@@ -82,6 +86,15 @@ class Qwen2MoeConfig(Qwen3MoeConfig):
     num_experts: Experts = 60
     qkv_bias: Flag = True
     layer_types: tuple[AttentionKind, ...] | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Maps of queries, keys and values may have a bias."""
+        return {"biased_attention": self.qkv_bias, "biased_output": False}
+
+    def slides(self, layer: int) -> bool:
+        """Every second, up to a layer."""
+        return (layer + 1) % 2 > 0 and layer < self.max_window_layers
 
 
 class DeepseekV3Config(DecoderConfig):
@@ -152,10 +165,6 @@ def expert_model(name: str, config: ExpertConfig, family: str) -> Buildable:
             config.qk_rope_head_dim, config.v_head_dim,
         )  # fmt: skip
     decoder = decoder_shape(config)
-    if isinstance(config, Qwen2MoeConfig):
-        decoder = replace(decoder, biased_attention=config.qkv_bias, biased_output=False)
-    elif isinstance(config, Qwen3MoeConfig):
-        decoder = replace(decoder, head_norms=True)
     shape = ExpertShape(decoder, routed, latent)
     make = partial(expert_decoder, name, shape=shape, family=family)
     default = min(decoder.positions, LONGEST_DEFAULT)

@@ -13,6 +13,7 @@ from perfmodel.workload.zoo.decoders.decoder_block import (
     BlockPlace,
     attention_part,
     feed_forward_part,
+    registered,
 )
 from perfmodel.workload.zoo.decoders.decoder_ends import (
     head_and_loss,
@@ -27,7 +28,7 @@ from perfmodel.workload.zoo.decoders.experts.expert_sizes import (
 )
 from perfmodel.workload.zoo.decoders.experts.latent_attention import latent_attention_part
 from perfmodel.workload.zoo.decoders.experts.routed_part import RoutedPlace, routed_part
-from perfmodel.workload.zoo.layers import Module, Parameter, assemble
+from perfmodel.workload.zoo.layers import Module, assemble
 
 CHUNK = 8192
 """Tokens within which most layers of Llama 4 attend."""
@@ -75,9 +76,9 @@ def expert_decoder(
         for i in range(decoder.layers)
     ]  # fmt: skip
     first, last = token_embedding(decoder, s, shard), head_and_loss(decoder, s, shard)
-    registered = [
+    parameters = [
         *first.parameters,
-        *chain.from_iterable(_registered(block, family) for block in blocks),
+        *chain.from_iterable(registered(block, _module_order(family)) for block in blocks),
         *last.parameters,
     ]
     routed_blocks = sum(routed.is_routed(i) for i in range(decoder.layers))
@@ -92,7 +93,7 @@ def expert_decoder(
         source=f"Hugging Face {family}, experts as grouped products",
         input_elements=s,
         output_elements=s * decoder.vocabulary,
-        registered=registered,
+        registered=parameters,
         buffers=(*rotary_buffers(decoder), *(bias,) * routed.score_bias),
         notes=(chunk_note,) * chunked,
         routed_share=routed.top_k / routed.experts,
@@ -130,18 +131,6 @@ def _block(
     if not shape.routed.is_routed(number):
         return [*attention, *feed_forward_part(place, path=path)]
     return [*attention, *routed_part(RoutedPlace(place, shape.routed, settings, dtype, path))]
-
-
-def _registered(block: list[Module], family: str) -> list[Parameter]:
-    """Parameters of a block in the order in which Hugging Face registers them."""
-    order = _module_order(family)
-    parameters = [parameter for part in block for parameter in part.parameters]
-    return sorted(parameters, key=lambda parameter: order.index(_module_of(parameter[0])))
-
-
-def _module_of(parameter: str) -> str:
-    """``mlp.experts.gate_up_proj`` of ``model.layers.0.mlp.experts.gate_up_proj``, a tensor."""
-    return parameter.split(".", 3)[3].removesuffix(".weight").removesuffix(".bias")
 
 
 def _module_order(family: str) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from perfmodel.workload.zoo.decoders.decoder_block import (
     PRODUCT_PASSES,
     BlockPlace,
     feed_forward_part,
-    norm_before_mlp,
 )
 from perfmodel.workload.zoo.decoders.experts.dispatch_calls import combine_calls, dispatch_calls
 from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings
@@ -126,14 +125,15 @@ def _normed_first(place: RoutedPlace, shared: list[Module]) -> list[Module]:
 def _router(place: RoutedPlace, *, normed: bool) -> Module:
     block, routed = place.block, place.routed
     s, h, shape = place.tokens, block.shape.width, block.shape
-    norm = norm_weight(f"{block.prefix}.{norm_before_mlp(shape)}", h) if normed else ()
+    norm = norm_weight(f"{block.prefix}.{shape.block_names.before_mlp}", h) if normed else ()
     own = weight_and_bias(place.named(router_name(place)), routed.experts, h, bias=False)
     scores, balance = s * routed.experts, place.settings.auxiliary_loss
     wide = (SCORE_PASSES[routed.scores] + balance * BALANCE_PASSES) * scores
     # the norm's result, cast, where parameters are narrower than the router's product
     cast = routed.wide_router and place.dtype in HALF
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
-    saved = kept_by_norm(s * h * normed, shape)
+    saved = kept_by_norm(s * h * normed, s * normed, shape)
+    saved["saved_elements"] += float(s * h * normed)
     saved["saved_bytes"] += WIDE_BYTES * (scores + cast * s * h) + INDEX_BYTES * s * routed.top_k
     return linear(
         place.named(router_name(place)), s, h, routed.experts, parameters=norm + own,
@@ -142,7 +142,7 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
         norm_elements=float(norm_passes * s * h * normed),
         wide_norm=normed and not shape.fused_norms,
         fused_elements=float(FUSED_NORM_PASSES * s * h * normed + 2 * scores),
-        saved_elements=float(s * h * normed), copied_elements=float((not normed) * s * h),
+        copied_elements=float((not normed) * s * h),
         kernels=1 + norm_kernels * normed + SCORE_KERNELS[routed.scores] + cast
         + BALANCE_KERNELS * balance, **saved,
         calls=norm_calls(block.shard, numels(norm + own)),
