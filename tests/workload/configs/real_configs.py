@@ -32,6 +32,8 @@ LATENT = {
     "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
     "first_k_dense_replace": 1,
 }  # fmt: skip
+SHARED_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                  "first_k_dense_replace": 1}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128,
         "vocab_size": 400, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 T5 = {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 160, "num_layers": 2, "num_heads": 4,
@@ -71,6 +73,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": decoder("qwen3_moe", mlp_only_layers=[0], head_dim=16, **EXPERTS),
     "deepseek_v2": decoder("deepseek_v2", q_lora_rank=None, **LATENT),
     "deepseek_v3": decoder("deepseek_v3", q_lora_rank=32, n_group=4, topk_group=2, **LATENT),
+    "glm4_moe": decoder("glm4_moe", **SHARED_EXPERTS, use_qk_norm=True, n_group=2, topk_group=1,
+                        head_dim=24, num_key_value_heads=2),
+    "olmoe": decoder("olmoe", num_experts=8, num_experts_per_tok=2, num_key_value_heads=2),
+    "gpt_oss": decoder("gpt_oss", num_local_experts=8, num_experts_per_tok=2, head_dim=24),
+    "llama4_text": decoder("llama4_text", num_local_experts=4, head_dim=16,
+                           intermediate_size_mlp=96, interleave_moe_layer_step=2),
     "gpt2": GPT2,
     "gpt2, ReLU, untied": {**GPT2, "n_inner": 96, "activation_function": "relu",
                            "resid_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": False},
@@ -101,7 +109,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Each says something that its family need not have."""
 
-MIXED = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+MIXED = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "olmoe",
+         "gpt_oss", "llama4_text")  # fmt: skip
 
 
 def written(folder: Path, label: str) -> Buildable:

@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 HALF = torch.bfloat16
 
 NARROWED = frozenset({
-    functional.linear, functional.conv1d, functional.conv2d, torch.conv2d, torch.matmul, torch.Tensor.matmul,
-    torch.Tensor.__matmul__, torch.addmm, torch.bmm, torch.baddbmm,
+    functional.linear, functional.conv1d, functional.conv2d, torch.conv2d, torch.matmul,
+    torch.Tensor.matmul, torch.Tensor.__matmul__, torch.addmm, torch.bmm, torch.baddbmm,
     functional.scaled_dot_product_attention,
 })  # fmt: skip
 WIDENED = frozenset({

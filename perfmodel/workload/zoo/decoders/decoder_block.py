@@ -91,14 +91,20 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
     prefix, s, shape, shard = place.prefix, place.tokens, place.shape, place.shard
     family, queries = shape.block_names, shape.heads * shape.head_size // shard.tensor
     joins = bool(family.qkv)
+    sinks: tuple[Parameter, ...] = ((f"{prefix}.self_attn.sinks", (shape.heads // shard.tensor,)),)
+    attended = attention(
+        f"{prefix}.self_attn", s, shape.heads * shape.head_size, heads=shape.heads,
+        kv_width=shape.kv_heads * shape.head_size, causal=True, window=window,
+        dropout=shape.score_dropout, wide_scores=not shape.sinks, capped_scores=shape.capped,
+        shard=shard,
+        # turned parts and the rest joined anew; values are a part of a joined map's
+        held=shape.lays_anew + joins * (1 + shape.kv_heads / shape.heads),
+    )  # fmt: skip
+    if shape.sinks:
+        attended = replace(attended, parameters=sinks, ready=names(sinks))
     return [
         *_query_maps(place, queries),
-        attention(f"{prefix}.self_attn", s, shape.heads * shape.head_size, heads=shape.heads,
-                  kv_width=shape.kv_heads * shape.head_size, causal=True, window=window,
-                  dropout=shape.score_dropout,
-                  wide_scores=True, capped_scores=shape.capped, shard=shard,
-                  # turned parts and the rest joined anew; values are a part of a joined map's
-                  held=shape.lays_anew + joins * (1 + shape.kv_heads / shape.heads)),
+        attended,
         projection(place, "self_attn.o_proj", queries, shape.width,
                    after=family.after_attention, added=True),
     ]  # fmt: skip
@@ -114,8 +120,8 @@ def _query_maps(place: BlockPlace, queries: int) -> list[Module]:
         norm_weight(f"{prefix}.self_attn.{part}_norm", width) if shape.head_norms else ()
         for part, width in zip("qk", widths, strict=True)
     )
-    # Gemma 3 normalises both after its three maps, Qwen 3 each after its own
-    late = k_norm + q_norm if shape.branch_norms else ()
+    # Gemma 3 and GLM 4.5 normalise both after its three maps, Qwen 3 each after its own
+    late = k_norm + q_norm if shape.branch_norms or shape.late_head_norms else ()
     q_ready, k_ready = ((), ()) if late else (q_norm, k_norm)
     maps = [
         projection(place, "self_attn.q_proj", h, queries, norm=family.norm, begins=True,

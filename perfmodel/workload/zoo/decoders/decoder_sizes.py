@@ -21,6 +21,8 @@ class DecoderShape:
         feed-forward part.
     `head_norms`: whether each head's query and key are normalised (Qwen 3, Gemma 3).
     `wide_head_norms`: whether these norms are of all heads at once (OLMo 2).
+    `late_head_norms`: whether these run after the maps of queries, keys and values (GLM 4.5); with
+        `branch_norms` they do.
     `branch_norms`: whether what a branch adds to the stream is normalised, too (Gemma 2 and 3).
     `names`: of a block's modules, where they are not Llama's or Gemma's.
     `window`: tokens that a query sees at most where attention slides; each `full_every`-th layer
@@ -28,6 +30,7 @@ class DecoderShape:
     `windows`: instead, of each layer.
     `scaled_embedding`: whether embeddings are multiplied by a buffer (Gemma).
     `capped`, `capped_logits`: whether scores pass a tanh, and logits (Gemma 2).
+    `sinks`: whether each head has a score that no token stands for (gpt-oss).
     `dropout`, `score_dropout`: whether what joins the stream is dropped out, and scores.
     `embedding_dropout`: whether embeddings are; None: as what joins the stream.
     `scaled_branches`: whether embeddings, what joins the stream and logits are multiplied by a
@@ -58,6 +61,7 @@ class DecoderShape:
     biased_mlp: bool = False
     head_norms: bool = False
     wide_head_norms: bool = False
+    late_head_norms: bool = False
     branch_norms: bool = False
     window: int | None = None
     full_every: int = 0
@@ -66,6 +70,7 @@ class DecoderShape:
     capped: bool = False
     capped_logits: bool = False
     dropout: bool = False
+    sinks: bool = False
     score_dropout: bool = False
     embedding_dropout: bool | None = None
     scaled_branches: bool = False

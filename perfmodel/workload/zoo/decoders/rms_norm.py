@@ -39,9 +39,9 @@ def kept_by_norm(
 ) -> dict[str, Any]:
     """What a normalisation keeps beside its result, and softmax of `logits`.
 
-    In single operations its input in fp32, and, before the gain, its result: in fp32 (Gemma, OLMo 2) or as
-    narrow as its input was; as one kernel its input alone. Of each row its scale in fp32, and its
-    mean where it is layer normalisation.
+    In single operations its input in fp32, and, before the gain, its result: in fp32 (Gemma,
+    OLMo 2) or as narrow as its input was; as one kernel its input alone. Of each row its scale in
+    fp32, and its mean where it is layer normalisation.
 
     `results`: of the elements, those that a product put out, so that they are narrow in any case.
     """
