@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, distinct, first_of_each
 from perfmodel.library.lowering.edges import (
     HOP_KINDS,
     Edges,
@@ -108,7 +108,7 @@ def reroute_edges(topology: Topology, router: Router, edges: Edges) -> Edges:
     dead = np.zeros(len(topology.arcs), dtype=np.bool_)
     dead[list(topology.dead)] = True
     owner = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))
-    cut = np.unique(owner[dead[edges.arcs]])
+    cut = distinct(owner[dead[edges.arcs]])
     if not len(cut):
         return edges
     switched = (edges.src[cut] < 0) | (edges.dst[cut] < 0)
@@ -255,7 +255,7 @@ def _host_paths(
 
     wide = 1 + max(int(a.max(initial=0)), int(b.max(initial=0)))
     code = ((router.variants[host] + 1) * wide + a) * wide + b
-    _, first, of = np.unique(code, return_index=True, return_inverse=True)
+    first, of = first_of_each(code)
     ends = list(zip(host[first].tolist(), a[first].tolist(), b[first].tolist(), strict=True))
     paths = [find(*end) for end in ends]
     lengths = np.array([len(path.arcs) for path in paths], dtype=np.int64)
@@ -291,7 +291,7 @@ def _usable_nics(topology: Topology, router: Router, rank: IntArray, nic: IntArr
     variant, local = router.variants[rank // size], rank % size
     wide = 2 + int(nic.max(initial=0))
     code = ((variant + 1) * size + local) * wide + nic + 1
-    _, first, of = np.unique(code, return_index=True, return_inverse=True)
+    first, of = first_of_each(code)
     nics = [
         _usable_nic(topology, router, int(rank[at]), int(nic[at]), whole=bool(variant[at] < 0))
         for at in first.tolist()

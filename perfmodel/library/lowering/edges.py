@@ -69,11 +69,6 @@ def ranges(starts: IntArray, lengths: IntArray) -> IntArray:
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
-def crossed_links(arcs: IntArray) -> IntArray:
-    """Return the links of some routes, each once, ascending; `np.unique` would hash millions."""
-    return np.flatnonzero(np.bincount(arcs))
-
-
 def edges_over(
     topology: Topology,
     src: IntArray,

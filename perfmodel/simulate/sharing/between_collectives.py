@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.library.lowering.edges import Edges, crossed_links, join_edges
+from perfmodel.arrays import FloatArray, IntArray, distinct
+from perfmodel.library.lowering.edges import Edges, join_edges
 from perfmodel.library.lowering.lowered import Stage
 from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
 
@@ -39,7 +39,7 @@ class LinkSet:
     @cached_property
     def links(self) -> frozenset[int]:
         """Each link once."""
-        return frozenset(crossed_links(self.arcs).tolist())
+        return frozenset(distinct(self.arcs).tolist())
 
     def isdisjoint(self, other: LinkSet) -> bool:
         """Whether two jobs have no link in common."""

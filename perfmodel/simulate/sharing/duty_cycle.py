@@ -46,7 +46,7 @@ class UseOrders:
             self._put(key, stage, phase, capacity_Bps, patterns_of(stage, phase, capacity_Bps))
         patterns = self._patterns[key][3]
         if not self._fit(patterns, phase):
-            patterns = separate_uses(stage.edges, phase.first)
+            patterns = patterns_of(stage, phase, capacity_Bps, by_channel=True)
             self._put(key, stage, phase, capacity_Bps, patterns)
         return patterns
 
