@@ -1,7 +1,8 @@
 """Low-rank adapters beside frozen maps (LoRA: Hu et al. 2021, arXiv 2106.09685).
 
 Every weight of the model is frozen: backward makes gradients of inputs, none of weights. Beside a
-chosen map with input x its adapter adds ``scale * B(A(dropout(x)))``, whose two weights are trained.
+chosen map with input x its adapter adds ``scale * B(A(dropout(x)))``, whose two weights are
+trained.
 """
 
 from __future__ import annotations
