@@ -18,7 +18,6 @@ from perfmodel.library.lowering.lowered import Stage
 from perfmodel.simulate.sharing.link_patterns import (
     UsePatterns,
     patterns_of,
-    separate_uses,
 )
 from perfmodel.simulate.sharing.link_uses import busy_bytes, bytes_met
 from perfmodel.simulate.sharing.max_min import max_min_rates
