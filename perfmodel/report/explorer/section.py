@@ -14,7 +14,7 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Markup, Section, section
 from perfmodel.report.explorer.axes import Axis, Stop
 from perfmodel.report.explorer.grid import Grid
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 _AXES = {"cap": "bucket cap", "bandwidth": "bandwidth", "latency": "latency", "gpus": "GPUs"}
 

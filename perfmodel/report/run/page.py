@@ -35,7 +35,7 @@ from perfmodel.report.run.servers import servers_section
 from perfmodel.report.run.text import result_header, run_markdown
 from perfmodel.report.scaling.text import scaling_section
 from perfmodel.report.topology.figure import draw_topology, topology_caption
-from perfmodel.studies.run.result import BucketTime, Result, SizeResult
+from perfmodel.studies.run.result.model import BucketTime, Result, SizeResult
 
 _BUCKETS_LISTED = 400
 

@@ -18,7 +18,7 @@ from perfmodel.report.topology.figure import (
     topology_caption,
     write_topology,
 )
-from perfmodel.studies.run.result import LinkUse, Result
+from perfmodel.studies.run.result.model import LinkUse, Result
 from perfmodel.topology.graph import from_networkx
 
 

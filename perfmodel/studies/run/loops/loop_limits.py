@@ -12,7 +12,7 @@ from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.what_if import apply_what_if
-from perfmodel.studies.run.result import Relief, SizeResult
+from perfmodel.studies.run.result.model import Relief, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
 from perfmodel.studies.run.steps.bottlenecks.reliefs import (
     COMMUNICATION,

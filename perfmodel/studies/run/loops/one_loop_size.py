@@ -11,14 +11,10 @@ from perfmodel.studies.run.loops.loop_bounds import LoopBounds
 from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, LoopLength, settle
 from perfmodel.studies.run.loops.loop_limits import loop_bottleneck, simulate_loop_reliefs
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
-from perfmodel.studies.run.resolve.training_job import estimate_memory
-from perfmodel.studies.run.result import (
-    DisturbanceCost,
-    EventCost,
-    LinkUse,
-    ServerUse,
-    SizeResult,
-)
+from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
+from perfmodel.studies.run.result.disturbances import DisturbanceCost, EventCost
+from perfmodel.studies.run.result.model import LinkUse, SizeResult
+from perfmodel.studies.run.result.server_use import ServerUse
 from perfmodel.studies.run.steps.one_size import mfu_of, sum_link_uses
 from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors

@@ -10,8 +10,10 @@ import numpy as np
 
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.memory_advice import advise
-from perfmodel.studies.run.resolve.training_job import assign_buckets, estimate_memory
-from perfmodel.studies.run.result import BucketTime, CommunicationUse, LinkUse, SizeResult
+from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
+from perfmodel.studies.run.resolve.job.training_job import assign_buckets
+from perfmodel.studies.run.result.dimension_use import CommunicationUse
+from perfmodel.studies.run.result.model import BucketTime, LinkUse, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.bottlenecks.hot_spot import find_hot_spot
 from perfmodel.studies.run.steps.bottlenecks.reliefs import simulate_reliefs

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.result import Relief, SizeResult
+from perfmodel.studies.run.result.model import Relief, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
 from perfmodel.studies.run.steps.bottlenecks.reliefs import (
     HOST,
