@@ -21,7 +21,7 @@ from perfmodel.report.common.document import Figure, section
 from perfmodel.report.common.figures import new_figure
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import LINKS, NODES, QUIET_INK, UTILISATION, band_of
-from perfmodel.studies.run.result.model import LinkUse
+from perfmodel.studies.run.result.link_use import LinkUse
 from perfmodel.topology.model import Topology
 
 if TYPE_CHECKING:

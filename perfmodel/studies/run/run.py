@@ -233,7 +233,7 @@ def _describe_choice(machine: Machine) -> str:
 def _describe_staging(machine: Machine) -> tuple[str, ...]:
     """Say that traffic is staged in host memory, if it is."""
     ranks = range(len(machine.topology.ranks))
-    if len(ranks) < 2 or "memory" in machine.topology.arcs.kinds:
+    if len(ranks) < 2 or "memory" in machine.topology.arcs.kinds.present():
         return ()
     if not machine.rings(ranks).edges.staged:
         return ()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from perfmodel.studies.run.result.dimension_use import CommunicationUse, MixtureUse
 from perfmodel.studies.run.result.disturbances import DisturbanceCost
+from perfmodel.studies.run.result.link_use import LinkUse
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.searched_mixtures import MixtureSearch
 from perfmodel.studies.run.result.server_use import HotSpot, ServerUse
@@ -36,21 +37,6 @@ class BucketTime:
     start_s: float
     end_s: float
     parameters: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LinkUse:
-    """Traffic over one directed link during one step.
-
-    `nbytes` are bytes of payload. `utilisation`, 0 to 1, is the share of the step in which the link
-    was busy, with payload, with what protocols add, or with what a slow protocol leaves unused.
-    """
-
-    src: str
-    dst: str
-    kind: str
-    nbytes: float
-    utilisation: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +127,7 @@ class SizeResult:
     memory: Memory
     interval_s: tuple[float, float] | None
     buckets: tuple[BucketTime, ...]
-    links: tuple[LinkUse, ...]
+    links: Sequence[LinkUse]
     timeline: Timeline
     mode: str
     disturbance: DisturbanceCost | None = None
