@@ -232,8 +232,18 @@ class SizedJob:
         sockets = uses_sockets(machine, self.fidelity)
         by_cores = has_shared_cores(machine) and sockets
         if self.fidelity == "message" or by_cores:
-            works = [t.work for t in self.plan_for(None).tasks if isinstance(t.work, Collective)]
-            sent = [(work.op, work.nbytes) for work in works for _ in range(work.times)] * steps
+            plan = self.plan_for(None)
+            groups = {
+                each.name: tuple(group for group in each.groups if len(group) > 1)
+                for each in plan.communicators
+            }
+            works = {t.work.key: t.work for t in plan.tasks if isinstance(t.work, Collective)}
+            sent = [
+                (work.op, work.nbytes, groups[work.communicator])
+                for work in works.values()
+                for _ in range(work.times)
+                if groups[work.communicator]
+            ] * steps
             field = "fidelity" if self.fidelity == "message" else "cluster.nodes"
             check_message_size(
                 machine, sent, field, sockets=sockets, by_cores=field != "fidelity",
