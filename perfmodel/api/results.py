@@ -112,7 +112,7 @@ class RunResult(Result):
             "breakdown": lambda: draw_breakdown(self),
             "timeline": lambda: draw_timeline(self.main),
             "memory": lambda: draw_memory(self.main.memory),
-            "topology": lambda: draw_topology(self.topology, self.main.links),
+            "topology": lambda: draw_topology(self.topology, self.main),
         }
         name = kind or ("scaling" if len(self.points) > 1 else "timeline")
         if name not in drawings:

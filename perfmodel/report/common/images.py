@@ -61,7 +61,7 @@ def pictures(result: Result) -> dict[str, Picture]:
     setting = f"{result.workload} with {result.strategy} on {result.machine}"
     scaled = f"{setting}, {result.scaling} scaling"
     of_main = f"{setting}, {quantities.gpus(main.gpus)}"
-    machine = draw_topology(result.topology, main.links)
+    machine = draw_topology(result.topology, main)
     drawn = {}
     if len(result.points) > 1:
         speed = f"Throughput, {quantities.samples(result)} per second"

@@ -110,6 +110,11 @@ def nodes(number: int) -> str:
     return f"{number:,}{_SPACE}node{'' if number == 1 else 's'}"
 
 
+def counted(number: int, one: str, several: str) -> str:
+    """``"1 micro-batch"``, ``"8 micro-batches"``."""
+    return f"{number:,}{_SPACE}{one if number == 1 else several}"
+
+
 def headline(result: Result) -> str:
     """Answer the scenario's question in one sentence."""
     main = result.main

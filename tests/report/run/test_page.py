@@ -134,7 +134,7 @@ def test_hostile_names_are_only_text_inside_figures(hostile: Result) -> None:
     drawn = [
         figures.draw_breakdown(hostile),
         draw_timeline(hostile.main),
-        draw_topology(hostile.topology, hostile.main.links),
+        draw_topology(hostile.topology, hostile.main),
         draw_throughput(hostile),
         draw_efficiency(hostile),
         draw_step_time(hostile),
