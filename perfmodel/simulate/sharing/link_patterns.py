@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, parts_of
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.path_classes import (
-    AT_ONCE,
     EdgeClasses,
     Hashes,
     classify,
@@ -166,10 +165,9 @@ class _Part(NamedTuple):
 
 def _parts(edges: Edges) -> Iterator[_Part]:
     """Edges, so many at once that what is worked out for their links stays in a cache."""
-    for begin in range(0, len(edges), AT_ONCE):
-        end = min(begin + AT_ONCE, len(edges))
-        arcs = edges.arcs[edges.pointers[begin] : edges.pointers[end]]
-        yield _Part(slice(begin, end), np.diff(edges.pointers[begin : end + 1]), arcs)
+    for rows in parts_of(len(edges)):
+        pointers = edges.pointers[rows.start : rows.stop + 1]
+        yield _Part(rows, np.diff(pointers), edges.arcs[pointers[0] : pointers[-1]])
 
 
 @dataclass(frozen=True, slots=True)
