@@ -104,12 +104,18 @@ class Machine:
         stored: T = self._routed[key]
         return stored
 
-    def few_edges(self, key: Hashable, find: Callable[[], T]) -> T:
-        """The edges that `find` lays for a key, which names their ends; laid once."""
-        if key not in self._routed:
-            self._routed[key] = find()
-        edges: T = self._routed[key]
-        return edges
+    def kept_edges(self, key: Hashable, count: int, most: int, find: Callable[[], T]) -> T:
+        """The edges that `find` lays for a key, which names their ends; laid once.
+
+        `count`: how many they are. They are kept as long as these and all before are `most`.
+        """
+        if key in self._routed:
+            edges: T = self._routed[key]
+            return edges
+        laid, kept = find(), self._routed.get("kept edges", 0) + count
+        if kept <= most:
+            self._routed[key], self._routed["kept edges"] = laid, kept
+        return laid
 
     def cached(self, key: Hashable, find: Callable[[], T]) -> T:
         """What `find` returns for a key; found once."""
