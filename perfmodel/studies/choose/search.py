@@ -242,15 +242,15 @@ class _Search:
         setting = None if sizes_of is None else sizes_of(own, ranks)
         if setting is None or winner.parts_s["data"] < HIDDEN * step_s:
             return
-        tried = [
+        variants = [
             replace(best, bucket_size=None if size is None else (setting.field, size))
             for size in setting.values
         ]
         middle = setting.values.index(None)
-        self.simulations.begin([tried[middle - 1], tried[middle + 1]])
+        self.simulations.begin([variants[middle - 1], variants[middle + 1]])
         for direction in (1, -1):
             at = middle + direction
-            while 0 <= at < len(tried) and self._is_quicker(tried[at]):
+            while 0 <= at < len(variants) and self._is_quicker(variants[at]):
                 at += direction
             if at != middle + direction:
                 return

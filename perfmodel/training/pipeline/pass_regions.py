@@ -192,9 +192,9 @@ def part_calls(works: Sequence[Work]) -> tuple[list[Work], list[Work]]:
         if isinstance(work.task.work, Collective)
         and (work.task.work.communicator, work.task.stream) == (EXPERT, COMPUTE.name)
     ]  # fmt: skip
-    taken = {member for work in calls for member in work.members}
+    moving = {member for work in calls for member in work.members}
     on_host = {m for work in works if work.task.stream == HOST.name for m in work.members}
-    mine = {member for work in works for member in work.members} - on_host - taken
+    mine = {member for work in works for member in work.members} - on_host - moving
     moved = [
         replace(work, task=replace(
             work.task, stream=EXPERT,
@@ -204,10 +204,10 @@ def part_calls(works: Sequence[Work]) -> tuple[list[Work], list[Work]]:
     ]  # fmt: skip
     others = [
         replace(work, task=replace(
-            work.task, after=tuple(each for each in work.task.after if each not in taken)
+            work.task, after=tuple(each for each in work.task.after if each not in moving)
         ))
         for work in works
-        if taken.isdisjoint(work.members)
+        if moving.isdisjoint(work.members)
     ]  # fmt: skip
     return moved, others
 
