@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 LISTED = 10
 """Simulated mixtures that are shown."""
-HIDDEN = 1e-3
-"""Share of a step below which what reductions expose is not worth other buckets."""
+HIDDEN = 0.01
+"""Share of a step below which what reductions expose is not worth more simulations; `tune` keeps
+the library's buckets for less, too."""
 AT_LEAST = 1 - 1e-9
 """Share of its lower bound that no step is below: sums of floats differ in the last digits."""
 
