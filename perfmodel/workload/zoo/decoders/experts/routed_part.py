@@ -23,7 +23,8 @@ from perfmodel.workload.zoo.decoders.experts.expert_sizes import (
     USUAL_NAMES,
     ExpertNames,
     RoutedShape,
-)from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
+)
+from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -47,8 +48,8 @@ sigmoid with balanced groups adds a bias (3), the greatest of a group, a mask (3
 SCORE_KERNELS = {"softmax": 6, "sigmoid": 18, "top": 3}
 CLAMPED_PASSES, CLAMPED_KERNELS, CLAMPED_KEPT = 16, 7, 7.0
 """Gate and branch clamped, the gate scaled, its sigmoid, their product, one added to the branch,
-and the product: of elements between the maps. Kept: both as they were, the gate clamped, its sigmoid,
-their product, the branch plus one, and the result."""
+and the product: of elements between the maps. Kept: both as they were, the gate clamped, its
+sigmoid, their product, the branch plus one, and the result."""
 BIAS = "_bias"
 """Ends the name of a bias of experts."""
 BALANCE_PASSES, BALANCE_KERNELS = 4.0, 8
