@@ -282,6 +282,7 @@ class OlmoeConfig(RoutedConfig):
     max_position_embeddings: Tokens = 4096
     hidden_act: Gate = "silu"
     attention_bias: Flag = False
+    head_dim: None = None
     clip_qkv: None = None
     num_experts_per_tok: Experts = 8
     num_experts: Experts = 64

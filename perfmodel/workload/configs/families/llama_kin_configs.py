@@ -249,6 +249,7 @@ class StableLmConfig(DecoderConfig):
     num_key_value_heads: Width | None = 32
     max_position_embeddings: Tokens = 4096
     hidden_act: Gate = "silu"
+    head_dim: None = None
     use_qkv_bias: Flag = False
     qk_layernorm: Literal[False] = False
     use_parallel_residual: Literal[False] = False

@@ -39,11 +39,13 @@ CAP_PASSES = 3 * ACTIVATION_PASSES
 def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
     """Rotary frequencies, twice, for sliding and full attention where these differ; a scale.
 
-    They differ in Gemma 3, which alone normalises heads and branches.
+    They differ in Gemma 3, which alone normalises heads and branches, if it has both.
     """
     if not shape.rotary_share:
         return ()
-    kinds = 2 if shape.head_norms and shape.branch_norms else 1
+    kinds = 1
+    if shape.head_norms and shape.branch_norms:
+        kinds = len({shape.window_of(layer) is None for layer in range(shape.layers)})
     frequencies = int(shape.head_size * shape.rotary_share) // 2
     rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * frequencies)
     return (rotary, *(Buffers("fp32", 1, 4),) * shape.scaled_embedding)
