@@ -161,13 +161,10 @@ class TransformerSection(FileModel):
 
 def transformer_findings(section: TransformerSection) -> Iterator[tuple[str, str, str]]:
     """Find sizes that do not fit each other: field within it, what was found, what is allowed."""
-    heads, experts, size = section.head_count, section.experts, section.head_dim or USUAL_HEAD // 2
-    if section.heads is None and section.hidden > size and section.hidden % size:
-        yield (
-            "heads",
-            "nothing",
-            f"a number: heads of {size} do not divide hidden, {section.hidden}",
-        )
+    heads, experts, hidden = section.head_count, section.experts, section.hidden
+    size = section.head_dim or USUAL_HEAD // 2
+    if section.heads is None and hidden > size and hidden % size:
+        yield "heads", "nothing", f"a number: heads of {size} do not divide hidden, {hidden}"
     elif section.head_dim is None and section.hidden % heads:
         yield "heads", str(heads), f"a divisor of hidden, {section.hidden}; or head_dim"
     if section.kv_heads is not None and heads % section.kv_heads:

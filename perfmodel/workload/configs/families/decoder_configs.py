@@ -222,7 +222,7 @@ class Gemma3Config(Gemma2Config):
     @property
     def changes(self) -> dict[str, Any]:
         """Heads are normalised, too."""
-        return {**super().changes, "head_norms": True}
+        return {**super().changes, "head_norms": True, "own_rotaries": True}
 
     def slides(self, layer: int) -> bool:
         """All but each so-manyth."""
@@ -253,6 +253,7 @@ class NemotronConfig(DecoderConfig):
             "gains_from_one": True,
             "ungated": ACTIVATIONS[self.hidden_act],
             "rotary_share": share,
+            "turned_apart": True,
         }
 
 

@@ -204,6 +204,11 @@ class Olmo3Config(Olmo2Config):
     sliding_window: Window | None = 4096
     layer_types: tuple[AttentionKind, ...] | None = None
 
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Sliding and full attention have frequencies of their own."""
+        return {**super().changes, "own_rotaries": True}
+
     def slides(self, layer: int) -> bool:
         """All but every fourth."""
         return (layer + 1) % 4 != 0
@@ -266,4 +271,5 @@ class StableLmConfig(DecoderConfig):
             "layer_norms": True,
             "biased_attention": self.use_qkv_bias,
             "rotary_share": share,
+            "turned_apart": True,
         }

@@ -37,14 +37,11 @@ CAP_PASSES = 3 * ACTIVATION_PASSES
 
 
 def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
-    """Rotary frequencies, twice, for sliding and full attention where these differ; a scale.
-
-    They differ in Gemma 3, which alone normalises heads and branches, if it has both.
-    """
+    """Rotary frequencies, twice, for sliding and full attention where these differ; a scale."""
     if not shape.rotary_share:
         return ()
     kinds = 1
-    if shape.head_norms and shape.branch_norms:
+    if shape.own_rotaries:
         kinds = len({shape.window_of(layer) is None for layer in range(shape.layers)})
     frequencies = int(shape.head_size * shape.rotary_share) // 2
     rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * frequencies)
