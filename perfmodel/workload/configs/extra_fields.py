@@ -84,8 +84,8 @@ def extra_notes(content: Mapping[str, Any], contract: type[HubConfig]) -> tuple[
     if method:
         text = f"Its weights are stored as {method}; trained in bf16, as they are dequantised."
         notes.append(text)
-    known = HARMLESS | switches.keys() | contract.model_fields.keys()
-    others = sorted(field for field, value in content.items() if value and field not in known)
+    read_fields = HARMLESS | switches.keys() | contract.model_fields.keys()
+    others = sorted(field for field, value in content.items() if value and field not in read_fields)
     if others:
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
         notes.append(f"Fields that are not read: {', '.join(others[:MOST_NAMED])}{more}.")

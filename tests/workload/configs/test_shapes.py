@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.sections.model import TransformerSection
 from perfmodel.workload import Workload, build_model
-from perfmodel.workload.configs.megatron_arguments import MegatronArguments, megatron_model
+from perfmodel.workload.configs.megatron.megatron_arguments import MegatronArguments, megatron_model
 from perfmodel.workload.configs.transformer_shape import transformer_model
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import build

@@ -88,8 +88,8 @@ def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
     rows, stream = shard.map_tokens(s), shard.stream_tokens(s) * h
     logits = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
     passes, _ = NORM_KERNELS[shape.fused_norms]
-    kept = kept_by_norm(stream, shard.stream_tokens(s), shape, logits)
-    kept["saved_elements"] += float(shard.kept_tokens(s) * h + shape.capped_logits * logits)
+    saved = kept_by_norm(stream, shard.stream_tokens(s), shape, logits)
+    saved["saved_elements"] += float(shard.kept_tokens(s) * h + shape.capped_logits * logits)
     return linear(
         "lm_head", rows, h, own_vocabulary, parameters=norm + head,
         ready=names(head) + norm_ready(norm, shape),
@@ -100,7 +100,7 @@ def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
         ),
         wide_norm=not shape.fused_norms, wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
-        **kept,
+        **saved,
         fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits), float(stream)),
         kernels=4 + 3 * shape.capped_logits + shape.scaled_branches,
         calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)

@@ -133,15 +133,15 @@ def _first(shape: FluxShape, image: int, text: int) -> list[Module]:
     embedders = [("timestep", TIME_FEATURES), ("text", shape.pooled_width)]
     if shape.guided:
         embedders.insert(1, ("guidance", TIME_FEATURES))
-    told: list[Module] = []
+    embedded: list[Module] = []
     for kind, inputs in embedders:
         place = f"time_text_embed.{kind}_embedder"
-        told += [
+        embedded += [
             condition_map(f"{place}.linear_{number}", width, h)
             for number, width in ((1, inputs), (2, h))
         ]
     return [
-        _token_map("x_embedder", image, shape.channels, h), *told,
+        _token_map("x_embedder", image, shape.channels, h), *embedded,
         _token_map("context_embedder", text, shape.text_width, h),
     ]  # fmt: skip
 
