@@ -9,16 +9,15 @@ from perfmodel.workload.zoo.diffusion.modulation import (
     condition_map,
     modulated_map,
 )
+from perfmodel.workload.zoo.images.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     INDEX_BYTES,
     JOIN_PASSES,
-    Image,
     Module,
     Parameter,
     assemble,
-    convolution,
     linear,
     weight_and_bias,
 )
