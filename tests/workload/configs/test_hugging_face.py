@@ -114,7 +114,8 @@ def test_a_table_that_is_not_trained_has_no_gradient(tmp_path: Path) -> None:
     }
 
 
-DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "max_window_layers", "classes"}
+DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "max_window_layers", "classes",
+           "no_rope_layers", "moe_layers"}  # fmt: skip
 """What transformers works out of other fields when a configuration is made."""
 
 
