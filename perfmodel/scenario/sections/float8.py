@@ -49,8 +49,8 @@ class Float8Section(FileModel):
     ] = Field(
         default="delayed",
         description="of scales; Transformer Engine: 'delayed', 'current', 'blockwise' (Hopper and "
-        "newer), 'mxfp8', 'nvfp4' (4 bits; both Blackwell); torchao: 'tensorwise', 'rowwise', 'rowwise_with_gw_hp', "
-        "'mxfp8'",
+        "newer), 'mxfp8', 'nvfp4' (of 4 bits; both Blackwell); torchao: 'tensorwise', 'rowwise', "
+        "'rowwise_with_gw_hp', 'mxfp8'",
     )
     reduce_amax: Switch = Field(
         default=True, description="all GPUs agree on greatest values after each pass (delayed)"

@@ -36,16 +36,18 @@ from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import CollectiveTime, StepRequest, Strategy
 from perfmodel.workload import load_workload, read_layer_times
+from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.compute_spread import measured_factors, slowest_factor, spread_of
 from perfmodel.workload.configs.section_model import section_model
 from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, wide_precision
 from perfmodel.workload.memory.activations import block_bytes
 from perfmodel.workload.memory.blocks import only_blocks_fuse
-from perfmodel.workload.memory.hand_fused import fuse_by_hand
+from perfmodel.workload.memory.hand_kernels import fuse_by_hand
 from perfmodel.workload.memory.offload import add_offload
 from perfmodel.workload.memory.optimizer_states import optimizer_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_recompute
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, scale_times, slow_device
+from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.readers.layer_times import read_measured_activations
 from perfmodel.workload.roofline import by_first_flash, layer_times, step_s
 from perfmodel.workload.shards.shard import Shard
@@ -234,7 +236,7 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
             shard=shard,
             experts=_expert_settings(section.experts, expert_ranks_per_node(scenario, size)),
         )
-    return _with_fused_parts(scenario, share)
+    return _with_fused_parts(scenario, _as_trained(scenario, section, "model", share))
 
 
 def resolve_workload(
@@ -261,7 +263,19 @@ def resolve_workload(
             sequence_length=section.length,
             experts=_expert_settings(section.experts, idle=idle),
         )
-    return _with_fused_parts(scenario, workload)
+    return _with_fused_parts(scenario, _as_trained(scenario, section, field, workload))
+
+
+def _as_trained(
+    scenario: Scenario, section: ModelSection, field: str, workload: Workload
+) -> Workload:
+    """Pack documents into sequences, and freeze the model beside its adapters."""
+    with relocated_errors(scenario, field):
+        if section.document_length is not None:
+            workload = pack_documents(workload, section.document_length)
+        if section.adapters is not None:
+            workload = add_adapters(workload, Adapters(**section.adapters.model_dump()))
+    return workload
 
 
 def _stated_model(scenario: Scenario, section: ModelSection, field: str) -> str | Buildable:
