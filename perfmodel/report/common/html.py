@@ -48,7 +48,7 @@ _CONFIG = {
 
 _URL = re.compile(r"https?://[^\s<>\"')\]]+[^\s<>\"')\].,;]")
 
-_JOINT = re.compile(r"(?<=[A-Za-z])[._=](?=[A-Za-z])")
+_JOINT = re.compile(r"(?<=[A-Za-z])[._](?=[A-Za-z])")
 _LONG_ROWS = 14
 """Rows from which a table may go on on the next sheet of paper."""
 
