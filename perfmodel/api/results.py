@@ -15,7 +15,7 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.studies.advise.model import Advice
 from perfmodel.studies.compare.model import Comparison
 from perfmodel.studies.plan.model import PlanResult
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 from perfmodel.studies.sweep.run import SweepResult
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.settings.model import SettingsTuning

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from perfmodel.studies.run.result import Memory, Result, SizeResult
+from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.units import TIMES
 
 _SPACE = "\N{NO-BREAK SPACE}"

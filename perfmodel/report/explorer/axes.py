@@ -14,7 +14,7 @@ from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.scenario.sections.studies.what_if import INFINITE
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, DdpOptions
 from perfmodel.training.ddp.strategy import ddp_options
 

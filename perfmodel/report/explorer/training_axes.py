@@ -12,7 +12,7 @@ from perfmodel.report.explorer.stops import BETWEEN, Axis, Settings, Stop, place
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.strategies.gradient_hooks import Hook
 from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 from perfmodel.studies.run.run import run_scenario
 
 MOST_SIZES = 4

@@ -41,7 +41,7 @@ from perfmodel.report.topology.labels import (
     find_limiting,
     limit_sentence,
 )
-from perfmodel.studies.run.result import BucketTime, Result, SizeResult
+from perfmodel.studies.run.result.model import BucketTime, Result, SizeResult
 
 _BUCKETS_LISTED = 400
 

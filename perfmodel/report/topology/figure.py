@@ -37,7 +37,8 @@ from perfmodel.report.topology.labels import (
     limiting_device,
     stack,
 )
-from perfmodel.studies.run.result import LinkUse, SizeResult
+from perfmodel.studies.run.result.link_use import LinkUse
+from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.topology.model import Topology
 
 if TYPE_CHECKING:

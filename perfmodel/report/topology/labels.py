@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.palette import LINKS
-from perfmodel.studies.run.result import LinkUse, SizeResult
+from perfmodel.studies.run.result.link_use import LinkUse
+from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.topology.graph import Arcs
 from perfmodel.topology.model import Topology
 

@@ -21,7 +21,7 @@ from perfmodel.report.explorer.stops import Axis, Stop
 from perfmodel.report.explorer.training_axes import gpu_axis, training_axes
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 ASKED = "bucket-size-slow-ethernet"
 

@@ -16,7 +16,7 @@ from perfmodel.report.explorer.design import Design
 from perfmodel.report.explorer.grid import Grid, value_at
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.explorer.stops import Axis, Stop
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -28,7 +28,8 @@ from perfmodel.report.topology.labels import (
     limit_sentence,
     stack,
 )
-from perfmodel.studies.run.result import LinkUse, Result, SizeResult
+from perfmodel.studies.run.result.link_use import LinkUse
+from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.topology.graph import from_networkx
 
 
