@@ -77,6 +77,9 @@ class Machine:
     `simulate.uncontended` has them: rates of ranks and of sizes of chunks, which sockets lack."""
     decides_on: Machine | None = None
     """The machine by whose links NCCL searches its channels; default: this one."""
+    shared: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What machines have in common that differ in the numbers of links and library only; the key
+    says all else that it depends on."""
     router: Router = field(init=False)
     _routed: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
     """What depends on the topology, its routes and the settings only."""

@@ -18,6 +18,7 @@ from perfmodel.library.lowering.edges import (
     HostCopies,
     edges_over,
     join_copies,
+    join_edges,
     ranges,
     select_edges,
 )
@@ -28,6 +29,10 @@ from perfmodel.topology.routing.router import Router
 
 NEAREST = -1
 """In place of a NIC's number: the nearest one."""
+
+
+AT_ONCE = 1 << 16
+"""Edges that are laid at once: arrays of a million edges cost more to get than to fill."""
 
 
 RELAYED = -2
@@ -75,8 +80,12 @@ def route_edges(
     Raises `TopologyError`: nothing connects two of the ranks.
     """
     ends = (np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64))
-    flow = np.arange(len(src))
-    laid = _lay(topology, router.healthy, *ends, nic_out, nic_in, flow)
+    columns = (*ends, nic_out, nic_in, np.arange(len(src)))
+    parts = [
+        _lay(topology, router.healthy, *(column[begin : begin + AT_ONCE] for column in columns))
+        for begin in range(0, max(1, len(src)), AT_ONCE)
+    ]
+    laid = parts[0] if len(parts) == 1 else join_edges(parts)
     return reroute_edges(topology, router, laid)
 
 
