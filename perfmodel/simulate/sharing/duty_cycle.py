@@ -31,7 +31,7 @@ StageKey = tuple[int, ...]
 class _KnownPatterns(NamedTuple):
     """Patterns of the uses of links by some edges: at first of channels that carry alike."""
 
-    edges: Edges
+    arcs: IntArray
     first: IntArray
     capacity_Bps: FloatArray
     patterns: list[UsePatterns]
@@ -39,7 +39,10 @@ class _KnownPatterns(NamedTuple):
 
 @dataclass
 class UseOrders:
-    """How links are used by sets of edges; found once for all sizes of a collective."""
+    """How links are used by sets of edges; found once for all sizes of a collective.
+
+    Machines whose links differ in their latencies only may share it.
+    """
 
     _patterns: dict[tuple[int, ...], _KnownPatterns] = field(default_factory=dict)
     _fits: dict[tuple[int, int], tuple[UsePatterns, Phase, bool]] = field(default_factory=dict)
@@ -49,9 +52,9 @@ class UseOrders:
 
     def of(self, stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
         """Return how links of some capacity are used in a phase of a stage."""
-        key = id(stage.edges), id(phase.first), id(capacity_Bps), len(stage.phases)
+        key = id(stage.edges.arcs), id(phase.first), id(capacity_Bps), len(stage.phases)
         if key not in self._patterns:  # the entry holds them, so that their ids stay unique
-            self._patterns[key] = _KnownPatterns(stage.edges, phase.first, capacity_Bps, [])
+            self._patterns[key] = _KnownPatterns(stage.edges.arcs, phase.first, capacity_Bps, [])
         patterns = self._patterns[key].patterns
         fitting = self._fitting(patterns, phase)
         if fitting is None:  # channels that carry unlike bytes are told apart
@@ -75,7 +78,7 @@ class UseOrders:
         if len(stage.phases) > 1:  # patterns of one phase are not those of another
             return None
         for key, known in self._patterns.items():
-            is_own = known.edges is stage.edges and known.first is stage.phases[0].first
+            is_own = known.arcs is stage.edges.arcs and known.first is stage.phases[0].first
             if is_own and key[-1] == 1:
                 patterns = self._fitting(known.patterns, stage.phases[0])
                 return None if patterns is None else patterns.classes
@@ -105,13 +108,14 @@ class StageRates:
     Parameters
     ----------
     capacity_Bps : ndarray of float, shape (links,)
+    orders : UseOrders
     """
 
     capacity_Bps: FloatArray
+    orders: UseOrders = field(default_factory=UseOrders)
     _max_min: dict[int, tuple[Edges, FloatArray]] = field(default_factory=dict)
     _duty_cycled: dict[StageKey, tuple[Stage, ClassRates]] = field(default_factory=dict)
     _fill_and_drain: dict[StageKey, tuple[Stage, ClassRates]] = field(default_factory=dict)
-    _orders: UseOrders = field(default_factory=UseOrders)
 
     def of(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge; shape (edges,)."""
@@ -127,13 +131,13 @@ class StageRates:
 
     def classes(self, stage: Stage) -> EdgeClasses | None:
         """Return edges that are alike on their links, of a stage whose rates were asked for."""
-        return self._orders.classes(stage)
+        return self.orders.classes(stage)
 
     def duty_cycled(self, stage: Stage) -> ClassRates:
         """Return the rates of edges that are active in some repeats only, whatever their caps."""
         key = _key(stage)
         if key not in self._duty_cycled:
-            rates = _duty_cycle_rates(self.capacity_Bps, stage, self._orders)
+            rates = _duty_cycle_rates(self.capacity_Bps, stage, self.orders)
             self._duty_cycled[key] = stage, ClassRates(rates, self.classes(stage))
         return self._duty_cycled[key][1]
 
@@ -145,7 +149,7 @@ class StageRates:
         """Return the rates of edges while a pipeline fills or drains, whatever their caps."""
         key = _key(stage)
         if key not in self._fill_and_drain:
-            rates = _fill_and_drain_rates(self.capacity_Bps, stage, self._orders)
+            rates = _fill_and_drain_rates(self.capacity_Bps, stage, self.orders)
             self._fill_and_drain[key] = stage, ClassRates(rates, self.classes(stage))
         return self._fill_and_drain[key][1]
 
