@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.report.explorer.grid import Grid
     from perfmodel.scenario import Scenario
-    from perfmodel.studies.run.result import Result
+    from perfmodel.studies.run.result.model import Result
 
 
 WARN_FROM_MIN = 2.0
@@ -66,7 +66,7 @@ def run(
     points: Annotated[
         int,
         typer.Option("--points", min=54, metavar="N", help="Settings for --explore, at most."),
-    ] = 360,
+    ] = 480,
     images: Annotated[
         Literal["png", "svg"] | None,
         typer.Option(help="Write the figures as images too (extra 'img', a Chromium)."),
@@ -77,8 +77,9 @@ def run(
 
     Without --json it prints one line per cluster size. With -o it writes report.html (one file,
     works offline), report.md, tables as CSV, timeline.json (opens in Perfetto) and result.json.
-    --explore adds sliders to report.html: bucket cap, network, GPUs. The mixtures of strategy auto
-    may be simulated in several processes, or on a cluster; the answer is the same.
+    --explore adds sliders to report.html: bucket cap, hook, accumulation, batch, degrees, network,
+    GPUs, as far as the scenario has them. The mixtures of strategy auto may be simulated in several
+    processes, or on a cluster; the answer is the same.
     """
     _check_flags(output, explore=explore, images=images)
     from perfmodel.scenario import change_scenario, load_scenario
@@ -152,10 +153,10 @@ def _simulate_grid(
     question: Scenario, result: Result, measured: Profile | None, points: int, each_s: float
 ) -> Grid:
     """Simulate what the explorer's sliders reach: `points` settings at most."""
-    from perfmodel.report.explorer.axes import axes_of
+    from perfmodel.report.explorer.axes import design_of
     from perfmodel.report.explorer.grid import explore
 
-    axes = axes_of(question, result, points)
-    _warn_if_long(math.prod(len(axis) for axis in axes), each_s)
+    design = design_of(question, result, points)
+    _warn_if_long(len(design.points), each_s)
     with progress_bar("simulating settings") as progress:
-        return explore(question, result, axes, profile=measured, progress=progress)
+        return explore(question, result, design, profile=measured, progress=progress)

@@ -17,9 +17,10 @@ from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.studies.choose.mixtures import MixtureCandidate
 from perfmodel.studies.choose.step_causes import step_causes
+from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
+from perfmodel.studies.run.resolve.job.model_share import resolve_share
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
-from perfmodel.studies.run.resolve.training_job import estimate_memory, resolve_share
-from perfmodel.studies.run.result import Memory
+from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.steps.sized_job import (
     SizedJob,
     locate_errors,

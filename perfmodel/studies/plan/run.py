@@ -41,7 +41,7 @@ from perfmodel.studies.plan.model import (
     UpgradeOutcome,
 )
 from perfmodel.studies.plan.time_to_train import describe_target, target_samples, train, upkeep_of
-from perfmodel.studies.run.resolve.training_job import resolve_workload
+from perfmodel.studies.run.resolve.job.model_share import resolve_workload
 from perfmodel.units import format_bytes
 from perfmodel.version import __version__
 from perfmodel.workload.model import Workload

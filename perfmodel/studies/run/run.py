@@ -16,10 +16,10 @@ from perfmodel.scenario import (
     sizes_left_out,
 )
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
+from perfmodel.studies.run.resolve.job.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
-from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
-from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, routing_cost
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import WARM_UP
@@ -233,7 +233,7 @@ def _describe_choice(machine: Machine) -> str:
 def _describe_staging(machine: Machine) -> tuple[str, ...]:
     """Say that traffic is staged in host memory, if it is."""
     ranks = range(len(machine.topology.ranks))
-    if len(ranks) < 2 or "memory" in machine.topology.arcs.kinds:
+    if len(ranks) < 2 or "memory" in machine.topology.arcs.kinds.present():
         return ()
     if not machine.rings(ranks).edges.staged:
         return ()

@@ -19,7 +19,7 @@ from perfmodel.errors import ScheduleError
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import LayerTimes, Workload
+from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 
 MANY_MICRO_BATCHES = 64
 """Beyond it a pass of a micro-batch without communication is one segment: the device then waits
@@ -44,6 +44,14 @@ class Step:
         """Bytes of some gradients."""
         return sum(self.request.workload.tensors[tensor].nbytes for tensor in tensors)
 
+    def gradient_bytes(self, tensors: Sequence[int]) -> int:
+        """Bytes of some gradients as backward makes them and as they lie in their buckets."""
+        mixed = self.options.mixed_precision
+        if mixed is None:
+            return self.nbytes(tensors)
+        elements = sum(self.request.workload.tensors[tensor].numel for tensor in tensors)
+        return ITEM_BYTES[mixed.param_dtype] * elements
+
     def resolution(self, micro_batch: int) -> int:
         """Segments per pass: fewer for micro-batches that no communication overlaps with."""
         if micro_batch == self.last_micro_batch:
@@ -53,17 +61,21 @@ class Step:
         return max(least, self.request.segments // self.options.accumulate)
 
 
-def add_forward(step: Step, micro_batch: int, *, after: tuple[int, ...] = ()) -> None:
-    """Add forward; its first kernel waits for `after`."""
-    for part in forward_segments(
+def add_forward(
+    step: Step, micro_batch: int, *, after: tuple[int, ...] = (), casts: Sequence[int] = ()
+) -> None:
+    """Add forward; its first kernel waits for `after`, and each segment for its task of `casts`."""
+    parts = forward_segments(
         step.request.workload, step.request.times, at_most=step.resolution(micro_batch),
         devices=step.options.layer_devices,
-    ):  # fmt: skip
+    )  # fmt: skip
+    for index, part in enumerate(parts):
         name = f"forward {part.name}"
         issued = step.tasks.issue(name, part.kernels, step.rank_class, micro_batch=micro_batch)
         step.tasks.compute(
             name, "forward", part.duration_s, step.rank_class,
-            after=(*issued, *after), micro_batch=micro_batch, layers=part.indices,
+            after=(*issued, *after, *casts[index : index + 1]), micro_batch=micro_batch,
+            layers=part.indices,
         )  # fmt: skip
         after = ()
 

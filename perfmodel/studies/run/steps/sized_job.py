@@ -19,6 +19,9 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.events import resolve_events
 from perfmodel.studies.run.resolve.host_overhead import host_memory
+from perfmodel.studies.run.resolve.job.job_plan import plan_loops, plan_step
+from perfmodel.studies.run.resolve.job.layer_prices import price_layers
+from perfmodel.studies.run.resolve.job.training_job import TrainingJob, move_to_gpu
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated_errors
 from perfmodel.studies.run.resolve.placement import (
@@ -30,13 +33,6 @@ from perfmodel.studies.run.resolve.placement import (
     resolve_other_jobs,
 )
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
-from perfmodel.studies.run.resolve.training_job import (
-    TrainingJob,
-    move_to_gpu,
-    plan_loops,
-    plan_step,
-    price_layers,
-)
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
 from perfmodel.studies.run.steps.alone_times import collective_s
 from perfmodel.studies.run.steps.output_analysis import (
