@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from perfmodel.training.averaging.strategy import LOCAL_SGD
 from perfmodel.training.ddp.strategy import DDP
 from perfmodel.training.fusion.strategy import HOROVOD, PRIORITY
+from perfmodel.training.onebit.strategy import ONEBIT
 from perfmodel.training.servers.data_parallel import DATA_PARALLEL
 from perfmodel.training.servers.parameter_server import PARAMETER_SERVER
 from perfmodel.training.sharded.fsdp.strategy import FSDP
@@ -26,4 +27,5 @@ STRATEGIES: Mapping[str, Strategy] = {
     "zero_redundancy": ZERO_REDUNDANCY,
     "megatron": MEGATRON,
     "local_sgd": LOCAL_SGD,
+    "onebit": ONEBIT,
 }

@@ -158,6 +158,9 @@ class Strategy:
         this strategy or instead of another.
     `assumptions`: of its plan, as sentences.
     `settings`: what can be tuned, from the model and the section; None: nothing beside buckets.
+    `bucket_sizes`: from a section and the ranks that average a gradient: the field of the size of
+        buckets, with values by rising size and None for what it is by default; None where the
+        section states it, or has no buckets.
     `own_words`: how a section is said to the library: arguments, environment variables, JSON.
     `remarks`: what its options leave out of a step, as sentences.
     """
@@ -172,6 +175,7 @@ class Strategy:
     assumptions: tuple[str, ...] = ()
     loops: Callable[[StepRequest, Any], LoopPlan] | None = None
     settings: Callable[[Workload, Any], tuple[Setting, ...]] | None = None
+    bucket_sizes: Callable[[Any, int], Setting | None] | None = None
     own_words: Callable[[Any], tuple[str, ...]] | None = None
     remarks: Callable[[Any], tuple[str, ...]] = lambda _options: ()
 

@@ -7,14 +7,14 @@ both are found once for each shape, and the two are joined at the roots.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import compiled_loops
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import SMALL_TABLE, FloatArray, IntArray, first_of_each, stable_order
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.unrolled import feeders_of
 
@@ -57,9 +57,12 @@ class EdgeClasses:
 
 
 def classify(hashes: Hashes) -> EdgeClasses:
-    """Classes of edges with the same hash."""
-    _, sample, of = np.unique(hashes, return_index=True, return_inverse=True)
-    return EdgeClasses(of, sample)
+    """Classes of edges with the same hash: by its last bits, and where those meet by a sort."""
+    sample, of = first_of_each((hashes & _LAST_BITS).astype(np.int64))
+    others = np.flatnonzero(hashes[sample][of] != hashes)
+    _, first, places = np.unique(hashes[others], return_index=True, return_inverse=True)
+    of[others] = len(sample) + places
+    return EdgeClasses(of, np.concatenate([sample, others[first]]))
 
 
 def mix(*columns: NDArray[np.generic]) -> Hashes:
@@ -67,18 +70,28 @@ def mix(*columns: NDArray[np.generic]) -> Hashes:
 
     Source of the mixing: splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
     """
-    rows = len(columns[0])
-    hashes = np.zeros(rows, dtype=np.uint64)
-    for values in (part for column in columns for part in np.atleast_2d(column.T)):
-        hashes += np.ascontiguousarray(values).view(np.uint64)
-        hashes += np.uint64(0x9E3779B97F4A7C15)
-        for shift, factor in _STEPS:
-            hashes ^= hashes >> shift
-            hashes *= factor
-        hashes ^= hashes >> np.uint64(31)
+    hashes = np.zeros(len(columns[0]), dtype=np.uint64)
+    parts = [part for column in columns for part in np.atleast_2d(column.T)]
+    for begin in range(0, len(hashes), AT_ONCE):
+        rows = slice(begin, begin + AT_ONCE)
+        _mix_into(hashes[rows], [values[rows] for values in parts])
     return hashes
 
 
+def _mix_into(hashes: Hashes, columns: Iterable[NDArray[np.generic]]) -> None:
+    shifted = np.empty_like(hashes)
+    for values in columns:
+        hashes += np.ascontiguousarray(values).view(np.uint64)
+        hashes += np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in _STEPS:
+            hashes ^= np.right_shift(hashes, shift, out=shifted)
+            hashes *= factor
+        hashes ^= np.right_shift(hashes, np.uint64(31), out=shifted)
+
+
+AT_ONCE = 1 << 14
+"""Rows that are mixed at once, so that they stay in a processor's cache."""
+_LAST_BITS = np.uint64(4 * SMALL_TABLE - 1)
 _STEPS = (
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
     (np.uint64(27), np.uint64(0x94D049BB133111EB)),
@@ -245,7 +258,7 @@ def _children(parent: IntArray) -> IntArray:
     """Edges below each edge; padded with the number of edges. Shape (edges, most)."""
     edges = len(parent)
     child = np.flatnonzero(parent < edges)
-    child = child[np.argsort(parent[child], kind="stable")]
+    child = child[stable_order(parent[child])]
     counts = np.bincount(parent[child], minlength=edges)
     number = np.arange(len(child)) - np.repeat(np.cumsum(counts) - counts, counts)
     children = np.full((edges, max(1, int(counts.max(initial=0)))), edges)
@@ -256,7 +269,7 @@ def _children(parent: IntArray) -> IntArray:
 def _fold(selection: IntArray, below: IntArray, order: IntArray, classes: EdgeClasses) -> _Shapes:
     """Shapes of the subtrees of some edges, each of which comes after those `below` it."""
     edges = len(order)
-    selection = selection[np.argsort(order[selection], kind="stable")]
+    selection = selection[stable_order(order[selection])]
     hashes, height = np.zeros(edges + 1, dtype=np.uint64), np.zeros(edges + 1, dtype=np.int64)
     for begin, end in _levels(order[selection]):
         level = selection[begin:end]

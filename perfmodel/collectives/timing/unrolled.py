@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, stable_order
 from perfmodel.collectives.schedule import Phase
 
 SAME = 1e-12
@@ -143,9 +143,10 @@ def feeders_of(phase: Phase) -> IntArray:
     """
     edges = len(phase.src)
     starts, ends = places_of(phase)
-    by_end = np.argsort(ends, kind="stable")
-    low = np.searchsorted(ends[by_end], starts, side="left")
-    high = np.searchsorted(ends[by_end], starts, side="right")
+    by_end = stable_order(ends)
+    most = 1 + int(max(starts.max(initial=0), ends.max(initial=0)))
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=most))])
+    low, high = bounds[starts], bounds[starts + 1]
     place = low[:, None] + np.arange(max(1, int((high - low).max(initial=0))))
     feeders = np.where(place < high[:, None], by_end[np.minimum(place, edges - 1)], edges)
     if phase.first.max(initial=0) > 0:

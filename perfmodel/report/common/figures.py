@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.palette import FONT, INK, MEMORY, QUIET_INK, RULE, WORK
-from perfmodel.studies.run.result import Memory, Result, SizeResult
+from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.model import Result, SizeResult
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -18,7 +18,6 @@ from perfmodel.library.lowering.lowered import Stage
 from perfmodel.simulate.sharing.link_patterns import (
     UsePatterns,
     patterns_of,
-    separate_uses,
 )
 from perfmodel.simulate.sharing.link_uses import busy_bytes, bytes_met
 from perfmodel.simulate.sharing.max_min import max_min_rates
@@ -46,7 +45,7 @@ class UseOrders:
             self._put(key, stage, phase, capacity_Bps, patterns_of(stage, phase, capacity_Bps))
         patterns = self._patterns[key][3]
         if not self._fit(patterns, phase):
-            patterns = separate_uses(stage.edges, phase.first)
+            patterns = patterns_of(stage, phase, capacity_Bps, by_channel=True)
             self._put(key, stage, phase, capacity_Bps, patterns)
         return patterns
 

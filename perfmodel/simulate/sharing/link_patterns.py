@@ -64,13 +64,20 @@ class UsePatterns:
         return values
 
 
-def patterns_of(stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
-    """Find the patterns of a phase of a stage; each edge represents itself in a small one."""
+def patterns_of(
+    stage: Stage, phase: Phase, capacity_Bps: FloatArray, *, by_channel: bool = False
+) -> UsePatterns:
+    """Find the patterns of a phase of a stage; each edge represents itself in a small one.
+
+    `by_channel`: let edges of different channels never be alike, so that the patterns fit phases
+    in which channels carry unlike bytes, too.
+    """
     edges = stage.edges
     is_large = len(edges.arcs) >= LARGE and bool((np.diff(edges.pointers) > 0).all())
     if not is_large or len(stage.phases) > 1:
         return separate_uses(edges, phase.first)
-    return _find_patterns(stage, phase, capacity_Bps)
+    sent = (phase.active, phase.nbytes, *((phase.channel,) if by_channel else ()))
+    return _find_patterns(stage, phase, capacity_Bps, classify(mix(*sent)))
 
 
 def separate_uses(edges: Edges, first: IntArray) -> UsePatterns:
@@ -83,10 +90,11 @@ def separate_uses(edges: Edges, first: IntArray) -> UsePatterns:
     )
 
 
-def _find_patterns(stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
+def _find_patterns(
+    stage: Stage, phase: Phase, capacity_Bps: FloatArray, senders: EdgeClasses
+) -> UsePatterns:
     edges, first = stage.edges, phase.first
     lengths = np.diff(edges.pointers)
-    senders = classify(mix(phase.channel, phase.active, phase.nbytes))
     begin, users = _begins(edges, first), np.bincount(edges.arcs, minlength=len(capacity_Bps))
     later = np.repeat(first, lengths) - begin[edges.arcs]
     uses = mix(later, np.repeat(senders.of, lengths))

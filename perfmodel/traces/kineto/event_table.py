@@ -237,7 +237,7 @@ def kept_arguments(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[s
         kind == "device" and name.lower().startswith(COMMUNICATION_KERNELS)
     ):
         fields = _COMMUNICATION
-    elif name.startswith((*BACKENDS, "c10d::")) or name.endswith(
+    elif name.startswith((*BACKENDS, "c10d::", "fsdp::chunk_cat")) or name.endswith(
         ("AccumulateGrad", "mul_out", "copy_bucket_to_grad")
     ):
         fields = _SHAPES

@@ -21,6 +21,8 @@ Experts = Annotated[int, Field(strict=True, gt=0, le=MOST_EXPERTS)]
 Tokens = Annotated[int, Field(strict=True, gt=0, le=MOST_TOKENS)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Nothing = Annotated[float, Field(ge=0, le=0)]
+"""Rates of what the zoo's models do not leave out."""
 Flag = Annotated[bool, Field(strict=True)]
 Gate = Literal["silu", "swish", "gelu", "gelu_pytorch_tanh"]
 Function = Literal[

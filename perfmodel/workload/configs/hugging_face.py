@@ -15,6 +15,7 @@ from perfmodel.files import is_file, is_folder, validate_document
 from perfmodel.workload.configs.config_types import HubConfig
 from perfmodel.workload.configs.families import decoder_configs as dense
 from perfmodel.workload.configs.families import expert_configs as routed
+from perfmodel.workload.configs.families import llama_kin_configs as kin
 from perfmodel.workload.configs.families import other_configs as other
 from perfmodel.workload.configs.families import sense_configs as sense
 from perfmodel.workload.configs.json_file import JsonFile, read_json
@@ -41,11 +42,26 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": Family(dense.Gemma2Config, dense.decoder_model, "Gemma2ForCausalLM"),
     "gemma3_text": Family(dense.Gemma3Config, dense.decoder_model, "Gemma3ForCausalLM"),
     "nemotron": Family(dense.NemotronConfig, dense.decoder_model, "NemotronForCausalLM"),
+    "phi3": Family(kin.Phi3Config, dense.decoder_model, "Phi3ForCausalLM"),
+    "glm": Family(kin.GlmConfig, dense.decoder_model, "GlmForCausalLM"),
+    "glm4": Family(kin.Glm4Config, dense.decoder_model, "Glm4ForCausalLM"),
+    "granite": Family(kin.GraniteConfig, dense.decoder_model, "GraniteForCausalLM"),
+    "smollm3": Family(kin.SmolLM3Config, dense.decoder_model, "SmolLM3ForCausalLM"),
+    "seed_oss": Family(kin.SeedOssConfig, dense.decoder_model, "SeedOssForCausalLM"),
+    "ernie4_5": Family(kin.Ernie45Config, dense.decoder_model, "Ernie4_5ForCausalLM"),
+    "olmo2": Family(kin.Olmo2Config, dense.decoder_model, "Olmo2ForCausalLM"),
+    "olmo3": Family(kin.Olmo3Config, dense.decoder_model, "Olmo3ForCausalLM"),
+    "starcoder2": Family(kin.Starcoder2Config, dense.decoder_model, "Starcoder2ForCausalLM"),
+    "stablelm": Family(kin.StableLmConfig, dense.decoder_model, "StableLmForCausalLM"),
     "mixtral": Family(routed.MixtralConfig, routed.expert_model, "MixtralForCausalLM"),
     "qwen2_moe": Family(routed.Qwen2MoeConfig, routed.expert_model, "Qwen2MoeForCausalLM"),
     "qwen3_moe": Family(routed.Qwen3MoeConfig, routed.expert_model, "Qwen3MoeForCausalLM"),
     "deepseek_v2": Family(routed.DeepseekV2Config, routed.expert_model, "DeepseekV2ForCausalLM"),
     "deepseek_v3": Family(routed.DeepseekV3Config, routed.expert_model, "DeepseekV3ForCausalLM"),
+    "glm4_moe": Family(routed.Glm4MoeConfig, routed.expert_model, "Glm4MoeForCausalLM"),
+    "olmoe": Family(routed.OlmoeConfig, routed.expert_model, "OlmoeForCausalLM"),
+    "gpt_oss": Family(routed.GptOssConfig, routed.expert_model, "GptOssForCausalLM"),
+    "llama4_text": Family(routed.Llama4Config, routed.expert_model, "Llama4ForCausalLM"),
     "gpt2": Family(other.Gpt2Config, other.gpt2_model, "GPT2LMHeadModel"),
     "gpt_neox": Family(other.GptNeoxConfig, other.gpt_neox_model, "GPTNeoXForCausalLM"),
     "bert": Family(other.BertConfig, other.bert_model, "BertForMaskedLM"),

@@ -235,6 +235,7 @@ def linear(
     saved_elements: float = 0.0,
     stream_elements: float = 0.0,
     copied_elements: float = 0.0,
+    narrow_elements: float = 0.0,
     saved_bytes: float = 0.0,
     fused_kept: FusedKept | None = None,
     kernels: int = 1,
@@ -250,7 +251,8 @@ def linear(
     `wide_norm`: whether these are single operations in fp32.
     `wide_elements`: part of `vector_elements` that is fp32 in any precision.
     `fused_elements`: of all of them, where a compiler makes each chain one kernel.
-    `saved_elements`, `stream_elements`, `copied_elements`, `saved_bytes`: kept (see `Layer`).
+    `saved_elements`, `stream_elements`, `copied_elements`, `narrow_elements`, `saved_bytes`: kept
+        (see `Layer`).
     `fused_kept`: instead of these where a compiler fuses (see `Layer`).
     `kernels`: with the matrix product.
     `calls`: collectives among the ranks that share it.
@@ -264,6 +266,7 @@ def linear(
         saved_elements=saved_elements,
         stream_elements=stream_elements,
         copied_elements=copied_elements,
+        narrow_elements=narrow_elements,
         saved_bytes=saved_bytes,
         kernels=kernels,
         matrix=MatrixProduct(tokens, outputs, inputs, has_bias=_has_bias(parameters)),
@@ -407,7 +410,7 @@ def join_maps(parts: Sequence[Module], joined_name: str) -> Module:
     reads = ELEMENT_BYTES * first.matrix.rows * first.matrix.depth
     summed = (
         "matmul_flops", "vector_bytes", "weight_elements", "saved_elements", "norm_bytes",
-        "wide_bytes", "stream_elements", "saved_bytes",
+        "wide_bytes", "stream_elements", "saved_bytes", "narrow_elements",
     )  # fmt: skip
     sums: dict[str, Any] = {field: total(field) for field in summed}
     layer = replace(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.report.common.palette import work_of
-from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.timeline import Span, assign_lanes, exposed
 
 _HOST_KINDS = frozenset({"issue", "wait"})

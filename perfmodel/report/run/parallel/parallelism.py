@@ -5,7 +5,8 @@ from __future__ import annotations
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Section, Table, paragraphs, section
 from perfmodel.report.common.palette import LINKS
-from perfmodel.studies.run.result import DimensionUse, MixtureUse, SizeResult
+from perfmodel.studies.run.result.dimension_use import DimensionUse, MixtureUse
+from perfmodel.studies.run.result.model import SizeResult
 
 _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "
 

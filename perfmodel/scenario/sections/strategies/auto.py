@@ -118,6 +118,11 @@ class AutoStrategy(FileModel):
         description="data-parallel strategies, each with its fields, as buckets of several sizes; "
         "default: DistributedDataParallel, Megatron's distributed optimizer, fully_shard",
     )
+    buckets: Switch = Field(
+        default=True,
+        description="other sizes of buckets are tried with the winner of all else, where its "
+        "strategy has buckets and `sharding` does not state their size",
+    )
     simulate: Annotated[Count, Field(le=10_000)] = Field(
         default=32,
         description="mixtures simulated at most; how much quicker any other can be is said",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
@@ -101,14 +99,15 @@ def _combined(faster: float, own: float) -> float:
 def _scale_links(topology: Topology, factors: Mapping[str, tuple[float, float]]) -> Topology:
     """Scale bandwidth and latency of links by the factors of their kind."""
     old = topology.arcs
-    changed = {kind: factors[kind] for kind in set(old.kinds) & factors.keys()}
+    changed = {kind: factors[kind] for kind in old.kinds.present() & factors.keys()}
     if all(pair == (1, 1) for pair in changed.values()):
         return topology
-    pairs = np.array([changed.get(kind, (1.0, 1.0)) for kind in old.kinds])
+    faster = {kind: factor for kind, (factor, _) in changed.items()}
+    longer = {kind: factor for kind, (_, factor) in changed.items()}
     arcs = replace(
         old,
-        bandwidth_Bps=old.bandwidth_Bps * pairs[:, 0],
-        latency_s=old.latency_s * pairs[:, 1],
+        bandwidth_Bps=old.bandwidth_Bps * old.kinds.values(faster, 1.0),
+        latency_s=old.latency_s * old.kinds.values(longer, 1.0),
     )
     # built so from the start: routing and NCCL's search see the scaled rates, too
     return replace(topology, built=arcs, changed=None)

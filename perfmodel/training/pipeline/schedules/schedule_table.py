@@ -11,7 +11,7 @@ from perfmodel.training.pipeline.schedules.alternation import (
     one_forward_one_backward,
 )
 from perfmodel.training.pipeline.schedules.dual_pipe import dualpipe, dualpipe_v
-from perfmodel.training.pipeline.schedules.fill_drain import gpipe, looped_bfs
+from perfmodel.training.pipeline.schedules.fill_drain import gpipe, looped_bfs, sequential
 from perfmodel.training.pipeline.schedules.pass_actions import (
     SECTION,
     Layout,
@@ -51,6 +51,7 @@ SCHEDULES: Mapping[str, ScheduleRow] = {
         "interleaved zero bubble", interleaved_zero_bubble, chunks=None
     ),
     "zb_v": ScheduleRow("ZB-V", zb_v, "v", 2),
+    "sequential": ScheduleRow("one GPU after the other", sequential),
     "dualpipe": ScheduleRow("DualPipe", dualpipe, "bidirectional", 2),
     "dualpipe_v": ScheduleRow("DualPipeV", dualpipe_v, "v", 2),
 }

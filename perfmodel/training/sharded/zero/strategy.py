@@ -69,6 +69,15 @@ def _settings(_: Workload, section: ZeroStrategy) -> tuple[Setting, ...]:
     )
 
 
+def _bucket_sizes(section: ZeroStrategy, _: int) -> Setting | None:
+    """Elements that are reduced at once, where they are not stated: 500 million by default."""
+    if "reduce_bucket_size" in section.model_fields_set:
+        return None
+    smaller, larger = (20, 50, 100, 200), (1000, 2000)
+    sizes = [*(n * 1_000_000 for n in smaller), None, *(n * 1_000_000 for n in larger)]
+    return Setting("reduce_bucket_size", tuple(sizes), "elements")
+
+
 def _own_words(section: ZeroStrategy) -> tuple[str, ...]:
     """DeepSpeed's configuration."""
     values = section.model_dump(exclude_unset=True, exclude={"kind", "accumulate"})
@@ -81,6 +90,6 @@ ZERO = Strategy(
     assumptions=(
         "ZeRO follows DeepSpeed 0.19 with PyTorch 1.13 or later, in steps whose trace is complete",
     ),
-    settings=_settings,
+    settings=_settings, bucket_sizes=_bucket_sizes,
     own_words=_own_words,
 )  # fmt: skip
