@@ -36,7 +36,7 @@ from perfmodel.simulate.sharing.classed_legs import (
     joined_stages,
     sooner_s,
 )
-from perfmodel.simulate.sharing.duty_cycle import StageRates, is_steady
+from perfmodel.simulate.sharing.duty_cycle import StageRates, UseOrders, is_steady
 
 MESSAGES = frozenset({"send", "send_recv"})
 """Operations that are messages between pairs of ranks, all at once."""
@@ -81,7 +81,9 @@ class _Uncorrected:
     _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rates = StageRates(self.machine.topology.arcs.bandwidth_Bps)
+        capacity_Bps, own = self.machine.topology.arcs.bandwidth_Bps, UseOrders()
+        used_at, orders = self.machine.shared.setdefault("uses of links", (capacity_Bps, own))
+        self.rates = StageRates(capacity_Bps, orders if used_at is capacity_Bps else own)
 
     def lower(self, key: CollectiveKey) -> tuple[LoweredCollective, ...]:
         """Return the candidates of the library for a collective, without corrections."""
@@ -138,11 +140,16 @@ def _count_crossings(stage: Stage) -> list[_Crossings]:
     lengths, arcs = np.diff(stage.edges.pointers), stage.edges.arcs
     loads = stage.load[:1] if stage.load.strides == (0,) else np.unique(stage.load)
     if len(loads) == 1:
-        return [(float(loads[0]), *np.unique(arcs, return_counts=True))]
+        return [(float(loads[0]), *_counted(arcs))]
     return [
-        (load, *np.unique(arcs[np.repeat(stage.load == load, lengths)], return_counts=True))
-        for load in loads.tolist()
+        (load, *_counted(arcs[np.repeat(stage.load == load, lengths)])) for load in loads.tolist()
     ]
+
+
+def _counted(arcs: IntArray) -> tuple[IntArray, IntArray]:
+    times = np.bincount(arcs)
+    used = np.flatnonzero(times)
+    return used, times[used]
 
 
 @dataclass

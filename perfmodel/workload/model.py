@@ -95,6 +95,13 @@ class Layer:
         Those of an input that other layers keep too, and of which autocast makes each its copy.
     saved_bytes : float
         Bytes kept whatever the precision, per sample: masks, indices, sums and losses in fp32.
+    narrow_elements : float
+        Elements kept beside where parameters are as narrow as the compute: an input as it is,
+        where its copy in fp32 is kept, too.
+    once_bytes : float
+        Bytes kept whatever the batch and the precision (indices of relative positions).
+    bias_elements : float
+        Elements of a bias of scores that all samples share, kept where attention is fused.
     held_elements : float
         Elements kept where attention is fused: of storage that a query, key or value is a part of,
         and of a result that is laid out anew.
@@ -155,6 +162,9 @@ class Layer:
     stream_elements: float = 0.0
     copied_elements: float = 0.0
     saved_bytes: float = 0.0
+    narrow_elements: float = 0.0
+    once_bytes: float = 0.0
+    bias_elements: float = 0.0
     held_elements: float = 0.0
     score_dropout: bool = True
     wide_scores: bool = False

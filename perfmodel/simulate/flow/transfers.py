@@ -1,14 +1,13 @@
-"""Collectives and streams in progress at fidelity "flow": bytes sent, rates, ends."""
+"""Collectives in progress at fidelity "flow": bytes sent, rates, ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
-import simpy
 
-from perfmodel.arrays import FloatArray, sending_s
+from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
@@ -23,6 +22,7 @@ from perfmodel.collectives.timing.variable_rate import (
 from perfmodel.compiled_loops import Effort
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.simulate.flow.streams import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
 from perfmodel.simulate.sharing.classed_legs import TimedLeg
 from perfmodel.simulate.uncontended import (
@@ -32,8 +32,8 @@ from perfmodel.simulate.uncontended import (
     timed_phases,
 )
 
-SAME_RATE = 1e-12
-"""Rates this close are the same: sums of like rates differ in the last bits."""
+EDGES_A_MILLISECOND = 500
+"""Edges whose ends NumPy works out in a millisecond, which is the unit of `Effort`."""
 
 
 @dataclass
@@ -110,6 +110,7 @@ class Collective:
         if self._clocks is None:
             return self.legs[self.leg].ends
         if self._ends is None:
+            self.timer.keep(Effort).spend(len(self.edges) // EDGES_A_MILLISECOND)
             self._ends = self._clocks.ends()
         return self._ends
 
@@ -208,8 +209,9 @@ class Collective:
     def takes_s(self, rates_Bps: FloatArray) -> float:
         """Estimate the time of the present leg at some rates; seconds."""
         leg = timed_phases(self.lowered, self.stage, rates_Bps)
+        channels = self.timer.keep(EdgesOfChannels)
         return sum(
-            cycle_s(phase, leg.rate_Bps, leg.latency_s, self.lowered.credits)
+            cycle_s(phase, leg.rate_Bps, leg.latency_s, self.lowered.credits, channels.of(phase))
             for phase in leg.phases
         )
 
@@ -223,86 +225,43 @@ def _are_same(a_Bps: FloatArray, b_Bps: FloatArray) -> bool:
     return a_Bps is b_Bps or bool((np.abs(a_Bps - b_Bps) <= SAME_RATE * b_Bps).all())
 
 
-def cycle_s(phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int) -> float:
+@dataclass
+class EdgesOfChannels:
+    """Numbers of edges of each channel of a phase that has some, counted once."""
+
+    _counted: dict[int, tuple[Phase, IntArray]] = field(default_factory=dict)
+
+    def of(self, phase: Phase) -> IntArray:
+        """Return the edges of each channel; shape (channels,)."""
+        if id(phase) not in self._counted:  # the entry holds it, so that its id stays unique
+            self._counted[id(phase)] = phase, np.bincount(phase.channel)
+        return self._counted[id(phase)][1]
+
+
+def cycle_s(
+    phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int, edges: IntArray
+) -> float:
     """Estimate the time of a phase: its slowest cycle times its repeats; seconds.
 
     The elementary cycles of a ring's recurrence are an edge's own work, the return of its credits,
-    and the path around the ring.
+    and the path around the ring. `edges`: of each channel; shape (channels,).
     """
-    busy = sending_s(phase.nbytes, rate_Bps)
+    busy = phase.nbytes / rate_Bps if rate_Bps.all() else sending_s(phase.nbytes, rate_Bps)
     step = busy + latency_s
     own = np.maximum(busy, step / credits) if phase.repeat > 1 else busy
     slowest = float((own * phase.active).max(initial=0.0))
     if phase.repeat == 1 or phase.first.any():
         return slowest
-    around = np.bincount(phase.channel, weights=step) / np.bincount(phase.channel)
-    return max(slowest, phase.repeat * float(np.nanmax(around)) / phase.lag)
+    sums = np.bincount(phase.channel, weights=step)
+    around = float((sums / np.maximum(edges, 1)).max())
+    return max(slowest, phase.repeat * around / phase.lag)
 
 
-@dataclass(eq=False)
-class Flow:
-    """Background traffic in progress; times on the simulation's clock."""
-
-    stage: Stage
-    nbytes: float
-    since_s: float
-    done: simpy.Event
-    rate_Bps: float = 0.0
-    end_s: float = np.inf
-    """When its last byte leaves at this rate."""
-    version: int = 0
-
-    @property
-    def cap_Bps(self) -> float:
-        """Most that it takes of a link."""
-        return float(self.stage.cap_Bps[0])
-
-    @property
-    def edges(self) -> Edges:
-        """Its links, as those of one edge."""
-        return self.stage.edges
-
-    def send(self, now_s: float, *, whole: bool = False) -> float:
-        """Send at the present rate up to a time, or all; return the bytes."""
-        sent = self.nbytes if whole else min(self.nbytes, self.rate_Bps * (now_s - self.since_s))
-        self.nbytes -= sent
-        self.since_s = now_s
-        return sent
-
-
-def stream_stage(route: tuple[int, ...], cap_Bps: float) -> Stage:
-    """Return a stage of one edge that carries background traffic over a route."""
-    zero = np.zeros(1, dtype=np.int64)
-    edges = Edges(
-        src=zero, dst=zero,
-        pointers=np.array([0, len(route)]), arcs=np.array(route, dtype=np.int64),
-        latency_s=np.zeros(1), cap_Bps=np.array([cap_Bps]), hop=zero, staged=False,
-    )  # fmt: skip
-    return Stage((), edges, np.zeros(1), np.array([cap_Bps]), np.ones(1))
-
-
-def joined_stage(flows: Sequence[Flow]) -> Stage:
-    """Return a stage with an edge for each of some streams."""
-    arcs = [flow.stage.edges.arcs for flow in flows]
-    zero, cap_Bps = np.zeros(len(flows), dtype=np.int64), np.array([f.cap_Bps for f in flows])
-    edges = Edges(
-        src=zero, dst=zero,
-        pointers=np.cumsum([0, *map(len, arcs)]), arcs=np.concatenate(arcs),
-        latency_s=np.zeros(len(flows)), cap_Bps=cap_Bps, hop=zero, staged=False,
-    )  # fmt: skip
-    return Stage((), edges, np.zeros(len(flows)), cap_Bps, np.ones(len(flows)))
-
-
-def sort_key(job: Collective | Flow, mark: int) -> tuple[float, int, float, int]:
+def sort_key(job: Collective | Streams, mark: int) -> tuple[float, int, float, int]:
     """Return a key that puts jobs in an order independent of that in which they started.
 
     `mark`: of the links that it crosses, see `LinkSets.mark`.
     """
-    start_s = job.start_s if isinstance(job, Collective) else job.since_s
-    nbytes = job.lowered.schedule.nbytes if isinstance(job, Collective) else job.nbytes
-    return (
-        start_s,
-        len(job.edges),
-        float(nbytes),
-        mark,
-    )
+    if isinstance(job, Collective):
+        return (job.start_s, len(job.edges), float(job.lowered.schedule.nbytes), mark)
+    return (job.since_s, len(job.edges), float(job.nbytes.sum()), mark)

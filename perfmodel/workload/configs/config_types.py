@@ -19,8 +19,12 @@ Width = Annotated[int, Field(strict=True, gt=0, le=MOST_WIDTH)]
 Words = Annotated[int, Field(strict=True, gt=0, le=MOST_WORDS)]
 Experts = Annotated[int, Field(strict=True, gt=0, le=MOST_EXPERTS)]
 Tokens = Annotated[int, Field(strict=True, gt=0, le=MOST_TOKENS)]
+Window = Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)]
+"""Tokens that a query sees at most; zero, as transformers writes it, is as none."""
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Nothing = Annotated[float, Field(ge=0, le=0)]
+"""Rates of what the zoo's models do not leave out."""
 Flag = Annotated[bool, Field(strict=True)]
 Gate = Literal["silu", "swish", "gelu", "gelu_pytorch_tanh"]
 Function = Literal[

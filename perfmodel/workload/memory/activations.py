@@ -24,8 +24,6 @@ from perfmodel.workload.model import ITEM_BYTES, FusedKept, Layer, Workload
 
 WIDE_BYTES = 4
 """Of fp32: under autocast what flows between a transformer's blocks, and softmax, are."""
-CAST_BYTES = 1
-"""Of an input in fp8."""
 MASK_BYTES = 1
 """Of an element that may have been dropped out."""
 
@@ -36,10 +34,12 @@ class NarrowInputs:
 
     `layers`: their places; none of them works on bf16 copies of its weight.
     `keeps_cast`: whether they keep the cast of their input, and not what it was cast from.
+    `cast_bytes`: of an element of it.
     """
 
     layers: frozenset[int] = frozenset()
     keeps_cast: bool = False
+    cast_bytes: float = 1.0
 
 
 NO_NARROW_INPUTS = NarrowInputs()
@@ -67,15 +67,23 @@ class _Keeping:
 
     def layer_bytes(self, layer: Layer) -> float:
         """Bytes that one layer keeps."""
-        return self.batch * (self._sample_bytes(layer) + self._score_bytes(layer))
+        own_bytes = self._sample_bytes(layer) + self._score_bytes(layer)
+        return self.batch * own_bytes + self._once_bytes(layer)
 
     def kept_between(self, layer: Layer) -> float:
         """Bytes that one layer keeps where its scores are recomputed."""
-        return self.batch * self._sample_bytes(layer)
+        return self.batch * self._sample_bytes(layer) + self._once_bytes(layer)
+
+    def _once_bytes(self, layer: Layer) -> float:
+        """Bytes that do not grow with the batch."""
+        bias = layer.bias_elements if self.fused_attention else 0.0
+        return self.item_bytes * bias + layer.once_bytes
 
     def _sample_bytes(self, layer: Layer) -> float:
         stated = self.kept_of(layer)
         copied = stated.copied_elements if self.casts else 0.0
+        if self.item_bytes < WIDE_BYTES and not (self.casts or self.is_fused(layer)):
+            copied = layer.narrow_elements
         return (
             self.item_bytes * (self.share * stated.saved_elements + copied)
             + self.stream_bytes(layer) * stated.stream_elements
@@ -91,7 +99,10 @@ class _Keeping:
         return self.kept_of(layer) is not layer
 
     def _score_bytes(self, layer: Layer) -> float:
-        """Of one sample's attention: the sum of each row, or all scores where it is not fused."""
+        """Of one sample's attention: the sum of each row, or all scores where it is not fused.
+
+        Not fused, keys and values are repeated for all heads of queries that share them.
+        """
         if not layer.score_elements:
             return 0.0
         if self.fused_attention:
@@ -101,7 +112,8 @@ class _Keeping:
         softmax = WIDE_BYTES if self.casts or layer.wide_scores else self.item_bytes
         operand = self.item_bytes if layer.score_dropout or softmax > self.item_bytes else 0
         operand += layer.capped_scores * self.item_bytes
-        return layer.score_elements * (softmax + operand + layer.score_dropout * MASK_BYTES)
+        score_bytes = softmax + operand + layer.score_dropout * MASK_BYTES
+        return layer.score_elements * score_bytes + self.item_bytes * repeated_elements(layer)
 
     def cast_input_bytes(self, layer: Layer) -> float:
         """Bytes that a layer keeps more where it keeps the fp8 cast of its input.
@@ -113,7 +125,7 @@ class _Keeping:
         if layer.copied_elements:
             return -self.batch * self.casts * self.item_bytes * stated.copied_elements
         spared = self.item_bytes if stated.saved_elements >= elements else 0
-        return self.batch * elements * (CAST_BYTES - self.share * spared)
+        return self.batch * elements * (self.narrow.cast_bytes - self.share * spared)
 
     def stream_bytes(self, layer: Layer) -> int:
         """Bytes of an element that flows between blocks."""
@@ -306,7 +318,18 @@ def _cast_bytes_of(workload: Workload, place: int, keeping: _Keeping) -> float:
     """Bytes of the copy of one layer's weight."""
     layer = workload.layers[place]
     casts = keeping.casts and layer.matmul_flops > 0 and place not in keeping.narrow.layers
+    # backward of a trained weight reads it for the gradient of its input alone
+    casts = casts and not (layer.tensors and layer.gradients == 1)
     return keeping.item_bytes * layer.weight_elements if casts else 0.0
+
+
+def repeated_elements(layer: Layer) -> float:
+    """Elements that keys and values have more where each head of queries has its own."""
+    if not isinstance(layer.matrix, Attention):
+        return 0.0
+    shape = layer.matrix
+    more = (shape.heads - shape.kv_heads) * (shape.head_size + shape.value_size)
+    return float(shape.sequences * shape.all_keys * more)
 
 
 def cast_weights(workload: Workload, precision: str, held_dtype: str | None = None) -> bool:

@@ -86,10 +86,13 @@ def _perceptron(prefix: str, widths: tuple[int, ...]) -> list[Module]:
 
 
 def _table(name: str, rows: int, width: int) -> Module:
-    """Look one row up, as the sum of a bag of one."""
+    """Look one row up, as the sum of a bag of one.
+
+    Kept: its index, where its bag begins, the bag of each index, and the size of each bag.
+    """
     return embedding(
         name, ((f"{name}.weight", (rows, width)),), (f"{name}.weight",),
-        vector_elements=float(ACTIVATION_PASSES * width), saved_bytes=3.0 * INDEX_BYTES, kernels=1,
+        vector_elements=float(ACTIVATION_PASSES * width), saved_bytes=4.0 * INDEX_BYTES, kernels=1,
     )  # fmt: skip
 
 
@@ -102,6 +105,7 @@ def _interaction(vectors: int, width: int, products: int) -> Module:
         Layer(
             "interaction", matmul_flops=product.flops, matrix=product, vector_bytes=moved,
             matmul_bytes=float(ELEMENT_BYTES * (2 * joined + vectors**2)), fused_bytes=moved,
-            saved_elements=float(joined), kernels=4, fused_kernels=3,
+            # autocast casts the vectors and their transpose, each by itself
+            saved_elements=float(joined), copied_elements=float(joined), kernels=4, fused_kernels=3,
         )
     )  # fmt: skip

@@ -195,13 +195,15 @@ def _final_norm(stack: str, all_tokens: int, shape: T5Shape, shard: Shard) -> Mo
         vector_elements=normed + dropped,
         fused_elements=float((FUSED_NORM_PASSES + ACTIVATION_PASSES) * tokens * width),
         stream_elements=float(tokens * width),
-        saved_bytes=float((WIDE_BYTES + shape.dropout * MASK_BYTES) * tokens * width),
+        saved_bytes=float((WIDE_BYTES + shape.dropout * MASK_BYTES) * tokens * width)
+        + float(WIDE_BYTES * tokens),
         kernels=RMS_NORM_KERNELS + shape.dropout,
         calls=norm_calls(shard, numels(parameters)),
     )  # fmt: skip
     layer = replace(
-        part.layer, weight_elements=0.0, norm_bytes=float(ELEMENT_BYTES * normed), wide_norm=True
-    )
+        part.layer, weight_elements=0.0, norm_bytes=float(ELEMENT_BYTES * normed), wide_norm=True,
+        narrow_elements=float(tokens * width),
+    )  # fmt: skip
     return replace(part, layer=layer)
 
 
@@ -218,7 +220,8 @@ def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
         wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),
         saved_elements=float(shard.kept_tokens(targets) * h),
-        saved_bytes=float(WIDE_BYTES * logits), kernels=4 + (not shape.own_head),
+        stream_elements=float(logits), saved_bytes=float(INDEX_BYTES * targets),
+        kernels=4 + (not shape.own_head),
         calls=column_calls(shard, targets * h) + loss_calls(shard, targets, vocabulary),
         fused_kept=FusedKept(float(shard.kept_tokens(targets) * h + logits)),
     )  # fmt: skip
@@ -232,13 +235,15 @@ def _stack(
     layers = shape.layers if source is None else shape.decoder_layers or shape.layers
     for number in range(layers):
         prefix = f"{stack}.block.{number}.layer"
-        biased = number == 0
+        first = number == 0
         parts += _attention(
-            f"{prefix}.0", "SelfAttention", tokens, None, shape, shard, biased=biased,
+            f"{prefix}.0", "SelfAttention", tokens, None, shape, shard, first=first,
             causal=source is not None,
         )  # fmt: skip
         if source is not None:
-            parts += _attention(f"{prefix}.1", "EncDecAttention", tokens, source, shape, shard)
+            parts += _attention(
+                f"{prefix}.1", "EncDecAttention", tokens, source, shape, shard, first=first
+            )
         parts += _feed_forward(f"{prefix}.{1 if source is None else 2}", tokens, shape, shard)
     return parts
 
@@ -246,9 +251,8 @@ def _stack(
 def _mapped(
     name: str, tokens: int, inputs: int, outputs: int, *, norm: str = "", added: bool = False,
     elements: float = 0.0, fused: float = 0.0, saved: float = 0.0, wide: float = 0.0,
-    dropped: float = 0.0,
-    shared: bool = False, kernels: int = 0, shard: Shard = WHOLE, first: bool = True,
-    drops: bool = True,
+    copied: float = 0.0, dropped: float = 0.0, keeps: bool = False, shared: bool = False,
+    kernels: int = 0, shard: Shard = WHOLE, first: bool = True, drops: bool = True,
 ) -> Module:  # fmt: skip
     """Map, after a norm or before dropout and addition; the rest as a caller states.
 
@@ -256,6 +260,7 @@ def _mapped(
 
     `first`: whether it is the first of the maps of its input.
     `drops`: whether some of what is added is dropped out.
+    `keeps`, `shared`: whether it is the first that keeps its input, or keeps it as others do.
     """
     stream, read = shard.stream_tokens(tokens), shard.kept_tokens(tokens) * inputs
     own = weight_and_bias(name, outputs, inputs, bias=False)
@@ -270,9 +275,12 @@ def _mapped(
         vector_elements=elements + (drops * DROPOUT_PASSES + ADD_PASSES) * tail,
         norm_elements=float(RMS_NORM_PASSES * normed), wide_norm=True,
         fused_elements=float(fused + FUSED_NORM_PASSES * normed + JOIN_PASSES * tail),
-        saved_elements=float(saved + bool(norm) * read), stream_elements=float(normed) + wide,
-        copied_elements=float(shared * read),
-        saved_bytes=float(WIDE_BYTES * normed + MASK_BYTES * (drops * tail + dropped)),
+        saved_elements=float(saved + (bool(norm) or keeps) * read),
+        stream_elements=float(normed) + wide, copied_elements=float(shared * read) + copied,
+        narrow_elements=float(normed),
+        saved_bytes=float(
+            WIDE_BYTES * (normed + bool(norm) * stream) + MASK_BYTES * (drops * tail + dropped)
+        ),
         kernels=1 + kernels + RMS_NORM_KERNELS * bool(norm) + (1 + drops) * added,
         calls=calls + norm_calls(shard, numels(before)),
     )  # fmt: skip
@@ -280,23 +288,34 @@ def _mapped(
 
 def _attention(
     prefix: str, kind: str, tokens: int, source: int | None, shape: T5Shape, shard: Shard, *,
-    biased: bool = False, causal: bool = False,
+    first: bool = False, causal: bool = False,
 ) -> list[Module]:  # fmt: skip
-    """Normalise, attend to itself or to `source` tokens of the encoder, drop out, add."""
+    """Normalise, attend to itself or to `source` tokens of the encoder, drop out, add.
+
+    `first`: whether it is in the first block, whose table of relative positions gives all blocks
+        their bias, and whose maps keep what the encoder puts out for those of all.
+    """
     name, whole, h = f"{prefix}.{kind}", shape.heads * shape.head_size, shape.width
     keys, inner, heads = source or tokens, whole // shard.tensor, shape.heads // shard.tensor
     attended = attention(
         name, tokens, whole, heads=shape.heads, causal=causal, keys=keys, shard=shard,
         dropout=shape.dropout,
     )  # fmt: skip
-    if biased:
+    crossed = source is not None
+    bias = heads * tokens * keys * (first or not crossed)  # zeros, once for all, where crossed
+    # a causal mask of the bias is kept by each block; indices of the table by the first
+    once = MASK_BYTES * tokens * keys * causal + INDEX_BYTES * tokens * keys * (first > crossed)
+    layer = replace(attended.layer, bias_elements=float(bias), once_bytes=float(once))
+    attended = replace(attended, layer=layer)
+    if first and not crossed:
         table = weight_and_bias(f"{name}.relative_attention_bias", shape.buckets, heads, bias=False)
         attended = replace(attended, parameters=table, ready=names(table))
     maps = [
         _mapped(f"{name}.q", tokens, h, inner, norm=f"{prefix}.layer_norm", shard=shard),
-        _mapped(f"{name}.k", keys, h, inner, shared=True, shard=shard, first=source is not None),
+        _mapped(f"{name}.k", keys, h, inner, shared=not (crossed and first), shard=shard,
+                first=crossed, keeps=crossed and first),
         _mapped(f"{name}.v", keys, h, inner, shared=True, shard=shard, first=False),
-    ]
+    ]  # fmt: skip
     if shard.joins_maps and source is None:
         maps = [join_maps(maps, f"{name}.qkv")]
     elif shard.joins_maps:  # queries and keys are of other tokens
@@ -318,6 +337,8 @@ def _feed_forward(prefix: str, tokens: int, shape: T5Shape, shard: Shard) -> lis
         elements=(passes + drops * DROPOUT_PASSES) * inside,
         fused=float((JOIN_PASSES if shape.gated else ACTIVATION_PASSES) * inside),
         saved=(3.0 if shape.gated else 1.0 + drops) * inside,
+        # autocast's result is cast to the weight's dtype, and to its own once more
+        copied=float(not (shape.gated or drops)) * inside,
         wide=shape.gated * GELU_WIDE * inside, dropped=drops * inside,
         kernels=1 + drops + shape.gated, shard=shard, drops=drops,
     )  # fmt: skip

@@ -39,7 +39,7 @@ def attention(
     name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool,
     keys: int | None = None, window: int | None = None, dropout: bool = True,
     wide_scores: bool = False, capped_scores: bool = False, value_width: int | None = None,
-    kept_values: int | None = None, held: int = 0, shard: Shard = WHOLE,
+    kept_values: int | None = None, held: float = 0.0, shard: Shard = WHOLE,
 ) -> Module:  # fmt: skip
     """Scores, softmax and weighted sum; it has no parameters.
 
@@ -114,7 +114,7 @@ def _attended(
 
 def _shared_attention(
     name: str, attended: Attention, shard: Shard, scores: tuple[bool, bool, bool],
-    kept_value: int | None = None, held: int = 0,
+    kept_value: int | None = None, held: float = 0.0,
 ) -> Module:  # fmt: skip
     """Attention of one rank.
 

@@ -17,13 +17,13 @@ BATCH, TOKENS, PIXELS = 2, 128, 64
 def sized(model_type: str, **more: Any) -> dict[str, Any]:
     sizes = {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 160, "vocab_size": 400,
+        "intermediate_size": 160, "vocab_size": 400, "pad_token_id": 0,
     }  # fmt: skip
     return {"model_type": model_type, **sizes, **more}
 
 
 def decoder(model_type: str, **more: Any) -> dict[str, Any]:
-    return sized(model_type, num_key_value_heads=4, **more)
+    return sized(model_type, **{"num_key_value_heads": 4, **more})
 
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
@@ -32,6 +32,8 @@ LATENT = {
     "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
     "first_k_dense_replace": 1,
 }  # fmt: skip
+SHARED_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+                  "first_k_dense_replace": 1}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128,
         "vocab_size": 400, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 T5 = {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 160, "num_layers": 2, "num_heads": 4,
@@ -41,12 +43,13 @@ STACK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": decoder("llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
-    "llama, wide heads": decoder("llama", head_dim=32, attention_dropout=0.1),
+    "llama, wide heads": decoder("llama", head_dim=32, attention_dropout=0.1,
+                                 num_key_value_heads=1),
     "mistral": decoder("mistral", sliding_window=600),
     "qwen2": decoder("qwen2", use_sliding_window=True, max_window_layers=1, sliding_window=600),
     "qwen3": decoder("qwen3", head_dim=24, attention_bias=True),
     "gemma": decoder("gemma", head_dim=24),
-    "gemma2": decoder("gemma2", head_dim=16),
+    "gemma2": decoder("gemma2", head_dim=16, num_key_value_heads=2),
     "gemma2, not capped": decoder(
         "gemma2", head_dim=16, final_logit_softcapping=None, attn_logit_softcapping=None
     ),
@@ -54,11 +57,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "gemma3_text", head_dim=16, layer_types=["full_attention", "sliding_attention"],
     ),
     "nemotron": decoder("nemotron", attention_bias=True, mlp_bias=True),
+    "phi3": decoder("phi3", num_key_value_heads=2, resid_pdrop=0.1),
+    "glm": decoder("glm", head_dim=24, num_key_value_heads=2),
+    "glm4": decoder("glm4", head_dim=16, attention_bias=False),
+    "granite": decoder("granite", attention_bias=True, num_key_value_heads=2),
+    "smollm3": decoder("smollm3", no_rope_layer_interval=2),
+    "seed_oss": decoder("seed_oss", head_dim=24, mlp_bias=True),
+    "ernie4_5": decoder("ernie4_5", use_bias=True, head_dim=16),
+    "olmo2": decoder("olmo2", num_key_value_heads=2),
+    "olmo3": decoder("olmo3", sliding_window=600),
+    "starcoder2": decoder("starcoder2", residual_dropout=0.1, num_key_value_heads=2),
+    "stablelm": decoder("stablelm", use_qkv_bias=True),
     "mixtral": decoder("mixtral", num_local_experts=4),
     "qwen2_moe": decoder("qwen2_moe", shared_expert_intermediate_size=96, **EXPERTS),
     "qwen3_moe": decoder("qwen3_moe", mlp_only_layers=[0], head_dim=16, **EXPERTS),
     "deepseek_v2": decoder("deepseek_v2", q_lora_rank=None, **LATENT),
     "deepseek_v3": decoder("deepseek_v3", q_lora_rank=32, n_group=4, topk_group=2, **LATENT),
+    "glm4_moe": decoder("glm4_moe", **SHARED_EXPERTS, use_qk_norm=True, n_group=2, topk_group=1,
+                        head_dim=24, num_key_value_heads=2),
+    "olmoe": decoder("olmoe", num_experts=8, num_experts_per_tok=2, num_key_value_heads=2),
+    "gpt_oss": decoder("gpt_oss", num_local_experts=8, num_experts_per_tok=2, head_dim=24),
+    "llama4_text": decoder("llama4_text", num_local_experts=4, head_dim=16,
+                           intermediate_size_mlp=96, interleave_moe_layer_step=2),
     "gpt2": GPT2,
     "gpt2, ReLU, untied": {**GPT2, "n_inner": 96, "activation_function": "relu",
                            "resid_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": False},
@@ -89,7 +109,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Each says something that its family need not have."""
 
-MIXED = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+MIXED = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "olmoe",
+         "gpt_oss", "llama4_text")  # fmt: skip
 
 
 def written(folder: Path, label: str) -> Buildable:

@@ -36,8 +36,8 @@ def names_of(module: Any) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-LOOSE = {"t5": 0.09, "t5, gated": 0.09}
-"""Tables of relative positions are left out, and small models feel it."""
+DENSE_EXPERTS = ("llama4_text",)
+"""Whose experts all read all tokens in transformers, weighed with zeros; here those asked for."""
 
 
 @pytest.mark.parametrize("label", CONFIGS)
@@ -58,17 +58,18 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
             kept = saved_bytes(module, lambda m: loss_of(m, inputs), autocast=label not in MIXED)
     assert [(tensor.name, tensor.shape) for tensor in ours.tensors] == names_of(module)
     assert ours.buffer_bytes == sum(b.numel() * b.element_size() for b in module.buffers())
-    operations = BATCH * sum(layer.matmul_flops for layer in ours.layers)
-    assert operations == pytest.approx(counter.get_total_flops(), rel=1e-4)
+    if label not in DENSE_EXPERTS:
+        operations = BATCH * sum(layer.matmul_flops for layer in ours.layers)
+        assert operations == pytest.approx(counter.get_total_flops(), rel=1e-4)
     if label not in MIXED:
         counted = activation_bytes(ours, BATCH, "bf16", fused_attention=False)
         casts = 2 * sum(layer.weight_elements for layer in ours.layers if layer.matmul_flops)
-        assert counted == pytest.approx(kept, rel=LOOSE.get(label, 0.05))
+        assert counted == pytest.approx(kept, rel=0.02)
         assert casts < counted
 
 
 @pytest.mark.parametrize("mode", ["autocast", "bf16"])
-@pytest.mark.parametrize("label", ["gpt_neox", "vit", "clip", "whisper"])
+@pytest.mark.parametrize("label", ["gpt_neox", "vit", "clip", "whisper", "qwen3", "t5"])
 def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) -> None:
     from tests.workload.saved.saved_tensors import saved_bytes
 
@@ -84,7 +85,7 @@ def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) 
                 else value for name, value in inputs.items()
             }  # fmt: skip
         kept = saved_bytes(module, lambda m: loss_of(m, inputs), autocast=mode == "autocast")
-    assert activation_bytes(ours, BATCH, "bf16") == pytest.approx(kept, rel=0.05)
+    assert activation_bytes(ours, BATCH, "bf16") == pytest.approx(kept, rel=0.025)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,8 @@ def test_a_table_that_is_not_trained_has_no_gradient(tmp_path: Path) -> None:
     }
 
 
-DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "max_window_layers", "classes"}
+DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "max_window_layers", "classes",
+           "no_rope_layers", "moe_layers"}  # fmt: skip
 """What transformers works out of other fields when a configuration is made."""
 
 

@@ -17,36 +17,52 @@ from torch.overrides import TorchFunctionMode
 HALF = torch.bfloat16
 
 NARROWED = frozenset({
-    functional.linear, functional.conv2d, torch.conv2d, torch.matmul, torch.Tensor.matmul,
-    torch.Tensor.__matmul__, torch.addmm, torch.bmm, torch.baddbmm,
+    functional.linear, functional.conv1d, functional.conv2d, torch.conv2d, torch.matmul,
+    torch.Tensor.matmul, torch.Tensor.__matmul__, torch.addmm, torch.bmm, torch.baddbmm,
     functional.scaled_dot_product_attention,
 })  # fmt: skip
 WIDENED = frozenset({
     functional.layer_norm, functional.softmax, torch.softmax, functional.log_softmax,
     functional.cross_entropy, torch.pow, torch.Tensor.pow, torch.rsqrt, torch.Tensor.softmax,
-    functional.nll_loss,
+    functional.nll_loss, functional.group_norm, functional.rms_norm, functional.mse_loss,
 })  # fmt: skip
 """What CUDA's autocast runs in half precision and what in fp32 (aten/src/ATen/autocast_mode.h)."""
 
 
 class FusedAttention(torch.autograd.Function):
-    """Saves query, key, value, result and the fp32 logarithm of each row's sum."""
+    """Saves query, key, value, a bias, result and the fp32 logarithm of each row's sum."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any) -> torch.Tensor:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any) -> torch.Tensor:
         batch, heads, tokens, size = query.shape
         result = torch.empty_like(query)
         if value.shape[-1] != size:  # latent attention: as the kernel lays it, token by token
             result = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
         ctx.save_for_backward(
-            query, key, value, result, query.new_empty(batch, heads, tokens, dtype=torch.float32)
-        )
+            query, key, value, result, bias,
+            query.new_empty(batch, heads, tokens, dtype=torch.float32),
+        )  # fmt: skip
         return result
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        query, key, value, *_ = ctx.saved_tensors
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        query, key, value, _, bias, _ = ctx.saved_tensors
+        own = None if bias is None else torch.empty_like(bias)
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), own
+
+
+class FusedNorm(torch.autograd.Function):
+    """Saves what ``_fused_rms_norm`` does: its input and the scale of each row in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(*x.shape[:-1], 1, dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
 
 
 class CudaKernels(TorchFunctionMode):
@@ -81,7 +97,12 @@ class CudaKernels(TorchFunctionMode):
             with self, patch.object(functional, "has_torch_function", lambda _tensors: False):
                 return func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
-            return FusedAttention.apply(*args[:3])
+            mask = kwargs.get("attn_mask")
+            bias = mask if mask is not None and mask.is_floating_point() else None
+            named = [kwargs[name] for name in ("query", "key", "value")[len(args) :]]
+            return FusedAttention.apply(*args[:3], *named, bias)
+        if func is functional.rms_norm:
+            return FusedNorm.apply(args[0], args[2] if len(args) > 2 else kwargs["weight"])
         if func is functional.dropout:
             rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             training = kwargs.get("training", args[2] if len(args) > 2 else True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from perfmodel.workload.configs.config_types import (
     LONGEST_DEFAULT,
@@ -19,6 +21,7 @@ from perfmodel.workload.configs.config_types import (
     Share,
     Tokens,
     Width,
+    Window,
     Words,
     divides,
     head_of,
@@ -47,6 +50,33 @@ class DecoderConfig(HubConfig):
     tie_word_embeddings: Flag = False
     attention_dropout: Rate | None = 0.0
 
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Fields of `DecoderShape` in which the family differs from Llama."""
+        return {}
+
+    @property
+    def windows(self) -> tuple[int | None, ...] | None:
+        """Tokens that a query of each layer sees at most; None: all before it, in all layers.
+
+        `layer_types` says which layers slide; where it is missing, the family does. Qwen's slide
+        only if asked for: from a layer on, or all of those with experts.
+        """
+        window = getattr(self, "sliding_window", None)
+        if not window or not getattr(self, "use_sliding_window", True):
+            return None
+        stated = getattr(self, "layer_types", None)
+        slide = (
+            map(self.slides, range(self.num_hidden_layers)) if stated is None
+            else (kind == "sliding_attention" for kind in stated)
+        )  # fmt: skip
+        windows = tuple(window if each else None for each in slide)
+        return windows if any(windows) else None
+
+    def slides(self, _layer: int) -> bool:
+        """Whether attention of a layer, counted from 0, slides where the file does not say."""
+        return True
+
 
 class LlamaConfig(DecoderConfig):
     """Llama 1 to 3."""
@@ -63,7 +93,7 @@ class MistralConfig(DecoderConfig):
     num_key_value_heads: Width | None = 8
     max_position_embeddings: Tokens = 131072
     hidden_act: Gate = "silu"
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
 
 
 class Qwen2Config(DecoderConfig):
@@ -75,9 +105,18 @@ class Qwen2Config(DecoderConfig):
     max_position_embeddings: Tokens = 32768
     hidden_act: Gate = "silu"
     use_sliding_window: Flag = False
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
     max_window_layers: int = 28
     layer_types: tuple[AttentionKind, ...] | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Maps of queries, keys and values have a bias."""
+        return {"biased_attention": True}
+
+    def slides(self, layer: int) -> bool:
+        """Those from a layer on."""
+        return layer >= self.max_window_layers
 
 
 class Qwen3Config(DecoderConfig):
@@ -91,9 +130,18 @@ class Qwen3Config(DecoderConfig):
     hidden_act: Gate = "silu"
     attention_bias: Flag = False
     use_sliding_window: Flag = False
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
     max_window_layers: int = 28
     layer_types: tuple[AttentionKind, ...] | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Heads are normalised."""
+        return {"head_norms": True}
+
+    def slides(self, layer: int) -> bool:
+        """Those from a layer on."""
+        return layer >= self.max_window_layers
 
 
 class GemmaConfig(DecoderConfig):
@@ -111,6 +159,11 @@ class GemmaConfig(DecoderConfig):
     hidden_act: Gate | None = "gelu_pytorch_tanh"
     attention_bias: Flag = False
 
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Embeddings are scaled."""
+        return {"scaled_embedding": True}
+
 
 class Gemma2Config(DecoderConfig):
     """Gemma 2, whose attention slides in every second layer."""
@@ -126,13 +179,27 @@ class Gemma2Config(DecoderConfig):
     tie_word_embeddings: Flag = True
     hidden_activation: Gate | None = "gelu_pytorch_tanh"
     attention_bias: Flag = False
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
     layer_types: tuple[AttentionKind, ...] | None = None
     final_logit_softcapping: float | None = 30.0
     attn_logit_softcapping: float | None = 50.0
 
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Branches are normalised before and after; scores and logits may pass a tanh."""
+        return {
+            "scaled_embedding": True,
+            "branch_norms": True,
+            "capped": self.attn_logit_softcapping is not None,
+            "capped_logits": self.final_logit_softcapping is not None,
+        }
 
-class Gemma3Config(DecoderConfig):
+    def slides(self, layer: int) -> bool:
+        """Every second."""
+        return (layer + 1) % 2 > 0
+
+
+class Gemma3Config(Gemma2Config):
     """The text model of Gemma 3, whose attention slides in five of six layers."""
 
     vocab_size: Words = 262208
@@ -146,11 +213,20 @@ class Gemma3Config(DecoderConfig):
     tie_word_embeddings: Flag = True
     hidden_activation: Gate | None = "gelu_pytorch_tanh"
     attention_bias: Flag = False
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
     sliding_window_pattern: Layers = 6
     layer_types: tuple[AttentionKind, ...] | None = None
     final_logit_softcapping: float | None = None
     attn_logit_softcapping: float | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Heads are normalised, too."""
+        return {**super().changes, "head_norms": True, "own_rotaries": True}
+
+    def slides(self, layer: int) -> bool:
+        """All but each so-manyth."""
+        return (layer + 1) % self.sliding_window_pattern > 0
 
 
 class NemotronConfig(DecoderConfig):
@@ -168,38 +244,17 @@ class NemotronConfig(DecoderConfig):
     rope_parameters: RopeParameters | None = None
 
     @property
-    def rotary_share(self) -> float:
-        """Share of a head that positions turn."""
-        return rotary_share(self.rope_parameters, self.partial_rotary_factor, usual=0.5)
-
-
-def layer_windows(config: DecoderConfig) -> tuple[int | None, ...] | None:
-    """Tokens that a query of each layer sees at most; None: all before it, in all layers.
-
-    `layer_types` says which layers slide; where it is missing, the family does. Qwen's slide only
-    if asked for: from a layer on, or all of those with experts.
-    """
-    window = getattr(config, "sliding_window", None)
-    if window is None or not getattr(config, "use_sliding_window", True):
-        return None
-    stated = getattr(config, "layer_types", None)
-    if stated is not None:
-        return tuple(window if kind == "sliding_attention" else None for kind in stated)
-    return tuple(
-        window if _slides(config, layer) else None for layer in range(config.num_hidden_layers)
-    )
-
-
-def _slides(config: DecoderConfig, layer: int) -> bool:
-    match config:
-        case Gemma2Config():
-            return (layer + 1) % 2 > 0
-        case Gemma3Config(sliding_window_pattern=every):
-            return (layer + 1) % every > 0
-        case Qwen2Config(max_window_layers=first) | Qwen3Config(max_window_layers=first):
-            return layer >= first
-    last = getattr(config, "max_window_layers", None)  # Qwen 2 with experts
-    return last is None or ((layer + 1) % 2 > 0 and layer < last)
+    def changes(self) -> dict[str, Any]:
+        """Norms are one kernel, the feed-forward part has two maps, some of a head turns."""
+        share = rotary_share(self.rope_parameters, self.partial_rotary_factor, usual=0.5)
+        return {
+            "fused_norms": True,
+            "layer_norms": True,
+            "gains_from_one": True,
+            "ungated": ACTIVATIONS[self.hidden_act],
+            "rotary_share": share,
+            "turned_apart": True,
+        }
 
 
 def head_findings(config: DecoderConfig) -> Iterator[Finding]:
@@ -222,11 +277,8 @@ def decoder_shape(config: DecoderConfig) -> DecoderShape:
     Raises `InputError`: heads that do not divide.
     """
     raise_findings(head_findings(config))
-    windows = layer_windows(config)
     biased = bool(getattr(config, "attention_bias", False))
-    two_norms = isinstance(config, Gemma2Config | Gemma3Config)
-    nemotron = config if isinstance(config, NemotronConfig) else None
-    return DecoderShape(
+    shape = DecoderShape(
         config.num_hidden_layers,
         config.hidden_size,
         config.num_attention_heads,
@@ -236,21 +288,13 @@ def decoder_shape(config: DecoderConfig) -> DecoderShape:
         config.max_position_embeddings,
         head_width=config.head_dim,
         tied=config.tie_word_embeddings,
-        biased_attention=biased or isinstance(config, Qwen2Config),
+        biased_attention=biased,
         biased_output=biased,
         biased_mlp=bool(getattr(config, "mlp_bias", False)),
-        head_norms=isinstance(config, Qwen3Config | Gemma3Config),
-        branch_norms=two_norms,
-        windows=windows if windows and any(windows) else None,
-        scaled_embedding=two_norms or isinstance(config, GemmaConfig),
-        capped=getattr(config, "attn_logit_softcapping", None) is not None,
-        capped_logits=getattr(config, "final_logit_softcapping", None) is not None,
+        windows=config.windows,
         score_dropout=is_on(config.attention_dropout or 0.0),
-        fused_norms=nemotron is not None,
-        layer_norms=nemotron is not None,
-        ungated=ACTIVATIONS[nemotron.hidden_act] if nemotron else None,
-        rotary_share=nemotron.rotary_share if nemotron else 1.0,
     )
+    return replace(shape, **config.changes)
 
 
 def decoder_model(name: str, config: DecoderConfig, family: str) -> Buildable:

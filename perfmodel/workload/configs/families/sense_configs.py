@@ -15,6 +15,7 @@ from perfmodel.workload.configs.config_types import (
     Function,
     HubConfig,
     Layers,
+    Nothing,
     Rate,
     Tokens,
     Width,
@@ -33,8 +34,6 @@ from perfmodel.workload.zoo.stacks.stack_block import StackShape
 from perfmodel.workload.zoo.stacks.whisper import WhisperShape, whisper, whisper_block
 
 Pixels = Annotated[int, Field(strict=True, gt=0, le=100_000)]
-Nothing = Annotated[float, Field(ge=0, le=0)]
-"""Rates at which layers are left out: such steps differ from one to the next."""
 
 
 class VitConfig(HubConfig):

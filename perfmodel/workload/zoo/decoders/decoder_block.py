@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.workload.model import FusedKept
 from perfmodel.workload.shards.map_calls import column_calls, norm_calls, row_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
+from perfmodel.workload.zoo.decoders.rms_norm import (
+    NORM_KERNELS,
+    kept_by_norm,
+    norm_ready,
+    norm_weight,
+)
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -37,13 +43,6 @@ PRODUCT_PASSES = ACTIVATION_PASSES + ADD_PASSES
 """SiLU of the gate, then its product with the other branch."""
 NO_FUNCTION = ActivationFunction(passes=0, kernels=0, saved=0)
 
-_REGISTERED = (
-    *(f"self_attn.{part}_proj" for part in "qkvo"), "self_attn.q_norm", "self_attn.k_norm",
-    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm",
-    "pre_feedforward_layernorm", "post_feedforward_layernorm",
-)  # fmt: skip
-"""Modules of a block in the order in which Hugging Face registers them."""
-
 
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
@@ -58,15 +57,30 @@ class BlockPlace:
     shard: Shard = WHOLE
 
 
-def registered(block: Iterable[Module]) -> list[Parameter]:
-    """Parameters of a dense block in the order in which Hugging Face registers them."""
+def registered(block: Iterable[Module], order: Sequence[str]) -> list[Parameter]:
+    """Parameters of a block in the order in which a family registers its modules."""
     parameters = [parameter for part in block for parameter in part.parameters]
-    return sorted(parameters, key=lambda parameter: _REGISTERED.index(_module_of(parameter[0])))
+    return sorted(parameters, key=lambda parameter: order.index(_module_of(parameter[0])))
 
 
 def _module_of(parameter: str) -> str:
-    """``self_attn.q_proj`` of ``model.layers.0.self_attn.q_proj.weight``."""
-    return parameter.split(".", 3)[3].rpartition(".")[0]
+    """``self_attn.q_proj`` of ``model.layers.0.self_attn.q_proj.weight``.
+
+    ``mlp.experts.gate_up_proj`` of ``model.layers.0.mlp.experts.gate_up_proj``, a tensor.
+    """
+    return parameter.split(".", 3)[3].removesuffix(".weight").removesuffix(".bias")
+
+
+def shape_of_layer(shape: DecoderShape, number: int) -> DecoderShape:
+    """Sizes of one layer, counted from 0: without positions, where it has none."""
+    return replace(shape, rotary_share=0.0) if number in shape.unturned else shape
+
+
+def check_norms(name: str, shape: DecoderShape, shard: Shard) -> None:
+    """Raise InputError where ranks would share heads that are normalised all at once."""
+    if shape.wide_head_norms and shard.tensor > 1:
+        allowed = f"1 for {name!r}, which normalises queries and keys of all heads at once"
+        raise InputError(Fault("tensor", str(shard.tensor), allowed))
 
 
 def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
@@ -74,35 +88,63 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
 
     `window`: tokens that a query sees at most, or None: all before it.
     """
-    prefix, s, shape = place.prefix, place.tokens, place.shape
-    h, head_size, shard = shape.width, shape.head_size, place.shard
-    queries = shape.heads * head_size // shard.tensor
+    prefix, s, shape, shard = place.prefix, place.tokens, place.shape, place.shard
+    family, queries = shape.block_names, shape.heads * shape.head_size // shard.tensor
+    joins = bool(family.qkv)
+    sinks: tuple[Parameter, ...] = ((f"{prefix}.self_attn.sinks", (shape.heads // shard.tensor,)),)
+    attended = attention(
+        f"{prefix}.self_attn", s, shape.heads * shape.head_size, heads=shape.heads,
+        kv_width=shape.kv_heads * shape.head_size, causal=True, window=window,
+        dropout=shape.score_dropout, wide_scores=not shape.sinks, capped_scores=shape.capped,
+        shard=shard,
+        # turned parts and the rest joined anew; values are a part of a joined map's
+        held=shape.lays_anew + joins * (1 + shape.kv_heads / shape.heads),
+    )  # fmt: skip
+    if shape.sinks:
+        attended = replace(attended, parameters=sinks, ready=names(sinks))
+    return [
+        *_query_maps(place, queries),
+        attended,
+        projection(place, "self_attn.o_proj", queries, shape.width,
+                   after=family.after_attention, added=True),
+    ]  # fmt: skip
+
+
+def _query_maps(place: BlockPlace, queries: int) -> list[Module]:
+    """Maps of `queries`, keys and values, after the norm of the part."""
+    shape, shard, prefix = place.shape, place.shard, place.prefix
+    h, head_size, family = shape.width, shape.head_size, shape.block_names
     keys = max(1, shape.kv_heads // shard.tensor) * head_size
-    head_norms = [norm_weight(f"{prefix}.self_attn.{part}_norm", head_size) for part in "qk"]
-    q_norm, k_norm = head_norms if shape.head_norms else ((), ())
-    # Gemma 3 normalises both after its three maps, Qwen 3 each after its own
-    late = k_norm + q_norm if shape.branch_norms else ()
-    own = () if late else (q_norm, k_norm)
-    q_ready, k_ready = own or ((), ())
+    widths = (queries, keys) if shape.wide_head_norms else (head_size, head_size)
+    q_norm, k_norm = (
+        norm_weight(f"{prefix}.self_attn.{part}_norm", width) if shape.head_norms else ()
+        for part, width in zip("qk", widths, strict=True)
+    )
+    # Gemma 3 and GLM 4.5 normalise both after its three maps, Qwen 3 each after its own
+    late = k_norm + q_norm if shape.branch_norms or shape.late_head_norms else ()
+    q_ready, k_ready = ((), ()) if late else (q_norm, k_norm)
     maps = [
-        projection(place, "self_attn.q_proj", h, queries, norm="input_layernorm",
+        projection(place, "self_attn.q_proj", h, queries, norm=family.norm, begins=True,
                    head_norm=q_norm, ready_first=names(q_ready), rotary=True),
         projection(place, "self_attn.k_proj", h, keys, head_norm=k_norm,
                    ready_first=names(k_ready), rotary=True, shared=True),
         projection(place, "self_attn.v_proj", h, keys, ready_first=names(late), shared=True),
     ]  # fmt: skip
-    return [
-        *(
-            [join_maps(maps, f"{prefix}.self_attn.qkv_proj")] if shard.joins_maps else maps
-        ),
-        attention(f"{prefix}.self_attn", s, shape.heads * head_size, heads=shape.heads,
-                  kv_width=shape.kv_heads * head_size, causal=True, window=window,
-                  dropout=shape.score_dropout,
-                  wide_scores=True, capped_scores=shape.capped, shard=shard,
-                  held=0 < shape.rotary_share < 1),  # turned parts and the rest joined anew
-        projection(place, "self_attn.o_proj", queries, h, after="post_attention_layernorm",
-                   added=True),
-    ]  # fmt: skip
+    if family.qkv:
+        return [_one_map(maps, f"{prefix}.{family.qkv}")]
+    return [join_maps(maps, f"{prefix}.self_attn.qkv_proj")] if shard.joins_maps else maps
+
+
+def _one_map(maps: Sequence[Module], name: str) -> Module:
+    """Maps that have one weight together, and one bias or none."""
+    joined, has_bias = join_maps(maps, name), maps[1].parameters[-1][0].endswith("bias")
+    _, (_, inputs) = maps[1].parameters[0]
+    rows = sum(part.parameters[-1][1][0] for part in maps)
+    before = maps[0].parameters[: -1 - has_bias]  # gains of a norm
+    own = weight_and_bias(name, rows, inputs, bias=has_bias)
+    return replace(
+        joined, parameters=before + own, ready=names_reversed(own) + names_reversed(before)
+    )
 
 
 def feed_forward_part(
@@ -113,43 +155,42 @@ def feed_forward_part(
     `path`: of its maps in the block; `width`: between them, where it is not the model's.
     `normed`: whether it begins with a norm; otherwise it shares its input with another part.
     """
-    h, shard = place.shape.width, place.shard
+    h, shard, family = place.shape.width, place.shard, place.shape.block_names
     wide = (width or place.shape.mlp_width) // shard.tensor
-    norm = norm_before_mlp(place.shape) if normed else ""
-    after = "post_feedforward_layernorm"
+    norm, after = family.before_mlp if normed else "", family.after_mlp
     if place.shape.ungated:
         return [
-            projection(place, f"{path}.up_proj", h, wide, norm=norm),
-            projection(place, f"{path}.down_proj", wide, h, after=after, added=True,
-                       activated=True),
+            projection(place, family.up, h, wide, norm=norm, begins=True),
+            projection(place, family.down, wide, h, after=after, added=True, activated=True),
         ]  # fmt: skip
     maps = [
-        projection(place, f"{path}.gate_proj", h, wide, norm=norm, shares_input=not normed),
+        projection(place, f"{path}.gate_proj", h, wide, norm=norm, begins=normed,
+                   shares_input=not normed),
         projection(place, f"{path}.up_proj", h, wide, shared=True),
-    ]
-    return [
-        *([join_maps(maps, f"{place.prefix}.{path}.gate_up_proj")] if shard.joins_maps else maps),
-        projection(place, f"{path}.down_proj", wide, h, after=after, added=True, gated=True),
     ]  # fmt: skip
-
-
-def norm_before_mlp(shape: DecoderShape) -> str:
-    """Name of the normalisation that the feed-forward part begins with."""
-    return "pre_feedforward_layernorm" if shape.branch_norms else "post_attention_layernorm"
+    if family.gate_up:
+        maps = [_one_map(maps, f"{place.prefix}.{family.gate_up}")]
+    elif shard.joins_maps:
+        maps = [join_maps(maps, f"{place.prefix}.{path}.gate_up_proj")]
+    down = projection(
+        place, f"{path}.down_proj", wide, h, after=after, added=True, gated=True
+    )  # fmt: skip
+    return [*maps, down]
 
 
 def projection(
     place: BlockPlace, name: str, inputs: int, outputs: int, *, norm: str = "", after: str = "",
     head_norm: tuple[Parameter, ...] = (), ready_first: tuple[str, ...] = (), rotary: bool = False,
     added: bool = False, gated: bool = False, shared: bool = False, shares_input: bool = False,
-    activated: bool = False,
+    activated: bool = False, begins: bool = False,
 ) -> Module:  # fmt: skip
     """One map of a block, with what stands before and after it.
 
     It is cut by rows where its result joins the stream, else by columns.
 
     `inputs`, `outputs`: of the part that a rank holds.
-    `norm`: of the input, `after`: of the result where branches are normalised.
+    `norm`: of the input, `after`: of the result; "" where there is none.
+    `begins`: whether it is the first that keeps its input.
     `head_norm`: parameters of a norm of each head of the result.
     `ready_first`: gradients that its backward completes before its own.
     `rotary`: whether positions are turned into the result; `added`: whether it joins the stream.
@@ -164,27 +205,32 @@ def projection(
     bias = _has_bias(shape, name)
     own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
     normed = norm_weight(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms) if norm else ()
-    ends = after and shape.branch_norms
-    ended = norm_weight(f"{place.prefix}.{after}", outputs) if ends else ()
-    normed_elements = stream * (bool(norm) * inputs + bool(ended) * outputs)
-    normed_elements += s * bool(head_norm) * outputs
+    ended = norm_weight(f"{place.prefix}.{after}", outputs) if after else ()
+    results = (stream * bool(ended) + s * bool(head_norm)) * outputs
+    normed_elements = stream * bool(norm) * inputs + results
     count = bool(norm) + bool(ended) + bool(head_norm)
     turns = rotary and shape.rotary_share > 0
     turned, joined = turns * shape.rotary_share * s * outputs, added * stream * outputs
     dropped = shape.dropout * joined
     masks = float(MASK_BYTES * dropped)
-    normed_kept = kept_by_norm(normed_elements, shape)
-    normed_kept["saved_bytes"] += masks
+    heads = outputs // numels(head_norm)[0] if head_norm else 0
+    rows = stream * (bool(norm) + bool(ended)) + s * heads
     kept_input = shard.kept_tokens(place.tokens) * inputs
+    normed_kept = kept_by_norm(normed_elements, rows, shape, results=results)
+    normed_kept["saved_bytes"] += masks
+    normed_kept["saved_elements"] += float(
+        kept_input * begins + (4 * gated + function.narrow) * s * inputs
+    )
     calls = (
         row_calls(shard, s * outputs) if added
         else column_calls(shard, s * inputs, first=not shared)
     )  # fmt: skip
     return linear(
         f"{place.prefix}.{name}", s, inputs, outputs, parameters=normed + own + ended + head_norm,
-        ready=ready_first + names(ended) + names_reversed(own) + names_reversed(normed),
+        ready=ready_first + names(ended) + names_reversed(own) + norm_ready(normed, shape),
         vector_elements=float(
             ROTARY_PASSES * turned + ADD_PASSES * joined + DROPOUT_PASSES * dropped
+            + shape.scaled_branches * ACTIVATION_PASSES * joined
             + (gated * PRODUCT_PASSES + function.passes) * s * inputs
         ),
         norm_elements=float(norm_passes * normed_elements),
@@ -194,17 +240,16 @@ def projection(
             + (gated * JOIN_PASSES + activated * ACTIVATION_PASSES) * s * inputs
             + FUSED_NORM_PASSES * normed_elements
         ),
-        saved_elements=float(kept_input * bool(norm) + (4 * gated + function.narrow) * s * inputs),
         copied_elements=float((shared or shares_input) * kept_input),
         **normed_kept,
         # a norm's input, what products read, and what they put out where a norm follows
         fused_kept=FusedKept(
-            float(kept_input * bool(norm) + (3 * gated + 2 * activated) * s * inputs
+            float(kept_input * begins + (3 * gated + 2 * activated) * s * inputs
                   + outputs * (s * bool(head_norm) + stream * bool(ended))),
             float(stream * inputs * bool(norm)), masks,
         ),
-        kernels=1 + 5 * turns + added * (1 + shape.dropout) + 2 * gated + function.kernels
-        + norm_kernels * count,
+        kernels=1 + 5 * turns + added * (1 + shape.dropout + shape.scaled_branches) + 2 * gated
+        + function.kernels + norm_kernels * count,
         calls=calls + norm_calls(shard, numels(normed + ended + own[1:] * added))
         + norm_calls(shard, numels(head_norm), heads=True),
     )  # fmt: skip

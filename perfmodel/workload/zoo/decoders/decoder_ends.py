@@ -6,7 +6,12 @@ from perfmodel.workload.model import Buffers, FusedKept
 from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_calls, table_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
+from perfmodel.workload.zoo.decoders.rms_norm import (
+    NORM_KERNELS,
+    kept_by_norm,
+    norm_ready,
+    norm_weight,
+)
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -32,13 +37,12 @@ CAP_PASSES = 3 * ACTIVATION_PASSES
 
 
 def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
-    """Rotary frequencies, twice, for sliding and full attention where these differ; a scale.
-
-    They differ in Gemma 3, which alone normalises heads and branches.
-    """
+    """Rotary frequencies, twice, for sliding and full attention where these differ; a scale."""
     if not shape.rotary_share:
         return ()
-    kinds = 2 if shape.head_norms and shape.branch_norms else 1
+    kinds = 1
+    if shape.own_rotaries:
+        kinds = len({shape.window_of(layer) is None for layer in range(shape.layers)})
     frequencies = int(shape.head_size * shape.rotary_share) // 2
     rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * frequencies)
     return (rotary, *(Buffers("fp32", 1, 4),) * shape.scaled_embedding)
@@ -55,18 +59,19 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
     tables += (("model.embed_positions.weight", (shape.positions, shape.width)),) * learned
     gathered = shard.map_tokens(s) * shape.width
     own = shard.stream_tokens(s) * shape.width
-    scaled = shape.scaled_embedding * own
+    scaled = (shape.scaled_embedding or shape.scaled_branches) * own
     return embedding(
         "model.embed_tokens", tables, names_reversed(tables),
         vector_elements=float(
             ACTIVATION_PASSES * (gathered * (1 + learned) + scaled)
-            + learned * ADD_PASSES * gathered + shape.dropout * DROPOUT_PASSES * own
+            + learned * ADD_PASSES * gathered + shape.drops_embedding * DROPOUT_PASSES * own
         ),
         fused_elements=float((JOIN_PASSES if learned else ACTIVATION_PASSES) * gathered),
         saved_bytes=float(
-            INDEX_BYTES * (1 + learned) * shard.map_tokens(s) + shape.dropout * MASK_BYTES * own
+            INDEX_BYTES * (1 + learned) * shard.map_tokens(s)
+            + shape.drops_embedding * MASK_BYTES * own
         ),
-        kernels=1 + shape.scaled_embedding + 2 * learned + shape.dropout,
+        kernels=1 + bool(scaled) + 2 * learned + shape.drops_embedding,
         calls=table_calls(shard, gathered, whole_first=learned),
     )  # fmt: skip
 
@@ -83,17 +88,21 @@ def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
     rows, stream = shard.map_tokens(s), shard.stream_tokens(s) * h
     logits = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
     passes, _ = NORM_KERNELS[shape.fused_norms]
+    saved = kept_by_norm(stream, shard.stream_tokens(s), shape, logits)
+    saved["saved_elements"] += float(shard.kept_tokens(s) * h + shape.capped_logits * logits)
     return linear(
         "lm_head", rows, h, own_vocabulary, parameters=norm + head,
-        ready=names(head) + names_reversed(norm),
+        ready=names(head) + norm_ready(norm, shape),
         norm_elements=float(passes * stream),
-        vector_elements=float((LOSS_PASSES + shape.capped_logits * CAP_PASSES) * logits),
+        vector_elements=float(
+            (LOSS_PASSES + shape.capped_logits * CAP_PASSES
+             + shape.scaled_branches * ACTIVATION_PASSES) * logits
+        ),
         wide_norm=not shape.fused_norms, wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
-        saved_elements=float(shard.kept_tokens(s) * h + shape.capped_logits * logits),
-        **kept_by_norm(stream, shape, logits),
+        **saved,
         fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits), float(stream)),
-        kernels=4 + 3 * shape.capped_logits,
+        kernels=4 + 3 * shape.capped_logits + shape.scaled_branches,
         calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
         + norm_calls(shard, numels(norm)),
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from perfmodel.workload.zoo.decoders.decoder_names import GEMMA_NAMES, LLAMA_NAMES, DecoderNames
 from perfmodel.workload.zoo.stacks.activation_functions import ACTIVATIONS, ActivationFunction
 
 
@@ -19,18 +20,31 @@ class DecoderShape:
     `biased_output`, `biased_mlp`: whether the map after attention has one, and those of the
         feed-forward part.
     `head_norms`: whether each head's query and key are normalised (Qwen 3, Gemma 3).
+    `wide_head_norms`: whether these norms are of all heads at once (OLMo 2).
+    `late_head_norms`: whether these run after the maps of queries, keys and values (GLM 4.5); with
+        `branch_norms` they do.
     `branch_norms`: whether what a branch adds to the stream is normalised, too (Gemma 2 and 3).
+    `names`: of a block's modules, where they are not Llama's or Gemma's.
     `window`: tokens that a query sees at most where attention slides; each `full_every`-th layer
         sees all (0: none does).
     `windows`: instead, of each layer.
     `scaled_embedding`: whether embeddings are multiplied by a buffer (Gemma).
     `capped`, `capped_logits`: whether scores pass a tanh, and logits (Gemma 2).
+    `sinks`: whether each head has a score that no token stands for (gpt-oss).
     `dropout`, `score_dropout`: whether what joins the stream is dropped out, and scores.
+    `embedding_dropout`: whether embeddings are; None: as what joins the stream.
+    `scaled_branches`: whether embeddings, what joins the stream and logits are multiplied by a
+        number (Granite).
     `fused_norms`: whether a norm is one kernel (``torch.nn.RMSNorm``), as in torchtitan, instead of
         Hugging Face's operations.
     `layer_norms`: whether norms are layer normalisation, with a bias, each one kernel (Nemotron).
+    `wide_gains`: whether norms multiply by their gain in fp32 (OLMo 2, gpt-oss; Gemma in any case).
+    `gains_from_one`: whether gains are added to one (Nemotron), so that the gradient of the bias is
+        complete before theirs.
     `ungated`: function between the two maps of a feed-forward part without a gate (Nemotron).
-    `rotary_share`: of a head's elements, which positions turn.
+    `rotary_share`: of a head's elements, which positions turn; `unturned`: layers without.
+    `own_rotaries`: whether sliding and full attention turn at rates of their own (Gemma 3, OLMo 3).
+    `turned_apart`: whether turned elements are joined with the rest anew; None: where there is one.
     `learned_positions`: whether a table of `positions` rows is added to the embeddings.
     """
 
@@ -47,6 +61,8 @@ class DecoderShape:
     biased_output: bool = False
     biased_mlp: bool = False
     head_norms: bool = False
+    wide_head_norms: bool = False
+    late_head_norms: bool = False
     branch_norms: bool = False
     window: int | None = None
     full_every: int = 0
@@ -55,17 +71,41 @@ class DecoderShape:
     capped: bool = False
     capped_logits: bool = False
     dropout: bool = False
+    sinks: bool = False
     score_dropout: bool = False
+    embedding_dropout: bool | None = None
+    scaled_branches: bool = False
     fused_norms: bool = False
     layer_norms: bool = False
+    wide_gains: bool = False
+    gains_from_one: bool = False
     ungated: ActivationFunction | None = None
     rotary_share: float = 1.0
+    unturned: frozenset[int] = frozenset()
+    own_rotaries: bool = False
+    turned_apart: bool | None = None
     learned_positions: bool = False
+    names: DecoderNames | None = None
 
     @property
     def head_size(self) -> int:
         """Width of one head."""
         return self.head_width or self.width // self.heads
+
+    @property
+    def block_names(self) -> DecoderNames:
+        """Names of a block's modules."""
+        return self.names or (GEMMA_NAMES if self.branch_norms else LLAMA_NAMES)
+
+    @property
+    def lays_anew(self) -> bool:
+        """Whether turning positions puts the parts of a head together anew."""
+        return 0 < self.rotary_share < 1 if self.turned_apart is None else self.turned_apart
+
+    @property
+    def drops_embedding(self) -> bool:
+        """Whether embeddings are dropped out."""
+        return self.dropout if self.embedding_dropout is None else self.embedding_dropout
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a query of a layer (from 0) sees at most, or None: all before it."""
@@ -174,7 +214,7 @@ def _gemma2(shape: DecoderShape) -> DecoderShape:
 def _gemma3(shape: DecoderShape, window: int, vocabulary: int = 262208) -> DecoderShape:
     return replace(
         shape, vocabulary=vocabulary, branch_norms=True, head_norms=True, window=window,
-        full_every=6, positions=32768,
+        full_every=6, positions=32768, own_rotaries=True,
     )  # fmt: skip
 
 
@@ -200,7 +240,7 @@ GEMMA3 = {
 def _nemotron(layers: int, width: int, heads: int, mlp_width: int) -> DecoderShape:
     return DecoderShape(
         layers, width, heads, 8, mlp_width, 256000, 4096, fused_norms=True, layer_norms=True,
-        ungated=ACTIVATIONS["relu2"], rotary_share=0.5,
+        gains_from_one=True, ungated=ACTIVATIONS["relu2"], rotary_share=0.5,
     )  # fmt: skip
 
 

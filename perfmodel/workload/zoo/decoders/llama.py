@@ -10,8 +10,10 @@ from perfmodel.workload.shards.sizes import SharedSizes, check_shard
 from perfmodel.workload.zoo.decoders.decoder_block import (
     BlockPlace,
     attention_part,
+    check_norms,
     feed_forward_part,
     registered,
+    shape_of_layer,
 )
 from perfmodel.workload.zoo.decoders.decoder_ends import (
     head_and_loss,
@@ -40,10 +42,11 @@ def llama(
         ),
     )  # fmt: skip
     first, last = token_embedding(shape, s, shard), head_and_loss(shape, s, shard)
+    check_norms(name, shape, shard)
     blocks = [_block(i, s, shape, shard) for i in range(shape.layers)]
     parameters = [
         *first.parameters,
-        *chain.from_iterable(registered(block) for block in blocks),
+        *chain.from_iterable(registered(block, shape.block_names.registered) for block in blocks),
         *last.parameters,
     ]
     return assemble(
@@ -73,5 +76,5 @@ def _hugging_face_class(name: str) -> str:
 
 def _block(number: int, s: int, shape: DecoderShape, shard: Shard) -> list[Module]:
     """Attention part, then feed-forward part."""
-    place = BlockPlace(f"model.layers.{number}", s, shape, shard)
+    place = BlockPlace(f"model.layers.{number}", s, shape_of_layer(shape, number), shard)
     return [*attention_part(place, shape.window_of(number)), *feed_forward_part(place)]

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.layers import NORM_PASSES, WIDE_BYTES, Parameter, weight_and_bias
+from perfmodel.workload.zoo.layers import (
+    NORM_PASSES,
+    WIDE_BYTES,
+    Parameter,
+    names,
+    names_reversed,
+    weight_and_bias,
+)
 
 RMS_NORM_PASSES = 12
 """RMS normalisation as single operations, cast to fp32 and back, at the rate of normalisations: the
@@ -22,13 +29,31 @@ def norm_weight(prefix: str, width: int, *, bias: bool = False) -> tuple[Paramet
     return weight_and_bias(prefix, width, bias=bias)
 
 
-def kept_by_norm(elements: float, shape: DecoderShape, logits: float = 0.0) -> dict[str, Any]:
-    """What a normalisation in single operations keeps beside its result.
+def norm_ready(norm: tuple[Parameter, ...], shape: DecoderShape) -> tuple[str, ...]:
+    """Parameters of a normalisation in the order in which their gradients are complete."""
+    return names_reversed(norm) if shape.gains_from_one else names(norm)
 
-    Its input in fp32; before the gain, its result: in fp32 (Gemma) or as narrow as its input was.
+
+def kept_by_norm(
+    elements: float, rows: float, shape: DecoderShape, logits: float = 0.0, results: float = 0.0
+) -> dict[str, Any]:
+    """What a normalisation keeps beside its result, and softmax of `logits`.
+
+    In single operations its input in fp32, and, before the gain, its result: in fp32 (Gemma,
+    OLMo 2) or as narrow as its input was; as one kernel its input alone. Of each row its scale in
+    fp32, and its mean where it is layer normalisation.
+
+    `results`: of the elements, those that a product put out, so that they are narrow in any case.
     """
-    if shape.fused_norms:  # its input alone
-        return {"saved_bytes": WIDE_BYTES * logits, "stream_elements": float(elements)}
-    if shape.scaled_embedding:
-        return {"saved_bytes": WIDE_BYTES * (2.0 * elements + logits)}
-    return {"saved_bytes": WIDE_BYTES * (elements + logits), "stream_elements": float(elements)}
+    fixed_bytes = WIDE_BYTES * (logits + rows * (1 + shape.layer_norms))
+    if shape.fused_norms:
+        return {
+            "saved_bytes": fixed_bytes, "stream_elements": float(elements), "saved_elements": 0.0,
+        }  # fmt: skip
+    if shape.scaled_embedding or shape.wide_gains:
+        return {"saved_bytes": WIDE_BYTES * 2.0 * elements + fixed_bytes, "saved_elements": 0.0}
+    return {
+        "saved_bytes": WIDE_BYTES * elements + fixed_bytes,
+        "stream_elements": float(elements - results),
+        "saved_elements": float(results),
+    }

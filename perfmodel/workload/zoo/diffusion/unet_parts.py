@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perfmodel.workload.model import Layer
+from perfmodel.workload.zoo.images.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -13,10 +14,8 @@ from perfmodel.workload.zoo.layers import (
     JOIN_PASSES,
     NORM_BYTES,
     NORM_PASSES,
-    Image,
     Module,
     Parameter,
-    convolution,
     linear,
     names,
     names_reversed,
@@ -131,10 +130,7 @@ def _transformer_block(name: str, rows: int, width: int, condition: Condition) -
         parts += [
             _normed_map(f"{name}.norm{number}", f"{place}.to_q", rows, width, width, bias=False),
             *(
-                linear(f"{place}.to_{letter}", keys, key_width, width,
-                       copied_elements=float(elements * (number == 1)),
-                       parameters=weight_and_bias(f"{place}.to_{letter}", width, key_width,
-                                                  bias=False))
+                _other_map(f"{place}.to_{letter}", keys, key_width, width, of_text=number == 2)
                 for letter in ("k", "v")
             ),
             attention(f"{place}.attention", rows, width, heads=width // HEAD_SIZE, causal=False,
@@ -157,6 +153,18 @@ def _transformer_block(name: str, rows: int, width: int, condition: Condition) -
             saved_elements=float(4 * rows * inner), kernels=4,
         ),
     ]  # fmt: skip
+
+
+def _other_map(name: str, keys: int, key_width: int, width: int, *, of_text: bool) -> Module:
+    """Map of keys or values: of the input of queries, or of a text.
+
+    A text is an input of the model, which has no gradient.
+    """
+    part = linear(
+        name, keys, key_width, width, copied_elements=float(keys * key_width),
+        parameters=weight_and_bias(name, width, key_width, bias=False),
+    )  # fmt: skip
+    return replace(part, layer=replace(part.layer, gradients=1)) if of_text else part
 
 
 def _normed_map(norm: str, name: str, rows: int, width: int, outputs: int, *, bias: bool) -> Module:

@@ -12,7 +12,10 @@ from perfmodel.workload.shards.sizes import SharedSizes, check_shard
 from perfmodel.workload.zoo.decoders.decoder_block import (
     BlockPlace,
     attention_part,
+    check_norms,
     feed_forward_part,
+    registered,
+    shape_of_layer,
 )
 from perfmodel.workload.zoo.decoders.decoder_ends import (
     head_and_loss,
@@ -21,19 +24,22 @@ from perfmodel.workload.zoo.decoders.decoder_ends import (
 )
 from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings, check_settings
 from perfmodel.workload.zoo.decoders.experts.expert_sizes import (
+    EXPERT_NAMES,
     EXPERT_SHAPES,
+    USUAL_NAMES,
     ExpertShape,
     expert_family,
 )
 from perfmodel.workload.zoo.decoders.experts.latent_attention import latent_attention_part
-from perfmodel.workload.zoo.decoders.experts.routed_part import RoutedPlace, routed_part
-from perfmodel.workload.zoo.layers import Module, Parameter, assemble
+from perfmodel.workload.zoo.decoders.experts.routed_part import BIAS, RoutedPlace, routed_part
+from perfmodel.workload.zoo.layers import Module, assemble
 
 CHUNK = 8192
 """Tokens within which most layers of Llama 4 attend."""
 
 _ATTENTION = (
-    *(f"self_attn.{part}_proj" for part in "qkvo"), "self_attn.q_norm", "self_attn.k_norm",
+    "self_attn.sinks", *(f"self_attn.{part}_proj" for part in "qkvo"), "self_attn.q_norm",
+    "self_attn.k_norm",
 )  # fmt: skip
 _LATENT = (
     "self_attn.q_proj", "self_attn.q_a_proj", "self_attn.q_a_layernorm", "self_attn.q_b_proj",
@@ -42,8 +48,6 @@ _LATENT = (
 )  # fmt: skip
 _MAPS = ("gate_proj", "up_proj", "down_proj")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
-_ROUTER_FIRST = frozenset({"MixtralForCausalLM", "Qwen2MoeForCausalLM"})
-"""Families that register their router before the experts."""
 
 
 def expert_decoder(
@@ -68,16 +72,17 @@ def expert_decoder(
     check_shard(shard, _shared_sizes(name, shape, s))
     check_settings(settings, shape.routed, shard)
     _check_latent(name, shape, shard)
+    check_norms(name, shape.decoder, shard)
     decoder, routed = shape.decoder, shape.routed
     blocks = [
-        _block(BlockPlace(f"model.layers.{i}", s, decoder, shard), i, shape, family,
-               settings, dtype)
+        _block(BlockPlace(f"model.layers.{i}", s, shape_of_layer(decoder, i), shard), i, shape,
+               family, settings, dtype)
         for i in range(decoder.layers)
     ]  # fmt: skip
     first, last = token_embedding(decoder, s, shard), head_and_loss(decoder, s, shard)
-    registered = [
+    parameters = [
         *first.parameters,
-        *chain.from_iterable(_registered(block, family) for block in blocks),
+        *chain.from_iterable(registered(block, _module_order(family)) for block in blocks),
         *last.parameters,
     ]
     routed_blocks = sum(routed.is_routed(i) for i in range(decoder.layers))
@@ -92,7 +97,7 @@ def expert_decoder(
         source=f"Hugging Face {family}, experts as grouped products",
         input_elements=s,
         output_elements=s * decoder.vocabulary,
-        registered=registered,
+        registered=parameters,
         buffers=(*rotary_buffers(decoder), *(bias,) * routed.score_bias),
         notes=(chunk_note,) * chunked,
         routed_share=routed.top_k / routed.experts,
@@ -122,34 +127,23 @@ def _block(
     dtype: str,
 ) -> list[Module]:  # fmt: skip
     """Attention part, then experts or a dense feed-forward part."""
-    path = "feed_forward" if family == "Llama4ForCausalLM" else "mlp"
+    called = EXPERT_NAMES.get(family, USUAL_NAMES)
     if shape.latent is None:
         attention = attention_part(place, shape.decoder.window_of(number))
     else:
         attention = latent_attention_part(place, shape.latent)
     if not shape.routed.is_routed(number):
-        return [*attention, *feed_forward_part(place, path=path)]
-    return [*attention, *routed_part(RoutedPlace(place, shape.routed, settings, dtype, path))]
-
-
-def _registered(block: list[Module], family: str) -> list[Parameter]:
-    """Parameters of a block in the order in which Hugging Face registers them."""
-    order = _module_order(family)
-    parameters = [parameter for part in block for parameter in part.parameters]
-    return sorted(parameters, key=lambda parameter: order.index(_module_of(parameter[0])))
-
-
-def _module_of(parameter: str) -> str:
-    """``mlp.experts.gate_up_proj`` of ``model.layers.0.mlp.experts.gate_up_proj``, a tensor."""
-    return parameter.split(".", 3)[3].removesuffix(".weight").removesuffix(".bias")
+        return [*attention, *feed_forward_part(place, path=called.path)]
+    return [*attention, *routed_part(RoutedPlace(place, shape.routed, settings, dtype, called))]
 
 
 def _module_order(family: str) -> tuple[str, ...]:
-    path = "feed_forward" if family == "Llama4ForCausalLM" else "mlp"
-    router = "gate" if path == "mlp" else "router"
+    called = EXPERT_NAMES.get(family, USUAL_NAMES)
+    path, router = called.path, called.router
     shared = [f"{kind}.{name}" for kind in ("shared_experts", "shared_expert") for name in _MAPS]
-    experts = ("experts.gate_up_proj", "experts.down_proj")
-    routed = (router, *experts) if family in _ROUTER_FIRST else (*experts, router)
+    maps = ("gate_up_proj", "down_proj")
+    experts = [f"experts.{name}{bias}" for name in maps for bias in ("", BIAS)]
+    routed = (router, *experts) if called.router_first else (*experts, router)
     parts = (*_MAPS, *routed, *shared, "shared_expert_gate")
     attention = _LATENT if "Deepseek" in family else _ATTENTION
     return (*attention, *(f"{path}.{part}" for part in parts), *_NORMS)

@@ -16,11 +16,14 @@ class RoutedShape:
     `width`: of one of them; `shared_width`: of those that every token takes, together.
     `dense_first`: layers before the first with experts; `every`: of the others, each so-manyth,
         but for `dense_layers`.
-    `scores`: what becomes of the router's logits; `wide_router`: whether its product is in fp32.
+    `scores`: what becomes of the router's logits ("top": softmax of those chosen);
+        `wide_router`: whether its product is in fp32.
     `score_bias`: whether a buffer balances the loads (DeepSeek-V3).
     `groups`, `top_groups`: where a token's experts come from so many of the groups of experts.
     `shared_gate`: whether each token weighs what the shared experts say (Qwen 2).
     `weighs_input`: whether a score weighs what an expert reads, not what it says (Llama 4).
+    `biased`: whether router and experts have biases; `clamped`: whether the gate and what it gates
+        are clamped, and the latter has one added (gpt-oss).
     """
 
     experts: int
@@ -30,13 +33,15 @@ class RoutedShape:
     dense_first: int = 0
     every: int = 1
     dense_layers: tuple[int, ...] = ()
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "top"] = "softmax"
     wide_router: bool = False
     score_bias: bool = False
     groups: int = 1
     top_groups: int = 1
     shared_gate: bool = False
     weighs_input: bool = False
+    biased: bool = False
+    clamped: bool = False
 
     def is_routed(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""
@@ -58,6 +63,32 @@ class LatentShape:
     plain: int = 128
     rotary: int = 64
     value: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names of a family's experts, and the order in which it registers them.
+
+    `path`, `router`: of the part in a block, and of the router in the part.
+    `router_first`: whether the router is registered before the experts.
+    `transposed`: whether a weight's inputs stand before its outputs.
+    """
+
+    path: str = "mlp"
+    router: str = "gate"
+    router_first: bool = False
+    transposed: bool = False
+
+
+USUAL_NAMES = ExpertNames()
+EXPERT_NAMES = {
+    "MixtralForCausalLM": ExpertNames(router_first=True),
+    "Qwen2MoeForCausalLM": ExpertNames(router_first=True),
+    "OlmoeForCausalLM": ExpertNames(router_first=True),
+    "GptOssForCausalLM": ExpertNames(router="router", router_first=True, transposed=True),
+    "Llama4ForCausalLM": ExpertNames("feed_forward", "router", transposed=True),
+}
+"""By Hugging Face's class, where they differ from those of most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +172,21 @@ def _llama4(experts: int, every: int) -> ExpertShape:
 LLAMA4 = {"llama4-scout": _llama4(16, 1), "llama4-maverick": _llama4(128, 2)}
 """meta-llama: the text models."""
 
+
+def _gpt_oss(layers: int, experts: int) -> ExpertShape:
+    windows = tuple(None if layer % 2 else 128 for layer in range(layers))
+    decoder = DecoderShape(
+        layers, 2880, 64, 8, 2880, 201088, 4096, head_width=64, biased_attention=True,
+        biased_output=True, windows=windows, sinks=True, wide_gains=True,
+    )  # fmt: skip
+    return ExpertShape(
+        decoder, RoutedShape(experts, 4, 2880, scores="top", biased=True, clamped=True)
+    )
+
+
+GPT_OSS = {"gpt-oss-20b": _gpt_oss(24, 32), "gpt-oss-120b": _gpt_oss(36, 128)}
+"""openai, pre-trained with 4,096 tokens before positions were stretched."""
+
 EXPERT_FAMILIES = {
     "MixtralForCausalLM": MIXTRAL,
     "Qwen3MoeForCausalLM": QWEN3_MOE,
@@ -148,6 +194,7 @@ EXPERT_FAMILIES = {
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Llama4ForCausalLM": LLAMA4,
+    "GptOssForCausalLM": GPT_OSS,
 }
 """Hugging Face's class, and the sizes of its models."""
 EXPERT_SHAPES = {

@@ -53,8 +53,8 @@ def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module
         attention(
             prefix, place.tokens, shape.heads * size, heads=shape.heads,
             value_width=shape.heads * latent.value,
-            kept_values=shape.heads * (latent.plain + latent.value), causal=True, dropout=False,
-            wide_scores=True, shard=shard,
+            kept_values=shape.heads * (latent.plain + latent.value), causal=True,
+            dropout=shape.score_dropout, wide_scores=True, shard=shard,
         ),
         projection(place, "self_attn.o_proj", heads * latent.value, shape.width, added=True),
     ]  # fmt: skip
@@ -77,6 +77,10 @@ def _normed(
     normed = norm_weight(f"{place.prefix}.{norm}", inputs) if norm else ()
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
     elements = stream * inputs * bool(norm)
+    # all but the block's first norm read what a product put out
+    results = elements * norm.startswith("self_attn.")
+    saved = kept_by_norm(elements, stream * bool(norm), shape, results=results)
+    saved["saved_elements"] += float(elements)
     calls += norm_calls(shard, numels(normed + (() if by_columns else own)))
     if by_columns:
         calls += column_calls(shard, s * inputs)
@@ -84,8 +88,8 @@ def _normed(
         f"{place.prefix}.self_attn.{name}", s, inputs, outputs, parameters=normed + own,
         ready=names(own) + names(normed), vector_elements=vector,
         norm_elements=float(norm_passes * elements), wide_norm=bool(norm) and not shape.fused_norms,
-        fused_elements=fused + FUSED_NORM_PASSES * elements, saved_elements=float(elements),
-        copied_elements=float(shared * stream * inputs), **kept_by_norm(elements, shape),
+        fused_elements=fused + FUSED_NORM_PASSES * elements,
+        copied_elements=float(shared * stream * inputs), **saved,
         kernels=1 + norm_kernels * bool(norm) + 6 * bool(vector), calls=calls,
     )  # fmt: skip
 

@@ -16,11 +16,14 @@ from perfmodel.workload.zoo.decoders.decoder_block import (
     PRODUCT_PASSES,
     BlockPlace,
     feed_forward_part,
-    norm_before_mlp,
 )
 from perfmodel.workload.zoo.decoders.experts.dispatch_calls import combine_calls, dispatch_calls
 from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings
-from perfmodel.workload.zoo.decoders.experts.expert_sizes import RoutedShape
+from perfmodel.workload.zoo.decoders.experts.expert_sizes import (
+    USUAL_NAMES,
+    ExpertNames,
+    RoutedShape,
+)
 from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -34,14 +37,21 @@ from perfmodel.workload.zoo.layers import (
     Parameter,
     linear,
     names,
+    names_reversed,
     numels,
     weight_and_bias,
 )
 
-SCORE_PASSES = {"softmax": 6.0, "sigmoid": 14.0}
+SCORE_PASSES = {"softmax": 6.0, "sigmoid": 14.0, "top": 2.5}
 """Passes over a token's scores in fp32: cast (1.5), softmax (2), the greatest of them found (2.5);
 sigmoid with balanced groups adds a bias (3), the greatest of a group, a mask (3) and a gather."""
-SCORE_KERNELS = {"softmax": 6, "sigmoid": 18}
+SCORE_KERNELS = {"softmax": 6, "sigmoid": 18, "top": 3}
+CLAMPED_PASSES, CLAMPED_KERNELS, CLAMPED_KEPT = 16, 7, 7.0
+"""Gate and branch clamped, the gate scaled, its sigmoid, their product, one added to the branch,
+and the product: of elements between the maps. Kept: both as they were, the gate clamped, its
+sigmoid, their product, the branch plus one, and the result."""
+BIAS = "_bias"
+"""Ends the name of a bias of experts."""
 BALANCE_PASSES, BALANCE_KERNELS = 4.0, 8
 """Auxiliary loss: scores summed over tokens, tokens counted, their product summed, and its scale;
 counted in Megatron-LM's ``switch_load_balancing_loss_func``."""
@@ -57,14 +67,14 @@ class RoutedPlace:
     """Experts of one block: where they stand, their sizes, how they run and how they are shared.
 
     `dtype`: of the parameters.
-    `path`: of the part in its block ("mlp", "feed_forward").
+    `names`: as their family has them.
     """
 
     block: BlockPlace
     routed: RoutedShape
     settings: ExpertSettings
     dtype: str
-    path: str = "mlp"
+    names: ExpertNames = USUAL_NAMES
 
     @property
     def tokens(self) -> int:
@@ -89,7 +99,7 @@ class RoutedPlace:
 
     def named(self, part: str) -> str:
         """Full name of a part."""
-        return f"{self.block.prefix}.{self.path}.{part}"
+        return f"{self.block.prefix}.{self.names.path}.{part}"
 
 
 def routed_part(place: RoutedPlace) -> list[Module]:
@@ -97,7 +107,7 @@ def routed_part(place: RoutedPlace) -> list[Module]:
     routed, block = place.routed, place.block
     shared: list[Module] = []
     if routed.shared_width:
-        path = f"{place.path}.{_shared_name(place)}"
+        path = f"{place.names.path}.{_shared_name(place)}"
         shared = feed_forward_part(block, path=path, width=routed.shared_width, normed=False)
     experts = [*_expert_maps(place)]
     if routed.shared_gate:  # the shared expert runs first, its gate and the sum last
@@ -107,18 +117,13 @@ def routed_part(place: RoutedPlace) -> list[Module]:
 
 
 def _shared_name(place: RoutedPlace) -> str:
-    plural = place.path == "mlp" and not place.routed.shared_gate
+    plural = place.names.path == "mlp" and not place.routed.shared_gate
     return "shared_experts" if plural else "shared_expert"
-
-
-def router_name(place: RoutedPlace) -> str:
-    """Name of the router's module."""
-    return "gate" if place.path == "mlp" else "router"
 
 
 def _normed_first(place: RoutedPlace, shared: list[Module]) -> list[Module]:
     """Shared experts that read the part's input first, and so stand behind its norm."""
-    path = f"{place.path}.{_shared_name(place)}"
+    path = f"{place.names.path}.{_shared_name(place)}"
     normed = feed_forward_part(place.block, path=path, width=place.routed.shared_width)
     return [normed[0], *shared[1:]]
 
@@ -126,23 +131,28 @@ def _normed_first(place: RoutedPlace, shared: list[Module]) -> list[Module]:
 def _router(place: RoutedPlace, *, normed: bool) -> Module:
     block, routed = place.block, place.routed
     s, h, shape = place.tokens, block.shape.width, block.shape
-    norm = norm_weight(f"{block.prefix}.{norm_before_mlp(shape)}", h) if normed else ()
-    own = weight_and_bias(place.named(router_name(place)), routed.experts, h, bias=False)
+    norm = norm_weight(f"{block.prefix}.{shape.block_names.before_mlp}", h) if normed else ()
+    router = place.named(place.names.router)
+    own = weight_and_bias(router, routed.experts, h, bias=routed.biased)
+    chosen = routed.top_k if routed.scores == "top" else routed.experts
     scores, balance = s * routed.experts, place.settings.auxiliary_loss
     wide = (SCORE_PASSES[routed.scores] + balance * BALANCE_PASSES) * scores
     # the norm's result, cast, where parameters are narrower than the router's product
     cast = routed.wide_router and place.dtype in HALF
     norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
-    saved = kept_by_norm(s * h * normed, shape)
-    saved["saved_bytes"] += WIDE_BYTES * (scores + cast * s * h) + INDEX_BYTES * s * routed.top_k
+    saved = kept_by_norm(s * h * normed, s * normed, shape)
+    saved["saved_elements"] += float(s * h * normed)
+    saved["saved_bytes"] += (
+        WIDE_BYTES * (s * chosen + cast * s * h) + INDEX_BYTES * s * routed.top_k
+    )
     return linear(
-        place.named(router_name(place)), s, h, routed.experts, parameters=norm + own,
-        ready=names(own) + names(norm),
+        router, s, h, routed.experts, parameters=norm + own,
+        ready=names_reversed(own) + names(norm),
         vector_elements=wide + cast * 1.5 * s * h, wide_elements=wide,
         norm_elements=float(norm_passes * s * h * normed),
         wide_norm=normed and not shape.fused_norms,
         fused_elements=float(FUSED_NORM_PASSES * s * h * normed + 2 * scores),
-        saved_elements=float(s * h * normed), copied_elements=float((not normed) * s * h),
+        copied_elements=float((not normed) * s * h),
         kernels=1 + norm_kernels * normed + SCORE_KERNELS[routed.scores] + cast
         + BALANCE_KERNELS * balance, **saved,
         calls=norm_calls(block.shard, numels(norm + own)),
@@ -164,10 +174,13 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
         saved=rows * h + routed.weighs_input * pairs * h, indices=2, kernels=SORT_KERNELS,
         calls=dispatch_calls(*shared_sizes),
     )  # fmt: skip
+    passes = CLAMPED_PASSES if routed.clamped else PRODUCT_PASSES
+    gate_kept = CLAMPED_KEPT if routed.clamped else 4.0
     narrow = _grouped(
-        place, "down_proj", wide, h, vector=PRODUCT_PASSES * rows * wide + restored,
+        place, "down_proj", wide, h, vector=passes * rows * wide + restored,
         fused=JOIN_PASSES * rows * wide + ACTIVATION_PASSES * pairs * h + JOIN_PASSES * s * h,
-        saved=4.0 * rows * wide + weighs * rows * h, indices=1, kernels=RESTORE_KERNELS + 4,
+        saved=gate_kept * rows * wide + weighs * rows * h, indices=1,
+        kernels=RESTORE_KERNELS + (CLAMPED_KERNELS + 2 if routed.clamped else 4),
         calls=combine_calls(*shared_sizes),
     )  # fmt: skip
     return widen, narrow
@@ -182,12 +195,13 @@ def _grouped(
     `indices`: of rows, that are kept.
     """
     groups, single = place.own_experts, place.settings.implementation == "grouped"
-    transposed = place.path != "mlp"
-    sides = (inputs, outputs) if transposed else (outputs, inputs)
-    weight: Parameter = (place.named(f"experts.{name}"), (groups, *sides))
+    sides = (inputs, outputs) if place.names.transposed else (outputs, inputs)
+    own: tuple[Parameter, ...] = ((place.named(f"experts.{name}"), (groups, *sides)),)
+    if place.routed.biased:
+        own += ((f"{own[0][0]}{BIAS}", (groups, outputs)),)
     pairs = float(place.tokens * place.routed.top_k)
     layer = Layer(
-        name=weight[0],
+        name=own[0][0],
         # as routing asks for: what imbalance or padding adds is no work of the model
         matmul_flops=2.0 * pairs * place.settings.tensor * inputs * outputs,
         matmul_bytes=float(ELEMENT_BYTES * place.rows * (inputs + outputs)),
@@ -201,7 +215,7 @@ def _grouped(
         matrix=GroupedProduct(place.rows, outputs, inputs, groups, single),
         calls=calls,
     )
-    return Module(layer, (weight,), (weight[0],), of_experts=frozenset({weight[0]}))
+    return Module(layer, own, names_reversed(own), of_experts=frozenset(names(own)))
 
 
 def _shared_gate(place: RoutedPlace) -> Module:
