@@ -100,7 +100,6 @@ SMALL_MODULES = {
     "traces/rebuild/recorded_machine": "a fit of its own, apart from the files that hold it",
     "traces/rebuild/replay": "what is simulated, apart from what is written",
     "traces/chakra/simulate_trace": "what is simulated, apart from how it is read",
-    "traces/kineto/slowdown": "one question, which a reader looks for by name",
     "report/validation/residuals": "a figure with the heavy import of its own",
     "studies/tune/settings/grid_search": "the search, apart from what is searched",
     "studies/tune/horovod": "one question, which a reader looks for by name",
