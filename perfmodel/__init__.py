@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from perfmodel.collectives.verify import verify
     from perfmodel.errors import PerfmodelError
     from perfmodel.scenario import Scenario, load_scenario
-    from perfmodel.studies.run.result import Result
+    from perfmodel.studies.run.result.model import Result
     from perfmodel.topology import build_cluster as topology
     from perfmodel.topology.model import Topology
     from perfmodel.torch_modules.capture import Capture, capture
@@ -78,7 +78,7 @@ __all__ = [
 _HOMES = {
     "Capture": "perfmodel.torch_modules.capture:Capture",
     "PerfmodelError": "perfmodel.errors:PerfmodelError",
-    "Result": "perfmodel.studies.run.result:Result",
+    "Result": "perfmodel.studies.run.result.model:Result",
     "Scenario": "perfmodel.scenario:Scenario",
     "Schedule": "perfmodel.collectives.schedule:Schedule",
     "Topology": "perfmodel.topology.model:Topology",

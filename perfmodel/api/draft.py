@@ -20,7 +20,7 @@ from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
 
 if TYPE_CHECKING:
-    from perfmodel.studies.run.result import Memory
+    from perfmodel.studies.run.result.memory import Memory
 
 LARGEST_BATCH = 1024
 """Samples per GPU up to which the batch is doubled while it fits."""
@@ -142,7 +142,7 @@ def _relative(name: str, folder: Path) -> str:
 
 def _usual_training(scenario: Scenario) -> dict[str, Any]:
     """Optimizer and layout that such models are trained with."""
-    from perfmodel.studies.run.resolve.training_job import resolve_workload
+    from perfmodel.studies.run.resolve.job.model_share import resolve_workload
 
     if resolve_workload(scenario).sample.startswith("image"):
         return {"optimizer": "sgd-momentum", "channels_last": True}
@@ -202,8 +202,8 @@ def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, 
 
 
 def _memory(content: Mapping[str, Any], batch: int) -> Memory:
+    from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
     from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-    from perfmodel.studies.run.resolve.training_job import estimate_memory
     from perfmodel.studies.run.steps.sized_job import size_job
 
     sized_content = {**content, "training": {"batch_per_gpu": batch}}

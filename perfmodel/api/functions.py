@@ -57,6 +57,9 @@ def run(
     fidelity: str | None = None,
     progress: Progress | None = None,
     with_first: bool = True,
+    jobs: int | None = None,
+    backend: str = "loky",
+    scheduler: str | None = None,
     **keywords: Any,
 ) -> RunResult:
     """Predict the step time of a scenario at all its cluster sizes.
@@ -75,6 +78,10 @@ def run(
         Called with (sizes done, sizes in all).
     with_first : bool
         Whether very first steps are simulated, too; their times are nan otherwise.
+    jobs : int, optional
+        Processes that simulate the mixtures of strategy ``auto``; default: this one.
+    backend, scheduler
+        As of `sweep`, for the same.
     **keywords
         Fields that differ: ``cluster__nodes=4``; None removes one.
 
@@ -92,6 +99,7 @@ def run(
     """
     from perfmodel.api.results import RunResult, showing
     from perfmodel.studies.run import run_scenario
+    from perfmodel.studies.sweep.executor import search_workers
 
     question = as_scenario(scenario, fields, keywords)
     with python_names():
@@ -100,6 +108,7 @@ def run(
             run_scenario(
                 question, fidelity=fidelity, profile=as_profile(profile), progress=progress,
                 with_first=with_first,
+                workers=search_workers(question, jobs, backend, scheduler),
             ),
         )  # fmt: skip
 
@@ -291,6 +300,8 @@ def plan(
     *,
     profile: Profile | str | Path | None = None,
     jobs: int | None = None,
+    backend: str = "loky",
+    scheduler: str | None = None,
     store: str | Path | None = None,
     progress: Progress | None = None,
     **keywords: Any,
@@ -301,6 +312,8 @@ def plan(
     ----------
     jobs : int, optional
         Processes; default: one per physical core.
+    backend, scheduler
+        As of `sweep`.
     store : str or Path, optional
         File in which predicted steps are kept.
     scenario, fields, profile, progress, **keywords
@@ -320,8 +333,8 @@ def plan(
     question = as_scenario(scenario, fields, keywords)
     with python_names():
         planned = plan_scenario(
-            question, profile=as_profile(profile), jobs=jobs,
-            store=None if store is None else Path(store), progress=progress,
+            question, profile=as_profile(profile), jobs=jobs, backend=backend,
+            scheduler=scheduler, store=None if store is None else Path(store), progress=progress,
         )  # fmt: skip
     return showing(Plan, planned)
 
@@ -409,7 +422,12 @@ def collective(
     'ring'
     """
     from perfmodel.api.results import CollectiveTimes
-    from perfmodel.studies.run.collective import collective_rows, profile_notes, routing_notes
+    from perfmodel.studies.run.collective import (
+        collective_rows,
+        nominal_timer,
+        profile_notes,
+        routing_notes,
+    )
 
     machine, listed, measured = (
         as_topology(topology, nodes, fabric, gpus_per_node), as_sizes(sizes), as_profile(profile)
@@ -417,15 +435,13 @@ def collective(
     name = op.replace("-", "_")
     with python_names():
         settings = _nccl_settings(library, settings, version, env)
+        nominal = nominal_timer(machine, library, settings)
         rows = collective_rows(
             machine, op=name, sizes=listed, algorithm=algorithm, library=library,
             settings=settings, profile=measured, profile_rows=profile_rows, fidelity=fidelity,
-            progress=progress,
+            progress=progress, nominal=nominal,
         )  # fmt: skip
-        notes = routing_notes(
-            machine, op=name, nbytes=max(listed), algorithm=algorithm, library=library,
-            settings=settings,
-        )  # fmt: skip
+        notes = routing_notes(nominal, op=name, nbytes=max(listed), algorithm=algorithm)
         if measured is not None:
             notes += profile_notes(
                 machine, op=name, sizes=listed, profile=measured, rows=profile_rows

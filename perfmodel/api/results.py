@@ -15,7 +15,7 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.studies.advise.model import Advice
 from perfmodel.studies.compare.model import Comparison
 from perfmodel.studies.plan.model import PlanResult
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 from perfmodel.studies.sweep.run import SweepResult
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.settings.model import SettingsTuning
@@ -112,7 +112,7 @@ class RunResult(Result):
             "breakdown": lambda: draw_breakdown(self),
             "timeline": lambda: draw_timeline(self.main),
             "memory": lambda: draw_memory(self.main.memory),
-            "topology": lambda: draw_topology(self.topology, self.main.links),
+            "topology": lambda: draw_topology(self.topology, self.main),
         }
         name = kind or ("scaling" if len(self.points) > 1 else "timeline")
         if name not in drawings:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
-
 from perfmodel.arrays import FloatArray
 from perfmodel.calibrate.parameters import MEANINGS, ParameterName, Values
 from perfmodel.calibrate.profile import Fit, Profile, Rows
@@ -89,7 +87,7 @@ def with_bandwidths(topology: Topology, values: Values) -> Topology:
     """
     bandwidth_Bps: FloatArray = topology.arcs.bandwidth_Bps.copy()
     for kind, rates in _rates_by_kind(values).items():
-        chosen = np.array([k == kind for k in topology.arcs.kinds])
+        chosen = topology.arcs.kinds.among((kind,))
         bandwidth_Bps[chosen] *= max(rates.values()) / bandwidth_Bps[chosen].min()
     return topology.with_arcs(replace(topology.arcs, bandwidth_Bps=bandwidth_Bps))
 
@@ -146,7 +144,7 @@ def _unknown_names(profile: Profile, values: Values, machine: Machine) -> list[F
     places = {
         "launch": set(protocols), "reduce": set(protocols), "step": steps,
         "rank_rate": set(protocols), "host_step": set(protocols),
-        "bandwidth": set(machine.topology.arcs.kinds),
+        "bandwidth": set(machine.topology.arcs.kinds.present()),
     }  # fmt: skip
     return [
         Fault("profile", f"{profile.name!r}, {key.name} of {key.where!r}",

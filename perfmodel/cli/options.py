@@ -101,7 +101,13 @@ JobsOption = Annotated[
     int | None,
     typer.Option("-j", "--jobs", metavar="N", help="Processes; default: all physical cores."),
 ]
-
+BackendOption = Annotated[
+    str, typer.Option(metavar="loky|dask|ray", help="Processes of this machine, or a cluster.")
+]
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Of the cluster, such as tcp://10.0.0.5:8786."),
+]
 
 BeginOption = Annotated[str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")]
 EndOption = Annotated[str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")]

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.options import (
+    BackendOption,
     JobsOption,
     JsonOption,
     ProfileOption,
+    SchedulerOption,
     SetOption,
     load_profile,
     output_option,
@@ -42,6 +44,8 @@ def plan(
     output: Annotated[Path | None, output_option("DIR", "Write plan.html and tables here.")] = None,
     set_: SetOption = None,
     jobs: JobsOption = None,
+    backend: BackendOption = "loky",
+    scheduler: SchedulerOption = None,
     store: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keep predicted steps here, and look them up."),
@@ -69,8 +73,9 @@ def plan(
 
     with progress_bar("simulating") as progress:
         answer = plan_scenario(
-            question, profile=load_profile(profile), jobs=jobs, store=store, progress=progress
-        )
+            question, profile=load_profile(profile), jobs=jobs, backend=backend,
+            scheduler=scheduler, store=store, progress=progress,
+        )  # fmt: skip
     if json:
         print_json(to_json(answer))
     else:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from perfmodel.cli.options import (
+    BackendOption,
     FidelityOption,
     JsonOption,
     ProfileOption,
+    SchedulerOption,
     SetOption,
     load_profile,
     output_option,
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.report.explorer.grid import Grid
     from perfmodel.scenario import Scenario
-    from perfmodel.studies.run.result import Result
+    from perfmodel.studies.run.result.model import Result
 
 
 WARN_FROM_MIN = 2.0
@@ -51,6 +53,12 @@ def run(
     set_: SetOption = None,
     fidelity: FidelityOption = None,
     profile: ProfileOption = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("-j", "--jobs", metavar="N", help="Processes for strategy auto; default: 1."),
+    ] = None,
+    backend: BackendOption = "loky",
+    scheduler: SchedulerOption = None,
     explore: Annotated[
         bool,
         typer.Option("--explore", help="Simulate many settings for sliders in report.html."),
@@ -58,7 +66,7 @@ def run(
     points: Annotated[
         int,
         typer.Option("--points", min=54, metavar="N", help="Settings for --explore, at most."),
-    ] = 360,
+    ] = 480,
     images: Annotated[
         Literal["png", "svg"] | None,
         typer.Option(help="Write the figures as images too (extra 'img', a Chromium)."),
@@ -69,7 +77,9 @@ def run(
 
     Without --json it prints one line per cluster size. With -o it writes report.html (one file,
     works offline), report.md, tables as CSV, timeline.json (opens in Perfetto) and result.json.
-    --explore adds sliders to report.html: bucket cap, network, GPUs.
+    --explore adds sliders to report.html: bucket cap, hook, accumulation, batch, degrees, network,
+    GPUs, as far as the scenario has them. The mixtures of strategy auto may be simulated in several
+    processes, or on a cluster; the answer is the same.
     """
     _check_flags(output, explore=explore, images=images)
     from perfmodel.scenario import change_scenario, load_scenario
@@ -79,11 +89,15 @@ def run(
 
     from perfmodel.report.run.export import to_json
     from perfmodel.studies.run import run_scenario
+    from perfmodel.studies.sweep.executor import search_workers
 
+    workers = search_workers(question, jobs, backend, scheduler)
     measured = load_profile(profile)
     began_s = time.monotonic()
     with progress_bar("simulating") as progress:
-        result = run_scenario(question, fidelity=fidelity, profile=measured, progress=progress)
+        result = run_scenario(
+            question, fidelity=fidelity, profile=measured, progress=progress, workers=workers
+        )
     each_s = (time.monotonic() - began_s) / len(result.points)
     if json:
         print_json(to_json(result))
@@ -139,10 +153,10 @@ def _simulate_grid(
     question: Scenario, result: Result, measured: Profile | None, points: int, each_s: float
 ) -> Grid:
     """Simulate what the explorer's sliders reach: `points` settings at most."""
-    from perfmodel.report.explorer.axes import axes_of
+    from perfmodel.report.explorer.axes import design_of
     from perfmodel.report.explorer.grid import explore
 
-    axes = axes_of(question, result, points)
-    _warn_if_long(math.prod(len(axis) for axis in axes), each_s)
+    design = design_of(question, result, points)
+    _warn_if_long(len(design.points), each_s)
     with progress_bar("simulating settings") as progress:
-        return explore(question, result, axes, profile=measured, progress=progress)
+        return explore(question, result, design, profile=measured, progress=progress)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.options import (
+    BackendOption,
     JobsOption,
     JsonOption,
     ProfileOption,
+    SchedulerOption,
     SetOption,
     load_profile,
     output_option,
@@ -51,13 +53,8 @@ def sweep(
     ],
     set_: SetOption = None,
     jobs: JobsOption = None,
-    backend: Annotated[
-        str, typer.Option(metavar="loky|dask|ray", help="Processes of this machine, or a cluster.")
-    ] = "loky",
-    scheduler: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Of the cluster, such as tcp://10.0.0.5:8786."),
-    ] = None,
+    backend: BackendOption = "loky",
+    scheduler: SchedulerOption = None,
     store: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keep answers here; run again, it goes on from there."),

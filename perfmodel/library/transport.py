@@ -18,6 +18,7 @@ from typing import Literal
 from perfmodel.errors import TopologyError
 from perfmodel.library.model import CommLibrary, Protocol, SocketCosts
 from perfmodel.library.settings import LEAST_CHANNELS, LEVELS, MOST_CHANNELS, LibrarySettings
+from perfmodel.topology.fabric.like_hosts import devices_of
 from perfmodel.topology.model import Reach, Sockets, Topology
 from perfmodel.topology.routing.router import Router
 
@@ -313,8 +314,7 @@ def socket_counts(
 
 def _channels_per_ring(topology: Topology, settings: LibrarySettings) -> float:
     """Channels on each ring; a ring leaves a host by each of its NICs."""
-    first = (device for device in topology.devices.values() if device.host == 0)
-    nics = sum(device.kind == "nic" for device in first) or 1
+    nics = sum(device.kind == "nic" for device in devices_of(topology.devices, 0)) or 1
     least = settings.count(*LEAST_CHANNELS) or 0
     most = settings.count(*MOST_CHANNELS)
     channels = max(CHANNELS_OF_A_RING, least / nics)

@@ -141,6 +141,7 @@ def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
         )
     whole = ClusterSize(per_node * cluster.nodes, cluster.nodes, per_node)
     scenario.data_ranks(whole.gpus)
+    _check_processes(scenario, per_node)
     if scale is None:
         return (whole,)
     smaller = _smaller_sizes(scenario, scale, whole)
@@ -150,6 +151,14 @@ def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
             allowed = f"sizes of the curve that are multiples of {shared} GPUs (parallel)"
             raise scenario.fault("scale", f"{size.gpus} GPUs", allowed)
     return (*smaller, whole)
+
+
+def _check_processes(scenario: Scenario, per_node: int) -> None:
+    """Raise where the GPUs of one process would be on two nodes."""
+    pipeline = scenario.parallel.pipeline
+    if pipeline.one_process and per_node % pipeline.stages:
+        allowed = f"a divisor of the {per_node} GPUs of a node, of which one process drives so many"
+        raise scenario.fault("parallel.pipeline.stages", str(pipeline.stages), allowed)
 
 
 def _smaller_sizes(

@@ -204,14 +204,18 @@ def _masters_kept(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault
 
 
 def _computes_in_param_dtype(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
-    """Layers whose parameters are gathered in 16 bits multiply them in these."""
-    compute, dtype = parts.get("compute"), getattr(parts.get("strategy"), "param_dtype", None)
+    """Layers whose parameters are gathered in, or cast to 16 bits multiply them in these."""
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    mixed, field = getattr(strategy, "mixed_precision", None), "strategy.param_dtype"
+    dtype = getattr(strategy, "param_dtype", None)
+    if mixed is not None:
+        dtype, field = mixed.param_dtype, "strategy.mixed_precision.param_dtype"
     precision = compute.precision if compute else None
     wide = "bf16" if precision == "fp8" else precision
     if compute and dtype in ("bf16", "fp16") and dtype != wide:
         combination = f"'{dtype}' with compute.precision: {precision}"
         allowed = f"'{wide}' or nothing; or compute.precision: {dtype}"
-        yield origin.fault("strategy.param_dtype", combination, allowed)
+        yield origin.fault(field, combination, allowed)
 
 
 def _float8_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
@@ -390,9 +394,16 @@ def _mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     if strategy is not None and strategy.kind in ("data_parallel", "parameter_server"):
         allowed = f"nothing with strategy.kind: {strategy.kind}, whose workers hold whole models"
         yield origin.fault("parallel", "a model that is split", allowed)
+    local_steps = getattr(strategy, "local_steps", 1)
+    if parallel.pipeline.stages > 1 and local_steps > 1:
+        allowed = "1 with parallel.pipeline.stages above 1, whose micro-batches are of one step"
+        yield origin.fault("strategy.local_steps", str(local_steps), allowed)
     if strategy is not None and parallel.expert > 1 and strategy.kind != "megatron":
         allowed = "1, or strategy.kind: megatron, which reduces experts among those that hold them"
         yield origin.fault("parallel.expert", str(parallel.expert), allowed)
+    if strategy is not None and parallel.pipeline.one_process and strategy.kind != "ddp":
+        allowed = "one of a pipeline, or strategy.kind: ddp, around a module on several GPUs"
+        yield origin.fault("parallel.pipeline.schedule", "'sequential'", allowed)
     compute = parts.get("compute")
     if compute is not None and compute.source == "file":
         allowed = "'roofline' with parallel: a file has the times of whole layers"

@@ -116,6 +116,13 @@ def count_stream(counters: LinkCounters, arcs: IntArray, nbytes: float) -> None:
     np.add.at(counters.payload_bytes, arcs, nbytes)
 
 
+def count_streams(counters: LinkCounters, edges: EdgeRoutes, nbytes: FloatArray) -> None:
+    """Count background traffic: `nbytes` of each of some edges, shape (edges,)."""
+    spread = np.repeat(nbytes, np.diff(edges.pointers))
+    np.add.at(counters.wire_bytes, edges.arcs, spread)
+    np.add.at(counters.payload_bytes, edges.arcs, spread)
+
+
 def move_counts(
     counters: LinkCounters,
     old: EdgeRoutes,

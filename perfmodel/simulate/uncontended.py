@@ -138,11 +138,16 @@ def _count_crossings(stage: Stage) -> list[_Crossings]:
     lengths, arcs = np.diff(stage.edges.pointers), stage.edges.arcs
     loads = stage.load[:1] if stage.load.strides == (0,) else np.unique(stage.load)
     if len(loads) == 1:
-        return [(float(loads[0]), *np.unique(arcs, return_counts=True))]
+        return [(float(loads[0]), *_counted(arcs))]
     return [
-        (load, *np.unique(arcs[np.repeat(stage.load == load, lengths)], return_counts=True))
-        for load in loads.tolist()
+        (load, *_counted(arcs[np.repeat(stage.load == load, lengths)])) for load in loads.tolist()
     ]
+
+
+def _counted(arcs: IntArray) -> tuple[IntArray, IntArray]:
+    times = np.bincount(arcs)
+    used = np.flatnonzero(times)
+    return used, times[used]
 
 
 @dataclass

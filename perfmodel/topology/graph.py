@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,28 +36,87 @@ class Device(NamedTuple):
     local: str
 
 
+class LinkKinds(Sequence[str]):
+    """Kind of each link, a byte each: a cluster has a million of a few kinds.
+
+    Parameters
+    ----------
+    names : sequence of str
+    codes : ndarray of int, shape (links,)
+        Position in `names` of the kind of each link.
+    """
+
+    __slots__ = ("codes", "names")
+
+    def __init__(self, names: Sequence[str], codes: NDArray[np.integer[Any]]) -> None:
+        self.names, self.codes = tuple(names), codes.astype(np.uint8)
+
+    @classmethod
+    def of(cls, kinds: Iterable[str]) -> LinkKinds:
+        """Kinds that are listed one by one."""
+        code: dict[str, int] = {}
+        codes = [code.setdefault(kind, len(code)) for kind in kinds]
+        return cls(tuple(code), np.array(codes, dtype=np.uint8))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> LinkKinds: ...
+    def __getitem__(self, index: int | slice) -> str | LinkKinds:
+        if isinstance(index, slice):
+            return LinkKinds(self.names, self.codes[index])
+        return self.names[int(self.codes[index])]
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.names.__getitem__, self.codes.tolist())
+
+    def followed_by(self, others: LinkKinds) -> LinkKinds:
+        """These kinds and then others."""
+        names = tuple(dict.fromkeys((*self.names, *others.names)))
+        code = np.array([names.index(name) for name in others.names], dtype=np.uint8)
+        return LinkKinds(names, np.concatenate([self.codes, code[others.codes]]))
+
+    def present(self, selection: NDArray[Any] | None = None) -> frozenset[str]:
+        """Kinds that there are, or that some of the links are of."""
+        codes = self.codes if selection is None else self.codes[selection]
+        counts = np.bincount(codes, minlength=len(self.names)).tolist()
+        return frozenset(name for name, count in zip(self.names, counts, strict=True) if count)
+
+    def among(self, kinds: Collection[str]) -> NDArray[np.bool_]:
+        """Which links are of one of some kinds; shape (links,)."""
+        return np.array([name in kinds for name in self.names], dtype=np.bool_)[self.codes]
+
+    def values(self, of_kind: Mapping[str, float], default: float) -> NDArray[np.float64]:
+        """Value of each link by its kind; shape (links,)."""
+        return np.array([of_kind.get(name, default) for name in self.names], dtype=float)[
+            self.codes
+        ]
+
+
 @dataclass(frozen=True, slots=True)
 class Arcs:
     """Directed links as arrays; an arc's number is its position.
 
     Parameters
     ----------
-    names : tuple of (str, str)
+    names : sequence of (str, str)
         Devices that the arc leaves and enters.
-    kinds : tuple of str
-        `LinkKind` of each.
+    kinds : LinkKinds
     bandwidth_Bps : array
         Usable bytes per second, in its one direction.
     latency_s : array
-    lanes : tuple of int
+    lanes : ndarray of int
         Links bonded in each.
     """
 
-    names: tuple[tuple[str, str], ...]
-    kinds: tuple[str, ...]
+    names: Sequence[tuple[str, str]]
+    kinds: LinkKinds
     bandwidth_Bps: NDArray[np.float64]
     latency_s: NDArray[np.float64]
-    lanes: tuple[int, ...]
+    lanes: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -67,63 +125,6 @@ class Arcs:
         """Readable name of one arc: ``"n0/gpu3 -> n0/nvs (nvlink)"``."""
         src, dst = self.names[index]
         return f"{src} -> {dst} ({self.kinds[index]})"
-
-
-class Adjacency(Mapping[str, dict[str, list[int]]]):
-    """Numbers of the arcs between each two neighbours: ``[src][dst]``.
-
-    Neighbours of a device are listed when they are asked for, as few of a cluster's million are.
-
-    Parameters
-    ----------
-    devices : mapping of str to Device
-    ends : sequence of (str, str)
-        Of each arc; those of each host stand in a block, and the fabric's after them all.
-    hosts, host_arcs : int
-        Number of blocks, and arcs in each.
-    backwards : bool
-        Whether arcs lead from their second end to their first.
-    """
-
-    def __init__(
-        self,
-        devices: Mapping[str, Device],
-        ends: Sequence[tuple[str, str]],
-        hosts: int,
-        host_arcs: int,
-        *,
-        backwards: bool = False,
-    ) -> None:
-        self._devices, self._ends = devices, ends
-        self._first_cable, self._host_arcs = hosts * host_arcs, host_arcs
-        self._src, self._dst = (1, 0) if backwards else (0, 1)
-        self._listed: dict[str, dict[str, list[int]]] = {}
-
-    def __getitem__(self, name: str) -> dict[str, list[int]]:
-        if name not in self._listed:
-            host = self._devices[name].host
-            begin = max(host, 0) * self._host_arcs
-            block = range(begin, begin + self._host_arcs if host >= 0 else begin)
-            arcs = [arc for arc in block if self._ends[arc][self._src] == name]
-            neighbours: dict[str, list[int]] = {}
-            for arc in (*arcs, *self._cables.get(name, ())):
-                neighbours.setdefault(self._ends[arc][self._dst], []).append(arc)
-            self._listed[name] = neighbours
-        return self._listed[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._devices)
-
-    def __len__(self) -> int:
-        return len(self._devices)
-
-    @cached_property
-    def _cables(self) -> dict[str, list[int]]:
-        """Arcs of the fabric that leave each device."""
-        leaving: dict[str, list[int]] = {}
-        for arc in range(self._first_cable, len(self._ends)):
-            leaving.setdefault(self._ends[arc][self._src], []).append(arc)
-        return leaving
 
 
 def to_networkx(devices: Mapping[str, Device], arcs: Arcs) -> nx.MultiDiGraph[str]:
@@ -145,7 +146,8 @@ def to_networkx(devices: Mapping[str, Device], arcs: Arcs) -> nx.MultiDiGraph[st
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
     graph.add_nodes_from((name, device._asdict()) for name, device in devices.items())
     rows = zip(
-        arcs.names, arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(), arcs.lanes,
+        arcs.names, arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(),
+        arcs.lanes.tolist(),
         strict=True,
     )  # fmt: skip
     graph.add_edges_from(
@@ -183,10 +185,10 @@ def from_networkx(graph: nx.MultiDiGraph[str]) -> tuple[dict[str, Device], Arcs]
     rows = sorted(graph.edges(data=True), key=lambda arc: arc[2]["index"])
     return devices, Arcs(
         names=tuple((src, dst) for src, dst, _ in rows),
-        kinds=tuple(data["kind"] for _, _, data in rows),
+        kinds=LinkKinds.of(data["kind"] for _, _, data in rows),
         bandwidth_Bps=np.array([data["bandwidth_Bps"] for _, _, data in rows], dtype=float),
         latency_s=np.array([data["latency_s"] for _, _, data in rows], dtype=float),
-        lanes=tuple(data.get("lanes", 1) for _, _, data in rows),
+        lanes=np.array([data.get("lanes", 1) for _, _, data in rows], dtype=np.int32),
     )
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from perfmodel.topology.graph import Adjacency, Arcs, Device, to_networkx
+from perfmodel.topology.fabric.adjacency import Adjacency
+from perfmodel.topology.graph import Arcs, Device, to_networkx
 from perfmodel.topology.routing.clos import Tiers
 
 if TYPE_CHECKING:

@@ -73,6 +73,8 @@ class TracedStep:
     `backward_end_s`: on the clock of the trace.
     `overlapped_s`: part of the time of backward in which a collective is in progress;
         `overlapped_work_s`: part of that in which the device works, too.
+    `buckets`: collectives that reduce gradients: all-reduces, of sharded ones reduce-scatters.
+    `waited_s`: for collectives of sharded parameters, in neither forward nor backward.
     """
 
     name: str
@@ -90,6 +92,7 @@ class TracedStep:
     launch_wait_s: float
     overlapped_s: float
     overlapped_work_s: float
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class RankTrace:
     `views`: gradients are views of their buckets, so that nothing is copied back.
     `passes`: forward passes of a step: more than 1 accumulate gradients.
     `batch`: first dimension of the first operator's input.
+    `fsdp`: its version, 0 where nothing is sharded; `units`: the unit of each bucket, empty for the
+        outermost one; `gathers`: all-gathers of a step.
     """
 
     path: Path
@@ -121,11 +126,19 @@ class RankTrace:
     passes: int
     batch: int | None
     notes: tuple[str, ...] = ()
+    fsdp: int = 0
+    units: tuple[str, ...] = ()
+    gathers: int = 0
 
     @property
     def on_cpu(self) -> bool:
         """Whether layers ran on a CPU."""
         return self.device == "CPU"
+
+    @property
+    def blocks(self) -> bool:
+        """Whether layers wait for each collective: of sharded parameters, without a GPU."""
+        return self.on_cpu and self.fsdp > 0
 
     @property
     def median_step_s(self) -> float:

@@ -183,18 +183,19 @@ def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> Float8Cost:
     return _priced_float8(
         batched(product, pricing.batch) if isinstance(product, MatrixProduct)
         else likely_product(layer, pricing.batch),
-        pricing, shared, len(_gradients(layer, first=first)),
+        pricing, shared, len(_gradients(layer, first=first)), _is_frozen(layer),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
 def _priced_float8(
-    product: MatrixKernel, pricing: Pricing, shared: bool, passes: int
+    product: MatrixKernel, pricing: Pricing, shared: bool, passes: int, frozen: bool
 ) -> Float8Cost:
     """Time of the fp8 kernels of a shape, once for all layers that have it."""
     assert pricing.float8 is not None
     assert isinstance(product, MatrixProduct)
-    return float8_cost(product, pricing.float8, shares_input=shared, passes=passes)
+    return float8_cost(product, pricing.float8, shares_input=shared, passes=passes,
+                       frozen=frozen)  # fmt: skip
 
 
 def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:

@@ -297,6 +297,8 @@ class LayerTimes:
     copy_Bps : float
         Bytes per second at which a device copy moves data, counting each byte read and written
         once as one byte copied (so half of the memory's traffic rate).
+    copies_measured : bool
+        `copy_Bps` was measured on the rank itself, not taken from a data sheet.
     activation_bytes : float
         Activations kept for backward, whole micro-batch; bytes.
     matrix_forward_s, matrix_backward_s : ndarray of float, shape (layers,), optional
@@ -323,6 +325,7 @@ class LayerTimes:
     activation_bytes: float
     source: str
     spread: tuple[float, float] = (1.0, 1.0)
+    copies_measured: bool = False
     matrix_forward_s: NDArray[np.float64] | None = None
     matrix_backward_s: NDArray[np.float64] | None = None
     weight_gradient_s: NDArray[np.float64] | None = None

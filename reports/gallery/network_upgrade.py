@@ -12,12 +12,12 @@ from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.images import Picture
 from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.common.palette import INK, WORK
-from perfmodel.report.explorer.axes import axes_of
+from perfmodel.report.explorer.axes import design_of
 from perfmodel.report.explorer.grid import explore
 from perfmodel.report.run.page import write_report
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.result.model import SizeResult
 
 SCENARIO = "bert-large-v100-25g"
 
@@ -54,7 +54,7 @@ def _write(folder: Path) -> Path:
     """Write the report with an explorer, in which all other networks can be tried."""
     question = load_scenario(SCENARIO)
     result = run_scenario(question)
-    return write_report(result, folder, grid=explore(question, result, axes_of(question, result)))
+    return write_report(result, folder, grid=explore(question, result, design_of(question, result)))
 
 
 def upgrades_csv(points: Mapping[str, SizeResult]) -> str:

@@ -19,7 +19,7 @@ from perfmodel.report.scaling.analysis import size_gains
 from perfmodel.report.scaling.text import knee_sentence
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 CURVES = {
     "GPT-2 XL on DGX A100": ("gpt2-xl-dgx-a100-1024", "#0072b2"),

@@ -9,7 +9,8 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 
-from perfmodel.studies.run.result import BucketTime, LinkUse, Memory, Result, SizeResult
+from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.model import BucketTime, LinkUse, Result, SizeResult
 from perfmodel.timeline import Span, Timeline, exposed_s
 from perfmodel.topology.graph import from_networkx
 from perfmodel.topology.model import Gpu, Topology

@@ -1,13 +1,8 @@
-"""Times of layers on this machine, and steps of a real DDP in two processes."""
+"""Times of layers on this machine."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,12 +13,7 @@ import torch
 from perfmodel.errors import InputError
 from perfmodel.torch_modules.capture import capture
 from perfmodel.torch_modules.times.ddp_steps import record_steps
-from perfmodel.training.ddp.buckets import ddp_buckets
-from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load_workload, read_layer_times
-from tests.torch_modules.ddp_worker import STEPS
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_measured_layers_are_read_as_times(tmp_path: Path) -> None:
@@ -60,37 +50,3 @@ def test_a_plain_module_has_no_steps_to_record() -> None:
         record_steps(torch.nn.Linear(4, 4)),
     ):
         pass
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("ddp")
-    environment = {
-        **os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    command = [sys.executable, "-P", "-m", "tests.torch_modules.ddp_worker", str(folder)]
-    processes = [
-        subprocess.Popen([*command, str(rank)], env=environment, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=200)[1] for process in processes]
-    assert all(process.returncode == 0 for process in processes), errors
-    document: dict[str, Any] = json.loads((folder / "steps.json").read_text())
-    return document | {"file": folder / "model.yaml"}
-
-
-def test_recorded_buckets_and_orders_are_those_predicted(recorded: dict[str, Any]) -> None:
-    assert recorded["ready"] == recorded["captured"] == recorded["rebuilt"]
-    workload = load_workload(str(recorded["file"]))
-    buckets = ddp_buckets(workload, DdpOptions(bucket_cap_bytes=recorded["cap"]))
-    assert [bucket.nbytes for bucket in buckets] == recorded["buckets"]
-
-
-def test_recorded_times_are_in_the_file(recorded: dict[str, Any]) -> None:
-    workload = load_workload(str(recorded["file"]))
-    times = read_layer_times(recorded["file"], workload)
-    assert times.forward_s.sum() == pytest.approx(recorded["forward_s"], rel=1e-3)
-    assert times.backward_s.sum() == pytest.approx(recorded["backward_s"], rel=1e-3)
-    assert 0 < times.forward_s.sum() + times.backward_s.sum() < recorded["step_s"]
-    assert (times.backward_s > 0).all()
-    assert recorded["steps"] == STEPS

@@ -1,3 +1,3 @@
 """A module that runs in processes of its own, with torch."""
 
-collect_ignore_glob = ["ddp_with_profiler.py"]
+collect_ignore_glob = ["gloo_training.py"]

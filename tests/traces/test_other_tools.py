@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sqlite3
 from contextlib import closing
@@ -67,7 +68,7 @@ def _insert(
         if "Sequence number" in args:
             text += f", seq = {args['Sequence number']}, op_id = 7"
         if "Input Dims" in args:
-            text += f", sizes = {args['Input Dims']}"
+            text += f", sizes = {args['Input Dims']}, input_op_ids = [(6,0)]"
         number = names.setdefault(text, len(names))
         row = (*times, None, number, 59, thread)
         database.execute("INSERT INTO NVTX_EVENTS VALUES (?,?,?,?,?,?)", row)
@@ -131,6 +132,40 @@ def test_inspector_splits_waiting_from_transfer(tmp_path: Path) -> None:
     assert size.transfer_s == pytest.approx(4000e-6)
     assert size.waiting_s == pytest.approx(400e-6)
     assert size.busbw_Bps == pytest.approx((1 << 30) / 4000e-6 * 2 * 7 / 8)
+
+
+@pytest.mark.parametrize(
+    ("op", "nbytes", "time_us", "busbw"),
+    [  # of ext-profiler/inspector/README.md, 8 ranks
+        ("AllReduce", 17179869184, 61974.0, 485.119099e9),
+        ("ReduceScatter", 2147483648, 41057.0, 366.134533e9),
+    ],
+)
+def test_bandwidths_are_those_that_the_inspector_prints(
+    tmp_path: Path, op: str, nbytes: int, time_us: float, busbw: float
+) -> None:
+    """Of a reduce-scatter it records the size of one rank's part."""
+    path = tmp_path / "rank0.log.gz"
+    text = line(0, 1, time_us, coll=op, coll_msg_size_bytes=nbytes)
+    path.write_bytes(gzip.compress(text.encode()))
+    assert is_inspector(path)
+    assert read_inspector([path])[0].busbw_Bps == pytest.approx(busbw, rel=1e-6)
+
+
+def test_one_header_for_a_dump_of_records(tmp_path: Path) -> None:
+    """Since v4.3; records of sends and of proxies say nothing of collectives."""
+    whole = [json.loads(line(0, serial, 4000.0)) for serial in range(2)]
+    head = {"header": whole[0]["header"], "metadata": {}, "dump_stats": {"coll_records": 2}}
+    records = [{"coll_perf": each["coll_perf"]} for each in whole]
+    sent = {"p2p_perf": {"p2p": "Send"}}
+    path = tmp_path / "rank0.jsonl"
+    path.write_text("\n".join(json.dumps(each) for each in (head, *records, sent)))
+    assert is_inspector(path)
+    (size,) = read_inspector([path])
+    assert (size.count, size.ranks) == (2, 8)
+    path.write_text(json.dumps(sent))
+    with pytest.raises(InputError, match="no collectives"):
+        read_inspector([path])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
 from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
-from perfmodel.studies.run.result import Memory
+from perfmodel.studies.run.result.memory import Memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory
 from perfmodel.training.memory.reserve import reserve_bytes

@@ -168,8 +168,7 @@ class CostModel(ForwardModel):
     def _narrowest(self, used: IntArray) -> dict[str, float]:
         """Bandwidth of the narrowest of the used links of each kind; bytes per second."""
         arcs = self.machine.topology.arcs
-        kinds = np.array(arcs.kinds)
         return {
-            kind: float(arcs.bandwidth_Bps[kinds == kind].min())
-            for kind in dict.fromkeys(kinds[used].tolist())
+            kind: float(arcs.bandwidth_Bps[arcs.kinds.among((kind,))].min())
+            for kind in dict.fromkeys(arcs.kinds[at] for at in used.tolist())
         }

@@ -36,7 +36,7 @@ def scale_bandwidths(topology: Topology, factors: Mapping[str, float]) -> Topolo
     Only `arcs` change: `built` keeps the numbers by which the library chooses.
     """
     arcs = topology.arcs
-    by_kind = np.array([factors.get(kind, 1.0) for kind in arcs.kinds])
+    by_kind = arcs.kinds.values(factors, 1.0)
     return topology.with_arcs(replace(arcs, bandwidth_Bps=arcs.bandwidth_Bps * by_kind))
 
 
@@ -207,9 +207,9 @@ def _hidden_share(lowered: LoweredCollective, observation: Observation) -> float
 
 def _parameters_of(lowered: LoweredCollective, topology: Topology) -> Iterator[Parameter]:
     """Factors that the time depends on, but for the launch."""
-    kinds = np.array(topology.arcs.kinds)
+    kinds = topology.arcs.kinds
     edges = list({id(stage.edges): stage.edges for stage in lowered.stages}.values())
-    for kind in np.unique(np.concatenate([kinds[np.unique(e.arcs)] for e in edges])).tolist():
+    for kind in sorted({kind for e in edges for kind in kinds.present(e.arcs)}):
         yield Parameter("bandwidth", kind)
     yield Parameter("rate", f"{lowered.schedule.algorithm}/{lowered.protocol}")
     for hop in np.unique(np.concatenate([np.unique(e.hop) for e in edges])).tolist():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.arrays import IntArray
+from perfmodel.arrays import IntArray, stable_order
 from perfmodel.collectives.patterns import concatenate, pipeline
 from perfmodel.collectives.schedule import Schedule, check_ranks, split_elements
 from perfmodel.errors import ScheduleError
@@ -48,7 +48,7 @@ def forest_of(parents: IntArray) -> Forest:
     above = np.where(parents < 0, ROOT, parents + ranks * np.arange(channels)[:, None]).ravel()
     depth, height = _depth(above), np.zeros(channels * ranks, dtype=np.int64)
     child = np.flatnonzero(above >= 0)
-    order = child[np.argsort(-depth[child], kind="stable")]
+    order = child[stable_order(-depth[child])]
     ends = np.flatnonzero(np.diff(depth[order])) + 1
     for lower in np.split(order, ends) if len(order) else ():
         np.maximum.at(height, above[lower], height[lower] + 1)

@@ -7,14 +7,21 @@ both are found once for each shape, and the two are joined at the roots.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import compiled_loops
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import (
+    SMALL_TABLE,
+    FloatArray,
+    IntArray,
+    first_of_each,
+    parts_of,
+    stable_order,
+)
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.unrolled import feeders_of
 
@@ -46,7 +53,10 @@ class EdgeClasses:
         """Whether all edges of a class have the same value."""
         if values.strides == (0,):
             return True
-        return bool((values[self.sample][self.of] == values).all())
+        own = values[self.sample]
+        return all(
+            np.array_equal(own[self.of[rows]], values[rows]) for rows in parts_of(len(self.of))
+        )
 
     def shapes(self, phase: Phase) -> TreeShapes | None:
         """Shapes of the trees of a phase, found once; None if its edges form no such."""
@@ -57,9 +67,12 @@ class EdgeClasses:
 
 
 def classify(hashes: Hashes) -> EdgeClasses:
-    """Classes of edges with the same hash."""
-    _, sample, of = np.unique(hashes, return_index=True, return_inverse=True)
-    return EdgeClasses(of, sample)
+    """Classes of edges with the same hash: by its last bits, and where those meet by a sort."""
+    sample, of = first_of_each((hashes & _LAST_BITS).astype(np.int64))
+    others = np.flatnonzero(hashes[sample][of] != hashes)
+    _, first, places = np.unique(hashes[others], return_index=True, return_inverse=True)
+    of[others] = len(sample) + places
+    return EdgeClasses(of, np.concatenate([sample, others[first]]))
 
 
 def mix(*columns: NDArray[np.generic]) -> Hashes:
@@ -67,18 +80,25 @@ def mix(*columns: NDArray[np.generic]) -> Hashes:
 
     Source of the mixing: splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
     """
-    rows = len(columns[0])
-    hashes = np.zeros(rows, dtype=np.uint64)
-    for values in (part for column in columns for part in np.atleast_2d(column.T)):
-        hashes += np.ascontiguousarray(values).view(np.uint64)
-        hashes += np.uint64(0x9E3779B97F4A7C15)
-        for shift, factor in _STEPS:
-            hashes ^= hashes >> shift
-            hashes *= factor
-        hashes ^= hashes >> np.uint64(31)
+    hashes = np.zeros(len(columns[0]), dtype=np.uint64)
+    parts = [part for column in columns for part in np.atleast_2d(column.T)]
+    for rows in parts_of(len(hashes)):
+        _mix_into(hashes[rows], [values[rows] for values in parts])
     return hashes
 
 
+def _mix_into(hashes: Hashes, columns: Iterable[NDArray[np.generic]]) -> None:
+    shifted = np.empty_like(hashes)
+    for values in columns:
+        hashes += np.ascontiguousarray(values).view(np.uint64)
+        hashes += np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in _STEPS:
+            hashes ^= np.right_shift(hashes, shift, out=shifted)
+            hashes *= factor
+        hashes ^= np.right_shift(hashes, np.uint64(31), out=shifted)
+
+
+_LAST_BITS = np.uint64(4 * SMALL_TABLE - 1)
 _STEPS = (
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
     (np.uint64(27), np.uint64(0x94D049BB133111EB)),
@@ -217,19 +237,31 @@ def find_shapes(phase: Phase, classes: EdgeClasses) -> TreeShapes | None:
     """Shapes of the trees of a phase; None if its edges do not gather and then spread."""
     edges, feeders = len(phase.src), feeders_of(phase)
     gathers = np.broadcast_to(np.asarray(phase.adds, dtype=np.bool_), edges)
-    spreads = np.append(~gathers, False)[feeders]  # feeders that do
-    count = spreads.sum(axis=1)
-    if count[gathers].any() or count.max(initial=0) > 1 or not _come_back(phase, gathers):
+    parent = _parents(feeders, gathers)
+    if parent is None or not _come_back(phase, gathers):
         return None
-    # What went up from below the parent's end has come down with the parent's data.
-    parent = np.where(spreads, feeders, edges).min(axis=1)
-    below_up = np.where(gathers[:, None], feeders, edges)
-    up = _fold(np.flatnonzero(gathers), below_up, phase.first, classes)
+    up = _fold(np.flatnonzero(gathers), feeders, phase.first, classes)
     down = _fold(np.flatnonzero(~gathers), _children(parent), -phase.first, classes)
     tops = np.flatnonzero(~gathers & (parent == edges))
     gathered = np.append(np.where(up.of < 0, len(up.top), up.of), len(up.top))[feeders[tops]]
     joints = classify(mix(np.sort(gathered, axis=1), down.of[tops]))
     return TreeShapes(up, down, gathered[joints.sample], down.of[tops][joints.sample])
+
+
+def _parents(feeders: IntArray, gathers: NDArray[np.bool_]) -> IntArray | None:
+    """Edge that spreads to each edge that spreads on, or their number; None if several do.
+
+    What went up from below the parent's end has come down with the parent's data.
+    """
+    edges = len(feeders)
+    spreading, parent = np.append(~gathers, False), np.empty(edges, dtype=np.int64)
+    for rows in parts_of(edges):
+        spreads = spreading[feeders[rows]]
+        count = spreads.sum(axis=1)
+        if count[gathers[rows]].any() or count.max(initial=0) > 1:
+            return None
+        parent[rows] = np.where(spreads, feeders[rows], edges).min(axis=1)
+    return parent
 
 
 def _come_back(phase: Phase, gathers: NDArray[np.bool_]) -> bool:
@@ -245,7 +277,7 @@ def _children(parent: IntArray) -> IntArray:
     """Edges below each edge; padded with the number of edges. Shape (edges, most)."""
     edges = len(parent)
     child = np.flatnonzero(parent < edges)
-    child = child[np.argsort(parent[child], kind="stable")]
+    child = child[stable_order(parent[child])]
     counts = np.bincount(parent[child], minlength=edges)
     number = np.arange(len(child)) - np.repeat(np.cumsum(counts) - counts, counts)
     children = np.full((edges, max(1, int(counts.max(initial=0)))), edges)
@@ -256,7 +288,7 @@ def _children(parent: IntArray) -> IntArray:
 def _fold(selection: IntArray, below: IntArray, order: IntArray, classes: EdgeClasses) -> _Shapes:
     """Shapes of the subtrees of some edges, each of which comes after those `below` it."""
     edges = len(order)
-    selection = selection[np.argsort(order[selection], kind="stable")]
+    selection = selection[stable_order(order[selection])]
     hashes, height = np.zeros(edges + 1, dtype=np.uint64), np.zeros(edges + 1, dtype=np.int64)
     for begin, end in _levels(order[selection]):
         level = selection[begin:end]

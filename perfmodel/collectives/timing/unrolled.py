@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, parts_of, stable_order
 from perfmodel.collectives.schedule import Phase
 
 SAME = 1e-12
@@ -143,15 +143,19 @@ def feeders_of(phase: Phase) -> IntArray:
     """
     edges = len(phase.src)
     starts, ends = places_of(phase)
-    by_end = np.argsort(ends, kind="stable")
-    low = np.searchsorted(ends[by_end], starts, side="left")
-    high = np.searchsorted(ends[by_end], starts, side="right")
-    place = low[:, None] + np.arange(max(1, int((high - low).max(initial=0))))
-    feeders = np.where(place < high[:, None], by_end[np.minimum(place, edges - 1)], edges)
-    if phase.first.max(initial=0) > 0:
-        begun = np.append(phase.first, edges + 1)[feeders] < phase.first[:, None]
-        feeders = np.where(begun, feeders, edges)
-    return feeders.astype(np.int64)
+    by_end = stable_order(ends)
+    most = 1 + int(max(starts.max(initial=0), ends.max(initial=0)))
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=most))])
+    low, high = bounds[starts], bounds[starts + 1]
+    number = np.arange(max(1, int((high - low).max(initial=0))))
+    feeders = np.empty((edges, len(number)), dtype=np.int64)
+    first = np.append(phase.first, edges + 1) if phase.first.max(initial=0) > 0 else None
+    for rows in parts_of(edges):
+        place = low[rows, None] + number
+        own = np.where(place < high[rows, None], by_end[np.minimum(place, edges - 1)], edges)
+        begun = True if first is None else first[own] < phase.first[rows, None]
+        feeders[rows] = np.where(begun, own, edges)
+    return feeders
 
 
 def _consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.arrays import IntArray
+from perfmodel.arrays import IntArray, distinct
 from perfmodel.library.channels.ring_search import HostRing, local_rings, rail_rings
 from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
 from perfmodel.library.lowering.edges import Edges
@@ -60,7 +60,7 @@ def by_host(ranks: IntArray, size: int) -> IntArray | None:
     rows = ranks.reshape(-1, per_host)
     own = rows // size == (rows // size)[:, :1]
     same_gpus = rows % size == rows[0] % size
-    different = len(np.unique(rows[:, 0] // size)) == len(rows)
+    different = len(distinct(rows[:, 0] // size)) == len(rows)
     return rows if own.all() and same_gpus.all() and different else None
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, distinct, first_of_each
 from perfmodel.library.lowering.edges import (
     HOP_KINDS,
     Edges,
     HostCopies,
     edges_over,
     join_copies,
+    join_edges,
     ranges,
     select_edges,
 )
@@ -28,6 +29,10 @@ from perfmodel.topology.routing.router import Router
 
 NEAREST = -1
 """In place of a NIC's number: the nearest one."""
+
+
+AT_ONCE = 1 << 16
+"""Edges that are laid at once: arrays of a million edges cost more to get than to fill."""
 
 
 RELAYED = -2
@@ -75,8 +80,12 @@ def route_edges(
     Raises `TopologyError`: nothing connects two of the ranks.
     """
     ends = (np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64))
-    flow = np.arange(len(src))
-    laid = _lay(topology, router.healthy, *ends, nic_out, nic_in, flow)
+    columns = (*ends, nic_out, nic_in, np.arange(len(src)))
+    parts = [
+        _lay(topology, router.healthy, *(column[begin : begin + AT_ONCE] for column in columns))
+        for begin in range(0, max(1, len(src)), AT_ONCE)
+    ]
+    laid = parts[0] if len(parts) == 1 else join_edges(parts)
     return reroute_edges(topology, router, laid)
 
 
@@ -108,7 +117,7 @@ def reroute_edges(topology: Topology, router: Router, edges: Edges) -> Edges:
     dead = np.zeros(len(topology.arcs), dtype=np.bool_)
     dead[list(topology.dead)] = True
     owner = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))
-    cut = np.unique(owner[dead[edges.arcs]])
+    cut = distinct(owner[dead[edges.arcs]])
     if not len(cut):
         return edges
     switched = (edges.src[cut] < 0) | (edges.dst[cut] < 0)
@@ -255,7 +264,7 @@ def _host_paths(
 
     wide = 1 + max(int(a.max(initial=0)), int(b.max(initial=0)))
     code = ((router.variants[host] + 1) * wide + a) * wide + b
-    _, first, of = np.unique(code, return_index=True, return_inverse=True)
+    first, of = first_of_each(code)
     ends = list(zip(host[first].tolist(), a[first].tolist(), b[first].tolist(), strict=True))
     paths = [find(*end) for end in ends]
     lengths = np.array([len(path.arcs) for path in paths], dtype=np.int64)
@@ -291,7 +300,7 @@ def _usable_nics(topology: Topology, router: Router, rank: IntArray, nic: IntArr
     variant, local = router.variants[rank // size], rank % size
     wide = 2 + int(nic.max(initial=0))
     code = ((variant + 1) * size + local) * wide + nic + 1
-    _, first, of = np.unique(code, return_index=True, return_inverse=True)
+    first, of = first_of_each(code)
     nics = [
         _usable_nic(topology, router, int(rank[at]), int(nic[at]), whole=bool(variant[at] < 0))
         for at in first.tolist()

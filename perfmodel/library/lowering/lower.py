@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfmodel.arrays import RankGroup, rank_array
+from perfmodel.arrays import RankGroup, distinct, rank_array
 from perfmodel.collectives.algorithms import linear
 from perfmodel.collectives.catalog import NCCL_ALGORITHMS, find_algorithm
 from perfmodel.library.corrections import CollectiveContext, Corrections
@@ -212,7 +212,7 @@ def _correct(
 ) -> LoweredCollective:
     if machine.measured == Corrections():
         return lowered
-    hosts = len(np.unique(rank_array(group) // machine.topology.gpus_per_host))
+    hosts = len(distinct(rank_array(group) // machine.topology.gpus_per_host))
     op, algorithm = lowered.schedule.collective, lowered.schedule.algorithm
     situation = CollectiveContext(op, nbytes, len(group), hosts, algorithm, lowered.protocol)
     return apply_corrections(machine.measured, lowered, situation)

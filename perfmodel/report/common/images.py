@@ -19,7 +19,7 @@ from perfmodel.report.run.drawings.pipeline_figure import draw_pipeline
 from perfmodel.report.run.drawings.timeline_figure import draw_timeline
 from perfmodel.report.scaling.figures import draw_efficiency, draw_step_time, draw_throughput
 from perfmodel.report.topology.figure import draw_topology, topology_caption
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -61,7 +61,7 @@ def pictures(result: Result) -> dict[str, Picture]:
     setting = f"{result.workload} with {result.strategy} on {result.machine}"
     scaled = f"{setting}, {result.scaling} scaling"
     of_main = f"{setting}, {quantities.gpus(main.gpus)}"
-    machine = draw_topology(result.topology, main.links)
+    machine = draw_topology(result.topology, main)
     drawn = {}
     if len(result.points) > 1:
         speed = f"Throughput, {quantities.samples(result)} per second"

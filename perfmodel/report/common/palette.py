@@ -9,6 +9,8 @@ QUIET_INK = "#5b6775"
 RULE = "#e3e7ec"
 WAIT_INK = "#b0490b"
 """Text about exposed communication: its own colour is too pale to read on white."""
+LIMIT_INK = "#b8123f"
+"""What limits a step in the picture of a machine: no shade of how busy a link is."""
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
@@ -75,6 +77,7 @@ NODES: Mapping[str, tuple[str, str, int, str]] = {
 
 DARK: Mapping[str, str] = {
     INK: "#e4e9ef", QUIET_INK: "#a3aebb", RULE: "#333d48", WAIT_INK: "#f2935a",
+    LIMIT_INK: "#ff7d9b",
     "#d5dae0": "#46505c",
     "#24476b": "#3568a0", "#4f7ca8": "#6795c2", "#86aed0": "#a5c6e2", "#b9c4cf": "#667381",
     "#cfd6dd": "#3b4550", "#f0b04a": "#8f5f17", "#d98213": "#c07a1d", "#b4520a": "#f0a440",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from perfmodel.studies.run.result import Memory, Result, SizeResult
+from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.units import TIMES
 
 _SPACE = "\N{NO-BREAK SPACE}"
@@ -107,6 +108,11 @@ def gpus(number: int) -> str:
 def nodes(number: int) -> str:
     """``"1 node"``, ``"32 nodes"``."""
     return f"{number:,}{_SPACE}node{'' if number == 1 else 's'}"
+
+
+def counted(number: int, one: str, several: str) -> str:
+    """``"1 micro-batch"``, ``"8 micro-batches"``."""
+    return f"{number:,}{_SPACE}{one if number == 1 else several}"
 
 
 def headline(result: Result) -> str:

@@ -15,7 +15,7 @@ from perfmodel.report.comparison.text import (
 )
 from perfmodel.report.run.parallel import parallelism
 from perfmodel.studies.compare.model import Comparison, Side
-from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.result.model import SizeResult
 
 
 def fields_table(comparison: Comparison) -> Table:

@@ -12,54 +12,97 @@
 
   // ---- numbers -------------------------------------------------------------------------------
 
-  /** Indices and weights of the simulated points around a place. */
+  const numbers = new Map(data.points.map((point, number) => [point.join(), number]));
+  const baseline = axes.map((axis) => axis.stops[axis.asked].at);
+  const isPart = (part, whole) => part.every((one) => whole.includes(one));
+  const isSimulated = (part) => data.groups.some((group) => isPart(part, group));
+
+  /** Points around a place, and their weights. */
   function corners(place) {
-    let around = [[0, 1]];
-    place.forEach((at, number) => {
-      const low = Math.floor(at), share = at - low, size = axes[number].points;
-      around = around.flatMap(([index, weight]) => {
-        const base = index * size + low;
-        return share === 0 ? [[base, weight]] : [[base, weight * (1 - share)], [base + 1, weight * share]];
-      });
-    });
+    let around = [[[], 1]];
+    for (const at of place) {
+      const low = Math.floor(at), share = at - low;
+      around = around.flatMap(([point, weight]) => share === 0 ? [[[...point, low], weight]]
+        : [[[...point, low], weight * (1 - share)], [[...point, low + 1], weight * share]]);
+    }
     return around;
   }
 
-  /** Geometric mean of a time over points. */
-  const mean = (around, time) =>
-    Math.exp(around.reduce((sum, [index, weight]) => sum + weight * Math.log(time(index)), 0));
+  /** Simulated parts of a combination of points, and how often each counts (see design.py). */
+  function parts(point) {
+    const number = numbers.get(point.join());
+    if (number !== undefined) return [[number, 1]];
+    const moved = point.map((_, at) => at).filter((at) => point[at] !== baseline[at]);
+    const subsets = moved.reduce((all, at) => [...all, ...all.map((part) => [...part, at])], [[]]);
+    const simulated = subsets.filter(isSimulated);
+    return simulated.map((part) => [
+      numbers.get(baseline.map((own, at) => (part.includes(at) ? point[at] : own)).join()),
+      simulated.filter((other) => isPart(part, other))
+        .reduce((sum, other) => sum + (-1) ** (other.length - part.length), 0),
+    ]);
+  }
 
-  /** A time of the step at a place; null where a point around it has none. */
-  function timeAt(place, column) {
-    const around = corners(place), values = columns[column];
+  /** Numbers and weights of the simulated points that a place is estimated from; one on a point. */
+  function weights(place) {
+    const all = new Map();
+    for (const [point, share] of corners(place)) {
+      for (const [number, count] of parts(point)) all.set(number, (all.get(number) ?? 0) + share * count);
+    }
+    return [...all].filter(([, weight]) => weight !== 0);
+  }
+
+  const sum = (around, value) => around.reduce((all, [index, weight]) => all + weight * value(index), 0);
+  /** Geometric mean over points. */
+  const power = (around, value) => Math.exp(sum(around, (index) => Math.log(value(index))));
+
+  /** Communication that is not hidden. */
+  function exposedOf(around) {
+    const { comm_s: comm, exposed_comm_s: exposed } = columns;
+    const known = around.every(([index]) => comm[index] > 0);
+    const all = known ? power(around, (index) => comm[index]) : Math.max(0, sum(around, (index) => comm[index]));
+    const least = Math.min(0, ...around.map(([index]) => comm[index] - exposed[index]));
+    return all - Math.min(all, Math.max(least, sum(around, (index) => comm[index] - exposed[index])));
+  }
+
+  /** A column at a place, as value_at of grid.py; null where a point around it has none. */
+  function valueAt(around, column) {
+    const values = columns[column], { step_time_s: steps, exposed_comm_s: exposed } = columns;
     if (around.some(([index]) => values[index] === null)) return null;
     if (around.length === 1) return values[around[0][0]];
-    if (column !== "exposed_comm_s") return mean(around, (index) => values[index]);
-    const steps = columns.step_time_s;
-    const rest = mean(around, (index) => steps[index] - values[index]);
-    return Math.max(0, mean(around, (index) => steps[index]) - rest);
+    if (column === "samples" || column === "memory_bytes") return power(around, (index) => values[index]);
+    const waits = exposedOf(around);
+    if (column === "exposed_comm_s") return waits;
+    const step = waits + power(around, (index) => steps[index] - exposed[index]);
+    if (column === "step_time_s") return step;
+    const ratio = power(around, (index) => values[index] / steps[index]);
+    return step * (column === "low_s" ? Math.min(1, ratio) : Math.max(1, ratio));
   }
 
   /** Everything that is shown of the setting of the sliders (stops, one index per axis). */
   function stateAt(stops) {
     const place = stops.map((stop, number) => axes[number].stops[stop].at);
     const size = axes[last].stops[stops[last]];
-    const step = timeAt(place, "step_time_s");
-    const base = timeAt([...place.slice(0, last), 0], "step_time_s");
-    const first = axes[last].stops[0];
-    const around = corners(place).map(([index]) => index);
-    const speed = step === null ? null : size.samples / step;
-    const each = base === null ? null : first.samples / base / first.gpus;
+    const around = weights(place), alone = weights([...place.slice(0, last), 0]);
+    const step = valueAt(around, "step_time_s");
+    const base = valueAt(alone, "step_time_s");
+    const speed = step === null ? null : valueAt(around, "samples") / step;
+    const each = base === null ? null : valueAt(alone, "samples") / base / axes[last].stops[0].gpus;
+    const exact = around.length === 1;
+    const memory = valueAt(around, "memory_bytes"), between = place.some((at) => !Number.isInteger(at));
+    const apart = ([index]) => data.points[index].filter((at, number) => at !== baseline[number]).length;
+    const most = Math.max(...around.map(apart)); // sliders moved in the nearest simulated settings
+    const near = around.filter((one) => one[1] > 0 && (between || apart(one) === most));
     return {
-      exact: around.length === 1,
+      exact,
+      between,
       step,
-      low: timeAt(place, "low_s"),
-      high: timeAt(place, "high_s"),
-      exposed: timeAt(place, "exposed_comm_s"),
+      low: valueAt(around, "low_s"),
+      high: valueAt(around, "high_s"),
+      exposed: valueAt(around, "exposed_comm_s"),
       speed,
       share: speed === null || each === null ? null : speed / size.gpus / each,
-      fits: around.every((index) => columns.fits[index] !== false),
-      limits: [...new Set(around.map((index) => columns.bottleneck[index]))].filter((at) => at !== null),
+      fits: exact ? columns.fits[around[0][0]] !== false : !(memory > data.capacity),
+      limits: [...new Set(near.map(([index]) => columns.bottleneck[index]))].filter((at) => at !== null),
     };
   }
 
@@ -108,8 +151,9 @@
 
   function mark(state) {
     if (state.step === null) return `Not known: a point here could not be simulated. ${data.failed}`;
-    if (state.exact) return "Simulated: every slider stands on a simulated point.";
-    return `Interpolated between simulated points. ${data.error}`;
+    if (state.exact) return "Simulated: exactly these settings.";
+    if (state.between) return `Interpolated between simulated points. ${data.errors.between}`;
+    return `Estimated: these settings were simulated in smaller groups, not all together. ${data.errors.combined}`;
   }
 
   // ---- the picture along the slider that was moved last ----------------------------------------

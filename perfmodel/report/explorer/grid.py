@@ -7,28 +7,29 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.report.explorer.axes import Axis, Stop
+from perfmodel.report.explorer.design import Design, Place
+from perfmodel.report.explorer.stops import Axis, Stop
 from perfmodel.scenario import Scenario
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 from perfmodel.studies.sweep import run_sweep, variants
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
-Place = tuple[float, ...]
-"""Position along every axis, among its points; whole where it is one of them."""
-
 _RANDOM_CHECKS = 12
+_COMBINED_CHECKS = 8
+"""Places that are simulated only to check: amid several sliders; with three, and with four or
+more sliders moved at once to points that were not simulated together."""
 
 
 @dataclass(frozen=True, slots=True)
 class InterpolationCheck:
-    """A place between points, simulated only to measure the error of interpolation there.
+    """A place that is no simulated point, simulated only to measure the error there.
 
-    `axis`: key of the only axis along which it lies between points; "several" else.
+    `axis`: key of the only axis along which it lies between points; "several" if along several,
+        "combined" if along none: points that were not simulated together.
     `simulated_s`, `interpolated_s`: step time.
     """
 
@@ -45,82 +46,91 @@ class InterpolationCheck:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Simulated points: the product of all axes, the last axis varying fastest.
+    """Simulated points of a design.
 
-    `rows`: columns of `perfmodel.studies.sweep.Swept.table`; None where the simulation failed.
-    `samples_per_gpu`: samples of a step per GPU; None where the global batch is fixed.
-    `samples`: samples of a step at the size that is asked about.
+    `rows`: columns of `perfmodel.studies.sweep.Swept.table`, one for each point of the design;
+        None where the simulation failed.
+    `capacity_bytes`: memory of a GPU.
     `failed`: the first message of a point that could not be simulated; "" if there is none.
     """
 
-    axes: tuple[Axis, ...]
+    design: Design
     rows: tuple[Mapping[str, Any] | None, ...]
-    samples_per_gpu: float | None
-    samples: float
+    capacity_bytes: float
     checks: tuple[InterpolationCheck, ...] = ()
     failed: str = ""
 
     @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The sliders."""
+        return self.design.axes
+
+    @property
     def baseline(self) -> Place:
         """The scenario's own setting."""
-        return tuple(float(axis.baseline) for axis in self.axes)
+        return tuple(map(float, self.design.baseline))
 
     @property
     def worst_error(self) -> float:
         """Largest error of interpolation over all checks; 0 without any."""
         return max((check.error for check in self.checks), default=0.0)
 
-    @property
-    def median_error(self) -> float:
-        """Median of those errors."""
-        return median(check.error for check in self.checks) if self.checks else 0.0
-
-
-def corners(axes: Sequence[Axis], place: Place) -> Iterator[tuple[int, float]]:
-    """Index and weight of the simulated points around a place; one with weight 1 on a point."""
-    around: list[tuple[int, float]] = [(0, 1.0)]
-    for axis, at in zip(axes, place, strict=True):
-        low = min(math.floor(at), len(axis) - 1)
-        share = at - low
-        around = [
-            (index * len(axis) + low + up, weight * (share if up else 1 - share))
-            for index, weight in around
-            for up in ((0, 1) if share > 0 else (0,))
-        ]
-    return iter(around)
-
 
 def value_at(grid: Grid, place: Place, column: str) -> float | None:
-    """Interpolate a time of a step; on a point it is the point's own, to the bit.
+    """Estimate a column at a place; on a point it is the point's own, to the bit.
 
-    The logarithm of a time is taken as linear in the logarithm of each axis: exact for a time that
-    goes with a power of the setting, such as bytes over bandwidth. Exposed communication, which may
-    be zero, is what the step has beyond its other parts, and both are interpolated that way.
+    A step is its other parts, and communication without what is hidden behind them. The logarithms
+    of other parts and of communication are taken as linear in the logarithm of each axis, exact
+    for a time that goes with a power of the setting, such as bytes over bandwidth; what is hidden
+    as linear, and no more than there is. Points that were not simulated together count as
+    `Design.weights` says. Ends of the interval keep their ratio to the step, samples of a step and
+    memory are powers of the settings.
 
-    In seconds; None where a point around the place has no value.
+    In seconds, samples, bytes; None where a point around the place has no value.
     """
-    around = [(grid.rows[index], weight) for index, weight in corners(grid.axes, place)]
-    rows = [(row, weight) for row, weight in around if row is not None and row[column] is not None]
-    if len(rows) < len(around):
+    weighted = grid.design.weights(place)
+    rows = [(grid.rows[at], weight) for at, weight in weighted.items()]
+    around = [(row, weight) for row, weight in rows if row is not None and row[column] is not None]
+    if len(around) < len(rows):
         return None
-    if len(rows) == 1:
-        return float(rows[0][0][column])
-    if column != "exposed_comm_s":
-        return _mean([(row[column], weight) for row, weight in rows])
-    steps = _mean([(row["step_time_s"], weight) for row, weight in rows])
-    others = _mean([(row["step_time_s"] - row[column], weight) for row, weight in rows])
-    return max(0.0, steps - others)
+    if len(around) == 1:
+        return float(around[0][0][column])
+    if column in {"samples", "memory_bytes"}:
+        return _power(around, lambda row: row[column])
+    exposed = _exposed(around)
+    others = _power(around, lambda row: row["step_time_s"] - row["exposed_comm_s"])
+    step = others + exposed
+    if column == "exposed_comm_s":
+        return exposed
+    if column == "step_time_s":
+        return step
+    ratio = _power(around, lambda row: row[column] / row["step_time_s"])
+    return step * (min(1.0, ratio) if column == "low_s" else max(1.0, ratio))
 
 
-def _mean(values: Sequence[tuple[float, float]]) -> float:
-    """Geometric mean of times by their weights."""
-    return math.exp(sum(weight * math.log(value) for value, weight in values))
+Weighted = Sequence[tuple[Mapping[str, Any], float]]
+
+
+def _exposed(around: Weighted) -> float:
+    """Estimate the communication that is not hidden."""
+    hidden: list[float] = [row["comm_s"] - row["exposed_comm_s"] for row, _ in around]
+    if all(row["comm_s"] > 0 for row, _ in around):
+        comm = _power(around, lambda row: row["comm_s"])
+    else:
+        comm = max(0.0, math.fsum(weight * row["comm_s"] for row, weight in around))
+    mean = math.fsum(weight * part for part, (_, weight) in zip(hidden, around, strict=True))
+    return comm - min(comm, max(mean, min(0.0, *hidden)))
+
+
+def _power(around: Weighted, value: Callable[[Mapping[str, Any]], float]) -> float:
+    """Geometric mean by weights."""
+    return math.exp(math.fsum(weight * math.log(value(row)) for row, weight in around))
 
 
 def explore(
     scenario: Scenario,
     result: Result,
-    axes: tuple[Axis, ...],
+    design: Design,
     *,
     profile: Profile | None = None,
     jobs: int | None = None,
@@ -130,32 +140,35 @@ def explore(
 
     `scenario`: as it was loaded.
     `result`: its answer.
-    `axes`: as `axes_of` makes them.
+    `design`: as `design_of` makes it.
     `jobs`: processes; default: one per physical core.
     `progress`: called with (simulations done, simulations in all).
     """
-    places = [tuple(map(float, at)) for at in itertools.product(*(range(len(a)) for a in axes))]
-    between = list(_places_between(axes))
-    places_to_run = [*places, *between]
-    run = [_without_network(axes, place) for place in places_to_run]
+    axes = design.axes
+    places: list[Place] = [tuple(map(float, point)) for point in design.points]
+    checked = [*_places_between(axes), *_places_combined(design)]
+    run = [_without_network(axes, place) for place in [*places, *checked]]
     distinct = list(dict.fromkeys(run))
     settings = [_settings(axes, place) for place in distinct]
     together = variants(
         scenario, zip={name: [setting[name] for setting in settings] for name in settings[0]}
     )
     swept = run_sweep(together, jobs=jobs, profile=profile, progress=progress)
-    by_place = dict(zip(distinct, swept.rows, strict=True))
+    by_place = dict(zip(distinct, map(_with_samples, swept.rows), strict=True))
     rows = [row if row["status"] == "ok" else None for row in (by_place[place] for place in run)]
-    main = result.main
-    weak = scenario.training.scaling == "weak"
     grid = Grid(
-        axes=axes,
+        design=design,
         rows=tuple(rows[: len(places)]),
-        samples_per_gpu=main.global_batch / main.gpus if weak else None,
-        samples=float(main.global_batch),
+        capacity_bytes=result.main.memory.capacity_bytes,
         failed=next((row["message"] for row in swept.rows if row["status"] != "ok"), ""),
     )
-    return replace(grid, checks=tuple(_check_interpolation(grid, between, rows[len(places) :])))
+    return replace(grid, checks=tuple(_check_interpolation(grid, checked, rows[len(places) :])))
+
+
+def _with_samples(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the samples of a step."""
+    known = row["samples_per_s"] is not None
+    return {**row, "samples": row["samples_per_s"] * row["step_time_s"] if known else None}
 
 
 def _settings(axes: Sequence[Axis], place: Place) -> dict[str, Any]:
@@ -196,6 +209,23 @@ def _places_between(axes: Sequence[Axis]) -> Iterator[Place]:
             yield tuple(stands.get(number, at) for number, at in enumerate(baseline))
 
 
+def _places_combined(design: Design) -> Iterator[Place]:
+    """Some combinations of points that are not simulated: of three sliders moved, and of more."""
+    count = 0 if design.is_complete else len(design.axes)
+    draw = random.Random(1)  # noqa: S311  (places to try, the same ones every time)
+    for least, most in ((3, 3), (4, 5)):
+        if count < least:
+            return
+        places: dict[Place, None] = {}
+        for _ in range(50 * _COMBINED_CHECKS):
+            point = list(design.baseline)
+            for at in draw.sample(range(count), draw.randint(least, min(most, count))):
+                point[at] = draw.randrange(len(design.axes[at]))
+            if not design.has(tuple(point)) and len(places) < _COMBINED_CHECKS:
+                places[tuple(map(float, point))] = None
+        yield from places
+
+
 def _middles(axis: Axis) -> list[float]:
     """The stop nearest to the middle between each two points."""
     middles = []
@@ -214,6 +244,5 @@ def _check_interpolation(
         if row is None or guessed is None:
             continue
         off = [a.key for a, at in zip(grid.axes, place, strict=True) if not at.is_integer()]
-        yield InterpolationCheck(
-            place, off[0] if len(off) == 1 else "several", row["step_time_s"], guessed
-        )
+        kind = ("combined", *off)[-1] if len(off) < 2 else "several"
+        yield InterpolationCheck(place, kind, row["step_time_s"], guessed)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from perfmodel.files import require_finite
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Markup, Section, section
-from perfmodel.report.explorer.axes import Axis, Stop
-from perfmodel.report.explorer.grid import Grid
-from perfmodel.studies.run.result import Result
+from perfmodel.report.explorer.grid import Grid, InterpolationCheck
+from perfmodel.report.explorer.stops import Axis, Stop
+from perfmodel.studies.run.result.model import Result
 
-_AXES = {"cap": "bucket cap", "bandwidth": "bandwidth", "latency": "latency", "gpus": "GPUs"}
+_AXES = {"bandwidth": "bandwidth", "latency": "latency", "gpus": "GPUs"}
 
 _TILES = (
     ("step", "Step time", ""),
@@ -42,16 +43,18 @@ COARSE = 0.05
 
 _FILE = re.compile(r"^.*?(?=\S+: found )")
 
-COLUMNS = ("step_time_s", "low_s", "high_s", "exposed_comm_s")
+COLUMNS = (
+    "step_time_s", "low_s", "high_s", "comm_s", "exposed_comm_s", "samples", "memory_bytes",
+)  # fmt: skip
 
 
 def explorer_section(result: Result, grid: Grid) -> Section:
     """Build the section: sliders, the figures that they show, the data and the script."""
     first = grid.axes[-1].points[0]
+    others = "" if grid.design.is_complete else "; others are estimated from those and say so"
     lead = (
-        f"Move a slider: all {len(grid.rows):,} combinations of the ticked settings were simulated "
-        f"beforehand. {interpolation_sentence(grid)} Efficiency is relative to {first.label} with "
-        "the same other settings."
+        f"Move a slider: {len(grid.rows):,} combinations of the ticked settings were simulated "
+        f"beforehand{others}. Efficiency is relative to {first.label} with the same other settings."
     )
     sliders = "".join(_slider(axis) for axis in grid.axes)
     network = any(axis.key in {"bandwidth", "latency"} for axis in grid.axes)
@@ -70,6 +73,7 @@ def explorer_section(result: Result, grid: Grid) -> Section:
             '<div><svg id="explorer-chart" role="img"></svg></div>'
             f'<p class="hint">{_BETWEEN_DOTS if grid.checks else _DOTS}; shaded: '
             "80\N{NO-BREAK SPACE}% interval.</p>"
+            f'<p class="hint">{escape(how_good(grid))}</p>'
         ),
         f'<script type="application/json" id="explorer-data">{data}</script>',
         f"<script>\n{_read('explorer.js')}</script>",
@@ -77,28 +81,77 @@ def explorer_section(result: Result, grid: Grid) -> Section:
     return section("What if", lead, Markup("\n".join(markup)))
 
 
+def how_good(grid: Grid) -> str:
+    """Say which settings were simulated, and how far the others are off."""
+    return f"{_simulated_sentence(grid)} {interpolation_sentence(grid)}"
+
+
+def _simulated_sentence(grid: Grid) -> str:
+    if grid.design.is_complete:
+        return "All combinations of ticked settings are simulated."
+    sizes = {len(group) for group in grid.design.groups}
+    ways = "alone, and together with each of every other slider" if max(sizes) > 1 else "alone"
+    if max(sizes) > 2:
+        names = [grid.axes[at].name for at in _hubs(grid)]
+        ways += f", and in threes with {_inner(names[0])} and {_inner(names[1])}"
+    return f"Every ticked setting is simulated {ways}."
+
+
+def _hubs(grid: Grid) -> list[int]:
+    """Sliders that are in every group of three."""
+    threes = [set(group) for group in grid.design.groups if len(group) > 2]
+    return sorted(set.intersection(*threes), key=lambda at: grid.axes[at].name)
+
+
+def _inner(name: str) -> str:
+    """A slider's name inside a sentence."""
+    return name if name[:2].isupper() else name[0].lower() + name[1:]
+
+
 def interpolation_sentence(grid: Grid) -> str:
-    """State the error of interpolation at the places where it was checked."""
-    if not grid.checks:
+    """State the errors at the places where they were checked."""
+    combined = [check for check in grid.checks if check.axis == "combined"]
+    between = [check for check in grid.checks if check.axis != "combined"]
+    sentences = []
+    if combined:
+        sentences.append(
+            "Other combinations are estimated from those and say so: at "
+            f"{len(combined)}, with three to five sliders moved, that were simulated only to "
+            f"check this, {_errors(combined)}."
+        )
+    if between:
+        worst = _AXES.get(max(between, key=_error).axis, "several settings at once")
+        sentences.append(
+            "Between ticks numbers are interpolated and say so: at "
+            f"{len(between)} such places {_errors(between)} (between values of {worst})."
+        )
+    if not sentences:
         return "Nothing lies between them."
-    worst = max(grid.checks, key=lambda check: check.error)
-    between = _AXES.get(worst.axis, "several settings at once")
-    coarse = " Simulate a setting itself before you rely on it: perfmodel run --set."
+    if grid.worst_error > COARSE:
+        sentences.append("Simulate a setting itself before you rely on it: perfmodel run --set.")
+    return " ".join(sentences)
+
+
+def _error(check: InterpolationCheck) -> float:
+    return check.error
+
+
+def _errors(checks: Sequence[InterpolationCheck]) -> str:
+    errors = [check.error for check in checks]
     return (
-        f"Between them numbers are interpolated and say so: at {len(grid.checks)} places in the "
-        f"middle between points, simulated only to check this, the step time was off by "
-        f"{quantities.percent(grid.median_error)} in the median and "
-        f"{quantities.percent(worst.error)} at worst (between values of {between})."
-        f"{coarse if worst.error > COARSE else ''}"
+        f"the step time was off by {quantities.percent(median(errors))} in the median and "
+        f"{quantities.percent(max(errors))} at worst"
     )
 
 
 def to_data(grid: Grid) -> dict[str, Any]:
     """Write the grid as the script reads it: flat columns, the last axis varying fastest."""
     names = sorted({row["bottleneck"] for row in grid.rows if row is not None})
-    error = f"Where this was tried it was off by up to {quantities.percent(grid.worst_error)}."
     return {
-        "axes": [_axis_data(grid, axis) for axis in grid.axes],
+        "axes": [_axis_data(axis) for axis in grid.axes],
+        "points": grid.design.points,
+        "groups": grid.design.groups,
+        "capacity": grid.capacity_bytes,
         "columns": {
             **{name: [_number(row, name) for row in grid.rows] for name in COLUMNS},
             "bottleneck": [
@@ -107,9 +160,19 @@ def to_data(grid: Grid) -> dict[str, Any]:
             "fits": [None if row is None else bool(row["fits"]) for row in grid.rows],
         },
         "bottlenecks": names,
-        "error": error,
+        "errors": {
+            "between": _worst(grid, lambda kind: kind != "combined"),
+            "combined": _worst(grid, lambda kind: kind == "combined"),
+        },
         "failed": _without_file(grid.failed.partition("\n")[0]),
     }
+
+
+def _worst(grid: Grid, includes: Callable[[str], bool]) -> str:
+    errors = [check.error for check in grid.checks if includes(check.axis)]
+    if not errors:
+        return ""
+    return f"Where this was tried it was off by up to {quantities.percent(max(errors))}."
 
 
 def _without_file(message: str) -> str:
@@ -122,22 +185,20 @@ def _number(row: Mapping[str, Any] | None, column: str) -> float | None:
     return None if value is None else require_finite(float(value), column)
 
 
-def _axis_data(grid: Grid, axis: Axis) -> dict[str, Any]:
+def _axis_data(axis: Axis) -> dict[str, Any]:
     return {
         "key": axis.key,
         "name": axis.name,
         "points": len(axis),
         "asked": _baseline_stop(axis),
-        "stops": [_stop_data(grid, axis, stop) for stop in axis.stops],
+        "stops": [_stop_data(axis, stop) for stop in axis.stops],
     }
 
 
-def _stop_data(grid: Grid, axis: Axis, stop: Stop) -> dict[str, Any]:
+def _stop_data(axis: Axis, stop: Stop) -> dict[str, Any]:
     data: dict[str, Any] = {"at": stop.at, "label": stop.label, "short": stop.short}
     if axis.key == "gpus":
-        each = grid.samples_per_gpu
-        samples = grid.samples if each is None else each * stop.value
-        data |= {"gpus": int(stop.value), "samples": samples}
+        data["gpus"] = int(stop.value)
     return data
 
 
@@ -154,12 +215,12 @@ def _slider(axis: Axis) -> str:
         for number, stop in enumerate(stops)
         if stop.at.is_integer()
     )
-    fixed = " disabled" if len(stops) < 2 else ""
+    fixed = " hidden" if len(stops) < 2 else ""  # nothing to move, but the script reads it
     return (
-        f'<div class="axis"><label for="{name}"><span>{escape(axis.name)}</span>'
+        f'<div class="axis"{fixed}><label for="{name}"><span>{escape(axis.name)}</span>'
         f'<output id="{name}-value" for="{name}">{escape(baseline.label)}</output></label>'
         f'<input type="range" id="{name}" min="0" max="{len(stops) - 1}" step="1" '
-        f'value="{_baseline_stop(axis)}" list="{name}-points" autocomplete="off"{fixed}>'
+        f'value="{_baseline_stop(axis)}" list="{name}-points" autocomplete="off">'
         f'<datalist id="{name}-points">{ticks}</datalist></div>'
     )
 

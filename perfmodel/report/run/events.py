@@ -16,7 +16,8 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
 from perfmodel.report.common.palette import INK, WORK
-from perfmodel.studies.run.result import DisturbanceCost, SizeResult, Wait
+from perfmodel.studies.run.result.disturbances import DisturbanceCost, Wait
+from perfmodel.studies.run.result.model import SizeResult
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -35,7 +35,13 @@ from perfmodel.report.run.servers import servers_section
 from perfmodel.report.run.text import result_header, run_markdown
 from perfmodel.report.scaling.text import scaling_section
 from perfmodel.report.topology.figure import draw_topology, topology_caption
-from perfmodel.studies.run.result import BucketTime, Result, SizeResult
+from perfmodel.report.topology.labels import (
+    busiest_link,
+    drawn_hosts,
+    find_limiting,
+    limit_sentence,
+)
+from perfmodel.studies.run.result.model import BucketTime, Result, SizeResult
 
 _BUCKETS_LISTED = 400
 
@@ -222,15 +228,15 @@ def _bucket_row(bucket: BucketTime) -> tuple[str, ...]:
 
 def _topology(result: Result) -> Section:
     main = result.main
-    lead = topology_caption(result.topology)
+    hosts = drawn_hosts(result.topology, find_limiting(main))
+    lead = f"{topology_caption(result.topology, hosts)}. "
     if main.links:
-        busiest = max(main.links, key=lambda link: link.utilisation)
-        lead += (
-            f". Busiest link: {busiest.src} to {busiest.dst} ({busiest.kind}), "
-            f"{quantities.percent(busiest.utilisation)} used over the whole step"
-        )
-    figure = Figure(draw_topology(result.topology, main.links), "topology", lead)
-    return section("Machine and links", f"{lead}.", figure)
+        lead += f"{limit_sentence(result.topology, main)}. Rates are usable ones, each way."
+    figure = Figure(draw_topology(result.topology, main), "topology", lead)
+    detail = busiest_link(main)
+    return section(
+        "Machine and links", lead.strip(), figure, Paragraph(detail, "hint") if detail else None
+    )
 
 
 def _memory(point: SizeResult) -> Section:

@@ -8,7 +8,8 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Figure, Heading, Paragraph, Section, Table, section
 from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.palette import WORK
-from perfmodel.studies.run.result import ServerUse, SizeResult, Staleness
+from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.server_use import ServerUse, Staleness
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -8,7 +8,7 @@ from perfmodel.files import csv_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Table
 from perfmodel.report.scaling.analysis import WORTH, Range, SizeGain, size_gains
-from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.result.model import Result, SizeResult
 
 _EFFICIENCY = slice(6, 8)
 

@@ -19,7 +19,7 @@ from perfmodel.report.run import events, servers, tables
 from perfmodel.report.run.parallel import parallelism
 from perfmodel.report.scaling.mixture_search import search_blocks
 from perfmodel.report.scaling.text import basis, findings
-from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.result.model import Result, SizeResult
 
 
 def result_header(result: Result) -> Header:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.result.model import Result, SizeResult
 
 WORTH = 0.8
 """Share of one GPU's throughput that an added GPU must bring for growing to pay.

@@ -19,7 +19,7 @@ from perfmodel.report.common.figures import (
 )
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK, channels
 from perfmodel.report.scaling.analysis import GOOD, Range, SizeGain, knee, runs, size_gains
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

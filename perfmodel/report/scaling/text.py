@@ -36,7 +36,7 @@ from perfmodel.report.scaling.figures import (
     draw_step_time,
     draw_throughput,
 )
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 
 def basis(result: Result) -> str:

@@ -9,7 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +20,25 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Figure, section
 from perfmodel.report.common.figures import new_figure
 from perfmodel.report.common.html import render_html, write_report_files
-from perfmodel.report.common.palette import LINKS, NODES, QUIET_INK, UTILISATION, band_of
-from perfmodel.studies.run.result import LinkUse
+from perfmodel.report.common.palette import (
+    LIMIT_INK,
+    LINKS,
+    NODES,
+    QUIET_INK,
+    UTILISATION,
+    band_of,
+)
+from perfmodel.report.topology.labels import (
+    LayerLabel,
+    alike,
+    drawn_hosts,
+    find_limiting,
+    layer_labels,
+    limiting_device,
+    stack,
+)
+from perfmodel.studies.run.result.link_use import LinkUse
+from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.topology.model import Topology
 
 if TYPE_CHECKING:
@@ -30,7 +47,7 @@ if TYPE_CHECKING:
 
 Place = tuple[float, float]
 
-_PHONE_PIXELS = 330
+_PHONE_PIXELS = 218
 """Width of the drawing on a phone: devices are made small enough not to overlap there."""
 _SAG = 0.14
 _CURVE_POINTS = 12
@@ -42,6 +59,7 @@ class Cable:
 
     `bandwidth_Bps` is the sum of one direction; `utilisation` and `nbytes` are those of the
     busiest arc.
+    `limits`: whether the step waits for it more than for anything else.
     """
 
     ends: tuple[str, str]
@@ -50,6 +68,7 @@ class Cable:
     arcs: int
     utilisation: float
     nbytes: float
+    limits: bool = False
 
 
 def cables_between(
@@ -129,7 +148,10 @@ def shrink(places: Mapping[str, Place], nodes: Iterable[str], diameter: float = 
     return min(1.0, max(0.25, min(gaps) / span * _PHONE_PIXELS / diameter))
 
 
-_HOSTS_SHOWN = 2
+_LABEL_PIXELS = 126
+"""Left of the drawing, for the names and rates of links; the rest of a phone is `_PHONE_PIXELS`."""
+_LINE_PIXELS = 15
+_LIMIT_PIXELS = 6
 _LEAST_COLUMNS = 8.0
 _ROW_PIXELS = 78
 _NUMBERED = 0.8
@@ -140,40 +162,75 @@ _CROWD = 60
 
 def draw_topology(
     topology: Topology,
-    links: Sequence[LinkUse] | None = None,
+    point: SizeResult | None = None,
     places: Mapping[str, Place] | None = None,
 ) -> go.Figure:
-    """Draw a topology; with `links`, coloured by how busy each link was during a step.
+    """Draw a topology; with `point`, coloured by how busy each link was during its step.
 
-    `links`: traffic of one step. Without it, colours tell kinds of links apart.
+    `point`: a step. What limits it is drawn thick and named. Without it, colours tell kinds of
+        links apart.
     `places`: where devices stand; devices that are not in it are not drawn. By default the layout
-        of `perfmodel.report.topology.summary`, with the first hosts only.
+        of `perfmodel.report.topology.summary`, with one host only: that of the bottleneck.
     """
+    limiting = [] if point is None else find_limiting(point)
     if places is None:
-        places = default_places(topology)
+        places = default_places(topology, limiting)
+    links = None if point is None else point.links
+    thick = alike(topology, links or (), limiting)
+    cables = [
+        replace(cable, limits=(*cable.ends, cable.kind) in thick)
+        for cable in cables_between(topology, links, places.keys())
+    ]
     drawn = new_figure(120 + _ROW_PIXELS * len({y for _, y in places.values()}))
     groups: dict[tuple[str, str], list[Cable]] = defaultdict(list)
-    for cable in cables_between(topology, links, places.keys()):
+    for cable in cables:
         groups[_look(cable, with_traffic=links is not None)].append(cable)
     order = [(name, colour) for _, colour, name in UTILISATION]
     order += [(name, colour) for colour, name in LINKS.values()]
     for look in sorted(groups, key=lambda look: order.index(look) if look in order else 99):
         _add_cables(drawn, look, groups[look], places, with_traffic=links is not None)
-    _add_devices(drawn, topology, places)
+    limits = "" if point is None else limiting_device(point)
+    _add_devices(drawn, topology, places, limits)
     _name_hosts(drawn, topology, places)
     _frame(drawn, places)
+    rows = {places[name][1] for name in places if topology.devices[name].kind == limits}
+    words = (NODES[limits][3], "compute" if limits == "gpu" else "launches") if limits else ()
+    devices = [LayerLabel(height, words, limits=True) for height in sorted(rows)]
+    _label_layers(drawn, topology, cables, places, thick, devices)
     return drawn
 
 
-def default_places(topology: Topology) -> dict[str, Place]:
-    """Positions of the devices that are drawn: the first hosts and the fabric."""
+def default_places(topology: Topology, limiting: Iterable[LinkUse] = ()) -> dict[str, Place]:
+    """Positions of the devices that are drawn: a host, the one that limits, and the fabric."""
     from perfmodel.report.topology.summary import positions
 
-    return positions(topology, hosts_shown=_HOSTS_SHOWN)
+    return positions(topology, drawn_hosts(topology, limiting))
+
+
+def _label_layers(
+    drawn: go.Figure,
+    topology: Topology,
+    cables: Sequence[Cable],
+    places: Mapping[str, Place],
+    thick: set[tuple[str, str, str]],
+    devices: Iterable[LayerLabel],
+) -> None:
+    """Write kind and rate of each layer of links beside it, left of the drawing."""
+    parts = [(each.ends, each.kind, each.bandwidth_Bps / each.arcs, each.arcs) for each in cables]
+    labels = [*layer_labels(topology, parts, places, thick), *devices]
+    for height, label in stack(labels, _LINE_PIXELS / _ROW_PIXELS):
+        text = "<br>".join(label.lines)
+        drawn.add_annotation(
+            x=0, xref="paper", y=height, xanchor="right", yanchor="middle", xshift=-6,
+            showarrow=False, align="right", text=f"<b>Bottleneck<br>{text}</b>" if label.limits
+            else text, font={"size": 11, "color": LIMIT_INK if label.limits else QUIET_INK},
+        )  # fmt: skip
 
 
 def _look(cable: Cable, *, with_traffic: bool) -> tuple[str, str]:
     """Name in the legend and colour."""
+    if cable.limits:
+        return "bottleneck", LIMIT_INK
     if with_traffic:
         _, colour, name = UTILISATION[band_of(cable.utilisation)]
     else:
@@ -194,7 +251,8 @@ def _add_cables(
     by_width: dict[float, list[Cable]] = defaultdict(list)
     for cable in cables:
         idle = with_traffic and cable.utilisation == 0
-        by_width[1.0 if idle else min(width(cable), 1.5 if crowded else 5)].append(cable)
+        usual = 1.0 if idle else min(width(cable), 1.5 if crowded else 5)
+        by_width[_LIMIT_PIXELS if cable.limits else usual].append(cable)
     for pixels, members in sorted(by_width.items()):
         points = [(*path(cable, places), (None, None)) for cable in members]
         drawn.add_scatter(
@@ -229,7 +287,9 @@ def _cable_hover(cable: Cable, with_traffic: bool) -> str:
     return text
 
 
-def _add_devices(drawn: go.Figure, topology: Topology, places: Mapping[str, Place]) -> None:
+def _add_devices(
+    drawn: go.Figure, topology: Topology, places: Mapping[str, Place], limits: str
+) -> None:
     kinds: dict[str, list[str]] = defaultdict(list)
     for node in places:
         kinds[topology.devices[node].kind].append(node)
@@ -243,7 +303,8 @@ def _add_devices(drawn: go.Figure, topology: Topology, places: Mapping[str, Plac
             x=[places[node][0] for node in nodes], y=[places[node][1] for node in nodes],
             mode="markers+text" if numbered else "markers", name=name,
             marker={"color": colour, "symbol": symbol, "size": factor * diameter,
-                    "line": {"color": "white", "width": 1.5 * factor}},
+                    "line": {"color": LIMIT_INK if kind == limits else "white",
+                             "width": factor * (3.5 if kind == limits else 1.5)}},
             text=[_number(topology, node) for node in nodes], textposition="middle center",
             textfont={"size": 10, "color": "white"}, hoverinfo="text",
             hovertext=[f"<b>{escape(node, quote=False)}</b><br>{name}" for node in nodes],
@@ -279,17 +340,21 @@ def _frame(drawn: go.Figure, places: Mapping[str, Place]) -> None:
     half = max(_LEAST_COLUMNS, 1.06 * (max(xs) - min(xs))) / 2
     drawn.update_xaxes(**bare, range=[middle - half, middle + half])
     drawn.update_yaxes(**bare)
-    drawn.update_layout(margin={"t": 8, "b": 30})
+    drawn.update_layout(margin={"t": 8, "b": 30, "l": _LABEL_PIXELS})
 
 
-def topology_caption(topology: Topology, shown_hosts: int = _HOSTS_SHOWN) -> str:
-    """Say what is drawn and what is left out."""
+def topology_caption(topology: Topology, hosts: Sequence[int] = (0,)) -> str:
+    """Say what is drawn and what is left out.
+
+    `hosts`: numbers of those that are drawn.
+    """
     devices = f"{len(topology.ranks):,} GPUs ({topology.gpu.name}) in {topology.hosts:,} hosts"
     if topology.hosts == 1:
         devices = f"{quantities.gpus(len(topology.ranks))} ({topology.gpu.name}) in one host"
     some = ""
-    if topology.hosts > shown_hosts:
-        some = f"; the first {shown_hosts} hosts are drawn, the others are wired alike"
+    if topology.hosts > len(hosts):
+        drawn = "one host is" if len(hosts) == 1 else f"{len(hosts)} hosts are"
+        some = f"; {drawn} drawn, the others are wired alike"
     return f"{topology.name}: {devices}{some}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from perfmodel.errors import TopologyError
 from perfmodel.topology.model import Topology
@@ -126,27 +126,27 @@ def _rates(topology: Topology) -> Iterator[str]:
 # ---------------------------------------------------------------- layout
 
 
-def positions(topology: Topology, hosts_shown: int = 2) -> dict[str, tuple[float, float]]:
-    """Lay out the first hosts and the switches that they reach, in layers.
+def positions(topology: Topology, hosts: Sequence[int] = (0,)) -> dict[str, tuple[float, float]]:
+    """Lay out some hosts and the switches that they reach, in layers.
 
-    `hosts_shown`: hosts to draw; the others and what only they reach are left out.
+    `hosts`: numbers of those to draw; the others and what only they reach are left out.
     The layers from bottom to top: NVSwitches, GPUs, PCIe switches, CPUs, NICs, then the fabric
     level by level. One unit is the distance between neighbours of the widest layer.
     """
-    hosts = min(hosts_shown, topology.hosts)
+    columns = {host: column for column, host in enumerate(hosts)}
     layers: dict[tuple[int, float], list[str]] = {}
     for name, device in topology.devices.items():
-        if 0 <= device.host < hosts:
+        if device.host in columns:
             layers.setdefault((device.host, _LAYERS[device.kind]), []).append(name)
     width = max(len(names) for names in layers.values())
     placed: dict[str, tuple[float, float]] = {}
     for (host, height), names in layers.items():
-        offset = host * (width + 1)
+        offset = columns[host] * (width + 1)
         placed |= {
             name: (offset + x, height)
             for name, x in zip(names, _spread(len(names), width), strict=True)
         }
-    total = hosts * (width + 1) - 1
+    total = len(columns) * (width + 1) - 1
     for height, names in enumerate(_fabric_levels(topology, placed), start=4):
         placed |= {
             name: (x, float(height))

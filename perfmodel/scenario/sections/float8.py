@@ -11,7 +11,7 @@ from perfmodel.files import Count, FileModel
 from perfmodel.scenario.sections.base import Index, Name, Switch
 
 RECIPES: Mapping[str, tuple[str, ...]] = {
-    "transformer_engine": ("delayed", "current", "blockwise", "mxfp8"),
+    "transformer_engine": ("delayed", "current", "blockwise", "mxfp8", "nvfp4"),
     "torchao": ("tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"),
 }
 """Recipes of each library."""
@@ -38,12 +38,19 @@ class Float8Section(FileModel):
         default="transformer_engine", description="default: the one that has the recipe"
     )
     recipe: Literal[
-        "delayed", "current", "blockwise", "mxfp8", "tensorwise", "rowwise", "rowwise_with_gw_hp"
+        "delayed",
+        "current",
+        "blockwise",
+        "mxfp8",
+        "nvfp4",
+        "tensorwise",
+        "rowwise",
+        "rowwise_with_gw_hp",
     ] = Field(
         default="delayed",
         description="of scales; Transformer Engine: 'delayed', 'current', 'blockwise' (Hopper and "
-        "newer), 'mxfp8' (Blackwell); torchao: 'tensorwise', 'rowwise', 'rowwise_with_gw_hp', "
-        "'mxfp8'",
+        "newer), 'mxfp8', 'nvfp4' (of 4 bits; both Blackwell); torchao: 'tensorwise', 'rowwise', "
+        "'rowwise_with_gw_hp', 'mxfp8'",
     )
     reduce_amax: Switch = Field(
         default=True, description="all GPUs agree on greatest values after each pass (delayed)"

@@ -222,6 +222,17 @@ class ExpertsSection(FileModel):
     )
 
 
+class AdaptersSection(FileModel):
+    """Low-rank adapters (LoRA) beside frozen maps: they alone are trained."""
+
+    rank: Count = Field(default=8, description="width between both maps of an adapter")
+    targets: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(
+        default=("q_proj", "v_proj"),
+        description="ends of names of the maps that have one; 'qkv_proj': one for all three",
+    )
+    dropout: Switch = Field(default=False, description="their input is dropped out")
+
+
 MegatronArguments = Annotated[
     str, StringConstraints(min_length=1, max_length=20_000, strip_whitespace=True)
 ]
@@ -267,6 +278,15 @@ class ModelSection(FileModel):
     image_size: Count | None = Field(default=None, description="pixels per side, for vision models")
     experts: ExpertsSection | None = Field(
         default=None, description="how experts run, for models that have some"
+    )
+
+    adapters: AdaptersSection | None = Field(
+        default=None, description="low-rank adapters (LoRA): all else is frozen"
+    )
+    document_length: Count | None = Field(
+        default=None,
+        description="tokens of each of the documents that a sequence is packed from, which do not "
+        "see each other; default: one fills it",
     )
 
     @model_validator(mode="after")

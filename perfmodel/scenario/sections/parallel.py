@@ -62,8 +62,8 @@ class PipelineSection(FileModel):
 
     stages: Count = 1
     schedule: Literal[
-        "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v", "interleaved_zero_bubble",
-        "dualpipe", "dualpipe_v",
+        "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_h2", "zb_v",
+        "interleaved_zero_bubble", "dualpipe", "dualpipe_v", "sequential",
     ] = "1f1b"  # fmt: skip
     chunks: Count | None = Field(
         default=None, description="parts of the model on each stage (virtual stages)"
@@ -96,7 +96,14 @@ class PipelineSection(FileModel):
         unused = _changed_fields(self)
         if self.stages == 1 and unused:
             raise ValueError(f"{unused[0]!r} with 'stages' of 2 or more alone")
+        if self.one_process and self.overlap_p2p is not None:
+            raise ValueError("no 'overlap_p2p' with schedule: sequential, where nothing overlaps")
         return self
+
+    @property
+    def one_process(self) -> bool:
+        """Whether one process drives the GPUs of all stages, which take turns."""
+        return self.schedule == "sequential"
 
 
 class ParallelSection(FileModel):
@@ -139,6 +146,22 @@ class ParallelSection(FileModel):
                 _changed_fields(self)
             ):
                 raise ValueError(f"{name!r} with 'tensor' of 2 or more alone")
+        return self
+
+    @model_validator(mode="after")
+    def _check_one_process(self) -> ParallelSection:
+        if not self.pipeline.one_process:
+            return self
+        if self.tensor * self.context.degree * self.expert > 1:
+            raise ValueError(
+                "'tensor', 'context' and 'expert' of 1 with pipeline.schedule: sequential, where "
+                "one process runs whole layers"
+            )
+        if self.order != DEFAULT_ORDER:
+            raise ValueError(
+                "no 'order' with pipeline.schedule: sequential: the GPUs of a process are "
+                "neighbours"
+            )
         return self
 
     @field_validator("order")

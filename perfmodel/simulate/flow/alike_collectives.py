@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import RankGroup
+from perfmodel.arrays import RankGroup, distinct
 from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.edges import join_edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
@@ -48,6 +48,8 @@ def join_alike(collectives: Sequence[LoweredCollective]) -> list[LoweredCollecti
     Times and bytes on links stay what they are: rates of edges without common links do not depend
     on each other.
     """
+    if len(collectives) == 1:
+        return list(collectives)
     joined: list[tuple[Hashable, set[int], list[LoweredCollective]]] = []
     for lowered in collectives:
         likeness, links = _likeness(lowered), _links(lowered)
@@ -81,7 +83,7 @@ def in_a_row(lowered: LoweredCollective, times: int) -> LoweredCollective:
 
 
 def _links(lowered: LoweredCollective) -> set[int]:
-    return {link for stage in lowered.stages for link in np.unique(stage.edges.arcs).tolist()}
+    return {link for stage in lowered.stages for link in distinct(stage.edges.arcs).tolist()}
 
 
 def _likeness(lowered: LoweredCollective) -> Hashable:

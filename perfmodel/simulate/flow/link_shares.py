@@ -10,7 +10,8 @@ import numpy as np
 from perfmodel.arrays import FloatArray
 from perfmodel.library.lowering.lowered import Stage
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.flow.transfers import Collective, Flow, joined_stage
+from perfmodel.simulate.flow.streams import Streams, joined_stage
+from perfmodel.simulate.flow.transfers import Collective
 from perfmodel.simulate.sharing.between_collectives import (
     SHORTEST_S,
     Share,
@@ -21,6 +22,7 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 
 Shares = tuple[FloatArray, list[tuple[FloatArray, float]]]
 """Rate of each stream; for each collective the rate of each edge, and by how much it is slower."""
+Solve = Callable[[Machine, UncontendedTimer, Sequence[Streams], Sequence[Collective]], Shares]
 
 
 MOST_KEPT = 1 << 23
@@ -41,10 +43,12 @@ class SharesMet:
 
     def of(
         self,
-        solve: Callable[[Machine, UncontendedTimer, Sequence[Flow], Sequence[Collective]], Shares],
+        solve: Callable[
+            [Machine, UncontendedTimer, Sequence[Streams], Sequence[Collective]], Shares
+        ],
         machine: Machine,
         timer: UncontendedTimer,
-        flows: Sequence[Flow],
+        flows: Sequence[Streams],
         collectives: Sequence[Collective],
     ) -> Shares:
         """Return what `solve` returns for these jobs."""
@@ -60,7 +64,11 @@ class SharesMet:
                 )
                 for job in collectives
             ),
-            tuple((flow.cap_Bps, flow.edges.arcs.tobytes()) for flow in flows),
+            tuple(
+                values.tobytes()
+                for edges in (job.edges for job in flows)
+                for values in (edges.cap_Bps, edges.pointers, edges.arcs)
+            ),
         )
         if key in self._shares:
             return self._shares[key][1]
@@ -76,14 +84,14 @@ class SharesMet:
 def solve_at_once(
     machine: Machine,
     _timer: UncontendedTimer,
-    flows: Sequence[Flow],
+    flows: Sequence[Streams],
     collectives: Sequence[Collective],
 ) -> Shares:
     """Solve jobs whose messages share links at the same time."""
     shares = [Share(job.stage, job.wire_bytes(), job.takes_s, job.key()) for job in collectives]
     if flows:  # streams send all the time, so that one share can stand for all of them
-        sent_bytes = np.full(len(flows), np.inf)
-        shares.append(Share(joined_stage(flows), sent_bytes, lambda _: 1.0, "streams"))
+        stage = joined_stage(flows)
+        shares.append(Share(stage, np.full(len(stage.edges), np.inf), lambda _: 1.0, "streams"))
     rates = shared_rates(machine.topology.arcs.bandwidth_Bps, shares)
     of_flows = rates.pop() if flows else np.zeros(0)
     return of_flows, [(rate_Bps, 1.0) for rate_Bps in rates]
@@ -92,7 +100,7 @@ def solve_at_once(
 def solve_in_turns(
     machine: Machine,
     timer: UncontendedTimer,
-    flows: Sequence[Flow],
+    flows: Sequence[Streams],
     collectives: Sequence[Collective],
 ) -> Shares:
     """Solve jobs of libraries that send one message after another on a connection."""

@@ -32,33 +32,24 @@ from perfmodel.simulate.flow.link_shares import (
     solve_at_once,
     solve_in_turns,
 )
-from perfmodel.simulate.flow.transfers import (
-    SAME_RATE,
-    Collective,
-    Flow,
-    sort_key,
-    stream_stage,
-)
+from perfmodel.simulate.flow.streams import Arrival, Streams, begin_streams, stream_stage
+from perfmodel.simulate.flow.transfers import Collective, sort_key
 from perfmodel.simulate.network import (
     LinkCounters,
     Network,
     call_at,
     count_bytes,
     count_collective,
-    count_stream,
     reroute_stream,
     schedule_last,
     stage_text,
     succeed_at,
 )
-from perfmodel.simulate.sharing.between_collectives import LinkSets, LinkUsers
+from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkSets, LinkUsers
 from perfmodel.simulate.sharing.classed_legs import TimedLeg
 from perfmodel.simulate.uncontended import UncontendedTimer
 
-Job = Collective | Flow
-SAME_INSTANT = 1e-14
-"""Ends this close (relative to the time) are one instant: equal times that are summed in another
-order differ in the last bits, and would each cost a solution of the rates."""
+Job = Collective | Streams
 
 SLACK = 1e-9
 """By how much a bound on a time is lowered, so that rounding does not put it behind the time."""
@@ -75,8 +66,10 @@ class FlowNetwork(Network):
     _launching: dict[int, Sequence[LoweredCollective]] = field(default_factory=dict, init=False)
     """Collectives that have not sent anything yet, by the number of their launch."""
     _launched: int = field(default=0, init=False)
+    _arrived: list[Arrival] = field(default_factory=list, init=False)
+    """Streams that begin in this instant."""
     _active: dict[Job, None] = field(default_factory=dict, init=False)
-    _changed: list[Job | frozenset[int]] = field(default_factory=list, init=False)
+    _changed: list[Job | LinkSet] = field(default_factory=list, init=False)
     _timer: UncontendedTimer = field(init=False)  # of the machine as it is now
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
     _sent: dict[tuple[int, ...], tuple[TimedLeg, ...]] = field(default_factory=dict, init=False)
@@ -136,9 +129,10 @@ class FlowNetwork(Network):
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send background traffic over some arcs from now on, at most at `cap_Bps`."""
-        job = Flow(stream_stage(route, cap_Bps), nbytes, self.env.now, self.env.event())
-        self._enter(job)
-        return job.done
+        arrival = Arrival(route, cap_Bps, nbytes, self.env.event())
+        self._schedule_update()
+        self._arrived.append(arrival)
+        return arrival.done
 
     def become(self, machine: Machine) -> None:
         """Go on on this machine; bytes already sent stay sent.
@@ -146,6 +140,7 @@ class FlowNetwork(Network):
         Raises `TopologyError`: no route is left between two ranks that have to communicate. Raises
         `SimulationError`: a collective stalls, and the machine will not change any more.
         """
+        self._enter_streams()
         self._count_streams()
         self._note_change(machine)
         same = machine is self.timer.machine
@@ -154,9 +149,9 @@ class FlowNetwork(Network):
             for lowered in together:
                 self._rerouted.now(lowered)  # raises where no route is left
         for job in self._active:
-            if isinstance(job, Flow):
-                route = reroute_stream(machine, job.stage.edges.arcs.tolist())
-                job.stage = stream_stage(route, float(job.stage.cap_Bps[0]))
+            if isinstance(job, Streams):
+                routes = [reroute_stream(machine, route) for route in job.routes]
+                job.stage = stream_stage(routes, job.stage.cap_Bps.tolist())
             else:
                 stages = self._rerouted.legs(job.original)[job.leg :]
                 job.recount(self.env.now, self._counted, stages)
@@ -165,7 +160,7 @@ class FlowNetwork(Network):
             self._approximated["changed"] = None
         self._link_users = LinkUsers(self._link_users.sets)
         for job in self._active:
-            self._link_users.enter(job, self._link_users.sets.of(job.edges))
+            self._link_users.enter(job, self._links(job))
         self._changed += self._active
         self._update_rates()
 
@@ -186,7 +181,7 @@ class FlowNetwork(Network):
     def _enter(self, job: Job) -> None:
         """Put a job on its links; rates are solved at once where it shares them with no other."""
         self._active[job] = None
-        links = self._link_users.sets.of(job.edges)
+        links = self._links(job)
         is_alone = isinstance(job, Collective) and not self._link_users.is_used(links)
         self._link_users.enter(job, links)
         if is_alone:
@@ -201,21 +196,37 @@ class FlowNetwork(Network):
         if self._link_users.is_used(links):
             self._mark_changed(links)
 
-    def _mark_changed(self, job_or_links: Job | frozenset[int]) -> None:
+    def _links(self, job: Job) -> LinkSet:
+        sets = self._link_users.sets
+        return sets.of(job.edges) if isinstance(job, Collective) else sets.of_routes(job.edges)
+
+    def _mark_changed(self, job_or_links: Job | LinkSet) -> None:
         """Solve rates again when everything else of this instant has happened."""
-        if not self._changed:
-            schedule_last(self.env, lambda _: self._update_rates())
+        self._schedule_update()
         self._changed.append(job_or_links)
+
+    def _schedule_update(self) -> None:
+        if not self._changed and not self._arrived:
+            schedule_last(self.env, lambda _: self._update_rates())
+
+    def _enter_streams(self) -> None:
+        """Put the streams that begin in this instant on their links."""
+        arrived, self._arrived = self._arrived, []
+        for job in begin_streams(arrived, self.env.now):
+            self._active[job] = None
+            self._link_users.enter(job, self._links(job))
+            self._changed.append(job)
 
     def _update_rates(self) -> None:
         """Solve the rates of all jobs that share links with one that started, ended or changed."""
+        self._enter_streams()
         changed, self._changed = self._changed, []
         if len(self._active) == 1:
             self._solve(list(self._active))
             return
         solved: set[Job] = set()
         for links in changed:
-            if not isinstance(links, frozenset):
+            if not isinstance(links, LinkSet):
                 if links not in self._active or links in solved:
                     continue
                 links = self._link_users.links(links)  # noqa: PLW2901  # of a job
@@ -225,20 +236,21 @@ class FlowNetwork(Network):
                     solved |= component
 
     def _sort_key(self, job: Job) -> tuple[float, int, float, int]:
-        return sort_key(job, self._link_users.sets.mark(job.edges))
+        return sort_key(job, self._link_users.sets.mark(self._link_users.links(job)))
 
     def _solve(self, jobs: list[Job]) -> None:
         """Give jobs that share links with each other, and with no other, their rates."""
-        if len(jobs) == 1:
-            job = jobs[0]
-            if isinstance(job, Flow):
-                self._set_flows([job], alone_Bps(self.machine, job.stage))
-            elif self._timer is job.timer and not job.is_disturbed:
+        job = jobs[0]
+        if isinstance(job, Streams) and len(jobs) == len(job) == 1:
+            self._set_streams([job], alone_Bps(self.machine, job.stage))
+            return
+        if isinstance(job, Collective) and len(jobs) == 1:
+            if self._timer is job.timer and not job.is_disturbed:
                 self._set(job, None)
             else:
                 self._set(job, self._timer.rates(job.stage))
             return
-        flows = [job for job in jobs if isinstance(job, Flow)]
+        flows = [job for job in jobs if isinstance(job, Streams)]
         collectives = [job for job in jobs if isinstance(job, Collective)]
         solve = solve_in_turns if self.machine.library.in_order else solve_at_once
         if self.machine.library.in_order or flows or len({job.key() for job in collectives}) > 1:
@@ -248,7 +260,7 @@ class FlowNetwork(Network):
         for job, share in zip(collectives, shares, strict=True):
             self._set(job, *share)
         if flows:
-            self._set_flows(flows, flow_rates_Bps)
+            self._set_streams(flows, flow_rates_Bps)
 
     def _set(self, job: Collective, rates_Bps: FloatArray | None, slower: float = 1.0) -> None:
         """Give a collective its rates, and with them its new end; None: those that it has."""
@@ -284,38 +296,35 @@ class FlowNetwork(Network):
         if wire_s < np.inf:
             call_at(self.env, wire_s, self._make_end(job))
 
-    def _set_flows(self, flows: Sequence[Flow], rates_Bps: FloatArray) -> None:
+    def _set_streams(self, jobs: Sequence[Streams], rates_Bps: FloatArray) -> None:
         """Give streams their rates, and with them their new ends."""
-        now_s, ends = self.env.now, list[Flow]()
-        for flow, rate_Bps in zip(flows, rates_Bps.tolist(), strict=True):
-            if abs(rate_Bps - flow.rate_Bps) <= SAME_RATE * rate_Bps and flow.version:
-                continue
-            self._count(flow)
-            flow.rate_Bps = rate_Bps
-            flow.version += 1
-            flow.end_s = now_s + flow.nbytes / rate_Bps if rate_Bps else np.inf
-            if flow.end_s < np.inf:
-                ends.append(flow)
-        ends.sort(key=lambda flow: flow.end_s)
-        begin = 0
-        while begin < len(ends):  # those of one instant leave together, and rates change once
-            end_s, end = ends[begin].end_s, begin + 1
-            while end < len(ends) and ends[end].end_s <= end_s * (1 + SAME_INSTANT):
-                end += 1
-            call_at(self.env, end_s, self._make_ends(ends[begin:end]))
-            begin = end
+        ends = np.cumsum([len(job) for job in jobs])[:-1]
+        for job, part in zip(jobs, np.split(rates_Bps, ends), strict=True):
+            if job.set_rates(self.env.now, part, self._counted):
+                self._schedule_first_end(job)
 
-    def _make_ends(self, flows: Sequence[Flow]) -> Callable[[simpy.Event], None]:
-        versions = [flow.version for flow in flows]
+    def _schedule_first_end(self, job: Streams) -> None:
+        """End those of some streams that end first, unless their rates change before."""
+        version, first_s = job.version, job.first_s()
 
         def end(_: simpy.Event) -> None:
-            for flow, version in zip(flows, versions, strict=True):
-                if version == flow.version:
-                    self._leave(flow)
-                    self._count(flow, whole=True)
-                    flow.done.succeed()
+            if version == job.version:
+                self._end_streams(job)
 
-        return end
+        if first_s < np.inf:
+            call_at(self.env, first_s, end)
+
+    def _end_streams(self, job: Streams) -> None:
+        """End those of some streams that end now; they leave together, and rates change once."""
+        self._leave(job)
+        for event in job.finish(self.env.now, self._counted):
+            event.succeed()
+        job.version += 1
+        if len(job):
+            self._active[job] = None
+            self._link_users.enter(job, self._links(job))
+            self._mark_changed(job)
+            self._schedule_first_end(job)
 
     def _ends_s(self, job: Collective) -> tuple[float, float]:
         """When the last byte of a collective's leg leaves, and when all so far has landed."""
@@ -353,14 +362,8 @@ class FlowNetwork(Network):
     def _count_streams(self) -> None:
         """Count what streams have sent since their rates changed last."""
         for job in self._active:
-            if isinstance(job, Flow):
-                self._count(job)
-
-    def _count(self, job: Flow, *, whole: bool = False) -> None:
-        """Count what a stream has sent until now, or all of it."""
-        sent_bytes = job.send(self.env.now, whole=whole)
-        if sent_bytes > 0:
-            count_stream(self._counted, job.stage.edges.arcs, sent_bytes)
+            if isinstance(job, Streams):
+                job.send(self.env.now, self._counted)
 
 
 @dataclass(slots=True)

@@ -1,12 +1,11 @@
-"""Collectives and streams in progress at fidelity "flow": bytes sent, rates, ends."""
+"""Collectives in progress at fidelity "flow": bytes sent, rates, ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
-import simpy
 
 from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
@@ -23,6 +22,7 @@ from perfmodel.collectives.timing.variable_rate import (
 from perfmodel.compiled_loops import Effort
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.simulate.flow.streams import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
 from perfmodel.simulate.sharing.classed_legs import TimedLeg
 from perfmodel.simulate.uncontended import (
@@ -32,8 +32,8 @@ from perfmodel.simulate.uncontended import (
     timed_phases,
 )
 
-SAME_RATE = 1e-12
-"""Rates this close are the same: sums of like rates differ in the last bits."""
+EDGES_A_MILLISECOND = 500
+"""Edges whose ends NumPy works out in a millisecond, which is the unit of `Effort`."""
 
 
 @dataclass
@@ -110,6 +110,7 @@ class Collective:
         if self._clocks is None:
             return self.legs[self.leg].ends
         if self._ends is None:
+            self.timer.keep(Effort).spend(len(self.edges) // EDGES_A_MILLISECOND)
             self._ends = self._clocks.ends()
         return self._ends
 
@@ -239,70 +240,11 @@ def cycle_s(phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: 
     return max(slowest, phase.repeat * float(np.nanmax(around)) / phase.lag)
 
 
-@dataclass(eq=False)
-class Flow:
-    """Background traffic in progress; times on the simulation's clock."""
-
-    stage: Stage
-    nbytes: float
-    since_s: float
-    done: simpy.Event
-    rate_Bps: float = 0.0
-    end_s: float = np.inf
-    """When its last byte leaves at this rate."""
-    version: int = 0
-
-    @property
-    def cap_Bps(self) -> float:
-        """Most that it takes of a link."""
-        return float(self.stage.cap_Bps[0])
-
-    @property
-    def edges(self) -> Edges:
-        """Its links, as those of one edge."""
-        return self.stage.edges
-
-    def send(self, now_s: float, *, whole: bool = False) -> float:
-        """Send at the present rate up to a time, or all; return the bytes."""
-        sent = self.nbytes if whole else min(self.nbytes, self.rate_Bps * (now_s - self.since_s))
-        self.nbytes -= sent
-        self.since_s = now_s
-        return sent
-
-
-def stream_stage(route: tuple[int, ...], cap_Bps: float) -> Stage:
-    """Return a stage of one edge that carries background traffic over a route."""
-    zero = np.zeros(1, dtype=np.int64)
-    edges = Edges(
-        src=zero, dst=zero,
-        pointers=np.array([0, len(route)]), arcs=np.array(route, dtype=np.int64),
-        latency_s=np.zeros(1), cap_Bps=np.array([cap_Bps]), hop=zero, staged=False,
-    )  # fmt: skip
-    return Stage((), edges, np.zeros(1), np.array([cap_Bps]), np.ones(1))
-
-
-def joined_stage(flows: Sequence[Flow]) -> Stage:
-    """Return a stage with an edge for each of some streams."""
-    arcs = [flow.stage.edges.arcs for flow in flows]
-    zero, cap_Bps = np.zeros(len(flows), dtype=np.int64), np.array([f.cap_Bps for f in flows])
-    edges = Edges(
-        src=zero, dst=zero,
-        pointers=np.cumsum([0, *map(len, arcs)]), arcs=np.concatenate(arcs),
-        latency_s=np.zeros(len(flows)), cap_Bps=cap_Bps, hop=zero, staged=False,
-    )  # fmt: skip
-    return Stage((), edges, np.zeros(len(flows)), cap_Bps, np.ones(len(flows)))
-
-
-def sort_key(job: Collective | Flow, mark: int) -> tuple[float, int, float, int]:
+def sort_key(job: Collective | Streams, mark: int) -> tuple[float, int, float, int]:
     """Return a key that puts jobs in an order independent of that in which they started.
 
     `mark`: of the links that it crosses, see `LinkSets.mark`.
     """
-    start_s = job.start_s if isinstance(job, Collective) else job.since_s
-    nbytes = job.lowered.schedule.nbytes if isinstance(job, Collective) else job.nbytes
-    return (
-        start_s,
-        len(job.edges),
-        float(nbytes),
-        mark,
-    )
+    if isinstance(job, Collective):
+        return (job.start_s, len(job.edges), float(job.lowered.schedule.nbytes), mark)
+    return (job.since_s, len(job.edges), float(job.nbytes.sum()), mark)

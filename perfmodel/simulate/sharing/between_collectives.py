@@ -7,11 +7,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray
+from perfmodel.arrays import FloatArray, IntArray, distinct
 from perfmodel.library.lowering.edges import Edges, join_edges
 from perfmodel.library.lowering.lowered import Stage
 from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
@@ -26,6 +27,25 @@ NO_SLACK = 1e-9
 """An edge that uses its share up to this part uses all of it."""
 
 
+@dataclass(eq=False)
+class LinkSet:
+    """The links that a job crosses, with repetitions.
+
+    They are looked at where somebody else is on links too: most jobs are alone.
+    """
+
+    arcs: IntArray
+
+    @cached_property
+    def links(self) -> frozenset[int]:
+        """Each link once."""
+        return frozenset(distinct(self.arcs).tolist())
+
+    def isdisjoint(self, other: LinkSet) -> bool:
+        """Whether two jobs have no link in common."""
+        return self.links.isdisjoint(other.links)
+
+
 @dataclass
 class LinkSets:
     """Sets of links, and which of them have links in common; found once for each pair.
@@ -35,29 +55,29 @@ class LinkSets:
 
     compared: int = 0
     """How many pairs were compared."""
-    _of_edges: dict[int, tuple[Edges, frozenset[int]]] = field(default_factory=dict)
-    _of_route: dict[bytes, frozenset[int]] = field(default_factory=dict)
-    _met: dict[int, tuple[frozenset[int], set[int], set[int]]] = field(default_factory=dict)
+    _of_edges: dict[int, tuple[Edges, LinkSet]] = field(default_factory=dict)
+    _of_routes: dict[bytes, LinkSet] = field(default_factory=dict)
+    _met: dict[int, tuple[LinkSet, set[int], set[int]]] = field(default_factory=dict)
     """By id: a set, those that it was compared with, and those that have links in common."""
-    _marks: dict[int, tuple[Edges, int]] = field(default_factory=dict)
+    _marks: dict[int, int] = field(default_factory=dict)
 
-    def of(self, edges: Edges) -> frozenset[int]:
-        """Return the links of some edges; the same object for a route that was asked for before."""
-        if len(edges) == 1:  # a stream is made anew for each burst
-            return self._of_route.setdefault(edges.arcs.tobytes(), frozenset(edges.arcs.tolist()))
+    def of(self, edges: Edges) -> LinkSet:
+        """Return the links of the edges of a collective."""
         if id(edges) not in self._of_edges:
-            self._of_edges[id(edges)] = (edges, frozenset(np.unique(edges.arcs).tolist()))
+            self._of_edges[id(edges)] = edges, LinkSet(edges.arcs)
         return self._of_edges[id(edges)][1]
 
-    def mark(self, edges: Edges) -> int:
-        """Return a number that is equal for equal routes, whatever was asked for before."""
-        if len(edges) == 1:
-            return zlib.crc32(edges.arcs.tobytes())
-        if id(edges) not in self._marks:
-            self._marks[id(edges)] = edges, zlib.crc32(edges.arcs.tobytes())
-        return self._marks[id(edges)][1]
+    def of_routes(self, edges: Edges) -> LinkSet:
+        """Return the links of streams, whose edges are made anew for each burst."""
+        return self._of_routes.setdefault(edges.arcs.tobytes(), LinkSet(edges.arcs))
 
-    def meeting(self, links: frozenset[int], others: Mapping[int, frozenset[int]]) -> set[int]:
+    def mark(self, links: LinkSet) -> int:
+        """Return a number that is equal for equal routes, whatever was asked for before."""
+        if id(links) not in self._marks:  # `_of_edges` or `_of_routes` holds the set
+            self._marks[id(links)] = zlib.crc32(links.arcs.tobytes())
+        return self._marks[id(links)]
+
+    def meeting(self, links: LinkSet, others: Mapping[int, LinkSet]) -> set[int]:
         """Sets by id that have links in common with a set; of `others` all that do."""
         _, compared, meeting = self._met.setdefault(id(links), (links, set(), set()))
         for number in others.keys() - compared:
@@ -78,17 +98,17 @@ class LinkUsers(Generic[T]):
     """Jobs and their links, to find those that share links, directly or through others."""
 
     sets: LinkSets = field(default_factory=LinkSets)
-    _links: dict[T, frozenset[int]] = field(default_factory=dict)
-    _used: dict[int, frozenset[int]] = field(default_factory=dict)
+    _links: dict[T, LinkSet] = field(default_factory=dict)
+    _used: dict[int, LinkSet] = field(default_factory=dict)
     _users: Counter[int] = field(default_factory=Counter)
 
-    def enter(self, job: T, links: frozenset[int]) -> None:
+    def enter(self, job: T, links: LinkSet) -> None:
         """Put a job on links."""
         self._links[job] = links
         self._used[id(links)] = links
         self._users[id(links)] += 1
 
-    def leave(self, job: T) -> frozenset[int]:
+    def leave(self, job: T) -> LinkSet:
         """Take a job off its links; return them."""
         links = self._links.pop(job)
         self._users[id(links)] -= 1
@@ -96,15 +116,15 @@ class LinkUsers(Generic[T]):
             del self._used[id(links)]
         return links
 
-    def is_used(self, links: frozenset[int]) -> bool:
+    def is_used(self, links: LinkSet) -> bool:
         """Whether a job is on one of some links."""
         return not self._used.keys().isdisjoint(self.sets.meeting(links, self._used))
 
-    def links(self, job: T) -> frozenset[int]:
+    def links(self, job: T) -> LinkSet:
         """Links of a job."""
         return self._links[job]
 
-    def components(self, links: frozenset[int]) -> list[set[T]]:
+    def components(self, links: LinkSet) -> list[set[T]]:
         """Jobs on some links and all connected to them through shared links, by component.
 
         Jobs of different components share no link.

@@ -11,7 +11,7 @@ from perfmodel.files import as_json, attributes
 from perfmodel.scenario import scenario_digest
 from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.advise.model import Advice, Trial, joined_fields
-from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.result.model import SizeResult
 
 
 def to_json(advice: Advice) -> dict[str, Any]:

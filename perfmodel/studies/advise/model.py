@@ -9,7 +9,8 @@ from typing import Any, Literal
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.compare.model import Change
-from perfmodel.studies.run.result import Memory, SizeResult
+from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.model import SizeResult
 
 Touches = Literal["nothing", "rounding", "training", "hardware"]
 """What a change costs beside memory: nothing; other rounding; the batch, or information of

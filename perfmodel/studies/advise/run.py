@@ -25,9 +25,10 @@ from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.prepared import PreparedSize
+from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.resolve.training_job import estimate_memory
-from perfmodel.studies.run.result import Memory, Result, SizeResult
+from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import size_job
 from perfmodel.studies.sweep.executor import map_unordered

@@ -83,7 +83,7 @@ def _hooks(scenario: Scenario, workload: Workload) -> Iterator[Proposed]:
         narrower: tuple[str, ...] = ("powersgd",)
     else:
         narrower = ("fp16", "bf16", "powersgd")
-    if own.kind == "ddp":
+    if own.kind == "ddp" and own.mixed_precision is None:
         for hook in narrower:
             if own.hook.kind != hook:
                 text, touches, note = _HOOKS[hook]

@@ -35,6 +35,7 @@ class MixtureCandidate:
     `schedule`: None with one stage.
     `chunks`: None where the schedule has a number of its own.
     `ends_as_blocks`: embedding and loss count as a block each where blocks are dealt out.
+    `bucket_size`: field of the data-parallel strategy and its value; None: as the list has it.
     """
 
     tensor: int
@@ -49,6 +50,7 @@ class MixtureCandidate:
     sharding: int
     ends_as_blocks: bool = False
     expert: int = 1
+    bucket_size: tuple[str, int | str] | None = None
 
     @property
     def parts(self) -> int:
@@ -71,6 +73,7 @@ class MixtureCandidate:
             "strategy": {
                 "kind": own.kind,
                 **own.model_dump(mode="json", exclude_defaults=True),
+                **({} if self.bucket_size is None else dict([self.bucket_size])),
                 "accumulate": self.micro_batches,
             },
             "compute.recompute": self.recompute,
@@ -111,6 +114,10 @@ class MixtureCandidate:
             f"{self.micro_batches} {count} of {self.micro_batch} {unit}",
             "no recomputation" if self.recompute == "none" else f"{self.recompute} recomputation",
         ]
+        if self.bucket_size is not None:
+            field, value = self.bucket_size
+            size = value if isinstance(value, str) else f"{value / 1e6:g} million"
+            parts.append(f"{field} {size}")
         return ", ".join(parts)
 
 

@@ -3,76 +3,44 @@
 Mixtures are taken by their lower bounds: first what a step of each takes at least is worked out,
 then memory, and what is left at the head of the queue is simulated, until the next bound is not
 below the best simulated step. So nothing that was left out can be quicker, unless the number of
-simulations ends the search.
+simulations ends the search. Then the winner is tried with other sizes of buckets.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import InputError
-from perfmodel.scenario import Scenario, change_scenario
-from perfmodel.scenario.sections.strategies.auto import AutoStrategy
+from perfmodel.scenario import Scenario
+from perfmodel.studies.choose.mixture_jobs import (
+    MixtureJobs,
+    Simulations,
+    as_question,
+    prepare_jobs,
+)
 from perfmodel.studies.choose.mixtures import MixtureCandidate, list_mixtures
 from perfmodel.studies.choose.step_bound import StepBounds
-from perfmodel.studies.choose.step_causes import step_causes
-from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
-from perfmodel.studies.run.resolve.training_job import estimate_memory, resolve_share
-from perfmodel.studies.run.result import Memory, MixtureSearch, SimulatedMixture
-from perfmodel.studies.run.steps.sized_job import (
-    SizedJob,
-    locate_errors,
-    simulate_reported,
-    size_job,
-)
-from perfmodel.workload.model import Workload
+from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.searched_mixtures import MixtureSearch, SimulatedMixture
+from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
+from perfmodel.studies.sweep.executor import ALONE, Workers
+from perfmodel.training.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
 LISTED = 10
 """Simulated mixtures that are shown."""
+HIDDEN = 0.01
+"""Share of a step below which what reductions expose is not worth more simulations; `tune` keeps
+the library's buckets for less, too."""
 AT_LEAST = 1 - 1e-9
 """Share of its lower bound that no step is below: sums of floats differ in the last digits."""
 
 Progress = Callable[[str], None]
-
-
-@dataclass
-class _Jobs:
-    """Jobs of mixtures on one machine: models are cut, and collectives timed, once.
-
-    `base`: the job as if nothing were split.
-    """
-
-    inputs: ResolvedScenario
-    scenario: Scenario
-    section: AutoStrategy
-    base: SizedJob
-    _shares: dict[tuple[int, int, int, bool], Workload | InputError] = field(default_factory=dict)
-
-    def make(self, candidate: MixtureCandidate) -> SizedJob:
-        """Make the job of a mixture; raises `InputError`: the model cannot be split so."""
-        changed = change_scenario(self.scenario, candidate.changes(self.section))
-        split = (candidate.tensor, candidate.context, candidate.expert)
-        key = (*split, candidate.sequence_parallel)
-        if key not in self._shares:
-            try:
-                self._shares[key] = resolve_share(changed, self.inputs.workload, self.base.size)
-            except InputError as error:
-                self._shares[key] = error
-        share = self._shares[key]
-        if isinstance(share, InputError):
-            raise share
-        return self.base.with_scenario(changed, candidate.micro_batch, share)
-
-    def memory(self, sized: SizedJob) -> Memory:
-        """Memory of the fullest GPU."""
-        others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
-        return estimate_memory(sized.job, sized.size.gpus, sized.batch, others)
 
 
 @dataclass
@@ -92,6 +60,13 @@ class _Queued:
     memory: Memory | None = field(default=None, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _TooBig:
+    """A mixture that does not fit; `needed_bytes`: None where that was plain at once."""
+
+    needed_bytes: float | None = None
+
+
 def choose_mixture(
     scenario: Scenario,
     *,
@@ -99,6 +74,7 @@ def choose_mixture(
     fidelity: str | None = None,
     exhaustive: bool = False,
     progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> MixtureSearch:
     """Find the quickest mixture that fits.
 
@@ -114,6 +90,9 @@ def choose_mixture(
         Whether to simulate all that fits, whatever its lower bound.
     progress : callable, optional
         Called with the next stage, in words.
+    workers : Workers, optional
+        Processes or a cluster that simulate ahead; default: this process alone. The answer is the
+        same.
 
     Raises
     ------
@@ -121,12 +100,11 @@ def choose_mixture(
         Another strategy, a name that does not resolve, or no mixture that the model, the GPUs and
         the batch allow and that fits; names file, line and field.
     """
-    section = scenario.strategy
-    if not isinstance(section, AutoStrategy):
-        raise scenario.fault("strategy.kind", repr(section.kind), "'auto'")
     say = progress or (lambda _: None)
-    jobs = _prepare(scenario, section, profile, fidelity)
-    candidates, divided = list_mixtures(scenario, section, jobs.base.size, jobs.inputs.workload)
+    jobs = prepare_jobs(scenario, profile, fidelity)
+    candidates, divided = list_mixtures(
+        scenario, jobs.section, jobs.base.size, jobs.inputs.workload
+    )
     counts = _Counts(impossible=divided)
     bounds = StepBounds(scenario.compute.precision, jobs.make)
     say(f"{len(candidates):,} mixtures")
@@ -140,36 +118,33 @@ def choose_mixture(
             refused = error
     heapq.heapify(queue)
     say(f"{len(queue):,} bounds")
-    search = _Search(jobs, bounds, candidates, counts, say)
+    simulations = Simulations(jobs, workers or ALONE, as_question(scenario, profile, fidelity))
+    search = _Search(jobs, bounds, candidates, counts, say, simulations)
     search.run(queue, exhaustive=exhaustive)
+    if jobs.section.buckets and search.simulated:
+        search.tune_buckets()
     if not search.simulated:
         raise _nothing(scenario, search, refused)
     return search.result(divided + len(candidates), queue)
 
 
-def _prepare(
-    scenario: Scenario, section: AutoStrategy, profile: Profile | None, fidelity: str | None
-) -> _Jobs:
-    """Look up all names but those of mixtures, and build the machine."""
-    own = section.sharding[0]
-    kind = {"kind": own.kind, **own.model_dump(mode="json", exclude_defaults=True)}
-    plain = change_scenario(scenario, {"strategy": kind, "training": {"batch_per_gpu": 1}})
-    inputs = resolve_scenario(plain, profile, fidelity)
-    return _Jobs(inputs, scenario, section, size_job(inputs, inputs.sizes[-1]))
-
-
 @dataclass
 class _Search:
-    """The search: what was simulated so far, and the least memory of what does not fit."""
+    """The search: what was simulated so far, and the least memory of what does not fit.
 
-    jobs: _Jobs
+    `checks`: by the number of a mixture what `_check` said of it.
+    """
+
+    jobs: MixtureJobs
     bounds: StepBounds
     candidates: list[MixtureCandidate]
     counts: _Counts
     say: Progress
+    simulations: Simulations
     simulated: list[tuple[float, int, SimulatedMixture]] = field(default_factory=list)
     least: tuple[float, int] | None = None
     refused: InputError | None = None
+    checks: dict[int, _Queued | _TooBig | InputError] = field(default_factory=dict)
 
     @property
     def best_s(self) -> float:
@@ -182,6 +157,8 @@ class _Search:
         while queue and self.counts.simulated < most:
             if not exhaustive and queue[0].bound_s * AT_LEAST >= self.best_s:
                 break
+            if queue[0].checked:
+                self._begin_next(queue, most - self.counts.simulated, exhaustive=exhaustive)
             head = heapq.heappop(queue)
             try:
                 again = self._look(head)
@@ -192,29 +169,109 @@ class _Search:
             if again is not None:
                 heapq.heappush(queue, again)
 
+    def _begin_next(self, queue: list[_Queued], most: int, *, exhaustive: bool) -> None:
+        """Let workers simulate the head of the queue, and what would follow if it were no better.
+
+        Nothing that the search does later depends on it, but for how soon it has steps.
+        """
+        most = min(most, self.simulations.workers.at_once)
+        ahead, following = list(queue), list[MixtureCandidate]()
+        if most < 2 or self.candidates[queue[0].number] in self.simulations.ready:
+            return
+        while ahead and len(following) < most:
+            head = heapq.heappop(ahead)
+            if not exhaustive and head.bound_s * AT_LEAST >= self.best_s:
+                break
+            if head.checked:
+                following.append(self.candidates[head.number])
+            elif isinstance(again := self._check(head), _Queued):
+                heapq.heappush(ahead, again)
+        self.simulations.begin(following)
+
     def _look(self, head: _Queued) -> _Queued | None:
         """Check a mixture, or simulate one that is checked."""
+        if head.checked and head.memory is not None:
+            sized = self.jobs.make(self.candidates[head.number])
+            with locate_errors(sized):
+                self._simulate(head, sized, head.memory)
+            return None
+        checked = self._check(head)
+        if isinstance(checked, InputError):
+            raise checked
+        if isinstance(checked, _Queued):
+            return checked
+        self.counts.too_big += 1
+        if checked.needed_bytes is not None:
+            needed = (checked.needed_bytes, head.number)
+            self.least = needed if self.least is None else min(self.least, needed)
+        return None
+
+    def _check(self, head: _Queued) -> _Queued | _TooBig | InputError:
+        """Whether a mixture is possible and fits, and the bound of its plan; worked out once."""
+        if head.number not in self.checks:
+            try:
+                self.checks[head.number] = self._check_anew(head)
+            except InputError as error:
+                self.checks[head.number] = error
+        return self.checks[head.number]
+
+    def _check_anew(self, head: _Queued) -> _Queued | _TooBig:
         candidate = self.candidates[head.number]
         sized = self.jobs.make(candidate)
         with locate_errors(sized):
-            if head.checked and head.memory is not None:
-                self._simulate(head, candidate, sized, head.memory)
-                return None
             if self._holds_too_much(candidate, sized):
-                self.counts.too_big += 1
-                return None
+                return _TooBig()
             if candidate.pipeline > 1:
                 sized.job.mixture.pipeline_schedule(candidate.micro_batches)
             memory = self.jobs.memory(sized)
             if not memory.fits or memory.tight:
-                self.counts.too_big += 1
-                needed = (memory.total_bytes + memory.reserve_bytes, head.number)
-                self.least = needed if self.least is None else min(self.least, needed)
-                return None
+                return _TooBig(memory.total_bytes + memory.reserve_bytes)
             bound_s = head.bound_s
             if candidate.pipeline == 1:
                 bound_s = max(bound_s, self.bounds.busiest_stream_s(sized))
             return _Queued(bound_s, head.number, True, memory)
+
+    def tune_buckets(self) -> None:
+        """Go from the winner's size of buckets to larger and smaller ones while these are quicker.
+
+        Only where the section has it by default, and the winner does not hide all it reduces.
+        """
+        step_s, number, winner = min(self.simulated, key=lambda each: each[:2])
+        best, section = self.candidates[number], self.jobs.section
+        own = section.sharding[best.sharding]
+        sizes_of = STRATEGIES[own.kind].bucket_sizes
+        ranks = self.jobs.base.size.gpus // best.gpus_per_replica * best.context
+        setting = None if sizes_of is None else sizes_of(own, ranks)
+        if setting is None or winner.parts_s["data"] < HIDDEN * step_s:
+            return
+        variants = [
+            replace(best, bucket_size=None if size is None else (setting.field, size))
+            for size in setting.values
+        ]
+        middle = setting.values.index(None)
+        self.simulations.begin([variants[middle - 1], variants[middle + 1]])
+        for direction in (1, -1):
+            at = middle + direction
+            while 0 <= at < len(variants) and self._is_quicker(variants[at]):
+                at += direction
+            if at != middle + direction:
+                return
+
+    def _is_quicker(self, candidate: MixtureCandidate) -> bool:
+        """Simulate one more mixture if it fits; whether it is the best so far."""
+        before_s = self.best_s
+        if self.counts.simulated >= self.jobs.section.simulate:
+            return False
+        self.candidates.append(candidate)
+        try:
+            bound_s = self.bounds.lower_bound_s(candidate)
+            checked = self._look(_Queued(bound_s, len(self.candidates) - 1))
+            if checked is not None:
+                self._look(checked)
+        except InputError as error:
+            self.counts.impossible += 1
+            self.refused = error
+        return self.best_s < before_s
 
     def _holds_too_much(self, candidate: MixtureCandidate, sized: SizedJob) -> bool:
         """Whether parameters and gradients alone do not fit, where each GPU holds them whole."""
@@ -222,22 +279,21 @@ class _Search:
         least = 2 * sized.job.workload.nbytes / candidate.pipeline
         return whole and least > sized.job.gpu.memory_bytes
 
-    def _simulate(
-        self, head: _Queued, candidate: MixtureCandidate, sized: SizedJob, memory: Memory
-    ) -> None:
-        reported = simulate_reported(sized)
+    def _simulate(self, head: _Queued, sized: SizedJob, memory: Memory) -> None:
+        candidate = self.candidates[head.number]
+        step = self.simulations.step(candidate, sized)
         section, data = self.jobs.section, sized.size.gpus // candidate.gpus_per_replica
         self.counts.simulated += 1
         self.simulated.append((
-            reported.step_s,
+            step.step_s,
             head.number,
             SimulatedMixture(
                 text=candidate.describe(section, data),
                 changes=candidate.changes(section),
-                step_time_s=reported.step_s,
+                step_time_s=step.step_s,
                 bound_s=head.bound_s,
                 memory_bytes=memory.total_bytes,
-                parts_s=step_causes(reported),
+                parts_s=step.parts_s,
             ),
         ))  # fmt: skip
         self.say(f"{self.counts.simulated} simulated, the best {self.best_s:.4g} s")

@@ -18,7 +18,8 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.choose.mixtures import MixtureCandidate
-from perfmodel.studies.run.resolve.training_job import gpu_spread, price_layers
+from perfmodel.studies.run.resolve.job.layer_prices import price_layers
+from perfmodel.studies.run.resolve.job.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import what_if_of
 from perfmodel.studies.run.steps.alone_times import collective_s
 from perfmodel.studies.run.steps.sized_job import SizedJob
@@ -34,6 +35,9 @@ from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, slow_devi
 
 WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved", "looped_bfs")
 """Schedules whose last backward of a stage is followed by those of the stages before it."""
+
+HIDING = ("dualpipe", "dualpipe_v")
+"""Schedules that hide what experts exchange."""
 
 Groups = tuple[tuple[str, tuple[RankGroup, ...]], ...]
 
@@ -83,7 +87,7 @@ class StepBounds:
         key = (
             candidate.tensor, candidate.sequence_parallel, candidate.context, candidate.expert,
             candidate.micro_batch, candidate.recompute, self._held_dtype(candidate),
-            self._called_groups(candidate),
+            self._exposed_groups(candidate),
             candidate.micro_batches if self.precision == "fp8" else 0,
         )  # fmt: skip
         if key not in self._shares:
@@ -95,6 +99,12 @@ class StepBounds:
             job = self.make(candidate).job
             self._held[candidate.sharding] = job.strategy.held_dtype(job.options)
         return self._held[candidate.sharding]
+
+    def _exposed_groups(self, candidate: MixtureCandidate) -> Groups:
+        """Groups of which calls may not be hidden."""
+        hides = candidate.schedule in HIDING
+        groups = self._called_groups(candidate)
+        return tuple(each for each in groups if each[0] != "expert" or not hides)
 
     def _called_groups(self, candidate: MixtureCandidate) -> Groups:
         """One group of each stage whose ranks share layers, without those that are alike."""
@@ -143,7 +153,7 @@ class StepBounds:
         def of(calls: tuple[PassCall, ...]) -> float:
             total_s = 0.0
             for each in calls:
-                if each.window_s == 0:
+                if each.window_s == 0 and each.call.group in groups:
                     call = each.call
                     item_bytes = ITEM_BYTES[call.dtype or precision]
                     nbytes = round(call.elements * sized.batch * item_bytes)

@@ -19,7 +19,7 @@ from perfmodel.studies.compare.model import (
     same_samples,
 )
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import SizeResult, Uncertainty
+from perfmodel.studies.run.result.model import SizeResult, Uncertainty
 from perfmodel.studies.run.uncertainty import ratio_interval
 from perfmodel.studies.sweep.variants import without_curve
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.scenario import Scenario
-from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.result.model import Result, SizeResult
 
 Ends = tuple[float, float]
 """Low and high end of an 80 % interval."""

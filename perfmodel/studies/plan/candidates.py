@@ -203,16 +203,22 @@ def predict(
     *,
     profile: Profile | None = None,
     jobs: int | None = None,
+    backend: str = "loky",
+    scheduler: str | None = None,
     store: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[PredictedStep]:
     """Predict steps; one that fails has a reason and stops no other.
 
     `scenario`: with a plan.
-    `profile`, `jobs`, `store`, `progress`: as for `perfmodel.studies.sweep.run_sweep`.
+    `profile`, `jobs`, `backend`, `scheduler`, `store`, `progress`: as for
+        `perfmodel.studies.sweep.run_sweep`.
     """
     variants = [_variant(at, request, scenario) for at, request in enumerate(requests)]
-    swept = run_sweep(variants, jobs=jobs, store=store, profile=profile, progress=progress)
+    swept = run_sweep(
+        variants, jobs=jobs, backend=backend, scheduler=scheduler, store=store, profile=profile,
+        progress=progress,
+    )  # fmt: skip
     return [
         PredictedStep(
             request, variant.scenario, _step(answer), _shorten_message(answer.message, scenario)

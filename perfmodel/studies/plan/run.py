@@ -41,7 +41,7 @@ from perfmodel.studies.plan.model import (
     UpgradeOutcome,
 )
 from perfmodel.studies.plan.time_to_train import describe_target, target_samples, train, upkeep_of
-from perfmodel.studies.run.resolve.training_job import resolve_workload
+from perfmodel.studies.run.resolve.job.model_share import resolve_workload
 from perfmodel.units import format_bytes
 from perfmodel.version import __version__
 from perfmodel.workload.model import Workload
@@ -73,6 +73,8 @@ def plan_scenario(
     *,
     profile: Profile | None = None,
     jobs: int | None = None,
+    backend: str = "loky",
+    scheduler: str | None = None,
     store: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> PlanResult:
@@ -86,6 +88,10 @@ def plan_scenario(
         Measured numbers instead of datasheets'.
     jobs : int, optional
         Processes; default: one per physical core.
+    backend : {"loky", "dask", "ray"}
+        Processes of this machine, or a cluster with a `scheduler`, as of `perfmodel sweep`.
+    scheduler : str, optional
+        Address of the cluster's.
     store : Path, optional
         File in which predicted steps are kept, as of `perfmodel sweep`.
     progress : callable, optional
@@ -107,17 +113,19 @@ def plan_scenario(
     hardware = {c.name: find_hardware(scenario, c) for c in section.candidates}
     shared = _Plan(scenario, section, hardware)
     requests = list(list_requests(scenario))
-    predictions = predict(
-        scenario, requests, profile=profile, jobs=jobs, store=store, progress=progress
-    )
+    predict_all = partial(
+        predict, scenario, profile=profile, jobs=jobs, backend=backend, scheduler=scheduler,
+        store=store,
+    )  # fmt: skip
+    predictions = predict_all(requests, progress=progress)
     shared.bases.update(_find_bases(shared, predictions))
     result = _assemble_result(shared, workload, predictions, profile)
     if result.best is None:
         return result
 
     def answer(more: Sequence[StepRequest]) -> list[PlanOption]:
-        swung = predict(
-            scenario, more, profile=profile, jobs=jobs, store=store,
+        swung = predict_all(
+            more,
             progress=None if progress is None else partial(_after, progress, len(requests)),
         )  # fmt: skip
         return [_option(shared, prediction) for prediction in swung]

@@ -9,8 +9,8 @@ from typing import Any
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.scenario import Scenario, batch_per_gpu, change_scenario
-from perfmodel.studies.run.resolve.training_job import estimate_memory
-from perfmodel.studies.run.result import Memory
+from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
+from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.units import format_bytes, format_time

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.simulate.engine.outcome import Run
+from perfmodel.studies.run.resolve.job.training_job import TrainingJob
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.studies.run.steps.metrics.step_parts import mean, parts_of_steps
 from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import (
@@ -36,7 +36,7 @@ class StepEstimate:
     """One settled step, or the means of the counted steps under disturbances.
 
     `step_time_s`, `exposed_comm_s`, `comm_s`, `compute_s`: as in
-        `perfmodel.studies.run.result.SizeResult`.
+        `perfmodel.studies.run.result.model.SizeResult`.
     `run`: with the warm-up before.
     `steps`, `counted`: steps in all, and how many of them (the last ones) count.
     """

@@ -16,10 +16,10 @@ from perfmodel.scenario import (
     sizes_left_out,
 )
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
+from perfmodel.studies.run.resolve.job.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
-from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
-from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, routing_cost
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import WARM_UP
@@ -32,6 +32,7 @@ from perfmodel.workload.kernels.float8.float8_layers import float8_layers
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
+    from perfmodel.studies.sweep.executor import Workers
 
 DATASHEET_INTERVAL = (
     "The interval holds eight of ten recorded collectives of like machines about predictions from "
@@ -48,6 +49,7 @@ def run_scenario(
     profile: Profile | None = None,
     progress: Callable[[int, int], None] | None = None,
     with_first: bool = True,
+    workers: Workers | None = None,
 ) -> Result:
     """Answer a scenario.
 
@@ -62,6 +64,8 @@ def run_scenario(
         Called with (sizes done, sizes in all).
     with_first : bool
         Whether very first steps are simulated, too; their times are nan otherwise.
+    workers : Workers, optional
+        Who simulates the mixtures of strategy ``auto``; default: this process.
 
     With strategy ``auto`` the quickest mixture that fits is looked for first
     (`perfmodel.studies.choose`), and the result is that of it.
@@ -75,7 +79,7 @@ def run_scenario(
     if scenario.strategy.kind == "auto":
         from perfmodel.studies.choose.search import choose_mixture
 
-        search = choose_mixture(scenario, profile=profile, fidelity=fidelity)
+        search = choose_mixture(scenario, profile=profile, fidelity=fidelity, workers=workers)
         scenario = change_scenario(scenario, search.winner.changes)
     inputs = resolve_scenario(scenario, profile, fidelity)
     largest = size_job(inputs, inputs.sizes[-1])
@@ -229,7 +233,7 @@ def _describe_choice(machine: Machine) -> str:
 def _describe_staging(machine: Machine) -> tuple[str, ...]:
     """Say that traffic is staged in host memory, if it is."""
     ranks = range(len(machine.topology.ranks))
-    if len(ranks) < 2 or "memory" in machine.topology.arcs.kinds:
+    if len(ranks) < 2 or "memory" in machine.topology.arcs.kinds.present():
         return ()
     if not machine.rings(ranks).edges.staged:
         return ()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from perfmodel.studies.run.result import Uncertainty
+from perfmodel.studies.run.result.model import Uncertainty
 from perfmodel.workload.compute_spread import run_factors, slowest_factor, slowest_factors
 
 Interval = tuple[float, float]

@@ -14,11 +14,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from perfmodel.errors import ExecutorUnavailable, Fault, InputError, SweepError, allowed_names
+
+if TYPE_CHECKING:
+    from perfmodel.scenario import Scenario
 
 Backend = Literal["loky", "dask", "ray"]
 """loky: processes of this machine. dask and ray: a running cluster."""
@@ -34,6 +38,9 @@ CONNECT_S = 10
 
 AHEAD = 2
 """Calls per worker that are under way, so that none waits for the next."""
+
+OF_A_CLUSTER = 32
+"""Calls that a cluster of unknown size is given together."""
 
 KEPT = "what was done until then is kept in the store, if there is one"
 
@@ -67,6 +74,48 @@ def check_backend(backend: str, scheduler: str | None, jobs: int | None) -> Back
     if faults:
         raise InputError(faults)
     return backend  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Who answers calls: `jobs`, `backend` and `scheduler` as of `map_unordered`."""
+
+    jobs: int | None = None
+    backend: Backend = "loky"
+    scheduler: str | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is this process alone."""
+        return self.backend == "loky" and self.jobs == 1
+
+    @property
+    def at_once(self) -> int:
+        """Calls that are worth beginning together where later ones may not be needed."""
+        if self.jobs is not None:
+            return self.jobs
+        return count_cores() if self.backend == "loky" else OF_A_CLUSTER
+
+
+ALONE = Workers(jobs=1)
+"""This process."""
+
+
+def search_workers(
+    scenario: Scenario, jobs: int | None, backend: str, scheduler: str | None
+) -> Workers:
+    """Who simulates the mixtures of strategy ``auto``; this process, unless something is said.
+
+    Raises `InputError`: something is said where nothing is searched, or as of `check_backend`.
+    """
+    flags = {"-j": (jobs, None), "--backend": (backend, "loky"), "--scheduler": (scheduler, None)}
+    stated = {flag: value for flag, (value, usual) in flags.items() if value != usual}
+    if not stated:
+        return ALONE
+    if scenario.strategy.kind != "auto":
+        allowed = "nothing without strategy.kind: auto, whose mixtures are simulated in parallel"
+        raise InputError(Fault(flag, str(value), allowed) for flag, value in stated.items())
+    return Workers(jobs, check_backend(backend, scheduler, jobs), scheduler)
 
 
 def map_unordered(

@@ -9,7 +9,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.files import attributes
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
@@ -32,7 +32,7 @@ class Answer:
     step_time_s, low_s, high_s : float or None
         The step, and its 80 % interval where one is known.
     compute_s, comm_s, exposed_comm_s, samples_per_s : float or None
-        As `perfmodel.studies.run.result.SizeResult` has them.
+        As `perfmodel.studies.run.result.model.SizeResult` has them.
     gpus : int or None
     bottleneck : str or None
     memory_bytes : float or None

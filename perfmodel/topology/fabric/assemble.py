@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
-from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from perfmodel.arrays import FloatArray
 from perfmodel.topology.fabric.cabling import Wiring, wire, wire_listed
 from perfmodel.topology.fabric.fabric import Fabric
-from perfmodel.topology.graph import Arcs, Device, NodeKind
+from perfmodel.topology.fabric.like_hosts import ArcEnds, Cables, LikeHosts
+from perfmodel.topology.graph import Arcs, LinkKinds, NodeKind
 from perfmodel.topology.model import ChannelGraph, ChannelPath
 from perfmodel.topology.routing.clos import Tiers, places
 from perfmodel.topology.templates.name_ranges import expand_pattern
@@ -24,7 +25,8 @@ from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, pairs
 def collector_off() -> Iterator[None]:
     """Switch the garbage collector off while a topology is built: nothing is garbage then.
 
-    A cluster of 16,384 GPUs is a million objects; collecting while they are made doubles the time.
+    Cables between switches are hundreds of thousands of objects in a large fabric that hashes its
+    flows; collecting while they are made doubles the time.
     What was made then counts as old, so that the next collections leave it alone.
     """
     was_on = gc.isenabled()
@@ -112,8 +114,6 @@ def _host_arcs(spec: NodeSpec) -> Iterator[Arc]:
 
 # ---------------------------------------------------------------- the network
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True, slots=True)
 class Network:
@@ -123,16 +123,19 @@ class Network:
     ----------
     fabric : Fabric
     wiring : Wiring
-    nics : int
-        Ports of one host.
-    arcs : Arcs
-        The cables: each NIC and its leaf, both directions, then the trunks, both directions.
+    cables : Cables
+        Each NIC and its leaf, both directions, then the trunks, both directions.
+    kinds, bandwidth_Bps, latency_s, lanes
+        Of their arcs, as in `Arcs`.
     """
 
     fabric: Fabric
     wiring: Wiring
-    nics: int
-    arcs: Arcs
+    cables: Cables
+    kinds: LinkKinds
+    bandwidth_Bps: FloatArray
+    latency_s: FloatArray
+    lanes: NDArray[np.int32]
 
     def tiers(self, first: int) -> Tiers | None:
         """The structure by which routes are found; `first` is the number of the first arc.
@@ -145,7 +148,7 @@ class Network:
         return Tiers(
             leaf_of=wiring.leaf_of,
             place_of=places(wiring.leaf_of),
-            nics=self.nics,
+            nics=len(self.cables.nics),
             first=first,
             leaves=wiring.leaves,
             pod=wiring.pod,
@@ -160,11 +163,8 @@ def build_network(host: Host, hosts: int, fabric: Fabric) -> Network:
     """Plug all hosts into a fabric."""
     plug = wire_listed if fabric.kind == "listed" else wire
     wiring = plug(fabric, host.rails, hosts)
-    nics = [f"n{h}/{nic}" for h in range(hosts) for nic in host.nics]
-    leaves = [wiring.switches[leaf] for leaf in wiring.leaf_of.tolist()]
-    plugs = list(zip(nics, leaves, strict=True))
     trunks = [(t.lower, t.upper) for t in wiring.trunks for _ in range(t.cables)]
-    lanes = [t.lanes for t in wiring.trunks for _ in range(t.cables)]
+    lanes = np.array([t.lanes for t in wiring.trunks for _ in range(t.cables)], dtype=np.int32)
     port = max(host.ports, key=lambda link: link.usable_Bps)
     usual_Bps = fabric.uplink_Bps or port.bandwidth
     rates_Bps = [(t.raw_Bps or usual_Bps) * port.efficiency for t in wiring.trunks
@@ -172,82 +172,53 @@ def build_network(host: Host, hosts: int, fabric: Fabric) -> Network:
     hop_s = fabric.switch_latency_s + fabric.cable_latency_s
     into_s = [link.latency + fabric.cable_latency_s for link in host.ports]
     out_s = [delay_s + fabric.switch_latency_s for delay_s in into_s]  # a switch delays what leaves
+    kinds = LinkKinds.of([*(link.kind for link in host.ports), port.kind])
     both = len(trunks) * 2
-    arcs = Arcs(
-        names=(
-            *_both_directions(plugs),
-            *_both_directions(trunks),
-        ),
-        kinds=(*_repeat_each([link.kind for link in host.ports]) * hosts, *(port.kind,) * both),
+    return Network(
+        fabric=fabric,
+        wiring=wiring,
+        cables=Cables(host.nics, wiring.switches, wiring.leaf_of, tuple(trunks)),
+        kinds=LinkKinds(kinds.names, np.concatenate([
+            np.tile(np.repeat(kinds.codes[:-1], 2), hosts), np.full(both, kinds.codes[-1])
+        ])),
         bandwidth_Bps=np.concatenate([
             np.tile(np.repeat([link.usable_Bps for link in host.ports], 2), hosts),
-            np.repeat(np.array(rates_Bps) * np.array(lanes, dtype=float), 2),
+            np.repeat(np.array(rates_Bps, dtype=float) * lanes, 2),
         ]),
         latency_s=np.concatenate([
             np.tile(np.stack([into_s, out_s], axis=1).ravel(), hosts), np.full(both, hop_s)
         ]),
-        lanes=(1,) * (2 * len(plugs)) + _repeat_each(lanes),
+        lanes=np.concatenate([
+            np.ones(2 * len(wiring.leaf_of), dtype=np.int32), np.repeat(lanes, 2)
+        ]),
     )  # fmt: skip
-    return Network(
-        fabric=fabric,
-        wiring=wiring,
-        nics=len(host.nics),
-        arcs=arcs,
-    )
-
-
-def _both_directions(ends: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    return chain.from_iterable((pair, (pair[1], pair[0])) for pair in ends)
-
-
-def _repeat_each(items: Sequence[_T]) -> tuple[_T, ...]:
-    return tuple(item for item in items for _ in range(2))
 
 
 # ---------------------------------------------------------------- the graph
 
 
-def name_devices(host: Host, hosts: int) -> list[list[str]]:
-    """Names of all devices, host by host; made once, because a cluster has a million of them."""
-    return [[f"n{h}/{local}" for local, _ in host.devices] for h in range(hosts)]
-
-
-def build_arcs(host: Host, names: list[list[str]], network: Network | None) -> Arcs:
+def build_arcs(host: Host, hosts: int, network: Network | None) -> Arcs:
     """All arcs as arrays: each host's block in turn, then the fabric's."""
-    hosts = len(names)
-    ends = _arc_ends(host)
-    inside = [(own[a], own[b]) for own in names for a, b in ends]
+    ends = [(src, dst) for src, dst, *_ in host.arcs]
+    kinds = LinkKinds.of(arc[2] for arc in host.arcs)
     own = Arcs(
-        names=tuple(inside),
-        kinds=tuple(arc[2] for arc in host.arcs) * hosts,
+        names=ArcEnds(ends, hosts, network.cables if network else None),
+        kinds=LinkKinds(kinds.names, np.tile(kinds.codes, hosts)),
         bandwidth_Bps=np.tile(np.array([arc[3] for arc in host.arcs], dtype=float), hosts),
         latency_s=np.tile(np.array([arc[4] for arc in host.arcs], dtype=float), hosts),
-        lanes=tuple(arc[5] for arc in host.arcs) * hosts,
+        lanes=np.tile(np.array([arc[5] for arc in host.arcs], dtype=np.int32), hosts),
     )
     if network is None:
         return own
     return Arcs(
-        names=own.names + network.arcs.names,
-        kinds=own.kinds + network.arcs.kinds,
-        bandwidth_Bps=np.concatenate([own.bandwidth_Bps, network.arcs.bandwidth_Bps]),
-        latency_s=np.concatenate([own.latency_s, network.arcs.latency_s]),
-        lanes=own.lanes + network.arcs.lanes,
+        names=own.names,
+        kinds=own.kinds.followed_by(network.kinds),
+        bandwidth_Bps=np.concatenate([own.bandwidth_Bps, network.bandwidth_Bps]),
+        latency_s=np.concatenate([own.latency_s, network.latency_s]),
+        lanes=np.concatenate([own.lanes, network.lanes]),
     )
 
 
-def _arc_ends(host: Host) -> list[tuple[int, int]]:
-    """Ends of a host's arcs as positions among its devices."""
-    place = {local: at for at, (local, _) in enumerate(host.devices)}
-    return [(place[arc[0]], place[arc[1]]) for arc in host.arcs]
-
-
-def build_devices(host: Host, names: list[list[str]], network: Network | None) -> dict[str, Device]:
+def build_devices(host: Host, hosts: int, network: Network | None) -> LikeHosts:
     """All devices by name: those of each host in turn, then the switches of the fabric."""
-    devices = {
-        name: Device(kind, h, local)
-        for h, own in enumerate(names)
-        for name, (local, kind) in zip(own, host.devices, strict=True)
-    }
-    if network is not None:
-        devices |= {name: Device("switch", -1, name) for name in network.wiring.switches}
-    return devices
+    return LikeHosts(host.devices, hosts, network.wiring.switches if network else ())

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from perfmodel.errors import TopologyError
+from perfmodel.topology.fabric.like_hosts import devices_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints, Tiers
 from perfmodel.topology.routing.ecmp import SearchedRoutes
@@ -35,8 +36,7 @@ class FabricRoutes:
         tiers = topology.tiers
         fits = tiers is not None and topology.first_cable + tiers.arcs == len(topology.arcs)
         self._tiers = tiers if fits else None
-        devices = topology.devices.values()
-        nics = [d.local for d in devices if d.host == 0 and d.kind == "nic"]
+        nics = [d.local for d in devices_of(topology.devices, 0) if d.kind == "nic"]
         self._port = {local: at for at, local in enumerate(nics)}
         self._dead = np.zeros(len(topology.arcs), dtype=np.bool_)
         self._dead[list(topology.dead)] = True

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from perfmodel.topology.fabric.like_hosts import devices_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.routing.shortest_paths import PATH_TYPES, HostArc, Path, best_paths
@@ -24,7 +25,7 @@ class HostRoutes:
     def __init__(self, topology: Topology) -> None:
         built = topology.healthy or topology
         self.kinds: Mapping[str, str] = {
-            device.local: device.kind for device in topology.devices.values() if device.host == 0
+            device.local: device.kind for device in devices_of(topology.devices, 0)
         }
         self._arcs: dict[str, list[HostArc]] = {}
         arcs = built.arcs

@@ -16,7 +16,6 @@ from perfmodel.topology.fabric.assemble import (
     channel_graphs,
     collector_off,
     expand_host,
-    name_devices,
 )
 from perfmodel.topology.fabric.fabric import (
     Fabric,
@@ -93,9 +92,8 @@ def build_topology(
     with collector_off():
         plan = resolve_fabric(fabric) if hosts > 1 and fabric is not None else None
         network = build_network(host, hosts, plan) if plan is not None else None
-        names = name_devices(host, hosts)
-        arcs = build_arcs(host, names, network)
-        devices = build_devices(host, names, network)
+        arcs = build_arcs(host, hosts, network)
+        devices = build_devices(host, hosts, network)
     sources = _sources(spec, network)
     return Topology(
         name=f"{spec.name} x {hosts}" if hosts > 1 else f"{spec.name}",

@@ -44,6 +44,12 @@ class RecordedStep:
     ready_s: dict[str, float] = field(default_factory=dict)
     step_s: float = 0.0
 
+    @property
+    def rest_s(self) -> float:
+        """Beyond forward, backward and the part of all-reduces behind it."""
+        exposed_s = max(0.0, self.communication_s - self.overlap_s)
+        return max(0.0, self.step_s - self.forward_s - self.backward_s - exposed_s)
+
 
 @dataclass(slots=True)
 class RecordedSteps:
@@ -78,6 +84,12 @@ class RecordedSteps:
         return self.median("step_s")
 
     @property
+    def rest_s(self) -> float:
+        """Median of what a step takes beyond forward, backward and exposed all-reduces."""
+        self._require_steps()
+        return float(statistics.median(step.rest_s for step in self.steady))
+
+    @property
     def ready_order(self) -> tuple[str, ...]:
         """Parameters in the order in which their gradients got ready in the last step."""
         return tuple(self.steps[-1].ready_s) if self.steps else ()
@@ -110,7 +122,8 @@ class RecordedSteps:
 
         Backward of a layer ends when the last gradient of its parameters is ready. Forward, which
         no hook sees inside, is shared as it was measured, or else as backward is; so is backward
-        among the layers between two that have parameters.
+        among the layers between two that have parameters. What is left of a step beside exposed
+        all-reduces (optimizer, the loss, the next batch) counts as optimizer.
 
         Raises `InputError`: too few steps, or parameters that are not those of the capture.
         """
@@ -126,8 +139,7 @@ class RecordedSteps:
         whole = sum(weights) or 1.0
         forward_s = [self.median("forward_s") * weight / whole for weight in weights]
         times = MeasuredLayers(
-            tuple(forward_s), tuple(backward_s),
-            None if captured.measured is None else captured.measured.optimizer_s, None,
+            tuple(forward_s), tuple(backward_s), self.rest_s, None,
             f"{self.ranks} ranks over {self.backend}", len(self.steady),
         )  # fmt: skip
         timed = with_times(captured, times)

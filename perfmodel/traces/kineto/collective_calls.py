@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,13 @@ ELEMENT_TYPES = {
     "c10::bfloat16": "bf16", "long int": "int64", "signed char": "int8", "unsigned char": "uint8",
 }  # fmt: skip
 """By PyTorch's word in lower case."""
+
+
+GLOO_WORKERS = 2
+"""Threads of a process group, each with one call at a time (ProcessGroupGloo of PyTorch 2.13)."""
+
+MOST_WORKERS = 16
+"""Calls before one that may still be in progress."""
 
 
 def operation_of(word: str) -> str:
@@ -145,13 +152,36 @@ def _of_workers(table: EventTable) -> tuple[Call, ...]:
         operation = operation_of(table.names[int(issued.name[at])].removeprefix("c10d::"))
         by_operation.setdefault(operation, []).append(float(issued.start[at]))
     rows = _marked_elements(table)
-    calls = []
+    calls: list[Call] = []
     for at in range(len(marks)):
         name = table.names[int(marks.name[at])].partition(":")[2]
-        operation, start = operation_of(name), float(marks.start[at])
-        waiting = by_operation.get(operation, [])
-        asked_s = waiting.pop(0) if waiting and waiting[0] <= start else start
+        start = float(marks.start[at])
+        operation, asked_s = _asked(operation_of(name), start, by_operation)
         row = next((row for row in rows if row[0] == start), (start, start, None, None))
-        end = float(marks.end[at])
-        calls.append(Call(operation, row[2], row[3], None, "0", asked_s, start, end))
+        calls.append(Call(
+            operation, row[2], row[3], None, "0", asked_s,
+            _taken_up(asked_s, start, calls), float(marks.end[at]),
+        ))  # fmt: skip
     return tuple(calls)
+
+
+def _asked(operation: str, start_s: float, asked: dict[str, list[float]]) -> tuple[str, float]:
+    """Which call a worker's operation belongs to: Gloo reduces and scatters by an all-reduce."""
+    candidates = (operation, "reduce_scatter") if operation == "all_reduce" else (operation,)
+    pending = [
+        (asked[each][0], each)
+        for each in candidates
+        if asked.get(each) and asked[each][0] <= start_s
+    ]
+    if not pending:
+        return operation, start_s
+    asked_s, operation = min(pending)
+    asked[operation].pop(0)
+    return operation, asked_s
+
+
+def _taken_up(asked_s: float, start_s: float, earlier: Sequence[Call]) -> float:
+    """When a call's turn came: once a worker was idle, though it took it a while to wake up."""
+    busy = sorted(call.end_s for call in earlier[-MOST_WORKERS:] if call.end_s > asked_s)
+    idle_s = busy[len(busy) - GLOO_WORKERS] if len(busy) >= GLOO_WORKERS else asked_s
+    return min(start_s, max(asked_s, idle_s))

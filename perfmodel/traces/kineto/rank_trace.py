@@ -24,6 +24,7 @@ from perfmodel.traces.kineto.collective_calls import read_calls
 from perfmodel.traces.kineto.event_stream import trace_fault
 from perfmodel.traces.kineto.event_table import FIRST_OPERATORS, MOST_SHAPED, EventTable, read_table
 from perfmodel.traces.kineto.gradient_sizes import copied_sizes, fill_buckets
+from perfmodel.traces.kineto.sharded import shard_gradients, union, version_of, waits_s
 from perfmodel.traces.kineto.slowdown import estimate_slowdown
 from perfmodel.traces.kineto.work import (
     COPY_IN,
@@ -70,15 +71,22 @@ def trace_of(table: EventTable) -> RankTrace:
     parts, notes = _alike(parts, path)
     if source != "ProfilerStep":
         notes.append(f"steps are told apart by {source}: the trace has no ProfilerStep")
+    fsdp = version_of(table)
+    waits = waits_s(table, work, calls, fsdp) if fsdp else None
     steps = [
-        _step(table, work, calls, part, parts[at + 1] if at + 1 < len(parts) else None)
+        _step(table, work, calls, part, parts[at + 1] if at + 1 < len(parts) else None, waits)
         for at, part in enumerate(parts)
     ]
     last = parts[-1]
     gradients = read_gradients(table, owners, last.backward)
-    gradients, size_notes = fill_buckets(
-        gradients, _ready_s(owners, last.backward), steps[-1].buckets, copied_sizes(work, last.work)
-    )
+    ready_s, buckets = _ready_s(owners, last.backward), steps[-1].buckets
+    size_notes: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    if fsdp:
+        gradients, units = shard_gradients(table, last.window, gradients, ready_s, buckets, fsdp)
+    else:
+        copied = copied_sizes(work, last.work)
+        gradients, size_notes = fill_buckets(gradients, ready_s, buckets, copied)
     steps = [replace(step, buckets=_sized(step.buckets, gradients)) for step in steps]
     counted = steps[1:] if len(steps) >= MANY_STEPS else steps
     header = _header(table)
@@ -94,6 +102,9 @@ def trace_of(table: EventTable) -> RankTrace:
         passes=_count_passes(table, parts),
         batch=_batch(table),
         notes=(*notes, *size_notes),
+        fsdp=fsdp,
+        units=units,
+        gathers=sum(call.op == "all_gather" for call in steps[-1].others),
         events=table.events,
         **header,
     )  # fmt: skip
@@ -134,8 +145,9 @@ def _alike(parts: list[_Part], path: Path) -> tuple[list[_Part], list[str]]:
 
 
 def _step(
-    table: EventTable, work: Work, calls: tuple[Call, ...], part: _Part, following: _Part | None
-) -> TracedStep:
+    table: EventTable, work: Work, calls: tuple[Call, ...], part: _Part, following: _Part | None,
+    waits: FloatArray | None,
+) -> TracedStep:  # fmt: skip
     rows = part.work
     begin = float(work.start[rows[0]])
     first_s = float(_backward_start(work, part))
@@ -145,17 +157,22 @@ def _step(
     buckets = tuple(
         call for call in own if call.op == "all_reduce" and first_s <= call.issued_s <= after[1]
     )
+    if waits is not None:
+        buckets = tuple(c for c in own if c.op == "reduce_scatter" and c.issued_s >= first_s)
     others = tuple(call for call in own if call not in buckets)
-    forward, backward = _by_layer(work, part, in_backward, others)
+    forward, backward = _by_layer(work, part, in_backward, others, waits)
     backward_rows = rows[in_backward == 1]
     end_s = float(work.end[backward_rows].max()) if len(backward_rows) else begin
     length = _length(work, part, following, begin)
     exposed = max(0.0, max((call.end_s for call in buckets), default=end_s) - end_s)
-    spans = _union([(call.start_s, call.end_s) for call in buckets])
+    spans = union([(call.start_s, call.end_s) for call in buckets])
     begins = work.end[backward_rows] - work.taken_s[backward_rows]
     overlapped = overlap_s(begins, work.end[backward_rows], spans)
     at_work = overlap_s(work.start[backward_rows], work.end[backward_rows], spans)
-    waits = np.minimum(work.gap_s[rows], np.maximum(0, work.issued_s[rows] - _before(work, rows)))
+    idle = np.minimum(work.gap_s[rows], np.maximum(0, work.issued_s[rows] - _before(work, rows)))
+    waited_s = _waited(work, rows[in_backward == 0], others)
+    if waits is not None:
+        waited_s = float(waits[rows[in_backward < 2]][1:].sum())
     return TracedStep(
         name=window.name,
         start_s=begin,
@@ -165,14 +182,15 @@ def _step(
         copied_in_s=_copied_in(table, work, part, in_backward),
         exposed_s=exposed,
         tail_s=max(0.0, length - float(forward.sum() + backward.sum()) - exposed
-                   - _waited(work, rows[in_backward == 0], others)),
+                   - waited_s),
         backward_end_s=end_s,
         buckets=buckets,
         others=others,
         busy_s=float((work.taken_s - work.gap_s)[rows].clip(0).sum()),
-        launch_wait_s=0.0 if work.on_cpu else float(waits[1:].clip(0).sum()),
+        launch_wait_s=0.0 if work.on_cpu else float(idle[1:].clip(0).sum()),
         overlapped_s=float(overlapped.sum()),
         overlapped_work_s=float(np.minimum(at_work, overlapped).sum()),
+        waited_s=0.0 if waits is None else waited_s,
     )  # fmt: skip
 
 
@@ -208,8 +226,9 @@ def _behind(work: Work, part: _Part, last: int) -> float:
 
 
 def _by_layer(
-    work: Work, part: _Part, phase: NDArray[np.int64], others: tuple[Call, ...]
-) -> tuple[FloatArray, FloatArray]:
+    work: Work, part: _Part, phase: NDArray[np.int64], others: tuple[Call, ...],
+    waits: FloatArray | None,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Time of each layer forward and backward, gaps before its work included."""
     count = part.backward.size
     forward, backward = np.zeros(count), np.zeros(count)
@@ -227,9 +246,11 @@ def _by_layer(
         for position in range(len(home)):
             current = home[position] = home[position] if home[position] >= 0 else current
         lengths_s = work.taken_s[chosen].copy()
-        if number == 0:
-            if len(lengths_s):  # the gap before a step's first work is the end of the step before
-                lengths_s[0] -= min(lengths_s[0], work.gap_s[chosen[0]])
+        if number == 0:  # the gap before a step's first work is the end of the step before
+            lengths_s[0] -= min(lengths_s[0], work.gap_s[chosen[0]])
+        if waits is not None:
+            lengths_s -= waits[chosen]
+        elif number == 0:
             lengths_s -= _gap_waits(work, chosen, others)
         np.add.at(sums, home, np.maximum(lengths_s, 0.0))
     return forward, backward
@@ -237,7 +258,7 @@ def _by_layer(
 
 def _gap_waits(work: Work, rows: NDArray[np.int64], others: tuple[Call, ...]) -> FloatArray:
     """Part of the gap before each piece in which a collective outside of backward is running."""
-    spans = _union([(call.start_s, call.end_s) for call in others])
+    spans = union([(call.start_s, call.end_s) for call in others])
     waits = overlap_s(_before(work, rows), work.start[rows], spans)
     if len(waits):
         waits[0] = 0.0
@@ -285,23 +306,6 @@ def _starts(work: Work, part: _Part) -> FloatArray:
     """Begin of each operator of backward, on a CPU."""
     at = np.searchsorted(work.owner, part.backward.operators)
     return np.asarray(work.start[np.minimum(at, len(work.start) - 1)])
-
-
-def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Join spans that overlap.
-
-    Examples
-    --------
-    >>> _union([(1, 2), (0, 5), (3, 4), (6, 7)])
-    [(0, 5), (6, 7)]
-    """
-    merged: list[tuple[float, float]] = []
-    for start, stop in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return merged
 
 
 # ---------------------------------------------------------------- what the trace states

@@ -1,18 +1,23 @@
 """NCCL's Inspector (JSON lines of its profiler plugin): collectives of a job in production.
 
-Format v4.0: https://github.com/NVIDIA/nccl/tree/master/plugins/profiler/inspector. A collective has
-one number (``coll_sn``) on all ranks of its communicator; the last rank sees the transfer alone.
+Formats v4.0 to v4.3: README.md and inspector.cc in
+https://github.com/NVIDIA/nccl/tree/master/ext-profiler/inspector. A collective has one number
+(``coll_sn``) on all ranks of its communicator; the last rank sees the transfer alone. Since v4.3
+the header stands once before the records of a dump. Sizes are those of one rank's part where ranks
+scatter or gather; here, as elsewhere, they are of all ranks together.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import statistics
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from perfmodel.collectives.catalog import bus_factor
 from perfmodel.errors import Fault, InputError
@@ -20,6 +25,12 @@ from perfmodel.traces.kineto.collective_calls import operation_of
 
 LONGEST_LINE = 1 << 20
 MOST_RECORDS = 20_000_000
+PARTED = frozenset({"all_gather", "reduce_scatter"})
+"""Collectives whose size the Inspector states of one rank: it multiplies by ranks for bandwidths
+(65,536 bytes on 32 ranks in 110 us are 19.07 GB/s in exporter/example/README.md)."""
+
+_KINDS = b'"coll_perf"', b'"p2p_perf"', b'"dump_stats"'
+_GZIP = b"\x1f\x8b"
 _ALLOWED = "lines of NCCL's Inspector: an object each, with header and coll_perf"
 
 
@@ -44,10 +55,18 @@ class InspectedSize:
 def is_inspector(path: Path) -> bool:
     """Whether the first line of a file is one of the Inspector's."""
     try:
-        with path.open("rb") as file:
-            return b'"coll_perf"' in file.readline(LONGEST_LINE)
-    except OSError:
+        with _opened(path) as file:
+            line = file.readline(LONGEST_LINE)
+    except (OSError, EOFError, zlib.error):
         return False
+    return any(kind in line for kind in _KINDS)
+
+
+def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
+    """A file, decompressed if its name does not say so either."""
+    with path.open("rb") as file:
+        is_gzip = file.read(2) == _GZIP
+    return gzip.open(path) if is_gzip else path.open("rb")
 
 
 def read_inspector(paths: Sequence[Path]) -> tuple[InspectedSize, ...]:
@@ -57,11 +76,18 @@ def read_inspector(paths: Sequence[Path]) -> tuple[InspectedSize, ...]:
     """
     times: dict[tuple[str, int, int, str, int], list[float]] = defaultdict(list)
     for path in paths:
+        header: Any = None
         for line, document in _records(path):
-            key, time_s = _read_record(document, path, line)
+            if isinstance(document, dict):
+                header = document.get("header", header)
+                if document.keys() & {"p2p_perf", "proxy_trace", "dump_stats"}:
+                    continue
+            key, time_s = _read_record(document, header, path, line)
             times[key].append(time_s)
             if len(times) > MOST_RECORDS:
                 raise InputError(Fault("trace", "too many records", "fewer of them", str(path)))
+    if not times:
+        raise InputError(Fault("trace", "no collectives", _ALLOWED, str(paths[0])))
     groups: dict[tuple[str, int, int], list[list[float]]] = defaultdict(list)
     for (op, nbytes, ranks, _, _), recorded in times.items():
         groups[op, nbytes, ranks].append(recorded)
@@ -70,7 +96,7 @@ def read_inspector(paths: Sequence[Path]) -> tuple[InspectedSize, ...]:
 
 def _records(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), start=1):
                 if not line.strip():
                     continue
@@ -79,15 +105,17 @@ def _records(path: Path) -> Iterator[tuple[int, Any]]:
                 except (ValueError, RecursionError):
                     text = repr(line[:40].decode("utf-8", "replace"))
                     raise InputError(Fault("trace", text, _ALLOWED, str(path), number)) from None
+    except (EOFError, zlib.error) as error:
+        text = f"damaged gzip data ({error})"
+        raise InputError(Fault("trace", text, _ALLOWED, str(path))) from None
     except OSError as error:
         text = error.strerror or str(error)
         raise InputError(Fault("trace", text, "a file that can be read", str(path))) from None
 
 
 def _read_record(
-    document: Any, path: Path, line: int
+    document: Any, header: Any, path: Path, line: int
 ) -> tuple[tuple[str, int, int, str, int], float]:
-    header = document.get("header") if isinstance(document, dict) else None
     perf = document.get("coll_perf") if isinstance(document, dict) else None
     if not isinstance(header, dict) or not isinstance(perf, dict):
         raise InputError(Fault("trace", "another object", _ALLOWED, str(path), line))
@@ -105,11 +133,9 @@ def _read_record(
     if faults:
         raise InputError(faults)
     ranks, serial, nbytes, time_us = (float(value or 0) for value in numbers.values())
-    key = (
-        operation_of(str(perf.get("coll"))[:40]), int(nbytes), int(ranks),
-        str(header.get("id"))[:40], int(serial),
-    )  # fmt: skip
-    return key, time_us * 1e-6
+    op = operation_of(str(perf.get("coll"))[:40])
+    size = int(nbytes) * (int(ranks) if op in PARTED else 1)
+    return (op, size, int(ranks), str(header.get("id"))[:40], int(serial)), time_us * 1e-6
 
 
 def _sum_up(op: str, nbytes: int, ranks: int, runs: Iterable[list[float]]) -> InspectedSize:

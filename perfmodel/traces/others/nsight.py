@@ -26,11 +26,20 @@ from perfmodel.traces.kineto.event_table import (
 
 MAGIC = b"SQLite format 3\0"
 NS = 1e-9
-PUSH_POP = 59
-"""``eventType`` of a range with a begin and an end on one thread (NvtxPushPopRange)."""
+PUSH_POP = (59, 70)
+"""``eventType`` of a range with a begin and an end on one thread (NvtxPushPopRange, and that of
+NVTXT files)."""
 
 OPERATORS = ("aten::", "autograd::", "torch::", "c10d::", "torch.distributed", "nccl:")
-_RANGE = re.compile(r"(.*?)(?:, (?:stashed )?seq = (\d+))?(?:, op_id = \d+)?(?:, sizes = (.*))?")
+_RANGE = re.compile(
+    r"(.*?)(?:, (?:stashed )?seq = (\d{1,18}))?(?:, op_id = \d+)?(?:, sizes = (.*?))?"
+    r"(?:, input_op_ids = .*)?"
+)
+"""As torch/csrc/profiler/util.cpp puts them together (getNvtxStr)."""
+
+MOST_NS = 1 << 62
+"""Of times: seventy years and more."""
+
 _ALLOWED = "an export of Nsight Systems (nsys export --type sqlite) of a run under emit_nvtx()"
 
 
@@ -52,8 +61,9 @@ def read_nsight(path: Path) -> EventTable:
     try:
         with closing(sqlite3.connect(address, uri=True)) as database:
             database.execute("PRAGMA trusted_schema = OFF")
+            database.text_factory = lambda raw: raw.decode("utf-8", "replace")
             return _Reader(path, database).table()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise trace_fault(path, f"a database that cannot be read ({error})", _ALLOWED) from None
 
 
@@ -120,7 +130,8 @@ class _Reader:
     def _add(
         self, kind: str, name: str, start: Any, end: Any, thread: Any, key: Any, detail: int = 0
     ) -> int:
-        if not isinstance(start, int) or not isinstance(end, int) or end < start:
+        is_time = isinstance(start, int) and isinstance(end, int)
+        if not is_time or not -MOST_NS < start <= end < MOST_NS:
             text = f"times {start!r:.30} to {end!r:.30} of {name[:40]!r}"
             raise trace_fault(self.path, text, "nanoseconds, as whole numbers")
         if self.base is None:
@@ -129,7 +140,7 @@ class _Reader:
         owner = self.threads.setdefault(thread, len(self.threads))
         return self.columns[kind].add(
             (start - self.base) * NS, (end - start) * NS, number, owner,
-            key if isinstance(key, int) else -1, detail,
+            key if isinstance(key, int) else -1, min(detail, MOST_NS),
         )  # fmt: skip
 
     def _kernels(self) -> None:
@@ -156,8 +167,9 @@ class _Reader:
         for start, end, text, number, kind, thread in self._rows(
             "NVTX_EVENTS", "start", "end", "text", "textId", "eventType", "globalTid"
         ):
-            label = text if isinstance(text, str) else strings.get(number)
-            if label is None or end is None or kind not in (None, PUSH_POP):
+            # Old exporters write an empty text where it is in StringIds.
+            label = text if isinstance(text, str) and text else strings.get(number)
+            if label is None or end is None or kind not in (None, *PUSH_POP):
                 continue
             match = _RANGE.fullmatch(label)
             if match is None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfmodel.arrays import FloatArray
 from perfmodel.errors import Fault, InputError
-from perfmodel.traces.model import RankTrace, TracedStep
+from perfmodel.traces.model import Call, RankTrace, TracedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class Profile:
     collective in progress adds.
     `tail_s`: after backward and exposed communication.
     `effective_slowdown`: of the time of backward beside collectives, gaps included.
-    `steps_s`: of each step the slowest rank's time.
+    `gathers`: of sharded parameters; elements of one rank.
+    `steps_s`: of each step the mean over ranks.
     """
 
     forward_s: FloatArray
@@ -55,6 +56,7 @@ class Profile:
     slowdown: float | None
     effective_slowdown: float
     buckets: tuple[BucketTimes, ...]
+    gathers: tuple[BucketTimes, ...]
     busy_s: float
     launch_wait_s: float
 
@@ -62,35 +64,48 @@ class Profile:
 def profile_ranks(ranks: Sequence[RankTrace]) -> Profile:
     """Join the traces of several ranks of one job.
 
-    Of each step the rank counts that computes longest, which the others wait for; times of layers
+    Of each step the rank counts that works longest, which the others wait for; times of layers
     are means over steps, scaled to the median step.
     Raises `InputError`: ranks that did not run the same model.
     """
     _check_alike(ranks)
     rounds = [list(steps) for steps in zip(*(rank.steps for rank in ranks), strict=False)]
-    slowest = [max(steps, key=_compute_s) for steps in rounds]
+    slowest = [max(steps, key=_awaited_s) for steps in rounds]
     factors = [rank.slowdown for rank in ranks if rank.slowdown is not None]
-    slowdown = statistics.median(factors) if factors else None
+    slowdown = statistics.median(factors) if factors and not ranks[0].blocks else None
     effective = _effective(slowest, slowdown)
-    forward = np.mean([step.forward_s for step in slowest], axis=0)
-    backward = np.mean([_alone(step, effective) for step in slowest], axis=0)
-    computed = statistics.median(_compute_s(step) for step in slowest)
-    mean = statistics.fmean(_compute_s(step) for step in slowest)
-    scale = computed / mean if mean > 0 else 1.0
+    if ranks[0].blocks:  # ranks meet at each unit: its slowest rank counts
+        forwards = [np.max([step.forward_s for step in steps], axis=0) for steps in rounds]
+        backwards = [np.max([step.backward_s for step in steps], axis=0) for steps in rounds]
+    else:
+        forwards = [step.forward_s for step in slowest]
+        backwards = [_alone(step, effective) for step in slowest]
+    forward, backward = np.mean(forwards, axis=0), np.mean(backwards, axis=0)
+    sums = [float(np.sum(passes)) for passes in zip(forwards, backwards, strict=True)]
+    mean = statistics.fmean(sums)
+    scale = statistics.median(sums) / mean if mean > 0 else 1.0
+    # Ranks begin a step at different times, but in the long run each as often as the others.
+    lengths_s = tuple(statistics.fmean(step.length_s for step in steps) for steps in rounds)
     return Profile(
         forward_s=forward * scale,
         backward_s=backward * scale,
         copied_in_s=np.mean([step.copied_in_s for step in slowest], axis=0) * scale,
         exposed_s=statistics.median(step.exposed_s for step in slowest),
         tail_s=statistics.median(step.tail_s for step in slowest),
-        step_s=statistics.median(max(s.length_s for s in steps) for steps in rounds),
-        steps_s=tuple(max(step.length_s for step in steps) for steps in rounds),
+        step_s=statistics.median(lengths_s),
+        steps_s=lengths_s,
         slowdown=slowdown,
-        effective_slowdown=effective,
-        buckets=_bucket_times(rounds, slowest),
+        effective_slowdown=_blocking(slowest) if ranks[0].blocks else effective,
+        buckets=_call_times(rounds, slowest, lambda step: step.buckets),
+        gathers=_call_times(rounds, slowest, _gathers),
         busy_s=statistics.median(step.busy_s for step in slowest),
         launch_wait_s=statistics.median(step.launch_wait_s for step in slowest),
     )
+
+
+def _awaited_s(step: TracedStep) -> float:
+    """What the other ranks of a step wait for: compute, and what lies between two steps."""
+    return _compute_s(step) + step.tail_s
 
 
 def _compute_s(step: TracedStep) -> float:
@@ -123,6 +138,18 @@ def _effective(steps: Sequence[TracedStep], slowdown: float | None) -> float:
     return overlapped / (overlapped - saved) if overlapped > saved > 0 else 1.0
 
 
+def _blocking(steps: Sequence[TracedStep]) -> float:
+    """Slowdown at which layers make no more progress beside collectives than they did."""
+    calls = [call for step in steps for call in (*step.buckets, *step.others)]
+    lasted_s = sum(call.length_s for call in calls)
+    idle_s = sum(step.waited_s + step.exposed_s for step in steps)
+    return min(max(1.0, lasted_s / max(lasted_s - idle_s, 1e-3 * lasted_s)), 1e3) if calls else 1.0
+
+
+def _gathers(step: TracedStep) -> tuple[Call, ...]:
+    return tuple(call for call in step.others if call.op == "all_gather")
+
+
 def _alone(step: TracedStep, effective: float) -> FloatArray:
     """Times of backward without what collectives add: overlaps are spread over layers by time."""
     total = float(step.backward_s.sum())
@@ -140,19 +167,20 @@ def _alone(step: TracedStep, effective: float) -> FloatArray:
     return np.asarray(step.backward_s - overlaps * (1 - 1 / effective))
 
 
-def _bucket_times(
-    rounds: Sequence[Sequence[TracedStep]], slowest: Sequence[TracedStep]
-) -> tuple[BucketTimes, ...]:
-    counts = {len(step.buckets) for steps in rounds for step in steps}
+def _call_times(
+    rounds: Sequence[Sequence[TracedStep]], slowest: Sequence[TracedStep],
+    calls_of: Callable[[TracedStep], tuple[Call, ...]],
+) -> tuple[BucketTimes, ...]:  # fmt: skip
+    counts = {len(calls_of(step)) for steps in rounds for step in steps}
     times = []
     for index in range(min(counts, default=0)):
-        calls = [[step.buckets[index] for step in steps] for steps in rounds]
+        calls = [[calls_of(step)[index] for step in steps] for steps in rounds]
         transfers = [min(call.length_s for call in each) for each in calls]
         several = len(rounds[0]) > 1
         waits = [
             max(call.length_s for call in each) - min(c.length_s for c in each) for each in calls
         ]
-        mine = [(step, step.buckets[index]) for step in slowest]
+        mine = [(step, calls_of(step)[index]) for step in slowest]
         last = calls[-1][0]
         times.append(
             BucketTimes(

@@ -23,14 +23,19 @@ class LinkFit(NamedTuple):
     worst: float
 
 
-def fit_links(ranks: int, sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinkFit:
-    """Fit T = 2 (n-1) latency + 2 (n-1)/n bytes/bandwidth to all-reduces, relative errors alike.
+def fit_links(
+    ranks: int, sizes_bytes: Sequence[float], times_s: Sequence[float],
+    passes: Sequence[int] | None = None,
+) -> LinkFit:  # fmt: skip
+    """Fit T = p (n-1) latency + p (n-1)/n bytes/bandwidth, relative errors alike.
 
-    `sizes_bytes`, `times_s`: of recorded all-reduces, each above zero.
+    `sizes_bytes`, `times_s`: of recorded collectives, each above zero.
+    `passes`: p of each: 2 for all-reduces (default), 1 for all-gathers and reduce-scatters.
     """
     from scipy.optimize import nnls
 
-    sizes, times = np.asarray(sizes_bytes), np.asarray(times_s)
+    sizes = np.asarray(sizes_bytes)
+    times = 2 * np.asarray(times_s) / (2 if passes is None else np.asarray(passes))
     steps = 2 * (ranks - 1)
     if len(set(sizes.tolist())) > 1:
         (fixed, per_byte), _ = nnls(

@@ -12,7 +12,7 @@ from perfmodel.studies.run import run_scenario
 from perfmodel.traces.rebuild.layer_profile import Profile
 
 if TYPE_CHECKING:
-    from perfmodel.studies.run.result import Result, SizeResult
+    from perfmodel.studies.run.result.model import Result, SizeResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,9 @@ CPU_RANK = "cpu-process"
 DATA_PARALLEL = frozenset({"all_reduce", "broadcast", "barrier"})
 """Collectives of DistributedDataParallel; others split something that a file of layers does not."""
 
+SHARDED = frozenset({"all_gather", "reduce_scatter", "barrier"})
+"""Collectives of FSDP that shards over all ranks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
@@ -74,14 +77,14 @@ def rebuild(
     device = load_gpu(gpu or _gpu_name(first))
     gradients = _named(first, model)
     kernel_s = device.kernel_overhead_s
+    fastest = 10 * device.memory_Bps * device.memory_efficiency / 2
     copy_Bps = _copy_rate(profile, gradients, kernel_s, device)
+    if first.fsdp:  # its copies are in the times of layers, between which they run
+        copy_Bps = fastest
     model_document = _model_document(first, profile, gradients, copy_Bps, kernel_s)
-    caps = _caps(model_document, profile)
-    sizes = [_bucket_bytes(bucket.elements, bucket.dtype) for bucket in profile.buckets]
-    fit = None
-    if first.world_size > 1 and sizes and all(sizes):
-        fit = fit_links(first.world_size, sizes, [b.transfer_s for b in profile.buckets])
-    source = f"all-reduces of {first.path.name}"
+    caps = None if first.fsdp else _caps(model_document, profile)
+    fit = _fit(first, profile)
+    source = f"{'collectives' if first.fsdp else 'all-reduces'} of {first.path.name}"
     machine = node_document(first.world_size, device.name, fit, source)
     notes = list(dict.fromkeys(note for rank in ranks for note in rank.notes))
     samples = batch or first.batch
@@ -96,6 +99,19 @@ def rebuild(
          SCENARIO: question},
         caps, fit, gradients, tuple(notes),
     )  # fmt: skip
+
+
+def _fit(trace: RankTrace, profile: Profile) -> LinkFit | None:
+    """Links at which collectives take as long as recorded; an all-gather's size is all ranks'."""
+    ranks, passes = trace.world_size, 1 if trace.fsdp else 2
+    gathered = profile.gathers if trace.fsdp else ()
+    calls = (*profile.buckets, *gathered)
+    sizes = [_bucket_bytes(call.elements, call.dtype) for call in calls]
+    sizes = [*sizes[: len(profile.buckets)], *(ranks * n for n in sizes[len(profile.buckets) :])]
+    times = [call.transfer_s for call in calls]
+    if ranks == 1 or not sizes or not all(sizes) or not all(times):
+        return None
+    return fit_links(ranks, sizes, times, [passes] * len(sizes))
 
 
 def write_rebuilt(rebuilt: Rebuilt, folder: Path) -> Path:
@@ -113,10 +129,11 @@ def write_rebuilt(rebuilt: Rebuilt, folder: Path) -> Path:
 
 
 def _check_strategy(ranks: Sequence[RankTrace]) -> None:
-    first, allowed = ranks[0], "a step of DistributedDataParallel or of one GPU, for a scenario"
+    first = ranks[0]
+    allowed = "a step of DistributedDataParallel, FSDP or of one GPU, for a scenario"
     faults = []
     operations = {call.op for step in first.steps for call in (*step.buckets, *step.others)}
-    if others := sorted(operations - DATA_PARALLEL):
+    if others := sorted(operations - (SHARDED if first.fsdp else DATA_PARALLEL)):
         faults.append(Fault("trace", f"{', '.join(others)} in a step", allowed, str(first.path)))
     if first.passes > 1:
         text = f"{first.passes} forward passes in a step (accumulated gradients)"
@@ -125,12 +142,16 @@ def _check_strategy(ranks: Sequence[RankTrace]) -> None:
         text = "neither shapes of gradients nor sizes of messages"
         need = "a trace with record_shapes=True"
         faults.append(Fault("trace", text, need, str(first.path)))
+    if first.fsdp and any(gradient.bucket is None for gradient in first.gradients):
+        text = "gradients that are in no unit of FSDP"
+        need = "a trace with record_shapes=True of a step that reduces all gradients"
+        faults.append(Fault("trace", text, need, str(first.path)))
     sizes = {call.group_size or first.world_size for call in first.steps[-1].buckets}
     if parts := sizes - {first.world_size}:
-        text = f"all-reduces in backward among {min(parts)} of {first.world_size} ranks"
+        text = f"gradients reduced among {min(parts)} of {first.world_size} ranks"
         faults.append(Fault("trace", text, allowed, str(first.path)))
     if first.world_size > 1 and not first.steps[-1].buckets:
-        text = f"no all-reduce in backward, of {first.world_size} ranks"
+        text = f"no reduction of gradients in backward, of {first.world_size} ranks"
         faults.append(Fault("trace", text, allowed, str(first.path)))
     if faults:
         raise InputError(faults)
@@ -172,8 +193,10 @@ def _named(trace: RankTrace, model: str | None) -> tuple[Gradient, ...]:
     for layer in trace.layers:
         shapes = [named[at].shape for at in layer.gradients]
         for position, at in enumerate(layer.gradients):
-            suffix = _suffix(shapes, position)
-            named[at] = replace(named[at], name=f"{layer.name}.{suffix}")
+            suffix, bucket = _suffix(shapes, position), named[at].bucket
+            unit = trace.units[bucket] if trace.units and bucket is not None else ""
+            name = f"{unit}.{layer.name}.{suffix}" if unit else f"{layer.name}.{suffix}"
+            named[at] = replace(named[at], name=name)
     return tuple(named)
 
 
@@ -213,9 +236,10 @@ def _model_document(
         for layer in trace.layers
     ])  # fmt: skip
     distributed = trace.world_size > 1
-    backward = without(profile.backward_s, copies) if distributed else profile.backward_s
+    reduces = distributed and not trace.fsdp
+    backward = without(profile.backward_s, copies) if reduces else profile.backward_s
     tail = profile.tail_s
-    if distributed and not trace.views:
+    if reduces and not trace.views:
         tail -= _copied_out(profile, gradients, copy_Bps, kernel_s)
     layers = [
         {
@@ -310,13 +334,7 @@ def _scenario_document(
     trace: RankTrace, profile: Profile, gradients: Sequence[Gradient],
     caps: tuple[int, ...] | None, batch: int,
 ) -> dict[str, Any]:  # fmt: skip
-    strategy: dict[str, Any] = {"kind": "ddp"}
-    if caps is not None:
-        strategy["bucket_caps"] = [f"{cap} B" for cap in caps]
-    if trace.views:
-        strategy["gradient_as_bucket_view"] = True
-    broadcasts = any(call.op == "broadcast" for call in trace.steps[-1].others)
-    strategy["broadcast_buffers"] = broadcasts
+    strategy = _fsdp_section(trace, profile) if trace.fsdp else _ddp_section(trace, caps)
     dtypes = {gradient.dtype for gradient in gradients}
     precision = next((d for d in ("fp32", "bf16", "fp16") if d in dtypes), "fp32")
     compute: dict[str, Any] = {
@@ -325,7 +343,7 @@ def _scenario_document(
     }  # fmt: skip
     library: dict[str, Any] = {"name": "plain"}
     if trace.on_cpu:
-        library |= {"workers": 2, "host_step": "0 s"}
+        library |= {"workers": 1 if trace.blocks else 2, "host_step": "0 s"}
     return {
         "perfmodel": 1,
         "model": {"file": MODEL},
@@ -335,3 +353,36 @@ def _scenario_document(
         "training": {"batch_per_gpu": batch},
         "library": library,
     }
+
+
+def _ddp_section(trace: RankTrace, caps: tuple[int, ...] | None) -> dict[str, Any]:
+    strategy: dict[str, Any] = {"kind": "ddp"}
+    if caps is not None:
+        strategy["bucket_caps"] = [f"{cap} B" for cap in caps]
+    if trace.views:
+        strategy["gradient_as_bucket_view"] = True
+    broadcasts = any(call.op == "broadcast" for call in trace.steps[-1].others)
+    strategy["broadcast_buffers"] = broadcasts
+    return strategy
+
+
+def _fsdp_section(trace: RankTrace, profile: Profile) -> dict[str, Any]:
+    """Units by their paths; whether they are gathered again in backward; dtypes that travel."""
+    units = [unit for unit in reversed(trace.units) if unit]
+    paths = dict.fromkeys(
+        ".".join("*" if part.isdecimal() else part for part in unit.split(".")) for unit in units
+    )
+    strategy: dict[str, Any] = {
+        "kind": "fsdp",
+        "version": trace.fsdp,
+        "wrap": list(paths) if paths else "model",
+        "reshard_after_forward": trace.gathers > len(trace.units),
+    }
+    own = next((g.dtype for g in trace.gradients if g.dtype in TRAINABLE), "fp32")
+    gathered = next((call.dtype for call in profile.gathers), own)
+    reduced = next((call.dtype for call in profile.buckets), gathered)
+    if gathered in TRAINABLE and gathered != own:
+        strategy["param_dtype"] = gathered
+    if reduced in TRAINABLE and reduced != gathered:
+        strategy["reduce_dtype"] = reduced
+    return strategy

@@ -8,7 +8,7 @@ The rules are those of torch 2.13 (``compute_bucket_assignment_by_size`` and
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +21,20 @@ Iteration = Literal["first", "steady"]
 _SAME_STORAGE = {"tf32": "fp32"}  # tf32 is how fp32 is multiplied, not how it is stored
 
 
+_SCALAR_TYPES = {
+    "uint8": 0, "int8": 1, "int32": 3, "int64": 4, "fp16": 5, "fp32": 6, "fp64": 7, "bool": 11,
+    "bf16": 15, "fp8": 24,
+}  # fmt: skip
+"""Numbers of torch's dtypes (c10/core/ScalarType.h; fp8 is Float8_e4m3fn)."""
+_CUDA = 1
+"""Number of CUDA devices among torch's types of devices (c10/core/DeviceType.h)."""
+_SLOTS = (13, 29, 59, 127)
+"""Slots of a libstdc++ hash map as it grows (``_Prime_rehash_policy``)."""
+
+_Key = tuple[str, int]
+"""Dtype and device of a bucket."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Gradients that are reduced together.
@@ -29,12 +43,14 @@ class Bucket:
     `nbytes`: size of the flat buffer; bytes.
     `tensors`: parameters in it (indices in registration order), as they lie in the buffer.
     `dtype`: one for all of them.
+    `device`: one for all of them, too: of the GPUs of a process, counted from 0.
     """
 
     index: int
     nbytes: int
     tensors: tuple[int, ...]
     dtype: str
+    device: int = 0
 
 
 def assign_buckets(
@@ -43,34 +59,36 @@ def assign_buckets(
     order: Sequence[int] | None = None,
     *,
     sparse: Sequence[bool] | None = None,
+    devices: Sequence[int] | None = None,
 ) -> tuple[tuple[int, ...], ...]:
     """Split tensors into buckets as torch's ``_compute_bucket_assignment_by_size`` does.
 
-    Each dtype fills a bucket of its own. A bucket is closed once a tensor brings it to its cap or
-    beyond, so tensors are never split and a bucket may exceed the cap by nearly its last tensor.
-    Each dtype then moves on to the next cap and stays at the last one.
+    Each dtype on each device fills a bucket of its own. A bucket is closed once a tensor brings it
+    to its cap or beyond, so tensors are never split and a bucket may exceed the cap by nearly its
+    last tensor. Each dtype and device then moves on to the next cap and stays at the last one.
 
     `tensors`: in registration order.
     `caps_bytes`: caps of the first, second ... bucket of each dtype; bytes.
     `order`: indices of `tensors` in the order in which gradients get ready.
     `sparse`: per tensor (registration order): its gradient is sparse and is reduced on its own.
+    `devices`: per tensor: GPU of the process that holds it; default: the same of all.
     Returns tensor indices of each bucket. Without `order`, sorted by their smallest index; with it,
-        in the order in which they closed, then those that never did, the dtype that appeared last
-        coming first (torch keeps them in a hash map; with libstdc++, as in the Linux wheels, and
-        the dtypes known here, that is the order in which it lists them).
+        in the order in which they closed, then those that never did, as torch's hash map lists
+        them (`_listed`): on one GPU the dtype that appeared last comes first.
     Raises `InputError`: no tensors, no caps, or an order or flags of another length.
     """
     _check_assignment(tensors, caps_bytes, order, sparse)
     closed: list[tuple[int, ...]] = []
-    filling: dict[str, list[int]] = {}
-    filled_bytes: dict[str, int] = {}
-    cap_position: dict[str, int] = {}
+    filling: dict[_Key, list[int]] = {}
+    filled_bytes: dict[_Key, int] = {}
+    cap_position: dict[_Key, int] = {}
     for index in range(len(tensors)) if order is None else order:
         if sparse is not None and sparse[index]:
             closed.append((index,))
             continue
         tensor = tensors[index]
-        key = _SAME_STORAGE.get(tensor.dtype, tensor.dtype)
+        dtype = _SAME_STORAGE.get(tensor.dtype, tensor.dtype)
+        key = (dtype, 0 if devices is None else devices[index])
         filling.setdefault(key, []).append(index)
         filled_bytes[key] = filled_bytes.get(key, 0) + tensor.nbytes
         position = cap_position.setdefault(key, 0)
@@ -78,8 +96,41 @@ def assign_buckets(
             closed.append(tuple(filling[key]))
             filling[key], filled_bytes[key] = [], 0
             cap_position[key] = min(position + 1, len(caps_bytes) - 1)
-    closed += [tuple(indices) for indices in reversed(filling.values()) if indices]
+    closed += [tuple(filling[key]) for key in _listed(filling) if filling[key]]
     return tuple(sorted(closed, key=min)) if order is None else tuple(closed)
+
+
+def _listed(keys: Iterable[_Key]) -> list[_Key]:
+    """Keys in the order in which libstdc++'s ``std::unordered_map`` lists them.
+
+    A new key goes to the front, unless one of its slot is there: then before these. With more
+    slots, all go in again in the order of the list (``_M_insert_bucket_begin``, ``_M_rehash``).
+    """
+    listed: list[_Key] = []
+    slots = _SLOTS[0]
+    for key in keys:
+        if len(listed) == slots:
+            slots = _SLOTS[_SLOTS.index(slots) + 1]
+            listed = _inserted([], listed, slots)
+        listed = _inserted(listed, [key], slots)
+    return listed
+
+
+def _inserted(listed: list[_Key], keys: Iterable[_Key], slots: int) -> list[_Key]:
+    """Insert keys into the list of a map of so many slots."""
+    for key in keys:
+        slot = _hash(key) % slots
+        place = next((i for i, other in enumerate(listed) if _hash(other) % slots == slot), 0)
+        listed = [*listed[:place], key, *listed[place:]]
+    return listed
+
+
+def _hash(key: _Key) -> int:
+    """Hash of a bucket's dtype and CUDA device (``BucketKey::hash``; c10/util/hash.h, Device.h)."""
+    dtype, device = key
+    seed = _CUDA << 16 | device
+    mixed = _SCALAR_TYPES[dtype] + 0x9E3779B9 + (seed << 6) + (seed >> 2)
+    return seed ^ mixed
 
 
 def bucket_caps(options: DdpOptions) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
@@ -140,23 +191,36 @@ def ddp_buckets(
     Raises `InputError`: nothing to train, or `ready_order` is not an order of the trained tensors.
     """
     tensors, default_order = _trained(model)
+    devices = tensor_devices(model, options) if isinstance(model, Workload) else [0] * len(tensors)
     initial, rebuilt = bucket_caps(options)
     if iteration == "first" or rebuilt is None:
-        groups = _initial_groups(tensors, sorted(default_order), initial, sparse)
+        groups = _initial_groups(tensors, sorted(default_order), initial, sparse, devices)
     else:
         order = _checked_order(default_order if ready_order is None else ready_order, default_order)
         # DDP_SET_LAST_BUCKET_CAP=1 fills from the end, so that the small bucket is launched last.
         step = -1 if options.set_last_bucket_cap else 1
-        groups = assign_buckets(tensors, rebuilt, order[::step], sparse=sparse)[::step]
+        groups = assign_buckets(
+            tensors, rebuilt, order[::step], sparse=sparse, devices=devices
+        )[::step]  # fmt: skip
     return tuple(
         Bucket(
             index=index,
             nbytes=sum(tensors[member].nbytes for member in group),
             tensors=tuple(group),
             dtype=tensors[group[0]].dtype,
+            device=devices[group[0]],
         )
         for index, group in enumerate(groups)
     )
+
+
+def tensor_devices(workload: Workload, options: DdpOptions) -> list[int]:
+    """GPU of the process that each tensor is on: that of its layer."""
+    devices = [0] * len(workload.tensors)
+    for layer, device in zip(workload.layers, options.layer_devices, strict=False):
+        for tensor in layer.tensors:
+            devices[tensor] = device
+    return devices
 
 
 def _initial_groups(
@@ -164,10 +228,14 @@ def _initial_groups(
     trained: Sequence[int],
     caps_bytes: Sequence[int],
     sparse: Sequence[bool] | None,
+    devices: Sequence[int],
 ) -> tuple[tuple[int, ...], ...]:
     """Buckets as constructed: filled in registration order, launched in the reverse."""
     flags = None if sparse is None else [sparse[index] for index in trained]
-    groups = assign_buckets([tensors[index] for index in trained], caps_bytes, sparse=flags)
+    groups = assign_buckets(
+        [tensors[index] for index in trained], caps_bytes, sparse=flags,
+        devices=[devices[index] for index in trained],
+    )  # fmt: skip
     return tuple(tuple(trained[place] for place in group) for group in reversed(groups))
 
 

@@ -26,6 +26,30 @@ ONE_ALL_REDUCE = (
 
 
 @dataclass(frozen=True, slots=True)
+class MixedPrecision:
+    """``_MixedPrecision`` of torch 2.13: what layers, reductions and buffers have.
+
+    `param_dtype`: of the copies of parameters that layers run with, and of their gradients.
+    `reduce_dtype`: that buckets are reduced in; None: `param_dtype`.
+    `buffer_dtype`: that all buffers are kept in, whole numbers too; None: their own.
+    """
+
+    param_dtype: str
+    reduce_dtype: str | None = None
+    buffer_dtype: str | None = None
+
+    @property
+    def reduced_dtype(self) -> str:
+        """What buckets are reduced in."""
+        return self.reduce_dtype or self.param_dtype
+
+    @property
+    def casts_buckets(self) -> bool:
+        """Whether buckets are converted before they are reduced."""
+        return self.reduced_dtype != self.param_dtype
+
+
+@dataclass(frozen=True, slots=True)
 class DdpOptions:
     """Options of ``torch.nn.parallel.DistributedDataParallel``.
 
@@ -48,7 +72,11 @@ class DdpOptions:
         all ranks are one.
     `join`, `throw_on_early_termination`: the step runs in the context of ``join()``.
     `joined_ranks`: the last ranks, which have run out of inputs.
-    Raises `InputError`: a cap that is not a number above zero, an empty list, or no micro-batch.
+    `mixed_precision`: as in PyTorch; None: layers run with the parameters themselves.
+    `layer_devices`: GPU of the process that each layer of the model is on, for a module over
+        several (``device_ids=None``); without them all are on one.
+    Raises `InputError`: a cap that is not a number above zero, an empty list, no micro-batch, or
+        what PyTorch fails at with mixed precision.
     """
 
     bucket_cap_bytes: float | None = None
@@ -68,6 +96,8 @@ class DdpOptions:
     join: bool = False
     throw_on_early_termination: bool = False
     joined_ranks: int = 0
+    mixed_precision: MixedPrecision | None = None
+    layer_devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         named = [
@@ -85,6 +115,7 @@ class DdpOptions:
         if self.accumulate < 1:
             faults.append(Fault("accumulate", repr(self.accumulate), "1 or more micro-batches"))
         faults += self._join_faults()
+        faults += self._mixed_faults()
         if faults:
             raise InputError(faults)
 
@@ -115,10 +146,32 @@ class DdpOptions:
             return [Fault("throw_on_early_termination", "true", allowed)]
         return []
 
+    def _mixed_faults(self) -> list[Fault]:
+        """What fails in torch 2.13 with mixed precision (each was run)."""
+        if self.mixed_precision is None:
+            return []
+        looks = self.find_unused_parameters and not self.static_graph
+        refused = (
+            ("hook", self.hook != NO_HOOK, repr(self.hook.kind), "nothing: it has its own hook"),
+            ("accumulate", self.accumulate > 1, str(self.accumulate),
+             "1: under no_sync each forward adds hooks, and gradients are marked ready twice"),
+            ("find_unused_parameters", looks, "true",
+             "false, or with static_graph: torch finds none of the cast parameters in the graph"),
+            ("joined_ranks", self.joined_ranks > 0, str(self.joined_ranks),
+             "0: ranks that have run out of inputs have no gradients to cast, and hang"),
+            ("mixed_precision", bool(self.layer_devices), "a module on several GPUs",
+             "nothing: torch casts on a stream of the first GPU, which the others do not wait for"),
+        )  # fmt: skip
+        return [
+            Fault(name, f"{text} with mixed_precision", allowed)
+            for name, is_refused, text, allowed in refused
+            if is_refused
+        ]
+
     @property
     def has_hook(self) -> bool:
-        """Whether a communication hook reduces the buckets."""
-        return self.hook != NO_HOOK
+        """Whether a communication hook reduces the buckets; that of mixed precision counts."""
+        return self.hook != NO_HOOK or self.mixed_precision is not None
 
     @property
     def sent_item_bytes(self) -> int | None:
@@ -128,6 +181,8 @@ class DdpOptions:
         """
         if not isinstance(self.hook, CastHook):
             raise InputError(Fault("strategy.hook", repr(self.hook.kind), ONE_ALL_REDUCE))
+        if self.mixed_precision is not None:
+            return ITEM_BYTES[self.mixed_precision.reduced_dtype]
         return ITEM_BYTES.get(self.hook.kind)
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 from perfmodel.training.ddp.buckets import Bucket
 from perfmodel.training.ddp.hooks.bucket_hook import hook_at, reduce_bucket
 from perfmodel.training.ddp.hooks.bucket_reduction import GROUP, BucketReduction
+from perfmodel.training.ddp.mixed_precision import reduce_and_upcast, returned_bytes
 from perfmodel.training.plan.forward_backward import Step, add_backward_segment, backward_segments
 
 USED_MAP_ITEM_BYTES = 4
@@ -38,6 +39,7 @@ def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, .
         step.request.times,
         at_most=step.resolution(step.last_micro_batch),
         cut_after=_last_gradients(step, filling.owner),
+        devices=step.options.layer_devices,
     ):
         kernels = _copy_kernels(step, part.tensors, filling)
         add_backward_segment(step, part, step.last_micro_batch, copy_kernels=kernels)
@@ -53,7 +55,10 @@ def add_reducing_backward(step: Step, buckets: Sequence[Bucket]) -> tuple[int, .
 def _add_delayed_reduction(step: Step, buckets: Sequence[Bucket]) -> tuple[int, ...]:
     """First iteration of a static graph: everything after backward, the map first."""
     at_most = step.resolution(step.last_micro_batch)
-    parts = backward_segments(step.request.workload, step.request.times, at_most=at_most)
+    parts = backward_segments(
+        step.request.workload, step.request.times, at_most=at_most,
+        devices=step.options.layer_devices,
+    )  # fmt: skip
     ends = [add_backward_segment(step, part, step.last_micro_batch) for part in parts]
     used_map = _add_used_map_reduction(step, after=ends[-1])
     filling = _empty_buckets(buckets)
@@ -68,9 +73,11 @@ def add_copy_out(
 ) -> tuple[int, ...]:
     """Copy buckets back into the gradients, in bucket order; return what the optimizer waits for.
 
-    Nothing is copied where gradients are views of their bucket.
+    Nothing is copied where gradients are views of their bucket, but to a bucket that was converted
+    for its reduction. With mixed precision all conversions of gradients come first.
     """
-    if step.options.gradient_as_bucket_view:
+    mixed = step.options.mixed_precision
+    if step.options.gradient_as_bucket_view and not (mixed and mixed.casts_buckets):
         return reduced
     ends = []
     for bucket, done in zip(buckets, reduced, strict=False):
@@ -78,10 +85,9 @@ def add_copy_out(
         marks: dict[str, Any] = {"bucket": bucket.index, "micro_batch": step.last_micro_batch}
         waits = (done,) if step.request.blocking_wait else ()
         issued = step.tasks.issue(name, kernels, step.rank_class, after=waits, **marks)
-        after = dict.fromkeys((*issued, done))
-        ends.append(
-            step.tasks.copy(name, bucket.nbytes, kernels, step.rank_class, after=after, **marks)
-        )
+        after = dict.fromkeys((*issued, *((done,) if mixed is None else reduced)))
+        nbytes = bucket.nbytes if mixed is None else returned_bytes(step, bucket, mixed)
+        ends.append(step.tasks.copy(name, nbytes, kernels, step.rank_class, after=after, **marks))
     return (*ends, *reduced[len(buckets) :])
 
 
@@ -100,7 +106,7 @@ def _add_copies_in(
             _add_batched_copy(step, name, index, members, filling, after=after)
             continue
         filling.copied[index] = step.tasks.copy(
-            f"copy in {name}", step.nbytes(members), len(members), step.rank_class,
+            f"copy in {name}", step.gradient_bytes(members), len(members), step.rank_class,
             after=after, bucket=index, micro_batch=step.last_micro_batch,
         )  # fmt: skip
         filling.missing[index] -= len(members)
@@ -125,7 +131,7 @@ def _add_batched_copy(
     tensors = [tensor for tensor, owner in filling.owner.items() if owner == index]
     passes = 1 if step.options.has_hook else 2
     filling.copied[index] = step.tasks.copy(
-        f"copy in {name}", passes * step.nbytes(tensors), passes, step.rank_class,
+        f"copy in {name}", passes * step.gradient_bytes(tensors), passes, step.rank_class,
         after=after, bucket=index, micro_batch=step.last_micro_batch,
     )  # fmt: skip
 
@@ -149,6 +155,8 @@ def _add_all_reduce(step: Step, bucket: Bucket, filling: _Filling) -> int:
     """
     complete = filling.copied[bucket.index], max(filling.copied[: bucket.index + 1])
     reduction = BucketReduction(step, bucket, tuple(dict.fromkeys(complete)))
+    if step.options.mixed_precision is not None:
+        return reduce_and_upcast(reduction, step.options.mixed_precision)
     return reduce_bucket(reduction, hook_at(step.options.hook, step.request.iteration))
 
 

@@ -18,6 +18,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
 from perfmodel.training.ddp.hooks.bucket_hook import check_library
 from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
+from perfmodel.training.ddp.mixed_precision import CASTS, add_parameter_casts, kept_buffers
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.reducer import (
     add_copy_out,
@@ -37,7 +38,7 @@ from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan,
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes, Workload
 
-HOOKS = (Stream("cast", "copy"), Stream("hook", "copy"))
+HOOKS = (CASTS, Stream("cast", "copy"), Stream("hook", "copy"))
 
 RANKS = "ranks"
 """Name of the only rank class."""
@@ -105,7 +106,8 @@ def _add_reduced_step(step: Step) -> None:
         add_forward(step, micro_batch, after=_add_synchronisation(step, micro_batch))
         add_local_backward(step, micro_batch)
     last = step.last_micro_batch
-    add_forward(step, last, after=_add_synchronisation(step, last))
+    synced = _add_synchronisation(step, last)
+    add_forward(step, last, after=synced, casts=add_parameter_casts(step))
     reduced = add_reducing_backward(step, buckets)
     _add_optimizer(step, add_copy_out(step, buckets, reduced))
     if _joined(request, step.options):
@@ -136,7 +138,7 @@ def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...
     (``broadcast_coalesced`` in torch/csrc/distributed/c10d/comm.cpp).
     """
     pending: list[tuple[int, int, int]] = []  # collective, bytes, kernels to copy back
-    for group in step.request.workload.buffers:
+    for group in kept_buffers(step.request.workload.buffers, step.options.mixed_precision):
         for piece in range(-(-group.nbytes // COALESCED_BYTES)):
             nbytes = min(group.nbytes - piece * COALESCED_BYTES, COALESCED_BYTES)
             kernels = group.tensors if piece == 0 else 1
@@ -171,8 +173,10 @@ def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:
         end = tasks.compute(
             "end of the step", "copy", step.request.host_s, RANKS, after=(end,), **marks
         )
-    first = next(i for i, task in enumerate(tasks.tasks) if task.stream == COMPUTE.name)
-    tasks.tasks[first] = replace(tasks.tasks[first], after_previous=(end,))
+    streams = [task.stream for task in tasks.tasks]
+    for stream in {COMPUTE.name, CASTS.name}.intersection(streams):
+        first = streams.index(stream)
+        tasks.tasks[first] = replace(tasks.tasks[first], after_previous=(end,))
 
 
 def _used_streams(tasks: TaskList, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:

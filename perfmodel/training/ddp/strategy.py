@@ -12,10 +12,11 @@ from perfmodel.scenario.sections.strategies.gradient_hooks import (
 )
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.hooks.bucket_hook import hook_bytes
-from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.mixed_precision import mixed_memory
+from perfmodel.training.ddp.options import DdpOptions, MixedPrecision
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
-from perfmodel.training.strategy import Strategy
+from perfmodel.training.strategy import Setting, Strategy
 
 
 def ddp_memory(setup: Setup) -> MemoryUse:
@@ -31,6 +32,8 @@ def ddp_memory(setup: Setup) -> MemoryUse:
     assert isinstance(options, DdpOptions)
     if setup.ranks == 1:
         return replicated(setup)
+    if options.mixed_precision is not None:
+        return mixed_memory(setup, options, ddp_buckets(setup.workload, options))
     use = replicated(setup, grows=not options.gradient_as_bucket_view)
     ranks = options.ranks_of_group(setup.ranks)
     buckets = ddp_buckets(setup.workload, options)
@@ -57,7 +60,27 @@ def ddp_options(section: DdpStrategy) -> DdpOptions:
         join=section.join,
         throw_on_early_termination=section.throw_on_early_termination,
         joined_ranks=section.joined_gpus,
+        mixed_precision=_mixed_precision(section),
     )
+
+
+def _mixed_precision(section: DdpStrategy) -> MixedPrecision | None:
+    mixed = section.mixed_precision
+    if mixed is None:
+        return None
+    return MixedPrecision(mixed.param_dtype, mixed.reduce_dtype, mixed.buffer_dtype)
+
+
+def _held_dtype(options: DdpOptions) -> str | None:
+    return None if options.mixed_precision is None else options.mixed_precision.param_dtype
+
+
+def _bucket_sizes(section: DdpStrategy, _: int) -> Setting | None:
+    """``bucket_cap_mb``, where no cap is stated; by default 25 MiB."""
+    if section.model_fields_set & {"bucket_cap", "first_bucket", "bucket_caps"}:
+        return None
+    smaller, larger = ("5 MiB", "10 MiB"), ("50 MiB", "100 MiB", "200 MiB", "400 MiB", "1 GiB")
+    return Setting("bucket_cap", (*smaller, None, *larger))
 
 
 def _remarks(options: DdpOptions) -> tuple[str, ...]:
@@ -74,15 +97,26 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
             f"PyTorch has no hook {hook.kind!r}: its kernels read and write memory as often as "
             "the algorithm needs, none measured."
         )
+    if options.mixed_precision is not None:
+        lines.append(
+            "PyTorch's casts of parameters wait for no optimizer, which may still write what they "
+            "read; here they do."
+        )
     if options.joined_ranks:
         lines.append(
             f"{options.joined_ranks} GPUs have run out of inputs: they reduce zeros, and their "
             "samples do not count."
+        )
+    if options.layer_devices:
+        lines.append(
+            "One process drives the GPUs of a replica in turn; its copies from GPU to GPU take as "
+            "long as messages of the collective library."
         )
     return tuple(lines)
 
 
 DDP = Strategy(
     "DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets, remarks=_remarks,
-    lighter=({"gradient_as_bucket_view": True},),
+    held_dtype=_held_dtype, lighter=({"gradient_as_bucket_view": True},),
+    bucket_sizes=_bucket_sizes,
 )  # fmt: skip

@@ -17,7 +17,7 @@ from perfmodel.workload.kernels.float8.float8_layers import (
     float8_modules,
     float8_weights,
 )
-from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.kernels.float8.recipe import Float8, operand_bytes
 from perfmodel.workload.memory.activations import (
     NO_NARROW_INPUTS,
     BackwardBytes,
@@ -61,7 +61,7 @@ class Setup:
     `compiled`: whether a compiler decides what layers keep.
     `expert_copies`: ranks that hold the same experts, where ranks share experts.
     `float8`: how linear layers run in fp8; None where they do not.
-    `float8_copies`: fp8 copies of each of their weights that the library keeps on this GPU.
+    `float8_copies`: bytes, of an element of their weights, of the copies that the library keeps.
     """
 
     workload: Workload
@@ -81,7 +81,7 @@ class Setup:
     compiled: bool = False
     expert_copies: int | None = None
     float8: Float8 | None = None
-    float8_copies: int = 0
+    float8_copies: float = 0
 
     @property
     def narrow(self) -> NarrowInputs:
@@ -199,7 +199,9 @@ def narrow_inputs(workload: Workload, float8: Float8 | None) -> NarrowInputs:
     if float8 is None:
         return NO_NARROW_INPUTS
     keeps_cast = float8.library == "transformer_engine"
-    return NarrowInputs(float8_layers(workload, float8), keeps_cast)
+    return NarrowInputs(
+        float8_layers(workload, float8), keeps_cast, operand_bytes(float8) if keeps_cast else 1.0
+    )
 
 
 AMAXES_PER_MODULE = (3, 2)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.parallel.alike_parts import plan_parts
+from perfmodel.training.parallel.device_replica import check_replica, spread_replica
 from perfmodel.training.parallel.expand_ranks import expand_ranks
 from perfmodel.training.parallel.rank_grid import RankGrid
 from perfmodel.training.pipeline.block_partition import PartitionOptions
@@ -114,6 +116,7 @@ def mix_step(
     precision: str,
     recompute: Recompute,
     held_dtype: str | None,
+    replica: DdpOptions | None = None,
 ) -> StepPlan:
     """Plan a step of a mixture on all its ranks.
 
@@ -133,6 +136,8 @@ def mix_step(
         What backward runs forward of once more.
     held_dtype : str, optional
         Of parameters that layers run with, where it is not their own.
+    replica : DdpOptions, optional
+        Of DDP around a module whose parts one process runs, one after the other.
 
     Raises
     ------
@@ -151,6 +156,11 @@ def mix_step(
         allowed = "another with parallel.expert of 2 or more: two stages would hold each expert"
         raise InputError(Fault("parallel.pipeline.schedule", repr(mixture.schedule), allowed))
     model = model_parts(request.workload, request.times, schedule, mixture.partition)
+    transfer_bytes = stream_bytes(request.workload, precision, request.batch_per_gpu, held_dtype)
+    if replica is not None:
+        check_replica(replica, model, request)
+        whole = plan_part(request, micro_batches)
+        return expand_ranks(spread_replica(whole, request, replica, model, transfer_bytes), grid)
     copies = 2 if schedule.layout == "bidirectional" else 1
 
     def plan_model_part(part: ModelPart) -> StepPlan:
@@ -161,7 +171,6 @@ def mix_step(
         return plan_part(own, micro_batches // copies)
 
     plans = plan_parts(model, plan_model_part)
-    transfer_bytes = stream_bytes(request.workload, precision, request.batch_per_gpu, held_dtype)
     overlap_p2p = mixture.overlap_p2p
     options = PipelineOptions(
         transfer_bytes,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from perfmodel.errors import ScheduleError
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import LayerTimes, Workload
+from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 
 MANY_MICRO_BATCHES = 64
 """Beyond it a pass of a micro-batch without communication is one segment: the device then waits
@@ -43,6 +44,14 @@ class Step:
         """Bytes of some gradients."""
         return sum(self.request.workload.tensors[tensor].nbytes for tensor in tensors)
 
+    def gradient_bytes(self, tensors: Sequence[int]) -> int:
+        """Bytes of some gradients as backward makes them and as they lie in their buckets."""
+        mixed = self.options.mixed_precision
+        if mixed is None:
+            return self.nbytes(tensors)
+        elements = sum(self.request.workload.tensors[tensor].numel for tensor in tensors)
+        return ITEM_BYTES[mixed.param_dtype] * elements
+
     def resolution(self, micro_batch: int) -> int:
         """Segments per pass: fewer for micro-batches that no communication overlaps with."""
         if micro_batch == self.last_micro_batch:
@@ -52,23 +61,31 @@ class Step:
         return max(least, self.request.segments // self.options.accumulate)
 
 
-def add_forward(step: Step, micro_batch: int, *, after: tuple[int, ...] = ()) -> None:
-    """Add forward; its first kernel waits for `after`."""
-    at_most = step.resolution(micro_batch)
-    for part in forward_segments(step.request.workload, step.request.times, at_most=at_most):
+def add_forward(
+    step: Step, micro_batch: int, *, after: tuple[int, ...] = (), casts: Sequence[int] = ()
+) -> None:
+    """Add forward; its first kernel waits for `after`, and each segment for its task of `casts`."""
+    parts = forward_segments(
+        step.request.workload, step.request.times, at_most=step.resolution(micro_batch),
+        devices=step.options.layer_devices,
+    )  # fmt: skip
+    for index, part in enumerate(parts):
         name = f"forward {part.name}"
         issued = step.tasks.issue(name, part.kernels, step.rank_class, micro_batch=micro_batch)
         step.tasks.compute(
             name, "forward", part.duration_s, step.rank_class,
-            after=(*issued, *after), micro_batch=micro_batch, layers=part.indices,
+            after=(*issued, *after, *casts[index : index + 1]), micro_batch=micro_batch,
+            layers=part.indices,
         )  # fmt: skip
         after = ()
 
 
 def add_local_backward(step: Step, micro_batch: int) -> None:
     """Add backward without communication: under no_sync(), or on one GPU."""
-    at_most = step.resolution(micro_batch)
-    for part in backward_segments(step.request.workload, step.request.times, at_most=at_most):
+    for part in backward_segments(
+        step.request.workload, step.request.times, at_most=step.resolution(micro_batch),
+        devices=step.options.layer_devices,
+    ):  # fmt: skip
         add_backward_segment(step, part, micro_batch)
 
 
@@ -118,11 +135,15 @@ class Segment:
 
 
 def forward_segments(
-    workload: Workload, times: LayerTimes, *, at_most: int = 128
+    workload: Workload, times: LayerTimes, *, at_most: int = 128, devices: Sequence[int] = ()
 ) -> tuple[Segment, ...]:
-    """Return the forward pass as segments of about equally many layers."""
+    """Return the forward pass as segments of about equally many layers.
+
+    `devices`: of each layer; none has layers of two.
+    """
     check_times(workload, times)
-    groups = _group(range(len(workload.layers)), at_most, cuts=())
+    cuts = [i for i, (a, b) in enumerate(pairwise(devices)) if a != b]
+    groups = _group(range(len(workload.layers)), at_most, cuts)
     return tuple(
         Segment(
             _name(workload, group), *_sums(group, times.forward_s, times.forward_kernels),
@@ -138,13 +159,18 @@ def backward_segments(
     *,
     at_most: int = 128,
     cut_after: Collection[int] = (),
+    devices: Sequence[int] = (),
 ) -> tuple[Segment, ...]:
-    """Return the backward pass as segments, cut after each layer with a tensor of `cut_after`."""
+    """Return the backward pass as segments, cut after each layer with a tensor of `cut_after`.
+
+    `devices`: as of `forward_segments`.
+    """
     check_times(workload, times)
     layers = workload.layers
     cuts = {
         index for index, layer in enumerate(layers) if not set(layer.tensors).isdisjoint(cut_after)
     }
+    cuts.update(i + 1 for i, (a, b) in enumerate(pairwise(devices)) if a != b)
     groups = _group(range(len(layers) - 1, -1, -1), at_most, cuts)
     return tuple(
         Segment(

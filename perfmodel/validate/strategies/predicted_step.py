@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from perfmodel.scenario.sections.parallel import ParallelSection
+from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
-from perfmodel.studies.run.resolve.training_job import estimate_memory
-from perfmodel.studies.run.result import Uncertainty
+from perfmodel.studies.run.result.model import Uncertainty
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
     SizedJob,

@@ -13,11 +13,14 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import read_yaml, validate_document
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import ClusterSize, Scenario
-from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, mixture_of
+from perfmodel.studies.run.resolve.job.model_share import expert_ranks_per_node, mixture_of
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
-from perfmodel.workload.memory.blocks import fuse_by_hand, only_blocks_fuse
+from perfmodel.workload.adapters import Adapters, add_adapters
+from perfmodel.workload.memory.blocks import only_blocks_fuse
+from perfmodel.workload.memory.hand_kernels import fuse_by_hand, keep_loss_apart
 from perfmodel.workload.model import Workload
+from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.bert import bert
 from perfmodel.workload.zoo.decoders.decoder_sizes import NEMOTRON, DecoderShape
@@ -37,8 +40,10 @@ COMPUTE_LIKENESS = (
 others do, the better, where one row's compute is scaled to another's."""
 ATTENTION: Mapping[str, bool | str] = {"materialised": False, "flash-1": "flash_1"}
 COMPILED = {"0": False, "1": True}
-FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand}
+FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand, "loss_apart": keep_loss_apart}
 """What of a workload is fused, where it is not all or nothing."""
+FUSED_AS = {"blocks": "blocks", "by_hand": "by_hand", "loss_apart": "by_hand"}
+"""What `compute.compiled` takes for these."""
 HAVE_TO_AGREE = 6
 MEASURED = frozenset(
     {"step_s", "peak_GB", "memory_kind", "unlike", "presumed", "trust", "source", "note"}
@@ -159,7 +164,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         "optimizer": "adamw",
         "optimizer_kernels": cells["optimizer_kernels"],
         "fused_attention": ATTENTION.get(cells["attention"], True),
-        "compiled": COMPILED.get(cells["compiled"], cells["compiled"]),
+        "compiled": COMPILED.get(cells["compiled"], FUSED_AS.get(cells["compiled"])),
         "master_weights": cells["master_weights"] == "1",
     }
     if recipe:
@@ -217,6 +222,18 @@ def _workload(
             cells["model"], sizes, cells["dtype"], cells["experts"], shard, ranks_per_node
         )
     workload = _built(cells["model"], cells["family"], sizes, cells["dtype"], switches, shard)
+    return _as_trained(workload, cells)
+
+
+def _as_trained(workload: Workload, cells: Mapping[str, str]) -> Workload:
+    """Put documents into sequences, add adapters, and leave out what is not fused."""
+    if cells["document_length"]:
+        workload = pack_documents(workload, count(cells, "document_length"))
+    if cells["adapters"]:
+        section: Any = parse_yaml(cells["adapters"])
+        workload = add_adapters(
+            workload, Adapters(**{**section, "targets": tuple(section["targets"])})
+        )
     fuse = FUSING.get(cells["compiled"])
     return workload if fuse is None else fuse(workload)
 

@@ -24,8 +24,6 @@ from perfmodel.workload.model import ITEM_BYTES, FusedKept, Layer, Workload
 
 WIDE_BYTES = 4
 """Of fp32: under autocast what flows between a transformer's blocks, and softmax, are."""
-CAST_BYTES = 1
-"""Of an input in fp8."""
 MASK_BYTES = 1
 """Of an element that may have been dropped out."""
 
@@ -36,10 +34,12 @@ class NarrowInputs:
 
     `layers`: their places; none of them works on bf16 copies of its weight.
     `keeps_cast`: whether they keep the cast of their input, and not what it was cast from.
+    `cast_bytes`: of an element of it.
     """
 
     layers: frozenset[int] = frozenset()
     keeps_cast: bool = False
+    cast_bytes: float = 1.0
 
 
 NO_NARROW_INPUTS = NarrowInputs()
@@ -125,7 +125,7 @@ class _Keeping:
         if layer.copied_elements:
             return -self.batch * self.casts * self.item_bytes * stated.copied_elements
         spared = self.item_bytes if stated.saved_elements >= elements else 0
-        return self.batch * elements * (CAST_BYTES - self.share * spared)
+        return self.batch * elements * (self.narrow.cast_bytes - self.share * spared)
 
     def stream_bytes(self, layer: Layer) -> int:
         """Bytes of an element that flows between blocks."""

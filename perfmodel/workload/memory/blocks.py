@@ -64,13 +64,3 @@ def only_blocks_fuse(workload: Workload) -> Workload:
         for index, layer in enumerate(workload.layers)
     )  # fmt: skip
     return replace(workload, layers=tuple(layers))
-
-
-def fuse_by_hand(workload: Workload) -> Workload:
-    """Return the workload with what kernels written by hand do not fuse: dropout of scores.
-
-    Megatron's and apex's kernels scale, mask and normalise scores at once; dropout is PyTorch's.
-    """
-    return replace(
-        workload, layers=tuple(replace(layer, dropout_apart=True) for layer in workload.layers)
-    )

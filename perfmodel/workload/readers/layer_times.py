@@ -98,6 +98,7 @@ def read_layer_times(
         optimizer_s=step_s if spec.optimizer is None else spec.optimizer,
         optimizer_kernels=optimizer_launches(workload, optimizer, optimizer_kernels),
         copy_Bps=spec.copy_rate or copy_Bps,
+        copies_measured=spec.copy_rate is not None,
         activation_bytes=spec.activations or activation_bytes(workload, batch, precision),
         source=str(path),
         spread=measured_factors(),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.common import figures
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 
 def by_name(figure: object) -> dict[str, object]:

@@ -8,15 +8,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from perfmodel.report.common.html import render_block
-from perfmodel.report.explorer.axes import Axis, Stop, axes_of
-from perfmodel.report.explorer.grid import Grid, corners, explore, value_at
+from perfmodel.report.explorer.axes import design_of
+from perfmodel.report.explorer.design import Design, choose_design
+from perfmodel.report.explorer.grid import Grid, explore, value_at
 from perfmodel.report.explorer.section import explorer_section, to_data
+from perfmodel.report.explorer.stops import Axis, Stop
+from perfmodel.report.explorer.training_axes import gpu_axis, training_axes
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 ASKED = "bucket-size-slow-ethernet"
 
@@ -31,16 +36,23 @@ def axis(key: str, values: list[float], asked: int = 0) -> Axis:
     return Axis(key, key, tuple(sorted([*points, *middles], key=lambda stop: stop.at)), asked)
 
 
-def grid_of(axes: tuple[Axis, ...], step_s: Callable[..., float], waits: float = 0.4) -> Grid:
+def grid_of(
+    axes: tuple[Axis, ...],
+    step_s: Callable[..., float],
+    waits: float = 0.4,
+    groups: tuple[tuple[int, ...], ...] | None = None,
+) -> Grid:
     def row(values: tuple[float, ...]) -> Mapping[str, Any]:
         step = step_s(*values)
         return {
-            "step_time_s": step, "low_s": 0.9 * step, "high_s": None,
+            "step_time_s": step, "low_s": 0.9 * step, "high_s": None, "comm_s": waits * step,
             "exposed_comm_s": waits * step, "bottleneck": "compute", "fits": True,
+            "samples": 2 * values[0], "memory_bytes": 8.0,
         }  # fmt: skip
 
-    all_of = itertools.product(*([stop.value for stop in one.points] for one in axes))
-    return Grid(axes, tuple(row(values) for values in all_of), 1.0, 1.0)
+    design = Design(axes, groups or (tuple(range(len(axes))),))
+    points = ([axes[at].points[n].value for at, n in enumerate(point)] for point in design.points)
+    return Grid(design, tuple(row(tuple(values)) for values in points), 10.0)
 
 
 TWO = (axis("cap", [1.0, 4.0, 16.0]), axis("bandwidth", [0.5, 1.0, 2.0, 8.0]))
@@ -50,7 +62,7 @@ def test_on_a_point_every_number_is_the_points_own_to_the_bit() -> None:
     grid = grid_of(TWO, lambda cap, rate: 0.1 + cap / rate / 3)
     for at, place in enumerate(itertools.product(range(3), range(4))):
         where = tuple(map(float, place))
-        assert list(corners(grid.axes, where)) == [(at, 1.0)]
+        assert grid.design.weights(where) == {at: 1.0}
         for column in ("step_time_s", "low_s", "exposed_comm_s"):
             assert value_at(grid, where, column) == grid.rows[at][column]  # type: ignore[index]
     assert value_at(grid, (0.0, 0.0), "high_s") is None
@@ -74,17 +86,62 @@ def test_powers_of_the_settings_are_interpolated_exactly(place: tuple[float, flo
 
 def test_weights_add_up_and_nothing_exposed_stays_nothing() -> None:
     grid = grid_of(TWO, lambda cap, rate: 0.1 + cap / rate, waits=0.0)
-    around = list(corners(grid.axes, (0.25, 2.5)))
+    around = grid.design.weights((0.25, 2.5))
     assert len(around) == 4
-    assert sum(weight for _, weight in around) == pytest.approx(1.0)
+    assert sum(around.values()) == pytest.approx(1.0)
     assert value_at(grid, (0.25, 2.5), "exposed_comm_s") == 0.0
 
 
 def test_next_to_a_point_that_failed_nothing_is_known() -> None:
     grid = grid_of(TWO, lambda cap, rate: cap / rate)
-    broken = Grid(grid.axes, (None, *grid.rows[1:]), 1.0, 1.0)
+    broken = replace(grid, rows=(None, *grid.rows[1:]))
     assert value_at(broken, (0.5, 0.5), "step_time_s") is None
     assert value_at(broken, (1.5, 0.5), "step_time_s") is not None
+
+
+# ---------------------------------------------------------------- estimates
+
+
+KEYS = ("cap", "hook", "batch", "bandwidth", "gpus")
+FIVE = tuple(axis(key, [1.0, 3.0, 9.0], 1) for key in KEYS)
+PAIRS = tuple(itertools.combinations(range(5), 2))
+
+
+@hypothesis.given(
+    st.lists(st.floats(-1, 1), min_size=10, max_size=10), st.tuples(*[st.floats(0, 2)] * 5)
+)
+def test_effects_of_pairs_are_estimated_exactly_from_pairs(
+    powers: list[float], place: tuple[float, ...]
+) -> None:
+    """Theory: a cut expansion to second order is exact for what has no higher interactions."""
+
+    def step_s(*values: float) -> float:
+        logs = [math.log(value) for value in values]
+        effects = zip(powers, itertools.combinations(logs, 2), strict=True)
+        return math.exp(math.fsum(power * a * b for power, (a, b) in effects))
+
+    grid = grid_of(FIVE, step_s, groups=PAIRS)
+    weights = grid.design.weights(place)
+    assert sum(weights.values()) == pytest.approx(1.0)
+    whole = tuple(float(round(at)) for at in place)
+    wanted = step_s(*(3.0**at for at in whole))
+    assert value_at(grid, whole, "step_time_s") == pytest.approx(wanted, rel=1e-9)
+    assert value_at(grid, whole, "samples") == pytest.approx(2 * 3.0 ** whole[0], rel=1e-9)
+
+
+def test_communication_is_hidden_behind_the_rest_and_no_more_than_there_is() -> None:
+    """Bandwidth alone hides nothing of 1 s, or all of 0.1 s behind at most 0.5 s."""
+    axes = (axis("bandwidth", [1.0, 10.0, 100.0]), axis("gpus", [1.0]))
+    grid = grid_of(axes, lambda rate, _: 1.0, groups=((0, 1),))
+    rows = [
+        {**row, "comm_s": comm, "exposed_comm_s": waits, "step_time_s": 2.0 + waits}
+        for row, comm, waits in zip(grid.rows, (1.0, 0.1, 0.01), (0.5, 0.0, 0.0), strict=True)
+        if row is not None
+    ]
+    grid = replace(grid, rows=tuple(rows))
+    assert value_at(grid, (0.5, 0.0), "exposed_comm_s") == pytest.approx(10**-0.5 - 0.3)
+    assert value_at(grid, (1.5, 0.0), "exposed_comm_s") == pytest.approx(0.0)
+    assert value_at(grid, (1.5, 0.0), "step_time_s") == pytest.approx(2.0)
 
 
 # ---------------------------------------------------------------- axes
@@ -100,13 +157,19 @@ def answer(asked: Scenario) -> Result:
     return run_scenario(asked)
 
 
-def test_axes_stand_where_the_scenario_asks(asked: Scenario, answer: Result) -> None:
-    axes = {one.key: one for one in axes_of(asked, answer)}
-    assert list(axes) == ["cap", "bandwidth", "latency", "gpus"]
+@pytest.fixture(scope="module")
+def everything(asked: Scenario, answer: Result) -> Design:
+    """All sliders with all stops."""
+    return design_of(asked, answer, 10**6)
+
+
+def test_axes_stand_where_the_scenario_asks(answer: Result, everything: Design) -> None:
+    axes = {one.key: one for one in everything.axes}
     labels = {key: one.points[one.baseline].label.replace("\xa0", " ") for key, one in axes.items()}
     # PyTorch's default cap; a 10 Gbit/s adapter of 20 us (topologies/ethernet-10g.yaml).
     assert labels == {
-        "cap": "25 MiB", "bandwidth": "10 Gbit/s (\xd71)", "latency": "20 \xb5s (\xd71)",
+        "cap": "25 MiB", "hook": "none", "accumulate": "1 micro-batch", "batch": "64",
+        "bandwidth": "10 Gbit/s (\xd71)", "latency": "20 \xb5s (\xd71)",
         "gpus": "8 GPUs",
     }  # fmt: skip
     assert axes["cap"].points[axes["cap"].baseline].settings == {
@@ -117,13 +180,14 @@ def test_axes_stand_where_the_scenario_asks(asked: Scenario, answer: Result) -> 
     assert [point.value for point in axes["gpus"].points] == [1, 2, 4, 8]
 
 
-@pytest.mark.parametrize("most", [54, 60, 100, 200, 1000])
+@pytest.mark.parametrize("most", [54, 70, 120, 1000])
 def test_points_are_bounded_and_keep_ends_and_what_is_asked(
-    asked: Scenario, answer: Result, most: int
+    asked: Scenario, answer: Result, everything: Design, most: int
 ) -> None:
-    axes, full = axes_of(asked, answer, most), axes_of(asked, answer, 10**6)
-    assert math.prod(map(len, axes)) <= most
-    for one, whole in zip(axes, full, strict=True):
+    design = choose_design(everything.axes, most)
+    assert len(design.points) <= most
+    assert design.baseline in design.points
+    for at, (one, whole) in enumerate(zip(design.axes, everything.axes, strict=True)):
         assert one.points[0].value == whole.points[0].value
         assert one.points[-1].value == whole.points[-1].value
         assert one.points[one.baseline].value == whole.points[whole.baseline].value
@@ -131,26 +195,64 @@ def test_points_are_bounded_and_keep_ends_and_what_is_asked(
         assert places == sorted(places)
         values = [stop.value for stop in one.stops]
         assert values == sorted(values)
+        for number in range(len(one)):  # every setting alone
+            assert design.has((*design.baseline[:at], number, *design.baseline[at + 1 :]))
+    assert max(map(len, design.groups)) == {54: 1, 70: 2}.get(most, 3)
 
 
 def test_axes_that_mean_nothing_are_left_out(asked: Scenario) -> None:
     one_node = load_scenario("gpt2-xl-pcie-p2p")
-    assert [a.key for a in axes_of(one_node, run_scenario(one_node))] == ["cap", "gpus"]
-    listed = change_scenario(
-        asked, {"strategy.bucket_caps": ["1 MiB", "30 MiB"], "scale": {"gpus": [8]}}
-    )
-    assert [a.key for a in axes_of(listed, run_scenario(listed))] == [
-        "bandwidth", "latency", "gpus",
-    ]  # fmt: skip
+    training = ["hook", "accumulate", "batch"]
+    keys = [a.key for a in design_of(one_node, run_scenario(one_node)).axes]
+    assert keys == ["cap", *training, "gpus"]
+    fixed = {"strategy.bucket_caps": ["1 MiB", "30 MiB"], "scale": {"gpus": [8]}}
+    listed = change_scenario(asked, fixed)
+    keys = [a.key for a in design_of(listed, run_scenario(listed)).axes]
+    assert keys == [*training, "bandwidth", "latency", "gpus"]
+    in_bf16 = change_scenario(asked, {**fixed, "model.dtype": "bf16"})
+    hook = next(training_axes(in_bf16, run_scenario(in_bf16)))
+    assert [point.label for point in hook.points] == ["none", "PowerSGD, rank 4"]
+
+
+def test_sliders_of_training_stand_where_the_scenario_does(everything: Design) -> None:
+    axes = {one.key: one for one in everything.axes}
+    values = {key: [point.value for point in axes[key].points] for key in ("accumulate", "batch")}
+    assert values == {"accumulate": [1, 2, 4], "batch": [16, 32, 64, 128, 256]}
+    assert axes["batch"].points[axes["batch"].baseline].settings == {"training.batch_per_gpu": 64}
+    sections = [point.settings["strategy.hook"] for point in axes["hook"].points]
+    assert sections == ["none", "fp16", {"kind": "powersgd", "rank": 4}]
+
+
+def test_degrees_have_sliders_where_the_strategy_has_them() -> None:
+    own = {
+        "strategy": {"kind": "megatron", "accumulate": 4},
+        "model": {"name": "gpt2-medium", "sequence_length": 256},
+        "parallel": {
+            "tensor": 2,
+            "sequence_parallel": True,
+            "pipeline": 2,
+            "vocabulary_multiple": 128,
+        },
+        "training": {"global_batch": 32},
+        "scale": None,
+    }
+    here = change_scenario(load_scenario("gpt2-xl-pcie-p2p"), own)
+    axes = {one.key: one for one in training_axes(here, run_scenario(here))}
+    assert list(axes) == ["accumulate", "batch", "tensor", "pipeline"]
+    alone = axes["tensor"].points[0]
+    assert alone.settings == {"parallel.tensor": 1, "parallel.sequence_parallel": False}
+    assert change_scenario(here, alone.settings).parallel.tensor == 1
+    stages = [point.settings["parallel.pipeline"] for point in axes["pipeline"].points]
+    assert stages == [1, {"stages": 2}]  # 4 stages of 2 GPUs are more than the host's 4
 
 
 def test_sizes_without_what_events_name_are_no_points() -> None:
     """Node 5 of 32 is slow: a page that shows 1, 2 or 4 nodes would show nothing."""
     here = load_scenario("straggler")
     answer = run_scenario(here)
-    assert [stop.value for stop in axes_of(here, answer)[-1].points] == [64, 128, 256]
+    assert [stop.value for stop in gpu_axis(here, answer).points] == [64, 128, 256]
     here = change_scenario(here, {"events": []})
-    assert axes_of(here, answer)[-1].points[0].value == 8
+    assert gpu_axis(here, answer).points[0].value == 8
 
 
 def test_words_about_the_network_stand_only_where_it_can_be_moved(
@@ -161,16 +263,15 @@ def test_words_about_the_network_stand_only_where_it_can_be_moved(
         load_scenario("resnet50-dgx-a100"), {"cluster.nodes": 1, "scale": {"gpus": [1, 8]}}
     )
     alone = run_scenario(one_node)
-    axes = axes_of(one_node, alone, 12)  # as few as there may be: only words matter
-    text = render_block(explorer_section(alone, explore(one_node, alone, axes, jobs=1)))
+    design = choose_design(design_of(one_node, alone).axes[-1:], 12)  # only words matter
+    text = render_block(explorer_section(alone, explore(one_node, alone, design, jobs=1)))
     assert "Network bandwidth and latency are" not in text
 
 
-def test_a_cap_is_never_between_simulated_ones(asked: Scenario, explored: Grid) -> None:
+def test_a_cap_is_never_between_simulated_ones(everything: Design, explored: Grid) -> None:
     # A parameter goes into one bucket or the other: between two caps the time jumps.
-    cap, rates = axes_of(asked, run_scenario(asked))[:2]
-    assert cap.stops == cap.points
-    assert len(rates.stops) > len(rates.points)
+    between = [one.key for one in everything.axes if len(one.stops) > len(one)]
+    assert between == ["bandwidth", "latency", "gpus"]
     assert all(one.place[0].is_integer() for one in explored.checks)
 
 
@@ -185,7 +286,7 @@ def test_pages_do_not_show_where_the_scenario_lies() -> None:
 def test_an_own_cap_and_own_factors_are_where_sliders_stand(asked: Scenario) -> None:
     own = {"strategy.bucket_cap": "7 MiB", "what_if.network_bandwidth": 2.0, "scale": {"gpus": [8]}}
     here = change_scenario(asked, own)
-    axes = {one.key: one for one in axes_of(here, run_scenario(here))}
+    axes = {one.key: one for one in design_of(here, run_scenario(here)).axes}
     cap = axes["cap"].points[axes["cap"].baseline]
     assert (cap.value, cap.settings) == (7 * 2**20, {"strategy.bucket_cap": "7340032 B"})
     rate = axes["bandwidth"].points[axes["bandwidth"].baseline]
@@ -197,8 +298,8 @@ def test_an_own_cap_and_own_factors_are_where_sliders_stand(asked: Scenario) -> 
 
 
 @pytest.fixture(scope="module")
-def explored(asked: Scenario, answer: Result) -> Grid:
-    return explore(asked, answer, axes_of(asked, answer, 54), jobs=1)
+def explored(asked: Scenario, answer: Result, everything: Design) -> Grid:
+    return explore(asked, answer, choose_design(everything.axes, 54), jobs=1)
 
 
 def test_where_the_scenario_asks_the_grid_is_its_answer(explored: Grid, answer: Result) -> None:
@@ -226,7 +327,7 @@ def test_error_stated_is_that_of_simulations_held_out(asked: Scenario, explored:
     settings: dict[str, Any] = {}
     for one, at in zip(explored.axes, worst.place, strict=True):
         settings |= next(stop.settings for stop in one.stops if stop.at == at)
-    simulated = run_scenario(change_scenario(asked, settings)).main.step_time_s
+    simulated = run_scenario(change_scenario(asked, {**settings, "scale": None})).main.step_time_s
     guessed = value_at(explored, worst.place, "step_time_s")
     assert guessed is not None
     assert abs(guessed / simulated - 1) == pytest.approx(worst.error, rel=1e-12)
@@ -238,7 +339,8 @@ def test_interpolation_along_the_network_is_close(asked: Scenario) -> None:
     fixed = {"strategy.bucket_caps": ["1 MiB", "25 MiB"], "scale": {"gpus": [8]}}
     here = change_scenario(asked, fixed)
     found = run_scenario(here)
-    grid = explore(here, found, axes_of(here, found), jobs=1)
+    network = design_of(here, found).axes[-3:]
+    grid = explore(here, found, choose_design(network, 360), jobs=1)
     assert [(one.key, len(one)) for one in grid.axes] == [
         ("bandwidth", 6), ("latency", 3), ("gpus", 1),
     ]  # fmt: skip

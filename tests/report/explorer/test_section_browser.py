@@ -12,10 +12,11 @@ import pytest
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.html import render_html
-from perfmodel.report.explorer.axes import Axis, Stop
+from perfmodel.report.explorer.design import Design
 from perfmodel.report.explorer.grid import Grid, value_at
 from perfmodel.report.explorer.section import explorer_section
-from perfmodel.studies.run.result import Result
+from perfmodel.report.explorer.stops import Axis, Stop
+from perfmodel.studies.run.result.model import Result
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -54,10 +55,18 @@ def build_grid(name: str = "n0/nic0 -> leaf0 (ethernet)") -> Grid:
             {
                 "step_time_s": step, "low_s": None if size == 0 else 0.9 * step,
                 "high_s": None if size == 0 else 1.3 * step, "exposed_comm_s": waits,
+                "comm_s": 2 * waits, "samples": 32.0 * (1, 8, 64)[size], "memory_bytes": 1e9,
                 "bottleneck": "compute" if size == 0 else name, "fits": cap != 2,
             }
         )  # fmt: skip
-    return Grid(axes, tuple(rows), samples_per_gpu=32.0, samples=32.0 * 64)
+    return Grid(Design(axes, ((0, 1, 2),)), tuple(rows), 2e9)
+
+
+def in_pairs(grid: Grid) -> Grid:
+    """The same grid, of which only pairs of sliders were simulated together."""
+    design = Design(grid.axes, ((0, 1), (0, 2), (1, 2)))
+    rows = (grid.rows[grid.design.points.index(point)] for point in design.points)
+    return replace(grid, design=design, rows=tuple(rows))
 
 
 @dataclass
@@ -198,6 +207,29 @@ def test_between_points_numbers_are_marked_and_equal_to_pythons(desk: Opened, gr
     assert seen.text("step-change") == "as asked"
 
 
+def test_what_was_not_simulated_together_is_estimated_as_in_python(
+    pages: Callable[..., Opened], result: Result, grid: Grid, tmp_path: Path
+) -> None:
+    pairs = in_pairs(grid)
+    file = tmp_path / "pairs.html"
+    file.write_text(page_of(result, pairs), encoding="utf-8")
+    seen = pages(file)
+    for cap, rate, size in ((0, 2, 1), (4, 2, 0), (1, 1, 1)):
+        seen.move("cap", cap)
+        seen.move("bandwidth", rate)
+        seen.move("gpus", size)
+        axes = zip(pairs.axes, (cap, rate, size), strict=True)
+        place = tuple(axis.stops[stop].at for axis, stop in axes)
+        step, wait = (value_at(pairs, place, c) for c in ("step_time_s", "exposed_comm_s"))
+        assert step is not None
+        assert wait is not None
+        kind = "Estimated" if cap != 1 else "Interpolated"
+        assert seen.text("mark").startswith(kind)
+        assert seen.text("step") == f"\N{ALMOST EQUAL TO} {plain(quantities.duration(step))}"
+        assert seen.text("exposed") == f"\N{ALMOST EQUAL TO} {plain(quantities.duration(wait))}"
+    assert seen.complaints == []
+
+
 def test_keyboard_moves_sliders_and_page_keys_go_to_points(desk: Opened) -> None:
     seen = desk
     slider = seen.page.locator("#explorer-cap")
@@ -263,7 +295,7 @@ def test_hostile_names_stay_text(
     stops = tuple(replace(stop, label=HOSTILE) for stop in grid.axes[1].stops)
     broken = replace(
         grid,
-        axes=(named, replace(grid.axes[1], stops=stops), grid.axes[2]),
+        design=Design((named, replace(grid.axes[1], stops=stops), grid.axes[2]), ((0, 1, 2),)),
         rows=(None, *grid.rows[1:]),
         failed=HOSTILE,
     )

@@ -13,14 +13,13 @@ from perfmodel.report.run.events import draw_steps, events_section, lines
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines
-from perfmodel.studies.run.result import (
+from perfmodel.studies.run.result.disturbances import (
     BackgroundJobStep,
     DisturbanceCost,
     EventCost,
-    Result,
-    SizeResult,
     Wait,
 )
+from perfmodel.studies.run.result.model import Result, SizeResult
 
 Changed = Callable[..., Result]
 WHAT = DisturbanceCost(

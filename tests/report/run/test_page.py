@@ -17,7 +17,7 @@ from perfmodel.report.run.drawings.timeline_figure import draw_timeline
 from perfmodel.report.run.page import report_html, write_report
 from perfmodel.report.scaling.figures import draw_efficiency, draw_step_time, draw_throughput
 from perfmodel.report.topology.figure import draw_topology
-from perfmodel.studies.run.result import BucketTime, LinkUse, Result
+from perfmodel.studies.run.result.model import BucketTime, LinkUse, Result
 from perfmodel.timeline import Timeline
 
 HOSTILE = '<script>alert("1")</script>'
@@ -134,7 +134,7 @@ def test_hostile_names_are_only_text_inside_figures(hostile: Result) -> None:
     drawn = [
         figures.draw_breakdown(hostile),
         draw_timeline(hostile.main),
-        draw_topology(hostile.topology, hostile.main.links),
+        draw_topology(hostile.topology, hostile.main),
         draw_throughput(hostile),
         draw_efficiency(hostile),
         draw_step_time(hostile),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.report.run.drawings.timeline_figure import draw_timeline
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 
 def test_timeline_shades_and_labels_the_exposed_tail(result: Result) -> None:

@@ -14,7 +14,7 @@ from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import run_markdown
 from perfmodel.report.scaling import analysis
 from perfmodel.report.scaling.text import findings, good_sentence, knee_sentence
-from perfmodel.studies.run.result import Result, SizeResult
+from perfmodel.studies.run.result.model import Result, SizeResult
 
 SPACE = "\N{NO-BREAK SPACE}"
 

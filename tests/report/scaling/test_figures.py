@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.report.scaling import figures
 from perfmodel.report.scaling.figures import BAND
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 
 def by_name(figure: object) -> dict[str, object]:

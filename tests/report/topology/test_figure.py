@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.report.topology.figure import (
@@ -18,7 +21,15 @@ from perfmodel.report.topology.figure import (
     topology_caption,
     write_topology,
 )
-from perfmodel.studies.run.result import LinkUse, Result
+from perfmodel.report.topology.labels import (
+    LayerLabel,
+    busiest_link,
+    find_limiting,
+    limit_sentence,
+    stack,
+)
+from perfmodel.studies.run.result.link_use import LinkUse
+from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.topology.graph import from_networkx
 
 
@@ -44,7 +55,7 @@ def test_cables_join_both_directions_and_parallel_links(result: Result) -> None:
 
 
 def test_colours_tell_use_or_kind(result: Result) -> None:
-    used = {trace.name for trace in draw_topology(result.topology, result.main.links).data}
+    used = {trace.name for trace in draw_topology(result.topology, result.main).data}
     assert {"unused", "up to 10 %", "25 to 50 %", "over 50 %", "GPU", "NIC"} <= used
     kinds = {trace.name for trace in draw_topology(result.topology).data}
     assert {"NVLink", "PCIe", "InfiniBand", "GPU"} <= kinds
@@ -52,7 +63,7 @@ def test_colours_tell_use_or_kind(result: Result) -> None:
 
 
 def test_hover_names_the_link_its_rate_and_its_use(result: Result) -> None:
-    drawn = draw_topology(result.topology, result.main.links)
+    drawn = draw_topology(result.topology, result.main)
     texts = [text for trace in drawn.data for text in (trace.hovertext or ())]
     hover = next(text for text in texts if "leaf0 - n0/nic1" in text)
     plain = hover.replace("\N{NO-BREAK SPACE}", " ")
@@ -64,8 +75,62 @@ def test_only_placed_devices_are_drawn(result: Result) -> None:
     places = default_places(result.topology)
     drawn = draw_topology(result.topology, places=places)
     devices = sum(len(t.x) for t in drawn.data if t.mode and t.mode.startswith("markers+"))
-    assert devices == len(places) == 27
-    assert "the first 2 hosts are drawn" in topology_caption(result.topology)
+    assert devices == len(places) == 14
+    assert "one host is drawn, the others are wired alike" in topology_caption(result.topology)
+
+
+def limited_by(result: Result, link: LinkUse) -> SizeResult:
+    path = f"{link.src} -> {link.dst} ({link.kind})"
+    return replace(result.main, bottleneck="host 0's NIC 1", bottleneck_path=path)
+
+
+def test_the_bottleneck_is_thick_named_and_has_its_rate(result: Result) -> None:
+    nic = next(link for link in result.main.links if (link.src, link.dst) == ("n0/nic1", "leaf0"))
+    point = limited_by(result, nic)
+    drawn = draw_topology(result.topology, point)
+    thick = [trace for trace in drawn.data if trace.name == "bottleneck" and trace.mode == "lines"]
+    assert [trace.line.width for trace in thick] == [6]
+    words = [note.text.replace("\xa0", " ") for note in drawn.layout.annotations]
+    (label,) = (text for text in words if "Bottleneck" in text)
+    assert label == "<b>Bottleneck<br>2 \xd7 InfiniBand<br>25.0 GB/s<br>200 Gbit/s</b>"
+    assert any("8 \xd7 NVLink" in text for text in words)
+    sentence = limit_sentence(result.topology, point).replace("\xa0", " ")
+    assert sentence.startswith("Bottleneck: host 0's NIC 1; drawn thick (InfiniBand of 25.0 GB/s")
+    assert f"Path of the bottleneck: {point.bottleneck_path}" in busiest_link(point)
+
+
+def test_a_bottleneck_whose_traffic_is_not_listed_is_drawn_at_its_like(result: Result) -> None:
+    point = replace(result.main, bottleneck_path="n112/gpu3 -> n112/nvs (nvlink)")
+    (link,) = find_limiting(point)
+    assert (link.src[:6], link.dst) == ("n0/gpu", "n0/nvs")
+    assert find_limiting(replace(point, bottleneck_path="compute")) == []
+
+
+def test_the_host_of_the_bottleneck_is_drawn(result: Result) -> None:
+    link = next(link for link in result.main.links if link.src.startswith("n0/"))
+    elsewhere = replace(
+        link, src=link.src.replace("n0/", "n1/"), dst=link.dst.replace("n0/", "n1/")
+    )
+    places = default_places(result.topology, [elsewhere])
+    assert {result.topology.devices[name].host for name in places} == {-1, 1}
+
+
+def test_compute_is_shown_at_the_gpus(result: Result) -> None:
+    point = replace(result.main, bottleneck="compute", bottleneck_path="compute")
+    notes = [note.text for note in draw_topology(result.topology, point).layout.annotations]
+    assert "<b>Bottleneck<br>GPU<br>compute</b>" in notes
+
+
+@hypothesis.given(st.lists(st.integers(0, 8), min_size=1, max_size=9), st.floats(0.1, 0.4))
+def test_labels_never_touch_and_stay_in_order(halves: list[int], line: float) -> None:
+    labels = [LayerLabel(half / 2, ("PCIe", "24 GB/s"), limits=half == 3) for half in halves]
+    placed = stack(labels, line)
+    assert [label.height for _, label in placed] == sorted(label.height for label in labels)
+    for (low, below), (high, above) in itertools.pairwise(placed):
+        lines = (len(below.lines) + below.limits + len(above.lines) + above.limits) / 2
+        assert high - low >= line * lines - 1e-9
+    if len(labels) == 1:
+        assert placed == [(labels[0].height, labels[0])]
 
 
 def test_page_is_written_and_other_formats_are_refused(result: Result, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
-from perfmodel.simulate.flow.transfers import stream_stage
-from perfmodel.simulate.sharing.between_collectives import LinkUsers, Share, shared_rates
+from perfmodel.simulate.flow.streams import stream_stage
+from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkUsers, Share, shared_rates
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
 
@@ -30,11 +30,12 @@ def test_those_who_meet_are_connected(
     """Equal to the components of the graph of jobs and links; each pair is compared once."""
     users: LinkUsers[int] = LinkUsers()
     graph: nx.Graph[object] = nx.Graph()
-    for job, links in enumerate(jobs):
-        users.enter(job, links)
+    sets = [LinkSet(np.array(sorted(links))) for links in jobs]
+    for job, own in enumerate(sets):
+        users.enter(job, own)
     for job, links in enumerate(jobs):
         if job in ended:
-            assert users.leave(job) == links
+            assert users.leave(job) is sets[job]
             continue
         graph.add_edges_from((("job", job), ("link", link)) for link in links)
     expected = {
@@ -42,15 +43,16 @@ def test_those_who_meet_are_connected(
         for part in nx.connected_components(graph)
         if any(kind == "link" and number in links_in_question for kind, number in part)
     }
-    assert {frozenset(component) for component in users.components(links_in_question)} == expected
+    asked = LinkSet(np.array(sorted(links_in_question), dtype=np.int64))
+    assert {frozenset(component) for component in users.components(asked)} == expected
     compared = users.sets.compared
-    users.components(links_in_question)
+    users.components(asked)
     assert users.sets.compared == compared <= (len(jobs) + 1) * len(jobs)
 
 
 def share(route: tuple[int, ...], duty: float, name: object) -> Share:
     """An edge that sends a gigabyte within `duty` of its job's time when it gets 1 GB/s."""
-    return Share(stream_stage(route, np.inf), np.array([1e9]), lambda _: 1 / duty, name)
+    return Share(stream_stage([route], [np.inf]), np.array([1e9]), lambda _: 1 / duty, name)
 
 
 def test_what_one_leaves_the_other_takes() -> None:
@@ -58,7 +60,10 @@ def test_what_one_leaves_the_other_takes() -> None:
     slow, quick = (
         share((0,), 0.2, "slow"),
         Share(
-            stream_stage((0,), np.inf), np.array([1e9]), lambda rate: 1e9 / float(rate[0]), "quick"
+            stream_stage([(0,)], [np.inf]),
+            np.array([1e9]),
+            lambda rate: 1e9 / float(rate[0]),
+            "quick",
         ),
     )
     for order in ((slow, quick), (quick, slow)):

@@ -6,12 +6,14 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import change_scenario, load_scenario
+from perfmodel.studies.choose import mixture_jobs
 from perfmodel.studies.choose import search as search_module
 from perfmodel.studies.choose.search import choose_mixture
 from perfmodel.studies.compare import compare
 from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.sweep import run_sweep, variants
+from perfmodel.studies.sweep.executor import Workers
 from perfmodel.studies.tune.run import tune_scenario
 from perfmodel.studies.tune.settings.run import tune_settings
 
@@ -27,6 +29,7 @@ strategy:
   chunks: 2
   micro_batch: [2, 4]
   recompute: none
+  buckets: false
 cluster: {node: dgx-h100, nodes: 1}
 training: {global_batch: 32}
 """
@@ -34,6 +37,7 @@ ON_TWO = {
     "cluster": {"node": "v100-x8-25g", "nodes": 2, "fabric": {"kind": "one-switch"}},
     "compute.precision": "fp16", "model.dtype": "fp16", "strategy.recompute": ["none", "full"],
     "strategy.pipeline": [1, 4], "strategy.schedules": "1f1b", "strategy.micro_batch": 2,
+    "strategy.sharding": [{"kind": "ddp"}, {"kind": "megatron", "use_distributed_optimizer": True}],
 }  # fmt: skip
 LARGE_MICRO_BATCHES = {
     "training.global_batch": 512, "strategy.micro_batch": [16, 64],
@@ -48,7 +52,7 @@ def small(tmp_path):
     return load_scenario(str(path))
 
 
-@pytest.mark.parametrize("changes", [{}, ON_TWO, LARGE_MICRO_BATCHES])
+@pytest.mark.parametrize("changes", [{"strategy.micro_batch": 4}, ON_TWO, LARGE_MICRO_BATCHES])
 def test_equals_simulating_all_that_fits(small, changes):
     scenario = change_scenario(small, changes)
     searched = choose_mixture(scenario)
@@ -62,6 +66,47 @@ def test_equals_simulating_all_that_fits(small, changes):
     for search in (searched, every):
         parts = search.impossible + search.too_big + search.bounded + search.simulated
         assert parts == search.listed
+
+
+def test_workers_find_what_one_process_finds(small, monkeypatch):
+    """Also with steps that come in another order, and that a better one makes needless."""
+    asked = []
+
+    def answer(function, calls, **settings):
+        asked.append((len(calls), settings))
+        return [function(*call) for call in reversed(calls)]
+
+    scenario = change_scenario(small, {"strategy.pipeline": 1, "strategy.simulate": 4})
+    alone = choose_mixture(scenario)
+    monkeypatch.setattr(mixture_jobs, "map_unordered", answer)
+    workers = Workers(3, "dask", "tcp://cluster:8786")
+    assert choose_mixture(scenario, workers=workers) == alone
+    assert asked[0] == (3, {"jobs": 3, "backend": "dask", "scheduler": "tcp://cluster:8786"})
+
+
+def test_the_winner_gets_the_quickest_size_of_buckets(small):
+    """One all-reduce of everything is slower beside backward than default buckets are, and tiny
+    ones cost latency: what is found is no slower than any size that is tried."""
+    plain = {
+        "cluster": {"node": "v100-x8-25g", "nodes": 2, "fabric": {"kind": "one-switch"}},
+        "compute.precision": "fp16", "model.dtype": "fp16", "strategy.tensor": 1,
+        "strategy.pipeline": 1, "strategy.micro_batch": 2,
+        "strategy.sharding": {"kind": "megatron", "overlap_grad_reduce": True},
+        "strategy.buckets": True,
+    }  # fmt: skip
+    scenario = change_scenario(small, plain)
+    tuned = choose_mixture(scenario)
+    usual = choose_mixture(change_scenario(scenario, {"strategy.buckets": False}))
+    assert usual.simulated == 1
+    assert "bucket_size" in tuned.winner.changes["strategy"]
+    assert "bucket_size" in tuned.winner.text
+    assert tuned.winner.step_time_s < usual.winner.step_time_s
+    assert tuned.listed == usual.listed + tuned.simulated - 1 + tuned.too_big
+    own = plain["strategy.sharding"] | {"bucket_size": 40_000_000}
+    stated = change_scenario(scenario, {"strategy.sharding": own})
+    assert choose_mixture(stated).simulated == 1
+    again = run_scenario(change_scenario(scenario, tuned.winner.changes))
+    assert again.main.step_time_s == tuned.winner.step_time_s
 
 
 def test_run_answers_with_the_winner_and_its_sections_are_a_scenario(small):

@@ -19,7 +19,8 @@ from perfmodel.studies.compare.compare import (
 )
 from perfmodel.studies.compare.export import to_csv, to_json
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import DisturbanceCost, SizeResult
+from perfmodel.studies.run.result.disturbances import DisturbanceCost
+from perfmodel.studies.run.result.model import SizeResult
 
 TEXT = """# Which is better?
 perfmodel: 1

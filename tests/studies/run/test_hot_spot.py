@@ -11,7 +11,7 @@ from perfmodel.report.run.export import to_json
 from perfmodel.report.run.text import run_markdown
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import Result
+from perfmodel.studies.run.result.model import Result
 
 TEXT = """# What does device 0 do?
 perfmodel: 1

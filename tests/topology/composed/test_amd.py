@@ -6,6 +6,7 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.files import validate_document
+from perfmodel.files.csv_rows import read_table
 from perfmodel.scenario.sections.node import NodeSection
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.composed.load import load_node
@@ -13,6 +14,10 @@ from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.validate.run import shipped_folder
+from perfmodel.validate.strategies.predicted_step import predict_step
+from perfmodel.validate.strategies.stated_step import read_step
+from perfmodel.validate.strategies.step_tables import STEPS
 from perfmodel.workload.compute_spread import roofline_factors
 from perfmodel.workload.kernels.float8.recipe import Float8, recipe_faults
 from perfmodel.workload.zoo import build_model
@@ -62,9 +67,24 @@ def test_a_published_step_lies_in_the_wide_interval_of_one_measured_product() ->
     assert 1.15 * high > 1.52
 
 
-def test_fp8_of_amd_is_refused_with_what_is_missing() -> None:
-    fault = recipe_faults(Float8("transformer_engine", "delayed"), load_gpu("mi300x"))[0]
-    assert "of cdna3, casts to fp8 are not known" in fault.allowed
+def test_fp8_of_amd_has_scales_of_tensors_and_rows_alone() -> None:
+    gpu = load_gpu("mi300x")
+    assert not recipe_faults(Float8("transformer_engine", "delayed"), gpu)
+    assert not recipe_faults(Float8("torchao", "rowwise"), gpu)
+    fault = recipe_faults(Float8("transformer_engine", "mxfp8"), gpu)[0]
+    assert fault.allowed == "'delayed', 'current' on mi300x"
+
+
+# MLPerf Training v5.1, Llama 2 70B LoRA on 8 MI300X and on two such hosts.
+@pytest.mark.parametrize("hosts", ["1", "2"])
+def test_a_published_fine_tuning_on_amd_is_predicted(hosts: str) -> None:
+    rows = [
+        cells for cells in read_table(shipped_folder() / STEPS, [])
+        if cells.cells["table"] == "mlperf-lora-amd" and cells.cells["gpu"] == "mi300x"
+        and cells.cells["nodes"] == hosts
+    ]  # fmt: skip
+    step = predict_step(read_step(rows[0].cells))
+    assert step.step_s == pytest.approx(step.stated.measured_s, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def network_of(document: Document) -> object:
 
 def _arcs_of(topology: Topology) -> object:
     arcs = topology.arcs
-    return arcs.names, arcs.lanes, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist()
+    return arcs.names, arcs.lanes.tolist(), arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist()
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,39 @@ def test_equals_pytorch(
                 assert found == tuple(map(tuple, wanted))
 
 
+@pytest.fixture(scope="module")
+def fake_gpus() -> Any:
+    """An empty tensor without memory on each of 16 GPUs, by dtype; and the real function."""
+    torch = pytest.importorskip("torch", reason="compares with the real function of PyTorch")
+    dist = pytest.importorskip("torch.distributed")
+    fake = pytest.importorskip("torch._subclasses")
+    with fake.FakeTensorMode():
+        tensors = {
+            (dtype, gpu): torch.empty(8, dtype=torch_dtype(torch, dtype), device=f"cuda:{gpu}")
+            for dtype in DTYPES
+            for gpu in range(16)
+        }
+    return tensors, dist._compute_bucket_assignment_by_size
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    keys=st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 15)), min_size=1, max_size=60),
+    caps=st.lists(st.integers(0, 200), min_size=1, max_size=3),
+    data=st.data(),
+)
+def test_each_gpu_fills_buckets_of_its_own(
+    fake_gpus: Any, keys: list[tuple[str, int]], caps: list[int], data: st.DataObject
+) -> None:
+    """With more than 13 and 29 dtypes and GPUs torch's hash map grows, which changes its order."""
+    tensors, real = fake_gpus
+    order = data.draw(st.permutations(range(len(keys))))
+    wanted, _ = real([tensors[keys[index]] for index in order], caps, [], order)
+    listed = [ParameterTensor("t", (8,), dtype) for dtype, _ in keys]
+    found = assign_buckets(listed, caps, order, devices=[device for _, device in keys])
+    assert found == tuple(map(tuple, wanted))
+
+
 @settings(max_examples=50, deadline=None)
 @given(assignments())
 def test_every_tensor_is_in_exactly_one_bucket(case: Any) -> None:

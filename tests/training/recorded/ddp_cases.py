@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
     HierarchicalModelAverager,
 )
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from tests.training.recorded.recording_group import enter_phase
 from tests.training.recorded.toy import INPUTS, Net, train
@@ -179,6 +181,44 @@ def hierarchy() -> HierarchicalModelAverager:
     return HierarchicalModelAverager({2: 2, 4: dist.get_world_size()}, warmup_steps=2)
 
 
+class _Event:
+    """An event of a stream that does nothing."""
+
+    def record(self) -> None:
+        """All is done."""
+
+    def wait(self, stream: Any) -> None:
+        """Nothing to wait for."""
+
+
+class _Stream(nullcontext[None]):
+    """A stream of a CPU."""
+
+    def wait_stream(self, other: Any) -> None:
+        """Nothing to wait for."""
+
+
+def mixed(
+    net: Callable[[], nn.Module] = Net, *, param: Any = torch.bfloat16, reduce: Any = None,
+    buffers: Any = None, **options: Any,
+) -> Callable[[], None]:  # fmt: skip
+    """Mixed precision, with streams that do nothing."""
+
+    def run() -> None:
+        patched = ((torch, "Stream"), (torch, "Event"), (torch.accelerator, "current_stream"))
+        kept = [getattr(*each) for each in patched]
+        for (owner, name), stand_in in zip(patched, (_Stream, _Event, _Stream), strict=True):
+            setattr(owner, name, stand_in)
+        try:
+            precision = _MixedPrecision(param, reduce, buffers)
+            ddp(net, mixed_precision=precision, **options)()
+        finally:
+            for (owner, name), own in zip(patched, kept, strict=True):
+                setattr(owner, name, own)
+
+    return run
+
+
 CASES: dict[str, Callable[[], None]] = {
     "ddp": ddp(),
     "small buckets": ddp(bucket_cap_mb=SMALL_CAP_MB),
@@ -208,6 +248,13 @@ CASES: dict[str, Callable[[], None]] = {
     "powersgd, fp16": hooked(power_sgd(default_hooks.fp16_compress_wrapper)),
     "quantization_pertensor": quantised(quantization_pertensor_hook),
     "quantization_perchannel": quantised(quantization_perchannel_hook),
+    "mixed": mixed(),
+    "mixed, small buckets": mixed(reduce=torch.bfloat16, bucket_cap_mb=SMALL_CAP_MB),
+    "mixed, reduced wide": mixed(reduce=torch.float32),
+    "mixed, views": mixed(reduce=torch.float16, gradient_as_bucket_view=True),
+    "mixed, static": mixed(static_graph=True, find_unused_parameters=True),
+    "mixed, buffers": mixed(WithStatistics, buffers=torch.bfloat16),
+    "mixed, own buffers": mixed(WithStatistics, buffers=torch.float32),
     "post-local SGD": averaged(lambda: PeriodicModelAverager(2, warmup_steps=2)),
     "local gradients": averaged(lambda: PeriodicModelAverager(2, warmup_steps=2), gradients=False),
     "periodic": periodic,

@@ -20,8 +20,10 @@ LIBRARIES = {
     "deepspeed": ("deepspeed", "step 3"), "megatron": ("megatron-core", "step 2"),
     "megatron_tensor": ("megatron-core", "step 2"),
     "torchao": ("torchao", "step 1"),
+    "onebit": ("deepspeed 0.14.5", "last round"),
 }  # fmt: skip
-"""Package of each, and the first step that goes as all that follow."""
+"""Package of each (its version where only sources are needed), and the first step that goes as all
+that follow."""
 
 
 def main(names: list[str]) -> None:
@@ -42,7 +44,8 @@ def main(names: list[str]) -> None:
                     call.op: call.nbytes for call in calls if call.phase == "memory"
                 }
         lines = ",\n".join(f"{json.dumps(case)}: {json.dumps(row)}" for case, row in cases.items())
-        versions = {"library": f"{package} {version(package)}", "torch": version("torch")}
+        library = package if " " in package else f"{package} {version(package)}"
+        versions = {"library": library, "torch": version("torch")}
         head = json.dumps(versions)[:-1]
         text = f'{head}, "cases": {{\n{lines}\n}}}}\n'
         Path(__file__).with_name(f"{name}.json").write_text(text, encoding="utf-8")

@@ -17,7 +17,7 @@ from perfmodel.scenario.sections.strategies.gradient_hooks import (
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.averaging.options import LocalSgdOptions
 from perfmodel.training.averaging.rounds import local_sgd_plan
-from perfmodel.training.ddp.options import DdpOptions, cap_bytes
+from perfmodel.training.ddp.options import DdpOptions, MixedPrecision, cap_bytes
 from perfmodel.training.ddp.start import start_plan
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.step_plan import StepPlan
@@ -37,6 +37,7 @@ def power_sgd(**fields: Any) -> DdpOptions:
     return DdpOptions(hook=PowerSgdHook(kind="powersgd", **fields))
 
 
+MIXED = MixedPrecision("bf16")
 OPTIONS: dict[str, DdpOptions] = {
     "ddp": DdpOptions(),
     "small buckets": DdpOptions(bucket_cap_bytes=SMALL),
@@ -65,6 +66,17 @@ OPTIONS: dict[str, DdpOptions] = {
         for kind in ("quantization_pertensor", "quantization_perchannel")
     },
     "powersgd, fp16": power_sgd(wrapper="fp16"),
+    "mixed": DdpOptions(mixed_precision=MIXED),
+    "mixed, small buckets": DdpOptions(bucket_cap_bytes=SMALL, mixed_precision=MIXED),
+    "mixed, reduced wide": DdpOptions(mixed_precision=replace(MIXED, reduce_dtype="fp32")),
+    "mixed, views": DdpOptions(
+        gradient_as_bucket_view=True, mixed_precision=replace(MIXED, reduce_dtype="fp16")
+    ),
+    "mixed, static": DdpOptions(
+        static_graph=True, find_unused_parameters=True, mixed_precision=MIXED
+    ),
+    "mixed, buffers": DdpOptions(mixed_precision=replace(MIXED, buffer_dtype="bf16")),
+    "mixed, own buffers": DdpOptions(mixed_precision=replace(MIXED, buffer_dtype="fp32")),
 }
 AVERAGING = {
     "post-local SGD": LocalSgdOptions(period=2, warmup_steps=2, gradient_ranks=2),
@@ -74,7 +86,7 @@ AVERAGING = {
 }
 WITH_STATISTICS = {
     "buffers", "buffers not broadcast", "buffers not synced", "accumulated", "joined, buffers",
-    "run out",
+    "run out", "mixed, buffers", "mixed, own buffers",
 }  # fmt: skip
 LAST, FIRST = ("step 3 forward", "step 3 backward"), ("step 0 forward", "step 0 backward")
 

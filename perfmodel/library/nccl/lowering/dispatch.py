@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-import numpy as np
-
-from perfmodel.arrays import RankGroup, rank_array
+from perfmodel.arrays import RankGroup, distinct, rank_array
 from perfmodel.collectives.catalog import ALGORITHMS, NCCL_ALGORITHMS, Algorithm, find_algorithm
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.lowering.lowered import LaidSchedule
@@ -100,7 +98,7 @@ def _lay(
 def _lay_pat(
     machine: Machine, op: str, row: Algorithm, nbytes: int, group: RankGroup
 ) -> LaidSchedule:
-    hosts = np.unique(rank_array(group) // machine.topology.gpus_per_host)
+    hosts = distinct(rank_array(group) // machine.topology.gpus_per_host)
     if len(hosts) < len(group):
         ranks = f"{row.name!r} for {len(group)} ranks on {len(hosts)} hosts"
         raise InputError(Fault("algorithm", ranks, "one rank for each host"))

@@ -17,7 +17,7 @@ from perfmodel.report.run.drawings.pipeline_layout import (
     PipelinePicture,
     pipeline_picture,
 )
-from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.result.model import SizeResult
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

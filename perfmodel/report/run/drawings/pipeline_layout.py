@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from perfmodel.studies.run.result import SizeResult, StageUse
+from perfmodel.studies.run.result.dimension_use import StageUse
+from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.timeline import Span
 
 MOST_STAGES = 16

@@ -10,7 +10,7 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
 from perfmodel.report.common.palette import INK, QUIET_INK, WAIT_INK, WORK
 from perfmodel.report.run.drawings.timeline_layout import Bar, Row, StepPicture, Tail, step_picture
-from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.result.model import SizeResult
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

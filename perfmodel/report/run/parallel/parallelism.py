@@ -5,15 +5,16 @@ from __future__ import annotations
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Section, Table, paragraphs, section
 from perfmodel.report.common.palette import LINKS
-from perfmodel.studies.run.result import DimensionUse, MixtureUse, SizeResult
+from perfmodel.studies.run.result.dimension_use import DimensionUse, MixtureUse
+from perfmodel.studies.run.result.model import SizeResult
 
 _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "
 
 _SCHEDULES = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B",
-    "looped_bfs": "breadth-first", "zb_h1": "ZB-H1", "zb_v": "ZB-V",
+    "looped_bfs": "breadth-first", "zb_h1": "ZB-H1", "zb_h2": "ZB-H2", "zb_v": "ZB-V",
     "interleaved_zero_bubble": "interleaved zero-bubble", "dualpipe": "DualPipe",
-    "dualpipe_v": "DualPipeV",
+    "dualpipe_v": "DualPipeV", "sequential": "one stage after the other",
 }  # fmt: skip
 """What papers call each schedule."""
 

@@ -20,8 +20,8 @@ MOST_LISTED = 32
 
 Degrees = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_LISTED)]
 Schedule = Literal[
-    "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v", "interleaved_zero_bubble",
-    "dualpipe", "dualpipe_v",
+    "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_h2", "zb_v",
+    "interleaved_zero_bubble", "dualpipe", "dualpipe_v",
 ]  # fmt: skip
 Sharding = Annotated[
     DdpStrategy | MegatronStrategy | FsdpStrategy | ZeroStrategy, Field(discriminator="kind")
@@ -117,6 +117,11 @@ class AutoStrategy(FileModel):
         ),
         description="data-parallel strategies, each with its fields, as buckets of several sizes; "
         "default: DistributedDataParallel, Megatron's distributed optimizer, fully_shard",
+    )
+    buckets: Switch = Field(
+        default=True,
+        description="other sizes of buckets are tried with the winner of all else, where its "
+        "strategy has buckets and `sharding` does not state their size",
     )
     simulate: Annotated[Count, Field(le=10_000)] = Field(
         default=32,

@@ -9,8 +9,24 @@ from pydantic import Field, model_validator
 from perfmodel.files import Bytes, Count, FileModel
 from perfmodel.scenario.sections.base import Switch
 from perfmodel.scenario.sections.strategies.counts import MicroSteps
+from perfmodel.scenario.sections.strategies.fsdp import FloatType
 from perfmodel.scenario.sections.strategies.gradient_hooks import NO_HOOK, HookSection
 from perfmodel.units import MOST_COUNT
+
+
+class MixedPrecisionSection(FileModel):
+    """``_MixedPrecision`` of torch 2.13, an experimental argument.
+
+    Its `param_dtype` may be left out there; then reductions in another dtype fail.
+    """
+
+    param_dtype: FloatType = Field(description="of copies of parameters that layers run with")
+    reduce_dtype: FloatType | None = Field(
+        default=None, description="that buckets are reduced in; default: 'param_dtype'"
+    )
+    buffer_dtype: FloatType | None = Field(
+        default=None, description="that buffers are kept in; default: their own"
+    )
 
 
 class DdpStrategy(FileModel):
@@ -49,11 +65,26 @@ class DdpStrategy(FileModel):
         default=1, description="micro-steps per step; all but the last under no_sync"
     )
     hook: HookSection = Field(default=NO_HOOK, description="communication hook")
+    mixed_precision: MixedPrecisionSection | None = Field(
+        default=None, description="layers run with cast copies of the parameters"
+    )
 
     @model_validator(mode="after")
     def _check_caps(self) -> DdpStrategy:
         if self.bucket_caps is not None and (self.bucket_cap or self.first_bucket):
             raise ValueError("'bucket_caps', or 'bucket_cap' with 'first_bucket', not both")
+        return self
+
+    @model_validator(mode="after")
+    def _check_mixed_precision(self) -> DdpStrategy:
+        if self.mixed_precision is None:
+            return self
+        looks = self.find_unused_parameters and not self.static_graph
+        if self.hook != NO_HOOK or self.accumulate > 1 or self.joined_gpus or looks:
+            raise ValueError(
+                "'mixed_precision' without 'hook', 'accumulate', 'joined_gpus' and "
+                "'find_unused_parameters', with which torch 2.13 fails"
+            )
         return self
 
     @model_validator(mode="after")

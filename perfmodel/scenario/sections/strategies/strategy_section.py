@@ -15,6 +15,7 @@ from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
 from perfmodel.scenario.sections.strategies.horovod import HorovodStrategy
 from perfmodel.scenario.sections.strategies.local_sgd import LocalSgdStrategy
 from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
+from perfmodel.scenario.sections.strategies.onebit import OneBitStrategy
 from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
 from perfmodel.scenario.sections.strategies.priority import PriorityStrategy
 from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
@@ -38,6 +39,7 @@ StrategySection = Annotated[
         | MegatronStrategy
         | ZeroRedundancyStrategy
         | LocalSgdStrategy
+        | OneBitStrategy
         | AutoStrategy,
         Field(discriminator="kind"),
     ],

@@ -16,7 +16,7 @@ from perfmodel.simulate.engine.loop_run import Stretch, simulate_loops
 from perfmodel.simulate.ranks.jitter import Jitter
 from perfmodel.studies.run.loops.loop_bounds import loop_bounds
 from perfmodel.studies.run.resolve.disturbance import Disturbance, background_traffic
-from perfmodel.studies.run.resolve.training_job import gpu_spread
+from perfmodel.studies.run.resolve.job.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import what_if_of
 from perfmodel.studies.run.steps.output_analysis import MEAN_WITHIN, count_needed_steps
 from perfmodel.studies.run.steps.simulate_step import list_changes, timer_of

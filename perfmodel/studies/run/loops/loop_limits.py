@@ -12,7 +12,7 @@ from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.what_if import apply_what_if
-from perfmodel.studies.run.result import Relief, SizeResult
+from perfmodel.studies.run.result.model import Relief, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
 from perfmodel.studies.run.steps.bottlenecks.reliefs import (
     COMMUNICATION,
@@ -65,11 +65,8 @@ def _relieve_communication(metrics: LoopMetrics) -> list[Relief]:
 
 def _busy_parts(metrics: LoopMetrics) -> list[Part]:
     """Kinds of links of which one is busy for long."""
-    kinds = np.array(metrics.job.machine.topology.arcs.kinds)
-    busy = _busy(metrics)
-    return [
-        part for part in LINKS if busy[np.isin(kinds, list(part.kinds))].max(initial=0.0) > BUSY
-    ]
+    kinds, busy = metrics.job.machine.topology.arcs.kinds, _busy(metrics)
+    return [part for part in LINKS if busy[kinds.among(part.kinds)].max(initial=0.0) > BUSY]
 
 
 def _busy(metrics: LoopMetrics) -> FloatArray:
@@ -132,7 +129,7 @@ def loop_bottleneck(
     kinds = next((part.kinds for part in LINKS if part.name == name), None)
     shares = _busy(metrics)
     if kinds is not None:
-        shares = np.where(np.isin(np.array(arcs.kinds), list(kinds)), shares, -1.0)
+        shares = np.where(arcs.kinds.among(kinds), shares, -1.0)
     busiest = int(np.argmax(shares))
     part, ends = name_link(topology, busiest), arcs.label(busiest)
     if kinds is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
 
@@ -11,14 +12,11 @@ from perfmodel.studies.run.loops.loop_bounds import LoopBounds
 from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, LoopLength, settle
 from perfmodel.studies.run.loops.loop_limits import loop_bottleneck, simulate_loop_reliefs
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
-from perfmodel.studies.run.resolve.training_job import estimate_memory
-from perfmodel.studies.run.result import (
-    DisturbanceCost,
-    EventCost,
-    LinkUse,
-    ServerUse,
-    SizeResult,
-)
+from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
+from perfmodel.studies.run.result.disturbances import DisturbanceCost, EventCost
+from perfmodel.studies.run.result.link_use import LinkUse
+from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.server_use import ServerUse
 from perfmodel.studies.run.steps.one_size import mfu_of, sum_link_uses
 from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
@@ -86,7 +84,7 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
     )
 
 
-def _link_uses(metrics: LoopMetrics, machine: Machine) -> tuple[LinkUse, ...]:
+def _link_uses(metrics: LoopMetrics, machine: Machine) -> Sequence[LinkUse]:
     run = metrics.run
     steps = len(run.update_times_s) / len(run.plan.workers)
     return sum_link_uses(machine.topology, run.counted, steps, run.length_s / steps)

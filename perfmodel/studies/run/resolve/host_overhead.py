@@ -39,6 +39,7 @@ def host_work(
     ranks: int,
     *,
     views: bool,
+    copies_measured: bool = False,
 ) -> HostWork:
     """Compute the CPU time of a step in each of several processes.
 
@@ -47,16 +48,17 @@ def host_work(
     `sockets`: the cores that all processes share; more processes than cores take turns.
     `gradients_bytes`: of each tensor of one rank.
     `views`: gradients are views of their buckets: what is copied to a bucket is not copied back.
+    `copies_measured`: the model's own times state the rate of copies, which is kept.
     """
     if gpu.generation != "cpu":
         return HostWork()
     in_turn = 1.0 if sockets.cores is None else max(1.0, ranks / sockets.cores)
     python_s = (library.host_step + len(gradients_bytes) * library.host_tensor) / sockets.core_speed
     core = CoreWork(library.core_layer, library.core_gradient, library.host_copies or math.inf)
-    if library.host_copies is None:
-        return HostWork(python_s * in_turn, core=core)
-    copied_s = sum(gradients_bytes) / library.host_copies * (0.5 if views else 1.0)
     casts_Bps = None if library.host_casts is None else library.host_casts / in_turn
+    if library.host_copies is None or copies_measured:
+        return HostWork(python_s * in_turn, casts_Bps, core=core)
+    copied_s = sum(gradients_bytes) / library.host_copies * (0.5 if views else 1.0)
     return HostWork((python_s + copied_s) * in_turn, casts_Bps, math.inf, core)
 
 

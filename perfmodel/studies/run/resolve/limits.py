@@ -6,14 +6,18 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from perfmodel.arrays import RankGroup
 from perfmodel.collectives.dependencies import messages_in
 from perfmodel.errors import Fault, InputError
-from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.lowering.lower import lower_collective, lower_message
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.simulate.sockets.core_work import PIECE_BYTES
+from perfmodel.simulate.uncontended import MESSAGES, message_pairs
 from perfmodel.topology.templates.build import MOST_GPUS
+
+Groups = tuple[RankGroup, ...]
 
 MESSAGE_SENDS = 5_000_000
 """Sends that fidelity "message" is allowed: half a minute, minutes where numba is missing.
@@ -28,7 +32,7 @@ receiver has to process where processes share cores. Measured on one core of an 
 
 def check_message_size(
     machine: Machine,
-    collectives: Iterable[tuple[str, int]],
+    collectives: Iterable[tuple[str, int] | tuple[str, int, Groups]],
     field: str = "fidelity",
     *,
     algorithm: str | None = None,
@@ -38,8 +42,8 @@ def check_message_size(
 ) -> None:
     """Refuse a run of single messages whose sends would take minutes.
 
-    `collectives`: among all ranks. Sends are those of the library's schedule: rings, pieces of
-        trees and chains, segments.
+    `collectives`: operation and bytes, among all ranks or in each of some groups. Sends are those
+        of the library's schedule: rings, pieces of trees and chains, segments.
     `algorithm`: as for `perfmodel.library.lowering.lower.lower_collective`.
     `sockets`: whether messages are on sockets, and so limited by their CPU time.
     `by_cores`: whether it simulates messages because ranks share cores, and not by its fidelity.
@@ -49,18 +53,18 @@ def check_message_size(
     if len(machine.topology.ranks) < 2:
         return
     group = range(len(machine.topology.ranks))
-    work_of: dict[tuple[str, int], tuple[int, float]] = {}
+    work_of: dict[tuple[str, int, Groups], tuple[int, float]] = {}
     sends, work_s = 0, 0.0
     requested = list(collectives)
-    for number, (op, nbytes) in enumerate(requested, 1):
-        if (op, nbytes) not in work_of:
-            lowered = lower_collective(
-                machine, op, nbytes, group, root=group[0], algorithm=algorithm
-            )[0]
-            each = messages_in(lowered.schedule)
-            work_of[op, nbytes] = (each, simulations * _sockets_s(machine, lowered, each))
-        sends += work_of[op, nbytes][0]
-        work_s += work_of[op, nbytes][1]
+    for number, (op, nbytes, *among) in enumerate(requested, 1):
+        groups = among[0] if among else (group,)
+        key = (op, nbytes, groups)
+        if key not in work_of:
+            lowered, copies = _sample(machine, op, nbytes, groups, algorithm)
+            each = messages_in(lowered.schedule) * copies
+            work_of[key] = (each, simulations * _sockets_s(machine, lowered, each))
+        sends += work_of[key][0]
+        work_s += work_of[key][1]
         if work_s > MOST_SOCKETS_S if sockets else sends > MESSAGE_SENDS:
             progress = f"{sends:,} sends in {number} of {len(requested)} collectives"
             allowed = f"at most {MESSAGE_SENDS:,} sends"
@@ -77,6 +81,19 @@ def check_message_size(
                     f"{allowed}; {instead} or smaller buffers",
                 )
             )
+
+
+def _sample(
+    machine: Machine, op: str, nbytes: int, groups: Groups, algorithm: str | None
+) -> tuple[LoweredCollective, int]:
+    """One of the collectives of some groups, and how many like it there are."""
+    if op in MESSAGES:
+        pairs = [pair for group in groups for pair in message_pairs(op, group)]
+        return lower_message(machine, *pairs[0], nbytes), len(pairs)
+    lowered = lower_collective(
+        machine, op, nbytes, groups[0], root=groups[0][0], algorithm=algorithm
+    )[0]
+    return lowered, len(groups)
 
 
 def _sockets_s(machine: Machine, lowered: LoweredCollective, messages: int) -> float:

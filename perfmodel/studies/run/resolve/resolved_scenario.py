@@ -9,6 +9,8 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import collect_faults
 from perfmodel.scenario import ClusterSize, Scenario, sizes
 from perfmodel.simulate.engine.engine import Fidelity
+from perfmodel.studies.run.resolve.job.model_share import resolve_share, resolve_workload
+from perfmodel.studies.run.resolve.job.training_job import TrainingJob
 from perfmodel.studies.run.resolve.machine import (
     MachineEnsemble,
     build_ensemble,
@@ -17,7 +19,6 @@ from perfmodel.studies.run.resolve.machine import (
     relocated_errors,
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
-from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_share, resolve_workload
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu

@@ -9,7 +9,12 @@ from statistics import fmean
 from perfmodel.simulate.engine.background import BackgroundJob, CollectiveArrivals
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.studies.run.result import BackgroundJobStep, DisturbanceCost, EventCost, Wait
+from perfmodel.studies.run.result.disturbances import (
+    BackgroundJobStep,
+    DisturbanceCost,
+    EventCost,
+    Wait,
+)
 from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, mean_interval_s
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob

@@ -10,8 +10,11 @@ import numpy as np
 
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.memory_advice import advise
-from perfmodel.studies.run.resolve.training_job import assign_buckets, estimate_memory
-from perfmodel.studies.run.result import BucketTime, CommunicationUse, LinkUse, SizeResult
+from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
+from perfmodel.studies.run.resolve.job.training_job import assign_buckets
+from perfmodel.studies.run.result.dimension_use import CommunicationUse
+from perfmodel.studies.run.result.link_use import LinkUses
+from perfmodel.studies.run.result.model import BucketTime, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.bottlenecks.hot_spot import find_hot_spot
 from perfmodel.studies.run.steps.bottlenecks.reliefs import simulate_reliefs
@@ -38,6 +41,7 @@ from perfmodel.studies.run.steps.uncertain_numbers import (
 )
 from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.timeline import Span, Timeline
+from perfmodel.topology.graph import LinkKinds
 from perfmodel.topology.model import Topology
 from perfmodel.training.ddp.buckets import Bucket
 from perfmodel.workload.model import Workload
@@ -183,16 +187,14 @@ def _time_buckets(
 
 def sum_link_uses(
     topology: Topology, counters: LinkCounters, steps: float, step_s: float
-) -> tuple[LinkUse, ...]:
+) -> LinkUses:
     """Traffic per step on the links of the first hosts and on those of the fabric."""
     arcs = topology.arcs
     fabric_from = topology.hosts * topology.host_arcs
     wire_bytes, payload_bytes = counters.wire_bytes / steps, counters.payload_bytes / steps
     listed = np.flatnonzero(wire_bytes > 0)
     listed = listed[(listed < LISTED_HOSTS * topology.host_arcs) | (listed >= fabric_from)]
-    rates = arcs.bandwidth_Bps
-    use = np.divide(wire_bytes, rates * step_s, out=np.zeros(len(arcs)), where=rates > 0)
-    return tuple(
-        LinkUse(*arcs.names[i], arcs.kinds[i], float(payload_bytes[i]), float(use[i]))
-        for i in listed.tolist()
-    )
+    could_send = arcs.bandwidth_Bps[listed] * step_s
+    use = np.divide(wire_bytes[listed], could_send, out=np.zeros(len(listed)), where=could_send > 0)
+    kinds = LinkKinds(arcs.kinds.names, arcs.kinds.codes[listed])
+    return LinkUses(arcs.names, kinds, listed, payload_bytes[listed], use)

@@ -79,8 +79,6 @@ def simulate_steps(
 
     Raises `InputError`: disturbances that cannot be simulated together.
     """
-    if len(setup.machine.topology.ranks) >= MANY_RANKS:
-        gc.collect()  # machines of simulations before, which their events still hold
     plan, slow = _split_classes(setup, disturbances)
     timer = timer_of(setup, disturbances)
     changes = list_changes(setup, disturbances)
@@ -204,6 +202,8 @@ def timer_of(setup: SimulationSetup, disturbances: Sequence[Disturbance]) -> Unc
     ]
     key = tuple(each.origin for each in early)
     if key not in setup.timers:
+        if len(setup.machine.topology.ranks) >= MANY_RANKS:
+            gc.collect()  # machines of simulations before, which their events still hold
         machine = _machine_at(setup.machine, early, ALWAYS_S)
         setup.timers[key] = UncontendedTimer(machine)
     return setup.timers[key]

@@ -19,6 +19,9 @@ from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.events import resolve_events
 from perfmodel.studies.run.resolve.host_overhead import host_memory
+from perfmodel.studies.run.resolve.job.job_plan import plan_loops, plan_step
+from perfmodel.studies.run.resolve.job.layer_prices import price_layers
+from perfmodel.studies.run.resolve.job.training_job import TrainingJob, move_to_gpu
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated_errors
 from perfmodel.studies.run.resolve.placement import (
@@ -30,13 +33,6 @@ from perfmodel.studies.run.resolve.placement import (
     resolve_other_jobs,
 )
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
-from perfmodel.studies.run.resolve.training_job import (
-    TrainingJob,
-    move_to_gpu,
-    plan_loops,
-    plan_step,
-    price_layers,
-)
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
 from perfmodel.studies.run.steps.alone_times import collective_s
 from perfmodel.studies.run.steps.output_analysis import (
@@ -236,8 +232,18 @@ class SizedJob:
         sockets = uses_sockets(machine, self.fidelity)
         by_cores = has_shared_cores(machine) and sockets
         if self.fidelity == "message" or by_cores:
-            works = [t.work for t in self.plan_for(None).tasks if isinstance(t.work, Collective)]
-            sent = [(work.op, work.nbytes) for work in works for _ in range(work.times)] * steps
+            plan = self.plan_for(None)
+            groups = {
+                each.name: tuple(group for group in each.groups if len(group) > 1)
+                for each in plan.communicators
+            }
+            works = {t.work.key: t.work for t in plan.tasks if isinstance(t.work, Collective)}
+            sent = [
+                (work.op, work.nbytes, groups[work.communicator])
+                for work in works.values()
+                for _ in range(work.times)
+                if groups[work.communicator]
+            ] * steps
             field = "fidelity" if self.fidelity == "message" else "cluster.nodes"
             check_message_size(
                 machine, sent, field, sockets=sockets, by_cores=field != "fidelity",

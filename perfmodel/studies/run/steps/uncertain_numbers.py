@@ -16,9 +16,9 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.simulate.engine.engine import uses_sockets
-from perfmodel.studies.run.resolve.training_job import gpu_spread
+from perfmodel.studies.run.resolve.job.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
-from perfmodel.studies.run.result import SizeResult, Uncertainty
+from perfmodel.studies.run.result.model import SizeResult, Uncertainty
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.studies.run.uncertainty import chance_of_gpus

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import InputError
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario, scenario_digest
 from perfmodel.studies.run.prepared import PreparedSize, prepare
-from perfmodel.studies.run.resolve.training_job import estimate_memory
+from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
 from perfmodel.studies.run.run import name_machine
 from perfmodel.studies.tune.choice.recommendation import WORTH
 from perfmodel.studies.tune.settings.grid_search import Choice, search

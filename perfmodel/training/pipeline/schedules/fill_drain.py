@@ -1,4 +1,7 @@
-"""All forwards, then all backwards: GPipe, and breadth-first looping over several chunks."""
+"""All forwards, then all backwards: GPipe, and breadth-first looping over several chunks.
+
+Also no pipeline at all: one micro-batch after the other.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from perfmodel.training.pipeline.schedules.pass_actions import (
     require,
     sizes_of,
 )
+
+SEQUENTIAL = "sequential"
+"""Name of passes without a pipeline: one process runs those of all stages."""
 
 
 def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> PipelineSchedule:
@@ -51,3 +57,22 @@ def looped_bfs(stages: int, micro_batches: int, chunks: int) -> PipelineSchedule
 
     actions = every_stage(stages, write)
     return PipelineSchedule("looped_bfs", stages, micro_batches, chunks, "loop", actions)
+
+
+def sequential(stages: int, micro_batches: int, chunks: int = 1) -> PipelineSchedule:
+    """Return forward and backward of one micro-batch after the other, one stage at a time.
+
+    A module whose layers sit on several GPUs of one process runs so (PyTorch's tutorial on DDP,
+    "Combining DDP with Model Parallelism").
+    Raises `InputError`: a count below 1, or several chunks.
+    """
+    require(sizes_of(stages, micro_batches, chunks), chunks_of(SEQUENTIAL, chunks, 1))
+    actions = every_stage(
+        stages,
+        lambda _: (
+            PassAction(kind, 0, micro_batch)
+            for micro_batch in range(micro_batches)
+            for kind in ("forward", "backward")
+        ),
+    )
+    return PipelineSchedule(SEQUENTIAL, stages, micro_batches, 1, "loop", actions)

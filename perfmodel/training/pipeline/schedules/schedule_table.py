@@ -11,7 +11,7 @@ from perfmodel.training.pipeline.schedules.alternation import (
     one_forward_one_backward,
 )
 from perfmodel.training.pipeline.schedules.dual_pipe import dualpipe, dualpipe_v
-from perfmodel.training.pipeline.schedules.fill_drain import gpipe, looped_bfs
+from perfmodel.training.pipeline.schedules.fill_drain import gpipe, looped_bfs, sequential
 from perfmodel.training.pipeline.schedules.pass_actions import (
     SECTION,
     Layout,
@@ -22,6 +22,7 @@ from perfmodel.training.pipeline.schedules.pass_actions import (
 from perfmodel.training.pipeline.schedules.zero_bubble import (
     interleaved_zero_bubble,
     zb_h1,
+    zb_h2,
     zb_v,
 )
 
@@ -47,10 +48,12 @@ SCHEDULES: Mapping[str, ScheduleRow] = {
     "interleaved": ScheduleRow("interleaved 1F1B", interleaved, chunks=None),
     "looped_bfs": ScheduleRow("breadth-first", looped_bfs, chunks=None),
     "zb_h1": ScheduleRow("ZB-H1", zb_h1),
+    "zb_h2": ScheduleRow("ZB-H2", zb_h2),
     "interleaved_zero_bubble": ScheduleRow(
         "interleaved zero bubble", interleaved_zero_bubble, chunks=None
     ),
     "zb_v": ScheduleRow("ZB-V", zb_v, "v", 2),
+    "sequential": ScheduleRow("one GPU after the other", sequential),
     "dualpipe": ScheduleRow("DualPipe", dualpipe, "bidirectional", 2),
     "dualpipe_v": ScheduleRow("DualPipeV", dualpipe_v, "v", 2),
 }

@@ -10,7 +10,11 @@ from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
-from perfmodel.training.sharded.megatron.options import MegatronOptions
+from perfmodel.training.sharded.megatron.options import (
+    BUCKET_ELEMENTS_PER_RANK,
+    LEAST_BUCKET_ELEMENTS,
+    MegatronOptions,
+)
 from perfmodel.training.sharded.megatron.step_plan import megatron_step
 from perfmodel.training.sharded.zero.zero_passes import MASTER_BYTES
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
@@ -97,6 +101,15 @@ def _settings(_: Workload, section: MegatronStrategy) -> tuple[Setting, ...]:
     )
 
 
+def _bucket_sizes(section: MegatronStrategy, ranks: int) -> Setting | None:
+    """Elements, where they are not stated: shares and multiples of what they are by default."""
+    if section.bucket_size is not None or not section.overlap_grad_reduce:
+        return None
+    usual = max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * ranks)
+    sizes = (usual // 8, usual // 4, usual // 2, None, usual * 2, usual * 4, usual * 8)
+    return Setting("bucket_size", sizes, "elements")
+
+
 def _own_words(section: MegatronStrategy) -> tuple[str, ...]:
     """Flags of Megatron-LM."""
     flags = {
@@ -110,5 +123,5 @@ def _own_words(section: MegatronStrategy) -> tuple[str, ...]:
 
 MEGATRON = Strategy(
     "Megatron-Core data parallel", _options, megatron_plan, megatron_memory, settings=_settings,
-    own_words=_own_words,
+    own_words=_own_words, bucket_sizes=_bucket_sizes,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.kernels.device import Device, make_device
-from perfmodel.workload.kernels.float8.recipe import Casts, Float8, float8_casts
+from perfmodel.workload.kernels.float8.recipe import Cast, Casts, Float8, float8_casts
 from perfmodel.workload.kernels.memory_bound import elementwise_s
 from perfmodel.workload.kernels.products import busy_s, product_s
 from perfmodel.workload.kernels.shapes import MatrixProduct
@@ -58,7 +58,12 @@ def make_float8_pricing(
     """
     casts = float8_casts(float8, gpu, compiled=compiled)
     tensorwise = make_device(gpu, "fp8", NARROW_BYTES)
-    narrow = replace(tensorwise, matrix_flops=tensorwise.matrix_flops * casts.rate)
+    narrow = replace(
+        tensorwise,
+        matrix_flops=tensorwise.matrix_flops * casts.rate,
+        # a tile fills its pipeline with as many bytes, whatever an element has
+        prologue=tensorwise.prologue * NARROW_BYTES / casts.operand_bytes,
+    )
     gradients = tensorwise if casts.rescale.kernels else narrow
     share = 1 / accumulate if casts.weights_once else 1.0
     return Float8Pricing(casts, narrow, gradients, wide, weight_bytes, share)
@@ -66,7 +71,10 @@ def make_float8_pricing(
 
 def narrow_product_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
     """Device time of a forward product of fp8 operands, whose result is bf16; seconds."""
-    return product_of_casts_s(product, pricing.narrow, result_bytes=pricing.wide.item_bytes)
+    return product_of_casts_s(
+        product, pricing.narrow, result_bytes=pricing.wide.item_bytes,
+        operand_bytes=pricing.casts.operand_bytes,
+    )  # fmt: skip
 
 
 def narrow_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
@@ -74,28 +82,37 @@ def narrow_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
     wide, rescale = pricing.wide, pricing.casts.rescale
     elements = float(product.count * product.rows * product.columns)
     return product_of_casts_s(
-        product, pricing.gradients, result_bytes=wide.item_bytes
-    ) + elementwise_s(rescale.nbytes(elements, wide.item_bytes), rescale.kernels, wide)
+        product, pricing.gradients, result_bytes=wide.item_bytes,
+        operand_bytes=pricing.casts.operand_bytes,
+    ) + elementwise_s(rescale.nbytes(elements, wide.item_bytes), rescale.kernels, wide)  # fmt: skip
 
 
-def product_of_casts_s(product: MatrixProduct, device: Device, *, result_bytes: int) -> float:
+def product_of_casts_s(
+    product: MatrixProduct, device: Device, *, result_bytes: int,
+    operand_bytes: float = NARROW_BYTES,
+) -> float:  # fmt: skip
     """Device time of a product whose result has other elements than its operands; seconds."""
     m, n, k = product.rows, product.columns, product.depth
-    operands = device.item_bytes * product.count * (m * k + k * n)
+    operands = operand_bytes * product.count * (m * k + k * n)
     nbytes = operands + result_bytes * product.count * m * n
     return device.constants.product.ramp_s + busy_s(product, nbytes, device)
 
 
 def float8_cost(
-    product: MatrixProduct, pricing: Float8Pricing, *, shares_input: bool, passes: int
-) -> Float8Cost:
+    product: MatrixProduct, pricing: Float8Pricing, *, shares_input: bool, passes: int,
+    frozen: bool = False,
+) -> Float8Cost:  # fmt: skip
     """Add up casts and products of a layer.
 
     `product`: of a whole micro-batch: rows of activations, the weight's columns and depth.
     `shares_input`: whether a layer before it has the same input.
     `passes`: gradients in backward: 1 where the input has none.
+    `frozen`: whether the one gradient is the input's, as the weight has none. Casts then write no
+        transposed copies, which the weight's gradient alone multiplies with.
     """
     casts, wide = pricing.casts, pricing.wide
+    if frozen:
+        casts = _without_copies(casts)
     cast_inputs = not (shares_input and casts.inputs_once)
     inputs = float(product.rows * product.depth) * cast_inputs
     weights = float(product.columns * product.depth) * pricing.weight_share
@@ -110,14 +127,14 @@ def float8_cost(
     outputs = float(product.rows * product.columns)
     backward_bytes += casts.gradient.nbytes(outputs, wide.item_bytes)
     backward_kernels += casts.gradient.kernels
-    if product.has_bias:
+    if product.has_bias and not frozen:
         backward_bytes += wide.item_bytes * outputs
         backward_kernels += 1
     output_s = narrow_product_s(product, pricing)
-    gradients_s = _weight_gradient_s(product, pricing)
-    rescaled = passes - casts.wide_weight_gradient
+    gradients_s = 0.0 if frozen else _weight_gradient_s(product, pricing)
+    rescaled = passes - casts.wide_weight_gradient * (not frozen)
     backward_kernels += casts.rescale.kernels * rescaled
-    if passes > 1:
+    if passes > 1 or frozen:
         gradients_s += narrow_gradient_s(product.input_gradient, pricing)
     return Float8Cost(
         forward_s=output_s + _elementwise_s(forward_bytes, forward_kernels, wide),
@@ -127,6 +144,22 @@ def float8_cost(
         product_s=output_s,
         gradients_s=gradients_s,
     )
+
+
+def _without_copies(casts: Casts) -> Casts:
+    """Casts that write each element once: the second one, if there is, is a transposed copy."""
+    forward, backward = casts.input
+    return replace(
+        casts,
+        input=(_once(forward), _once(backward)),
+        gradient=_once(casts.gradient),
+    )
+
+
+def _once(cast: Cast) -> Cast:
+    """Half of what is written twice; temporaries of casts that are not fused stay."""
+    is_pair = NARROW_BYTES * 2 <= cast.bytes < NARROW_BYTES * 3
+    return replace(cast, bytes=cast.bytes / 2) if is_pair else cast
 
 
 def _weight_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:

@@ -6,13 +6,16 @@ from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.float8.recipe import Float8
-from perfmodel.workload.kernels.shapes import GroupedProduct
+from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Layer, Workload
 
 MULTIPLE = 16
 """Both sides of a weight have to be multiples of it (``torch._scaled_mm``, and
 ``assert_dim_for_fp8_exec`` in Transformer Engine): other layers stay in bf16."""
+
+ADAPTER_MAPS = (".lora_A", ".lora_B")
+"""Ends of the names of adapters' maps, which Transformer Engine and Megatron leave in bf16."""
 
 
 @lru_cache(maxsize=64)
@@ -57,6 +60,8 @@ def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
 
 def _is_narrow(name: str, float8: Float8, blocks: list[str], narrow: list[str]) -> bool:
     block = block_of(name)
+    if name.endswith(ADAPTER_MAPS):
+        return False
     if block in blocks and block not in narrow:
         return False
     if float8.filter_fqns is None:
@@ -71,8 +76,12 @@ def weight_of(workload: Workload, layer: Layer) -> int | None:
 
 
 def _fits(workload: Workload, place: int) -> bool:
-    index = weight_of(workload, workload.layers[place])
-    return index is not None and all(side % MULTIPLE == 0 for side in workload.tensors[index].shape)
+    layer = workload.layers[place]
+    index = weight_of(workload, layer)
+    sides = () if index is None else workload.tensors[index].shape
+    if layer.gradients < 2 and isinstance(layer.matrix, MatrixProduct):  # a frozen weight
+        sides = (layer.matrix.columns, layer.matrix.depth)
+    return bool(sides) and all(side % MULTIPLE == 0 for side in sides)
 
 
 def float8_weights(workload: Workload, float8: Float8 | None) -> frozenset[int]:

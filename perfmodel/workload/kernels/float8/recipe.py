@@ -89,6 +89,7 @@ class Casts:
     `rate`: of products over that of tensorwise ones, as a fraction.
     `rescale`: of what a gradient product puts out, which then runs as a tensorwise one.
     `wide_weight_gradient`: whether the gradient of the weight is a bf16 product.
+    `operand_bytes`: of an element that is multiplied, with its share of a scale.
     """
 
     input: tuple[Cast, Cast]
@@ -96,10 +97,11 @@ class Casts:
     gradient: Cast
     weights_once: bool
     inputs_once: bool
-    copies: int
+    copies: float
     rate: float
     rescale: Cast = Cast()
     wide_weight_gradient: bool = False
+    operand_bytes: float = 1.0
 
 
 def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
@@ -126,11 +128,23 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
         gradient=_cast(row["gradient"], spared),
         weights_once=engine,
         inputs_once=engine or compiled,
-        copies=(1 + transposes) if engine else 0,
-        rate=float(table["products"][row["product"]][gpu.generation]),
+        copies=(1 + transposes) * operand_bytes(float8) if engine else 0,
+        rate=_rate(row["product"], gpu),
         rescale=Cast(**row.get("rescale", {})),
         wide_weight_gradient=row.get("wide_weight_gradient", False),
+        operand_bytes=operand_bytes(float8),
     )
+
+
+def operand_bytes(float8: Float8) -> float:
+    """Bytes of an element that is multiplied, with its share of a scale where that counts."""
+    return float(_table()["recipes"][float8.library][float8.recipe].get("operand_bytes", 1))
+
+
+def _rate(product: str, gpu: Gpu) -> float:
+    """Rate of a kind of products: of the GPU where it is stated, else of its generation."""
+    rates: Mapping[str, Any] = _table()["products"][product]
+    return float(rates.get(gpu.name, rates[gpu.generation]))
 
 
 def recipe_faults(float8: Float8, gpu: Gpu) -> list[Fault]:
@@ -148,7 +162,7 @@ def recipe_faults(float8: Float8, gpu: Gpu) -> list[Fault]:
 
 
 def _lacks(gpu: Gpu, name: str, row: Mapping[str, Any]) -> bool:
-    excluded = name == "mxfp8" and gpu.name in _table()["without_mxfp8"]
+    excluded = name in {"mxfp8", "nvfp4"} and gpu.name in _table()["without_mxfp8"]
     return excluded or gpu.generation not in row["generations"]
 
 

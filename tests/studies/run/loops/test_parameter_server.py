@@ -16,7 +16,8 @@ from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, run_markdown
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result import Result, ServerUse
+from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result.server_use import ServerUse
 
 TEXT = """# How many updates do four workers make?
 perfmodel: 1

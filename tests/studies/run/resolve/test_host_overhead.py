@@ -73,6 +73,10 @@ def test_host_work_by_hand() -> None:
     slow = host_work(gloo, process, Sockets(0.0, 2, 0.5), [4e6, 8e6], 4, views=False)
     assert slow.step_s == pytest.approx(2 * (0.6e-3 + 9.6e-6 + 2e-3))  # copies wait for memory
     assert work.core == CoreWork(gloo.core_layer, gloo.core_gradient, 6e9)
+    recorded = host_work(
+        gloo, process, Sockets(0.0, 2), [4e6, 8e6], 4, views=False, copies_measured=True
+    )
+    assert (recorded.step_s, recorded.copies_Bps) == (pytest.approx(2 * 304.8e-6), None)
     real = host_work(gloo, load_gpu("v100-sxm2-16gb"), Sockets(0.0, 2), [4e6], 4, views=False)
     assert real.step_s == 0.0
     assert real.core == CoreWork()

@@ -41,6 +41,19 @@ def test_sends_are_counted_as_the_algorithm_makes_them(op, algorithm, each):
         check_message_size(dgx1, [(op, 1 << 20)] * (most + 1), algorithm=algorithm)
 
 
+def test_messages_between_stages_are_one_send_of_each_pair():
+    """Those of 100,000 pairs, or around 50,000 groups of four."""
+    dgx1 = Machine(build_topology("dgx1-v100"), load_library("nccl"))
+    for message, each in (
+        ("send", ((0, 4), (1, 5)) * 50_000), ("send_recv", ((0, 1, 2, 3),) * 50_000),
+    ):  # fmt: skip
+        sends = 100_000 if message == "send" else 200_000
+        most = MESSAGE_SENDS // sends
+        check_message_size(dgx1, [(message, 1 << 20, each)] * most)
+        with pytest.raises(InputError, match=f"{MESSAGE_SENDS + sends:,} sends"):
+            check_message_size(dgx1, [(message, 1 << 20, each)] * (most + 1))
+
+
 def test_pieces_count_too():
     """A chain of 8 ranks sends every piece of a long buffer 7 times on each ring."""
     dgx1 = Machine(build_topology("dgx1-v100"), load_library("nccl"))

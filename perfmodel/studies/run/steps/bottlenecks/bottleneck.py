@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.studies.run.result import Relief, SizeResult
+from perfmodel.studies.run.result.model import Relief, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
 from perfmodel.studies.run.steps.bottlenecks.reliefs import (
     HOST,
@@ -70,12 +70,11 @@ def _name_parts(
     timer = timer_of(reported.setup, sized.disturbances)
     arcs = timer.machine.topology.arcs
     busy_s = _busy_s(sized, reported, timer)
-    kinds = np.array(arcs.kinds)
     algorithm, staged = _largest_collective(reported.plan, timer)
     over = "" if len(relief.parts) > 1 else f", over {name_arc(int(np.argmax(busy_s)))}"
     for part in (PARTS[name] for name in relief.parts):
         if part in LINKS:
-            of_kind = np.where(np.isin(kinds, list(part.kinds)), busy_s, -1.0)
+            of_kind = np.where(arcs.kinds.among(part.kinds), busy_s, -1.0)
             label = name_arc(int(np.argmax(of_kind)))
             copies = part is MEMORY and staged
             yield f"staging in host memory, over {label}" if copies else label

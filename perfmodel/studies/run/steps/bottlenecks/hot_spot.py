@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.studies.run.result import HotSpot, Memory
+from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.server_use import HotSpot
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.timeline import Span
 from perfmodel.topology.model import Topology

@@ -17,7 +17,7 @@ from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NODES, apply_what_if
-from perfmodel.studies.run.result import Relief, SizeResult
+from perfmodel.studies.run.result.model import Relief, SizeResult
 from perfmodel.studies.run.steps.metrics.step_parts import mean, parts_of_steps
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
@@ -261,11 +261,11 @@ def _busy_by_part(timer: UncontendedTimer, reported: ReportedRun) -> dict[Part, 
 
 def busy_by_kind(arcs: Arcs, reported: ReportedRun) -> dict[str, float]:
     """How long the busiest link of each kind is busy in a step; seconds."""
-    kinds = np.array(arcs.kinds)
     nbytes = reported.run.counted.wire_bytes / reported.steps
     usable = (arcs.bandwidth_Bps > 0) & (nbytes > 0)
     busy_s = np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
-    return {kind: float(busy_s[kinds == kind].max()) for kind in np.unique(kinds[usable]).tolist()}
+    used = sorted(arcs.kinds.present(usable))
+    return {kind: float(busy_s[arcs.kinds.among((kind,))].max()) for kind in used}
 
 
 def _has_rates(plan: StepPlan, timer: UncontendedTimer) -> bool:

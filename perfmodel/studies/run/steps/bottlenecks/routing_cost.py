@@ -15,9 +15,10 @@ from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.uncontended import UncontendedTimer, add_traffic, stage_bytes
-from perfmodel.studies.run.result import SizeResult
+from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
+from perfmodel.topology.fabric.like_hosts import devices_of
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.units import format_bytes
 
@@ -64,7 +65,7 @@ def hash_cost(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
 
 def _ports(machine: Machine) -> int:
     """Ports of all hosts; their cables are the fabric's first (`perfmodel.topology.fabric`)."""
-    nics = sum(d.host == 0 and d.kind == "nic" for d in machine.topology.devices.values())
+    nics = sum(d.kind == "nic" for d in devices_of(machine.topology.devices, 0))
     return nics * machine.topology.hosts
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
-from perfmodel.studies.run.result import CommunicationUse
+from perfmodel.studies.run.result.dimension_use import CommunicationUse
 from perfmodel.timeline import exposed
 from perfmodel.training.parallel.dimensions import has_stages
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task

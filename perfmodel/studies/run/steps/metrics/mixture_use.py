@@ -12,7 +12,7 @@ from perfmodel.errors import TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.library.transport import local_path
 from perfmodel.simulate.engine.outcome import TaskExecution
-from perfmodel.studies.run.result import DimensionUse, MixtureUse, StageUse
+from perfmodel.studies.run.result.dimension_use import DimensionUse, MixtureUse, StageUse
 from perfmodel.studies.run.steps.metrics.communication import (
     add_times,
     executions_by_step,

@@ -1,0 +1,170 @@
+"""Which combinations of sliders are simulated, and how others are estimated from those.
+
+All combinations of eight sliders would be tens of thousands. Where they are too many, each setting
+is simulated alone, with each setting of every other slider, and in threes with the sliders that
+matter to all others. A figure elsewhere is the sum of the effects of all simulated parts of the
+combination (a cut high-dimensional model representation, anchored at the scenario's own setting:
+Rabitz and Alis, J. Math. Chem. 25, 1999).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from perfmodel.report.explorer.stops import Axis, drop_point, inner_points
+
+Place = tuple[float, ...]
+"""Position along every axis, among its points; whole where it is one of them."""
+
+Point = tuple[int, ...]
+"""Number of a point on every axis: a combination of settings."""
+
+Groups = tuple[tuple[int, ...], ...]
+"""Numbers of axes of which all combinations are simulated, the others being at the baseline."""
+
+_HUBS = ("bandwidth", "gpus", "batch")
+"""Sliders that change what others do most: the first two that there are go into all threes."""
+
+_FEW_AXES = 4
+"""Sliders of which all combinations are simulated, with fewer stops if need be."""
+
+_KEPT = 3
+"""Inner points of an interpolated slider that are left out after those of others: at a factor of
+four between bandwidths a step is off by up to a quarter, where compute begins to hide all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Sliders, and the groups of them of which all combinations are simulated.
+
+    `points`: those combinations, the last axis varying fastest.
+    """
+
+    axes: tuple[Axis, ...]
+    groups: Groups
+    points: tuple[Point, ...] = field(init=False)
+    _number: dict[Point, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        points = tuple(sorted(_points_of(self.axes, self.groups)))
+        object.__setattr__(self, "points", points)
+        object.__setattr__(self, "_number", {point: at for at, point in enumerate(points)})
+
+    @property
+    def baseline(self) -> Point:
+        """The scenario's own setting."""
+        return tuple(axis.baseline for axis in self.axes)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every combination is simulated."""
+        return len(self.points) == math.prod(map(len, self.axes))
+
+    def has(self, point: Point) -> bool:
+        """Whether a combination is simulated."""
+        return point in self._number
+
+    def weights(self, place: Place) -> dict[int, float]:
+        """Numbers of simulated points and their weights, which add up to 1; one on a point."""
+        weights: dict[int, float] = {}
+        for point, share in corners(place):
+            for number, sign in self._parts(point):
+                weights[number] = weights.get(number, 0.0) + share * sign
+        return {number: weight for number, weight in weights.items() if weight}
+
+    def _parts(self, point: Point) -> Iterator[tuple[int, int]]:
+        """Yield the simulated parts of a combination, and how often each counts.
+
+        The effect of a set of sliders is what they do together beyond the effects of its subsets;
+        the effects of all simulated subsets are added up.
+        """
+        if point in self._number:
+            yield self._number[point], 1
+            return
+        baseline = self.baseline
+        moved = [at for at, (a, b) in enumerate(zip(point, baseline, strict=True)) if a != b]
+        simulated = [part for part in _subsets(moved) if self._is_simulated(part)]
+        for part in simulated:
+            count = sum((-1) ** (len(other) - len(part)) for other in simulated if part <= other)
+            if count:
+                kept = (point[at] if at in part else b for at, b in enumerate(baseline))
+                yield self._number[tuple(kept)], count
+
+    def _is_simulated(self, part: frozenset[int]) -> bool:
+        return any(part.issubset(group) for group in self.groups)
+
+
+def corners(place: Place) -> Iterator[tuple[Point, float]]:
+    """Points around a place and their weights; one with weight 1 on a point."""
+    ends = []
+    for at in place:
+        low = math.floor(at)
+        share = at - low
+        ends.append(((low, 1 - share), (low + 1, share)) if share > 0 else ((low, 1.0),))
+    for chosen in itertools.product(*ends):
+        yield tuple(at for at, _ in chosen), math.prod(weight for _, weight in chosen)
+
+
+def _subsets(numbers: Sequence[int]) -> Iterator[frozenset[int]]:
+    for size in range(len(numbers) + 1):
+        yield from map(frozenset, itertools.combinations(numbers, size))
+
+
+def _points_of(axes: Sequence[Axis], groups: Groups) -> set[Point]:
+    points: set[Point] = set()
+    for group in groups:
+        spans = [
+            range(len(axis)) if at in group else (axis.baseline,) for at, axis in enumerate(axes)
+        ]
+        points.update(itertools.product(*spans))
+    return points
+
+
+def choose_design(axes: Sequence[Axis], most: int) -> Design:
+    """Simulate as much together as `most` combinations allow, with fewer stops if need be."""
+    together: list[Callable[[Sequence[Axis]], Groups]] = [_all, _threes, _pairs]
+    if len(axes) > _FEW_AXES and len(_points_of(axes, _all(axes))) > most:
+        together = together[1:]
+    for groups in together:
+        shortened = _drop_points(axes, groups(axes), most)
+        if shortened is not None:
+            return Design(shortened, groups(axes))
+    alone = tuple((at,) for at in range(len(axes)))
+    return Design(_drop_points(axes, alone, most) or tuple(axes), alone)
+
+
+def _all(axes: Sequence[Axis]) -> Groups:
+    return (tuple(range(len(axes))),)
+
+
+def _pairs(axes: Sequence[Axis]) -> Groups:
+    return tuple(itertools.combinations(range(len(axes)), 2)) or _all(axes)
+
+
+def _threes(axes: Sequence[Axis]) -> Groups:
+    """Return all pairs, and every slider together with the two that matter to all."""
+    keys = [axis.key for axis in axes]
+    hubs = [keys.index(key) for key in _HUBS if key in keys][:2]
+    others = [at for at in range(len(axes)) if at not in hubs]
+    return (*((*hubs, at) for at in others), *itertools.combinations(others, 2))
+
+
+def _drop_points(axes: Sequence[Axis], groups: Groups, most: int) -> tuple[Axis, ...] | None:
+    """Leave inner points out of the longest axis until there are few enough; None if too many."""
+    shortened = list(axes)
+    while len(_points_of(shortened, groups)) > most:
+        longer = [at for at, axis in enumerate(shortened) if inner_points(axis)]
+        if not longer:
+            return None
+        longest = max(longer, key=lambda at: (_spare_points(shortened[at]), len(shortened[at])))
+        shortened[longest] = drop_point(shortened[longest])
+    return tuple(shortened)
+
+
+def _spare_points(axis: Axis) -> int:
+    """Inner points, without those that interpolation between them would miss most."""
+    interpolated = len(axis.stops) > len(axis)
+    return len(inner_points(axis)) - _KEPT * interpolated

@@ -1,0 +1,220 @@
+"""Words beside the picture of a machine: what each layer of links is, its rate, the bottleneck."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfmodel.report.common import quantities
+from perfmodel.report.common.palette import LINKS
+from perfmodel.studies.run.result.link_use import LinkUse
+from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.topology.graph import Arcs
+from perfmodel.topology.model import Topology
+
+BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})
+
+_ALIKE = 0.02
+"""Share by which links may differ in how busy they are and still be the same bottleneck."""
+
+Place = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLabel:
+    """Links of one kind between two rows of the picture, or within one.
+
+    `height`: in the middle of the rows.
+    `lines`: kind and rate.
+    """
+
+    height: float
+    lines: tuple[str, ...]
+    limits: bool
+
+
+def rate_text(kind: str, rate_Bps: float) -> str:
+    """Bytes per second, and bits as networks are sold by."""
+    text = quantities.rate(rate_Bps)
+    if kind in BETWEEN_HOSTS:
+        text += f" ({float(f'{rate_Bps * 8e-9:.3g}'):,g} Gbit/s)"
+    return text
+
+
+def find_limiting(point: SizeResult) -> list[LinkUse]:
+    """Links that the bottleneck names by their ends; none if something else limits the step.
+
+    Where the traffic of these is not listed, the like of them in a host whose traffic is.
+    """
+    links = point.links or ()
+    named = [link for link in links if _label(link) in point.bottleneck_path]
+    if named or "->" not in point.bottleneck_path:
+        return named
+    # Traffic is listed of a few hosts; the link that is named has its like in the first of them.
+    path = _without_numbers(point.bottleneck_path)
+    layers = {_without_numbers(_label(link)): link for link in reversed(links)}
+    return [link for label, link in layers.items() if label in path]
+
+
+def _without_numbers(label: str) -> str:
+    return re.sub(r"\d+", "", label)
+
+
+def limiting_device(point: SizeResult) -> str:
+    """Kind of device that limits the step, where it is no link: GPUs that compute, or the host."""
+    if point.bottleneck == "compute":
+        return "gpu"
+    return "cpu" if point.bottleneck.startswith("host (") else ""
+
+
+def _label(link: LinkUse) -> str:
+    return f"{link.src} -> {link.dst} ({link.kind})"
+
+
+def drawn_hosts(topology: Topology, limiting: Iterable[LinkUse]) -> tuple[int, ...]:
+    """Hosts to draw: the first one, or those of the links that limit the step."""
+    ends = {end for link in limiting for end in (link.src, link.dst) if end in topology.devices}
+    hosts = sorted({topology.devices[end].host for end in ends} - {-1})
+    return tuple(hosts[:2]) or (0,)
+
+
+def alike(
+    topology: Topology, links: Iterable[LinkUse], limiting: Sequence[LinkUse]
+) -> set[tuple[str, str, str]]:
+    """Both ends and kind of the links that limit the step, and of those just as busy beside them.
+
+    Those of one layer in different places: every NIC of a host whose first NIC is named.
+    """
+    places = {_layer(topology, link): link.utilisation for link in limiting}
+    return {
+        (*sorted((link.src, link.dst)), link.kind)  # type: ignore[misc]
+        for link in links
+        if abs(link.utilisation - places.get(_layer(topology, link), -1.0))
+        <= _ALIKE * link.utilisation
+    }
+
+
+def _layer(topology: Topology, link: LinkUse) -> tuple[str, ...]:
+    ends = [topology.devices.get(end) for end in (link.src, link.dst)]
+    return (link.kind, *sorted(end.kind for end in ends if end is not None))
+
+
+def layer_labels(
+    topology: Topology,
+    cables: Iterable[tuple[tuple[str, str], str, float, int]],
+    places: Mapping[str, Place],
+    limiting: set[tuple[str, str, str]],
+) -> list[LayerLabel]:
+    """Label every layer of links: how many, of which kind, their rates.
+
+    `cables`: ends, kind, rate of one link and number of parallel ones, each.
+    `limiting`: those that limit the step, as `alike` names them.
+    """
+    layers: dict[tuple[float, str, str], list[tuple[float, int, bool]]] = defaultdict(list)
+    for ends, kind, rate_Bps, count in cables:
+        height = sum(places[end][1] for end in ends) / 2
+        limits = (*sorted(ends), kind) in limiting
+        name = _layer_name(kind, {topology.devices[end].kind for end in ends})
+        layers[height, kind, name].append((rate_Bps, count, limits))
+    return [
+        LayerLabel(height, _layer_lines(kind, name, members), any(m[-1] for m in members))
+        for (height, kind, name), members in sorted(layers.items())
+    ]
+
+
+def _layer_name(kind: str, ends: set[str]) -> str:
+    """Kind of link as people say it; of PCIe with what it belongs to, as a host has several."""
+    name = LINKS.get(kind, ("", kind))[1]
+    if kind != "pcie":
+        return name
+    owners = (("gpu", "GPUs"), ("nic", "NICs"), ("pcie_switch", "switches"))
+    return next((f"{name} of {word}" for owner, word in owners if owner in ends), name)
+
+
+def _layer_lines(
+    kind: str, name: str, members: Sequence[tuple[float, int, bool]]
+) -> tuple[str, ...]:
+    rates = sorted({float(f"{rate_Bps:.3g}") for rate_Bps, *_ in members})
+    count = sum(number for _, number, _ in members)
+    several = f"{count} \N{MULTIPLICATION SIGN} " if count > 1 else ""
+    written = quantities.rate(rates[0])
+    if len(rates) > 1:
+        written = quantities.span(rates[0], rates[-1], quantities.rate)
+    elif kind in BETWEEN_HOSTS:
+        return f"{several}{name}", written, rate_text(kind, rates[0]).partition("(")[2].rstrip(")")
+    return f"{several}{name}", written
+
+
+def limit_sentence(topology: Topology, point: SizeResult) -> str:
+    """Say what limits the step, and at which rate; nothing where that is not a link."""
+    limiting = find_limiting(point)
+    if not limiting:
+        if point.bottleneck == "compute":
+            return "The GPUs themselves are the bottleneck (compute), no link is"
+        return f"Bottleneck: {point.bottleneck}"
+    rates = [
+        f"{rate_text(link.kind, _rate_Bps(topology.arcs, link))} each way, "
+        f"{quantities.percent(link.utilisation)} used over the whole step"
+        for link in limiting
+    ]
+    kinds = [LINKS.get(link.kind, ("", link.kind))[1] for link in limiting]
+    each = "; ".join(f"{kind} of {rate}" for kind, rate in zip(kinds, rates, strict=True))
+    return f"Bottleneck: {point.bottleneck}; drawn thick ({each})"
+
+
+def busiest_link(point: SizeResult) -> str:
+    """Say which link is busiest, by its ends, and the path of the bottleneck; in one line."""
+    if not point.links:
+        return ""
+    busiest = max(point.links, key=lambda link: link.utilisation)
+    used = quantities.percent(busiest.utilisation)
+    path = f" Path of the bottleneck: {point.bottleneck_path}." if find_limiting(point) else ""
+    return (
+        f"Busiest link: {busiest.src} to {busiest.dst} ({busiest.kind}), {used} used over the "
+        f"whole step.{path}"
+    )
+
+
+def _rate_Bps(arcs: Arcs, link: LinkUse) -> float:
+    ends, kind = (link.src, link.dst), link.kind
+    return max(
+        float(arcs.bandwidth_Bps[at])
+        for at, (names, own) in enumerate(zip(arcs.names, arcs.kinds, strict=True))
+        if names == ends and own == kind
+    )
+
+
+def stack(labels: Sequence[LayerLabel], line_height: float) -> list[tuple[float, LayerLabel]]:
+    """Heights at which labels stand without touching each other, near to those of their links.
+
+    Labels that would touch stand on each other, around the mean of their heights.
+    """
+    piles: list[list[LayerLabel]] = []
+    for label in sorted(labels, key=lambda label: label.height):
+        piles.append([label])
+        while len(piles) > 1 and _touch(piles[-2], piles[-1], line_height):
+            piles[-2:] = [piles[-2] + piles[-1]]
+    places = []
+    for pile in piles:
+        bottom = _middle(pile) - line_height * sum(map(_lines, pile)) / 2
+        for label in pile:
+            height = line_height * _lines(label)
+            places.append((bottom + height / 2, label))
+            bottom += height
+    return places
+
+
+def _lines(label: LayerLabel) -> float:
+    """Lines that a label takes, with the space below it."""
+    return len(label.lines) + label.limits + 0.4
+
+
+def _middle(pile: Sequence[LayerLabel]) -> float:
+    return sum(label.height for label in pile) / len(pile)
+
+
+def _touch(lower: Sequence[LayerLabel], upper: Sequence[LayerLabel], line_height: float) -> bool:
+    lines = sum(map(_lines, (*lower, *upper)))
+    return _middle(upper) - _middle(lower) < line_height * lines / 2

@@ -1,0 +1,154 @@
+"""Jobs of mixtures on one machine, and their simulated steps, some of them by worker processes.
+
+Workers simulate the mixtures that a search would come to next, before it asks for them. So it finds
+what it finds alone, and only what a better one found meanwhile rules out was simulated in vain.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from perfmodel.errors import InputError
+from perfmodel.scenario import Scenario, change_scenario
+from perfmodel.scenario.sections.strategies.auto import AutoStrategy
+from perfmodel.studies.choose.mixtures import MixtureCandidate
+from perfmodel.studies.choose.step_causes import step_causes
+from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
+from perfmodel.studies.run.resolve.job.model_share import resolve_share
+from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
+from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.steps.sized_job import (
+    SizedJob,
+    locate_errors,
+    simulate_reported,
+    size_job,
+)
+from perfmodel.studies.sweep.executor import Workers, map_unordered
+from perfmodel.workload.model import Workload
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
+
+
+@dataclass
+class MixtureJobs:
+    """Jobs of mixtures on one machine: models are cut, and collectives timed, once.
+
+    `base`: the job as if nothing were split.
+    """
+
+    inputs: ResolvedScenario
+    scenario: Scenario
+    section: AutoStrategy
+    base: SizedJob
+    _shares: dict[tuple[int, int, int, bool], Workload | InputError] = field(default_factory=dict)
+
+    def make(self, candidate: MixtureCandidate) -> SizedJob:
+        """Make the job of a mixture; raises `InputError`: the model cannot be split so."""
+        changed = change_scenario(self.scenario, candidate.changes(self.section))
+        split = (candidate.tensor, candidate.context, candidate.expert)
+        key = (*split, candidate.sequence_parallel)
+        if key not in self._shares:
+            try:
+                self._shares[key] = resolve_share(changed, self.inputs.workload, self.base.size)
+            except InputError as error:
+                self._shares[key] = error
+        share = self._shares[key]
+        if isinstance(share, InputError):
+            raise share
+        return self.base.with_scenario(changed, candidate.micro_batch, share)
+
+    def memory(self, sized: SizedJob) -> Memory:
+        """Memory of the fullest GPU."""
+        others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
+        return estimate_memory(sized.job, sized.size.gpus, sized.batch, others)
+
+
+def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> MixtureJobs:
+    """Look up all names but those of mixtures, and build the machine.
+
+    Raises `InputError`: another strategy than ``auto``, or a name that does not resolve.
+    """
+    section = scenario.strategy
+    if not isinstance(section, AutoStrategy):
+        raise scenario.fault("strategy.kind", repr(section.kind), "'auto'")
+    own = section.sharding[0]
+    kind = {"kind": own.kind, **own.model_dump(mode="json", exclude_defaults=True)}
+    plain = change_scenario(scenario, {"strategy": kind, "training": {"batch_per_gpu": 1}})
+    inputs = resolve_scenario(plain, profile, fidelity)
+    return MixtureJobs(inputs, scenario, section, size_job(inputs, inputs.sizes[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStep:
+    """Time of a step and its parts (`step_causes`); seconds."""
+
+    step_s: float
+    parts_s: Mapping[str, float]
+
+
+@dataclass
+class Simulations:
+    """Simulated steps of mixtures.
+
+    `question`: what workers prepare their own jobs from (`as_question`).
+    `ready`: steps, or why there is none, of what workers have simulated.
+    """
+
+    jobs: MixtureJobs
+    workers: Workers
+    question: bytes
+    ready: dict[MixtureCandidate, SimulatedStep | InputError] = field(default_factory=dict)
+
+    def step(self, candidate: MixtureCandidate, sized: SizedJob) -> SimulatedStep:
+        """Step of a mixture; raises `InputError`: none can be planned."""
+        step = self.ready.get(candidate)
+        if isinstance(step, InputError):
+            raise step
+        return _simulate(sized) if step is None else step
+
+    def begin(self, candidates: Sequence[MixtureCandidate]) -> None:
+        """Let workers simulate what is not ready, if there are workers."""
+        missing = [each for each in candidates if each not in self.ready]
+        if self.workers.alone or len(missing) < 2:
+            return
+        calls = [(self.question, each) for each in missing]
+        workers = self.workers
+        self.ready.update(
+            map_unordered(
+                _simulate_candidate, calls, jobs=workers.jobs, backend=workers.backend,
+                scheduler=workers.scheduler,
+            )
+        )  # fmt: skip
+
+
+def as_question(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> bytes:
+    """What workers need to prepare jobs; equal bytes for each call, so that they do so once."""
+    return pickle.dumps((scenario, profile, fidelity))
+
+
+def _simulate(sized: SizedJob) -> SimulatedStep:
+    reported = simulate_reported(sized)
+    return SimulatedStep(reported.step_s, step_causes(reported))
+
+
+@lru_cache(maxsize=1)
+def _jobs_of(question: bytes) -> MixtureJobs:
+    """Jobs of a worker's process."""
+    return prepare_jobs(*pickle.loads(question))  # noqa: S301  (bytes of the process that asks)
+
+
+def _simulate_candidate(
+    question: bytes, candidate: MixtureCandidate
+) -> tuple[MixtureCandidate, SimulatedStep | InputError]:
+    """Simulate a mixture in a worker."""
+    try:
+        sized = _jobs_of(question).make(candidate)
+        with locate_errors(sized):
+            return candidate, _simulate(sized)
+    except InputError as error:
+        return candidate, error

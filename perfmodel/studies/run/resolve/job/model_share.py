@@ -1,0 +1,180 @@
+"""The model of a scenario, and what one rank of a mixture holds of it."""
+
+from __future__ import annotations
+
+from perfmodel.scenario import ClusterSize, ModelSection, Scenario
+from perfmodel.scenario.sections.model import ExpertsSection
+from perfmodel.studies.run.resolve.machine import relocated_errors
+from perfmodel.training.parallel.mixture import Mixture
+from perfmodel.training.pipeline.block_partition import PartitionOptions
+from perfmodel.workload import load_workload
+from perfmodel.workload.adapters import Adapters, add_adapters
+from perfmodel.workload.configs.section_model import section_model
+from perfmodel.workload.memory.blocks import only_blocks_fuse
+from perfmodel.workload.memory.hand_kernels import fuse_by_hand
+from perfmodel.workload.model import Workload
+from perfmodel.workload.packed_documents import pack_documents
+from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.zoo.buildable import Buildable
+from perfmodel.workload.zoo.decoders.experts import ExpertSettings
+
+ONE_PROCESS_ORDER = ("pp", "tp", "cp", "ep", "dp")
+"""GPUs of one process are neighbours."""
+
+
+def mixture_of(scenario: Scenario) -> Mixture:
+    """How a scenario splits its model."""
+    section, pipeline = scenario.parallel, scenario.parallel.pipeline
+    return Mixture(
+        shard=Shard(
+            tensor=section.tensor,
+            sequence_parallel=section.sequence_parallel,
+            context=section.context.degree,
+            context_kind=section.context.kind,
+            context_balanced=section.context.balanced,
+            expert=section.expert,
+            library=section.library,
+            overlap=section.overlap,
+            parallel_loss=section.parallel_loss,
+            vocabulary_multiple=section.vocabulary_multiple,
+        ),
+        stages=pipeline.stages,
+        schedule=pipeline.schedule,
+        chunks=pipeline.chunks,
+        partition=PartitionOptions(
+            blocks_per_part=pipeline.blocks_per_part,
+            first_stage_blocks=pipeline.first_stage_blocks,
+            last_stage_blocks=pipeline.last_stage_blocks,
+            embedding_as_block=pipeline.embedding_as_block,
+            loss_as_block=pipeline.loss_as_block,
+        ),
+        overlap_p2p=pipeline.overlap_p2p,
+        micro_batch_group=pipeline.micro_batch_group,
+        order=ONE_PROCESS_ORDER if pipeline.one_process else tuple(section.order.split("-")),
+        expert_tensor=scenario.model.experts.tensor if scenario.model.experts else 1,
+    )
+
+
+_SHARD_FIELDS = {
+    name: f"parallel.{name}"
+    for name in (
+        "tensor", "sequence_parallel", "expert", "library", "overlap", "parallel_loss",
+        "vocabulary_multiple",
+    )
+} | {
+    "context": "parallel.context.degree",
+    "context_kind": "parallel.context.kind",
+    "context_balanced": "parallel.context.balanced",
+    **{f"experts.{name}": f"model.experts.{name}" for name in ExpertsSection.model_fields},
+}  # fmt: skip
+"""Fields of a shard in a scenario."""
+
+
+def _expert_settings(
+    section: ExpertsSection | None,
+    ranks_per_node: int | None = None,
+    idle: frozenset[str] = frozenset(),
+) -> ExpertSettings | None:
+    """How experts run, where the scenario says so, but for fields that are `idle`.
+
+    `ranks_per_node`: of those that share experts, where these span nodes.
+    """
+    if section is None and ranks_per_node is None:
+        return None
+    fields = {} if section is None else section.model_dump(exclude=set(idle))
+    return ExpertSettings(**fields, ranks_per_node=ranks_per_node)
+
+
+_BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "tensor"})
+"""Fields of experts that act among ranks which share a model, and not in the whole of it."""
+
+
+def expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
+    """Ranks of an expert group that share a node, where the group spans several."""
+    parallel = scenario.parallel
+    replicas = size.gpus // parallel.gpus_per_replica * parallel.context.degree
+    if parallel.expert == 1 or not replicas or replicas % parallel.expert:
+        return None
+    shared = mixture_of(scenario).grid(size.gpus).expert_ranks_per_host(size.gpus_per_node)
+    return shared if shared < parallel.expert and parallel.expert % shared == 0 else None
+
+
+def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Workload:
+    """What one rank of a tensor, context and expert group holds of the model of a scenario.
+
+    `size`: of the cluster, the largest.
+    Raises `InputError`: degrees that do not divide it; names file, line and field.
+    """
+    shard, section = mixture_of(scenario).shard, scenario.model
+    if shard.is_whole:
+        return whole
+    fields = _SHARD_FIELDS | {"sequence_length": _length_field("model", section)}
+    with relocated_errors(scenario, "parallel", fields):
+        share = load_workload(
+            _stated_model(scenario, section, "model"),
+            dtype=section.dtype if section.file is None else None,
+            image_size=section.image_size,
+            sequence_length=section.length,
+            shard=shard,
+            experts=_expert_settings(section.experts, expert_ranks_per_node(scenario, size)),
+        )
+    return _with_fused_parts(scenario, _as_trained(scenario, section, "model", share))
+
+
+def resolve_workload(
+    scenario: Scenario, model: ModelSection | None = None, field: str = "model"
+) -> Workload:
+    """The model of a scenario.
+
+    `model`: of another job of the scenario.
+    `field`: where the model stands.
+    Raises `InputError`: names file, line and field.
+    """
+    section = model or scenario.model
+    parallel = scenario.parallel
+    shares = model is None and (parallel.expert > 1 or parallel.tensor > 1)
+    idle = _BETWEEN_RANKS if shares else frozenset[str]()
+    fields = {
+        "model": f"{field}.{section.source}", "sequence_length": _length_field(field, section),
+    }  # fmt: skip
+    with relocated_errors(scenario, field, fields):
+        workload = load_workload(
+            _stated_model(scenario, section, field),
+            dtype=section.dtype,
+            image_size=section.image_size,
+            sequence_length=section.length,
+            experts=_expert_settings(section.experts, idle=idle),
+        )
+    return _with_fused_parts(scenario, _as_trained(scenario, section, field, workload))
+
+
+def _as_trained(
+    scenario: Scenario, section: ModelSection, field: str, workload: Workload
+) -> Workload:
+    """Pack documents into sequences, and freeze the model beside its adapters."""
+    with relocated_errors(scenario, field):
+        if section.document_length is not None:
+            workload = pack_documents(workload, section.document_length)
+        if section.adapters is not None:
+            workload = add_adapters(workload, Adapters(**section.adapters.model_dump()))
+    return workload
+
+
+def _stated_model(scenario: Scenario, section: ModelSection, field: str) -> str | Buildable:
+    return section_model(
+        section, lambda part, value: scenario.origin.resolve(f"{field}.{part}", value)
+    )
+
+
+def _length_field(field: str, section: ModelSection) -> str:
+    return f"{field}.{'sequence_length' if section.tokens is None else 'tokens'}"
+
+
+def _with_fused_parts(scenario: Scenario, workload: Workload) -> Workload:
+    """Leave nothing to fuse outside of what is compiled."""
+    if scenario.compute.compiled == "by_hand":
+        return fuse_by_hand(workload)
+    if scenario.compute.compiled != "blocks":
+        return workload
+    with relocated_errors(scenario, "compute"):
+        return only_blocks_fuse(workload)

@@ -1,0 +1,65 @@
+"""Bytes per GPU, and whether they fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes per GPU (the fullest one), and whether they fit.
+
+    `low_bytes`, `high_bytes`: least and most of all parts together, where activations are
+        estimated; None: they are counted.
+    `reserve_bytes`: what CUDA, NCCL and the allocator take beside.
+    `idle_bytes`: part of it that the allocator keeps for the streams of communication.
+    `stages_bytes`: all parts together, of a GPU of each stage of a pipeline; none without.
+    """
+
+    parameters_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    buckets_bytes: float
+    activations_bytes: float
+    gathered_bytes: float
+    capacity_bytes: float
+    temporary_bytes: float = 0.0
+    idle_bytes: float = 0.0
+    stages_bytes: tuple[float, ...] = ()
+    advice: tuple[str, ...] = ()
+    low_bytes: float | None = None
+    high_bytes: float | None = None
+    reserve_bytes: float = 0.0
+
+    @property
+    def total_bytes(self) -> float:
+        """Sum of all parts."""
+        return (
+            self.parameters_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.buckets_bytes
+            + self.activations_bytes
+            + self.gathered_bytes
+            + self.temporary_bytes
+        )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the parts fit the device's memory, the high end of what is estimated too."""
+        return self._most_bytes <= self.capacity_bytes
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether the parts fit at the low end of what is estimated."""
+        least = self.total_bytes if self.low_bytes is None else self.low_bytes
+        return least <= self.capacity_bytes
+
+    @property
+    def tight(self) -> bool:
+        """Whether the parts fit, but not with what CUDA, NCCL and the allocator take."""
+        return self.fits and self._most_bytes + self.reserve_bytes > self.capacity_bytes
+
+    @property
+    def _most_bytes(self) -> float:
+        return self.total_bytes if self.high_bytes is None else self.high_bytes

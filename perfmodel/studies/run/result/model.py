@@ -1,0 +1,242 @@
+"""Result of a run: one SizeResult per cluster size, with all that reports need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from perfmodel.studies.run.result.dimension_use import CommunicationUse, MixtureUse
+from perfmodel.studies.run.result.disturbances import DisturbanceCost
+from perfmodel.studies.run.result.link_use import LinkUse
+from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.searched_mixtures import MixtureSearch
+from perfmodel.studies.run.result.server_use import HotSpot, ServerUse
+from perfmodel.timeline import Timeline
+from perfmodel.topology.model import Topology
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Scaling = Literal["weak", "strong"]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTime:
+    """One gradient bucket in the measured step; times in seconds from the start of the step.
+
+    `ready_s`: its last gradient is in the bucket. `start_s`: its all-reduce begins (it may wait
+    for the bucket before it). `end_s`: reduced.
+    """
+
+    index: int
+    nbytes: int
+    ready_s: float
+    start_s: float
+    end_s: float
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """A step with one number at both ends of its 80 % interval; seconds.
+
+    `origin`: what is uncertain.
+    `is_shared`: whether another step with this origin has the same error; else it has one of its
+        own.
+    `low_s`, `high_s`: the step with that number at its low and at its high end. A higher number
+        can make the step shorter.
+    """
+
+    origin: str
+    low_s: float
+    high_s: float
+    is_shared: bool = True
+
+    def logs(self, step_s: float) -> tuple[float, float]:
+        """Return logarithms of both ends over the likely step."""
+        return math.log(self.low_s / step_s), math.log(self.high_s / step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """What a step saves where parts of the machine were no limit; seconds.
+
+    `what`: what would have to be so, in words ("infinitely fast network and PCIe").
+    `parts`: names of these parts.
+    `what_if`: the fields of ``what_if`` that make it so; none for the host's launches.
+    """
+
+    what: str
+    parts: tuple[str, ...]
+    what_if: Mapping[str, str | float | bool]
+    saves_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SizeResult:
+    """A training step at one cluster size. Times in seconds, of one step in steady state.
+
+    `first_step_time_s`: the first iteration (before DDP rebuilds its buckets).
+    `compute_s`: time during which the busiest class computes (forward, backward, copies,
+        optimizer).
+    `comm_s`: time during which communication is in flight.
+    `exposed_comm_s`: the part of `comm_s` during which no compute runs.
+    `breakdown_s`: where the step goes; parts add up to `step_time_s`: "forward", "backward",
+        "copies", "optimizer", "slowdown" (compute made slower by overlap), "exposed communication",
+        "bubble" (a stage waits for the others), "idle".
+    `samples_per_s`: over all GPUs.
+    `scaling_efficiency`: throughput over that of `efficiency_base` GPUs scaled up linearly.
+    `bottleneck`: what saves most of the step where it is no limit: links by the part that somebody
+        buys ("host 0's NIC"), latency, the host or an event; "compute" where nothing but compute
+        saves more than 1 %.
+    `bottleneck_path`: the same with links by their ends ("n0/nic0 -> fabric/leaf0 (ethernet)").
+    `interval_s`: 80 % interval of `step_time_s`; None where none is known.
+    `uncertainties`: what it is made of; None where it is.
+    `scaling_efficiency_interval`: 80 %; errors that both sizes share cancel in it as far as they
+        do. None where either size has no interval.
+    `mode`: fidelity, and how ranks were simulated ("flow, 1 rank class").
+    `disturbance`: cost of events and other jobs; None where there are none.
+    `notes`: approximations of the simulation, with their size.
+    `reliefs`: what a step saves without each of the limits that were tried, the largest first.
+    `hot_spot`: a GPU that does more than the others; None where all are alike.
+    `server_use`: where there are parameter servers: then a step is the time in which as many
+        updates are made as there are workers, the harmonic mean of the workers' iterations.
+    `communication`: what a rank communicates, by operation, in the order of the step.
+    `mfu`: model FLOPs utilisation: matrix products of forward and backward (recomputation not
+        counted, masked scores of attention counted) over what the GPUs could do at their dense
+        peak; None where either is not known.
+    `mixture`: how the model is split, and what that costs; None where each GPU has all of it.
+    """
+
+    gpus: int
+    nodes: int
+    step_time_s: float
+    first_step_time_s: float
+    compute_s: float
+    comm_s: float
+    exposed_comm_s: float
+    breakdown_s: Mapping[str, float]
+    samples_per_s: float
+    scaling_efficiency: float
+    bottleneck: str
+    global_batch: int
+    batch_per_gpu: int
+    memory: Memory
+    interval_s: tuple[float, float] | None
+    buckets: tuple[BucketTime, ...]
+    links: Sequence[LinkUse]
+    timeline: Timeline
+    mode: str
+    disturbance: DisturbanceCost | None = None
+    uncertainties: tuple[Uncertainty, ...] | None = None
+    scaling_efficiency_interval: tuple[float, float] | None = None
+    notes: tuple[str, ...] = ()
+    reliefs: tuple[Relief, ...] = ()
+    hot_spot: HotSpot | None = None
+    server_use: ServerUse | None = None
+    communication: tuple[CommunicationUse, ...] = ()
+    mfu: float | None = None
+    mixture: MixtureUse | None = None
+    bottleneck_path: str = ""
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a rank sends in a step if all operations run on rings."""
+        return sum(each.sent_bytes for each in self.communication)
+
+    @property
+    def relief(self) -> Relief | None:
+        """What the bottleneck costs; None where it is compute or an event."""
+        events = () if self.disturbance is None else self.disturbance.events
+        is_event = any(event.what == self.bottleneck for event in events)
+        return None if is_event or self.bottleneck == "compute" else next(iter(self.reliefs), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of one scenario.
+
+    Parameters
+    ----------
+    scenario, question, workload, strategy, machine : str
+        Names for titles: file name, first comment line, model, strategy, machine.
+    scaling : {"weak", "strong"}
+    points : tuple of SizeResult
+        By growing number of GPUs; the last one is the main size of the scenario.
+    efficiency_base : int
+        GPUs of the point that efficiency is relative to (1, or the smallest size).
+    samples : str
+        What one sample is ("image").
+    topology : Topology
+        Of the last point.
+    assumptions : tuple of str
+    sources : mapping of str to str
+        Sources of the numbers.
+    provenance : mapping of str to str
+        Digests, version, seed, fidelity.
+    routing_cost : float
+        How many times as long the largest bucket's all-reduce takes as without collisions of flows
+        in the fabric.
+    slowest_gpu : float
+        How many times as long as a usual GPU the slowest of the last point's computes, which a
+        step waits for.
+    search : MixtureSearch, optional
+        How the mixture was found, where the scenario left it open.
+    """
+
+    scenario: str
+    question: str
+    workload: str
+    strategy: str
+    machine: str
+    scaling: Scaling
+    points: tuple[SizeResult, ...]
+    efficiency_base: int
+    samples: str
+    topology: Topology
+    assumptions: tuple[str, ...]
+    sources: Mapping[str, str]
+    provenance: Mapping[str, str]
+    routing_cost: float = 1.0
+    slowest_gpu: float = 1.0
+    search: MixtureSearch | None = None
+
+    @property
+    def main(self) -> SizeResult:
+        """Result at the main size of the scenario."""
+        return self.points[-1]
+
+    @property
+    def timeline(self) -> Timeline:
+        """Spans of one step in steady state at the main size."""
+        return self.main.timeline
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row per cluster size; units in the column names."""
+        import pandas as pd
+
+        return pd.DataFrame([self._row(point) for point in self.points])
+
+    def _row(self, point: SizeResult) -> dict[str, Any]:
+        return {
+            "gpus": point.gpus,
+            "nodes": point.nodes,
+            "global_batch": point.global_batch,
+            "step_time_s": point.step_time_s,
+            "compute_s": point.compute_s,
+            "comm_s": point.comm_s,
+            "exposed_comm_s": point.exposed_comm_s,
+            "samples_per_s": point.samples_per_s,
+            "scaling_efficiency": point.scaling_efficiency,
+            "bottleneck": point.bottleneck,
+            "memory_bytes": point.memory.total_bytes,
+            "fits": point.memory.fits,
+        }
+
+    def _repr_html_(self) -> str:
+        """Show the summary in a notebook."""
+        return self.summary._repr_html_()  # type: ignore[operator,no-any-return]

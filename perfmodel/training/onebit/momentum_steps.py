@@ -1,0 +1,197 @@
+"""Steps of DeepSpeed's 1-bit optimizers: gradients stay on their rank, momenta are averaged.
+
+As ``OnebitAdam``, ``ZeroOneAdam`` and ``OnebitLamb`` of DeepSpeed 0.14.5
+(deepspeed/runtime/fp16/onebit). Nothing is sent during backward. In the warm-up the engine
+all-reduces gradients after it, flattened in pieces (``buffered_allreduce_fallback``). Afterwards
+the optimizer updates momenta with the rank's own gradients and averages these compressed. Models in
+fp16 have one flat buffer of all parameters (``FP16_Optimizer``), in fp32 each tensor is averaged on
+its own; LAMB joins all momenta always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.onebit.compressed_reduction import CompressedReduction, add_passes
+from perfmodel.training.onebit.options import OneBitOptions
+from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
+from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.model import ITEM_BYTES, Workload
+
+RANKS = "ranks"
+
+PIECE_ELEMENTS = 500_000_000
+"""Gradients that the engine all-reduces at once: a piece ends with the tensor that exceeds it."""
+
+MOMENTUM = 8 + 12
+"""Bytes per element: the momentum is multiplied, the gradient added."""
+UPDATE = 8 + 8 + 12 + (8 + 12) + (8 + 12)
+"""Root, sum and quotient; weight decay; learning rate, and the parameter."""
+ADAM_KERNELS = 10
+VARIANCE = 8 + 16
+"""The variance, which the warm-up updates, too."""
+LOCAL = 8 + 12
+"""0/1 Adam adds each update to a buffer."""
+EXCHANGE = (8 + 12) + (8 + 8 + 12) + 8 + (4 + 8 + 12) + (8 + 8 + 12 + 12) + 4
+"""Around an exchange of 0/1 Adam: the buffer is taken off, multiplied by root and sum, and copied;
+momentum and parameters are made of it, and it is zeroed."""
+EXCHANGE_KERNELS = 15
+LAMB = 8 + 8 + 8 + (8 + 12 + 8) + (8 + 16) + (8 + 8 + 12) + (8 + 12) + (8 + 4) + (8 + 8)
+LAMB_REST = (12 + 4) + (8 + 4) + (8 + 12)
+"""1-bit LAMB beside the momentum: its last value is kept, scaled and scaled back; the gradient is
+worked out of both, and a fresh variance of it; root, sum, quotient; weight decay; norm; root and
+sum of the fresh variance. Then the greatest quotient of both roots, a norm, and the parameter."""
+LAMB_KERNELS = 26
+LAMB_READS = 2
+"""Numbers of each tensor that the host reads."""
+FLAT = 6 + 8 + 4 + 8 + 6
+"""``FP16_Optimizer``: gradients to fp32, flattened, their norm, unscaled; parameters back."""
+FLAT_KERNELS = 2
+"""Per tensor: each is converted, and copied back."""
+
+
+def onebit_plan(request: StepRequest, options: OneBitOptions) -> StepPlan:
+    """Return one step, or the steps from one exchange to the next; the first is of the warm-up.
+
+    Raises `InputError`: parameters that the optimizers do not train.
+    """
+    check_dtypes(request.workload)
+    if request.ranks == 1:
+        return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
+    warm = request.iteration == "first" and options.freeze_step > 0
+    steps = options.local_steps
+    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    micro_batches = options.accumulate // steps
+    step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
+    end = 0
+    for number in range(steps):
+        for micro_batch in range(micro_batches):
+            add_forward(step, micro_batch + number * micro_batches)
+            _add_backward(step, number * micro_batches, micro_batch)
+        marks = {"micro_batch": (number + 1) * micro_batches - 1}
+        ends = _add_warm_up_reductions(step, marks) if warm else ()
+        end = _add_update(step, options, ends, marks, warm=warm, last=number == steps - 1)
+    first = next(at for at, task in enumerate(tasks.tasks) if task.stream == COMPUTE.name)
+    tasks.tasks[first] = replace(tasks.tasks[first], after_previous=(end,))
+    used = {task.stream for task in tasks.tasks}
+    streams = (HOST, COMPUTE, Stream("comm", "comm", request.comm_workers))
+    return StepPlan(
+        name=f"1-bit {options.optimizer}, {request.workload.name}",
+        classes=(RankClass(RANKS, range(request.ranks)),),
+        streams=tuple(stream for stream in streams if stream.name in used),
+        communicators=(Communicator(GROUP, (range(request.ranks),)),),
+        tasks=tuple(tasks.tasks),
+        samples=request.ranks * request.batch_per_gpu * options.accumulate,
+    )
+
+
+def check_dtypes(workload: Workload) -> None:
+    """Raise `InputError` unless all trained tensors are fp16 or all fp32."""
+    dtypes = {workload.tensors[index].dtype for index in workload.ready_order}
+    if dtypes not in ({"fp16"}, {"fp32"}):
+        names = " and ".join(sorted(dtypes))
+        allowed = "fp16 or fp32 with strategy.kind: onebit, which DeepSpeed has no others for"
+        raise InputError(Fault("model.dtype", f"parameters in {names}", allowed))
+
+
+def momentum_buffers(workload: Workload, options: OneBitOptions) -> tuple[int, ...]:
+    """Elements of each buffer that is averaged on its own."""
+    trained = [workload.tensors[index] for index in sorted(workload.ready_order)]
+    if options.optimizer == "lamb" or trained[0].dtype == "fp16":
+        return (sum(tensor.numel for tensor in trained),)
+    return tuple(tensor.numel for tensor in trained)
+
+
+def _add_backward(step: Step, first: int, micro_batch: int) -> None:
+    """Add backward of a micro-batch; each optimizer step begins with gradients anew."""
+    if micro_batch or not first:
+        add_local_backward(step, first + micro_batch)
+        return
+    before = len(step.tasks.tasks)
+    add_local_backward(step, 0)
+    for at in range(before, len(step.tasks.tasks)):
+        step.tasks.tasks[at] = replace(step.tasks.tasks[at], micro_batch=first)
+
+
+def _add_warm_up_reductions(step: Step, marks: dict[str, Any]) -> tuple[int, ...]:
+    """All-reduce gradients in pieces, each flattened, divided and copied back."""
+    end: tuple[int, ...] = ()
+    for number, (elements, tensors, dtype) in enumerate(gradient_pieces(step.request.workload)):
+        nbytes = ITEM_BYTES[dtype] * elements
+        flat = add_passes(
+            step.tasks, f"flatten gradients {number}", 2 * nbytes, 1, RANKS, end, marks
+        )
+        sent = step.tasks.collective(
+            f"all-reduce gradients {number}", "all_reduce", nbytes, RANKS, communicator=GROUP,
+            key=f"gradients {number}", after=(flat,), dtype=dtype, **marks,
+        )  # fmt: skip
+        name, kernels = f"copy gradients {number} back", 1 + tensors
+        end = (add_passes(step.tasks, name, 4 * nbytes, kernels, RANKS, (sent,), marks),)
+    return end
+
+
+def gradient_pieces(workload: Workload) -> Iterator[tuple[int, int, str]]:
+    """Elements, tensors and dtype of each piece of gradients, in the order of registration."""
+    elements = tensors = 0
+    trained = [workload.tensors[index] for index in sorted(workload.ready_order)]
+    for tensor in trained:
+        elements, tensors = elements + tensor.numel, tensors + 1
+        if elements > PIECE_ELEMENTS:
+            yield elements, tensors, tensor.dtype
+            elements = tensors = 0
+    if tensors:
+        yield elements, tensors, trained[-1].dtype
+
+
+def _add_update(
+    step: Step, options: OneBitOptions, after: tuple[int, ...], marks: dict[str, Any],
+    *, warm: bool, last: bool,
+) -> int:  # fmt: skip
+    """Add an optimizer step, with the exchange of momenta where it has one."""
+    workload, tasks = step.request.workload, step.tasks
+    trained = len(workload.ready_order)
+    is_flat = workload.tensors[workload.ready_order[0]].dtype == "fp16"
+    elements = sum(momentum_buffers(workload, options))
+    own, kernels = _own_passes(options, warm=warm)
+    times = len(momentum_buffers(workload, options)) if options.optimizer != "lamb" else trained
+    if is_flat:
+        name, flat_kernels = "unscale gradients", FLAT_KERNELS * trained
+        end = add_passes(
+            tasks, name, FLAT * elements, flat_kernels, RANKS, after, marks, "optimizer"
+        )
+        after = (end,)
+    exchanges = not warm and last
+    before = MOMENTUM if exchanges and options.optimizer != "zero_one_adam" else own
+    end = add_passes(
+        tasks, "optimizer", before * elements, kernels * times, RANKS, after, marks, "optimizer"
+    )
+    if not exchanges:
+        return end
+    for number, buffer in enumerate(momentum_buffers(workload, options)):
+        name = f"momenta {number}" if number else "momenta"
+        reduction = CompressedReduction(tasks, RANKS, step.request.ranks, buffer, name, marks)
+        end = reduction.add((end,))
+    rest = EXCHANGE if options.optimizer == "zero_one_adam" else own - MOMENTUM
+    if options.optimizer == "lamb" and tasks.launch_s > 0:
+        end = tasks.wait("read norms", RANKS, after=(end,), **marks)
+        end = tasks.issue("read norms", LAMB_READS * trained, RANKS, after=(end,), **marks)[0]
+    more = EXCHANGE_KERNELS * times if options.optimizer == "zero_one_adam" else 0
+    return add_passes(tasks, "update", rest * elements, more, RANKS, (end,), marks, "optimizer")
+
+
+def _own_passes(options: OneBitOptions, *, warm: bool) -> tuple[float, int]:
+    """Bytes per element and kernels per tensor of a step, without its exchange."""
+    if options.optimizer == "lamb" and not warm:
+        return MOMENTUM + LAMB + LAMB_REST, LAMB_KERNELS
+    if warm:
+        return MOMENTUM + VARIANCE + UPDATE, ADAM_KERNELS + 2
+    local = LOCAL if options.optimizer == "zero_one_adam" else 0
+    return MOMENTUM + UPDATE + local, ADAM_KERNELS + 2 * bool(local)

@@ -1,0 +1,199 @@
+"""Low-rank adapters beside frozen maps (LoRA: Hu et al. 2021, arXiv 2106.09685).
+
+Every weight of the model is frozen: backward makes gradients of inputs, none of weights. Beside a
+chosen map with input x its adapter adds ``scale * B(A(dropout(x)))`` with two weights that are
+trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.workload.kernels.shapes import MatrixProduct
+from perfmodel.workload.model import FusedKept, Layer, ParameterTensor, Workload
+from perfmodel.workload.shards.calls import LayerCall
+from perfmodel.workload.zoo.layers import (
+    ADD_PASSES,
+    DROPOUT_PASSES,
+    ELEMENT_BYTES,
+    MASK_BYTES,
+)
+
+SCALE_PASSES = 2
+"""The result of an adapter times its scale: read and written."""
+FORWARD_SHARE = 3 / 8
+"""Forward's part of what element-wise kernels of both passes move, where backward is taken to move
+5/3 of forward (`kernel_constants.yaml`)."""
+QKV = ("q_proj", "k_proj", "v_proj")
+JOINED = {"qkv_proj": QKV, "gate_up_proj": ("gate_proj", "up_proj")}
+"""Maps that libraries of model parallelism run as one product, and their parts elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Which maps have adapters, and what these are like.
+
+    `rank`: columns of A, rows of B.
+    `targets`: ends of the maps' names; ``qkv_proj`` has one adapter for all three of its parts.
+    `dropout`: whether their input is dropped out.
+    """
+
+    rank: int
+    targets: tuple[str, ...] = QKV
+    dropout: bool = False
+
+
+def add_adapters(workload: Workload, adapters: Adapters) -> Workload:
+    """Freeze a model, or what one rank holds of it, and add adapters to its maps.
+
+    A tensor group shares them as Megatron-LM's maps: B's columns where the map is cut by columns,
+    A's rows where it is cut by rows; what they exchange is as wide as the rank.
+
+    Raises `InputError`: a target that no map has, a model without maps of stated shapes.
+    """
+    _check_targets(workload, adapters)
+    dtype = workload.tensors[0].dtype
+    tensors, layers = list(workload.tensors), list[Layer]()
+    for target, part in groupby(workload.layers, key=lambda layer: _target_of(layer, adapters)):
+        members = list(part)
+        for maps in [members] if target in JOINED else [[layer] for layer in members]:
+            layers += map(_frozen, maps, [target is not None] * len(maps))
+            if target is not None:
+                for layer, shape in _adapter(maps, adapters, workload.shard.tensor):
+                    name = f"{layer.name}.weight"
+                    layers.append(replace(layer, tensors=(len(tensors),)))
+                    tensors.append(ParameterTensor(name, shape, dtype))
+    return replace(
+        workload,
+        tensors=tuple(tensors),
+        layers=tuple(_without_backward(layers)),
+        notes=(*workload.notes, f"Adapters of rank {adapters.rank}; all else is frozen."),
+    )
+
+
+def _check_targets(workload: Workload, adapters: Adapters) -> None:
+    used = {_target_of(layer, adapters) for layer in workload.layers}
+    names = sorted({
+        layer.name.rpartition(".")[2] for layer in workload.layers
+        if isinstance(layer.matrix, MatrixProduct)
+    })  # fmt: skip
+    faults = [
+        Fault(f"adapters.targets.{at}", repr(target), f"a map of {workload.name}: {names}")
+        for at, target in enumerate(adapters.targets)
+        if target not in used and not any(target in JOINED.get(str(each), ()) for each in used)
+    ]
+    if faults:
+        raise InputError(faults)
+
+
+def _target_of(layer: Layer, adapters: Adapters) -> str | None:
+    """The target that a layer is, or is a part of; None: it has no adapter."""
+    if not isinstance(layer.matrix, MatrixProduct):
+        return None
+    for target in adapters.targets:
+        parts = JOINED.get(target, ())
+        if any(_ends_with(layer.name, each) for each in (target, *parts)):
+            return target
+    joined = (name for name in JOINED if _ends_with(layer.name, name))
+    return next((name for name in joined if set(JOINED[name]) & set(adapters.targets)), None)
+
+
+def _ends_with(name: str, end: str) -> bool:
+    return f".{name}".endswith(f".{end}")
+
+
+def _frozen(layer: Layer, has_adapter: bool) -> Layer:
+    """A layer whose weights have no gradient: its input is not kept for one.
+
+    An adapter of its own keeps that input.
+    """
+    if not layer.tensors and not (layer.matmul_flops and layer.weight_elements):
+        return layer
+    product = layer.matrix
+    spared = 0.0
+    if isinstance(product, MatrixProduct) and not has_adapter:
+        spared = float(product.rows * product.depth)
+    fused = layer.fused_kept
+    return replace(
+        layer,
+        tensors=(),
+        gradients=1,
+        saved_elements=max(0.0, layer.saved_elements - spared),
+        copied_elements=0.0 if spared else layer.copied_elements,
+        fused_kept=fused and _spared(fused, spared),
+        calls=tuple(call for call in layer.calls if call.phase != "step"),
+    )
+
+
+def _spared(fused: FusedKept, elements: float) -> FusedKept:
+    return replace(fused, saved_elements=max(0.0, fused.saved_elements - elements))
+
+
+def _without_backward(layers: Iterable[Layer]) -> Iterator[Layer]:
+    """Leave out backward of what stands before the first trained weight: tables."""
+    trained = False
+    for layer in layers:
+        trained = trained or bool(layer.tensors)
+        is_idle = not trained and not layer.matmul_flops
+        yield replace(layer, gradients=0) if is_idle else layer
+
+
+def _adapter(
+    maps: list[Layer], adapters: Adapters, ranks: int
+) -> list[tuple[Layer, tuple[int, int]]]:
+    """Both layers of an adapter of maps with one input, with the shape of their weights."""
+    products = [layer.matrix for layer in maps if isinstance(layer.matrix, MatrixProduct)]
+    first = products[0]
+    tokens, inputs, width = first.rows, first.depth, adapters.rank
+    outputs = sum(product.columns for product in products)
+    narrow, whole = float(tokens * inputs), float(tokens * outputs)
+    drops = adapters.dropout
+    moved = (DROPOUT_PASSES * narrow) * drops
+    # a sum and a scale forward, the scale and the sum of the input's gradients backward
+    both = (2 * SCALE_PASSES + ADD_PASSES) * whole + ADD_PASSES * narrow
+    calls = _rank_calls(maps[0], tokens * width, ranks)
+    prefix = maps[0].name if len(maps) == 1 else f"{maps[0].name.rpartition('.')[0]}.qkv_proj"
+    copied = narrow * drops
+    down = _map(
+        f"{prefix}.lora_A", (tokens, inputs, width), moved, copied, MASK_BYTES * copied, 1 + drops,
+    )  # fmt: skip
+    up = _map(
+        f"{prefix}.lora_B", (tokens, width, outputs), FORWARD_SHARE * both,
+        float(tokens * width), 0.0, 3,
+    )  # fmt: skip
+    return [(replace(down, calls=calls), (width, inputs)), (up, (outputs, width))]
+
+
+def _map(
+    name: str, sizes: tuple[int, int, int], moved: float, saved: float, saved_bytes: float,
+    kernels: int,
+) -> Layer:  # fmt: skip
+    """A map without bias. Kernels beside it are its own: libraries do not fuse them."""
+    tokens, inputs, outputs = sizes
+    return Layer(
+        name,
+        matmul_flops=2.0 * tokens * inputs * outputs,
+        matmul_bytes=float(ELEMENT_BYTES * tokens * (inputs + outputs)),
+        vector_bytes=ELEMENT_BYTES * moved,
+        weight_elements=float(inputs * outputs),
+        saved_elements=saved,
+        saved_bytes=saved_bytes,
+        kernels=kernels,
+        matrix=MatrixProduct(tokens, outputs, inputs),
+    )
+
+
+def _rank_calls(layer: Layer, elements: int, ranks: int) -> tuple[LayerCall, ...]:
+    """What a tensor group exchanges of A's result and of its gradient: sums, as wide as the rank.
+
+    Of a map cut by rows A's parts are added up in forward, of one cut by columns the parts of the
+    gradient that B's columns make are added up in backward.
+    """
+    if ranks == 1:
+        return ()
+    if any(call.phase == "forward" and call.place == "after" for call in layer.calls):  # by rows
+        return (LayerCall("tensor", "all_reduce", float(elements), ranks, "forward", "after"),)
+    return (LayerCall("tensor", "all_reduce", float(elements), ranks, "backward", "before"),)
