@@ -99,6 +99,11 @@ CONTEXTS = {
         "what_if.library_rates"),
     "transformer": Context("model: {name: bert-base}", "model. compute.", {
         "compute.channels_last": NO_CONVOLUTION}, USUAL),
+    "adapters": Context(
+        "model: {name: bert-base, adapters: {targets: [query, value]}}", "model.adapters."),
+    "mixed precision of DDP": Context(
+        "strategy: {kind: ddp, mixed_precision: {param_dtype: fp16, reduce_dtype: fp16}}",
+        "strategy.mixed_precision."),
     "model by its shape": Context(
         "model: {transformer: {hidden: 256, layers: 2, vocab: 1k, window: 16}, tokens: 64}",
         "model.transformer. model.tokens"),
@@ -204,6 +209,9 @@ VALUES: Mapping[str, list[Any]] = {
                                                         "nodes": [1]}]}],
     "model": ["vgg11"],
     "experts": [{"imbalance": 0.5}],
+    "adapters": [{"targets": ["query", "value"]}],
+    "targets": [["query"]],
+    "mixed_precision": [{"param_dtype": "fp16"}],
     "transformer": [{"hidden": 64, "layers": 1}],
     "model.transformer.experts": [{"count": 4}],
     "config": ["no-such-config.json"],
