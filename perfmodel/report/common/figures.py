@@ -76,12 +76,12 @@ def short_label(text: str, line: int = 20) -> str:
         if lines[-1] and len((lines[-1] + word).rstrip()) > line:
             lines.append("")
         lines[-1] += word
-    shown = [each.rstrip() for each in lines[:2]]
-    cut = len(lines) > 2 or max(map(len, shown)) > line + _OVER
+    drawn = [each.rstrip() for each in lines[:2]]
+    cut = len(lines) > 2 or max(map(len, drawn)) > line + _OVER
     if cut:
-        shown = [each[: line + _OVER] for each in shown]
-        shown[-1] = f"{shown[-1][: line - 1]}\N{HORIZONTAL ELLIPSIS}"
-    return "<br>".join(f"{escape(each, quote=False)} " for each in shown)
+        drawn = [each[: line + _OVER] for each in drawn]
+        drawn[-1] = f"{drawn[-1][: line - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return "<br>".join(f"{escape(each, quote=False)} " for each in drawn)
 
 
 def log_axis(

@@ -110,9 +110,9 @@ def nodes(number: int) -> str:
     return f"{number:,}{_SPACE}node{'' if number == 1 else 's'}"
 
 
-def counted(number: int, one: str, several: str) -> str:
+def counted(number: int, singular: str, plural: str) -> str:
     """``"1 micro-batch"``, ``"8 micro-batches"``."""
-    return f"{number:,}{_SPACE}{one if number == 1 else several}"
+    return f"{number:,}{_SPACE}{singular if number == 1 else plural}"
 
 
 def headline(result: Result) -> str:

@@ -90,8 +90,8 @@ class Design:
         for part in simulated:
             count = sum((-1) ** (len(other) - len(part)) for other in simulated if part <= other)
             if count:
-                kept = (point[at] if at in part else b for at, b in enumerate(baseline))
-                yield self._number[tuple(kept)], count
+                lone = (point[at] if at in part else b for at, b in enumerate(baseline))
+                yield self._number[tuple(lone)], count
 
     def _is_simulated(self, part: frozenset[int]) -> bool:
         return any(part.issubset(group) for group in self.groups)

@@ -167,8 +167,8 @@ def explore(
 
 def _with_samples(row: Mapping[str, Any]) -> dict[str, Any]:
     """Add the samples of a step."""
-    known = row["samples_per_s"] is not None
-    return {**row, "samples": row["samples_per_s"] * row["step_time_s"] if known else None}
+    rate = row["samples_per_s"]
+    return {**row, "samples": None if rate is None else rate * row["step_time_s"]}
 
 
 def _settings(axes: Sequence[Axis], place: Place) -> dict[str, Any]:

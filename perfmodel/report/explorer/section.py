@@ -90,11 +90,11 @@ def _simulated_sentence(grid: Grid) -> str:
     if grid.design.is_complete:
         return "All combinations of ticked settings are simulated."
     sizes = {len(group) for group in grid.design.groups}
-    ways = "alone, and together with each of every other slider" if max(sizes) > 1 else "alone"
+    manner = "alone, and together with each of every other slider" if max(sizes) > 1 else "alone"
     if max(sizes) > 2:
         names = [grid.axes[at].name for at in _hubs(grid)]
-        ways += f", and in threes with {_inner(names[0])} and {_inner(names[1])}"
-    return f"Every ticked setting is simulated {ways}."
+        manner += f", and in threes with {_inner(names[0])} and {_inner(names[1])}"
+    return f"Every ticked setting is simulated {manner}."
 
 
 def _hubs(grid: Grid) -> list[int]:

@@ -194,8 +194,8 @@ def draw_topology(
     _name_hosts(drawn, topology, places)
     _frame(drawn, places)
     rows = {places[name][1] for name in places if topology.devices[name].kind == limits}
-    words = (NODES[limits][3], "compute" if limits == "gpu" else "launches") if limits else ()
-    devices = [LayerLabel(height, words, limits=True) for height in sorted(rows)]
+    texts = (NODES[limits][3], "compute" if limits == "gpu" else "launches") if limits else ()
+    devices = [LayerLabel(height, texts, limits=True) for height in sorted(rows)]
     _label_layers(drawn, topology, cables, places, thick, devices)
     return drawn
 
