@@ -1,7 +1,7 @@
 """Low-rank adapters beside frozen maps (LoRA: Hu et al. 2021, arXiv 2106.09685).
 
 Every weight of the model is frozen: backward makes gradients of inputs, none of weights. Beside a
-chosen map with input x its adapter adds ``scale * B(A(dropout(x)))``, whose two weights are
+chosen map with input x its adapter adds ``scale * B(A(dropout(x)))`` with two weights that are
 trained.
 """
 
@@ -116,20 +116,20 @@ def _frozen(layer: Layer, has_adapter: bool) -> Layer:
     spared = 0.0
     if isinstance(product, MatrixProduct) and not has_adapter:
         spared = float(product.rows * product.depth)
-    kept = layer.fused_kept
+    fused = layer.fused_kept
     return replace(
         layer,
         tensors=(),
         gradients=1,
         saved_elements=max(0.0, layer.saved_elements - spared),
         copied_elements=0.0 if spared else layer.copied_elements,
-        fused_kept=kept and _spared(kept, spared),
+        fused_kept=fused and _spared(fused, spared),
         calls=tuple(call for call in layer.calls if call.phase != "step"),
     )
 
 
-def _spared(kept: FusedKept, elements: float) -> FusedKept:
-    return replace(kept, saved_elements=max(0.0, kept.saved_elements - elements))
+def _spared(fused: FusedKept, elements: float) -> FusedKept:
+    return replace(fused, saved_elements=max(0.0, fused.saved_elements - elements))
 
 
 def _without_backward(layers: Iterable[Layer]) -> Iterator[Layer]:
@@ -156,9 +156,9 @@ def _adapter(
     both = (2 * SCALE_PASSES + ADD_PASSES) * whole + ADD_PASSES * narrow
     calls = _rank_calls(maps[0], tokens * width, ranks)
     prefix = maps[0].name if len(maps) == 1 else f"{maps[0].name.rpartition('.')[0]}.qkv_proj"
-    kept = narrow * drops
+    copied = narrow * drops
     down = _map(
-        f"{prefix}.lora_A", (tokens, inputs, width), moved, kept, MASK_BYTES * kept, 1 + drops,
+        f"{prefix}.lora_A", (tokens, inputs, width), moved, copied, MASK_BYTES * copied, 1 + drops,
     )  # fmt: skip
     up = _map(
         f"{prefix}.lora_B", (tokens, width, outputs), FORWARD_SHARE * both,
@@ -168,7 +168,7 @@ def _adapter(
 
 
 def _map(
-    name: str, sizes: tuple[int, int, int], moved: float, kept: float, kept_bytes: float,
+    name: str, sizes: tuple[int, int, int], moved: float, saved: float, saved_bytes: float,
     kernels: int,
 ) -> Layer:  # fmt: skip
     """A map without bias. Kernels beside it are its own: libraries do not fuse them."""
@@ -179,8 +179,8 @@ def _map(
         matmul_bytes=float(ELEMENT_BYTES * tokens * (inputs + outputs)),
         vector_bytes=ELEMENT_BYTES * moved,
         weight_elements=float(inputs * outputs),
-        saved_elements=kept,
-        saved_bytes=kept_bytes,
+        saved_elements=saved,
+        saved_bytes=saved_bytes,
         kernels=kernels,
         matrix=MatrixProduct(tokens, outputs, inputs),
     )
@@ -194,7 +194,6 @@ def _rank_calls(layer: Layer, elements: int, ranks: int) -> tuple[LayerCall, ...
     """
     if ranks == 1:
         return ()
-    is_cut_by_rows = any(call.phase == "forward" and call.place == "after" for call in layer.calls)
-    phase = "forward" if is_cut_by_rows else "backward"
-    place = "after" if is_cut_by_rows else "before"
-    return (LayerCall("tensor", "all_reduce", float(elements), ranks, phase, place),)
+    if any(call.phase == "forward" and call.place == "after" for call in layer.calls):  # by rows
+        return (LayerCall("tensor", "all_reduce", float(elements), ranks, "forward", "after"),)
+    return (LayerCall("tensor", "all_reduce", float(elements), ranks, "backward", "before"),)

@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
+from perfmodel.files import validate_document
+from perfmodel.scenario import ClusterSize, Scenario
+from perfmodel.studies.run.resolve.job.model_share import resolve_share, resolve_workload
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.kernels.float8.float8_layers import float8_layers
 from perfmodel.workload.kernels.float8.recipe import Float8
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.activations import activation_bytes
-from perfmodel.workload.memory.hand_fused import fuse_by_hand, keep_loss_apart
+from perfmodel.workload.memory.hand_kernels import fuse_by_hand, keep_loss_apart
 from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.roofline import layer_times
@@ -122,3 +125,28 @@ def test_a_loss_apart_keeps_four_bytes_of_a_logit_instead_of_two():
     passes_s += (times[1].backward_s - times[0].backward_s)[-1]
     moved = passes_s * gpu.memory_Bps * gpu.memory_efficiency / (2 * logits)
     assert moved == pytest.approx(26 - 4, rel=0.1)  # of 16 bits: 13 of fp32 instead of 4
+
+
+def test_a_scenario_states_adapters_and_documents():
+    document = {
+        "perfmodel": 1,
+        "model": {
+            "name": "llama2-7b", "dtype": "bf16", "sequence_length": 512, "document_length": 128,
+            "adapters": {"rank": 8, "targets": ["q_proj", "v_proj"]},
+        },
+        "compute": {"precision": "bf16", "optimizer": "adamw"},
+        "strategy": {"kind": "ddp"},
+        "parallel": {"tensor": 2},
+        "cluster": {"node": "dgx-h100", "nodes": 1, "gpus_per_node": 8},
+        "training": {"batch_per_gpu": 1},
+    }  # fmt: skip
+    scenario = validate_document(Scenario, document)
+    whole = resolve_workload(scenario)
+    assert trained(whole) == 4_194_304
+    share = resolve_share(scenario, whole, ClusterSize(8, 1, 8))
+    assert trained(share) < trained(whole)
+    attention = [each.matrix for each in share.layers if isinstance(each.matrix, Attention)]
+    assert {(each.tokens, each.sequences) for each in attention} == {(128, 4)}
+    document["model"]["adapters"]["targets"] = ["gate"]
+    with pytest.raises(InputError, match=r"adapters\.targets\.0"):
+        resolve_workload(validate_document(Scenario, document))

@@ -49,7 +49,7 @@ class Float8Section(FileModel):
     ] = Field(
         default="delayed",
         description="of scales; Transformer Engine: 'delayed', 'current', 'blockwise' (Hopper and "
-        "newer), 'mxfp8', 'nvfp4' (4 bits; both Blackwell); torchao: 'tensorwise', 'rowwise', "
+        "newer), 'mxfp8', 'nvfp4' (of 4 bits; both Blackwell); torchao: 'tensorwise', 'rowwise', "
         "'rowwise_with_gw_hp', 'mxfp8'",
     )
     reduce_amax: Switch = Field(

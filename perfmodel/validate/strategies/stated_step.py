@@ -18,7 +18,7 @@ from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.memory.blocks import only_blocks_fuse
-from perfmodel.workload.memory.hand_fused import fuse_by_hand, keep_loss_apart
+from perfmodel.workload.memory.hand_kernels import fuse_by_hand, keep_loss_apart
 from perfmodel.workload.model import Workload
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import WHOLE, Shard

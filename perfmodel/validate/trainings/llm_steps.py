@@ -23,7 +23,7 @@ from perfmodel.validate.sweeps.match import one_line
 from perfmodel.validate.trainings.model import Case, Dataset, TrainingRun
 from perfmodel.validate.trainings.series import ONE_GPU
 from perfmodel.workload.kernels.shapes import Attention
-from perfmodel.workload.memory.hand_fused import fuse_by_hand
+from perfmodel.workload.memory.hand_kernels import fuse_by_hand
 from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 from perfmodel.workload.roofline import by_first_flash, layer_times, step_s

@@ -8,10 +8,12 @@ from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.training.parallel.mixture import Mixture
 from perfmodel.training.pipeline.block_partition import PartitionOptions
 from perfmodel.workload import load_workload
+from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.configs.section_model import section_model
 from perfmodel.workload.memory.blocks import only_blocks_fuse
-from perfmodel.workload.memory.hand_fused import fuse_by_hand
+from perfmodel.workload.memory.hand_kernels import fuse_by_hand
 from perfmodel.workload.model import Workload
+from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.decoders.experts import ExpertSettings
@@ -116,7 +118,7 @@ def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Wor
             shard=shard,
             experts=_expert_settings(section.experts, expert_ranks_per_node(scenario, size)),
         )
-    return _with_fused_parts(scenario, share)
+    return _with_fused_parts(scenario, _as_trained(scenario, section, "model", share))
 
 
 def resolve_workload(
@@ -143,7 +145,19 @@ def resolve_workload(
             sequence_length=section.length,
             experts=_expert_settings(section.experts, idle=idle),
         )
-    return _with_fused_parts(scenario, workload)
+    return _with_fused_parts(scenario, _as_trained(scenario, section, field, workload))
+
+
+def _as_trained(
+    scenario: Scenario, section: ModelSection, field: str, workload: Workload
+) -> Workload:
+    """Pack documents into sequences, and freeze the model beside its adapters."""
+    with relocated_errors(scenario, field):
+        if section.document_length is not None:
+            workload = pack_documents(workload, section.document_length)
+        if section.adapters is not None:
+            workload = add_adapters(workload, Adapters(**section.adapters.model_dump()))
+    return workload
 
 
 def _stated_model(scenario: Scenario, section: ModelSection, field: str) -> str | Buildable:

@@ -37,14 +37,14 @@ def keep_loss_apart(workload: Workload) -> Workload:
 
 
 def _with_loss_apart(layer: Layer) -> Layer:
-    kept = layer.fused_kept
-    if not layer.wide_bytes or kept is None or layer.fused_bytes is None:
+    fused = layer.fused_kept
+    if not layer.wide_bytes or fused is None or layer.fused_bytes is None:
         return layer
     logits = result_elements(layer)
     softmax = replace(
-        kept,
-        saved_elements=max(0.0, kept.saved_elements - logits),
-        saved_bytes=kept.saved_bytes + WIDE_BYTES * logits,
+        fused,
+        saved_elements=max(0.0, fused.saved_elements - logits),
+        saved_bytes=fused.saved_bytes + WIDE_BYTES * logits,
     )
     more = (MEGATRON_LOSS_PASSES - FUSED_LOSS_PASSES) * ELEMENT_BYTES * logits
     return replace(
