@@ -98,7 +98,6 @@ SMALL_MODULES = {
     "files/write": "used by all packages through files/__init__",
     "studies/advise/quick_scan": "a search among settings, apart from what is simulated in full",
     "traces/rebuild/recorded_machine": "a fit of its own, apart from the files that hold it",
-    "traces/rebuild/replay": "what is simulated, apart from what is written",
     "traces/chakra/simulate_trace": "what is simulated, apart from how it is read",
     "report/validation/residuals": "a figure with the heavy import of its own",
     "studies/tune/settings/grid_search": "the search, apart from what is searched",
