@@ -248,7 +248,7 @@ def test_models_without_linear_layers_in_blocks_are_refused():
 @pytest.mark.parametrize(
     ("gpu", "recipes"),
     [(H100, {"delayed", "current", "blockwise"}), ("l40s", {"delayed", "current"}),
-     (B200, {"delayed", "current", "blockwise", "mxfp8"}),
+     (B200, {"delayed", "current", "blockwise", "mxfp8", "nvfp4"}),
      (RTX, {"delayed", "current", "blockwise"})],
 )  # fmt: skip
 def test_recipes_of_a_gpu(gpu, recipes):
@@ -304,3 +304,18 @@ def test_autocast_makes_no_copies_of_weights_that_are_cast_to_fp8():
     narrow = activation_bytes(model, 1, "bf16", narrow=NarrowInputs(places))
     weights = sum(model.layers[place].weight_elements for place in places)
     assert wide - narrow == 2 * weights
+
+
+# Peaks of 4-bit products: 9 and 13.5 PFLOP/s of HGX B200's and B300's GPUs (NVIDIA's data sheets).
+@pytest.mark.parametrize(("gpu", "peak"), [(B200, 9e15), ("b300-sxm-288gb", 13.5e15)])
+def test_products_of_four_bits_reach_the_same_share_of_their_peak(gpu, peak):
+    large = MatrixProduct(16384, 16384, 16384)
+    costs = [
+        float8_cost(large, pricing(gpu, Float8("transformer_engine", recipe)),
+                    shares_input=False, passes=2)
+        for recipe in ("delayed", "nvfp4")
+    ]  # fmt: skip
+    eight = load_gpu(gpu).peak_flops["fp8"]
+    assert costs[0].product_s / costs[1].product_s == pytest.approx(peak / eight, rel=0.03)
+    casts = [cost.forward_s - cost.product_s for cost in costs]
+    assert casts[1] > casts[0]  # each tensor is read for its greatest value first
