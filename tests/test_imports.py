@@ -18,7 +18,7 @@ LAYERS = [
 ]  # fmt: skip
 """Top to bottom."""
 
-RESULT_MAY_IMPORT = {"timeline", "topology"}
+RESULT_MAY_IMPORT = {"arrays", "timeline", "topology"}
 
 
 def modules():

@@ -14,8 +14,8 @@ def pack_documents(workload: Workload, tokens: int) -> Workload:
 
     Of documents of unlike lengths that is the mean of the squares over the mean, which attention's
     work follows.
-    Raises `InputError`: a model without attention, whose documents are never apart; documents longer
-        than a sequence; attention that ranks share by tokens.
+    Raises `InputError`: a model without attention, whose documents are never apart; documents
+        longer than a sequence; attention that ranks share by tokens.
     """
     if not any(isinstance(layer.matrix, Attention) for layer in workload.layers):
         allowed = "nothing: the model has no attention that would tell documents apart"

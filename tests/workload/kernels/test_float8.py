@@ -250,7 +250,7 @@ def test_models_without_linear_layers_in_blocks_are_refused():
 @pytest.mark.parametrize(
     ("gpu", "recipes"),
     [(H100, {"delayed", "current", "blockwise"}), ("l40s", {"delayed", "current"}),
-     (B200, {"delayed", "current", "blockwise", "mxfp8"}),
+     (B200, {"delayed", "current", "blockwise", "mxfp8", "nvfp4"}),
      (RTX, {"delayed", "current", "blockwise"})],
 )  # fmt: skip
 def test_recipes_of_a_gpu(gpu, recipes):
@@ -326,3 +326,18 @@ def test_fp8_is_as_much_less_sure_as_its_products_are() -> None:
     assert 0.2 < share < 0.9
     assert added == pytest.approx(most * share, rel=1e-3)
     assert narrow.spread[0] == pytest.approx(1 / narrow.spread[1])
+
+
+# Peaks of 4-bit products: 9 and 13.5 PFLOP/s of HGX B200's and B300's GPUs (NVIDIA's data sheets).
+@pytest.mark.parametrize(("gpu", "peak"), [(B200, 9e15), ("b300-sxm-288gb", 13.5e15)])
+def test_products_of_four_bits_reach_the_same_share_of_their_peak(gpu, peak):
+    large = MatrixProduct(16384, 16384, 16384)
+    costs = [
+        float8_cost(large, pricing(gpu, Float8("transformer_engine", recipe)),
+                    shares_input=False, passes=2)
+        for recipe in ("delayed", "nvfp4")
+    ]  # fmt: skip
+    eight = load_gpu(gpu).peak_flops["fp8"]
+    assert costs[0].product_s / costs[1].product_s == pytest.approx(peak / eight, rel=0.03)
+    casts = [cost.forward_s - cost.product_s for cost in costs]
+    assert casts[1] > casts[0]  # each tensor is read for its greatest value first
