@@ -48,7 +48,7 @@ class UseOrders:
     _fits: dict[tuple[int, int], tuple[UsePatterns, Phase, bool]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return sum(len(known.patterns) for known in self._patterns.values())
+        return sum(len(entry.patterns) for entry in self._patterns.values())
 
     def of(self, stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
         """Return how links of some capacity are used in a phase of a stage."""
@@ -77,10 +77,10 @@ class UseOrders:
         """Return the classes of edges of a stage whose rates were asked for; None without any."""
         if len(stage.phases) > 1:  # patterns of one phase are not those of another
             return None
-        for key, known in self._patterns.items():
-            is_own = known.arcs is stage.edges.arcs and known.first is stage.phases[0].first
+        for key, entry in self._patterns.items():
+            is_own = entry.arcs is stage.edges.arcs and entry.first is stage.phases[0].first
             if is_own and key[-1] == 1:
-                patterns = self._fitting(known.patterns, stage.phases[0])
+                patterns = self._fitting(entry.patterns, stage.phases[0])
                 return None if patterns is None else patterns.classes
         return None
 
