@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from perfmodel.topology.fabric.adjacency import Adjacency
+from perfmodel.topology.fabric.like_hosts import Adjacency
 from perfmodel.topology.graph import Arcs, Device, to_networkx
 from perfmodel.topology.routing.clos import Tiers
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.flow.approximation import ApproximationNote
@@ -64,6 +64,10 @@ class Run:
     observed: Observed = field(repr=False)
     arrivals: tuple[CollectiveArrivals, ...] = ()
     others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: of the network, what it has seen."""
+        return {**self.__dict__, "observed": Observations(self.counted, self.notes)}
 
     @cached_property
     def counted(self) -> LinkCounters:

@@ -48,7 +48,7 @@ class UseOrders:
     _fits: dict[tuple[int, int], tuple[UsePatterns, Phase, bool]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return sum(len(each.patterns) for each in self._patterns.values())
+        return sum(len(entry.patterns) for entry in self._patterns.values())
 
     def of(self, stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
         """Return how links of some capacity are used in a phase of a stage."""

@@ -1,4 +1,4 @@
-"""Names of a cluster's devices and of the ends of its links, made when they are asked for.
+"""Names of a cluster's devices and of the ends of its links, and who is whose neighbour, on demand.
 
 All hosts are alike, and a fabric has a cable for each NIC: a template, the number of hosts and the
 leaf of each port say all. Kept one by one, the names of 100,000 GPUs and of what joins them take
@@ -187,3 +187,66 @@ class ArcEnds(Sequence[ArcEnd]):
         return [self._first_cable + arc for arc in sorted(
             [*(2 * cable + up for cable in lower), *(2 * cable + down for cable in upper)]
         )]  # fmt: skip
+
+
+class Adjacency(Mapping[str, dict[str, list[int]]]):
+    """Numbers of the arcs between each two neighbours: ``[src][dst]``.
+
+    Neighbours of a device are listed when they are asked for, as few of a cluster's million are.
+
+    Parameters
+    ----------
+    devices : mapping of str to Device
+    ends : sequence of (str, str)
+        Of each arc; those of each host stand in a block, and the fabric's after them all.
+    hosts, host_arcs : int
+        Number of blocks, and arcs in each.
+    backwards : bool
+        Whether arcs lead from their second end to their first.
+    """
+
+    def __init__(
+        self,
+        devices: Mapping[str, Device],
+        ends: Sequence[tuple[str, str]],
+        hosts: int,
+        host_arcs: int,
+        *,
+        backwards: bool = False,
+    ) -> None:
+        self._devices, self._ends = devices, ends
+        self._first_cable, self._host_arcs = hosts * host_arcs, host_arcs
+        self._src, self._dst = (1, 0) if backwards else (0, 1)
+        self._listed: dict[str, dict[str, list[int]]] = {}
+
+    def __getitem__(self, name: str) -> dict[str, list[int]]:
+        if name not in self._listed:
+            host = self._devices[name].host
+            begin = max(host, 0) * self._host_arcs
+            block = range(begin, begin + self._host_arcs if host >= 0 else begin)
+            arcs = [arc for arc in block if self._ends[arc][self._src] == name]
+            neighbours: dict[str, list[int]] = {}
+            for arc in (*arcs, *self._cables_from(name)):
+                neighbours.setdefault(self._ends[arc][self._dst], []).append(arc)
+            self._listed[name] = neighbours
+        return self._listed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._devices)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def _cables_from(self, name: str) -> Sequence[int]:
+        """Arcs of the fabric that leave a device."""
+        if isinstance(self._ends, ArcEnds):
+            return self._ends.cables_from(name, backwards=self._src == 1)
+        return self._cables.get(name, ())
+
+    @cached_property
+    def _cables(self) -> dict[str, list[int]]:
+        """Arcs of the fabric that leave each device."""
+        leaving: dict[str, list[int]] = {}
+        for arc in range(self._first_cable, len(self._ends)):
+            leaving.setdefault(self._ends[arc][self._src], []).append(arc)
+        return leaving

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from perfmodel.arrays import FloatArray, IntArray
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class LinkUses(Sequence[LinkUse]):
         self,
         ends: Sequence[tuple[str, str]],
         kinds: Sequence[str],
-        links: IntArray,
-        nbytes: FloatArray,
-        utilisation: FloatArray,
+        links: NDArray[np.int64],
+        nbytes: NDArray[np.float64],
+        utilisation: NDArray[np.float64],
     ) -> None:
         self._ends, self._kinds, self._links = ends, kinds, links
         self._nbytes, self._utilisation = nbytes, utilisation
