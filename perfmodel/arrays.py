@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ KEPT_BITS = 40
 
 SMALL_TABLE = 1 << 16
 """Entries of a table that a processor's cache holds."""
+
+AT_ONCE = 1 << 14
+"""Rows that are worked on at once: a large array takes longer to get than to fill."""
 
 Z80 = 1.2815515655446004
 """Half width of the middle 80 % of a normal distribution, in standard deviations."""
@@ -64,6 +68,11 @@ def first_of_each(codes: IntArray) -> tuple[IntArray, IntArray]:
     table[codes[::-1]] = np.arange(count - 1, -1, -1)  # of equal ones, the last written stays
     occurs = table >= 0
     return table[occurs], (np.cumsum(occurs) - 1)[codes]
+
+
+def parts_of(count: int) -> Iterator[slice]:
+    """Parts of so many rows, each of as many as stay in a processor's cache while worked on."""
+    return (slice(begin, begin + AT_ONCE) for begin in range(0, count, AT_ONCE))
 
 
 def stable_order(numbers: IntArray) -> IntArray:

@@ -132,7 +132,7 @@ def _content(answers: DraftAnswers) -> dict[str, Any]:
     return content
 
 
-def _relative(name: str, folder: Path) -> str:
+def relative_file(name: str, folder: Path) -> str:
     """A file as seen from the folder of the scenario; names stay as they are."""
     path = Path(os.path.expanduser(name))  # noqa: PTH111  (Path.expanduser raises on "~nobody")
     if not os.path.isfile(path):  # noqa: PTH113  (never raises)
@@ -152,9 +152,9 @@ def _usual_training(scenario: Scenario) -> dict[str, Any]:
 def _relative_files(content: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Name files as seen from the folder of the scenario."""
     cluster, model = dict(content["cluster"]), dict(content["model"])
-    cluster["node"] = _relative(cluster["node"], folder)
+    cluster["node"] = relative_file(cluster["node"], folder)
     if "config" in model:
-        model["config"] = _relative(model["config"], folder)
+        model["config"] = relative_file(model["config"], folder)
     return {**content, "cluster": cluster, "model": model}
 
 

@@ -422,7 +422,12 @@ def collective(
     'ring'
     """
     from perfmodel.api.results import CollectiveTimes
-    from perfmodel.studies.run.collective import collective_rows, profile_notes, routing_notes
+    from perfmodel.studies.run.collective import (
+        collective_rows,
+        nominal_timer,
+        profile_notes,
+        routing_notes,
+    )
 
     machine, listed, measured = (
         as_topology(topology, nodes, fabric, gpus_per_node), as_sizes(sizes), as_profile(profile)
@@ -430,15 +435,13 @@ def collective(
     name = op.replace("-", "_")
     with python_names():
         settings = _nccl_settings(library, settings, version, env)
+        nominal = nominal_timer(machine, library, settings)
         rows = collective_rows(
             machine, op=name, sizes=listed, algorithm=algorithm, library=library,
             settings=settings, profile=measured, profile_rows=profile_rows, fidelity=fidelity,
-            progress=progress,
+            progress=progress, nominal=nominal,
         )  # fmt: skip
-        notes = routing_notes(
-            machine, op=name, nbytes=max(listed), algorithm=algorithm, library=library,
-            settings=settings,
-        )  # fmt: skip
+        notes = routing_notes(nominal, op=name, nbytes=max(listed), algorithm=algorithm)
         if measured is not None:
             notes += profile_notes(
                 machine, op=name, sizes=listed, profile=measured, rows=profile_rows

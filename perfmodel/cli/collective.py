@@ -98,12 +98,18 @@ def collective(
         print_note(text)
     machine = build_cluster(topology, nodes, gpus_per_node, fabric)
 
-    from perfmodel.studies.run.collective import collective_rows, profile_notes, routing_notes
+    from perfmodel.studies.run.collective import (
+        collective_rows,
+        nominal_timer,
+        profile_notes,
+        routing_notes,
+    )
 
     if profile is None and rows is not None:
         raise InputError(Fault("--profile-rows", repr(rows), "nothing without --profile"))
     measured = load_profile(profile)
     with progress_bar("simulating") as progress, flags_as_fields(FLAGS):
+        nominal = nominal_timer(machine, library, settings)
         times = collective_rows(
             machine,
             op=op,
@@ -115,10 +121,9 @@ def collective(
             profile_rows=rows,
             fidelity=fidelity or "flow",
             progress=progress,
+            nominal=nominal,
         )
-    notes = routing_notes(
-        machine, op=op, nbytes=max(sizes), algorithm=algorithm, library=library, settings=settings
-    )
+    notes = routing_notes(nominal, op=op, nbytes=max(sizes), algorithm=algorithm)
     if measured is not None:
         notes = (
             *notes, *profile_notes(machine, op=op, sizes=sizes, profile=measured, rows=rows)

@@ -18,6 +18,7 @@ INIT_EXAMPLES = (
     "perfmodel init",
     "perfmodel init --model resnet50 --node dgx-a100 --nodes 4 -o resnet50.yaml",
     "perfmodel init --model bert-large --topo topo-m.txt --gpu A100-SXM4-80GB",
+    "perfmodel init --trace rank0.json.gz --trace rank1.json.gz --node dgx-h100",
 )
 
 _FLAGS = {
@@ -42,12 +43,16 @@ def init(
     node: Annotated[
         str | None, typer.Option(metavar="NAME", help="A machine (see 'perfmodel topology list').")
     ] = None,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="A profiler's trace of it instead, or a folder of them."),
+    ] = None,
     topo: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="What nvidia-smi topo -m or NCCL said of it instead."),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model of its GPUs, if --topo does not say.")
+        str | None, typer.Option(metavar="NAME", help="Its GPUs, if --topo or --trace do not say.")
     ] = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, max=MOST_NODES, metavar="N", help="How many machines.")
@@ -70,6 +75,8 @@ def init(
 
     On a terminal it asks for what no flag says. What is left open is chosen and written down: the
     precision that the GPU has, the first strategy and the largest batch that fit its memory.
+    With --trace the model, its times, the strategy and the machine are those that were recorded;
+    --model names its parameters, --node another machine.
     """
     from perfmodel.api.draft import DraftAnswers, check_new, draft_scenario, write_draft
 
@@ -77,6 +84,12 @@ def init(
     check_outputs({"-o": output}, {"--topo": topo, "--config": Path(config) if config else None})
     if node is not None and topo is not None:
         raise InputError(Fault("--topo", "both --node and --topo", "one of them"))
+    if trace:
+        unused = {"--config": config, "--precision": precision, "--strategy": strategy}
+        if topo is not None:
+            node, gpu = str(_import_node(topo, gpu, output, force=force)), None
+        _draft_traces(trace, output, unused, (gpu, batch, model, node, nodes, fabric), force=force)
+        return
     if gpu is not None and topo is None:
         raise InputError(Fault("--gpu", repr(gpu), "--topo beside it: a node has its own GPUs"))
     if sys.stdin.isatty() and model is None and config is None:
@@ -94,6 +107,29 @@ def init(
     for line in draft.notes:
         print_note(line)
     print_note(f"wrote {output}; next: perfmodel run {output}, perfmodel advise {output}")
+
+
+TraceFlags = tuple[str | None, int | None, str | None, str | None, int | None, str | None]
+
+
+def _draft_traces(
+    traces: list[Path], output: Path, unused: dict[str, str | None], flags: TraceFlags, *,
+    force: bool,
+) -> None:  # fmt: skip
+    """Draft a scenario from a trace, and write it with its files."""
+    from perfmodel.api.draft import write_draft
+    from perfmodel.api.traced_draft import TraceAnswers, draft_from_trace
+
+    if set_flags := [flag for flag, value in unused.items() if value is not None]:
+        allowed = "nothing with --trace, which says it: change the file that is written"
+        raise InputError([Fault(flag, "a value", allowed) for flag in set_flags])
+    with flags_as_fields(_FLAGS):
+        draft = draft_from_trace(traces, output, TraceAnswers(*flags), force=force)
+    write_draft(draft, output, force=force)
+    print_text(draft.text.rstrip("\n"))
+    for line in draft.notes:
+        print_note(line)
+    print_note(f"wrote {output}; next: perfmodel run {output}")
 
 
 def _ask(node: str | None, topo: Path | None, nodes: int | None) -> tuple[str, str | None, int]:

@@ -52,9 +52,10 @@ def flat_messages(schedule: Schedule) -> FlatMessages:
     chunks = 1 + int(max(send["src_chunk"].max(initial=0), send["dst_chunk"].max(initial=0)))
     source = send["src"] * chunks + send["src_chunk"]
     target = send["dst"] * chunks + send["dst_chunk"]
-    if _races(target, number, send["reduce"]):
+    single = _waits_of_single(source, target, [len(part.src) for part in rounds])
+    if single is None and _races(target, number, send["reduce"]):
         unroll(schedule)  # says where
-    waits, awaited = _waits(source, target, number)
+    waits, awaited = _waits(source, target, number) if single is None else single
     keys = np.stack([number, send["channel"], send["src"], send["dst"]])
     first, of_send = _number_columns(keys)
     nbytes = np.bincount(of_send, weights=send["nbytes"], minlength=len(first)).astype(np.int64)
@@ -113,6 +114,35 @@ def _waits(source: IntArray, target: IntArray, number: IntArray) -> tuple[IntArr
     pairs.append(reads.expand(low, high))
     waits, awaited = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     return waits, awaited
+
+
+def _waits_of_single(
+    source: IntArray, target: IntArray, sizes: list[int]
+) -> tuple[IntArray, IntArray] | None:
+    """As `_waits`, round by round, which takes a tenth of the time.
+
+    None where several sends of a round write to a place, or several read there before it is written
+    again, as where trees branch. `sizes`: sends of each round.
+    """
+    places = 1 + int(max(source.max(initial=-1), target.max(initial=-1)))
+    written, read = np.full((2, places), -1)
+    awaited = np.empty((len(source), 3), np.int64)
+    end = 0
+    for size in sizes:
+        begin, end = end, end + size
+        sends, sources, targets = np.arange(begin, end), source[begin:end], target[begin:end]
+        again = read[sources] >= 0
+        awaited[begin:end, 0], awaited[begin:end, 1] = written[sources], written[targets]
+        awaited[begin:end, 2] = read[targets]
+        read[sources] = sends
+        if again.any() or (read[sources] != sends).any():
+            return None
+        read[targets] = -1
+        written[targets] = sends
+        if (written[targets] != sends).any():
+            return None
+    waits, column = np.nonzero(awaited >= 0)
+    return waits, awaited[waits, column]
 
 
 @dataclass(frozen=True, slots=True)

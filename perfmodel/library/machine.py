@@ -77,6 +77,9 @@ class Machine:
     `simulate.uncontended` has them: rates of ranks and of sizes of chunks, which sockets lack."""
     decides_on: Machine | None = None
     """The machine by whose links NCCL searches its channels; default: this one."""
+    shared: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What machines have in common that differ in the numbers of links and library only; the key
+    says all else that it depends on."""
     router: Router = field(init=False)
     _routed: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
     """What depends on the topology, its routes and the settings only."""
@@ -101,12 +104,18 @@ class Machine:
         stored: T = self._routed[key]
         return stored
 
-    def few_edges(self, key: Hashable, find: Callable[[], T]) -> T:
-        """The edges that `find` lays for a key, which names their ends; laid once."""
-        if key not in self._routed:
-            self._routed[key] = find()
-        edges: T = self._routed[key]
-        return edges
+    def kept_edges(self, key: Hashable, count: int, most: int, find: Callable[[], T]) -> T:
+        """The edges that `find` lays for a key, which names their ends; laid once.
+
+        `count`: how many they are. They are kept as long as these and all before are `most`.
+        """
+        if key in self._routed:
+            edges: T = self._routed[key]
+            return edges
+        laid, kept = find(), self._routed.get("kept edges", 0) + count
+        if kept <= most:
+            self._routed[key], self._routed["kept edges"] = laid, kept
+        return laid
 
     def cached(self, key: Hashable, find: Callable[[], T]) -> T:
         """What `find` returns for a key; found once."""

@@ -36,7 +36,7 @@ from perfmodel.simulate.sharing.classed_legs import (
     joined_stages,
     sooner_s,
 )
-from perfmodel.simulate.sharing.duty_cycle import StageRates, is_steady
+from perfmodel.simulate.sharing.duty_cycle import StageRates, UseOrders, is_steady
 
 MESSAGES = frozenset({"send", "send_recv"})
 """Operations that are messages between pairs of ranks, all at once."""
@@ -81,7 +81,9 @@ class _Uncorrected:
     _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rates = StageRates(self.machine.topology.arcs.bandwidth_Bps)
+        capacity_Bps, own = self.machine.topology.arcs.bandwidth_Bps, UseOrders()
+        used_at, orders = self.machine.shared.setdefault("uses of links", (capacity_Bps, own))
+        self.rates = StageRates(capacity_Bps, orders if used_at is capacity_Bps else own)
 
     def lower(self, key: CollectiveKey) -> tuple[LoweredCollective, ...]:
         """Return the candidates of the library for a collective, without corrections."""

@@ -144,12 +144,12 @@ def step_bubble(
 def published_bubble(kind: str, stages: int, times: PassTimes) -> Number:
     """Bubble of a schedule on uniform stages, by its paper.
 
-    Of the step (`step_bubble`); of ZB-V, whose stages begin and end one after the other, of a
-    stage (`stage_bubbles`). GPipe, 1F1B: (P-1)(F+B), Narayanan et al. 2021, 2.2.1; with v chunks of
-    1/v the time the same, there 2.2.2, and breadth-first, Lamy-Poirier 2023. ZB-H1: (P-1)(F+I-W)
-    where W is no longer than F and I, the parts of B (Qi et al. 2024, table 1); in chunks the same
-    of a chunk. ZB-V: none where F = I = W (there section 6), from 2 P - 1
-    micro-batches on. DualPipe: (P/2-1)(F&B+B-3W)
+    Of the step (`step_bubble`); of ZB-V and ZB-H2, whose stages begin and end one after the other,
+    of a stage (`stage_bubbles`). GPipe, 1F1B: (P-1)(F+B), Narayanan et al. 2021, 2.2.1; with v
+    chunks of 1/v the time the same, there 2.2.2, and breadth-first, Lamy-Poirier 2023. ZB-H1:
+    (P-1)(F+I-W) where W is no longer than F and I, the parts of B (Qi et al. 2024, table 1); in
+    chunks the same of a chunk; ZB-H2: (P-1)(F+I-2W), there. ZB-V: none where F = I = W (there
+    section 6), from 2 P - 1 micro-batches on. DualPipe: (P/2-1)(F&B+B-3W)
     (DeepSeek-V3 report, table 2), with F&B = F+B where nothing is overlapped; its figure has
     forwards as long as gradients of inputs, and the formula is exact there where W is no longer.
     DualPipeV has as many parts on half as many stages.
@@ -173,6 +173,8 @@ def published_bubble(kind: str, stages: int, times: PassTimes) -> Number:
         return (stages - 1) * (forward + times.backward)
     if kind in ("zb_h1", "interleaved_zero_bubble") and short:
         return (stages - 1) * (forward + inputs - weights)
+    if kind == "zb_h2" and short:
+        return (stages - 1) * (forward + inputs - 2 * weights)
     if kind == "zb_v" and forward == inputs == weights:
         return 0
     if kind in ("dualpipe", "dualpipe_v") and forward == inputs and short:

@@ -12,7 +12,7 @@ from perfmodel.training.servers.data_parallel import DATA_PARALLEL
 from perfmodel.training.servers.parameter_server import PARAMETER_SERVER
 from perfmodel.training.sharded.fsdp.strategy import FSDP
 from perfmodel.training.sharded.megatron.strategy import MEGATRON
-from perfmodel.training.sharded.zero.redundancy import ZERO_REDUNDANCY
+from perfmodel.training.sharded.redundancy import ZERO_REDUNDANCY
 from perfmodel.training.sharded.zero.strategy import ZERO
 from perfmodel.training.strategy import Strategy
 

@@ -78,8 +78,10 @@ class StepRequest:
         GPUs of the host copy. None: there is no way.
     `host_optimizer_s`: time of the optimizer on the host's CPUs, of all parameters, while those of
         the host's other ranks run; seconds.
+    `host_memory_Bps`: rate at which the host's CPUs read and write its memory, of one GPU while the
+        optimizers of all run there.
     `nodes`: hosts that the ranks are on, equally many on each.
-    `optimizer`: "sgd", "sgd-momentum", "adam", "adamw"; for those that do not run it in `times`.
+    `optimizer`: "sgd", "sgd-momentum", "adam", "adamw"; for those that run it on CPUs.
     `ready_order`: order in which gradients got ready (see `perfmodel.training.ddp.buckets`).
     `ranks_per_host`: GPUs of each host that the job has.
     `collective_s`: time of collectives alone, for strategies whose choices depend on it.
@@ -106,6 +108,7 @@ class StepRequest:
     core: CoreWork = NO_CORE_WORK
     host_link_Bps: float | None = None
     host_optimizer_s: float = 0.0
+    host_memory_Bps: float = math.inf
     ready_order: Sequence[int] | None = None
     ranks_per_host: int = 1
     collective_s: CollectiveTime = _instant

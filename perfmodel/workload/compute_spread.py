@@ -34,8 +34,13 @@ def _shipped(name: str) -> Any:
     return read_yaml(Path(__file__).parent / f"{name}.yaml")
 
 
-def roofline_factors(workload: Workload, gpu: Gpu, precision: str) -> Factors:
+def roofline_factors(
+    workload: Workload, gpu: Gpu, precision: str, narrow_share: float = 0.0
+) -> Factors:
     """Factors on a step that is predicted from a data sheet.
+
+    No step in fp8 is among those that widths of steps come from: the share `narrow_share` of one
+    that multiplies in fp8 is as much less sure as recorded products in fp8 are than those in bf16.
 
     Steps of one family of models (with attention or with convolutions) share a width, because
     precisions rest on few tables each; a model of neither takes the wider one. GPUs of a generation
@@ -55,6 +60,11 @@ def roofline_factors(workload: Workload, gpu: Gpu, precision: str) -> Factors:
     parts = [half]
     if gpu.efficiency_assumed and "matmul_efficiency" not in gpu.estimated:
         parts.append(Z80 * float(spread["kinds"][f"product {precision}"]["unseen"]["log_sd"]))
+    if narrow_share:
+        sds = {name: float(spread["kinds"][f"product {name}"]["seen"]["log_sd"])
+                for name in ("fp8", "bf16")}  # fmt: skip
+        more_sd = math.sqrt(max(0.0, sds["fp8"] ** 2 - sds["bf16"] ** 2))
+        parts.append(Z80 * more_sd * narrow_share)
     if workload.notes:
         parts.append(float(_shipped("compute_spread")["estimated"]["width"]))
     return _factors(math.hypot(*parts))

@@ -14,7 +14,7 @@ is copied first; where TF32 would lose by that, cuDNN's fp32 kernels are taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
 from perfmodel.workload.kernels.kernel_constants import kernel_constants
 from perfmodel.workload.kernels.memory_bound import elementwise_s
 from perfmodel.workload.layer_cost import (
+    LayerCost,
     layer_cost,
     make_pricing,
     matrix_seconds,
@@ -154,7 +155,7 @@ def layer_times(
             compiled=compiled,
         ),
         source=f"roofline on {gpu.name}",
-        spread=roofline_factors(workload, gpu, precision),
+        spread=roofline_factors(workload, gpu, precision, _narrow_share(costs, products, narrow)),
         matrix_forward_s=np.array([forward_s for forward_s, _ in products]),
         matrix_backward_s=np.array([backward_s for _, backward_s in products]),
         weight_gradient_s=np.array(
@@ -162,6 +163,14 @@ def layer_times(
              for i, layer in enumerate(workload.layers)]
         ),
     )  # fmt: skip
+
+
+def _narrow_share(
+    costs: Sequence[LayerCost], products: Sequence[tuple[float, float]], narrow: Collection[int]
+) -> float:
+    """Share of a micro-batch that multiplies in fp8."""
+    total_s = sum(cost.forward_s + cost.backward_s for cost in costs)
+    return sum(sum(products[layer]) for layer in narrow) / total_s if narrow else 0.0
 
 
 def _check_blocks(workload: Workload, fused_attention: bool) -> None:

@@ -153,7 +153,7 @@ def test_gradients_reduced_in_groups_are_summed_up(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     analysis = analyse_traces([path])
     assert analysis.comparison is None
-    assert "all-reduces in backward among 2 of 8 ranks" in analysis.refusal
+    assert "gradients reduced among 2 of 8 ranks" in analysis.refusal
 
 
 def test_a_folder_without_traces() -> None:

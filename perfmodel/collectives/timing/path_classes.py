@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel import compiled_loops
-from perfmodel.arrays import SMALL_TABLE, FloatArray, IntArray, first_of_each, stable_order
+from perfmodel.arrays import (
+    SMALL_TABLE,
+    FloatArray,
+    IntArray,
+    first_of_each,
+    parts_of,
+    stable_order,
+)
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.unrolled import feeders_of
 
@@ -46,7 +53,10 @@ class EdgeClasses:
         """Whether all edges of a class have the same value."""
         if values.strides == (0,):
             return True
-        return bool((values[self.sample][self.of] == values).all())
+        own = values[self.sample]
+        return all(
+            np.array_equal(own[self.of[rows]], values[rows]) for rows in parts_of(len(self.of))
+        )
 
     def shapes(self, phase: Phase) -> TreeShapes | None:
         """Shapes of the trees of a phase, found once; None if its edges form no such."""
@@ -72,8 +82,7 @@ def mix(*columns: NDArray[np.generic]) -> Hashes:
     """
     hashes = np.zeros(len(columns[0]), dtype=np.uint64)
     parts = [part for column in columns for part in np.atleast_2d(column.T)]
-    for begin in range(0, len(hashes), AT_ONCE):
-        rows = slice(begin, begin + AT_ONCE)
+    for rows in parts_of(len(hashes)):
         _mix_into(hashes[rows], [values[rows] for values in parts])
     return hashes
 
@@ -89,8 +98,6 @@ def _mix_into(hashes: Hashes, columns: Iterable[NDArray[np.generic]]) -> None:
         hashes ^= np.right_shift(hashes, np.uint64(31), out=shifted)
 
 
-AT_ONCE = 1 << 14
-"""Rows that are mixed at once, so that they stay in a processor's cache."""
 _LAST_BITS = np.uint64(4 * SMALL_TABLE - 1)
 _STEPS = (
     (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
@@ -230,19 +237,31 @@ def find_shapes(phase: Phase, classes: EdgeClasses) -> TreeShapes | None:
     """Shapes of the trees of a phase; None if its edges do not gather and then spread."""
     edges, feeders = len(phase.src), feeders_of(phase)
     gathers = np.broadcast_to(np.asarray(phase.adds, dtype=np.bool_), edges)
-    spreads = np.append(~gathers, False)[feeders]  # feeders that do
-    count = spreads.sum(axis=1)
-    if count[gathers].any() or count.max(initial=0) > 1 or not _come_back(phase, gathers):
+    parent = _parents(feeders, gathers)
+    if parent is None or not _come_back(phase, gathers):
         return None
-    # What went up from below the parent's end has come down with the parent's data.
-    parent = np.where(spreads, feeders, edges).min(axis=1)
-    below_up = np.where(gathers[:, None], feeders, edges)
-    up = _fold(np.flatnonzero(gathers), below_up, phase.first, classes)
+    up = _fold(np.flatnonzero(gathers), feeders, phase.first, classes)
     down = _fold(np.flatnonzero(~gathers), _children(parent), -phase.first, classes)
     tops = np.flatnonzero(~gathers & (parent == edges))
     gathered = np.append(np.where(up.of < 0, len(up.top), up.of), len(up.top))[feeders[tops]]
     joints = classify(mix(np.sort(gathered, axis=1), down.of[tops]))
     return TreeShapes(up, down, gathered[joints.sample], down.of[tops][joints.sample])
+
+
+def _parents(feeders: IntArray, gathers: NDArray[np.bool_]) -> IntArray | None:
+    """Edge that spreads to each edge that spreads on, or their number; None if several do.
+
+    What went up from below the parent's end has come down with the parent's data.
+    """
+    edges = len(feeders)
+    spreading, parent = np.append(~gathers, False), np.empty(edges, dtype=np.int64)
+    for rows in parts_of(edges):
+        spreads = spreading[feeders[rows]]
+        count = spreads.sum(axis=1)
+        if count[gathers[rows]].any() or count.max(initial=0) > 1:
+            return None
+        parent[rows] = np.where(spreads, feeders[rows], edges).min(axis=1)
+    return parent
 
 
 def _come_back(phase: Phase, gathers: NDArray[np.bool_]) -> bool:

@@ -6,7 +6,7 @@ Edges are those of an `UnrolledPhases`; they send at rates that may have changed
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +27,11 @@ class LinkRates:
     rate_Bps: FloatArray
     """Payload bytes per second while an edge sends."""
     latency_s: FloatArray
+    flows: bool = field(init=False)
+    """Whether all edges have a rate above zero."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flows", bool(self.rate_Bps.all()))
 
     def chosen(self, selection: IntArray) -> LinkRates:
         """The same for some of the edges."""
@@ -170,7 +175,7 @@ def _advance_all(
             pass
         return
     loops = compiled_loops.loaded()
-    if loops is not None and all((pace.rate_Bps > 0).all() for pace in paces):
+    if loops is not None and all(pace.flows for pace in paces):
         _advance_compiled(loops, course, stand, phase, goal, paces, until_s)
         return
     rows, free, depth = stand.delivered, stand.free, course.depth

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray, stable_order
+from perfmodel.arrays import FloatArray, IntArray, parts_of, stable_order
 from perfmodel.collectives.schedule import Phase
 
 SAME = 1e-12
@@ -147,12 +147,15 @@ def feeders_of(phase: Phase) -> IntArray:
     most = 1 + int(max(starts.max(initial=0), ends.max(initial=0)))
     bounds = np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=most))])
     low, high = bounds[starts], bounds[starts + 1]
-    place = low[:, None] + np.arange(max(1, int((high - low).max(initial=0))))
-    feeders = np.where(place < high[:, None], by_end[np.minimum(place, edges - 1)], edges)
-    if phase.first.max(initial=0) > 0:
-        begun = np.append(phase.first, edges + 1)[feeders] < phase.first[:, None]
-        feeders = np.where(begun, feeders, edges)
-    return feeders.astype(np.int64)
+    number = np.arange(max(1, int((high - low).max(initial=0))))
+    feeders = np.empty((edges, len(number)), dtype=np.int64)
+    first = np.append(phase.first, edges + 1) if phase.first.max(initial=0) > 0 else None
+    for rows in parts_of(edges):
+        place = low[rows, None] + number
+        own = np.where(place < high[rows, None], by_end[np.minimum(place, edges - 1)], edges)
+        begun = True if first is None else first[own] < phase.first[rows, None]
+        feeders[rows] = np.where(begun, own, edges)
+    return feeders
 
 
 def _consecutive_rings(phases: Sequence[Phase]) -> IntArray | None:

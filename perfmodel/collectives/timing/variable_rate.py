@@ -110,13 +110,13 @@ class Clocks:
         Every edge still has to send what it has not sent, at its best rate so far at most.
         """
         unsent = self.course.sends - self.course.sent(self._stand.step)
-        best_Bps = self._paces[0].rate_Bps
-        for pace in self._paces[1:]:
-            best_Bps = np.maximum(best_Bps, pace.rate_Bps)
+        best_Bps = np.array([pace.rate_Bps for pace in self._paces]).max(axis=0)
         nbytes = self.course.phases[0].nbytes
         for phase in self.course.phases[1:]:
-            nbytes = np.minimum(nbytes, phase.nbytes)
-        least_s = self._stand.free + unsent * sending_s(nbytes, best_Bps)
+            if phase.nbytes is not nbytes:
+                nbytes = np.minimum(nbytes, phase.nbytes)
+        each_s = nbytes / best_Bps if best_Bps.all() else sending_s(nbytes, best_Bps)
+        least_s = self._stand.free + unsent * each_s
         return float(least_s[self.course.sends > 0].max(initial=0.0))
 
     def left(self) -> FloatArray:

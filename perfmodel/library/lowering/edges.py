@@ -88,6 +88,15 @@ def edges_over(
     return Edges(src, dst, pointers, arcs, latency_s, cap_Bps, hop, staged, copies)
 
 
+def with_latencies(topology: Topology, edges: Edges) -> Edges:
+    """The same routes on a machine whose links have other latencies."""
+    same = edges_over(
+        topology, edges.src, edges.dst, np.diff(edges.pointers), edges.arcs, edges.cap_Bps,
+        edges.hop, edges.staged, edges.copies,
+    )  # fmt: skip
+    return replace(same, pointers=edges.pointers)
+
+
 def select_edges(edges: Edges, selection: IntArray) -> Edges:
     """Some of the edges, in a given order."""
     lengths = np.diff(edges.pointers)[selection]

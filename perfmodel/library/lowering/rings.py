@@ -18,9 +18,9 @@ from perfmodel.library.lowering.edges import Edges, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 
-FEW_EDGES = 256
-"""Edges that a machine keeps: the same pairs serve collectives of all sizes. A large cluster's many
-sets would take more memory than laying them again takes time."""
+MOST_KEPT = 1 << 20
+"""Edges that a machine keeps in all: the same pairs serve collectives of all sizes. An all-to-all
+of 1,024 ranks has as many, of 150 bytes each; larger ones are laid again for each size."""
 
 
 def lay_on_rings(
@@ -88,9 +88,7 @@ def _edges_between(machine: Machine, src: IntArray, dst: IntArray, *, relayed: b
     def lay() -> Edges:
         return edges_between(machine.topology, machine.router, src, dst, relayed=relayed)
 
-    if len(src) > FEW_EDGES:
-        return lay()
-    return machine.few_edges((src.tobytes(), dst.tobytes(), relayed), lay)
+    return machine.kept_edges((src.tobytes(), dst.tobytes(), relayed), len(src), MOST_KEPT, lay)
 
 
 def _names(

@@ -46,9 +46,7 @@ def draw_gains(advice: Advice) -> go.Figure:
             hoverinfo="text", hovertext=[_hover(trial) for trial in chosen],
         )  # fmt: skip
     labels = [_label(trial) for trial in listed]
-    figure.update_xaxes(
-        **axis_layout(f"{advice.samples.partition(' ')[0]}s per second, change in %")
-    )
+    figure.update_xaxes(**axis_layout(f"{advice.samples.partition(' ')[0]}s/s, change in %"))
     figure.update_yaxes(
         **axis_layout(
             autorange="reversed", tickvals=list(range(len(labels))), ticktext=labels, showgrid=False
@@ -61,7 +59,7 @@ def _label(trial: Trial) -> str:
     """Name one change, or what several together touch, which tells proposals apart."""
     if len(trial.changes) == 1:
         return short_label(trial.text)
-    return f"<b>{len(trial.changes)} together: {_COLOURS[trial.touches][1]}</b> "
+    return f"<b>{short_label(f'{len(trial.changes)} together: {_COLOURS[trial.touches][1]}')}</b>"
 
 
 def _ends(trial: Trial) -> tuple[float, float]:

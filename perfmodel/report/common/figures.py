@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 _UNEVEN = 4.0
 """Steps that differ by more than this factor are drawn as shares, or short ones would vanish."""
 
+_WORD = re.compile(r"[^\s._=]+[\s._=]*|[\s._=]+")
+"""Parts of a label between which a line may break: words, and names of fields at their joints."""
+_OVER = 4
+"""Characters by which a single word may be longer than a line before it is cut."""
+
 _TIME_UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
 
@@ -31,7 +37,7 @@ def new_figure(height: int, **layout: Any) -> go.Figure:
         template="none",
         height=height,
         font={"family": FONT, "size": 13, "color": INK},
-        margin={"l": 2, "r": 8, "t": 12, "b": 12, "pad": 4},
+        margin={"l": 2, "r": 26, "t": 12, "b": 12, "pad": 4},
         paper_bgcolor="rgba(0,0,0,0)",  # that of the page, light or dark
         plot_bgcolor="rgba(0,0,0,0)",
         hoverlabel={
@@ -60,10 +66,22 @@ def axis_layout(title: str = "", **more: Any) -> dict[str, Any]:
     } | more
 
 
-def short_label(text: str, most: int = 34) -> str:
-    """Cut a label of an axis to what fits, escaped for plotly, with a gap before the axis."""
-    label = text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
-    return f"{escape(label, quote=False)} "
+def short_label(text: str, line: int = 20) -> str:
+    """Break a label of an axis into at most two lines, escaped for plotly, with a gap at the end.
+
+    A longer one is cut: a phone has no room for both labels and bars.
+    """
+    lines = [""]
+    for word in _WORD.findall(text):
+        if lines[-1] and len((lines[-1] + word).rstrip()) > line:
+            lines.append("")
+        lines[-1] += word
+    shown = [each.rstrip() for each in lines[:2]]
+    cut = len(lines) > 2 or max(map(len, shown)) > line + _OVER
+    if cut:
+        shown = [each[: line + _OVER] for each in shown]
+        shown[-1] = f"{shown[-1][: line - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return "<br>".join(f"{escape(each, quote=False)} " for each in shown)
 
 
 def log_axis(

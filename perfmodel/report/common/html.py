@@ -48,6 +48,10 @@ _CONFIG = {
 
 _URL = re.compile(r"https?://[^\s<>\"')\]]+[^\s<>\"')\].,;]")
 
+_JOINT = re.compile(r"(?<=[A-Za-z])[._](?=[A-Za-z])")
+_LONG_ROWS = 14
+"""Rows from which a table may go on on the next sheet of paper."""
+
 
 def write_report_files(folder: Path, files: Mapping[str, Any]) -> Path:
     """Write files by name and return the path of the first.
@@ -65,7 +69,10 @@ def write_report_files(folder: Path, files: Mapping[str, Any]) -> Path:
 
 
 def render_html(title: str, blocks: Iterable[Block | None]) -> str:
-    """Write a page with plotly.js and the style sheet inside it; None among blocks is dropped."""
+    """Write a page with plotly.js and the style sheet inside it; None among blocks is dropped.
+
+    The library stands at the end, and `page.js` draws the figures: text is readable before.
+    """
     from plotly.offline import get_plotlyjs
 
     style = f"{_asset('page.css')}{_dark()}"
@@ -76,8 +83,9 @@ def render_html(title: str, blocks: Iterable[Block | None]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="referrer" content="no-referrer">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n"
+        f"</head>\n<body>\n<main>\n{body}\n</main>\n"
         f"<script>{get_plotlyjs()}</script>\n<script>\n{_asset('page.js')}</script>\n"
-        f"</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        "</body>\n</html>\n"
     )
 
 
@@ -169,7 +177,8 @@ def _table(block: Table) -> str:
 
     def cells(values: Sequence[str], tag: str) -> str:
         return "".join(
-            f"<{tag}{'' if numeric else ' class=w'}>{escape(value)}</{tag}>"
+            f"<{tag}{'' if numeric else ' class=w'}>"
+            f"{_breakable(value) if tag == 'th' or block.wraps else escape(value)}</{tag}>"
             for value, numeric in zip(values, block.numeric, strict=True)
         )
 
@@ -178,10 +187,16 @@ def _table(block: Table) -> str:
         for number, row in enumerate(block.rows)
     )
     style = _class("wraps" if block.wraps else "")
+    long = " long" if len(block.rows) > _LONG_ROWS else ""
     return (
-        f'<div class="scroll" tabindex="0"><table{style}><thead><tr>'
+        f'<div class="scroll{long}" tabindex="0"><table{style}><thead><tr>'
         f"{cells(block.titles, 'th')}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _breakable(text: str) -> str:
+    """Escape text and let names of fields break after a dot or an underscore."""
+    return _JOINT.sub(r"\g<0><wbr>", escape(text))
 
 
 def _with_links(text: str) -> str:
@@ -213,6 +228,7 @@ def _figure(block: Figure) -> str:
         div_id=f"figure-{block.name}",
         default_height=f"{figure.layout.height}px",
     )
+    drawing = drawing.replace("<script", '<script type="text/plain" class="drawing"', 1)
     label = escape(block.description)
     return f'{key}<div class="plot" role="img" aria-label="{label}">{drawing}</div>'
 

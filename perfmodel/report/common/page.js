@@ -1,3 +1,10 @@
+// Figures are drawn once the text stands: their scripts wait as text until the library is there.
+for (const waiting of document.querySelectorAll("script.drawing")) {
+  const script = document.createElement("script");
+  script.textContent = waiting.textContent;
+  waiting.replaceWith(script);
+}
+
 // While the page is printed, wide figures take the width of the paper and folded parts are open.
 (() => {
   "use strict";

@@ -143,8 +143,7 @@ def waiting(point: SizeResult) -> str:
 
 
 NO_INTERVAL = "the spread of collectives on this machine has not been measured"
-NO_SERVERS = "too few recorded trainings with parameter servers are known to tell one"
-"""Why a size has no interval, and why one with parameter servers has none."""
+"""Why a size has no interval."""
 
 
 def limit(point: SizeResult) -> str:
@@ -195,7 +194,7 @@ def slowest(result: Result) -> str:
 def interval(point: SizeResult) -> str:
     """Say how sure the step time is."""
     if point.interval_s is None:
-        return f"no interval yet: {NO_INTERVAL if point.server_use is None else NO_SERVERS}"
+        return f"no interval yet: {NO_INTERVAL}"
     low, high = point.interval_s
     return f"80{_SPACE}% interval {duration(low)} to {duration(high)}"
 

@@ -69,7 +69,7 @@ def draw_steps(comparison: Comparison) -> go.Figure:
     """Draw the parts of each side's step as one bar, the first side on top."""
     unit, scale = time_unit(max(side.point.step_time_s for side in comparison.sides), least=1.0)
     figure = new_figure(70 + 46 * len(comparison.sides), barmode="stack", bargap=0.3)
-    labels = [short_label(name, 28) for name in text.side_names(comparison)]
+    labels = [short_label(name) for name in text.side_names(comparison)]
     places = list(range(len(labels)))
     for part in tables.parts(comparison):
         times_s = [side.point.breakdown_s.get(part, 0.0) for side in comparison.sides]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from string import ascii_uppercase
 
@@ -134,9 +135,14 @@ def _largest_part(versus: SideDifference) -> str:
     return f" The largest part of it is {part}, {quantities.duration(abs(apart_s))} {more}."
 
 
+def _any_host(part: str) -> str:
+    """A part of the machine without the number of its host: hosts are alike."""
+    return re.sub(r"\bhost \d+", "host", part)
+
+
 def _limit(versus: SideDifference) -> str:
     before, after = versus.bottleneck
-    if versus.moved:
+    if _any_host(before) != _any_host(after):
         return f"What limits the step moved from {before} to {after}."
     return f"Both are limited by {after}."
 

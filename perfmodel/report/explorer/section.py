@@ -51,10 +51,10 @@ COLUMNS = (
 def explorer_section(result: Result, grid: Grid) -> Section:
     """Build the section: sliders, the figures that they show, the data and the script."""
     first = grid.axes[-1].points[0]
-    alone = "" if len(grid.axes[-1]) > 1 else " (the only size)"
+    others = "" if grid.design.is_complete else "; others are estimated from those and say so"
     lead = (
-        f"Move a slider. {_simulated_sentence(grid)} {interpolation_sentence(grid)} Efficiency is "
-        f"relative to {first.label}{alone} with the same other settings."
+        f"Move a slider: {len(grid.rows):,} combinations of the ticked settings were simulated "
+        f"beforehand{others}. Efficiency is relative to {first.label} with the same other settings."
     )
     sliders = "".join(_slider(axis) for axis in grid.axes)
     network = any(axis.key in {"bandwidth", "latency"} for axis in grid.axes)
@@ -73,6 +73,7 @@ def explorer_section(result: Result, grid: Grid) -> Section:
             '<div><svg id="explorer-chart" role="img"></svg></div>'
             f'<p class="hint">{_BETWEEN_DOTS if grid.checks else _DOTS}; shaded: '
             "80\N{NO-BREAK SPACE}% interval.</p>"
+            f'<p class="hint">{escape(how_good(grid))}</p>'
         ),
         f'<script type="application/json" id="explorer-data">{data}</script>',
         f"<script>\n{_read('explorer.js')}</script>",
@@ -80,17 +81,20 @@ def explorer_section(result: Result, grid: Grid) -> Section:
     return section("What if", lead, Markup("\n".join(markup)))
 
 
+def how_good(grid: Grid) -> str:
+    """Say which settings were simulated, and how far the others are off."""
+    return f"{_simulated_sentence(grid)} {interpolation_sentence(grid)}"
+
+
 def _simulated_sentence(grid: Grid) -> str:
-    """Say which settings were simulated."""
-    count = len(grid.rows)
     if grid.design.is_complete:
-        return f"All {count:,} combinations of the ticked settings were simulated beforehand."
+        return "All combinations of ticked settings are simulated."
     sizes = {len(group) for group in grid.design.groups}
     ways = "alone, and together with each of every other slider" if max(sizes) > 1 else "alone"
     if max(sizes) > 2:
         names = [grid.axes[at].name for at in _hubs(grid)]
-        ways += f", most of them in threes with {_inner(names[0])} and {_inner(names[1])}"
-    return f"{count:,} combinations were simulated beforehand: every ticked setting {ways}."
+        ways += f", and in threes with {_inner(names[0])} and {_inner(names[1])}"
+    return f"Every ticked setting is simulated {ways}."
 
 
 def _hubs(grid: Grid) -> list[int]:

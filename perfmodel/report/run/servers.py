@@ -33,9 +33,13 @@ def lines(point: SizeResult) -> list[str]:
 
 def _updates(use: ServerUse) -> str:
     share = quantities.percent(use.updates_per_s / use.most_updates_per_s)
+    ends = ""
+    if use.updates_interval_per_s is not None:
+        low, high = (quantities.count(end) for end in use.updates_interval_per_s)
+        ends = f" (80 % interval {low} to {high})"
     return (
         f"{use.mode.capitalize()}: {quantities.count(use.updates_per_s)} updates/s of the "
-        f"parameters from {use.workers:,} workers, {share} of what {use.bound_by} allows."
+        f"parameters{ends} from {use.workers:,} workers, {share} of what {use.bound_by} allows."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,9 +44,22 @@ def rate_text(kind: str, rate_Bps: float) -> str:
 
 
 def find_limiting(point: SizeResult) -> list[LinkUse]:
-    """Links that the bottleneck names by their ends; none if something else limits the step."""
-    path = point.bottleneck_path
-    return [link for link in point.links or () if _label(link) in path]
+    """Links that the bottleneck names by their ends; none if something else limits the step.
+
+    Where the traffic of these is not listed, the like of them in a host whose traffic is.
+    """
+    links = point.links or ()
+    named = [link for link in links if _label(link) in point.bottleneck_path]
+    if named or "->" not in point.bottleneck_path:
+        return named
+    # Traffic is listed of a few hosts; the link that is named has its like in the first of them.
+    path = _without_numbers(point.bottleneck_path)
+    layers = {_without_numbers(_label(link)): link for link in reversed(links)}
+    return [link for label, link in layers.items() if label in path]
+
+
+def _without_numbers(label: str) -> str:
+    return re.sub(r"\d+", "", label)
 
 
 def limiting_device(point: SizeResult) -> str:
@@ -83,7 +97,8 @@ def alike(
 
 
 def _layer(topology: Topology, link: LinkUse) -> tuple[str, ...]:
-    return (link.kind, *sorted(topology.devices[end].kind for end in (link.src, link.dst)))
+    ends = [topology.devices.get(end) for end in (link.src, link.dst)]
+    return (link.kind, *sorted(end.kind for end in ends if end is not None))
 
 
 def layer_labels(

@@ -15,10 +15,14 @@ Dtype = Literal["fp32", "fp16", "bf16"]
 
 _SCALES = {"": 1, "k": 1_000, "K": 1_000, "M": 1_000_000, "Ki": 1_024}
 _AMOUNT = re.compile(r"\s*(\d{1,9}(?:\.\d{1,6})?)\s*(k|K|M|Ki|)\s*", re.ASCII)
+_GROUPED = re.compile(r"\s*\d{1,3}(?:[,_]\d{3}){1,3}\s*", re.ASCII)
+"""Digits in groups of three, as in 50,257."""
 
 
 def _parse_amount(value: object) -> object:
     """Read a number with a letter, such as "50k"; others are left to be checked."""
+    if isinstance(value, str) and len(value) < 30 and _GROUPED.fullmatch(value):
+        value = re.sub("[,_]", "", value)
     match = _AMOUNT.fullmatch(value) if isinstance(value, str) and len(value) < 30 else None
     if match is None:
         if isinstance(value, str):
@@ -49,6 +53,27 @@ PADDED_GPT2 = 50_304
 """GPT-2's vocabulary, padded to a multiple of 64."""
 MULTIPLE = 256
 """Llama's feed-forward width is two thirds of four times the width, rounded up to a multiple."""
+
+
+_SYNONYMS = {
+    "rope": "rotary", "absolute": "learned", "rmsnorm": "rms", "rms_norm": "rms",
+    "layernorm": "layer", "layer_norm": "layer",
+}  # fmt: skip
+
+
+def _usual_word(value: object) -> object:
+    """Read a word in any case, and by another name that many have for it."""
+    word = value.lower() if isinstance(value, str) else value
+    return _SYNONYMS.get(word, word) if isinstance(word, str) else word
+
+
+def _expert_count(value: object) -> object:
+    """Read a number of experts alone as a section."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return {"count": value} if whole else value
+
+
+_WORD = BeforeValidator(_usual_word)
 
 
 class ExpertShapeSection(FileModel):
@@ -84,16 +109,16 @@ class TransformerSection(FileModel):
     )
     head_dim: Amount | None = Field(default=None, description="default: hidden / heads")
     vocab: Words = Field(default=PADDED_GPT2, description="a number, or such as 50k")
-    mlp: Literal["swiglu", "geglu", "gelu", "relu2"] = Field(
+    mlp: Annotated[Literal["swiglu", "geglu", "gelu", "relu", "relu2"], _WORD] = Field(
         default="swiglu", description="feed-forward part: gated (three maps), or plain (two)"
     )
     mlp_hidden: Amount | None = Field(
         default=None,
         description="default: gated, 8/3 of hidden rounded up to a multiple of 256; else 4 hidden",
     )
-    norm: Literal["rms", "layer"] = "rms"
+    norm: Annotated[Literal["rms", "layer"], _WORD] = "rms"
     bias: Switch = Field(default=False, description="of all maps but the head")
-    positions: Literal["rotary", "learned", "none"] = Field(
+    positions: Annotated[Literal["rotary", "learned", "none"], _WORD] = Field(
         default="rotary", description="learned: a table as long as a sample"
     )
     qk_norm: Switch = Field(default=False, description="each head's queries and keys, as RMS")
@@ -107,7 +132,9 @@ class TransformerSection(FileModel):
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="of embeddings, of what joins the stream, and of scores"
     )
-    experts: ExpertShapeSection | None = None
+    experts: Annotated[ExpertShapeSection | None, BeforeValidator(_expert_count)] = Field(
+        default=None, description="a section, or their number alone"
+    )
 
     @property
     def head_count(self) -> int:
@@ -134,8 +161,11 @@ class TransformerSection(FileModel):
 
 def transformer_findings(section: TransformerSection) -> Iterator[tuple[str, str, str]]:
     """Find sizes that do not fit each other: field within it, what was found, what is allowed."""
-    heads, experts = section.head_count, section.experts
-    if section.head_dim is None and section.hidden % heads:
+    heads, experts, hidden = section.head_count, section.experts, section.hidden
+    size = section.head_dim or USUAL_HEAD // 2
+    if section.heads is None and hidden > size and hidden % size:
+        yield "heads", "nothing", f"a number: heads of {size} do not divide hidden, {hidden}"
+    elif section.head_dim is None and section.hidden % heads:
         yield "heads", str(heads), f"a divisor of hidden, {section.hidden}; or head_dim"
     if section.kv_heads is not None and heads % section.kv_heads:
         yield "kv_heads", str(section.kv_heads), f"a divisor of the {heads} heads"

@@ -207,10 +207,9 @@ def simulate(
         return Run(
             main.executions,
             (*main.step_ends_s, *[0.0] * (steps - len(main.step_ends_s))),
-            network.counted,
+            network,
             tuple(main.arrivals),
             {job.plan.name: job.completed_s for job in others},
-            network.notes,
         )
 
     if surroundings:  # whose objects grow without end

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
+from typing import Protocol
 
 from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.flow.approximation import ApproximationNote
@@ -15,6 +16,28 @@ from perfmodel.training.plan.step_plan import Compute, Task
 
 TaskExecution = tuple[Task, int, float, float, float, float]
 """A task as it ran, as `span_of` takes it: task, step, start, end, ready and stretch."""
+
+
+class Observed(Protocol):
+    """What a network has seen in a run: itself, or what was noted of it."""
+
+    @property
+    def counted(self) -> LinkCounters:
+        """Bytes over each directed link."""
+        ...
+
+    @property
+    def notes(self) -> tuple[ApproximationNote, ...]:
+        """Where what was simulated is an approximation."""
+        ...
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What was noted of a network."""
+
+    counted: LinkCounters
+    notes: tuple[ApproximationNote, ...]
 
 
 @dataclass(frozen=True)
@@ -27,22 +50,30 @@ class Run:
         All tasks, in the order in which they ended; times since the start of the run.
     step_ends_s : tuple of float
         When the last task of each step off the host ended.
-    counted : LinkCounters
-        Bytes over each directed link, whole run.
+    observed : Observed
+        What its network has seen, asked when somebody wants to know: most runs are for their time
+        only.
     arrivals : tuple of CollectiveArrivals
         When the ranks of each collective arrived; empty where all ranks are alike.
     others_step_ends_s : mapping of str to tuple of float
         Of the background jobs, by the name of their plan.
-    notes : tuple of ApproximationNote
-        Where fidelity "flow" was an approximation, and how far off it may be.
     """
 
     executions: Sequence[TaskExecution] = field(repr=False)
     step_ends_s: tuple[float, ...]
-    counted: LinkCounters
+    observed: Observed = field(repr=False)
     arrivals: tuple[CollectiveArrivals, ...] = ()
     others_step_ends_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    notes: tuple[ApproximationNote, ...] = ()
+
+    @cached_property
+    def counted(self) -> LinkCounters:
+        """Bytes over each directed link, whole run."""
+        return self.observed.counted
+
+    @cached_property
+    def notes(self) -> tuple[ApproximationNote, ...]:
+        """Where fidelity "flow" was an approximation, and how far off it may be."""
+        return self.observed.notes
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, sending_s
+from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
@@ -209,8 +209,9 @@ class Collective:
     def takes_s(self, rates_Bps: FloatArray) -> float:
         """Estimate the time of the present leg at some rates; seconds."""
         leg = timed_phases(self.lowered, self.stage, rates_Bps)
+        channels = self.timer.keep(EdgesOfChannels)
         return sum(
-            cycle_s(phase, leg.rate_Bps, leg.latency_s, self.lowered.credits)
+            cycle_s(phase, leg.rate_Bps, leg.latency_s, self.lowered.credits, channels.of(phase))
             for phase in leg.phases
         )
 
@@ -224,20 +225,36 @@ def _are_same(a_Bps: FloatArray, b_Bps: FloatArray) -> bool:
     return a_Bps is b_Bps or bool((np.abs(a_Bps - b_Bps) <= SAME_RATE * b_Bps).all())
 
 
-def cycle_s(phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int) -> float:
+@dataclass
+class EdgesOfChannels:
+    """Numbers of edges of each channel of a phase that has some, counted once."""
+
+    _counted: dict[int, tuple[Phase, IntArray]] = field(default_factory=dict)
+
+    def of(self, phase: Phase) -> IntArray:
+        """Return the edges of each channel; shape (channels,)."""
+        if id(phase) not in self._counted:  # the entry holds it, so that its id stays unique
+            self._counted[id(phase)] = phase, np.bincount(phase.channel)
+        return self._counted[id(phase)][1]
+
+
+def cycle_s(
+    phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int, edges: IntArray
+) -> float:
     """Estimate the time of a phase: its slowest cycle times its repeats; seconds.
 
     The elementary cycles of a ring's recurrence are an edge's own work, the return of its credits,
-    and the path around the ring.
+    and the path around the ring. `edges`: of each channel; shape (channels,).
     """
-    busy = sending_s(phase.nbytes, rate_Bps)
+    busy = phase.nbytes / rate_Bps if rate_Bps.all() else sending_s(phase.nbytes, rate_Bps)
     step = busy + latency_s
     own = np.maximum(busy, step / credits) if phase.repeat > 1 else busy
     slowest = float((own * phase.active).max(initial=0.0))
     if phase.repeat == 1 or phase.first.any():
         return slowest
-    around = np.bincount(phase.channel, weights=step) / np.bincount(phase.channel)
-    return max(slowest, phase.repeat * float(np.nanmax(around)) / phase.lag)
+    sums = np.bincount(phase.channel, weights=step)
+    around = float((sums / np.maximum(edges, 1)).max())
+    return max(slowest, phase.repeat * around / phase.lag)
 
 
 def sort_key(job: Collective | Streams, mark: int) -> tuple[float, int, float, int]:

@@ -20,7 +20,7 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.engine.engine import Fidelity, Surroundings, on_network
-from perfmodel.simulate.engine.outcome import Run, TaskExecution
+from perfmodel.simulate.engine.outcome import Observations, Run, TaskExecution
 from perfmodel.simulate.engine.plan_run import Stretch
 from perfmodel.simulate.network import Network
 from perfmodel.simulate.ranks.collective_times import (
@@ -124,10 +124,9 @@ class _Recurrence:
         return Run(
             self._executions,
             tuple(self._step_ends),
-            self._times.counted(self._end_s),
+            Observations(self._times.counted(self._end_s), self._times.notes),
             tuple(self._arrivals_seen),
             self._times.others_step_ends_s,
-            self._times.notes,
         )
 
     # ------------------------------------------------------------ tasks

@@ -193,24 +193,43 @@ def rates_in_turns(
     return shares
 
 
+@dataclass
+class _Solutions:
+    """Max-min fair rates of the edges of some jobs, limited in several ways.
+
+    Rounds soon ask for what the round before has asked for.
+    """
+
+    sharing: LinkSharing
+    capacity_Bps: FloatArray
+    parts: Sequence[slice]
+    """Edges of each job."""
+    _last: dict[object, tuple[FloatArray, list[FloatArray]]] = field(default_factory=dict)
+
+    def of(self, name: object, limits_Bps: Iterable[FloatArray]) -> list[FloatArray]:
+        """Rates of each job's edges under some limits; `name`: of the question."""
+        limits = np.concatenate(list(limits_Bps))
+        last = self._last.get(name)
+        if last is None or not np.array_equal(last[0], limits):
+            rates = self.sharing.rates(self.capacity_Bps, limits)
+            last = self._last[name] = limits, [rates[part] for part in self.parts]
+        return last[1]
+
+
 def shared_rates(capacity_Bps: FloatArray, shares: Sequence[Share]) -> list[FloatArray]:
     """Rate of each job's edges while they send, max-min fairly; wire bytes per second.
 
     An edge that waits, for data or for latency, sends for a part of the time only: others share
     links with its average, bytes over time. So the rates of each job are solved with the others
-    limited to their averages, and the averages follow from the rates, in `ROUNDS` iterations.
+    limited to their averages, and the averages follow from the rates, in `ROUNDS` iterations, or
+    fewer where the rates stay what they are.
     """
     caps = [share.stage.cap_Bps for share in shares]
     edges = join_edges([share.stage.edges for share in shares])
-    sharing = LinkSharing.of(edges.pointers, edges.arcs)
     ends = np.cumsum([len(cap) for cap in caps]).tolist()
     parts = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
-
-    def solved(limits: Iterable[FloatArray]) -> list[FloatArray]:
-        limited = sharing.rates(capacity_Bps, np.concatenate(list(limits)))
-        return [limited[part] for part in parts]
-
-    rates = solved(caps)
+    solutions = _Solutions(LinkSharing.of(edges.pointers, edges.arcs), capacity_Bps, parts)
+    rates = solutions.of("all", caps)
     if len(shares) < 2 or any(not part.all() for part in rates):
         return rates
     for _ in range(ROUNDS):
@@ -218,16 +237,18 @@ def shared_rates(capacity_Bps: FloatArray, shares: Sequence[Share]) -> list[Floa
         slack = [bool((u < r * (1 - NO_SLACK)).any()) for u, r in zip(uses, rates, strict=True)]
         if not any(slack):
             break
-        limited = solved(u if s else c for u, c, s in zip(uses, caps, slack, strict=True))
-        by_key: dict[object, list[FloatArray]] = {}
-        for share in (share for share, s in zip(shares, slack, strict=True) if s):
-            if share.key not in by_key:
-                own = [not s or other.key == share.key
-                       for other, s in zip(shares, slack, strict=True)]  # fmt: skip
-                by_key[share.key] = solved(
-                    c if o else u for u, c, o in zip(uses, caps, own, strict=True)
-                )
-        rates = [by_key[share.key][j] if slack[j] else limited[j] for j, share in enumerate(shares)]
+        limited = solutions.of(
+            "limited", (u if s else c for u, c, s in zip(uses, caps, slack, strict=True))
+        )
+        before, rates = rates, list(limited)
+        for j, share in enumerate(shares):
+            if slack[j]:
+                own = (not s or other.key == share.key
+                       for other, s in zip(shares, slack, strict=True))  # fmt: skip
+                limits = (c if o else u for u, c, o in zip(uses, caps, own, strict=True))
+                rates[j] = solutions.of(("own", share.key), limits)[j]
+        if all(map(np.array_equal, before, rates)):
+            break
     return rates
 
 

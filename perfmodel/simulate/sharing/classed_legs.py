@@ -102,8 +102,8 @@ def _may_be_classed(stage: Stage) -> bool:
 
 
 def _agree(classes: EdgeClasses, stage: Stage) -> bool:
-    """Whether edges of a class have the same bytes, latency and cap."""
-    return all(map(classes.agree, (stage.phases[0].nbytes, stage.latency_s, stage.cap_Bps)))
+    """Whether edges of a class have the same latency and cap; bytes fit where rates were found."""
+    return classes.agree(stage.latency_s) and classes.agree(stage.cap_Bps)
 
 
 def sooner_s(nbytes: FloatArray, usual_Bps: FloatArray, ends_Bps: FloatArray) -> FloatArray:

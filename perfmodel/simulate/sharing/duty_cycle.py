@@ -6,7 +6,9 @@ active in some repeats only, and share a link with those that are active in the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,28 +28,43 @@ StageKey = tuple[int, ...]
 """Ids of the edges of a stage and of its phases."""
 
 
+class _KnownPatterns(NamedTuple):
+    """Patterns of the uses of links by some edges: at first of channels that carry alike."""
+
+    arcs: IntArray
+    first: IntArray
+    capacity_Bps: FloatArray
+    patterns: list[UsePatterns]
+
+
 @dataclass
 class UseOrders:
-    """How links are used by sets of edges; found once for all sizes of a collective."""
+    """How links are used by sets of edges; found once for all sizes of a collective.
 
-    _patterns: dict[tuple[int, ...], tuple[Edges, IntArray, FloatArray, UsePatterns]] = field(
-        default_factory=dict
-    )
+    Machines whose links differ in their latencies only may share it.
+    """
+
+    _patterns: dict[tuple[int, ...], _KnownPatterns] = field(default_factory=dict)
     _fits: dict[tuple[int, int], tuple[UsePatterns, Phase, bool]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self._patterns)
+        return sum(len(known.patterns) for known in self._patterns.values())
 
     def of(self, stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
         """Return how links of some capacity are used in a phase of a stage."""
-        key = id(stage.edges), id(phase.first), id(capacity_Bps), len(stage.phases)
-        if key not in self._patterns:
-            self._put(key, stage, phase, capacity_Bps, patterns_of(stage, phase, capacity_Bps))
-        patterns = self._patterns[key][3]
-        if not self._fit(patterns, phase):
-            patterns = patterns_of(stage, phase, capacity_Bps, by_channel=True)
-            self._put(key, stage, phase, capacity_Bps, patterns)
-        return patterns
+        key = id(stage.edges.arcs), id(phase.first), id(capacity_Bps), len(stage.phases)
+        if key not in self._patterns:  # the entry holds them, so that their ids stay unique
+            self._patterns[key] = _KnownPatterns(stage.edges.arcs, phase.first, capacity_Bps, [])
+        patterns = self._patterns[key].patterns
+        fitting = self._fitting(patterns, phase)
+        if fitting is None:  # channels that carry unlike bytes are told apart
+            fitting = patterns_of(stage, phase, capacity_Bps, by_channel=bool(patterns))
+            del patterns[1:]
+            patterns.append(fitting)
+        return fitting
+
+    def _fitting(self, patterns: Sequence[UsePatterns], phase: Phase) -> UsePatterns | None:
+        return next((each for each in patterns if self._fit(each, phase)), None)
 
     def _fit(self, patterns: UsePatterns, phase: Phase) -> bool:
         """Whether patterns are those of a phase; looked at once for each phase."""
@@ -60,21 +77,12 @@ class UseOrders:
         """Return the classes of edges of a stage whose rates were asked for; None without any."""
         if len(stage.phases) > 1:  # patterns of one phase are not those of another
             return None
-        for key, (edges, first, _, patterns) in self._patterns.items():
-            is_own = edges is stage.edges and first is stage.phases[0].first
+        for key, known in self._patterns.items():
+            is_own = known.arcs is stage.edges.arcs and known.first is stage.phases[0].first
             if is_own and key[-1] == 1:
-                return patterns.classes
+                patterns = self._fitting(known.patterns, stage.phases[0])
+                return None if patterns is None else patterns.classes
         return None
-
-    def _put(
-        self,
-        key: tuple[int, ...],
-        stage: Stage,
-        phase: Phase,
-        capacity_Bps: FloatArray,
-        patterns: UsePatterns,
-    ) -> None:
-        self._patterns[key] = stage.edges, phase.first, capacity_Bps, patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +108,14 @@ class StageRates:
     Parameters
     ----------
     capacity_Bps : ndarray of float, shape (links,)
+    orders : UseOrders
     """
 
     capacity_Bps: FloatArray
+    orders: UseOrders = field(default_factory=UseOrders)
     _max_min: dict[int, tuple[Edges, FloatArray]] = field(default_factory=dict)
     _duty_cycled: dict[StageKey, tuple[Stage, ClassRates]] = field(default_factory=dict)
     _fill_and_drain: dict[StageKey, tuple[Stage, ClassRates]] = field(default_factory=dict)
-    _orders: UseOrders = field(default_factory=UseOrders)
 
     def of(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge; shape (edges,)."""
@@ -122,13 +131,13 @@ class StageRates:
 
     def classes(self, stage: Stage) -> EdgeClasses | None:
         """Return edges that are alike on their links, of a stage whose rates were asked for."""
-        return self._orders.classes(stage)
+        return self.orders.classes(stage)
 
     def duty_cycled(self, stage: Stage) -> ClassRates:
         """Return the rates of edges that are active in some repeats only, whatever their caps."""
         key = _key(stage)
         if key not in self._duty_cycled:
-            rates = _duty_cycle_rates(self.capacity_Bps, stage, self._orders)
+            rates = _duty_cycle_rates(self.capacity_Bps, stage, self.orders)
             self._duty_cycled[key] = stage, ClassRates(rates, self.classes(stage))
         return self._duty_cycled[key][1]
 
@@ -140,7 +149,7 @@ class StageRates:
         """Return the rates of edges while a pipeline fills or drains, whatever their caps."""
         key = _key(stage)
         if key not in self._fill_and_drain:
-            rates = _fill_and_drain_rates(self.capacity_Bps, stage, self._orders)
+            rates = _fill_and_drain_rates(self.capacity_Bps, stage, self.orders)
             self._fill_and_drain[key] = stage, ClassRates(rates, self.classes(stage))
         return self._fill_and_drain[key][1]
 

@@ -8,13 +8,20 @@ equal sums is less likely than one in ten million.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.arrays import FloatArray, IntArray, parts_of
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.path_classes import EdgeClasses, classify, mix
+from perfmodel.collectives.timing.path_classes import (
+    EdgeClasses,
+    Hashes,
+    classify,
+    mix,
+)
 from perfmodel.library.lowering.edges import Edges, ranges
 from perfmodel.library.lowering.lowered import Stage
 from perfmodel.simulate.sharing.link_uses import UseOrder, order_uses
@@ -96,17 +103,14 @@ def _find_patterns(
     edges, first = stage.edges, phase.first
     lengths = np.diff(edges.pointers)
     begin, users = _begins(edges, first), np.bincount(edges.arcs, minlength=len(capacity_Bps))
-    later = np.repeat(first, lengths) - begin[edges.arcs]
-    uses = mix(later, np.repeat(senders.of, lengths))
-    links = np.zeros(len(capacity_Bps), dtype=np.uint64)
-    np.add.at(links, edges.arcs, uses)
-    links = mix(links, users, capacity_Bps)
-    step = np.arange(len(edges.arcs)) - np.repeat(edges.pointers[:-1], lengths)
-    routes = np.add.reduceat(mix(links[edges.arcs], later, step), edges.pointers[:-1])
+    count = len(begin)  # links up to the last used
+    links = mix(_sums_of_uses(edges, first, begin, senders), users[:count], capacity_Bps[:count])
+    routes = _routes(edges, first, begin, links)
     classes = classify(mix(routes, senders.of, lengths, stage.cap_Bps, stage.latency_s))
     chosen = classes.sample
     crossed = ranges(edges.pointers[:-1][chosen], lengths[chosen])
     arcs, owner = edges.arcs[crossed], np.repeat(chosen, lengths[chosen])
+    later = first[owner] - begin[arcs]
     # Of the links that the chosen edges share with others, the first of each pattern.
     shared = np.flatnonzero(users[arcs] > 1)
     _, at, pattern = np.unique(links[arcs[shared]], return_index=True, return_inverse=True)
@@ -114,9 +118,7 @@ def _find_patterns(
     counted[arcs[shared][at]] = True
     order = order_uses(edges, first, counted)
     use = np.full(len(arcs), -1)
-    represented = _Uses(
-        arcs[shared][at][pattern], later[crossed[shared]], senders.of[owner[shared]]
-    )
+    represented = _Uses(arcs[shared][at][pattern], later[shared], senders.of[owner[shared]])
     use[shared] = represented.find_in(
         _Uses(order.links, first[order.edge] - begin[order.links], senders.of[order.edge])
     )
@@ -127,8 +129,45 @@ def _find_patterns(
 def _begins(edges: Edges, first: IntArray) -> IntArray:
     """Repeat in which each link is used first; shape (links up to the last used,)."""
     begin = np.full(int(edges.arcs.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(begin, edges.arcs, np.repeat(first, np.diff(edges.pointers)))
+    for part in _parts(edges):
+        np.minimum.at(begin, part.arcs, np.repeat(first[part.edges], part.lengths))
     return begin
+
+
+def _sums_of_uses(edges: Edges, first: IntArray, begin: IntArray, senders: EdgeClasses) -> Hashes:
+    """Sum of the hashes of the uses of each link, by when and by whom; shape (links,)."""
+    sums = np.zeros(len(begin), dtype=np.uint64)
+    for part in _parts(edges):
+        later = np.repeat(first[part.edges], part.lengths) - begin[part.arcs]
+        users = np.repeat(senders.of[part.edges], part.lengths)
+        np.add.at(sums, part.arcs, mix(later, users))
+    return sums
+
+
+def _routes(edges: Edges, first: IntArray, begin: IntArray, links: Hashes) -> Hashes:
+    """Hash of the links that each edge crosses, in order, and of when; shape (edges,)."""
+    routes = np.empty(len(edges), dtype=np.uint64)
+    for part in _parts(edges):
+        later = np.repeat(first[part.edges], part.lengths) - begin[part.arcs]
+        starts = np.cumsum(part.lengths) - part.lengths
+        step = np.arange(len(part.arcs)) - np.repeat(starts, part.lengths)
+        routes[part.edges] = np.add.reduceat(mix(links[part.arcs], later, step), starts)
+    return routes
+
+
+class _Part(NamedTuple):
+    """Some edges in a row."""
+
+    edges: slice
+    lengths: IntArray
+    arcs: IntArray
+
+
+def _parts(edges: Edges) -> Iterator[_Part]:
+    """Edges, so many at once that what is worked out for their links stays in a cache."""
+    for rows in parts_of(len(edges)):
+        pointers = edges.pointers[rows.start : rows.stop + 1]
+        yield _Part(rows, np.diff(pointers), edges.arcs[pointers[0] : pointers[-1]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 LISTED = 10
 """Simulated mixtures that are shown."""
-HIDDEN = 1e-3
-"""Share of a step below which what reductions expose is not worth other buckets."""
+HIDDEN = 0.01
+"""Share of a step below which what reductions expose is not worth more simulations; `tune` keeps
+the library's buckets for less, too."""
 AT_LEAST = 1 - 1e-9
 """Share of its lower bound that no step is below: sums of floats differ in the last digits."""
 
@@ -243,15 +244,15 @@ class _Search:
         setting = None if sizes_of is None else sizes_of(own, ranks)
         if setting is None or winner.parts_s["data"] < HIDDEN * step_s:
             return
-        tried = [
+        variants = [
             replace(best, bucket_size=None if size is None else (setting.field, size))
             for size in setting.values
         ]
         middle = setting.values.index(None)
-        self.simulations.begin([tried[middle - 1], tried[middle + 1]])
+        self.simulations.begin([variants[middle - 1], variants[middle + 1]])
         for direction in (1, -1):
             at = middle + direction
-            while 0 <= at < len(tried) and self._is_quicker(tried[at]):
+            while 0 <= at < len(variants) and self._is_quicker(variants[at]):
                 at += direction
             if at != middle + direction:
                 return

@@ -36,6 +36,9 @@ from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload, slow_devi
 WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved", "looped_bfs")
 """Schedules whose last backward of a stage is followed by those of the stages before it."""
 
+HIDING = ("dualpipe", "dualpipe_v")
+"""Schedules that hide what experts exchange."""
+
 Groups = tuple[tuple[str, tuple[RankGroup, ...]], ...]
 
 
@@ -84,7 +87,7 @@ class StepBounds:
         key = (
             candidate.tensor, candidate.sequence_parallel, candidate.context, candidate.expert,
             candidate.micro_batch, candidate.recompute, self._held_dtype(candidate),
-            self._called_groups(candidate),
+            self._exposed_groups(candidate),
             candidate.micro_batches if self.precision == "fp8" else 0,
         )  # fmt: skip
         if key not in self._shares:
@@ -96,6 +99,12 @@ class StepBounds:
             job = self.make(candidate).job
             self._held[candidate.sharding] = job.strategy.held_dtype(job.options)
         return self._held[candidate.sharding]
+
+    def _exposed_groups(self, candidate: MixtureCandidate) -> Groups:
+        """Groups of which calls may not be hidden."""
+        hides = candidate.schedule in HIDING
+        groups = self._called_groups(candidate)
+        return tuple(each for each in groups if each[0] != "expert" or not hides)
 
     def _called_groups(self, candidate: MixtureCandidate) -> Groups:
         """One group of each stage whose ranks share layers, without those that are alike."""
@@ -144,7 +153,7 @@ class StepBounds:
         def of(calls: tuple[PassCall, ...]) -> float:
             total_s = 0.0
             for each in calls:
-                if each.window_s == 0:
+                if each.window_s == 0 and each.call.group in groups:
                     call = each.call
                     item_bytes = ITEM_BYTES[call.dtype or precision]
                     nbytes = round(call.elements * sized.batch * item_bytes)

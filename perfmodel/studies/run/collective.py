@@ -52,6 +52,7 @@ def collective_rows(
     profile_rows: Rows | None = None,
     fidelity: Fidelity = "flow",
     progress: Callable[[int, int], None] | None = None,
+    nominal: UncontendedTimer | None = None,
 ) -> list[dict[str, Any]]:
     """Time one collective over all ranks of a machine at several sizes.
 
@@ -75,6 +76,8 @@ def collective_rows(
     fidelity : {"flow", "message"}
     progress : callable, optional
         Called with (done, total).
+    nominal : UncontendedTimer, optional
+        That of `nominal_timer`, if it serves other questions too.
 
     Returns
     -------
@@ -89,16 +92,21 @@ def collective_rows(
     """
     all_sizes = list(sizes)
     _check_arguments(all_sizes, fidelity)
-    nominal = make_machine(topology, load_library(library), settings=settings)
-    machine = nominal if profile is None else apply(profile, nominal, rows=profile_rows)
+    nominal = nominal or nominal_timer(topology, library, settings)
+    timer = nominal
+    if profile is not None:
+        timer = UncontendedTimer(apply(profile, nominal.machine, rows=profile_rows))
+    machine = timer.machine
     named = None if algorithm == "auto" else algorithm.replace("-", "_")
     if named is not None:
         maker(op, named)  # raises for an unknown name, also on a single rank
     drawn: list[Machine] = []
     size = len(topology.ranks)
     if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=named):
-        drawn = [apply(p, nominal, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)]
-    timer, alternatives = UncontendedTimer(machine), [UncontendedTimer(other) for other in drawn]
+        drawn = [
+            apply(p, nominal.machine, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)
+        ]
+    alternatives = [UncontendedTimer(other) for other in drawn]
     pairs = [(op, nbytes) for nbytes in all_sizes]
     sockets = named is None and uses_sockets(machine, fidelity)
     if fidelity == "message":
@@ -119,6 +127,13 @@ def collective_rows(
     return rows
 
 
+def nominal_timer(
+    topology: Topology, library: str = "nccl", settings: LibrarySettings | None = None
+) -> UncontendedTimer:
+    """Timer of a machine without measured corrections."""
+    return UncontendedTimer(make_machine(topology, load_library(library), settings=settings))
+
+
 def profile_notes(
     topology: Topology, *, op: str, sizes: Iterable[int], profile: Profile, rows: Rows | None = None
 ) -> tuple[str, ...]:
@@ -129,22 +144,16 @@ def profile_notes(
 
 
 def routing_notes(
-    topology: Topology,
-    *,
-    op: str,
-    nbytes: int,
-    algorithm: str = "auto",
-    library: str = "nccl",
-    settings: LibrarySettings | None = None,
+    nominal: UncontendedTimer, *, op: str, nbytes: int, algorithm: str = "auto"
 ) -> tuple[str, ...]:
     """Name the routing of the fabric where its static hash makes a collective much slower."""
+    topology = nominal.machine.topology
     ranks = range(len(topology.ranks))
     if topology.hosts < 2 or len(ranks) < 2:
         return ()
-    timer = UncontendedTimer(make_machine(topology, load_library(library), settings=settings))
     named = None if algorithm == "auto" else algorithm.replace("-", "_")
-    lowered = timer.best(op, nbytes, ranks, 0, named)[0]
-    return describe_routing(hash_cost(timer, lowered), nbytes, op)
+    lowered = nominal.best(op, nbytes, ranks, 0, named)[0]
+    return describe_routing(hash_cost(nominal, lowered), nbytes, op)
 
 
 def _check_arguments(sizes: Iterable[int], fidelity: str) -> None:

@@ -109,12 +109,12 @@ def search_workers(
     Raises `InputError`: something is said where nothing is searched, or as of `check_backend`.
     """
     flags = {"-j": (jobs, None), "--backend": (backend, "loky"), "--scheduler": (scheduler, None)}
-    given = {flag: value for flag, (value, usual) in flags.items() if value != usual}
-    if not given:
+    stated = {flag: value for flag, (value, usual) in flags.items() if value != usual}
+    if not stated:
         return ALONE
     if scenario.strategy.kind != "auto":
         allowed = "nothing without strategy.kind: auto, whose mixtures are simulated in parallel"
-        raise InputError(Fault(flag, str(value), allowed) for flag, value in given.items())
+        raise InputError(Fault(flag, str(value), allowed) for flag, value in stated.items())
     return Workers(jobs, check_backend(backend, scheduler, jobs), scheduler)
 
 

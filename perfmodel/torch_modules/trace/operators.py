@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixKernel, MatrixProduct
-from perfmodel.workload.zoo.layers import BATCH_NORM_PASSES, LOSS_PASSES, NORM_PASSES
+from perfmodel.workload.zoo.images.image_layers import BATCH_NORM_PASSES
+from perfmodel.workload.zoo.layers import LOSS_PASSES, NORM_PASSES
 
 OperatorKind = Literal["matrix", "norm", "map_norm", "loss", "other"]
 """A matrix kernel; a normalisation over rows or of feature maps; the softmax of a loss; the rest.

@@ -165,18 +165,18 @@ def _of_workers(table: EventTable) -> tuple[Call, ...]:
     return tuple(calls)
 
 
-def _asked(operation: str, start_s: float, asked: dict[str, list[float]]) -> tuple[str, float]:
+def _asked(operation: str, start_s: float, issued: dict[str, list[float]]) -> tuple[str, float]:
     """Which call a worker's operation belongs to: Gloo reduces and scatters by an all-reduce."""
     candidates = (operation, "reduce_scatter") if operation == "all_reduce" else (operation,)
     pending = [
-        (asked[each][0], each)
+        (issued[each][0], each)
         for each in candidates
-        if asked.get(each) and asked[each][0] <= start_s
+        if issued.get(each) and issued[each][0] <= start_s
     ]
     if not pending:
         return operation, start_s
     asked_s, operation = min(pending)
-    asked[operation].pop(0)
+    issued[operation].pop(0)
     return operation, asked_s
 
 

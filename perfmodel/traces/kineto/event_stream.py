@@ -31,6 +31,10 @@ MOST_EVENTS = 40_000_000
 BOMB_RATIO, BOMB_FROM_BYTES = 300, 64 << 20
 """Kineto traces shrink 10 to 30 times; beyond 64 MiB of text a larger ratio is no trace."""
 
+GUESSES = 8
+"""Brackets that may be the end of the last whole event in memory."""
+
+_NEXT_OBJECT = re.compile(r"[ \t\r\n]*,[ \t\r\n]*\{")
 _SPACES = re.compile(r"[ \t\r\n]*")
 _GZIP = b"\x1f\x8b"
 _ALLOWED = "a trace of PyTorch's profiler (export_chrome_trace), .json or .json.gz"
@@ -105,7 +109,7 @@ class _Text:
         self.path = path
         self.pieces = _read_bytes(path)
         self.decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
-        self.text, self.at, self.ended = "", 0, False
+        self.text, self.at, self.ended, self.is_fresh = "", 0, False, True
         self.parser = json.JSONDecoder()
 
     def grow(self) -> None:
@@ -115,7 +119,7 @@ class _Text:
             self.ended = True
             return
         self.text = self.text[self.at :] + self.decoder.decode(piece)
-        self.at = 0
+        self.at, self.is_fresh = 0, True
 
     def peek(self) -> str:
         """Return the next character that is no space; nothing at the end."""
@@ -150,6 +154,26 @@ class _Text:
             raise trace_fault(self.path, f"{member} that is cut off or no JSON", "a whole trace")
         size = f"{LARGEST_MEMBER >> 20} MiB"
         raise trace_fault(self.path, f"{member} that is no JSON, or more than {size} of it")
+
+    def many(self) -> list[Any]:
+        """Read all whole objects of a list that are in memory, up to a comma; nothing if unsure.
+
+        What parses as a list up to some bracket is the begin of the list in the file.
+        """
+        cut = len(self.text)
+        for _ in range(GUESSES if self.is_fresh else 0):
+            cut = self.text.rfind("}", self.at, cut)
+            if cut < 0:
+                return []
+            follower = _NEXT_OBJECT.match(self.text, cut + 1)
+            if follower is None:
+                continue
+            with suppress(ValueError, RecursionError):
+                values: list[Any] = json.loads(f"[{self.text[self.at : cut + 1]}]")
+                self.at = follower.end() - 1
+                return values
+        self.is_fresh = False
+        return []
 
     def _parse(self, member: str) -> Any:
         try:
@@ -204,14 +228,16 @@ def _events(text: _Text) -> Iterator[dict[str, Any]]:
         text.take("]")
         return
     while True:
-        event = text.value(f"event {number}")
-        if not isinstance(event, dict):
-            raise trace_fault(text.path, f"event {number} that is no object")
-        yield event
-        number += 1
+        text.peek()
+        many = text.many()
+        for event in many or [text.value(f"event {number}")]:
+            if not isinstance(event, dict):
+                raise trace_fault(text.path, f"event {number} that is no object")
+            yield event
+            number += 1
         if number > MOST_EVENTS:
             raise trace_fault(text.path, f"more than {MOST_EVENTS:,} events", "fewer steps")
-        if text.take(",]") == "]":
+        if not many and text.take(",]") == "]":
             return
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
+from perfmodel.garbage import no_collections
 from perfmodel.traces.kineto.event_stream import read_events, trace_fault
 
 US = 1e-6
@@ -142,9 +143,10 @@ def read_table(path: Path) -> EventTable:
     header: dict[str, Any] = {}
     builder = _Builder(path)
     count = 0
-    for event in read_events(path, header):
-        builder.add(event)
-        count += 1
+    with no_collections():
+        for event in read_events(path, header):
+            builder.add(event)
+            count += 1
     if not count:
         raise trace_fault(path, "no events")
     if not len(builder.columns["op"].start) and not len(builder.columns["device"].start):
@@ -164,6 +166,7 @@ class _Builder:
         self.threads: dict[tuple[Any, Any], int] = {}
         self.columns = {kind: Columns() for kind in ("op", "mark", "device", "launch", "module")}
         self.arguments: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self.fields: dict[tuple[str, str], tuple[str, ...]] = {}
         self.others: set[str] = set()
         self.base: float | None = None
         self.shaped = 0
@@ -182,20 +185,19 @@ class _Builder:
             kind = "module" if name.startswith(MODULE) else "mark"
         elif kind == "module":
             return
-        start, length = self._times(event)
-        arguments = event.get("args")
-        arguments = arguments if isinstance(arguments, dict) else {}
-        self._store(kind, name[:LONGEST_NAME], start, length, event, arguments)
-
-    def _times(self, event: Mapping[str, Any]) -> tuple[float, float]:
         start = self._time(event, "ts", -LONGEST_US)
         length = self._time(event, "dur", 0.0)
         if self.base is None:
             self.base = start
-        return (start - self.base) * US, length * US
+        start, length = (start - self.base) * US, length * US
+        arguments = event.get("args")
+        arguments = arguments if isinstance(arguments, dict) else {}
+        self._store(kind, name[:LONGEST_NAME], start, length, event, arguments)
 
     def _time(self, event: Mapping[str, Any], field_: str, least: float) -> float:
         value = event.get(field_)
+        if type(value) is float and least <= value <= LONGEST_US:
+            return value
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not least <= value <= LONGEST_US:  # type: ignore[operator]
             text = f"{field_} {value!r:.40} of {str(event.get('name'))[:40]!r}"
@@ -207,7 +209,9 @@ class _Builder:
         event: Mapping[str, Any], arguments: Mapping[str, Any],
     ) -> None:  # fmt: skip
         number = self.names.setdefault(name, len(self.names))
-        owner = (str(event.get("pid")), str(event.get("tid")))
+        owner = (event.get("pid"), event.get("tid"))
+        if type(owner[0]) is not int or type(owner[1]) is not int:
+            owner = (str(owner[0]), str(owner[1]))
         thread = self.threads.setdefault(owner, len(self.threads))
         key, detail = _integer(arguments.get("correlation")), 0
         if kind == "op":
@@ -218,7 +222,10 @@ class _Builder:
             grid = (arguments.get("grid"), arguments.get("block"))
             detail = copied if copied >= 0 else _hash(grid)
         row = self.columns[kind].add(start, length, number, thread, key, detail)
-        if chosen := kept_arguments(kind, name, arguments):
+        fields = self.fields.get((kind, name))
+        if fields is None:
+            fields = self.fields[kind, name] = kept_fields(kind, name)
+        if fields and (chosen := {key: arguments[key] for key in fields if key in arguments}):
             self.arguments[kind, row] = chosen
         elif name in FIRST_OPERATORS and self.shaped < MOST_SHAPED and "Input Dims" in arguments:
             self.arguments[kind, row] = {"Input Dims": arguments["Input Dims"]}
@@ -233,17 +240,20 @@ _SHAPES = ("Input Dims", "Input type", "External id")
 
 def kept_arguments(kind: str, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of communication and of gradients; those of others are dropped."""
+    return {key: arguments[key] for key in kept_fields(kind, name) if key in arguments}
+
+
+def kept_fields(kind: str, name: str) -> tuple[str, ...]:
+    """Names of these arguments of events of a kind and name."""
     if name == "record_param_comms" or (
         kind == "device" and name.lower().startswith(COMMUNICATION_KERNELS)
     ):
-        fields = _COMMUNICATION
-    elif name.startswith((*BACKENDS, "c10d::", "fsdp::chunk_cat")) or name.endswith(
+        return _COMMUNICATION
+    if name.startswith((*BACKENDS, "c10d::", "fsdp::chunk_cat")) or name.endswith(
         ("AccumulateGrad", "mul_out", "copy_bucket_to_grad")
     ):
-        fields = _SHAPES
-    else:
-        return {}
-    return {key: arguments[key] for key in fields if key in arguments}
+        return _SHAPES
+    return ()
 
 
 def _integer(value: Any) -> int:

@@ -63,7 +63,7 @@ def read_nsight(path: Path) -> EventTable:
             database.execute("PRAGMA trusted_schema = OFF")
             database.text_factory = lambda raw: raw.decode("utf-8", "replace")
             return _Reader(path, database).table()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise trace_fault(path, f"a database that cannot be read ({error})", _ALLOWED) from None
 
 

@@ -116,16 +116,21 @@ def _fit(trace: RankTrace, profile: Profile) -> LinkFit | None:
 
 def write_rebuilt(rebuilt: Rebuilt, folder: Path) -> Path:
     """Write the files and return the path of the scenario."""
+    for name in rebuilt.documents:
+        write_atomically(folder / name, yaml_text(rebuilt, name))
+    return folder / SCENARIO
+
+
+def yaml_text(rebuilt: Rebuilt, name: str) -> str:
+    """One of the files."""
     from ruamel.yaml import YAML
 
     yaml = YAML()
     yaml.default_flow_style = None
     yaml.width = 120
-    for name, document in rebuilt.documents.items():
-        text = StringIO()
-        yaml.dump(dict(document), text)
-        write_atomically(folder / name, f"# {rebuilt.comments[name]}\n{text.getvalue()}")
-    return folder / SCENARIO
+    text = StringIO()
+    yaml.dump(dict(rebuilt.documents[name]), text)
+    return f"# {rebuilt.comments[name]}\n{text.getvalue()}"
 
 
 def _check_strategy(ranks: Sequence[RankTrace]) -> None:

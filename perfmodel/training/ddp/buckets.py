@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, DdpOptions
@@ -79,16 +79,16 @@ def assign_buckets(
     """
     _check_assignment(tensors, caps_bytes, order, sparse)
     closed: list[tuple[int, ...]] = []
-    filling: dict[_Key, list[int]] = {}
-    filled_bytes: dict[_Key, int] = {}
-    cap_position: dict[_Key, int] = {}
+    filling: dict[str | _Key, list[int]] = {}
+    filled_bytes: dict[str | _Key, int] = {}
+    cap_position: dict[str | _Key, int] = {}
     for index in range(len(tensors)) if order is None else order:
         if sparse is not None and sparse[index]:
             closed.append((index,))
             continue
         tensor = tensors[index]
         dtype = _SAME_STORAGE.get(tensor.dtype, tensor.dtype)
-        key = (dtype, 0 if devices is None else devices[index])
+        key: str | _Key = dtype if devices is None else (dtype, devices[index])
         filling.setdefault(key, []).append(index)
         filled_bytes[key] = filled_bytes.get(key, 0) + tensor.nbytes
         position = cap_position.setdefault(key, 0)
@@ -96,11 +96,12 @@ def assign_buckets(
             closed.append(tuple(filling[key]))
             filling[key], filled_bytes[key] = [], 0
             cap_position[key] = min(position + 1, len(caps_bytes) - 1)
-    closed += [tuple(filling[key]) for key in _listed(filling) if filling[key]]
+    listed = reversed(filling) if devices is None else _listed(filling)
+    closed += [tuple(filling[key]) for key in listed if filling[key]]
     return tuple(sorted(closed, key=min)) if order is None else tuple(closed)
 
 
-def _listed(keys: Iterable[_Key]) -> list[_Key]:
+def _listed(keys: Iterable[Any]) -> list[_Key]:
     """Keys in the order in which libstdc++'s ``std::unordered_map`` lists them.
 
     A new key goes to the front, unless one of its slot is there: then before these. With more
@@ -191,7 +192,7 @@ def ddp_buckets(
     Raises `InputError`: nothing to train, or `ready_order` is not an order of the trained tensors.
     """
     tensors, default_order = _trained(model)
-    devices = tensor_devices(model, options) if isinstance(model, Workload) else [0] * len(tensors)
+    devices = tensor_devices(model, options) if isinstance(model, Workload) else None
     initial, rebuilt = bucket_caps(options)
     if iteration == "first" or rebuilt is None:
         groups = _initial_groups(tensors, sorted(default_order), initial, sparse, devices)
@@ -208,14 +209,16 @@ def ddp_buckets(
             nbytes=sum(tensors[member].nbytes for member in group),
             tensors=tuple(group),
             dtype=tensors[group[0]].dtype,
-            device=devices[group[0]],
+            device=0 if devices is None else devices[group[0]],
         )
         for index, group in enumerate(groups)
     )
 
 
-def tensor_devices(workload: Workload, options: DdpOptions) -> list[int]:
-    """GPU of the process that each tensor is on: that of its layer."""
+def tensor_devices(workload: Workload, options: DdpOptions) -> list[int] | None:
+    """GPU of the process that each tensor is on: that of its layer; None: there is one."""
+    if not options.layer_devices:
+        return None
     devices = [0] * len(workload.tensors)
     for layer, device in zip(workload.layers, options.layer_devices, strict=False):
         for tensor in layer.tensors:
@@ -228,13 +231,13 @@ def _initial_groups(
     trained: Sequence[int],
     caps_bytes: Sequence[int],
     sparse: Sequence[bool] | None,
-    devices: Sequence[int],
+    devices: Sequence[int] | None,
 ) -> tuple[tuple[int, ...], ...]:
     """Buckets as constructed: filled in registration order, launched in the reverse."""
     flags = None if sparse is None else [sparse[index] for index in trained]
     groups = assign_buckets(
         [tensors[index] for index in trained], caps_bytes, sparse=flags,
-        devices=[devices[index] for index in trained],
+        devices=None if devices is None else [devices[index] for index in trained],
     )  # fmt: skip
     return tuple(tuple(trained[place] for place in group) for group in reversed(groups))
 

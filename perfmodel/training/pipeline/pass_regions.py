@@ -176,6 +176,42 @@ def merge_pass(works: Sequence[Work], waited_for: frozenset[int]) -> list[Work]:
     return merged
 
 
+EXPERT = "expert"
+"""Communicator, and stream, of what experts exchange (`perfmodel.workload.shards.calls`)."""
+
+
+def part_calls(works: Sequence[Work]) -> tuple[list[Work], list[Work]]:
+    """Take what experts exchange out of a pass, to run beside the kernels of another one.
+
+    Calls and kernels of a pass are many in a row, of one block after the other, between which those
+    of the other pass stand (DeepSeek-V3 report, arXiv:2412.19437, 3.2.1: all-to-alls of one are
+    hidden by the other). Kernels then wait for no call as long as both passes last.
+    """
+    calls = [
+        work for work in works
+        if isinstance(work.task.work, Collective)
+        and (work.task.work.communicator, work.task.stream) == (EXPERT, COMPUTE.name)
+    ]  # fmt: skip
+    moving = {member for work in calls for member in work.members}
+    on_host = {m for work in works if work.task.stream == HOST.name for m in work.members}
+    mine = {member for work in works for member in work.members} - on_host - moving
+    moved = [
+        replace(work, task=replace(
+            work.task, stream=EXPERT,
+            after=tuple(each for each in work.task.after if each not in mine | on_host),
+        ))
+        for work in calls
+    ]  # fmt: skip
+    others = [
+        replace(work, task=replace(
+            work.task, after=tuple(each for each in work.task.after if each not in moving)
+        ))
+        for work in works
+        if moving.isdisjoint(work.members)
+    ]  # fmt: skip
+    return moved, others
+
+
 def drop_host_ahead(works: Sequence[Work]) -> list[Work]:
     """Leave out what the host issues for a pass that takes the device longer than it.
 

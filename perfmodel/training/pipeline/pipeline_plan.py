@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from perfmodel.arrays import RankGroup
 from perfmodel.errors import Fault, InputError
-from perfmodel.training.pipeline.pass_regions import plan_regions
+from perfmodel.training.pipeline.pass_regions import EXPERT, plan_regions
 from perfmodel.training.pipeline.schedules.pass_actions import (
     MICRO_BATCHES,
     SECTION,
@@ -128,7 +128,8 @@ def _streams(parts: Sequence[PartPlan], tasks: Sequence[Task]) -> tuple[Stream, 
     used = {task.stream for task in tasks}
     declared = {stream.name: stream for part in parts for stream in part.plan.streams}
     declared |= {stream.name: stream for stream in TRANSFER_STREAMS}
-    declared.setdefault("comm", Stream("comm", "comm"))
+    for name in ("comm", EXPERT):
+        declared.setdefault(name, Stream(name, "comm"))
     return tuple(stream for stream in declared.values() if stream.name in used)
 
 

@@ -13,6 +13,7 @@ from perfmodel.training.pipeline.pass_regions import (
     Work,
     drop_host_ahead,
     merge_pass,
+    part_calls,
 )
 from perfmodel.training.pipeline.schedules.pass_actions import PassAction, PipelineSchedule
 from perfmodel.training.pipeline.split_backward import split_backward
@@ -71,6 +72,8 @@ class StagePasses:
     `begun`: whether the stage has run a pass, during which its host gets ahead.
     `put_off`: gradients of weights that are still to be written, by chunk.
     `previous`: tasks that wait for others of the step before: index, part, tasks of its plan.
+    `hidden`: the last calls of experts of each pass of a pair.
+    `ended`: what the passes before wait for.
     """
 
     schedule: PipelineSchedule
@@ -89,6 +92,8 @@ class StagePasses:
     begun: bool = False
     put_off: dict[int, list[list[Work]]] = field(default_factory=dict)
     previous: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    hidden: list[int] = field(default_factory=list)
+    ended: tuple[int, ...] = ()
 
     @property
     def rank_class(self) -> str:
@@ -117,10 +122,12 @@ def write_passes(passes: StagePasses) -> None:
         gates = (*received, *passes.gates)
         written = []
         for action in group:
-            written.append(_write_pass(passes, action, gates))
-            gates = ()
+            written.append(_write_pass(passes, action, gates, paired=len(group) > 1))
+            gates = gates if passes.hidden else ()
         sent = [_send(passes, *pair) for pair in zip(group, written, strict=True)]
         passes.gates = () if passes.options.overlap_p2p else tuple(s for s in sent if s is not None)
+        passes.gates += tuple(passes.hidden)
+        passes.hidden, passes.ended = [], written[-1]
         passes.batch = () if passes.options.overlap_p2p else written[-1]
 
 
@@ -181,8 +188,12 @@ def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[i
 # ---------------------------------------------------------------- passes
 
 
-def _write_pass(passes: StagePasses, action: PassAction, gates: tuple[int, ...]) -> tuple[int, ...]:
+def _write_pass(
+    passes: StagePasses, action: PassAction, gates: tuple[int, ...], *, paired: bool
+) -> tuple[int, ...]:
     """Write a pass; return the tasks that its output waits for.
+
+    `paired`: it runs together with another, whose kernels hide what its experts exchange.
 
     The first pass that runs through a chunk is that of its plan's first micro-batch, and the last
     one reduces gradients, whichever micro-batches these are.
@@ -199,10 +210,17 @@ def _write_pass(passes: StagePasses, action: PassAction, gates: tuple[int, ...])
         if passes.options.overlap_p2p and passes.begun:
             works = drop_host_ahead(works)
         passes.begun = True
+    calls: list[Work] = []
+    if paired:
+        calls, works = part_calls(works)
+        own_gates = (*gates, *passes.ended)  # calls would overtake the kernels before the pair
+        write_works(passes, action.chunk, calls, own_gates, action.micro_batch)
+        passes.hidden += [passes.indices[part][m] for work in calls[-1:] for m in work.members]
     if action.kind == "input_gradient":
         works, later = split_backward(works, passes.parts[part].part.times)
         passes.put_off.setdefault(action.chunk, []).append(later)
-    return write_works(passes, action.chunk, works, gates, action.micro_batch)
+    outputs = write_works(passes, action.chunk, works, gates, action.micro_batch)
+    return (*passes.hidden[-1:], *outputs) if calls else outputs
 
 
 def write_works(

@@ -19,6 +19,8 @@ Width = Annotated[int, Field(strict=True, gt=0, le=MOST_WIDTH)]
 Words = Annotated[int, Field(strict=True, gt=0, le=MOST_WORDS)]
 Experts = Annotated[int, Field(strict=True, gt=0, le=MOST_EXPERTS)]
 Tokens = Annotated[int, Field(strict=True, gt=0, le=MOST_TOKENS)]
+Window = Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)]
+"""Tokens that a query sees at most; zero, as transformers writes it, is as none."""
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Nothing = Annotated[float, Field(ge=0, le=0)]

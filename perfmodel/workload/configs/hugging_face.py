@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import is_file, is_folder, validate_document
-from perfmodel.workload.configs.config_types import HubConfig
+from perfmodel.workload.configs.config_types import HubConfig, raise_findings
+from perfmodel.workload.configs.extra_fields import extra_notes, quantization_of, value_findings
 from perfmodel.workload.configs.families import decoder_configs as dense
 from perfmodel.workload.configs.families import expert_configs as routed
 from perfmodel.workload.configs.families import llama_kin_configs as kin
@@ -22,6 +23,7 @@ from perfmodel.workload.configs.json_file import JsonFile, read_json
 from perfmodel.workload.zoo.buildable import Buildable
 
 CONFIG_NAME = "config.json"
+OTHERS = "for others, `perfmodel capture` writes a model file from the module itself"
 TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
 
@@ -107,9 +109,13 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
     fields = {**content[section], "architectures": None} if section else _with_updates(content)
     title = name or _name_of(document)
     try:
+        raise_findings(value_findings(fields))
         config = validate_document(family.config, fields)
         model = family.make(title, config, family.name)
-        model = replace(model, dtype=_dtype_of(content, fields))
+        model = replace(
+            model, dtype=_dtype_of(content, fields),
+            notes=(*model.notes, *extra_notes(fields, family.config)),
+        )  # fmt: skip
     except InputError as error:
         raise InputError([document.located(fault, section) for fault in error.faults]) from None
     return replace(model, notes=(*model.notes, TEXT_ALONE)) if section else model
@@ -137,8 +143,9 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
     if isinstance(inside, str) and inside in FAMILIES:
         return FAMILIES[inside], TEXT
     stated = "nothing" if kind is None else repr(kind)
-    allowed = allowed_names(FAMILIES, kind if isinstance(kind, str) else None)
-    fault = Fault("model_type", stated, f"a family that the zoo knows: {allowed}")
+    kind = kind if isinstance(kind, str) else None
+    allowed = f"a family that the zoo knows: {allowed_names(FAMILIES, kind, limit=60)}; {OTHERS}"
+    fault = Fault("model_type", stated, allowed)
     raise InputError(document.located(fault))
 
 
@@ -154,7 +161,10 @@ def _with_updates(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _dtype_of(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    """Return the dtype of the parameters, as the file has it; fp32 where it does not say."""
+    """Return the dtype of the parameters, as the file has it.
+
+    Where it does not say: bf16 if stored weights are quantised, else fp32.
+    """
     for key in ("dtype", "torch_dtype"):
         for section in (content, fields):
             value = section.get(key)
@@ -164,7 +174,7 @@ def _dtype_of(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
             if dtype is None:
                 raise InputError(Fault(key, repr(value), allowed_names(DTYPES)))
             return dtype
-    return "fp32"
+    return "bf16" if quantization_of(fields) else "fp32"
 
 
 LONGEST_NAME = 100

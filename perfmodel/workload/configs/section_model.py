@@ -9,7 +9,7 @@ from pathlib import Path
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.sections.model import ModelSection
 from perfmodel.workload.configs.hugging_face import read_config
-from perfmodel.workload.configs.megatron_arguments import is_argument_file, megatron_model
+from perfmodel.workload.configs.megatron.megatron_arguments import is_argument_file, megatron_model
 from perfmodel.workload.configs.transformer_shape import transformer_model
 from perfmodel.workload.zoo.buildable import Buildable
 

@@ -19,7 +19,7 @@ from perfmodel.workload.zoo.decoders.experts import (
     expert_decoder,
     expert_sizes,
 )
-from perfmodel.workload.zoo.diffusion import dit, unet
+from perfmodel.workload.zoo.diffusion import dit, flux, unet
 from perfmodel.workload.zoo.images import convnext, efficientnet, inception, resnet, vgg, vit
 from perfmodel.workload.zoo.stacks import clip, image_stack, whisper
 
@@ -41,6 +41,7 @@ _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     },
     unet.SDXL: (unet.unet, 1024),
     dit.DIT: (dit.dit, 256),
+    **{name: (partial(flux.flux, name), 1024) for name in flux.FLUX_SHAPES},
 }
 """Image models: their function, and the image size that their authors trained with."""
 

@@ -140,7 +140,9 @@ def _pooler(s: int, h: int, shard: Shard) -> Module:
     return linear(
         "pooler.dense", 1, h, h, parameters=weight_and_bias("pooler.dense", h, h),
         vector_elements=ACTIVATION_PASSES * h, fused_elements=ACTIVATION_PASSES * h,
-        saved_elements=2.0 * h, kernels=2, calls=_pooling_calls(shard, s * h),
+        # its input is a view of all tokens, which it holds
+        saved_elements=float(shard.stream_tokens(s) * h + h), kernels=2,
+        calls=_pooling_calls(shard, s * h),
     )  # fmt: skip
 
 

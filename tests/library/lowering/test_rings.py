@@ -33,3 +33,15 @@ def test_kept_edges_are_those_of_a_new_machine(name):
                 np.testing.assert_array_equal(a.edges.pointers, b.edges.pointers)
                 tried += 1
     assert tried > 10
+
+
+def test_a_machine_keeps_so_many_edges_and_lays_others_again():
+    machine = Machine(build_topology("dgx1-v100"), load_library("plain"))
+
+    def laid(name: str, count: int) -> object:
+        return machine.kept_edges(name, count, 5, object)
+
+    first = laid("first", 3)
+    assert laid("too many", 3) is not laid("too many", 3)
+    assert laid("few", 2) is laid("few", 2)
+    assert laid("first", 3) is first

@@ -34,6 +34,24 @@ def test_rows_of_a_ddp_step(result: Result) -> None:
     assert len(picture.rows[1].bars) == 5
 
 
+def test_a_pipeline_has_one_row_of_communication_for_each_stage(result: Result) -> None:
+    """10 stages of 3 streams: 40 rows would be mostly empty."""
+    spans = []
+    for stage in range(10):
+        where = {"rank_class": f"stage {stage}"}
+        spans.append(span("forward", stage, stage + 1.0, **where))
+        for at, stream in enumerate(("to next", "from next", "tensor")):
+            begin = stage + 0.2 * at
+            spans.append(span("communication", begin, begin + 0.5, **where, stream=stream))
+    picture = step_picture(with_spans(result.main, spans))
+    titles = [row.title for row in picture.rows]
+    assert titles[:2] == ["stage 0: compute", "stage 0: communication"]
+    assert titles[-1] == "stage 9: communication"
+    assert len(titles) == 20
+    bars = picture.rows[1].bars
+    assert (min(bar.start_s for bar in bars), max(bar.end_s for bar in bars)) == (0.0, 0.9)
+
+
 def test_exposed_parts_sum_to_the_result(result: Result) -> None:
     picture = step_picture(result.main)
     total = sum(tail.exposed_s for tail in picture.tails)

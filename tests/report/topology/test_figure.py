@@ -21,7 +21,13 @@ from perfmodel.report.topology.figure import (
     topology_caption,
     write_topology,
 )
-from perfmodel.report.topology.labels import LayerLabel, busiest_link, limit_sentence, stack
+from perfmodel.report.topology.labels import (
+    LayerLabel,
+    busiest_link,
+    find_limiting,
+    limit_sentence,
+    stack,
+)
 from perfmodel.studies.run.result.link_use import LinkUse
 from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.topology.graph import from_networkx
@@ -91,6 +97,13 @@ def test_the_bottleneck_is_thick_named_and_has_its_rate(result: Result) -> None:
     sentence = limit_sentence(result.topology, point).replace("\xa0", " ")
     assert sentence.startswith("Bottleneck: host 0's NIC 1; drawn thick (InfiniBand of 25.0 GB/s")
     assert f"Path of the bottleneck: {point.bottleneck_path}" in busiest_link(point)
+
+
+def test_a_bottleneck_whose_traffic_is_not_listed_is_drawn_at_its_like(result: Result) -> None:
+    point = replace(result.main, bottleneck_path="n112/gpu3 -> n112/nvs (nvlink)")
+    (link,) = find_limiting(point)
+    assert (link.src[:6], link.dst) == ("n0/gpu", "n0/nvs")
+    assert find_limiting(replace(point, bottleneck_path="compute")) == []
 
 
 def test_the_host_of_the_bottleneck_is_drawn(result: Result) -> None:

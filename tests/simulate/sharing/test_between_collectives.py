@@ -13,6 +13,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.flow.streams import stream_stage
+from perfmodel.simulate.sharing import between_collectives
 from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkUsers, Share, shared_rates
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.model import Topology
@@ -76,6 +77,31 @@ def test_what_one_leaves_the_other_takes() -> None:
 def test_those_in_step_meet_all_the_time() -> None:
     alike = [share((0,), 0.2, "both") for _ in range(2)]
     assert [float(r[0]) for r in shared_rates(np.array([1e9]), alike)] == [0.5e9, 0.5e9]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    jobs=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True),
+            st.floats(0.05, 1.0),
+            st.sampled_from("abc"),
+        ),
+        min_size=2,
+        max_size=5,
+    )
+)
+def test_rounds_that_ask_nothing_new_change_nothing(
+    jobs: list[tuple[list[int], float, str]],
+) -> None:
+    """Equal to the rates with every round solved anew, to the last bit."""
+    capacity_Bps = np.array([1e9, 2e9, 1.5e9, 0.7e9])
+    shares = [share(tuple(route), duty, name) for route, duty, name in jobs]
+    quick = shared_rates(capacity_Bps, shares)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(between_collectives.np, "array_equal", lambda *_: False)
+        plain = shared_rates(capacity_Bps, shares)
+    assert [rate.tolist() for rate in quick] == [rate.tolist() for rate in plain]
 
 
 def test_messages_free_their_links_before_they_land(

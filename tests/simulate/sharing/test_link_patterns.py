@@ -74,7 +74,7 @@ def test_phases_of_one_stage_are_not_counted_as_one(monkeypatch: pytest.MonkeyPa
     assert rates.classes(both) is None
 
 
-def test_edges_that_send_otherwise_than_before_are_counted_one_by_one(
+def test_edges_that_send_otherwise_than_before_are_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(link_patterns, "LARGE", 0)

@@ -37,6 +37,7 @@ ON_TWO = {
     "cluster": {"node": "v100-x8-25g", "nodes": 2, "fabric": {"kind": "one-switch"}},
     "compute.precision": "fp16", "model.dtype": "fp16", "strategy.recompute": ["none", "full"],
     "strategy.pipeline": [1, 4], "strategy.schedules": "1f1b", "strategy.micro_batch": 2,
+    "strategy.sharding": [{"kind": "ddp"}, {"kind": "megatron", "use_distributed_optimizer": True}],
 }  # fmt: skip
 LARGE_MICRO_BATCHES = {
     "training.global_batch": 512, "strategy.micro_batch": [16, 64],
@@ -51,7 +52,7 @@ def small(tmp_path):
     return load_scenario(str(path))
 
 
-@pytest.mark.parametrize("changes", [{}, ON_TWO, LARGE_MICRO_BATCHES])
+@pytest.mark.parametrize("changes", [{"strategy.micro_batch": 4}, ON_TWO, LARGE_MICRO_BATCHES])
 def test_equals_simulating_all_that_fits(small, changes):
     scenario = change_scenario(small, changes)
     searched = choose_mixture(scenario)

@@ -112,21 +112,21 @@ def test_one_host_thread_issues_the_work_of_all_gpus() -> None:
 
 def test_an_incomplete_bucket_waits_until_the_other_gpus_buckets_are_launched() -> None:
     """One reducer launches buckets in order; only its host has to be so far, not the other GPU."""
-    asked = request(launch_s=1e-3)
-    plan = plan_of(asked, options(asked))
-    run = simulate(plan, machine_of(REPLICAS * GPUS), steps=STEPS, fidelity="free")
-    spans = {
-        (task.rank_class, task.name): (start, end, ready)
-        for task, step, start, end, ready, _ in run.executions
-        if step == STEPS - 1
-    }
-    last = spans["stage 1", "all-reduce bucket 3"]
-    ends = [end for (name, task), (_, end, _) in spans.items() if task.startswith("issue backward")
-            and name == "stage 1"]  # fmt: skip
-    assert last[0] >= max(ends)
-    backward_ends = [end for (name, task), (_, end, _) in spans.items()
-                     if task.startswith("backward") and name == "stage 0"]  # fmt: skip
-    assert last[0] < max(backward_ends)
+    for launch_s, host_waits in ((1e-3, False), (10.0, True)):
+        asked = request(launch_s)
+        run = simulate(
+            plan_of(asked, options(asked)), machine_of(REPLICAS * GPUS), steps=1, fidelity="free"
+        )
+        own = {task.name: (start, end) for task, _, start, end, _, _ in run.executions
+               if task.rank_class == "stage 1"}  # fmt: skip
+        issued_s = max(end for name, (_, end) in own.items() if name.startswith("issue backward"))
+        copied_s = own["copy in h.3"][1]
+        begun_s = own["all-reduce bucket 3"][0]
+        assert begun_s == max(copied_s, issued_s)
+        assert (copied_s < issued_s) == host_waits
+        passes = [each for each in run.executions if each[0].name.startswith("backward")]
+        other_s = [each[3] for each in passes if each[0].rank_class == "stage 0"]
+        assert begun_s < max(other_s)
 
 
 def test_each_gpu_updates_what_it_holds() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
 from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules.schedule_table import SCHEDULES, make_schedule
 from perfmodel.training.pipeline.stage_end import ALL_STAGES, TIED
+from perfmodel.training.pipeline.stage_messages import action_groups
 from perfmodel.training.pipeline.stage_passes import PartPlan, PipelineOptions
 from perfmodel.training.pipeline.stage_workload import model_parts
+from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.split_class import one_class_per_rank
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
@@ -29,9 +32,15 @@ from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.strategy import megatron_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.roofline import layer_times
+from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.zoo import build_model
 from tests.conftest import PLAIN_GPU
-from tests.training.pipeline.pipeline_toys import machine_of, toy_model, toy_pipeline
+from tests.training.pipeline.pipeline_toys import (
+    machine_of,
+    plain_ddp,
+    toy_model,
+    toy_pipeline,
+)
 
 EVEN = PassTimes(3.0, 3.0, 2.0)
 
@@ -55,7 +64,7 @@ def test_simulated_bubble_is_the_published_one(kind: str, overlap_p2p: bool) -> 
     run = simulate(plan, machine_of(stages), fidelity="free")
     busy_s = 3 * stages * (times.forward + times.backward)
     busy_s *= schedule.parts / stages
-    if kind == "zb_v":
+    if kind in ("zb_v", "zb_h2"):
         passes = [each for each in run.executions if each[0].kind in ("forward", "backward")]
         spans = [
             max(e[3] for e in passes if e[0].rank_class == f"stage {stage}")
@@ -381,3 +390,35 @@ def test_fsdp_in_a_pipeline_gathers_and_reduces_once_a_step(kind: str) -> None:
     )  # fmt: skip
     assert ops == {"all_gather": 4, "reduce_scatter": 4}  # of each of four blocks
     assert free_step_s(plan, 4) > 4 * 2 * 8.0
+
+
+@pytest.mark.parametrize("call_bytes", [1 << 20, 3 << 30])
+def test_pairs_of_dualpipe_hide_what_experts_exchange(call_bytes: int) -> None:
+    """On one stage: passes alone expose their calls, a pair takes the longer of both."""
+    call = partial(LayerCall, "expert", "all_to_all", call_bytes / 4, 2)
+    calls = (call("forward", "before"), call("backward", "after"))
+
+    def with_calls(request: StepRequest, accumulate: int) -> StepPlan:
+        (layer,) = request.workload.layers
+        workload = replace(request.workload, layers=(replace(layer, calls=calls),))
+        own = replace(request, workload=workload)
+        return add_layer_calls(plain_ddp(own, accumulate), own, "fp32")
+
+    schedule = make_schedule("dualpipe_v", 1, 6)
+    plan = toy_pipeline(schedule, EVEN, ranks=2, plan=with_calls)
+    check_plan(plan)
+    machine = machine_of(2)
+    run = simulate(plan, machine, overlap_slowdown=1.0)
+    passes = [e for e in run.executions if e[0].kind == "communication" and e[0].layers]
+    assert len(passes) == 2 * 2 * 6
+    call_s = passes[0][3] - passes[0][2]
+    assert call_s == pytest.approx(call_bytes / 2 / 1e9, rel=1e-6)
+    wanted_s = 0.0
+    for pair in action_groups(schedule.actions[0]):
+        kinds = [action.kind for action in pair]
+        work_s = sum({"forward": 3.0, "input_gradient": 3.0, "weight_gradient": 2.0,
+                      "backward": 5.0}[kind] for kind in kinds)  # fmt: skip
+        calls_s = call_s * sum(kind != "weight_gradient" for kind in kinds)
+        wanted_s += max(work_s, calls_s) if len(pair) > 1 else work_s + calls_s
+    last = max(e[3] for e in run.executions if e[0].layers)
+    assert last == pytest.approx(wanted_s, rel=1e-9)

@@ -123,7 +123,7 @@ short = st.fractions(Fraction(1, 4), 2, max_denominator=8)
 def uniform(kind: str, stages: int, rounds: int, chunks: int) -> PipelineSchedule:
     """A schedule whose counts the papers' formulas are stated for."""
     row = SCHEDULES[kind]
-    if kind in ("zb_v", "dualpipe", "dualpipe_v"):
+    if kind in ("zb_h2", "zb_v", "dualpipe", "dualpipe_v"):
         rounds = max(rounds, 2)
     return make_schedule(kind, stages, rounds * stages, row.chunks or chunks)
 
@@ -138,12 +138,21 @@ def test_bubble_is_the_published_one(
         inputs = weights = forward
     elif kind.startswith("dualpipe"):
         inputs, weights = forward, min(forward, weights)
-    elif "zero" in kind or kind == "zb_h1":
+    elif "zero" in kind or kind.startswith("zb_h"):
         weights = min(forward, inputs, weights)
     times = PassTimes(forward, inputs, weights)
     schedule = uniform(kind, *sizes)
-    bubble = max(stage_bubbles(schedule, times)) if kind == "zb_v" else step_bubble(schedule, times)
+    staggered = kind in ("zb_v", "zb_h2")
+    bubble = max(stage_bubbles(schedule, times)) if staggered else step_bubble(schedule, times)
     assert bubble == published_bubble(kind, schedule.stages, times)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_stages_of_zb_h2_hold_what_its_paper_says(stages: int) -> None:
+    """Activations of 2 P - 1 micro-batches at most (Qi et al. 2024, table 1); 1F1B of P."""
+    schedule = make_schedule("zb_h2", stages, 4 * stages)
+    assert {schedule.most_held(stage) for stage in range(stages)} == {(2 * stages - 1,)}
+    assert make_schedule("1f1b", stages, 4 * stages).most_held(0) == (stages,)
 
 
 @given(
@@ -201,7 +210,8 @@ def test_any_schedule_ends_and_runs_each_pass_once(
         ("dualpipe_v", 2, 3, 2, None, "strategy.accumulate: found 3; allowed: a whole number"),
         ("gpipe", 0, 0, 1, None, "strategy.accumulate: found 0"),
         ("1f1b", 4, 8, 1, 4, "micro_batch_group: found 4; allowed: with interleaved only"),
-        ("zb_h2", 4, 8, 1, None, "parallel.pipeline.schedule: found 'zb_h2'"),
+        ("zb_h2", 4, 6, 1, None, "strategy.accumulate: found 6; allowed: a whole number of at"),
+        ("zb_h9", 4, 8, 1, None, "parallel.pipeline.schedule: found 'zb_h9'"),
     ],
 )  # fmt: skip
 def test_what_a_schedule_cannot_do_is_refused(

@@ -46,16 +46,15 @@ def run_cases(module: str, ranks: int, folder: Path) -> dict[str, list[Call]]:
     environment = {
         **os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    command = [sys.executable, "-P", "-m", "tests.training.recorded.worker", module]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(ranks), str(folder)], env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    printed = [process.communicate(timeout=300)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes), printed
+    ended = subprocess.run(
+        [
+            sys.executable, "-P", "-m", "tests.training.recorded.worker", module,
+            str(ranks), str(folder),
+        ],
+        env=environment, text=True, timeout=300, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout
     report = json.loads((folder / "calls.json").read_text(encoding="utf-8"))
     failed = {name: text for name, text in report.items() if isinstance(text, str)}
     assert not failed, "\n".join(f"{name}: {text}" for name, text in failed.items())

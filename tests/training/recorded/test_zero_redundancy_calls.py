@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from perfmodel.testing.check_plan import check_plan  # noqa: E402 (after the skip)
-from perfmodel.training.sharded.zero.redundancy import (  # noqa: E402
+from perfmodel.training.sharded.redundancy import (  # noqa: E402
     ZeroRedundancyOptions,
     partition_parameters,
     zero_redundancy_plan,

@@ -51,6 +51,31 @@ def request_of(model: Workload, ranks: int, **changes: Any) -> StepRequest:
     return StepRequest(model, times, ranks, 1, **changes)
 
 
+def copied_bytes(plan: StepPlan, copy_Bps: float) -> float:
+    """Bytes that copies within the device read and write once."""
+    seconds = [t.work.duration_s for t in plan.tasks if t.kind == "copy"
+               and isinstance(t.work, Compute)]  # fmt: skip
+    return sum(seconds) * copy_Bps
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_copies_within_the_device(version: Any) -> None:
+    """Version 1 gathers in place but joins gradients; version 2 copies out of each gather.
+
+    The root is whole from forward to backward, and so gathered once.
+    """
+    ranks, model = 8, model_of([4, 4, 4], 8)
+    request = request_of(model, ranks)
+    request = replace(request, times=replace(request.times, copy_Bps=1e6))
+    plan = fsdp_plan(request, FsdpOptions(version=version))
+    whole, gathered = model.nbytes, 2 * model.nbytes - model.tensors[-1].nbytes
+    expected = {
+        1: 2 * whole + whole / ranks,  # gradients joined and divided, their shards divided
+        2: gathered / ranks + gathered + whole,  # shards in, gathers out, gradients in
+    }
+    assert copied_bytes(plan, 1e6) == pytest.approx(expected[version])
+
+
 def sent_bytes(plan: StepPlan) -> float:
     """Bytes that each rank sends with rings."""
     ranks = {each.name: len(each.groups[0]) for each in plan.communicators}

@@ -69,7 +69,10 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
 
 
 @pytest.mark.parametrize("mode", ["autocast", "bf16"])
-@pytest.mark.parametrize("label", ["gpt_neox", "vit", "clip", "whisper", "qwen3", "t5"])
+@pytest.mark.parametrize(
+    "label", ["gpt_neox", "vit", "clip", "whisper", "qwen3", "t5", "llama, wide heads", "phi3",
+              "glm4", "olmo2", "starcoder2", "stablelm"]
+)  # fmt: skip
 def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) -> None:
     from tests.workload.saved.saved_tensors import saved_bytes
 
@@ -90,13 +93,15 @@ def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "label", ["gpt_neox", "gpt_neox, one after the other", "vit", "vit, encoder", "clip",
-              "whisper", "llama", "bert", "bert, pre-training", "gpt2, ReLU, untied"]
+              "whisper", "llama", "bert", "bert, pre-training", "gpt2, ReLU, untied", "phi3", "glm",
+              "glm4", "granite", "smollm3", "seed_oss", "ernie4_5", "olmo2", "olmo3",
+              "starcoder2", "stablelm", "glm4_moe", "olmoe", "gpt_oss", "llama4_text"]
 )  # fmt: skip
 def test_gradients_get_ready_as_in_the_module(label: str, tmp_path: Path) -> None:
     model = written(tmp_path, label)
     size = {} if model.kind == "image" else {"sequence_length": 8}
     ours = build(model, **size)
-    module = real_module(label, "sdpa")
+    module = real_module(label, "eager" if label == "gpt_oss" else "sdpa")
     fired: list[str] = []
     names = dict(zip(module.parameters(), (name for name, _ in names_of(module)), strict=True))
     for parameter in module.parameters():
@@ -104,6 +109,23 @@ def test_gradients_get_ready_as_in_the_module(label: str, tmp_path: Path) -> Non
             parameter.register_post_accumulate_grad_hook(lambda p: fired.append(names[p]))
     loss_of(module, batch(label, 8)).backward()
     assert [ours.tensors[index].name for index in ours.ready_order] == fired
+
+
+@pytest.mark.parametrize("label", ["glm4_moe", "olmoe", "gpt_oss"])
+def test_kept_bytes_of_experts(label: str, tmp_path: Path) -> None:
+    """In bf16, the precision that torch's grouped products have; gpt-oss has no sdpa."""
+    from tests.workload.saved.saved_tensors import saved_bytes
+
+    fused = label != "gpt_oss"
+    with torch.device("meta"):
+        module, inputs = real_module(label, "sdpa" if fused else "eager").train(), batch(label)
+        module.set_experts_implementation("grouped_mm")
+        module.to(torch.bfloat16)
+        real = saved_bytes(module, lambda m: loss_of(m, inputs), autocast=False)
+    model = written(tmp_path, label)
+    ours = build(model, dtype="bf16", **sample_of(model))
+    kept = activation_bytes(ours, BATCH, "bf16", fused_attention=fused)
+    assert kept == pytest.approx(real, rel=0.02)
 
 
 def test_a_table_that_is_not_trained_has_no_gradient(tmp_path: Path) -> None:
@@ -114,7 +136,8 @@ def test_a_table_that_is_not_trained_has_no_gradient(tmp_path: Path) -> None:
     }
 
 
-DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "max_window_layers", "classes"}
+DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "max_window_layers", "classes",
+           "no_rope_layers", "moe_layers"}  # fmt: skip
 """What transformers works out of other fields when a configuration is made."""
 
 

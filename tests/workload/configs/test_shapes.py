@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.sections.model import TransformerSection
 from perfmodel.workload import Workload, build_model
-from perfmodel.workload.configs.megatron_arguments import MegatronArguments, megatron_model
+from perfmodel.workload.configs.megatron.megatron_arguments import MegatronArguments, megatron_model
 from perfmodel.workload.configs.transformer_shape import transformer_model
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import build
@@ -80,8 +80,48 @@ def test_each_field_of_experts_changes_the_model() -> None:
 
 
 @pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ({"vocab": "50,257"}, {"vocab": 50257}),
+        ({"vocab": "50_257", "hidden": "2Ki"}, {"vocab": "50257", "hidden": 2048}),
+        ({"mlp": "SwiGLU", "norm": "RMSNorm", "positions": "RoPE"}, {}),
+        ({"norm": "layernorm", "positions": "absolute"}, {"norm": "layer", "positions": "learned"}),
+        ({"experts": 8}, {"experts": {"count": 8}}),
+    ],
+)
+def test_what_people_type_is_what_they_mean(typed: dict[str, Any], meant: dict[str, Any]) -> None:
+    base = {"hidden": 2048, "layers": 1}
+    ours, theirs = (shaped(**{**base, **sizes}) for sizes in (typed, meant))
+    assert tensors(ours) == tensors(theirs)
+    assert ours.layers == theirs.layers
+
+
+# Brown et al. 2020 (arXiv 2005.14165), table 2.1, and Touvron et al. 2023 (arXiv 2302.13971),
+# table 2: layers, width, heads; parameters in 1e9, as printed.
+GPT3 = {"mlp": "gelu", "norm": "layer", "bias": True, "positions": "learned", "tied": True,
+        "vocab": 50257}  # fmt: skip
+PRINTED = [
+    (12, 768, 12, 0.125, GPT3), (24, 1024, 16, 0.35, GPT3), (24, 1536, 16, 0.76, GPT3),
+    (24, 2048, 16, 1.3, GPT3), (32, 2560, 32, 2.7, GPT3), (32, 4096, 32, 6.7, GPT3),
+    (96, 12288, 96, 175.0, GPT3), (32, 4096, 32, 6.7, {"vocab": "32k"}),
+    (40, 5120, 40, 13.0, {"vocab": "32k"}), (60, 6656, 52, 32.5, {"vocab": "32k"}),
+    (80, 8192, 64, 65.2, {"vocab": "32k"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layers", "hidden", "heads", "billions", "more"), PRINTED)
+def test_parameters_are_those_that_papers_print(
+    layers: int, hidden: int, heads: int, billions: float, more: dict[str, Any]
+) -> None:
+    model = shaped(hidden=hidden, layers=layers, heads=heads, **more)
+    assert model.parameters / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+@pytest.mark.parametrize(
     ("sizes", "fields"),
     [
+        ({"hidden": 2050}, {"heads"}),
+        ({"head_dim": 96}, {"heads"}),
         ({"heads": 3, "kv_heads": 2}, {"heads", "kv_heads"}),
         ({"full_every": 2}, {"full_every"}),
         ({"mlp": "gelu", "experts": {"count": 2, "top_k": 3, "dense_first": 9}},
@@ -91,7 +131,7 @@ def test_each_field_of_experts_changes_the_model() -> None:
 )  # fmt: skip
 def test_sizes_that_do_not_fit_are_named_together(sizes: dict[str, Any], fields: set[str]) -> None:
     with pytest.raises(InputError) as raised:
-        shaped(hidden=256, layers=2, **sizes)
+        shaped(**{"hidden": 256, "layers": 2, **sizes})
     assert {fault.field for fault in raised.value.faults} == fields
 
 

@@ -19,12 +19,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
 # All and active parameters in 1e9 as model cards and papers print them: Mixtral arXiv 2401.04088,
 # Qwen3 arXiv 2505.09388 (table 2), Qwen2 arXiv 2407.10671, DeepSeek-V2 arXiv 2405.04434,
-# DeepSeek-V3 arXiv 2412.19437 (671B, 37B), Llama 4 and Grok-1 model cards.
+# DeepSeek-V3 arXiv 2412.19437 (671B, 37B), Llama 4 and Grok-1 model cards, gpt-oss arXiv 2508.10925
+# (table 1, which leaves out the embedding of 0.58).
 PUBLISHED = {
     "mixtral-8x7b": (46.7, 12.9), "mixtral-8x22b": (141, 39), "qwen3-30b-a3b": (30.5, 3.3),
     "qwen3-235b-a22b": (235, 22), "qwen2-57b-a14b": (57.4, 14.2), "deepseek-v2-lite": (15.7, 2.66),
     "deepseek-v2": (236, 21), "deepseek-v3": (671, 37), "kimi-k2": (1026, 32.9),
     "llama4-scout": (109, 17), "llama4-maverick": (400, 17), "grok-1": (314, 84.6),
+    "gpt-oss-20b": (20.91, 3.61 + 0.58), "gpt-oss-120b": (116.83, 5.13 + 0.58),
 }  # fmt: skip
 
 FAMILIES = (

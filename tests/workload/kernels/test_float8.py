@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
+from perfmodel.files import read_yaml
 from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.workload import compute_spread
 from perfmodel.workload.kernels.device import make_device
 from perfmodel.workload.kernels.float8.cast_costs import (
     float8_cost,
@@ -319,3 +321,23 @@ def test_products_of_four_bits_reach_the_same_share_of_their_peak(gpu, peak):
     assert costs[0].product_s / costs[1].product_s == pytest.approx(peak / eight, rel=0.03)
     casts = [cost.forward_s - cost.product_s for cost in costs]
     assert casts[1] > casts[0]  # each tensor is read for its greatest value first
+
+
+def test_fp8_is_as_much_less_sure_as_its_products_are() -> None:
+    """Widths of steps come from none in fp8: what records of products differ by is added."""
+    model = build_model("llama3-8b")
+    gpu = load_gpu("h100-sxm5-80gb")
+    wide, narrow = (
+        layer_times(model, gpu, batch=1, precision=precision, optimizer="adamw")
+        for precision in ("bf16", "fp8")
+    )
+    spread = read_yaml(Path(compute_spread.__file__).parent / "kernels/spread.yaml")
+    sds = [spread["kinds"][f"product {name}"]["seen"]["log_sd"] for name in ("fp8", "bf16")]
+    most = 1.2816 * math.sqrt(sds[0] ** 2 - sds[1] ** 2)
+    added = math.sqrt(math.log(narrow.spread[1]) ** 2 - math.log(wide.spread[1]) ** 2)
+    in_fp8 = sorted(float8_layers(model, Float8()))
+    share = sum(float(t[in_fp8].sum()) for t in (narrow.matrix_forward_s, narrow.matrix_backward_s))
+    share /= float(narrow.forward_s.sum() + narrow.backward_s.sum())
+    assert 0.2 < share < 0.9
+    assert added == pytest.approx(most * share, rel=1e-3)
+    assert narrow.spread[0] == pytest.approx(1 / narrow.spread[1])

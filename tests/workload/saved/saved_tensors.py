@@ -51,6 +51,20 @@ class FusedAttention(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), own
 
 
+class FusedNorm(torch.autograd.Function):
+    """Saves what ``_fused_rms_norm`` does: its input and the scale of each row in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(*x.shape[:-1], 1, dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
 class CudaKernels(TorchFunctionMode):
     """Casts as autocast does, if asked to, and saves what CUDA's kernels save."""
 
@@ -85,7 +99,10 @@ class CudaKernels(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             mask = kwargs.get("attn_mask")
             bias = mask if mask is not None and mask.is_floating_point() else None
-            return FusedAttention.apply(*args[:3], bias)
+            named = [kwargs[name] for name in ("query", "key", "value")[len(args) :]]
+            return FusedAttention.apply(*args[:3], *named, bias)
+        if func is functional.rms_norm:
+            return FusedNorm.apply(args[0], args[2] if len(args) > 2 else kwargs["weight"])
         if func is functional.dropout:
             rate = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
             training = kwargs.get("training", args[2] if len(args) > 2 else True)

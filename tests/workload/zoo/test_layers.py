@@ -2,16 +2,8 @@
 
 import pytest
 
-from perfmodel.workload.zoo.layers import (
-    Image,
-    adaptive_pooling,
-    assemble,
-    convolution,
-    linear,
-    names,
-    norm_parameters,
-    weight_and_bias,
-)
+from perfmodel.workload.zoo.images.image_layers import Image, adaptive_pooling, convolution
+from perfmodel.workload.zoo.layers import assemble, linear, names, norm_parameters, weight_and_bias
 from perfmodel.workload.zoo.transformer import (
     BlockParameters,
     BlockShape,

@@ -14,10 +14,14 @@ from perfmodel.workload.zoo.t5 import target_tokens
 
 # Parameters, tensors, and the start of the SHA-256 of "name:64x3x7x7" lines in registration order.
 # ResNet, VGG, AlexNet, Inception, vit-b-16: torchvision 0.29; ConvNeXt, EfficientNet: 0.28. Stable
-# Diffusion XL and DiT: diffusers 0.42. DLRM: the names of facebookresearch/dlrm. BERT, GPT-2, T5,
-# Llama, the rest: Hugging Face transformers (GPT-2 under GPT2Model's names). GPT-3: GPT-2's tensors
-# at the sizes of the paper.
+# Diffusion XL, DiT, Flux: diffusers 0.42. DLRM: the names of facebookresearch/dlrm. BERT, GPT-2,
+# T5, Llama, the rest: Hugging Face transformers (GPT-2 under GPT2Model's names). GPT-3: GPT-2's
+# tensors at the sizes of the paper.
 TENSORS = {
+    "gpt-oss-20b": (20914757184, 411, "1730c80600877563"),
+    "gpt-oss-120b": (116829156672, 615, "5e0db3ff9f7bd17f"),
+    "FLUX.1-dev": (11901408320, 1160, "d5d10271681fd086"),
+    "FLUX.1-schnell": (11891178560, 1156, "e62980037c9c226a"),
     "resnet18": (11689512, 62, "6c9cb31ea43c9ab2"),
     "resnet34": (21797672, 110, "94e75af38bd1ae91"),
     "resnet50": (25557032, 161, "5de1ac4f3babf0fd"),
@@ -159,6 +163,7 @@ TENSORS = {
 # real torchvision 0.29 (ConvNeXt and on: 0.28), transformers 5.23 or diffusers 0.42 model fired
 # (PyTorch 2.13).
 READY = {
+    "FLUX.1-dev": "dd17993d04c24f66",
     "resnet18": "7ebb8325694d8c2c",
     "resnet50": "1cc2dc97bb107b44",
     "vgg16": "0bb5f3dc45312009",

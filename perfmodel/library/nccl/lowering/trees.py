@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,10 +12,11 @@ from perfmodel.collectives.algorithms import pipelined_trees
 from perfmodel.collectives.algorithms.pipelined_trees import Forest, chained_parents, forest_of
 from perfmodel.library.channels.rails import Rails, rails_over
 from perfmodel.library.lowering.edge_routing import route_edges
-from perfmodel.library.lowering.edges import Edges
+from perfmodel.library.lowering.edges import Edges, with_latencies
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 from perfmodel.library.nccl.chunk_sizes import pieces_of_share, tree_bytes
+from perfmodel.library.transport import Path, local_path, nic_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,42 @@ def _lay(machine: Machine, group: RankGroup) -> LaidForest:
 
 
 def over_rails(machine: Machine, rails: Rails) -> tuple[Forest, Edges]:
-    """Two trees over nodes on each channel, or within one node its chains, laid on links."""
+    """Two trees over nodes on each channel, or within one node its chains, laid on links.
+
+    Machines whose links differ in their numbers only share the routes, which are large.
+    """
+    topology = machine.topology
+    if topology.tiers is None or topology.dead or len(rails.hosts) == 1:
+        return _lay_trees(machine, rails)
+    key = ("trees", _content(rails), _host_paths(machine, rails))
+    laid_on, trees, edges = machine.shared.get(key, (None, None, None))
+    if laid_on is None or laid_on.tiers is not topology.tiers:
+        trees, edges = _lay_trees(machine, rails)
+        machine.shared[key] = topology, trees, edges
+    elif laid_on.arcs.latency_s is not topology.arcs.latency_s:
+        edges = with_latencies(topology, edges)
+    return trees, edges
+
+
+def _content(rails: Rails) -> tuple[bytes, ...]:
+    return tuple(part.tobytes() for part in (rails.hosts, rails.chains, rails.nics, rails.spread))
+
+
+def _host_paths(machine: Machine, rails: Rails) -> tuple[Path, ...]:
+    """Paths of the trees' edges inside hosts, as arcs of the first host."""
+    topology, router = machine.topology, machine.router
+    local = rails.hosts[0] % topology.gpus_per_host
+    paths = []
+    for chain, nic in zip(local[rails.chains].tolist(), rails.nics.tolist(), strict=True):
+        gpus, port = [topology.ranks[gpu] for gpu in chain], router.nic_name(0, nic)
+        for a, b in pairwise(gpus):
+            paths += [local_path(topology, router, *ends) for ends in ((a, b), (b, a))]
+        paths += [nic_path(topology, router, gpu, port, outward=outward)
+                  for gpu in gpus[:2] for outward in (True, False)]  # fmt: skip
+    return tuple(paths)
+
+
+def _lay_trees(machine: Machine, rails: Rails) -> tuple[Forest, Edges]:
     trees = forest_of(
         np.stack(
             [

@@ -25,6 +25,7 @@ FILES = (PAGE, SUMMARY, TIMELINE, MODEL, MACHINE, SCENARIO)
 """Files that ``perfmodel trace -o`` writes."""
 
 MOST_BARS = 400
+LAYERS_LISTED = 20
 
 
 class Bar(NamedTuple):
@@ -56,7 +57,8 @@ def trace_html(analysis: TraceAnalysis) -> str:
     """Build the page as one string."""
     name = analysis.first.path.name
     note = "Recorded times are those of the profiler; simulated ones are predictions."
-    blocks: list[Block | None] = [header("A traced step", name, [note], [text.title(analysis)], [])]
+    setting = f"{name}: {text.title(analysis)}"
+    blocks: list[Block | None] = [header(setting, text.headline(analysis), [note])]
     blocks.append(section("What it is made of", "", Bullets(text.sentences(analysis))))
     lead = "The median step of the slowest rank above, the simulated one below."
     figure = Figure(draw_steps(analysis), "timelines", "Bars: recorded and simulated step")
@@ -65,7 +67,13 @@ def trace_html(analysis: TraceAnalysis) -> str:
     if table is not None:
         lead = "Times since the begin of the step; the difference is simulated less recorded."
         blocks.append(section("Buckets", lead, table))
-    blocks.append(section("Layers", "Those that take longest.", text.layer_table(analysis, 40)))
+    blocks.append(
+        section(
+            "Layers",
+            "Those that take longest; trace.json has all.",
+            text.layer_table(analysis, LAYERS_LISTED),
+        )
+    )
     if analysis.rebuilt is not None:
         sentence = f"perfmodel run {SCENARIO} --set cluster.node=... simulates it elsewhere."
         blocks.append(section("Go on", "", Paragraph(sentence)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.traces.rebuild.layer_profile import BucketTimes
+from perfmodel.traces.rebuild.replay import Comparison
 from perfmodel.traces.run import TraceAnalysis
 from perfmodel.workload.model import ITEM_BYTES
 
@@ -19,6 +20,22 @@ def title(analysis: TraceAnalysis) -> str:
     first = analysis.first
     ranks = f"{len(analysis.ranks)} of {first.world_size} ranks"
     return f"{first.device}, {ranks}, {first.backend or 'no process group'}"
+
+
+def headline(analysis: TraceAnalysis) -> str:
+    """Say how long the step is, what it waits for, and how well the rebuilt one agrees."""
+    step = f"A step takes {quantities.duration(analysis.profile.step_s)}"
+    if not analysis.first.on_cpu and analysis.launch_bound >= LAUNCH_BOUND:
+        step += f"; the GPU waits {quantities.percent(analysis.launch_bound)} of it for the host"
+    if analysis.comparison is None:
+        return f"{step}."
+    return f"{step}. Rebuilt and simulated it takes {_rebuilt(analysis.comparison)}."
+
+
+def _rebuilt(comparison: Comparison) -> str:
+    sign = "+" if comparison.error >= 0 else "\N{MINUS SIGN}"
+    off = quantities.percent(abs(comparison.error))
+    return f"{quantities.duration(comparison.simulated_s)} ({sign}{off})"
 
 
 def sentences(analysis: TraceAnalysis) -> list[str]:
@@ -113,36 +130,40 @@ def bucket_table(analysis: TraceAnalysis) -> Table | None:
     if not profile.buckets:
         return None
     simulated = analysis.comparison.point.buckets if analysis.comparison else ()
+    skewed = any(bucket.waiting_s is not None for bucket in profile.buckets)
     header = [
-        ">bucket", ">elements", ">size", ">transfer", ">waiting", ">ready", ">end",
-        ">simulated end", ">difference",
+        ">bucket", ">size", ">ready", ">end", ">simulated end", ">difference", ">transfer",
+        *[">waiting"] * skewed, ">elements",
     ]  # fmt: skip
-    rows = []
-    for bucket in profile.buckets:
-        end_s = simulated[bucket.index].end_s if bucket.index < len(simulated) else None
-        rows.append((*_bucket_cells(bucket), *_simulated_cells(bucket, end_s)))
-    return Table(header, rows)
+    rows = [
+        (
+            f"{bucket.index}",
+            _bucket_size(bucket),
+            quantities.duration(bucket.ready_s),
+            quantities.duration(bucket.end_s),
+            *_simulated_cells(
+                bucket, simulated[bucket.index].end_s if bucket.index < len(simulated) else None
+            ),
+            quantities.duration(bucket.transfer_s),
+            *["" if bucket.waiting_s is None else quantities.duration(bucket.waiting_s)] * skewed,
+            "not stated" if bucket.elements is None else f"{bucket.elements:,}",
+        )
+        for bucket in profile.buckets
+    ]
+    return Table(header, rows, wraps=True)
 
 
-def _bucket_cells(bucket: BucketTimes) -> tuple[str, ...]:
-    elements = bucket.elements
-    item = ITEM_BYTES.get(bucket.dtype or "fp32", 4)
-    return (
-        f"{bucket.index}",
-        "not stated" if elements is None else f"{elements:,}",
-        "" if elements is None else quantities.size(elements * item),
-        quantities.duration(bucket.transfer_s),
-        "" if bucket.waiting_s is None else quantities.duration(bucket.waiting_s),
-        quantities.duration(bucket.ready_s),
-        quantities.duration(bucket.end_s),
-    )
+def _bucket_size(bucket: BucketTimes) -> str:
+    if bucket.elements is None:
+        return ""
+    return quantities.size(bucket.elements * ITEM_BYTES.get(bucket.dtype or "fp32", 4))
 
 
 def _simulated_cells(bucket: BucketTimes, end_s: float | None) -> tuple[str, str]:
     if end_s is None:
         return "", ""
     apart = end_s - bucket.end_s
-    sign = "+" if apart >= 0 else "-"
+    sign = "+" if apart >= 0 else "\N{MINUS SIGN}"
     return quantities.duration(end_s), f"{sign}{quantities.duration(abs(apart))}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ _GAP = 1 / 400
 bars shorter than that beside a longer bar of another kind become part of it."""
 _HOST_BOUND = 0.05
 """The host's row is shown when the device idles for more than this share of the step."""
+_MOST_ROWS = 16
+"""From more rows on, as of the stages of a pipeline, each class has one for all communication."""
 _ORDER = ("host", "compute", "copy", "communication")
 
 
@@ -74,7 +77,10 @@ def step_picture(point: SizeResult) -> StepPicture:
     length = max(point.step_time_s, end - origin)
     with_host = point.breakdown_s.get("idle", 0.0) > _HOST_BOUND * point.step_time_s
     drawn = list(spans) if with_host else device
-    rows = _rows([span for span in drawn if span.end_s > origin], origin, _GAP * length)
+    drawn = [span for span in drawn if span.end_s > origin]
+    rows = _rows(drawn, origin, _GAP * length)
+    if len(rows) > _MOST_ROWS:
+        rows = _joined_rows(drawn, origin, _GAP * length)
     return StepPicture(rows, _exposed(device, origin, _GAP * length), length)
 
 
@@ -121,14 +127,39 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
     return tuple(row for _, _, row in rows)
 
 
-def _bars(lane: Sequence[Span], origin: float, gap_s: float) -> tuple[Bar, ...]:
-    """Merge neighbours per kind of work; communication keeps one bar per bucket."""
+def _joined_rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]:
+    """One row of communication for each class, and one of everything else, in order of names."""
+    groups: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.kind not in _HOST_KINDS:
+            role = "communication" if span.kind == "communication" else "compute"
+            groups[span.rank_class, role].append(span)
+    classes = sorted({rank_class for rank_class, _ in groups}, key=_by_number)
+    return tuple(
+        Row(
+            f"{rank_class}: {role}", role, _bars(groups[rank_class, role], origin, gap_s, join=True)
+        )
+        for rank_class in classes
+        for role in ("compute", "communication")
+        if (rank_class, role) in groups
+    )
+
+
+def _by_number(name: str) -> tuple[list[int], str]:
+    """Sort "stage 10" after "stage 9"."""
+    return [int(number) for number in re.findall(r"\d+", name)], name
+
+
+def _bars(
+    lane: Sequence[Span], origin: float, gap_s: float, *, join: bool = False
+) -> tuple[Bar, ...]:
+    """Merge neighbours per kind of work; communication keeps one bar per bucket unless joined."""
     groups: dict[tuple[str, int | None, str], list[Bar]] = defaultdict(list)
-    for span in lane:
+    for span in sorted(lane, key=lambda span: span.start_s) if join else lane:
         if span.end_s <= span.start_s:
             continue
         work = work_of(span.kind)
-        communication = work == "communication"
+        communication = work == "communication" and not join
         key = (work, span.bucket if communication else None, span.name if communication else "")
         bar = _bar(span, work, origin)
         run = groups[key]

@@ -20,8 +20,8 @@ MOST_LISTED = 32
 
 Degrees = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_LISTED)]
 Schedule = Literal[
-    "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v", "interleaved_zero_bubble",
-    "dualpipe", "dualpipe_v",
+    "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_h2", "zb_v",
+    "interleaved_zero_bubble", "dualpipe", "dualpipe_v",
 ]  # fmt: skip
 Sharding = Annotated[
     DdpStrategy | MegatronStrategy | FsdpStrategy | ZeroStrategy, Field(discriminator="kind")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -30,6 +31,26 @@ def _whole(value: object) -> object:
 Elements = Annotated[Count, BeforeValidator(_whole)]
 ElementsOrNone = Annotated[Index, BeforeValidator(_whole)]
 """Numbers of parameter elements; the second may be 0."""
+
+
+class OffloadOptimizer(FileModel):
+    """``offload_optimizer`` of DeepSpeed."""
+
+    device: Literal["cpu"] = "cpu"
+    pin_memory: Literal[True] = Field(
+        default=True,
+        description="copies of pageable memory go through buffers of the driver, at rates that "
+        "nobody publishes: true only",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_drives(cls, value: object) -> object:
+        if isinstance(value, Mapping) and value.get("device") == "nvme":
+            raise ValueError(
+                "'device: cpu': reads and writes of drives (ZeRO-Infinity) are not modelled"
+            )
+        return value
 
 
 class ZeroStrategy(FileModel):
@@ -71,6 +92,9 @@ class ZeroStrategy(FileModel):
     sub_group_size: Elements = 1_000_000_000
     zero_hpz_partition_size: Count = Field(
         default=1, description="GPUs that hold a second copy of the parameters between them"
+    )
+    offload_optimizer: OffloadOptimizer | None = Field(
+        default=None, description="states and steps of the optimizer are the host's (ZeRO-Offload)"
     )
     communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
     accumulate: MicroSteps = Field(default=1, description="gradient_accumulation_steps")

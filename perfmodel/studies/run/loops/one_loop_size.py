@@ -9,6 +9,7 @@ from math import nan
 from perfmodel.library.machine import Machine
 from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
 from perfmodel.studies.run.loops.loop_bounds import LoopBounds
+from perfmodel.studies.run.loops.loop_interval import simulate_loop_uncertainties
 from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, LoopLength, settle
 from perfmodel.studies.run.loops.loop_limits import loop_bottleneck, simulate_loop_reliefs
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
@@ -20,6 +21,7 @@ from perfmodel.studies.run.result.server_use import ServerUse
 from perfmodel.studies.run.steps.one_size import mfu_of, sum_link_uses
 from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
+from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.timeline import Timeline
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.servers.parameter_server import ServerOptions, server_bytes
@@ -41,11 +43,23 @@ def simulate_loop_size(
         point = _summarise(sized, metrics, first_s)
         if sized.disturbances and sized.is_main:
             point = replace(point, disturbance=_costs(metrics))
+        uncertainties = simulate_loop_uncertainties(metrics, point)
+        ends_s = step_interval(point.step_time_s, uncertainties)
+        point = replace(point, uncertainties=uncertainties, interval_s=ends_s)
+        point = replace(point, server_use=_with_interval(point))
         if not with_limits:
             return point
         reliefs = simulate_loop_reliefs(metrics)
         part, path = loop_bottleneck(metrics, point, reliefs)
         return replace(point, bottleneck=part, bottleneck_path=path, reliefs=reliefs)
+
+
+def _with_interval(point: SizeResult) -> ServerUse:
+    """Updates per second at both ends of the step's interval."""
+    use, (low_s, high_s) = point.server_use, point.interval_s or (nan, nan)
+    assert use is not None
+    per_s = use.updates_per_s * point.step_time_s
+    return replace(use, updates_interval_per_s=(per_s / high_s, per_s / low_s))
 
 
 def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeResult:

@@ -60,8 +60,8 @@ def check_message_size(
         groups = among[0] if among else (group,)
         key = (op, nbytes, groups)
         if key not in work_of:
-            lowered, alike = _sample(machine, op, nbytes, groups, algorithm)
-            each = messages_in(lowered.schedule) * alike
+            lowered, copies = _sample(machine, op, nbytes, groups, algorithm)
+            each = messages_in(lowered.schedule) * copies
             work_of[key] = (each, simulations * _sockets_s(machine, lowered, each))
         sends += work_of[key][0]
         work_s += work_of[key][1]

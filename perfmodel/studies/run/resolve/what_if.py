@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from perfmodel.arrays import FloatArray
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.sections.studies.what_if import INFINITE, WhatIf
 from perfmodel.studies.run.resolve.disturbance import Disturbance
+from perfmodel.topology.graph import LinkKinds
 from perfmodel.topology.model import Topology
 from perfmodel.workload.model import LayerTimes, scale_times
 
@@ -106,11 +108,18 @@ def _scale_links(topology: Topology, factors: Mapping[str, tuple[float, float]])
     longer = {kind: factor for kind, (_, factor) in changed.items()}
     arcs = replace(
         old,
-        bandwidth_Bps=old.bandwidth_Bps * old.kinds.values(faster, 1.0),
-        latency_s=old.latency_s * old.kinds.values(longer, 1.0),
+        bandwidth_Bps=_scaled(old.kinds, old.bandwidth_Bps, faster),
+        latency_s=_scaled(old.kinds, old.latency_s, longer),
     )
     # built so from the start: routing and NCCL's search see the scaled rates, too
     return replace(topology, built=arcs, changed=None)
+
+
+def _scaled(kinds: LinkKinds, values: FloatArray, factors: Mapping[str, float]) -> FloatArray:
+    """Values of links times the factor of their kind; the same array where nothing changes."""
+    if all(factor == 1 for factor in factors.values()):
+        return values
+    return values * kinds.values(factors, 1.0)
 
 
 def _scale_library(what_if: WhatIf, library: CommLibrary) -> CommLibrary:

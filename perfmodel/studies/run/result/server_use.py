@@ -58,6 +58,7 @@ class ServerUse:
     `worker_wait`: mean share of a worker's time in which it waits for answers.
     `fastest_s`, `slowest_s`: time per iteration of the fastest and of the slowest worker.
     `server_bytes`: memory of the fullest server.
+    `updates_interval_per_s`: 80 % interval of `updates_per_s`; None: not simulated.
     """
 
     mode: str
@@ -73,3 +74,4 @@ class ServerUse:
     fastest_s: float
     slowest_s: float
     server_bytes: float
+    updates_interval_per_s: tuple[float, float] | None = None

@@ -22,6 +22,7 @@ from perfmodel.training.pipeline.schedules.pass_actions import (
 from perfmodel.training.pipeline.schedules.zero_bubble import (
     interleaved_zero_bubble,
     zb_h1,
+    zb_h2,
     zb_v,
 )
 
@@ -47,6 +48,7 @@ SCHEDULES: Mapping[str, ScheduleRow] = {
     "interleaved": ScheduleRow("interleaved 1F1B", interleaved, chunks=None),
     "looped_bfs": ScheduleRow("breadth-first", looped_bfs, chunks=None),
     "zb_h1": ScheduleRow("ZB-H1", zb_h1),
+    "zb_h2": ScheduleRow("ZB-H2", zb_h2),
     "interleaved_zero_bubble": ScheduleRow(
         "interleaved zero bubble", interleaved_zero_bubble, chunks=None
     ),

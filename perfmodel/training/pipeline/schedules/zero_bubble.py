@@ -11,6 +11,7 @@ from perfmodel.training.pipeline.schedules.alternation import (
     torch_group_size,
 )
 from perfmodel.training.pipeline.schedules.pass_actions import (
+    MICRO_BATCHES,
     SECTION,
     PipelineSchedule,
     StageActions,
@@ -34,6 +35,37 @@ def zb_h1(stages: int, micro_batches: int, chunks: int = 1) -> PipelineSchedule:
         stages, lambda stage: _put_off(stages, stage, chunk_order(micro_batches, 1, 1), 1, 0)
     )
     return PipelineSchedule("zb_h1", stages, micro_batches, 1, "loop", actions)
+
+
+def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> PipelineSchedule:
+    """Return ZB-H2: as many forwards as fit before the first backward, and twice as much put off.
+
+    Each stage begins and ends one pass after the one before, without a bubble where all passes
+    take as long. Stages hold up to 2 P - 1 micro-batches. What waits for all stages at the end of a
+    step, as a norm of gradients does, takes away what this gains over ZB-H1 (there section 4).
+    Raises `InputError`: a count below 1, several chunks, or fewer than 2 P - 1 micro-batches.
+    """
+    require(sizes_of(stages, micro_batches, chunks), chunks_of("zb_h2", chunks, 1))
+    least = 2 * stages - 1
+    require(count_of(MICRO_BATCHES, micro_batches, least, ", those that its first stage holds"))
+    actions = every_stage(stages, lambda stage: _h2_passes(stages, stage, micro_batches))
+    return PipelineSchedule("zb_h2", stages, micro_batches, 1, "loop", actions)
+
+
+def _h2_passes(stages: int, stage: int, micro_batches: int) -> StageActions:
+    writer = StageWriter()
+    warm_up = 2 * (stages - 1 - stage) + 1
+    for _ in range(warm_up):
+        writer.forward(0)
+    for number in range(micro_batches):
+        writer.backward(0, split=True)
+        if number >= 2 * stage:
+            writer.weights()
+        if warm_up + number < micro_batches:
+            writer.forward(0)
+    while writer.put_off:
+        writer.weights()
+    return tuple(writer.actions)
 
 
 def interleaved_zero_bubble(stages: int, micro_batches: int, chunks: int) -> PipelineSchedule:

@@ -24,7 +24,7 @@ def zero_memory(setup: Setup) -> MemoryUse:
     """
     options = setup.options
     assert isinstance(options, ZeroOptions)
-    if setup.ranks == 1:
+    if setup.ranks == 1 and not options.offload_optimizer:
         return replicated(setup)
     # stage 1 keeps each gradient where autograd put it; the others copy parts to a buffer
     use = replicated(setup, grows=options.stage == 1)
@@ -51,13 +51,18 @@ def _states(setup: Setup, options: ZeroOptions, use: MemoryUse) -> MemoryUse:
     layout = partition(setup.workload, options, setup.ranks)
     trained = sum(tensor.nbytes for tensor in setup.trained)
     buffers = (2 if options.overlaps else 1) * options.reduce_bucket_size * item
-    own = layout.part_elements * item
+    offloaded = options.offload_optimizer
+    # offloaded, a buffer of the largest gradient stands for the own part
+    largest = max(tensor.nbytes for tensor in setup.trained)
+    own = largest if offloaded else layout.part_elements * item
     return replace(
         use,
         parameters_bytes=use.parameters_bytes - trained + layout.elements * item,
         gradients_bytes=own if options.stage == 2 else trained + own,
-        optimizer_bytes=_state_bytes(setup, layout.part_elements),
-        buckets_bytes=buffers if options.contiguous_gradients else _bucket_bytes(setup, options),
+        optimizer_bytes=0.0 if offloaded else _state_bytes(setup, layout.part_elements),
+        buckets_bytes=(
+            buffers if options.contiguous_gradients or offloaded else _bucket_bytes(setup, options)
+        ),
     )
 
 
@@ -84,8 +89,8 @@ def _sharded_parameters(setup: Setup, options: ZeroOptions, use: MemoryUse) -> M
     return replace(
         use,
         parameters_bytes=(part + whole + secondary) * item + workload.buffer_bytes,
-        gradients_bytes=own * item,
-        optimizer_bytes=_state_bytes(setup, own),
+        gradients_bytes=0.0 if options.offload_optimizer else own * item,
+        optimizer_bytes=0.0 if options.offload_optimizer else _state_bytes(setup, own),
         buckets_bytes=options.reduce_bucket_size * item + largest * item,
         gathered_bytes=(live + min(live, options.prefetch_bucket_size)) * item,
     )

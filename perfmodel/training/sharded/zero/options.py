@@ -38,6 +38,8 @@ class ZeroOptions:
     `allgather_sequential`: parameters are gathered one by one.
     `hpz_ranks`: ranks that hold a second copy of each parameter between them
         (``zero_hpz_partition_size``); 1: none.
+    `offload_optimizer`: whether the optimizer's states lie in the memory of the host, and it runs
+        on the CPUs.
     `communication_data_type`: what gradients travel in; None: their own.
     `accumulate`: micro-batches per step.
     Raises `InputError`: counts below 1, or sizes below 0.
@@ -57,6 +59,7 @@ class ZeroOptions:
     sub_group_size: int = LIVE_ELEMENTS
     allgather_sequential: bool = False
     hpz_ranks: int = 1
+    offload_optimizer: bool = False
     communication_data_type: str | None = None
     accumulate: int = 1
 

@@ -29,6 +29,7 @@ from perfmodel.training.sharded.zero.fetches import (
     persistent_tensors,
     trace_fetches,
 )
+from perfmodel.training.sharded.zero.host_optimizer import add_host_update, part_seconds
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import GradientBucket, gradient_buckets
 from perfmodel.training.sharded.zero.sharded_states import sent_dtype
@@ -262,22 +263,29 @@ def _add_reduction(passes: _Passes) -> None:
     passes.reduced = _add_copy(
         passes, f"copy out {name}", int(adds * part * step.item_bytes), len(bucket.tensors), (sent,)
     )
+    if options.offload_optimizer:
+        copied_s = part_seconds(step, part, passes.micro_batch)
+        passes.reduced = _add_copy(passes, f"{name} to host", 0, 0, more_s=copied_s)
 
 
 def _add_copy(
-    passes: _Passes, name: str, nbytes: int, kernels: int, after: tuple[int, ...] = ()
-) -> int:
-    """Copy on the reducing stream, which follows the computing one."""
+    passes: _Passes, name: str, nbytes: int, kernels: int, after: tuple[int, ...] = (),
+    *, more_s: float = 0.0,
+) -> int:  # fmt: skip
+    """Copy on the reducing stream, which follows the computing one.
+
+    `more_s`: of copies to the host and back.
+    """
     step = passes.step
     if not step.options.overlaps:
         step.device_waits = (*step.device_waits, *after)
-        seconds = copy_seconds(step, nbytes, kernels)
+        seconds = copy_seconds(step, nbytes, kernels) + more_s
         return add_work(step, name, "copy", seconds, kernels, passes.micro_batch)
     issued = step.tasks.issue(name, kernels, RANKS, micro_batch=passes.micro_batch)
     waits = dict.fromkeys((*issued, *after, *(() if step.last is None else (step.last,))))
     return step.tasks.compute(
-        name, "copy", copy_seconds(step, nbytes, kernels), RANKS, after=waits, stream=REDUCTION,
-        micro_batch=passes.micro_batch,
+        name, "copy", copy_seconds(step, nbytes, kernels) + more_s, RANKS, after=waits,
+        stream=REDUCTION, micro_batch=passes.micro_batch,
     )  # fmt: skip
 
 
@@ -290,7 +298,8 @@ def _add_optimizer(step: ShardingStep[ZeroOptions]) -> int:
         add_agreement(step, "overflow", OVERFLOW_DTYPE, sum(parts) * step.item_bytes)
     for number, part in enumerate(parts):
         add_agreement(step, f"norm of sub-group {number}", NORM_DTYPE, part * step.item_bytes)
-    end = add_update(step, sum(parts))
+    offloaded = step.options.offload_optimizer
+    end = add_host_update(step, sum(parts)) if offloaded else add_update(step, sum(parts))
     for tensor in persistent_tensors(workload, step.options):
         name = workload.tensors[tensor].name
         issued = step.tasks.issue(f"gather {name}", 1, RANKS)

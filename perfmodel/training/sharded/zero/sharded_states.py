@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from perfmodel.training.plan.forward_backward import backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Op, StepPlan
+from perfmodel.training.sharded.zero.host_optimizer import add_host_update, own_gradient_seconds
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import (
     FlatPartition,
@@ -78,6 +79,8 @@ def sharded_states_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
             _add_local_backward(step, micro_batch)
             if last:
                 _add_reductions_after(step, reducing)
+                if options.offload_optimizer:
+                    _add_own_part(step, reducing)
     end = _add_optimizer(step, layout)
     return finish_plan(step, end, f"ZeRO-{options.stage}")
 
@@ -139,6 +142,12 @@ def _add_reducing_backward(step: ShardingStep[ZeroOptions], reducing: _Reducing)
 
 def _add_own_part(step: ShardingStep[ZeroOptions], reducing: _Reducing) -> None:
     """Copy a rank's own part of the gradients, or add it to that of the micro-batches before."""
+    if step.options.offload_optimizer:
+        elements, micro_batch = reducing.layout.part_elements, reducing.micro_batch
+        copied_s = own_gradient_seconds(step, elements, micro_batch)
+        kernels = max(1, len(step.request.workload.ready_order) // step.request.ranks)
+        add_work(step, "own gradients to host", "copy", copied_s, kernels, micro_batch)
+        return
     nbytes = reducing.layout.part_elements * step.item_bytes
     kernels = max(1, len(step.request.workload.ready_order) // step.request.ranks)
     adds = 1.5 if reducing.micro_batch > 0 else 1.0
@@ -155,7 +164,8 @@ def _add_copies_in(
     micro_batch: int,
 ) -> None:
     """Copy gradients into the bucket's buffer."""
-    if not step.options.contiguous_gradients or bucket.is_oversized:
+    contiguous = step.options.contiguous_gradients or step.options.offload_optimizer
+    if not contiguous or bucket.is_oversized:
         return
     nbytes = step.numel(tensors) * step.item_bytes
     add_work(
@@ -219,7 +229,8 @@ def _add_optimizer(step: ShardingStep[ZeroOptions], layout: FlatPartition) -> in
     if step.dtype != "fp32":
         add_agreement(step, "overflow", OVERFLOW_DTYPE, part * step.item_bytes)
     add_agreement(step, "gradient norm", NORM_DTYPE, part * step.item_bytes)
-    updated = add_update(step, part)
+    offloaded = step.options.offload_optimizer
+    updated = add_host_update(step, part) if offloaded else add_update(step, part)
     return add_collective(
         step, "gather parameters", "all_gather", layout.elements, dtype=step.dtype,
         after=(updated,),

@@ -8,6 +8,7 @@ from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.sharded.zero.host_optimizer import check_host
 from perfmodel.training.sharded.zero.memory import zero_memory
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.sharded_parameters import sharded_parameters_plan
@@ -22,9 +23,10 @@ def zero_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
     Raises `InputError`: second copies that do not divide the ranks.
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    if request.ranks == 1:
+    if request.ranks == 1 and not options.offload_optimizer:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
     options = options.within(request.ranks)
+    check_host(request, options)
     if options.stage == 3:
         return sharded_parameters_plan(request, options)
     return sharded_states_plan(request, options)
@@ -45,6 +47,7 @@ def _options(section: ZeroStrategy) -> ZeroOptions:
         max_reuse_distance=section.stage3_max_reuse_distance,
         sub_group_size=section.sub_group_size,
         allgather_sequential=section.stage3_allgather_sequential,
+        offload_optimizer=section.offload_optimizer is not None,
         hpz_ranks=section.zero_hpz_partition_size,
         communication_data_type=section.communication_data_type,
         accumulate=section.accumulate,
@@ -84,6 +87,15 @@ def _own_words(section: ZeroStrategy) -> tuple[str, ...]:
     return (json.dumps({"zero_optimization": {"stage": section.stage, **values}}),)
 
 
+def _remarks(options: ZeroOptions) -> tuple[str, ...]:
+    if not options.offload_optimizer:
+        return ()
+    shared = "The optimizer runs on the CPUs at the rate of the host's memory, which its GPUs share"
+    return (
+        f"{shared} as their ways to it; whether the states fit into that memory is not checked.",
+    )
+
+
 ZERO = Strategy(
     "ZeRO (DeepSpeed)", _options, zero_plan, zero_memory,
     lighter=({"stage": 1}, {"stage": 2}, {"stage": 3}),
@@ -92,4 +104,5 @@ ZERO = Strategy(
     ),
     settings=_settings, bucket_sizes=_bucket_sizes,
     own_words=_own_words,
+    remarks=_remarks,
 )  # fmt: skip

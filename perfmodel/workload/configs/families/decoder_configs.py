@@ -21,6 +21,7 @@ from perfmodel.workload.configs.config_types import (
     Share,
     Tokens,
     Width,
+    Window,
     Words,
     divides,
     head_of,
@@ -62,7 +63,7 @@ class DecoderConfig(HubConfig):
         only if asked for: from a layer on, or all of those with experts.
         """
         window = getattr(self, "sliding_window", None)
-        if window is None or not getattr(self, "use_sliding_window", True):
+        if not window or not getattr(self, "use_sliding_window", True):
             return None
         stated = getattr(self, "layer_types", None)
         slide = (
@@ -92,7 +93,7 @@ class MistralConfig(DecoderConfig):
     num_key_value_heads: Width | None = 8
     max_position_embeddings: Tokens = 131072
     hidden_act: Gate = "silu"
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
 
 
 class Qwen2Config(DecoderConfig):
@@ -104,7 +105,7 @@ class Qwen2Config(DecoderConfig):
     max_position_embeddings: Tokens = 32768
     hidden_act: Gate = "silu"
     use_sliding_window: Flag = False
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
     max_window_layers: int = 28
     layer_types: tuple[AttentionKind, ...] | None = None
 
@@ -129,7 +130,7 @@ class Qwen3Config(DecoderConfig):
     hidden_act: Gate = "silu"
     attention_bias: Flag = False
     use_sliding_window: Flag = False
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
     max_window_layers: int = 28
     layer_types: tuple[AttentionKind, ...] | None = None
 
@@ -178,7 +179,7 @@ class Gemma2Config(DecoderConfig):
     tie_word_embeddings: Flag = True
     hidden_activation: Gate | None = "gelu_pytorch_tanh"
     attention_bias: Flag = False
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
     layer_types: tuple[AttentionKind, ...] | None = None
     final_logit_softcapping: float | None = 30.0
     attn_logit_softcapping: float | None = 50.0
@@ -212,7 +213,7 @@ class Gemma3Config(Gemma2Config):
     tie_word_embeddings: Flag = True
     hidden_activation: Gate | None = "gelu_pytorch_tanh"
     attention_bias: Flag = False
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
     sliding_window_pattern: Layers = 6
     layer_types: tuple[AttentionKind, ...] | None = None
     final_logit_softcapping: float | None = None
@@ -221,7 +222,7 @@ class Gemma3Config(Gemma2Config):
     @property
     def changes(self) -> dict[str, Any]:
         """Heads are normalised, too."""
-        return {**super().changes, "head_norms": True}
+        return {**super().changes, "head_norms": True, "own_rotaries": True}
 
     def slides(self, layer: int) -> bool:
         """All but each so-manyth."""
@@ -252,6 +253,7 @@ class NemotronConfig(DecoderConfig):
             "gains_from_one": True,
             "ungated": ACTIVATIONS[self.hidden_act],
             "rotary_share": share,
+            "turned_apart": True,
         }
 
 

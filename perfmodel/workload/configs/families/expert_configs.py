@@ -21,6 +21,7 @@ from perfmodel.workload.configs.config_types import (
     Share,
     Tokens,
     Width,
+    Window,
     Words,
     choice_findings,
     head_of,
@@ -66,7 +67,7 @@ class MixtralConfig(RoutedConfig):
     num_key_value_heads: Width | None = 8
     max_position_embeddings: Tokens = 131072
     hidden_act: Gate = "silu"
-    sliding_window: Tokens | None = None
+    sliding_window: Window | None = None
     num_experts_per_tok: Experts = 2
     num_local_experts: Experts = 8
 
@@ -88,7 +89,7 @@ class Qwen3MoeConfig(RoutedConfig):
     hidden_act: Gate = "silu"
     attention_bias: Flag = False
     use_sliding_window: Flag = False
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
     decoder_sparse_step: Layers = 1
     moe_intermediate_size: Width = 768
     num_experts_per_tok: Experts = 8
@@ -281,6 +282,7 @@ class OlmoeConfig(RoutedConfig):
     max_position_embeddings: Tokens = 4096
     hidden_act: Gate = "silu"
     attention_bias: Flag = False
+    head_dim: None = None
     clip_qkv: None = None
     num_experts_per_tok: Experts = 8
     num_experts: Experts = 64
@@ -309,7 +311,7 @@ class GptOssConfig(RoutedConfig):
     max_position_embeddings: Tokens = 131072
     hidden_act: Literal["silu"] = "silu"
     attention_bias: Flag = True
-    sliding_window: Tokens | None = 128
+    sliding_window: Window | None = 128
     layer_types: tuple[AttentionKind, ...] | None = None
     num_experts_per_tok: Experts = 4
     num_local_experts: Experts = 128

@@ -16,6 +16,7 @@ from perfmodel.workload.configs.config_types import (
     Share,
     Tokens,
     Width,
+    Window,
     Words,
     is_on,
     rotary_share,
@@ -40,7 +41,7 @@ class Phi3Config(DecoderConfig):
     max_position_embeddings: Tokens = 4096
     hidden_act: Gate = "silu"
     resid_pdrop: Rate = 0.0
-    sliding_window: Tokens | None = None
+    sliding_window: Window | None = None
     partial_rotary_factor: Share | None = None
     rope_parameters: RopeParameters | None = None
 
@@ -111,7 +112,7 @@ class SmolLM3Config(LlamaConfig):
     max_position_embeddings: Tokens = 32768
     tie_word_embeddings: Flag = True
     use_sliding_window: Flag = False
-    sliding_window: Tokens | None = None
+    sliding_window: Window | None = None
     no_rope_layers: tuple[int, ...] | None = None
     no_rope_layer_interval: Layers = 4
     layer_types: tuple[AttentionKind, ...] | None = None
@@ -200,8 +201,13 @@ class Olmo2Config(DecoderConfig):
 class Olmo3Config(Olmo2Config):
     """OLMo 3, whose attention slides in three of four layers."""
 
-    sliding_window: Tokens | None = 4096
+    sliding_window: Window | None = 4096
     layer_types: tuple[AttentionKind, ...] | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Sliding and full attention have frequencies of their own."""
+        return {**super().changes, "own_rotaries": True}
 
     def slides(self, layer: int) -> bool:
         """All but every fourth."""
@@ -220,7 +226,7 @@ class Starcoder2Config(DecoderConfig):
     max_position_embeddings: Tokens = 4096
     tie_word_embeddings: Flag = True
     hidden_act: Function = "gelu_pytorch_tanh"
-    sliding_window: Tokens | None = None
+    sliding_window: Window | None = None
     residual_dropout: Rate = 0.0
     embedding_dropout: Rate = 0.0
     use_bias: Flag = True
@@ -248,6 +254,7 @@ class StableLmConfig(DecoderConfig):
     num_key_value_heads: Width | None = 32
     max_position_embeddings: Tokens = 4096
     hidden_act: Gate = "silu"
+    head_dim: None = None
     use_qkv_bias: Flag = False
     qk_layernorm: Literal[False] = False
     use_parallel_residual: Literal[False] = False
@@ -264,4 +271,5 @@ class StableLmConfig(DecoderConfig):
             "layer_norms": True,
             "biased_attention": self.use_qkv_bias,
             "rotary_share": share,
+            "turned_apart": True,
         }

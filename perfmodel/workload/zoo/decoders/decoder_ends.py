@@ -37,13 +37,12 @@ CAP_PASSES = 3 * ACTIVATION_PASSES
 
 
 def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
-    """Rotary frequencies, twice, for sliding and full attention where these differ; a scale.
-
-    They differ in Gemma 3, which alone normalises heads and branches.
-    """
+    """Rotary frequencies, twice, for sliding and full attention where these differ; a scale."""
     if not shape.rotary_share:
         return ()
-    kinds = 2 if shape.head_norms and shape.branch_norms else 1
+    kinds = 1
+    if shape.own_rotaries:
+        kinds = len({shape.window_of(layer) is None for layer in range(shape.layers)})
     frequencies = int(shape.head_size * shape.rotary_share) // 2
     rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * frequencies)
     return (rotary, *(Buffers("fp32", 1, 4),) * shape.scaled_embedding)
@@ -89,8 +88,8 @@ def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
     rows, stream = shard.map_tokens(s), shard.stream_tokens(s) * h
     logits = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
     passes, _ = NORM_KERNELS[shape.fused_norms]
-    kept = kept_by_norm(stream, shard.stream_tokens(s), shape, logits)
-    kept["saved_elements"] += float(shard.kept_tokens(s) * h + shape.capped_logits * logits)
+    saved = kept_by_norm(stream, shard.stream_tokens(s), shape, logits)
+    saved["saved_elements"] += float(shard.kept_tokens(s) * h + shape.capped_logits * logits)
     return linear(
         "lm_head", rows, h, own_vocabulary, parameters=norm + head,
         ready=names(head) + norm_ready(norm, shape),
@@ -101,7 +100,7 @@ def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
         ),
         wide_norm=not shape.fused_norms, wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
-        **kept,
+        **saved,
         fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits), float(stream)),
         kernels=4 + 3 * shape.capped_logits + shape.scaled_branches,
         calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)

@@ -43,6 +43,7 @@ class DecoderShape:
         complete before theirs.
     `ungated`: function between the two maps of a feed-forward part without a gate (Nemotron).
     `rotary_share`: of a head's elements, which positions turn; `unturned`: layers without.
+    `own_rotaries`: whether sliding and full attention turn at rates of their own (Gemma 3, OLMo 3).
     `turned_apart`: whether turned elements are joined with the rest anew; None: where there is one.
     `learned_positions`: whether a table of `positions` rows is added to the embeddings.
     """
@@ -81,6 +82,7 @@ class DecoderShape:
     ungated: ActivationFunction | None = None
     rotary_share: float = 1.0
     unturned: frozenset[int] = frozenset()
+    own_rotaries: bool = False
     turned_apart: bool | None = None
     learned_positions: bool = False
     names: DecoderNames | None = None
@@ -212,7 +214,7 @@ def _gemma2(shape: DecoderShape) -> DecoderShape:
 def _gemma3(shape: DecoderShape, window: int, vocabulary: int = 262208) -> DecoderShape:
     return replace(
         shape, vocabulary=vocabulary, branch_norms=True, head_norms=True, window=window,
-        full_every=6, positions=32768,
+        full_every=6, positions=32768, own_rotaries=True,
     )  # fmt: skip
 
 

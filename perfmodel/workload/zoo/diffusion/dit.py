@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.diffusion.modulation import (
+    GATE_PASSES,
+    TIME_FEATURES,
+    condition_map,
+    modulated_map,
+)
+from perfmodel.workload.zoo.images.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
-    FUSED_NORM_PASSES,
     INDEX_BYTES,
     JOIN_PASSES,
-    NORM_BYTES,
-    NORM_PASSES,
-    Image,
     Module,
     Parameter,
     assemble,
-    convolution,
     linear,
-    names_reversed,
     weight_and_bias,
 )
 from perfmodel.workload.zoo.transformer import attention, embedding
@@ -25,15 +26,12 @@ from perfmodel.workload.zoo.transformer import attention, embedding
 DIT = "DiT-XL-2-256"
 WIDTH, LAYERS, HEADS = 1152, 28, 16
 """XL of Peebles and Xie 2022, table 1."""
-PATCH, CLASSES, TIME_FEATURES = 2, 1000, 256
+PATCH, CLASSES = 2, 1000
 LATENT_CHANNELS, SHRUNK, LEARNED = 4, 8, 2
 """Channels of the autoencoder's code, pixels of a side that become one of it, and outputs for each:
 the noise and its variance."""
 WIDEN, MODULATIONS = 4, 6
 """Inner width of the perceptron; scales, shifts and gates of a block."""
-MODULATION_PASSES = 4
-"""Scale and shift of a normalised token: two kernels that read and write it."""
-GATE_PASSES = 2
 FEATURE_KERNELS, DROP_KERNELS = 12, 5
 """Sinusoids of the time and a map with SiLU; a map, and classes left out at random."""
 
@@ -50,11 +48,11 @@ def dit(*, dtype: str, image_size: int) -> Workload:
     first = "transformer_blocks.0.norm1.emb.timestep_embedder"
     # the condition is computed once more, with the embedder of the first block
     parts += [
-        _map(f"{first}.linear_1.again", 1, TIME_FEATURES, WIDTH, ()),
-        _map(f"{first}.linear_2.again", 1, WIDTH, WIDTH, ()),
-        _map("proj_out_1", 1, WIDTH, 2 * WIDTH, weight_and_bias("proj_out_1", 2 * WIDTH, WIDTH)),
-        _modulated(
-            "proj_out_2", tokens, LEARNED * LATENT_CHANNELS * PATCH**2,
+        condition_map(f"{first}.linear_1.again", TIME_FEATURES, WIDTH, own=()),
+        condition_map(f"{first}.linear_2.again", WIDTH, WIDTH, own=()),
+        condition_map("proj_out_1", WIDTH, 2 * WIDTH),
+        modulated_map(
+            "proj_out_2", tokens, WIDTH, LEARNED * LATENT_CHANNELS * PATCH**2,
             weight_and_bias("proj_out_2", LEARNED * LATENT_CHANNELS * PATCH**2, WIDTH),
         ),
     ]  # fmt: skip
@@ -63,29 +61,6 @@ def dit(*, dtype: str, image_size: int) -> Workload:
         source="diffusers DiTTransformer2DModel; Peebles and Xie 2022, arXiv 2212.09748",
         input_elements=float(code.elements), output_elements=float(LEARNED * code.elements),
         stream_elements=float(elements),
-    )  # fmt: skip
-
-
-def _map(
-    name: str, rows: int, inputs: int, outputs: int, parameters: tuple[Parameter, ...],
-    kernels: int = 2,
-) -> Module:  # fmt: skip
-    """A map of the condition, with SiLU."""
-    return linear(
-        name, rows, inputs, outputs, parameters=parameters, kernels=kernels,
-        vector_elements=float(ACTIVATION_PASSES * rows * outputs),
-        saved_elements=float(rows * (inputs + outputs)),
-    )  # fmt: skip
-
-
-def _modulated(name: str, tokens: int, outputs: int, parameters: tuple[Parameter, ...]) -> Module:
-    """Normalise without parameters, scale and shift as the condition says, and map."""
-    elements = tokens * WIDTH
-    return linear(
-        name, tokens, WIDTH, outputs, parameters=parameters, ready=names_reversed(parameters),
-        norm_elements=NORM_PASSES * elements, vector_elements=MODULATION_PASSES * elements,
-        fused_elements=FUSED_NORM_PASSES * elements, saved_elements=float(elements),
-        stream_elements=2.0 * elements, saved_bytes=float(NORM_BYTES * tokens), kernels=5,
     )  # fmt: skip
 
 
@@ -107,15 +82,12 @@ def _block(name: str, tokens: int) -> list[Module]:
 
     gated = float((GATE_PASSES + ADD_PASSES) * elements)
     return [
-        _map(f"{time}.linear_1", 1, TIME_FEATURES, WIDTH,
-             weight_and_bias(f"{time}.linear_1", WIDTH, TIME_FEATURES), FEATURE_KERNELS),
-        _map(f"{time}.linear_2", 1, WIDTH, WIDTH,
-             weight_and_bias(f"{time}.linear_2", WIDTH, WIDTH), DROP_KERNELS),
+        condition_map(f"{time}.linear_1", TIME_FEATURES, WIDTH, kernels=FEATURE_KERNELS),
+        condition_map(f"{time}.linear_2", WIDTH, WIDTH, kernels=DROP_KERNELS),
         embedding(f"{name}.norm1.emb.class_embedder", table, (table[0][0],), kernels=2,
                   vector_elements=5.0 * WIDTH, saved_bytes=float(INDEX_BYTES)),
-        _map(set_by, 1, WIDTH, MODULATIONS * WIDTH,
-             weight_and_bias(set_by, MODULATIONS * WIDTH, WIDTH)),
-        _modulated(f"{place}.to_q", tokens, WIDTH, own("attn1.to_q", WIDTH, WIDTH)),
+        condition_map(set_by, WIDTH, MODULATIONS * WIDTH),
+        modulated_map(f"{place}.to_q", tokens, WIDTH, WIDTH, own("attn1.to_q", WIDTH, WIDTH)),
         other("k"),
         other("v"),
         attention(f"{place}.attention", tokens, WIDTH, heads=HEADS, causal=False, dropout=False),
@@ -125,7 +97,9 @@ def _block(name: str, tokens: int) -> list[Module]:
             vector_elements=gated + ACTIVATION_PASSES * elements,
             fused_elements=float(JOIN_PASSES * elements), saved_elements=float(elements),
         ),
-        _modulated(f"{name}.ff.net.0.proj", tokens, inner, own("ff.net.0.proj", inner, WIDTH)),
+        modulated_map(
+            f"{name}.ff.net.0.proj", tokens, WIDTH, inner, own("ff.net.0.proj", inner, WIDTH)
+        ),
         linear(
             f"{name}.ff.net.2", tokens, inner, WIDTH, parameters=own("ff.net.2", WIDTH, inner),
             vector_elements=gated + ACTIVATION_PASSES * tokens * inner,

@@ -11,10 +11,10 @@ from perfmodel.workload.zoo.diffusion.unet_parts import (
     residual_block,
     transformer,
 )
+from perfmodel.workload.zoo.images.image_layers import Image
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ELEMENT_BYTES,
-    Image,
     Module,
     Parameter,
     assemble,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perfmodel.workload.model import Layer
+from perfmodel.workload.zoo.images.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -13,10 +14,8 @@ from perfmodel.workload.zoo.layers import (
     JOIN_PASSES,
     NORM_BYTES,
     NORM_PASSES,
-    Image,
     Module,
     Parameter,
-    convolution,
     linear,
     names,
     names_reversed,

@@ -6,21 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.images.image_layers import (
+    CLASSES,
+    Image,
+    adaptive_pooling,
+    convolution,
+    image_model,
+)
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
-    CLASSES,
     DROPPED_PASSES,
     ELEMENT_BYTES,
     FUSED_NORM_PASSES,
     JOIN_PASSES,
     NORM_BYTES,
     NORM_PASSES,
-    Image,
     Module,
-    adaptive_pooling,
-    convolution,
-    image_model,
     linear,
     names,
     names_reversed,

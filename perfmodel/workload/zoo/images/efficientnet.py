@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.images.image_layers import (
+    CLASSES,
+    Image,
+    adaptive_pooling,
+    convolution,
+    image_model,
+)
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
-    CLASSES,
     DROPOUT_PASSES,
     DROPPED_PASSES,
     ELEMENT_BYTES,
     MASK_BYTES,
-    Image,
     Module,
-    adaptive_pooling,
-    convolution,
-    image_model,
     linear,
     weight_and_bias,
 )

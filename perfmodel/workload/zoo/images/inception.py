@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from perfmodel.workload.model import Workload
-from perfmodel.workload.zoo.layers import (
+from perfmodel.workload.zoo.images.image_layers import (
     Image,
-    Module,
     classifier,
     convolution,
     image_model,
     pooling,
 )
+from perfmodel.workload.zoo.layers import Module
 
 Step = tuple[str, int, int | tuple[int, int], int, int | tuple[int, int]]
 """Name, channels, kernel, stride, padding of one convolution."""

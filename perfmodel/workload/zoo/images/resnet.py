@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from perfmodel.workload.model import Workload
-from perfmodel.workload.zoo.layers import (
+from perfmodel.workload.zoo.images.image_layers import (
     CLASSES,
     Image,
-    Module,
     classifier,
     convolution,
     image_model,
     pooling,
 )
+from perfmodel.workload.zoo.layers import Module
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3),
           152: (3, 8, 36, 3)}  # fmt: skip

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from perfmodel.workload.model import Workload
-from perfmodel.workload.zoo.layers import (
-    ACTIVATION_PASSES,
+from perfmodel.workload.zoo.images.image_layers import (
     CLASSES,
-    DROPOUT_PASSES,
-    MASK_BYTES,
     Image,
-    Module,
     adaptive_pooling,
     convolution,
     image_model,
-    linear,
     pooling,
+)
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    DROPOUT_PASSES,
+    MASK_BYTES,
+    Module,
+    linear,
     weight_and_bias,
 )
 

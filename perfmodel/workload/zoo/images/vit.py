@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.images.image_layers import CLASSES, Image, convolution, image_model
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
-    CLASSES,
     FUSED_NORM_PASSES,
     JOIN_PASSES,
     NORM_PASSES,
-    Image,
     Module,
     Parameter,
-    convolution,
-    image_model,
     linear,
     names,
     names_reversed,

@@ -6,17 +6,16 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.images.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
     DROPOUT_PASSES,
     JOIN_PASSES,
     MASK_BYTES,
-    Image,
     Module,
     Parameter,
     assemble,
-    convolution,
     linear,
     names_reversed,
     weight_and_bias,

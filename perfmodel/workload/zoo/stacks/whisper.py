@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from perfmodel.errors import InputError
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
+from perfmodel.workload.zoo.images.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     DROPOUT_PASSES,
     ELEMENT_BYTES,
     MASK_BYTES,
-    Image,
     Module,
     Parameter,
     assemble,
-    convolution,
     norm_parameters,
 )
 from perfmodel.workload.zoo.stacks.activation_functions import ONE_KERNEL, ActivationFunction

@@ -10,13 +10,14 @@ import pytest
 from rich.console import Console
 
 from perfmodel.errors import InputError
+from perfmodel.library.prediction_error import spread_factors
 from perfmodel.report.common.terminal import render_terminal
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, run_markdown
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import Result
+from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.studies.run.result.server_use import ServerUse
 
 TEXT = """# How many updates do four workers make?
@@ -91,6 +92,33 @@ def test_a_synchronous_step_is_bound_by_the_link_of_its_servers(tmp_path: Path) 
     assert halved.main.step_time_s < 0.85 * result.main.step_time_s
     twice = answered(tmp_path, "strategy.servers=2", "what_if.compute=1000")
     assert twice.main.step_time_s < 0.7 * result.main.step_time_s
+
+
+def test_an_interval_is_that_of_what_bounds_the_step(tmp_path: Path) -> None:
+    """Of the network alone where computing takes no time, of computing where messages do not."""
+    result = answered(tmp_path, "strategy.overlap=false", "what_if.compute=1000")
+    spread = spread_factors(result.topology, "all_reduce", 8_000_000)
+    point = result.main
+    assert point.interval_s is not None
+    shares = [end_s / point.step_time_s for end_s in point.interval_s]
+    assert shares == pytest.approx(spread, rel=0.1)
+    rates = use_of_point(point).updates_interval_per_s
+    assert rates == pytest.approx(
+        tuple(use_of_point(point).updates_per_s / share for share in reversed(shares))
+    )
+    free = answered(tmp_path, "what_if.communication=false", "strategy.mode=asynchronous").main
+    assert free.uncertainties is not None
+    origins = [each.origin for each in free.uncertainties]
+    assert not any(origin.startswith("network") for origin in origins)
+    assert any(origin.startswith("compute") for origin in origins)
+    assert free.interval_s is not None
+    low_s, high_s = free.interval_s
+    assert 0.5 * free.step_time_s < low_s < free.step_time_s < high_s < 2 * free.step_time_s
+
+
+def use_of_point(point: SizeResult) -> ServerUse:
+    assert point.server_use is not None
+    return point.server_use
 
 
 def test_a_straggler_holds_up_synchronous_workers_and_not_the_others(tmp_path: Path) -> None:
@@ -225,7 +253,8 @@ def test_reports_tell_updates_and_staleness(tmp_path: Path) -> None:
     text = shown(result)
     assert "updates/s of the parameters" in text
     assert "updates late on average" in text
-    assert "too few recorded trainings with parameter servers" in text
+    assert "parameters (80 % interval " in text.replace(chr(160), " ")
+    assert "80 % interval" in text.replace(chr(160), " ").partition("Step time: ")[2]
     page, markdown = report_html(result), run_markdown(result)
     assert "How late gradients are" in page
     assert "Parameter servers" in markdown
@@ -233,6 +262,8 @@ def test_reports_tell_updates_and_staleness(tmp_path: Path) -> None:
     document = json.loads(json.dumps(to_json(result)))
     use = document["server_use"]
     assert use["updates_per_s"] == use_of(result).updates_per_s
+    low, high = use["updates_interval_per_s"]
+    assert low < use["updates_per_s"] < high
     assert len(use["staleness"]["histogram"]) >= 3
     other = answered(tmp_path, "strategy={kind: ddp}")
     assert to_json(other)["server_use"] is None

@@ -79,6 +79,8 @@ def plan_step(
         ranks_per_host=grid.replicas_per_host(ranks_per_host),
         host_link_Bps=memory.link_Bps,
         host_optimizer_s=_host_optimizer_s(job, memory) / faster,
+        host_memory_Bps=memory.memory_Bps * faster,
+        optimizer=job.scenario.compute.optimizer,
         gpu=_faster(job.gpu, faster),
         float8=job.float8,
     )

@@ -145,11 +145,26 @@ def _gather_ahead(step: ShardedStep, unit: ShardUnit, order: Sequence[ShardUnit]
 
 
 def _leave(step: ShardedStep, unit: ShardUnit, order: Sequence[ShardUnit]) -> None:
+    if step.options.version == 1:
+        _join_gradients(step, unit)
     free_after_backward(step, unit)
     if step.options.backward_prefetch == "post":
         _gather_ahead(step, unit, order)
     if step.reduces:
         reduce(step, unit)
+
+
+def _join_gradients(step: ShardedStep, unit: ShardUnit) -> None:
+    """Copy gradients of a unit's views into the one of its flat parameter.
+
+    Forward takes its views by ``torch.split`` (``_get_unflat_views_unaligned`` in
+    torch/distributed/fsdp/_flat_param.py), whose backward is a ``cat`` of all gradients. Version 2
+    has gradients of its own parameters, and copies them where it reduces them (``chunk_cat``).
+    """
+    nbytes = step.sizes.gradient_bytes(unit)
+    if nbytes:
+        name = f"join gradients of {unit.name}"
+        run(step, name, "copy", copy_s(step, nbytes), after=issue(step, name, 1))
 
 
 def _end_backward(step: ShardedStep) -> None:

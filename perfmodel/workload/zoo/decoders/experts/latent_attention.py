@@ -79,8 +79,8 @@ def _normed(
     elements = stream * inputs * bool(norm)
     # all but the block's first norm read what a product put out
     results = elements * norm.startswith("self_attn.")
-    kept = kept_by_norm(elements, stream * bool(norm), shape, results=results)
-    kept["saved_elements"] += float(elements)
+    saved = kept_by_norm(elements, stream * bool(norm), shape, results=results)
+    saved["saved_elements"] += float(elements)
     calls += norm_calls(shard, numels(normed + (() if by_columns else own)))
     if by_columns:
         calls += column_calls(shard, s * inputs)
@@ -89,7 +89,7 @@ def _normed(
         ready=names(own) + names(normed), vector_elements=vector,
         norm_elements=float(norm_passes * elements), wide_norm=bool(norm) and not shape.fused_norms,
         fused_elements=fused + FUSED_NORM_PASSES * elements,
-        copied_elements=float(shared * stream * inputs), **kept,
+        copied_elements=float(shared * stream * inputs), **saved,
         kernels=1 + norm_kernels * bool(norm) + 6 * bool(vector), calls=calls,
     )  # fmt: skip
 

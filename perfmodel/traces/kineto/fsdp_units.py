@@ -102,13 +102,13 @@ def shard_gradients(
     homes: list[int | None] = [None] * len(gradients)
     # Units without inputs that need gradients end with the outermost one, which has what is left.
     for number in sorted(range(len(names)), key=lambda each: names[each] == ""):
-        wanted = _concatenated(table, spans[number][1])
+        shapes = _concatenated(table, spans[number][1])
         for gradient in reversed(range(len(gradients))):
             is_ready = ready_s[gradient][0] < spans[number][1][1]
             shape = gradients[gradient].shape
-            if homes[gradient] is None and is_ready and wanted[shape] > 0:
+            if homes[gradient] is None and is_ready and shapes[shape] > 0:
                 homes[gradient] = number
-                wanted[shape] -= 1
+                shapes[shape] -= 1
     return tuple(replace(g, bucket=n) for g, n in zip(gradients, homes, strict=True)), names
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from perfmodel.errors import Fault, InputError
-from perfmodel.files import FileModel, plain, validate_document
-from perfmodel.files.read import parse_yaml, read_text
+from perfmodel.errors import InputError
+from perfmodel.files import FileModel, validate_document
 from perfmodel.scenario.sections.model import MOST_LAYERS
 from perfmodel.workload.configs.config_types import (
     LONGEST_DEFAULT,
@@ -34,6 +33,7 @@ from perfmodel.workload.configs.config_types import (
     divides,
     raise_findings,
 )
+from perfmodel.workload.configs.megatron.argument_text import read_arguments, typed_arguments
 from perfmodel.workload.configs.transformer_shape import EXPERT_FAMILY, with_table
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
@@ -50,7 +50,6 @@ from perfmodel.workload.zoo.decoders.experts.expert_sizes import (
 from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.stacks.activation_functions import ACTIVATIONS
 
-LARGEST_SCRIPT = 256 * 1024
 PADDING = 128
 """--make-vocab-size-divisible-by, which is multiplied by the tensor-parallel size."""
 TOKENIZERS = {"GPT2BPETokenizer": 50257}
@@ -140,14 +139,6 @@ REFUSED = frozenset({
 """Arguments of models that are built otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentText:
-    """Arguments by name, as text or as YAML has them, and where they stand."""
-
-    values: Mapping[str, Any]
-    file: str | None = None
-
-
 def is_argument_file(text: str) -> bool:
     """Whether a text is the path of a file, and no arguments themselves."""
     return "--" not in text
@@ -159,7 +150,7 @@ def megatron_model(stated: str | Path, name: str | None = None) -> Buildable:
     `name`: as reports call it.
     Raises `InputError`: with every fault.
     """
-    read = _read_file(stated) if isinstance(stated, Path) else ArgumentText(_parse_text(stated))
+    read = read_arguments(stated) if isinstance(stated, Path) else typed_arguments(stated)
     try:
         raise_findings(_refused(read.values))
         own = {key: read.values[key] for key in read.values if key in _FIELDS}
@@ -180,58 +171,6 @@ _FIELDS = frozenset(MegatronArguments.model_fields)
 
 def _flag(field: str) -> str:
     return "megatron" if field == "document" else f"--{field.replace('_', '-')}"
-
-
-def _read_file(path: Path) -> ArgumentText:
-    text = read_text(path, LARGEST_SCRIPT)
-    if path.suffix.lower() not in (".yaml", ".yml", ".json"):
-        values = _parse_text(text)
-        if not values:
-            allowed = "arguments such as --num-layers 24, or YAML of them"
-            raise InputError(Fault("megatron", "no argument", allowed, str(path)))
-        return ArgumentText(values, str(path))
-    document = plain(parse_yaml(text, str(path)))
-    if isinstance(document, Mapping):
-        sections = [document[key] for key in ("MODEL_ARGS", "model_args") if key in document]
-        document = sections[0] if sections else document
-    if not isinstance(document, Mapping):
-        raise InputError(Fault("megatron", "no mapping", "arguments and their values", str(path)))
-    values = {str(key).lstrip("-").replace("-", "_"): value for key, value in document.items()}
-    return ArgumentText({key: _as_value(value) for key, value in values.items()}, str(path))
-
-
-def _as_value(value: object) -> object:
-    return _parse_value([value]) if isinstance(value, str) else value
-
-
-def _parse_text(text: str) -> dict[str, Any]:
-    """Arguments of a command line or a script, by name; the last one counts."""
-    text = re.sub(r"(^|\s)#[^\n]*", " ", text).replace("\\\n", " ")
-    tokens = re.sub(r"[\"'`;]", " ", text).split()
-    values: dict[str, Any] = {}
-    name, parts = "", list[str]()
-    for token in [*tokens, "--"]:
-        if token.startswith("--"):
-            if name:
-                values[name] = _parse_value(parts)
-            name, _, inline = token[2:].partition("=")
-            name, parts = name.replace("-", "_"), [inline] if inline else []
-        elif name:
-            parts.append(token)
-    return values
-
-
-def _parse_value(parts: list[str]) -> object:
-    """Nothing is true; numbers are numbers; a bracket of a script ends the value."""
-    usable = [part for part in parts[:1] if part not in (")", "(")]
-    if not usable:
-        return True
-    word = usable[0] if usable[0].startswith("(") else usable[0].rstrip(")")
-    if re.fullmatch(r"[+-]?\d{1,18}", word):
-        return int(word)
-    if re.fullmatch(r"[+-]?(\d{1,18}\.\d{0,18}|\.\d{1,18})([eE][+-]?\d{1,3})?", word):
-        return float(word)
-    return {"true": True, "false": False}.get(word.lower(), word)
 
 
 def _refused(values: Mapping[str, Any]) -> Iterator[Finding]:

@@ -1,0 +1,1 @@
+"""Models from arguments of Megatron-LM."""

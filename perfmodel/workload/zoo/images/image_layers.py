@@ -1,0 +1,171 @@
+"""Layers of models of images: convolutions with what follows them, pooling, a classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.workload.kernels.shapes import Convolution
+from perfmodel.workload.model import Buffers, Layer, Workload
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    ELEMENT_BYTES,
+    INDEX_BYTES,
+    Module,
+    Parameter,
+    assemble,
+    linear,
+    names,
+    norm_parameters,
+    weight_and_bias,
+)
+
+BATCH_NORM_PASSES = 3
+"""Batch normalisation in training, forward: read for the statistics, read and write to apply."""
+CLASSES = 1000
+"""Classes of ImageNet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A feature map of one sample."""
+
+    channels: int
+    height: int
+    width: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of the feature map."""
+        return self.channels * self.height * self.width
+
+
+def output_size(
+    image: Image, kernel: tuple[int, int], stride: int, padding: tuple[int, int], layer: str
+) -> tuple[int, int]:
+    """Height and width after a sliding output_size.
+
+    Raises `InputError`: the image is too small for this layer.
+    """
+    height = (image.height + 2 * padding[0] - kernel[0]) // stride + 1
+    width = (image.width + 2 * padding[1] - kernel[1]) // stride + 1
+    if height < 1 or width < 1:
+        size_text = f"an image that is down to {image.height} x {image.width} before {layer!r}"
+        raise InputError(Fault("image_size", size_text, "a larger image"))
+    return height, width
+
+
+def pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    """Return (height, width) of a size that may be given once for both."""
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def convolution(
+    name: str,
+    image: Image,
+    channels: int,
+    kernel: int | tuple[int, int],
+    *,
+    stride: int = 1,
+    padding: int | tuple[int, int] = 0,
+    groups: int = 1,
+    norm: str | None = None,
+    relu: bool = True,
+    residual: bool = False,
+) -> tuple[Module, Image]:
+    """One convolution with what follows it: batch normalisation, residual addition, ReLU.
+
+    Without `norm` the convolution has a bias. Multiply-accumulates: one per output element,
+    input channel (of its group) and kernel position. Kept for backward: the convolution's output
+    where batch normalisation needs it, and the activation (the next layer's input).
+    """
+    kernel = pair(kernel)
+    height, width = output_size(image, kernel, stride, pair(padding), name)
+    out = Image(channels, height, width)
+    inputs = image.channels // groups
+    parameters = weight_and_bias(name, channels, inputs, *kernel, bias=norm is None)
+    passes = (BATCH_NORM_PASSES if norm else 0) + relu * ACTIVATION_PASSES + residual * ADD_PASSES
+    normed = norm_parameters(norm, channels) if norm else ()
+    fused = BATCH_NORM_PASSES + residual if norm else relu * ACTIVATION_PASSES
+    layer = Layer(
+        name=name,
+        matmul_flops=2.0 * out.elements * inputs * kernel[0] * kernel[1],
+        matmul_bytes=float(ELEMENT_BYTES * (image.elements + out.elements)),
+        vector_bytes=float(ELEMENT_BYTES * passes * out.elements),
+        # ReLU and the addition join the kernel that applies the normalisation
+        fused_bytes=float(ELEMENT_BYTES * fused * out.elements),
+        fused_kernels=1 + 2 * (norm is not None) + (norm is None and relu),
+        weight_elements=float(channels * inputs * kernel[0] * kernel[1]),
+        saved_elements=float(out.elements * ((norm is not None) + relu)),
+        # batch normalisation also counts its batches, a kernel of its own
+        kernels=1 + 2 * (norm is not None) + relu + residual,
+        kind="conv",
+        matrix=Convolution(
+            image.channels,
+            channels,
+            (image.height, image.width),
+            (height, width),
+            kernel,
+            groups=groups,
+        ),
+    )
+    statistics = Buffers("fp32", 2, 2 * 4 * channels)  # mean and variance
+    buffers = (statistics, Buffers("int64", 1, 8)) if norm else ()  # and a counter of batches
+    return Module(layer, parameters + normed, names(normed) + names(parameters), buffers), out
+
+
+def pooling(
+    name: str,
+    image: Image,
+    kernel: int,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+    indices: bool = True,
+) -> tuple[Module, Image]:
+    """Max pooling (keeps int64 indices for backward) or, without `indices`, average pooling."""
+    out = Image(image.channels, *output_size(image, pair(kernel), stride, pair(padding), name))
+    index_bytes = float(INDEX_BYTES * out.elements * indices)
+    layer = Layer(
+        name, vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
+        saved_elements=out.elements, saved_bytes=index_bytes,
+    )  # fmt: skip
+    return Module(layer), out
+
+
+def adaptive_pooling(name: str, image: Image, size: int) -> tuple[Module, Image]:
+    """Adaptive average pooling to `size` x `size`."""
+    out = Image(image.channels, size, size)
+    moved = float(image.elements + out.elements)
+    return Module(Layer(name, vector_bytes=ELEMENT_BYTES * moved, saved_elements=out.elements)), out
+
+
+def classifier(image: Image, prefix: str = "", *, classes: int = CLASSES) -> list[Module]:
+    """Average every channel, and map the averages to classes."""
+    pool, pooled = adaptive_pooling(f"{prefix}avgpool", image, 1)
+    head = weight_and_bias(f"{prefix}fc", classes, pooled.channels)
+    return [pool, linear(f"{prefix}fc", 1, pooled.channels, classes, parameters=head)]
+
+
+def image_model(
+    name: str,
+    parts: Sequence[Module],
+    *,
+    dtype: str,
+    image_size: int,
+    source: str,
+    registered: Sequence[Parameter] | None = None,
+) -> Workload:
+    """Turn parts in execution order into a model of square colour images and ImageNet's classes.
+
+    The first convolution keeps the image.
+    """
+    layer = parts[0].layer
+    first = replace(layer, saved_elements=layer.saved_elements + 3.0 * image_size**2)
+    return assemble(
+        name, [replace(parts[0], layer=first), *parts[1:]], dtype=dtype, sample="image",
+        source=source,
+        input_elements=3.0 * image_size**2, output_elements=CLASSES, registered=registered,
+    )  # fmt: skip

@@ -1,0 +1,51 @@
+"""Routes of trees that machines share whose links differ in their numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perfmodel.library.lowering.lower import lower_collective
+from perfmodel.library.machine import Machine, make_machine
+from perfmodel.library.model import load_library
+from perfmodel.scenario.sections.studies.what_if import WhatIf
+from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.studies.run.resolve.what_if import apply_what_if
+from perfmodel.topology.faults import remove_links
+from perfmodel.topology.templates.build import build_topology
+
+
+def cluster() -> Machine:
+    topology = build_topology("dgx-a100", hosts=40, fabric="leaf-spine")
+    return make_machine(topology, load_library("nccl"))
+
+
+@pytest.mark.parametrize(
+    "wish", [{"network_latency": 0.0}, {"network_bandwidth": 2.0}, {"nvlink_bandwidth": 4.0}]
+)
+def test_times_are_those_of_a_machine_on_its_own(wish: dict[str, float]) -> None:
+    """And the routes are kept once, with the latencies of each machine."""
+    machine = cluster()
+    others = apply_what_if(WhatIf.model_validate(wish), machine)
+    alone = apply_what_if(WhatIf.model_validate(wish), replace(machine, shared={}))
+    ways = []
+    for each in (machine, others, alone):
+        timer = UncontendedTimer(each)
+        way = lower_collective(each, "all_reduce", 1 << 24, range(320), algorithm="tree")[-1]
+        ways.append((way, timer.time_s(way)))
+    (first, _), (shared, shared_s), (own, own_s) = ways
+    assert shared_s == pytest.approx(own_s, rel=1e-12)
+    assert shared.stages[0].edges.arcs is first.stages[0].edges.arcs
+    assert own.stages[0].edges.arcs is not first.stages[0].edges.arcs
+    np.testing.assert_array_equal(shared.stages[0].latency_s, own.stages[0].latency_s)
+
+
+def test_a_machine_that_has_lost_a_link_finds_its_own_way() -> None:
+    machine = cluster()
+    way = lower_collective(machine, "all_reduce", 1 << 24, range(320), algorithm="tree")[-1]
+    lost = int(way.stages[0].edges.arcs.max())
+    broken = replace(machine, topology=remove_links(machine.topology, arcs=[lost]))
+    again = lower_collective(broken, "all_reduce", 1 << 24, range(320), algorithm="tree")[-1]
+    assert lost not in again.stages[0].edges.arcs

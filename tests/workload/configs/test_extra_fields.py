@@ -1,0 +1,97 @@
+"""Fields of real configurations that no contract has: each acts, is harmless, named, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.workload.configs import read_config
+from perfmodel.workload.zoo import build_model
+from perfmodel.workload.zoo.buildable import Buildable, build
+
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
+    "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02,
+    "intermediate_size": 2880, "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64,
+    "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+    "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999,
+    "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
+    "rms_norm_eps": 1e-5, "rope_scaling": {"rope_type": "yarn", "factor": 32.0},
+    "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
+    "tie_word_embeddings": False, "transformers_version": "4.55.0.dev0", "use_cache": True,
+    "vocab_size": 201088,
+}  # fmt: skip
+"""Fields as the published file of the 20B has them."""
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 100}
+
+
+def read(folder: Path, fields: dict[str, Any]) -> Buildable:
+    path = folder / "config.json"
+    path.write_text(json.dumps(fields))
+    return read_config(path)
+
+
+def test_a_published_file_is_the_model_of_the_zoo(tmp_path: Path) -> None:
+    model = read(tmp_path, GPT_OSS)
+    ours, theirs = build(model, sequence_length=64), build_model("gpt-oss-20b", sequence_length=64)
+    assert [(t.name, t.shape) for t in ours.tensors] == [(t.name, t.shape) for t in theirs.tensors]
+    assert ours.training_flops == theirs.training_flops
+    assert model.dtype == "bf16"
+    assert model.notes == (
+        "Its weights are stored as mxfp4; trained in bf16, as they are dequantised.",
+    )
+
+
+def test_a_stated_dtype_goes_before_that_of_stored_weights(tmp_path: Path) -> None:
+    assert read(tmp_path, {**GPT_OSS, "torch_dtype": "float32"}).dtype == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"banana": 3, "apple": [1]}, "Fields that are not read: apple, banana."),
+        ({"banana": None, "apple": 0, "rope_theta": 5e5, "auto_map": {}}, ""),
+        ({"gradient_checkpointing": True}, "memory.recompute"),
+        ({"output_router_logits": True}, "experts.auxiliary_loss"),
+        ({"num_nextn_predict_layers": 1}, "further tokens"),
+        ({"auto_map": {"AutoModel": "modeling_x.X"}}, "auto_map"),
+    ],
+)
+def test_what_is_not_read_is_said(extra: dict[str, Any], words: str, tmp_path: Path) -> None:
+    assert words in " ".join(read(tmp_path, LLAMA | extra).notes)
+    if not words:
+        assert read(tmp_path, LLAMA | extra).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"moe_layer_freq": 2}, "moe_layer_freq", "1"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type", "absolute"),
+        ({"model_type": "mamba"}, "model_type", "perfmodel capture"),
+        ({"model_type": "lama"}, "model_type", "did you mean 'llama'"),
+    ],
+)
+def test_models_that_the_zoo_has_not_are_refused_in_their_field(
+    changes: dict[str, Any], field: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as raised:
+        read(tmp_path, LLAMA | changes)
+    (fault,) = raised.value.faults
+    assert fault.field == field
+    assert words in fault.allowed
+
+
+def test_no_window_is_written_as_zero(tmp_path: Path) -> None:
+    """As transformers 5 writes Qwen's."""
+    fields = LLAMA | {"model_type": "qwen2", "sliding_window": 0, "use_sliding_window": True,
+                      "max_window_layers": 0, "num_key_value_heads": 4,
+                      "num_attention_heads": 4}  # fmt: skip
+    ours = build(read(tmp_path, fields), sequence_length=16)
+    assert all(layer.matrix.window is None for layer in ours.layers if layer.kind == "attention")
