@@ -66,7 +66,6 @@ REPEATED_STEMS = {
 ROW = "one row of a table of alike modules"
 
 SMALL_MODULES = {
-    "topology/fabric/adjacency": "neighbours of devices, apart from the topology that has them",
     "torch_modules/batches": "what users give as a batch, apart from the capture",
     "torch_modules/user_function": "imports of a user's code, apart from ours",
     "workload/readers/layer_shapes": "layers of a file, apart from its parameters",
