@@ -52,10 +52,10 @@ def flat_messages(schedule: Schedule) -> FlatMessages:
     chunks = 1 + int(max(send["src_chunk"].max(initial=0), send["dst_chunk"].max(initial=0)))
     source = send["src"] * chunks + send["src_chunk"]
     target = send["dst"] * chunks + send["dst_chunk"]
-    pairs = _waits_of_single(source, target, [len(part.src) for part in rounds])
-    if pairs is None and _races(target, number, send["reduce"]):
+    single = _waits_of_single(source, target, [len(part.src) for part in rounds])
+    if single is None and _races(target, number, send["reduce"]):
         unroll(schedule)  # says where
-    waits, awaited = _waits(source, target, number) if pairs is None else pairs
+    waits, awaited = _waits(source, target, number) if single is None else single
     keys = np.stack([number, send["channel"], send["src"], send["dst"]])
     first, of_send = _number_columns(keys)
     nbytes = np.bincount(of_send, weights=send["nbytes"], minlength=len(first)).astype(np.int64)
