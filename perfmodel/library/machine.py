@@ -112,9 +112,9 @@ class Machine:
         if key in self._routed:
             edges: T = self._routed[key]
             return edges
-        laid, stored = find(), self._routed.get("kept edges", 0) + count
-        if stored <= most:
-            self._routed[key], self._routed["kept edges"] = laid, stored
+        laid, total = find(), self._routed.get("kept edges", 0) + count
+        if total <= most:
+            self._routed[key], self._routed["kept edges"] = laid, total
         return laid
 
     def cached(self, key: Hashable, find: Callable[[], T]) -> T:
