@@ -247,7 +247,8 @@ _NOT_IN_DIGEST = frozenset({"sweep", "plan"})
 """Sections that other commands than `run` read."""
 
 _LATER_SOURCES: Mapping[str, object] = {
-    "transformer": None, "config": None, "megatron": None, "tokens": None,
+    "transformer": None, "config": None, "megatron": None, "tokens": None, "adapters": None,
+    "document_length": None,
 }  # fmt: skip
 """Newer fields of models, those of other jobs as well."""
 
@@ -271,6 +272,9 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
         "join": False,
         "throw_on_early_termination": False,
         "joined_gpus": 0,
+        "mixed_precision": None,
+        "offload_optimizer": None,
+        "buckets": True,
     },
 }
 """Newer fields by section, with their defaults: scenarios without them keep their digests."""
