@@ -161,7 +161,9 @@ def test_the_answer_is_exported_whole(advice: Advice) -> None:
     assert len(advice_rows(advice)) == len(advice.trials) + len(advice.together)
     page = advice_html(advice)
     assert "Each change alone" in page
-    assert "src=" not in page.partition("<body>")[2]
+    main = page.partition("<main>")[2].partition("</main>")[0]
+    assert main
+    assert "src=" not in main
 
 
 def test_what_does_not_fit_is_not_proposed() -> None:

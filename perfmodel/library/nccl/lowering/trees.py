@@ -70,7 +70,8 @@ def over_rails(machine: Machine, rails: Rails) -> tuple[Forest, Edges]:
     Machines whose links differ in their numbers only share the routes, which are large.
     """
     topology = machine.topology
-    if topology.tiers is None or topology.dead or len(rails.hosts) == 1:
+    is_alike = topology.tiers is not None and not topology.dead
+    if not is_alike or len(rails.hosts) == 1 or rails.nics.min() < 0:  # a NIC near each rank
         return _lay_trees(machine, rails)
     key = ("trees", _content(rails), _host_paths(machine, rails))
     laid_on, trees, edges = machine.shared.get(key, (None, None, None))
