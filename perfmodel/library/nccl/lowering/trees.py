@@ -11,7 +11,7 @@ from perfmodel.arrays import RankGroup, rank_array
 from perfmodel.collectives.algorithms import pipelined_trees
 from perfmodel.collectives.algorithms.pipelined_trees import Forest, chained_parents, forest_of
 from perfmodel.library.channels.rails import Rails, rails_over
-from perfmodel.library.lowering.edge_routing import route_edges
+from perfmodel.library.lowering.edge_routing import NEAREST, route_edges
 from perfmodel.library.lowering.edges import Edges, with_latencies
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
@@ -71,7 +71,7 @@ def over_rails(machine: Machine, rails: Rails) -> tuple[Forest, Edges]:
     """
     topology = machine.topology
     is_alike = topology.tiers is not None and not topology.dead
-    if not is_alike or len(rails.hosts) == 1 or rails.nics.min() < 0:  # a NIC near each rank
+    if not is_alike or len(rails.hosts) == 1 or NEAREST in rails.nics:
         return _lay_trees(machine, rails)
     key = ("trees", _content(rails), _host_paths(machine, rails))
     laid_on, trees, edges = machine.shared.get(key, (None, None, None))
@@ -92,12 +92,14 @@ def _host_paths(machine: Machine, rails: Rails) -> tuple[Path, ...]:
     topology, router = machine.topology, machine.router
     local = rails.hosts[0] % topology.gpus_per_host
     paths = []
-    for chain, nic in zip(local[rails.chains].tolist(), rails.nics.tolist(), strict=True):
+    for chain, nic, spread in zip(
+        local[rails.chains].tolist(), rails.nics.tolist(), rails.spread.tolist(), strict=True
+    ):
         gpus, port = [topology.ranks[gpu] for gpu in chain], router.nic_name(0, nic)
         for a, b in pairwise(gpus):
             paths += [local_path(topology, router, *ends) for ends in ((a, b), (b, a))]
         paths += [nic_path(topology, router, gpu, port, outward=outward)
-                  for gpu in gpus[:2] for outward in (True, False)]  # fmt: skip
+                  for gpu in gpus[: 1 + spread] for outward in (True, False)]  # fmt: skip
     return tuple(paths)
 
 
