@@ -55,7 +55,7 @@ def test_chains_may_leave_the_tray_of_their_nic() -> None:
     """The GPUs of a rack are joined by NVLink alone: those of other trays reach no NIC of this."""
     topology = build_topology("gb200-nvl72", hosts=2, fabric="rail-optimised")
     machine = make_machine(topology, load_library("nccl"))
-    group = [rank for rank in range(144) if rank % 72 < 71]
+    group = tuple(rank for rank in range(144) if rank % 72 < 71)
     way = lower_collective(machine, "all_reduce", 1 << 20, group, algorithm="tree")[-1]
     edges = way.stages[0].edges
     assert set(edges.src.tolist()) == set(edges.dst.tolist()) == set(group)
