@@ -30,7 +30,8 @@ def work(mode: str) -> None:
     import horovod.torch as hvd
     import torch
 
-    from tests.training.recorded.toy import INPUTS, Net
+    from tests.training.recorded.toy import Net
+    from tests.training.recorded.toy_workload import INPUTS
 
     hvd.init()
     options = MODES[mode]

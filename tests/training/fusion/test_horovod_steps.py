@@ -19,7 +19,7 @@ from perfmodel.training.fusion.options import HorovodOptions
 from perfmodel.training.plan.step_plan import Collective
 
 pytest.importorskip("torch")
-from tests.training.recorded.toy import request, workload
+from tests.training.recorded.toy_workload import request, workload
 
 STEPS: dict[str, list[list[dict[str, Any]]]] = json.loads(
     Path(__file__).with_name("horovod_steps.json").read_text()

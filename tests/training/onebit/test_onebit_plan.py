@@ -25,7 +25,7 @@ from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.zoo import build_model
 from tests.training.recorded.run_cases import Call, planned_calls
-from tests.training.recorded.toy import request
+from tests.training.recorded.toy_workload import request
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "onebit.json"
 CASES: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))["cases"]

@@ -29,7 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
 from tests.training.recorded.recording_group import enter_phase
-from tests.training.recorded.toy import INPUTS, Net, train
+from tests.training.recorded.toy import Net, train
+from tests.training.recorded.toy_workload import INPUTS
 
 SMALL_CAP_MB = 0.003
 """Buckets of several tensors each."""

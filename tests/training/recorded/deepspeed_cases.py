@@ -13,7 +13,8 @@ import deepspeed
 import torch
 
 from tests.training.recorded.recording_group import CALLS, enter_phase
-from tests.training.recorded.toy import INPUTS, Net
+from tests.training.recorded.toy import Net
+from tests.training.recorded.toy_workload import INPUTS
 
 STEPS = 4
 """Stage 3 traces modules in the second step, and prefetches from the third on."""

@@ -27,7 +27,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 
 from tests.training.recorded.recording_group import enter_phase
-from tests.training.recorded.toy import INPUTS, Block, Net
+from tests.training.recorded.toy import Block, Net
+from tests.training.recorded.toy_workload import INPUTS
 
 CPU = torch.device("cpu")
 SMALL_UNIT = 1000

@@ -47,7 +47,8 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # n
 from megatron.core.transformer import TransformerConfig  # noqa: E402
 
 from tests.training.recorded.recording_group import CALLS, enter_phase  # noqa: E402
-from tests.training.recorded.toy import INPUTS, Net  # noqa: E402
+from tests.training.recorded.toy import Net  # noqa: E402
+from tests.training.recorded.toy_workload import INPUTS  # noqa: E402
 
 STEPS = 3
 """Overlap of the reduction begins in the second step."""

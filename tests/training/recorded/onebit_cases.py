@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from tests.training.recorded.recording_group import CALLS, enter_phase
-from tests.training.recorded.toy import INPUTS, Net
+from tests.training.recorded.toy import Net
+from tests.training.recorded.toy_workload import INPUTS
 
 STEPS = 6
 FREEZE = 2

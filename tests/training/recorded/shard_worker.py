@@ -24,7 +24,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from perfmodel.training.sharded.shard_units import block_of
 from perfmodel.workload.zoo import build_model
-from tests.training.recorded.toy import INPUTS, Block, Net
+from tests.training.recorded.toy import Block, Net
+from tests.training.recorded.toy_workload import INPUTS
 
 MOST_BYTES = 10**8
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {

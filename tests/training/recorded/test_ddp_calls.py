@@ -25,7 +25,7 @@ from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Buffers
 from tests.training.recorded.ddp_cases import SMALL_CAP_MB
 from tests.training.recorded.run_cases import Call, planned_calls, run_cases
-from tests.training.recorded.toy import INPUTS, request
+from tests.training.recorded.toy_workload import INPUTS, request
 
 SMALL = cap_bytes(SMALL_CAP_MB)
 STATISTICS = (Buffers("fp32", 2, 2 * 4 * INPUTS), Buffers("int64", 1, 8))

@@ -16,7 +16,7 @@ from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, Workload
 from tests.training.recorded.run_cases import Call, planned_calls, run_cases
-from tests.training.recorded.toy import request
+from tests.training.recorded.toy_workload import request
 
 LINEAR = ("embed", "head", "blocks.*.up", "blocks.*.down")
 FROZEN = ("embed", "blocks.0", "blocks.1.up")

@@ -18,7 +18,7 @@ from perfmodel.training.sharded.fsdp.unit_sizes import unit_sizes
 from perfmodel.training.sharded.shard_units import wrap_units
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo import build_model
-from tests.training.recorded.toy import workload
+from tests.training.recorded.toy_workload import workload
 
 ROOT = Path(__file__).parents[3]
 

@@ -19,7 +19,7 @@ from perfmodel.training.memory.use import MemoryUse, Setup
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
 from perfmodel.training.strategies import STRATEGIES
 from tests.training.recorded.run_cases import Call, planned_calls
-from tests.training.recorded.toy import request
+from tests.training.recorded.toy_workload import request
 
 SECTIONS = {"zero": ZeroStrategy, "megatron": MegatronStrategy}
 FILES = {"zero": "deepspeed", "megatron": "megatron"}

@@ -11,7 +11,7 @@ from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from tests.training.recorded.run_cases import Call, planned_calls, run_cases
-from tests.training.recorded.toy import request
+from tests.training.recorded.toy_workload import request
 
 
 @pytest.fixture(scope="module")

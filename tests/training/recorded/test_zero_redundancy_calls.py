@@ -23,7 +23,7 @@ from perfmodel.training.sharded.redundancy import (  # noqa: E402
 )
 from perfmodel.workload.model import ParameterTensor  # noqa: E402
 from tests.training.recorded.run_cases import Call, planned_calls, run_cases  # noqa: E402
-from tests.training.recorded.toy import request as step_request  # noqa: E402
+from tests.training.recorded.toy_workload import request as step_request  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=[2, 4])
