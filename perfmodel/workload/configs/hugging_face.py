@@ -15,6 +15,7 @@ from perfmodel.files import is_file, is_folder, validate_document
 from perfmodel.workload.configs.config_types import HubConfig, raise_findings
 from perfmodel.workload.configs.extra_fields import extra_notes, quantization_of, value_findings
 from perfmodel.workload.configs.families import decoder_configs as dense
+from perfmodel.workload.configs.families import deepseek_configs as deepseek
 from perfmodel.workload.configs.families import expert_configs as routed
 from perfmodel.workload.configs.families import llama_kin_configs as kin
 from perfmodel.workload.configs.families import other_configs as other
@@ -58,9 +59,9 @@ FAMILIES: Mapping[str, Family] = {
     "mixtral": Family(routed.MixtralConfig, routed.expert_model, "MixtralForCausalLM"),
     "qwen2_moe": Family(routed.Qwen2MoeConfig, routed.expert_model, "Qwen2MoeForCausalLM"),
     "qwen3_moe": Family(routed.Qwen3MoeConfig, routed.expert_model, "Qwen3MoeForCausalLM"),
-    "deepseek_v2": Family(routed.DeepseekV2Config, routed.expert_model, "DeepseekV2ForCausalLM"),
-    "deepseek_v3": Family(routed.DeepseekV3Config, routed.expert_model, "DeepseekV3ForCausalLM"),
-    "glm4_moe": Family(routed.Glm4MoeConfig, routed.expert_model, "Glm4MoeForCausalLM"),
+    "deepseek_v2": Family(deepseek.DeepseekV2Config, routed.expert_model, "DeepseekV2ForCausalLM"),
+    "deepseek_v3": Family(deepseek.DeepseekV3Config, routed.expert_model, "DeepseekV3ForCausalLM"),
+    "glm4_moe": Family(deepseek.Glm4MoeConfig, routed.expert_model, "Glm4MoeForCausalLM"),
     "olmoe": Family(routed.OlmoeConfig, routed.expert_model, "OlmoeForCausalLM"),
     "gpt_oss": Family(routed.GptOssConfig, routed.expert_model, "GptOssForCausalLM"),
     "llama4_text": Family(routed.Llama4Config, routed.expert_model, "Llama4ForCausalLM"),
