@@ -30,7 +30,8 @@ def simulate_loop_uncertainties(metrics: LoopMetrics, point: SizeResult) -> tupl
     Their ratios to a run without it are what counts, as for other strategies.
     """
     ends = _LoopEnds(metrics.job, _settled_s(metrics), metrics.step_s())
-    parts = [ends.of_compute(), *_chance_of_gpus(ends, metrics)]
+    compute = ends.of_compute()
+    parts = [compute, *_chance_of_gpus(ends, metrics, compute)]
     if not metrics.job.is_free:
         parts.append(ends.of_network())
     cost = point.disturbance
@@ -109,7 +110,9 @@ def _slowed(machine: Machine, by: float) -> Machine:
     return apply_what_if(what_if, machine)
 
 
-def _chance_of_gpus(ends: _LoopEnds, metrics: LoopMetrics) -> tuple[Uncertainty, ...]:
+def _chance_of_gpus(
+    ends: _LoopEnds, metrics: LoopMetrics, compute: Uncertainty
+) -> tuple[Uncertainty, ...]:
     """Speeds of the GPUs that it happens to get, where all wait for the slowest; and of the run."""
     sized = ends.job.sized
     gpu, count = sized.job.gpu, sized.size.gpus
@@ -118,7 +121,7 @@ def _chance_of_gpus(ends: _LoopEnds, metrics: LoopMetrics) -> tuple[Uncertainty,
     if metrics.run.plan.together:
         numbers = (count, gpu.name)
         return chance_of_gpus(
-            ends.step_s, ends.of_compute(), sized.compute_spread, numbers, gpu_spread(sized.job)
+            ends.step_s, compute, sized.compute_spread, numbers, gpu_spread(sized.job)
         )
     quick, slow = run_factors()
     return (Uncertainty(f"run on {count} x {gpu.name}", ends.step_s * quick, ends.step_s * slow),)
