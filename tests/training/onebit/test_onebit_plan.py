@@ -17,10 +17,11 @@ from perfmodel.scenario.sections.strategies.onebit import OneBitStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.closed_forms import form
 from perfmodel.training.memory.use import Setup
-from perfmodel.training.onebit.compressed_reduction import padded_elements
+from perfmodel.training.onebit.compressed_reduction import CompressedReduction, padded_elements
 from perfmodel.training.onebit.momentum_steps import onebit_plan
 from perfmodel.training.onebit.options import OneBitOptions
 from perfmodel.training.onebit.strategy import ONEBIT, onebit_memory
+from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.zoo import build_model
@@ -139,3 +140,17 @@ def test_what_deepspeed_does_not_train_is_refused() -> None:
         with pytest.raises(ValidationError, match="local_steps"):
             OneBitStrategy.model_validate({"kind": "onebit", **fields})
     assert "100,000 steps" in ONEBIT.remarks(OneBitOptions())[0]
+
+
+def compressed_times(ranks: int, elements: int = 1 << 20) -> dict[str, float]:
+    """Seconds of each kind of work that the compressed reduction of a buffer computes."""
+    tasks = TaskList(0.0, 0.0, 1e9)
+    CompressedReduction(tasks, "all", ranks, elements, "m", {}).add(())
+    return {t.name: t.work.duration_s for t in tasks.tasks if isinstance(t.work, Compute)}
+
+
+def test_a_rank_compresses_once_all_and_once_its_part() -> None:
+    """Of 2 ranks each takes signs of half of the averages, of 4 of a quarter: a quarter less."""
+    two, four = compressed_times(2), compressed_times(4)
+    assert two["average m"] - four["average m"] == pytest.approx(two["compress m"] / 4, rel=0.01)
+    assert two["decompress m"] == pytest.approx(four["decompress m"])

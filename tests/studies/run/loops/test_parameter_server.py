@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,7 +18,8 @@ from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, run_markdown
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.loops.loop_interval import _LoopEnds
+from perfmodel.studies.run.result.model import Result, SizeResult, Uncertainty
 from perfmodel.studies.run.result.server_use import ServerUse
 
 TEXT = """# How many updates do four workers make?
@@ -114,6 +116,13 @@ def test_an_interval_is_that_of_what_bounds_the_step(tmp_path: Path) -> None:
     assert free.interval_s is not None
     low_s, high_s = free.interval_s
     assert 0.5 * free.step_time_s < low_s < free.step_time_s < high_s < 2 * free.step_time_s
+
+
+def test_ends_are_as_far_from_a_step_that_varies_as_from_one_that_does_not() -> None:
+    """Ends are simulated without what varies; what is reported is the step with it."""
+    job: Any = None  # what is reported of an end needs none
+    ends = _LoopEnds(job, base_s=1.0, step_s=3.0)
+    assert ends._relative("network", 0.5, 2.0) == Uncertainty("network", 1.5, 6.0)
 
 
 def use_of_point(point: SizeResult) -> ServerUse:
