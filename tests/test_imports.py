@@ -11,7 +11,7 @@ import perfmodel
 ROOT = Path(perfmodel.__file__).parent
 
 LAYERS = [
-    "cli", "api", "report", "validate", "traces", "studies", "calibrate", "measure",
+    "__main__", "cli", "api", "report", "validate", "traces", "studies", "calibrate", "measure",
     "torch_modules", "simulate", "library",
     "testing", "training", "workload", "topology", "scenario", "collectives", "files",
     "compiled_loops", "garbage", "timeline", "arrays", "units", "errors", "escape", "version",

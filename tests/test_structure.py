@@ -66,6 +66,7 @@ REPEATED_STEMS = {
 ROW = "one row of a table of alike modules"
 
 SMALL_MODULES = {
+    "__main__": "what Python runs of a package",
     "torch_modules/batches": "what users give as a batch, apart from the capture",
     "torch_modules/user_function": "imports of a user's code, apart from ours",
     "workload/readers/layer_shapes": "layers of a file, apart from its parameters",

@@ -60,8 +60,7 @@ def shell(*args, **options):
     """Run a real process from another folder than the checkout."""
     root = str(Path(perfmodel.__file__).parents[1])
     return subprocess.run(
-        [sys.executable, "-W", "error", "-c", "from perfmodel.cli import main; main()",
-         *(str(arg) for arg in args)],
+        [sys.executable, "-W", "error", "-m", "perfmodel", *(str(arg) for arg in args)],
         capture_output=True, text=True, timeout=120, check=False,
         env=os.environ | {"PYTHONPATH": root}, **options,
     )  # fmt: skip
