@@ -22,7 +22,7 @@ from perfmodel.workload.memory.hand_kernels import fuse_by_hand, keep_loss_apart
 from perfmodel.workload.model import Workload
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.zoo.bert import bert
+from perfmodel.workload.zoo.bert import BertShape, bert
 from perfmodel.workload.zoo.decoders.decoder_sizes import NEMOTRON, DecoderShape
 from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings
@@ -245,9 +245,11 @@ def _built(
 ) -> Workload:  # fmt: skip
     layers, width, heads, kv_heads, mlp_width, vocabulary, tokens = sizes
     if family == "bert":
-        if (layers, width) != (24, 1024):
-            raise InputError(Fault("model", name, "BERT-Large"))
-        return bert("bert-large", dtype=dtype, sequence_length=tokens, whole_head=True, shard=shard)
+        sizes_of_bert = BertShape(layers, width, heads, vocabulary=vocabulary, mlp_width=mlp_width)
+        return bert(
+            name, dtype=dtype, sequence_length=tokens, whole_head=True, shape=sizes_of_bert,
+            shard=shard,
+        )  # fmt: skip
     if family == "gpt":
         shape = GptShape(layers, width, heads, tokens, vocabulary)
         return gpt(
