@@ -16,7 +16,7 @@ from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
 from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules.schedule_table import make_schedule
 from perfmodel.training.pipeline.stage_passes import PipelineOptions
-from perfmodel.training.pipeline.stage_workload import ModelPart, model_parts, stream_bytes
+from perfmodel.training.pipeline.stage_workload import ModelPart, handed_bytes, model_parts
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -156,7 +156,7 @@ def mix_step(
         allowed = "another with parallel.expert of 2 or more: two stages would hold each expert"
         raise InputError(Fault("parallel.pipeline.schedule", repr(mixture.schedule), allowed))
     model = model_parts(request.workload, request.times, schedule, mixture.partition)
-    transfer_bytes = stream_bytes(request.workload, precision, request.batch_per_gpu, held_dtype)
+    transfer_bytes = handed_bytes(model, precision, request.batch_per_gpu, held_dtype)
     if replica is not None:
         check_replica(replica, model, request)
         whole = plan_part(request, micro_batches)
