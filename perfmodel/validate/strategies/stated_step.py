@@ -29,6 +29,7 @@ from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettin
 from perfmodel.workload.zoo.decoders.experts.expert_sizes import EXPERT_SHAPES, expert_family
 from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.gpt import GptShape, gpt
+from perfmodel.workload.zoo.images.resnet import resnet
 
 STAND_IN = "gpt2"
 """Model that the scenario names: what is trained is made of the row's own sizes."""
@@ -256,8 +257,11 @@ def _built(
             name, dtype=dtype, sequence_length=tokens, shape=shape, dropout="dropout" in switches,
             shard=shard,
         )  # fmt: skip
+    if family == "resnet":
+        return resnet(layers, dtype=dtype, image_size=tokens)
     if family not in DECODERS:
-        raise InputError(Fault("family", repr(family), "gpt, llama, nemotron, bert or experts"))
+        allowed = "gpt, llama, nemotron, bert, resnet or experts"
+        raise InputError(Fault("family", repr(family), allowed))
     of_family = replace(
         DECODERS[family], layers=layers, width=width, heads=heads, kv_heads=kv_heads,
         mlp_width=mlp_width, vocabulary=vocabulary, positions=tokens,
