@@ -16,10 +16,10 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files.bounds import LARGEST_BYTES
-from perfmodel.files.read import read_bytes
+from perfmodel.files.read import GZIP, read_bytes
 
 _PACKED = (
-    (b"\x1f\x8b", "a gzip archive: unpack it first"),
+    (GZIP, "a gzip archive inside of one: unpack it first"),
     (b"PK\x03\x04", "a zip archive: unpack it first"),
     (b"\xfd7zXZ", "an xz archive: unpack it first"),
     (b"BZh", "a bzip2 archive: unpack it first"),
