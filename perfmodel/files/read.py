@@ -13,7 +13,6 @@ from perfmodel.files.bounds import LARGEST_BYTES, LARGEST_YAML_BYTES, bound_faul
 from perfmodel.files.fast_yaml import UnsupportedYaml, parse_with_libyaml
 from perfmodel.files.find import is_shipped
 
-
 GZIP = b"\x1f\x8b"
 """First bytes of each member of gzip data."""
 PIECE_BYTES = 1 << 14
