@@ -16,6 +16,7 @@ from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.studies.run.resolve.job.model_share import expert_ranks_per_node, mixture_of
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.units import parse_power
 from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.hand_kernels import fuse_by_hand, keep_loss_apart
@@ -46,6 +47,8 @@ FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand, "loss_apart": kee
 FUSED_AS = {"blocks": "blocks", "by_hand": "by_hand", "loss_apart": "by_hand"}
 """What `compute.compiled` takes for these."""
 HAVE_TO_AGREE = 6
+LIMITED = " at "
+"""Between a GPU and the limit of its power, where there is one: "h100-sxm5-96gb at 500 W"."""
 MEASURED = frozenset(
     {"step_s", "peak_GB", "memory_kind", "unlike", "presumed", "trust", "source", "note"}
 )
@@ -178,7 +181,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         "compute": compute,
         "strategy": strategy,
         "cluster": {
-            "node": cells["gpu"],
+            "node": cells["gpu"].partition(LIMITED)[0],
             "nodes": count(cells, "nodes"),
             "gpus_per_node": count(cells, "gpus_per_node"),
             "fabric": "rail-optimised" if count(cells, "nodes") > 1 else None,
@@ -190,8 +193,12 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
 
 
 @lru_cache(maxsize=256)
-def _named_node(gpu: str, gpus: int, intra: str, network: str) -> NodeSpec:
-    return describe(gpu, gpus=gpus, intra=intra or "none", network=network or None).node
+def _named_node(text: str, gpus: int, intra: str, network: str) -> NodeSpec:
+    gpu, _, limit = text.partition(LIMITED)
+    node = describe(gpu, gpus=gpus, intra=intra or "none", network=network or None).node
+    if not limit:
+        return node
+    return node.model_copy(update={"power_limit": parse_power(limit, "gpu")})
 
 
 def _node(cells: Mapping[str, str]) -> NodeSpec:
