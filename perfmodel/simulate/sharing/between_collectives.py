@@ -23,6 +23,8 @@ SHORTEST_S = 1e-300
 """Instead of zero where bytes are divided by a time; seconds."""
 ROUNDS = 3
 """Iterations of average rates (see `shared_rates`)."""
+MOST_HOPS = 1 << 22
+"""Links of edges that are kept of jobs that met before; 24 bytes each."""
 NO_SLACK = 1e-9
 """An edge that uses its share up to this part uses all of it."""
 
@@ -216,19 +218,46 @@ class _Solutions:
         return last[1]
 
 
-def shared_rates(capacity_Bps: FloatArray, shares: Sequence[Share]) -> list[FloatArray]:
+@dataclass
+class LinkSharings:
+    """Edges of jobs on their links, prepared once: jobs that repeat themselves meet again."""
+
+    _hops: int = 0
+    _kept: dict[tuple[int, ...], tuple[tuple[Edges, ...], LinkSharing]] = field(
+        default_factory=dict
+    )
+
+    def of(self, shares: Sequence[Share]) -> LinkSharing:
+        """Return all edges of some jobs on their links."""
+        key = tuple([id(share.stage.edges) for share in shares])
+        if key in self._kept:
+            return self._kept[key][1]
+        parts = [share.stage.edges for share in shares]
+        edges = join_edges(parts)
+        sharing = LinkSharing.of(edges.pointers, edges.arcs)
+        self._hops += len(edges.arcs)
+        if self._hops <= MOST_HOPS:  # with the edges, so that no id is used again
+            self._kept[key] = tuple(parts), sharing
+        return sharing
+
+
+def shared_rates(
+    capacity_Bps: FloatArray, shares: Sequence[Share], sharings: LinkSharings | None = None
+) -> list[FloatArray]:
     """Rate of each job's edges while they send, max-min fairly; wire bytes per second.
 
     An edge that waits, for data or for latency, sends for a part of the time only: others share
     links with its average, bytes over time. So the rates of each job are solved with the others
     limited to their averages, and the averages follow from the rates, in `ROUNDS` iterations, or
     fewer where the rates stay what they are.
+
+    `sharings`: where edges are kept that meet again.
     """
     caps = [share.stage.cap_Bps for share in shares]
-    edges = join_edges([share.stage.edges for share in shares])
+    sharing = (sharings or LinkSharings()).of(shares)
     ends = np.cumsum([len(cap) for cap in caps]).tolist()
     parts = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
-    solutions = _Solutions(LinkSharing.of(edges.pointers, edges.arcs), capacity_Bps, parts)
+    solutions = _Solutions(sharing, capacity_Bps, parts)
     rates = solutions.of("all", caps)
     if len(shares) < 2 or any(not part.all() for part in rates):
         return rates
