@@ -186,10 +186,8 @@ class FlowNetwork(Network):
     def _enter(self, job: Job) -> None:
         """Put a job on its links; rates are solved at once where it shares them with no other."""
         self._active[job] = None
-        links = self._links(job)
-        is_alone = isinstance(job, Collective) and not self._link_users.is_used(links)
-        self._link_users.enter(job, links)
-        if is_alone:
+        self._link_users.enter(job, self._links(job))
+        if isinstance(job, Collective) and not self._link_users.shares(job):
             self._solve([job])
         else:
             self._mark_changed(job)
@@ -197,8 +195,9 @@ class FlowNetwork(Network):
     def _leave(self, job: Job) -> None:
         """Take a job off its links."""
         del self._active[job]
+        shared = self._link_users.shares(job)
         links = self._link_users.leave(job)
-        if self._link_users.is_used(links):
+        if shared:
             self._mark_changed(links)
 
     def _links(self, job: Job) -> LinkSet:
