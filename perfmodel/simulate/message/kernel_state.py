@@ -125,6 +125,18 @@ class Kernel:
         view = {name: getattr(self._state, name).view(np.recarray) for name in ("events", "clock")}
         numba_kernel.push(SimpleNamespace(**view), max(at_s, self.now_s), code)  # type: ignore[arg-type]
 
+    def restart(self) -> None:
+        """Set the clock to zero, when everything has ended."""
+        s, touched = self._state, int(self._clock("touched"))
+        if self.is_compiled:
+            s.arcs["is_touched"][s.touched[:touched]] = 0
+            s.clock["touched"], s.clock["now_s"] = 0, 0.0
+        else:
+            for number in s.touched[:touched]:
+                s.arcs[number].is_touched = 0
+            s.clock[0].touched, s.clock[0].now_s = 0, 0.0
+        self._set_events(s.events[:0])
+
     def advance(self, until_s: float) -> list[int]:
         """Run up to a time, or to the end of the instant in which some runs end; return these."""
         while True:

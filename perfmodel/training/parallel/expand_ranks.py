@@ -26,7 +26,7 @@ def expand_ranks(plan: StepPlan, grid: RankGrid) -> StepPlan:
     `plan`: rank s R + r is replica r of R in stage s. Its communicators "tensor", "context" and
     "expert" get their groups here. Ranks of a context group train the same samples.
     """
-    if grid.ranks == grid.data:
+    if grid.ranks == grid.data and grid.expert == 1:
         return plan
     called: Mapping[str, Groups] = {
         TENSOR: grid.tensor_groups,
@@ -72,6 +72,8 @@ def _placed(
     name = communicator.name.partition(" of part ")[0]
     if name in called:
         groups: Groups = tuple(group for group in called[name] if group[0] in callers)
+        if name == EXPERT_COPIES:
+            groups = _joined(groups, len(called[name]) // grid.stages)
     else:
         groups = _copies(communicator, grid)
     if name == AMAXES:  # Transformer Engine's group has the ranks of tensor groups, too
@@ -81,6 +83,16 @@ def _placed(
             for at in range(count)
         )
     return replace(communicator, groups=groups)
+
+
+def _joined(groups: Groups, of_stage: int) -> Groups:
+    """Join the holders of the same experts in two stages, which both hold a part (DualPipe).
+
+    `of_stage`: groups of a stage; those of the next one follow in the same order.
+    """
+    return tuple(
+        tuple(rank for group in groups[at::of_stage] for rank in group) for at in range(of_stage)
+    )
 
 
 def _copies(communicator: Communicator, grid: RankGrid) -> Groups:

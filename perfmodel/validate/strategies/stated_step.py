@@ -23,13 +23,14 @@ from perfmodel.workload.memory.hand_kernels import fuse_by_hand, keep_loss_apart
 from perfmodel.workload.model import Workload
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.zoo.bert import bert
+from perfmodel.workload.zoo.bert import BertShape, bert
 from perfmodel.workload.zoo.decoders.decoder_sizes import NEMOTRON, DecoderShape
 from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.decoders.experts.expert_sizes import EXPERT_SHAPES, expert_family
 from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.gpt import GptShape, gpt
+from perfmodel.workload.zoo.images.resnet import resnet
 
 STAND_IN = "gpt2"
 """Model that the scenario names: what is trained is made of the row's own sizes."""
@@ -252,17 +253,22 @@ def _built(
 ) -> Workload:  # fmt: skip
     layers, width, heads, kv_heads, mlp_width, vocabulary, tokens = sizes
     if family == "bert":
-        if (layers, width) != (24, 1024):
-            raise InputError(Fault("model", name, "BERT-Large"))
-        return bert("bert-large", dtype=dtype, sequence_length=tokens, whole_head=True, shard=shard)
+        sizes_of_bert = BertShape(layers, width, heads, vocabulary=vocabulary, mlp_width=mlp_width)
+        return bert(
+            name, dtype=dtype, sequence_length=tokens, whole_head=True, shape=sizes_of_bert,
+            shard=shard,
+        )  # fmt: skip
     if family == "gpt":
         shape = GptShape(layers, width, heads, tokens, vocabulary)
         return gpt(
             name, dtype=dtype, sequence_length=tokens, shape=shape, dropout="dropout" in switches,
             shard=shard,
         )  # fmt: skip
+    if family == "resnet":
+        return resnet(layers, dtype=dtype, image_size=tokens)
     if family not in DECODERS:
-        raise InputError(Fault("family", repr(family), "gpt, llama, nemotron, bert or experts"))
+        allowed = "gpt, llama, nemotron, bert, resnet or experts"
+        raise InputError(Fault("family", repr(family), allowed))
     of_family = replace(
         DECODERS[family], layers=layers, width=width, heads=heads, kv_heads=kv_heads,
         mlp_width=mlp_width, vocabulary=vocabulary, positions=tokens,
