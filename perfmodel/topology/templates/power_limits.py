@@ -78,5 +78,5 @@ def describe_limit(gpu: Gpu) -> str:
         return ""
     return (
         f"assumption: matrix products at {100 * gpu.limited_rate:.0f} % of their rate at full "
-        f"power under {gpu.power_W:g} W, fitted to published measurements of other GPUs and limits"
+        f"power under {gpu.power_W:g} W, fitted to published measurements of limited boards"
     )
