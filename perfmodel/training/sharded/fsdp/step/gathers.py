@@ -52,7 +52,8 @@ def gather(step: ShardedStep, unit: ShardUnit, *, backward: bool) -> None:
     )
     step.whole[unit.name] = communicate(
         step, name, "all_gather", step.sizes.gathered_bytes(unit),
-        dtype=step.sizes.sent_dtype(unit), communicator=REGATHERED if smaller else step.sharers(unit),
+        dtype=step.sizes.sent_dtype(unit),
+        communicator=REGATHERED if smaller else step.sharers(unit),
         stream=GATHERS, after=ready, phase="backward" if backward else "forward",
     )  # fmt: skip
 
