@@ -62,7 +62,7 @@ class Kernel:
         arcs = [Arc(capacity) for capacity in capacity_Bps.tolist()]
         state: dict[str, Any] = {name: [] for name in LISTS}
         state |= {"arcs": arcs, "clock": [Clock()]}
-        state |= {name: [0] * len(arcs) for name in ("touched", "region", "to_freeze")}
+        state |= {name: [0] * len(arcs) for name in ("touched", "to_freeze")}
         self._state = State(**state)
         self._sizes = dict.fromkeys(SIZED_BY, 0)
         self._connections: dict[tuple[int, ...], int] = {}

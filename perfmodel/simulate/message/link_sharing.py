@@ -92,43 +92,36 @@ def set_rate(s: State, number: int, rate_Bps: float) -> None:
 
 def solve(s: State) -> None:
     """Solve the rates of all edges connected to links that changed in this instant."""
-    clock = s.clock[0]
-    clock.stamp += 1
-    touched = clock.touched
-    clock.touched = 0
-    for place in range(touched):
-        if s.arcs[s.touched[place]].is_touched == 1:
-            solve_connected(s, s.touched[place])
-
-
-def solve_connected(s: State, number: int) -> None:
-    """Solve the rates of all edges connected to a link."""
-    flows, arcs = find_connected(s, number)
+    flows, arcs = find_connected(s)
     fill_progressively(s, flows, arcs)
     s.clock[0].solved += flows
     for place in range(flows):
-        at = s.flows[place]
-        edge = s.edges[at]
+        number = s.flows[place]
+        edge = s.edges[number]
         if abs(edge.solved_Bps - edge.rate_Bps) > edge.rate_Bps * SAME_RATE:
-            set_rate(s, at, edge.solved_Bps)
+            set_rate(s, number, edge.solved_Bps)
         elif edge.solved_Bps == 0.0:
             s.clock[0].stalled = 1
 
 
-def find_connected(s: State, number: int) -> tuple[int, int]:
+def find_connected(s: State) -> tuple[int, int]:
     """Find the edges to solve, and the links that may limit them; return the numbers of both.
 
     A link that is not overbooked connects no edges.
     """
-    stamp = s.clock[0].stamp
-    s.region[0] = number
-    s.arcs[number].is_touched = 0
-    s.arcs[number].mark = stamp
-    arcs = 1
+    clock = s.clock[0]
+    clock.stamp += 1
+    stamp = clock.stamp
+    arcs = clock.touched
+    clock.touched = 0
+    for place in range(arcs):
+        arc = s.arcs[s.touched[place]]
+        arc.is_touched = 0
+        arc.mark = stamp
     flows = 0
     at = 0
     while at < arcs:
-        place = s.arcs[s.region[at]].first_hop
+        place = s.arcs[s.touched[at]].first_hop
         at += 1
         while place >= 0:
             hop = s.hops[place]
@@ -140,12 +133,11 @@ def find_connected(s: State, number: int) -> tuple[int, int]:
             s.flows[flows] = hop.edge
             flows += 1
             for other in range(edge.route_start, edge.route_end):
-                near_number = s.hops[other].arc
-                near = s.arcs[near_number]
-                if near.mark != stamp and (near.is_touched == 1 or is_overbooked(near)):
-                    near.is_touched = 0
+                number = s.hops[other].arc
+                near = s.arcs[number]
+                if near.mark != stamp and is_overbooked(near):
                     near.mark = stamp
-                    s.region[arcs] = near_number
+                    s.touched[arcs] = number
                     arcs += 1
     return flows, arcs
 
@@ -167,9 +159,9 @@ def fill_progressively(s: State, flows: int, arcs: int) -> None:
         share_Bps = INF
         limiting = 0
         for place in range(overbooked):
-            arc = s.arcs[s.region[place]]
+            arc = s.arcs[s.touched[place]]
             if arc.open_users > 0:
-                s.region[limiting] = s.region[place]
+                s.touched[limiting] = s.touched[place]
                 limiting += 1
                 share_Bps = min(share_Bps, arc.spare_Bps / arc.open_users)
         overbooked = limiting
@@ -185,10 +177,10 @@ def keep_overbooked(s: State, arcs: int) -> int:
     """Keep the overbooked ones of some links, with their whole capacity to be shared out."""
     overbooked = 0
     for place in range(arcs):
-        number = s.region[place]
+        number = s.touched[place]
         arc = s.arcs[number]
         if is_overbooked(arc):
-            s.region[overbooked] = number
+            s.touched[overbooked] = number
             overbooked += 1
             arc.spare_Bps = arc.capacity_Bps
             arc.open_users = arc.users
@@ -228,9 +220,9 @@ def freeze_full(s: State, overbooked: int, level_Bps: float) -> int:
     """Freeze all edges on the links that are full at a level; return how many."""
     full = 0
     for place in range(overbooked):
-        arc = s.arcs[s.region[place]]
+        arc = s.arcs[s.touched[place]]
         if arc.spare_Bps <= level_Bps * (1.0 + SAME_RATE) * arc.open_users:
-            s.to_freeze[full] = s.region[place]
+            s.to_freeze[full] = s.touched[place]
             full += 1
     frozen = 0
     for place in range(full):

@@ -159,8 +159,7 @@ class State:
     runs: Any
     events: Any  # a heap
     clock: Any  # one
-    touched: Any  # arcs that changed in this instant
-    region: Any  # arcs connected to one of them
+    touched: Any  # arcs that changed in this instant, then arcs connected to them
     flows: Any  # edges to solve
     to_freeze: Any  # arcs or edges to freeze
     ended: Any  # runs
