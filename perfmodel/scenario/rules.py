@@ -398,8 +398,10 @@ def _mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     if parallel.pipeline.stages > 1 and local_steps > 1:
         allowed = "1 with parallel.pipeline.stages above 1, whose micro-batches are of one step"
         yield origin.fault("strategy.local_steps", str(local_steps), allowed)
-    if strategy is not None and parallel.expert > 1 and strategy.kind != "megatron":
-        allowed = "1, or strategy.kind: megatron, which reduces experts among those that hold them"
+    if strategy is not None and parallel.expert > 1 and strategy.kind not in ("megatron", "fsdp"):
+        allowed = (
+            "1, or strategy.kind: megatron or fsdp, which reduce experts among those that hold them"
+        )
         yield origin.fault("parallel.expert", str(parallel.expert), allowed)
     if strategy is not None and parallel.pipeline.one_process and strategy.kind != "ddp":
         allowed = "one of a pipeline, or strategy.kind: ddp, around a module on several GPUs"

@@ -35,6 +35,9 @@ from perfmodel.simulate.message.records import (
     write_column,
 )
 
+ROOM = 8
+"""Events, outdated ones included, for each that counts, from which on the others are removed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -291,7 +294,7 @@ class Kernel:
             if event[2] % KINDS != FINISH or edges[event[2] // KINDS].end_s == event[0]
         )
         self._state.events = live
-        self._state.clock[0].room = 2 * len(live) + 2 * len(edges) + 1024
+        self._state.clock[0].room = ROOM * (len(live) + len(edges)) + 1024
 
     def _set_event_table(self, events: NDArray[Any]) -> None:
         """`_set_events` of the compiled kernel."""
@@ -302,7 +305,7 @@ class Kernel:
         is_live[finish] = end_s[number[finish]] == events["at_s"][finish]
         live = events[is_live]
         live = live[np.lexsort((live["order"], live["at_s"]))]
-        room = 2 * len(live) + 2 * len(end_s) + 1024
+        room = ROOM * (len(live) + len(end_s)) + 1024
         table = np.zeros(room + len(end_s) + 64, DTYPES["events"])
         table[: len(live)] = live
         self._state.events = table

@@ -21,6 +21,7 @@ from perfmodel.workload import load_workload
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 
 REPLICAS, EXPERT = 16, 8
 
@@ -128,3 +129,28 @@ def test_states_of_experts_of_two_stages(share: Workload) -> None:
     assert sum(use.optimizer_bytes for use in both) == pytest.approx(whole, rel=1e-3)
     held = sum(use.parameters_bytes for use in both) / sum(use.parameters_bytes for use in one)
     assert held == pytest.approx(2, rel=1e-3)
+
+
+def test_tokens_go_along_rails_and_within_nodes() -> None:
+    """Eight ranks share experts on two nodes of four: pairs of one place, and those of a node."""
+    settings = ExpertSettings(dispatcher="deduplicated", ranks_per_node=4)
+    share = load_workload(
+        "mixtral-8x7b", dtype="bf16", sequence_length=512, shard=Shard(expert=EXPERT),
+        experts=settings,
+    )  # fmt: skip
+    groups = {
+        each.name: each.groups for each in mixed(share, Mixture(share.shard), 1).communicators
+    }
+    assert groups["expert_node"] == tuple(tuple(range(at, at + 4)) for at in range(0, 16, 4))
+    assert groups["expert_rail"] == tuple(
+        (start + place, start + place + 4) for start in (0, 8) for place in range(4)
+    )
+    both_ways = mixed(share, Mixture(share.shard, 2, "dualpipe"), 8)
+    streams = {
+        (task.work.communicator.partition(" of ")[0], task.stream) for task in both_ways.tasks
+        if isinstance(task.work, Collective) and task.work.communicator.startswith("expert_")
+    }  # fmt: skip
+    # of a pass alone between its kernels, of a pair beside the other's
+    assert streams == {
+        ("expert_rail", "compute"), ("expert_rail", "expert"), ("expert_node", "expert_node"),
+    }  # fmt: skip
