@@ -21,10 +21,10 @@ from perfmodel.workload.kernels.float8.cast_costs import (
     Float8Cost,
     Float8Pricing,
     float8_cost,
+    grouped_float8_cost,
     make_float8_pricing,
 )
 from perfmodel.workload.kernels.float8.float8_layers import shares_input
-from perfmodel.workload.kernels.float8.grouped_costs import grouped_float8_cost
 from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
 from perfmodel.workload.kernels.grouped_products import grouped_passes_s
 from perfmodel.workload.kernels.memory_bound import elementwise_s, feature_map_s, norm_s

@@ -35,7 +35,7 @@ class _Kind:
     """Calls that are alike.
 
     `window_s`: work beside each of them; seconds, 0: none.
-    `beside`: whether they begin with the calls before them.
+    `joins_previous`: whether they begin with the calls before them.
     """
 
     group: CallGroup
@@ -43,7 +43,7 @@ class _Kind:
     nbytes: int
     dtype: str
     window_s: float
-    beside: bool = False
+    joins_previous: bool = False
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ def _add_exposed(
     """Add calls one after the other, but for those beside the one before; returns what follows."""
     begun = waits
     for each in calls:
-        if each.kind.beside:
+        if each.kind.joins_previous:
             waits = (*waits, _call(adding, task, each, each.kind.group, begun))
         else:
             begun = waits
@@ -209,7 +209,7 @@ def _alike(adding: _Adding, calls: Iterable[PassCall], *, merges: bool) -> list[
     for each in calls:
         call = each.call
         kind = _Kind(call.group, call.op, *_size(adding, call.elements, call.dtype), each.window_s,
-                     call.beside)  # fmt: skip
+                     call.joins_previous)  # fmt: skip
         candidates = joined if merges else joined[-1:]
         same = next((other for other in candidates if other.kind == kind), None)
         if same is None:

@@ -48,7 +48,7 @@ class LayerCall:
         Of the elements; None: that of the compute.
     repeated : bool
         Whether recomputation of the layer's whole block repeats it.
-    beside : bool
+    joins_previous : bool
         Whether it begins with the exposed call before it; what follows waits for both.
     """
 
@@ -62,7 +62,7 @@ class LayerCall:
     overlap: float = 0.0
     dtype: str | None = None
     repeated: bool = True
-    beside: bool = False
+    joins_previous: bool = False
 
     @property
     def gathers_input(self) -> bool:

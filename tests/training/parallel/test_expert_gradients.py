@@ -117,6 +117,22 @@ def test_both_stages_that_hold_a_part_average_its_experts(share: Workload) -> No
     assert sum(moved) == pytest.approx(2 * 2 * trained(share, of_experts=True), rel=1e-4)
 
 
+@pytest.mark.parametrize(("schedule", "ways"), [("1f1b", 1), ("dualpipe", 2)])
+def test_a_part_is_planned_among_all_that_hold_it(
+    share: Workload, schedule: str, ways: int
+) -> None:
+    asked: list[StepRequest] = []
+
+    def plan(part: StepRequest, count: int) -> StepPlan:
+        asked.append(part)
+        return megatron_plan(part, MegatronOptions(accumulate=count))
+
+    mix_step(Mixture(Shard(expert=EXPERT), 2, schedule), request(share), plan, 8, Reduction(),
+             "bf16", NO_RECOMPUTE, None)  # fmt: skip
+    assert {part.ranks for part in asked} == {ways * REPLICAS}
+    assert {part.expert_copies for part in asked} == {ways * REPLICAS // EXPERT}
+
+
 def test_states_of_experts_of_two_stages(share: Workload) -> None:
     """A stage holds two parts, each among twice as many: as many states as without a second way."""
     options = MegatronOptions(use_distributed_optimizer=True, accumulate=8)

@@ -201,7 +201,7 @@ def test_a_call_beside_another_begins_with_it_and_both_are_waited_for() -> None:
     asked = request(Shard(), segments=1)
     layers = asked.workload.layers
     first = LayerCall("expert_rail", "all_to_all", 3e5, RANKS, "forward", "before")
-    second = replace(first, group="expert_node", elements=5e5, beside=True)
+    second = replace(first, group="expert_node", elements=5e5, joins_previous=True)
 
     def step_with(*calls: LayerCall) -> StepPlan:
         own = (*(replace(layer, calls=calls) for layer in layers[:2]), *layers[2:])

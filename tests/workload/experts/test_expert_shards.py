@@ -153,7 +153,7 @@ def test_a_token_goes_once_to_each_node_in_fp8() -> None:
     ranks = 32 * (1 - math.comb(124, 8) / math.comb(128, 8))
     assert each_token(calls, "expert_node") == pytest.approx([ranks * by for by in scaled])
     assert [call.ranks for call in calls[:2]] == [8, 8]
-    assert [call.beside for call in calls] == [False, True] * 4
+    assert [call.joins_previous for call in calls] == [False, True] * 4
 
 
 def test_one_gpu_of_each_node_passes_nothing_on() -> None:

@@ -19,15 +19,16 @@ from perfmodel.training.memory.use import (
 from perfmodel.workload.kernels.device import make_device
 from perfmodel.workload.kernels.float8.cast_costs import (
     Float8Pricing,
+    grouped_float8_cost,
     make_float8_pricing,
     narrow_product_s,
+    padded_mean,
 )
 from perfmodel.workload.kernels.float8.float8_layers import (
     float8_layers,
     float8_modules,
     float8_weights,
 )
-from perfmodel.workload.kernels.float8.grouped_costs import grouped_float8_cost, padded_mean
 from perfmodel.workload.kernels.float8.recipe import Float8
 from perfmodel.workload.kernels.memory_bound import elementwise_s
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct

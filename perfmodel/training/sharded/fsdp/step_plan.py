@@ -109,8 +109,8 @@ def _expert_faults(request: StepRequest, options: FsdpOptions) -> Iterator[Fault
     if options.shard_gpus is not None:
         yield Fault("shard_gpus", str(options.shard_gpus), f"nothing {with_experts}")
     if options.regather_gpus is not None:
-        found = str(options.regather_gpus)
-        yield Fault("reshard_after_forward", found, f"true or false {with_experts}")
+        allowed = f"true or false {with_experts}"
+        yield Fault("reshard_after_forward", str(options.regather_gpus), allowed)
 
 
 def _expert_copies(request: StepRequest) -> tuple[Communicator, ...]:

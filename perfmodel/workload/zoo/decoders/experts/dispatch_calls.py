@@ -99,7 +99,7 @@ def _travel(
                  dtype)  # fmt: skip
     node = _call("expert_node", "all_to_all", _scaled(copies(shard.expert), dtype), own, phase,
                  place, dtype)  # fmt: skip
-    return (rail, replace(node, beside=True)) if own > 1 else (rail,)
+    return (rail, replace(node, joins_previous=True)) if own > 1 else (rail,)
 
 
 def _all_to_all(
