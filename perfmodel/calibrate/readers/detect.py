@@ -118,7 +118,7 @@ def read_found(
         with suppress(InputError):
             joined = _found_text(unwrapped(cleaned, width), path, op, ranks)
     try:
-        found = _found_text(cleaned, path, op, ranks)
+        plain = _found_text(cleaned, path, op, ranks)
     except InputError as error:
         if joined:
             return joined
@@ -127,7 +127,7 @@ def read_found(
         first = error.faults[0]
         problem = f"{first.found}; its lines seem to be wrapped at {width} columns"
         raise InputError([replace(first, found=problem), *error.faults[1:]]) from None
-    return joined if joined and _says_more(joined, found) else found
+    return joined if joined and _says_more(joined, plain) else plain
 
 
 def _says_more(joined: MeasurementFile, plain: MeasurementFile) -> bool:

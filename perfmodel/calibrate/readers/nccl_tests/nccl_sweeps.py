@@ -97,13 +97,13 @@ REPEATED = "pasted more than once: taken once"
 
 def each_once(sweeps: Sequence[Sweep]) -> list[Sweep]:
     """Sweeps without those whose every time stands above already: a log that was pasted twice."""
-    kept: dict[tuple[object, ...], Sweep] = {}
+    once: dict[tuple[object, ...], Sweep] = {}
     for sweep in sweeps:
         key = (sweep.op, sweep.ranks, sweep.dtype, sweep.in_place, sweep.rows)
-        first = kept.setdefault(key, sweep)
+        first = once.setdefault(key, sweep)
         if first is not sweep and REPEATED not in first.notes:
-            kept[key] = replace(first, notes=(*first.notes, REPEATED))
-    return list(kept.values())
+            once[key] = replace(first, notes=(*first.notes, REPEATED))
+    return list(once.values())
 
 
 def _by_type(rows: Sequence[Row]) -> Mapping[tuple[str, str], list[Row]]:
