@@ -34,7 +34,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "falcon": {**WIDE, "new_decoder_architecture": True, "num_kv_heads": 2},
     "opt": {**WIDE, "ffn_dim": 160, "word_embed_proj_dim": 64},
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 400},
-    "cohere": {**PLAIN, "num_key_value_heads": 2, "pad_token_id": None},
     "roberta": PLAIN,
     "distilbert": {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 160, "vocab_size": 400},
     "deberta-v2": {**PLAIN, "pad_token_id": None,

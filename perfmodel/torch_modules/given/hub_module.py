@@ -65,7 +65,8 @@ def hub_module(
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()
+    quieten: Any = transformers.logging.set_verbosity_error
+    quieten()
     document = read_json(config_path(path), infinite=True)
     config = _configuration(document)
     try:

@@ -57,6 +57,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "gemma3_text", head_dim=16, layer_types=["full_attention", "sliding_attention"],
     ),
     "nemotron": decoder("nemotron", attention_bias=True, mlp_bias=True),
+    "ministral3": decoder("ministral3", head_dim=24, num_key_value_heads=2),
     "phi3": decoder("phi3", num_key_value_heads=2, resid_pdrop=0.1),
     "glm": decoder("glm", head_dim=24, num_key_value_heads=2),
     "glm4": decoder("glm4", head_dim=16, attention_bias=False),
