@@ -73,7 +73,6 @@ SMALL_MODULES = {
     "torch_modules/model_document": "the text of a model file, apart from what it says",
     "workload/zoo/diffusion/dit": ROW,
     "workload/configs/extra_fields": "fields that no contract has, apart from those that act",
-    "workload/configs/megatron/argument_text": "how arguments are written, apart from their sense",
     "report/scaling/mixture_search": "how a mixture was found, which a result alone has",
     "studies/choose/step_causes": "why a step takes as long, apart from the search",
     "collectives/algorithms/hierarchical": ROW,

@@ -8,8 +8,6 @@ from typing import Any
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
 from perfmodel.scenario.sections.node import NodeSection
-from perfmodel.topology.from_text.intra_text import read_intra, read_peer_access
-from perfmodel.topology.from_text.network_text import names_network
 
 _COUNTED = re.compile(r"\s*\d{1,4}\s*x\s*\S.*", re.IGNORECASE)
 _WATTS = re.compile(r"\d+(\.\d+)?\s*k?w")
@@ -47,6 +45,9 @@ def read_words(text: str, field: str) -> NodeSection:
 
 
 def _read_part(part: str) -> dict[str, Any]:
+    from perfmodel.topology.from_text.intra_text import read_intra, read_peer_access
+    from perfmodel.topology.from_text.network_text import names_network
+
     folded = part.lower()
     if _WATTS.fullmatch(folded):
         return {"power_limit": part}
