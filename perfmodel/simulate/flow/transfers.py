@@ -22,7 +22,7 @@ from perfmodel.collectives.timing.variable_rate import (
 from perfmodel.compiled_loops import Effort
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
-from perfmodel.simulate.flow.cycles import PreparedPhases, cycle_s
+from perfmodel.simulate.flow.phase_estimates import PreparedPhases, cycle_s
 from perfmodel.simulate.flow.streams import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
 from perfmodel.simulate.sharing.classed_legs import TimedLeg

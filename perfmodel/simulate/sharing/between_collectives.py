@@ -151,12 +151,12 @@ class LinkUsers(Generic[T]):
         Jobs of different components share no link.
         """
         components: list[set[T]] = []
-        seen: set[int] = set()
+        numbers: set[int] = set()
         met = self._met.get(id(links))
         for number in self._meeting(links) if met is None else met:
-            if number not in seen:
+            if number not in numbers:
                 connected = self._connected(number)
-                seen |= connected
+                numbers |= connected
                 components.append({job for other in connected for job in self._jobs[other]})
         if len(components) > 1:  # in the order in which jobs entered
             places = {job: place for place, job in enumerate(self._links)}
