@@ -72,12 +72,14 @@ class FlowNetwork(Network):
     _changed: list[Job | LinkSet] = field(default_factory=list, init=False)
     _timer: UncontendedTimer = field(init=False)  # of the machine as it is now
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
+    _groups: dict[int, tuple[tuple[RankGroup, ...], int]] = field(default_factory=dict, init=False)
+    """Groups by id, with their numbers."""
     _sent: dict[tuple[int, ...], tuple[TimedLeg, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._timer = self.timer
-        self._link_users = LinkUsers(self.timer.keep(LinkSets))
+        self._link_users = LinkUsers(self.timer.keep_laid(LinkSets))
 
     @property
     def counted(self) -> LinkCounters:
@@ -125,7 +127,10 @@ class FlowNetwork(Network):
     ) -> simpy.Event:
         """Start a collective in every group; groups on links of their own are one job."""
         joined = self.timer.keep(JoinedCollectives)
-        return self.launch(joined.of(self.timer, (op, nbytes, groups, root), times))
+        if id(groups) not in self._groups:  # the entry holds them, so that their id stays unique
+            self._groups[id(groups)] = groups, joined.number_of(groups)
+        number = self._groups[id(groups)][1]
+        return self.launch(joined.of(self.timer, (op, nbytes, groups, root), number, times))
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send background traffic over some arcs from now on, at most at `cap_Bps`."""
@@ -181,10 +186,8 @@ class FlowNetwork(Network):
     def _enter(self, job: Job) -> None:
         """Put a job on its links; rates are solved at once where it shares them with no other."""
         self._active[job] = None
-        links = self._links(job)
-        is_alone = isinstance(job, Collective) and not self._link_users.is_used(links)
-        self._link_users.enter(job, links)
-        if is_alone:
+        self._link_users.enter(job, self._links(job))
+        if isinstance(job, Collective) and not self._link_users.shares(job):
             self._solve([job])
         else:
             self._mark_changed(job)
@@ -192,8 +195,9 @@ class FlowNetwork(Network):
     def _leave(self, job: Job) -> None:
         """Take a job off its links."""
         del self._active[job]
+        shared = self._link_users.shares(job)
         links = self._link_users.leave(job)
-        if self._link_users.is_used(links):
+        if shared:
             self._mark_changed(links)
 
     def _links(self, job: Job) -> LinkSet:

@@ -15,7 +15,7 @@ from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
 from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules.schedule_table import make_schedule
 from perfmodel.training.pipeline.stage_passes import PipelineOptions
-from perfmodel.training.pipeline.stage_workload import ModelPart, model_parts, stream_bytes
+from perfmodel.training.pipeline.stage_workload import ModelPart, handed_bytes, model_parts
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -152,7 +152,7 @@ def mix_step(
         return expand_ranks(plan_part(request, micro_batches), grid)
     schedule = mixture.pipeline_schedule(micro_batches)
     model = model_parts(request.workload, request.times, schedule, mixture.partition)
-    transfer_bytes = stream_bytes(request.workload, precision, request.batch_per_gpu, held_dtype)
+    transfer_bytes = handed_bytes(model, precision, request.batch_per_gpu, held_dtype)
     if replica is not None:
         check_replica(replica, model, request)
         whole = plan_part(request, micro_batches)

@@ -24,7 +24,7 @@ from perfmodel.workload.configs.json_file import JsonFile, read_json
 from perfmodel.workload.zoo.buildable import Buildable
 
 CONFIG_NAME = "config.json"
-OTHERS = "for others, `perfmodel capture` writes a model file from the module itself"
+OTHERS = "for others, `perfmodel capture {file}` writes a model file (with transformers installed)"
 TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
 
@@ -108,7 +108,7 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
     family, section = _family_of(document)
     content = document.content
     fields = {**content[section], "architectures": None} if section else _with_updates(content)
-    title = name or _name_of(document)
+    title = name or name_of(document)
     try:
         raise_findings(value_findings(fields))
         config = validate_document(family.config, fields)
@@ -145,7 +145,8 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
         return FAMILIES[inside], TEXT
     stated = "nothing" if kind is None else repr(kind)
     kind = kind if isinstance(kind, str) else None
-    allowed = f"a family that the zoo knows: {allowed_names(FAMILIES, kind, limit=60)}; {OTHERS}"
+    allowed = f"a family that the zoo knows: {allowed_names(FAMILIES, kind, limit=80)}; "
+    allowed += OTHERS.format(file=document.path)
     fault = Fault("model_type", stated, allowed)
     raise InputError(document.located(fault))
 
@@ -181,7 +182,7 @@ def _dtype_of(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
 LONGEST_NAME = 100
 
 
-def _name_of(document: JsonFile) -> str:
+def name_of(document: JsonFile) -> str:
     """Return the last part of `_name_or_path`, or of the folder, or the name of the file."""
     stated = document.content.get("_name_or_path")
     last = stated.rstrip("/").rpartition("/")[2] if isinstance(stated, str) else ""

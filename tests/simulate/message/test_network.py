@@ -14,7 +14,7 @@ from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.library.lowering.lower import lower_collective, lower_message
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.message import network as message
+from perfmodel.simulate.message import kernel_runs
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degrade_links, find_arcs, remove_links
@@ -201,12 +201,12 @@ def test_goes_on_compiled_in_mid_run(
     machine = plain(switched_topology([1e9, 2e9, 3e9, 4e9], [1e-6, 0.0, 3e-6, 1e-5]))
     times = []
     for pays in (10**9, 20):
-        monkeypatch.setattr(message, "COMPILED_PAYS", pays)
+        monkeypatch.setattr(kernel_runs, "COMPILED_PAYS", pays)
         env, network = started(machine)
         events = [network.collective("all_reduce", 40_000, (range(4),), 0)]
         env.run(until=1e-5)
         events.append(network.collective("all_gather", 40_000, (range(4),), 0))
         env.run(until=env.all_of(events))
         times.append(env.now)
-    assert network.compiled
+    assert network._kernel.compiled
     assert times[0] == times[1]

@@ -108,7 +108,7 @@ def _sockets_s(machine: Machine, lowered: LoweredCollective, messages: int) -> f
     return messages * (SEND_S + LINK_S * links + PIECE_S * pieces)
 
 
-MOST_SHARED_WORK = 1_600
+MOST_SHARED_WORK = 1_600_000
 """GPUs of all jobs of a scenario with several, times their number: a change of rates is followed
 through every step of every ring. Two jobs on 512 GPUs take 9 s of CPU time (ResNet-50 beside
 VGG-16), five on 320 half a minute."""
