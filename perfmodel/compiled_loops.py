@@ -66,8 +66,14 @@ def load() -> Loops | None:
         from numba import njit  # takes 0.5 s to import
 
         compile_as = njit(cache=True, error_model="numpy")  # divides by zero as NumPy does
-        loops = step_rings, step_trees, least_end, slowest_cycle, fill, heaviest
-        return Loops(*map(compile_as, loops))
+        return Loops(
+            compile_as(step_rings),
+            compile_as(step_trees),
+            compile_as(least_end),
+            compile_as(slowest_cycle),
+            compile_as(fill),
+            compile_as(heaviest),
+        )
     except (ImportError, RuntimeError):
         return None
 

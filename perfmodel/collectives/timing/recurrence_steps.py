@@ -239,8 +239,10 @@ def step_compiled(
         steps = stand.step, goal, phase.lag, course.credits
         return loops.step_rings(*state, *steps, arrays.nbytes, *rates, until_s)
     work = arrays.begins, arrays.first, arrays.active, course.done(stand.step)
-    steps = stand.step, goal, first, 0 if course.pipelined else phase.lag, course.credits
-    return loops.step_trees(*state, *work, *steps, arrays.nbytes, *rates, until_s)
+    lag = 0 if course.pipelined else phase.lag
+    return loops.step_trees(
+        *state, *work, stand.step, goal, first, lag, course.credits, arrays.nbytes, *rates, until_s
+    )
 
 
 def _advance_some(

@@ -132,7 +132,8 @@ class UnrolledPhases:
             self._contiguous[id(phase)] = ContiguousPhase(
                 np.ascontiguousarray(self.feeders),
                 np.ascontiguousarray(phase.nbytes, dtype=np.float64),
-                *map(np.ascontiguousarray, (phase.first, phase.active)),
+                np.ascontiguousarray(phase.first),
+                np.ascontiguousarray(phase.active),
                 self._begins(phase)[0],
             )
         return self._contiguous[id(phase)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
 import simpy
 
-from perfmodel.arrays import RankGroup
+from perfmodel.arrays import RankGroup, rank_array
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan
 
 
@@ -49,24 +50,44 @@ def _of_communicator(
     classes: tuple[RankClass, ...],
     class_of_rank: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> Mapping[str, Participants]:
-    together: list[tuple[set[int], list[RankGroup]]] = []
-    for group in communicator.groups:
-        ranks = np.asarray(group, dtype=np.int64)
-        members = set(np.unique(class_of_rank[ranks[ranks < len(class_of_rank)]]).tolist()) - {-1}
-        groups = [group]
-        for other in [part for part in together if not part[0].isdisjoint(members)]:
+    kinds = _kinds_of_groups(communicator.groups, class_of_rank)
+    members_of = {
+        kind: set(np.frombuffer(kind, dtype=np.int64).tolist()) - {-1} for kind in kinds
+    }
+    together: list[set[int]] = []
+    for members in filter(None, members_of.values()):
+        for other in [part for part in together if not part.isdisjoint(members)]:
             together.remove(other)
-            members |= other[0]
-            groups = other[1] + groups
-        together.append((members, groups))
+            members = members | other  # noqa: PLW2901  # those of the kind stay what they are
+        together.append(members)
+    place_of = {number: place for place, members in enumerate(together) for number in members}
+    groups: list[list[RankGroup]] = [[] for _ in together]
+    for group, kind in zip(communicator.groups, kinds, strict=True):
+        for number in islice(members_of[kind], 1):
+            groups[place_of[number]].append(group)
     return {
         name: participants
-        for members, groups in together
+        for place, members in enumerate(together)
         for participants in [
-            Participants(tuple(classes[i].name for i in sorted(members)), tuple(groups))
+            Participants(tuple(classes[i].name for i in sorted(members)), tuple(groups[place]))
         ]
         for name in participants.classes
     }
+
+
+def _kinds_of_groups(
+    groups: Sequence[RankGroup], class_of_rank: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> list[bytes]:
+    """Classes of the ranks of each group, in order, as bytes: few groups of many are unlike."""
+    lengths = [len(group) for group in groups]
+    ranks = (
+        rank_array(groups[0])
+        if len(groups) == 1
+        else np.fromiter(chain.from_iterable(groups), np.int64, sum(lengths))
+    )
+    known = ranks < len(class_of_rank)
+    of_ranks = np.where(known, class_of_rank[np.where(known, ranks, 0)], -1)
+    return [part.tobytes() for part in np.split(of_ranks, np.cumsum(lengths)[:-1])]
 
 
 @dataclass(slots=True, eq=False)

@@ -190,26 +190,23 @@ class FlowNetwork(Network):
         if isinstance(job, Collective) and not self._link_users.shares(job):
             self._solve([job])
         else:
-            self._mark_changed(job)
+            self._schedule_update()
+            self._changed.append(job)
 
     def _leave(self, job: Job) -> None:
         """Take a job off its links."""
         del self._active[job]
-        shared = self._link_users.shares(job)
-        links = self._link_users.leave(job)
+        shared = self._link_users.leave(job)
         if shared:
-            self._mark_changed(links)
+            self._schedule_update()
+            self._changed += shared
 
     def _links(self, job: Job) -> LinkSet:
         sets = self._link_users.sets
         return sets.of(job.edges) if isinstance(job, Collective) else sets.of_routes(job.edges)
 
-    def _mark_changed(self, job_or_links: Job | LinkSet) -> None:
-        """Solve rates again when everything else of this instant has happened."""
-        self._schedule_update()
-        self._changed.append(job_or_links)
-
     def _schedule_update(self) -> None:
+        """Solve rates again when everything else of this instant has happened."""
         if not self._changed and not self._arrived:
             schedule_last(self.env, lambda _: self._update_rates())
 
@@ -228,16 +225,19 @@ class FlowNetwork(Network):
         if len(self._active) == 1:
             self._solve(list(self._active))
             return
-        solved: set[Job] = set()
-        for links in changed:
-            if not isinstance(links, LinkSet):
-                if links not in self._active or links in solved:
-                    continue
-                links = self._link_users.links(links)  # noqa: PLW2901  # of a job
-            for component in self._link_users.components(links):
-                if solved.isdisjoint(component):
-                    self._solve(sorted(component, key=self._sort_key))
-                    solved |= component
+        users, solved = self._link_users, set[LinkSet]()
+        for each in changed:
+            if isinstance(each, LinkSet):
+                links = each
+            elif each in self._active:
+                links = users.links(each)
+            else:
+                continue
+            if links in solved or not users.are_used(links):
+                continue
+            for component in users.components(links):
+                self._solve(sorted(component, key=self._sort_key))
+                solved.update(users.links(job) for job in component)
 
     def _sort_key(self, job: Job) -> tuple[float, int, float, int]:
         return sort_key(job, self._link_users.sets.mark(self._link_users.links(job)))
@@ -327,7 +327,8 @@ class FlowNetwork(Network):
         if len(job):
             self._active[job] = None
             self._link_users.enter(job, self._links(job))
-            self._mark_changed(job)
+            self._schedule_update()
+            self._changed.append(job)
             self._schedule_first_end(job)
 
     def _ends_s(self, job: Collective) -> tuple[float, float]:

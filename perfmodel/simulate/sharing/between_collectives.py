@@ -118,22 +118,28 @@ class LinkUsers(Generic[T]):
                 self._met[other][id(links)] = None
         self._jobs[id(links)][job] = None
 
-    def leave(self, job: T) -> LinkSet:
-        """Take a job off its links; return them."""
+    def leave(self, job: T) -> list[LinkSet]:
+        """Take a job off its links; return the sets of links of jobs that shared some of them."""
         links = self._links.pop(job)
         del self._jobs[id(links)][job]
-        if not self._jobs[id(links)]:
-            del self._used[id(links)], self._jobs[id(links)]
-            for other in self._met.pop(id(links)):
-                if other != id(links):
-                    del self._met[other][id(links)]
-        return links
+        if self._jobs[id(links)]:
+            return [self._used[number] for number in self._met[id(links)]]
+        del self._used[id(links)], self._jobs[id(links)]
+        met = self._met.pop(id(links))
+        met.pop(id(links), None)
+        for other in met:
+            del self._met[other][id(links)]
+        return [self._used[number] for number in met]
 
     def shares(self, job: T) -> bool:
         """Whether another job is on one of a job's links."""
         number = id(self._links[job])
         met = self._met[number]
         return len(met) > 1 or (len(met) == 1 and len(self._jobs[number]) > 1)
+
+    def are_used(self, links: LinkSet) -> bool:
+        """Whether a job is on this very set of links."""
+        return id(links) in self._used
 
     def links(self, job: T) -> LinkSet:
         """Links of a job."""
@@ -146,7 +152,8 @@ class LinkUsers(Generic[T]):
         """
         components: list[set[T]] = []
         seen: set[int] = set()
-        for number in self._met.get(id(links)) or self._meeting(links):
+        met = self._met.get(id(links))
+        for number in self._meeting(links) if met is None else met:
             if number not in seen:
                 connected = self._connected(number)
                 seen |= connected
