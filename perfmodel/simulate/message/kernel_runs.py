@@ -96,9 +96,7 @@ class KernelRuns:
                 self._spare[_key(run)][1].append(run.slot)
         return ended
 
-    def become(
-        self, machine: Machine, at_s: float, counted: LinkCounters, runs: list[Run]
-    ) -> None:
+    def become(self, machine: Machine, at_s: float, counted: LinkCounters, runs: list[Run]) -> None:
         """Go on with some runs, which are all, on this machine; move counts of unsent bytes."""
         self.machine = machine
         self._spare.clear()

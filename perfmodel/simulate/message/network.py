@@ -47,8 +47,8 @@ class SimulatedPeriods:
 
     def find(self, machine: Machine, runs: list[Run]) -> list[float] | None:
         """When each run ends, from the beginning of the period; seconds. None: not known."""
-        kept = self._ends_s.get(_period_key(machine, runs))
-        return None if kept is None else kept[1]
+        entry = self._ends_s.get(_period_key(machine, runs))
+        return None if entry is None else entry[1]
 
     def keep(self, machine: Machine, runs: list[Run], ends_s: list[float]) -> None:
         """Keep when each run ended."""
@@ -239,9 +239,7 @@ class MessageNetwork(Network):
         """
         is_final = at_s == np.inf or self.changes_left == 0
         collectives = [
-            (run.transfer, run)
-            for run in self._runs
-            if isinstance(run.transfer, LoweredCollective)
+            (run.transfer, run) for run in self._runs if isinstance(run.transfer, LoweredCollective)
         ]
         if is_final and collectives and self._kernel.kernel.may_be_stalled:
             stalled = [

@@ -256,7 +256,7 @@ def simulated(network: MessageNetwork, ways: list[LoweredCollective]) -> float:
 
 def test_what_was_simulated_is_not_simulated_again(switched_topology: Maker) -> None:
     machine = plain(switched_topology([1e9, 2e9, 3e9, 4e9], [1e-6, 0.0, 3e-6, 1e-5]))
-    env, network = started(machine)
+    _, network = started(machine)
     ways = [network.timer.best(op, 40_000, range(4))[0] for op in ("all_reduce", "all_gather")]
     alone_s, both_s = simulated(network, ways[:1]), simulated(network, ways)
     landed = network.counts[0]
@@ -292,7 +292,7 @@ def test_what_disturbs_a_recalled_collective_finds_it_where_it_would_be(
             "change": lambda network=network: network.become(slow),  # type: ignore[misc]
         }
         events = [network.launch([way]) for way in ways]
-        ends = []
+        ends: list[float] = []
         for event in events:
             event.callbacks.append(lambda _, env=env, ends=ends: ends.append(env.now))  # type: ignore[misc]
         later(env, at * whole_s, do[what])
