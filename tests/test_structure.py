@@ -67,13 +67,12 @@ ROW = "one row of a table of alike modules"
 
 SMALL_MODULES = {
     "__main__": "what Python runs of a package",
-    "torch_modules/batches": "what users give as a batch, apart from the capture",
-    "torch_modules/user_function": "imports of a user's code, apart from ours",
+    "torch_modules/given/batches": "what users give as a batch, apart from the capture",
+    "torch_modules/given/user_function": "imports of a user's code, apart from ours",
     "workload/readers/layer_shapes": "layers of a file, apart from its parameters",
     "torch_modules/model_document": "the text of a model file, apart from what it says",
     "workload/zoo/diffusion/dit": ROW,
     "workload/configs/extra_fields": "fields that no contract has, apart from those that act",
-    "workload/configs/megatron/argument_text": "how arguments are written, apart from their sense",
     "report/scaling/mixture_search": "how a mixture was found, which a result alone has",
     "studies/choose/step_causes": "why a step takes as long, apart from the search",
     "collectives/algorithms/hierarchical": ROW,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +10,12 @@ import typer
 
 from perfmodel.cli.options import JsonOption
 from perfmodel.cli.output import print_json, print_note
+from perfmodel.errors import Fault, InputError
 
 CAPTURE_EXAMPLES = (
     "perfmodel capture train.py:example -o mymodel.yaml",
     "perfmodel capture mypackage.models:example --measure -o mymodel.yaml",
+    "perfmodel capture config.json --tokens 1024 -o mymodel.yaml",
 )
 
 
@@ -20,7 +23,8 @@ def capture(
     function: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.py:FUNCTION", help="Returns (model, batch) or (model, batch, loss)."
+            metavar="FILE.py:FUNCTION|CONFIG",
+            help="Returns (model, batch[, loss]); or a config.json of Hugging Face.",
         ),
     ],
     output: Annotated[
@@ -33,18 +37,29 @@ def capture(
     real: Annotated[
         bool, typer.Option("--real", help="Run on real tensors: control flow needs their values.")
     ] = False,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Tokens of a sample, for CONFIG.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Write what perfmodel needs of your own module: use it as `model: {file: model.yaml}`.
 
+    CONFIG is built by transformers, if that is installed: any of its families, without weights.
     Imports the file or module and calls the function. The model runs on fake tensors, without
     memory or GPU, unless --measure or --real is given; build it under torch.device("meta") if it
     is large. Needs PyTorch: pip install 'perfmodel[torch]'.
     """
     from perfmodel.torch_modules.capture import capture as run_capture
-    from perfmodel.torch_modules.user_function import call_function
+    from perfmodel.torch_modules.given.hub_module import hub_module, is_configuration
+    from perfmodel.torch_modules.given.user_function import call_function
 
-    model, batch, loss = call_function(function)
+    if is_configuration(function):
+        _refuse({"--measure": measure, "--real": real}, "FILE.py:FUNCTION: CONFIG has no weights")
+        name, model, batch = hub_module(Path(function), tokens=tokens, name=name)
+        loss = None
+    else:
+        _refuse({"--tokens": tokens is not None}, "CONFIG: a function makes its batch itself")
+        model, batch, loss = call_function(function)
     captured = run_capture(model, batch, loss=loss, name=name, real=real, measure=measure)
     path = captured.save(output)
     if json:
@@ -52,3 +67,10 @@ def capture(
         return
     typer.echo(repr(captured))
     print_note(f"wrote {path}; in a scenario: model: {{file: {path}}}")
+
+
+def _refuse(flags: Mapping[str, bool], allowed: str) -> None:
+    """Refuse flags that the kind of argument has no use for."""
+    faults = [Fault(name, "the flag", f"only with {allowed}") for name, on in flags.items() if on]
+    if faults:
+        raise InputError(faults)

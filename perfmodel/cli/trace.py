@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -26,10 +26,14 @@ from perfmodel.cli.output import (
 )
 from perfmodel.errors import Fault, InputError
 
+if TYPE_CHECKING:
+    from perfmodel.traces.others.execution_trace import ExecutionTrace
+
 TRACE_EXAMPLES = (
     "perfmodel trace rank0.json.gz rank1.json.gz -o out",
     "perfmodel trace traces/ --model resnet50 --batch 64 -o out",
     "perfmodel trace rank0.json.gz --set cluster.node=dgx-h100 --set library.name=nccl",
+    "perfmodel trace et0.json kineto0.json",
     "perfmodel trace et --topology dgx-a100 --nodes 2 --fabric rail-optimised",
 )
 
@@ -75,12 +79,18 @@ def trace(
     and simulates it once more.
     Exports of Nsight Systems (SQLite, under emit_nvtx) are read alike; lines of NCCL's Inspector
     are summed up by collective and size. Chakra's execution traces (a folder of PREFIX.RANK.et)
-    are simulated on --topology.
+    are simulated on --topology. Execution traces (ExecutionTraceObserver) are summed up: operators
+    by shape, operations, collectives; with times, if the profiler's traces stand behind them.
     """
     flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
     if topology is not None or any(map(_holds_chakra, traces)):
         faults = _unused(flags, "Chakra's traces")
         _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, faults, json)
+        return
+    if any(_is_execution_trace(path) for path in traces):
+        if faults := _unused(flags, "execution traces"):
+            raise InputError(faults)
+        _print_executed(traces, json)
         return
     if (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
         allowed = "nothing with traces of a profiler: --set cluster.nodes=2, and so on"
@@ -132,6 +142,67 @@ def _is_inspector(path: Path) -> bool:
     from perfmodel.traces.others.inspector import is_inspector
 
     return path.is_file() and is_inspector(path)
+
+
+def _is_execution_trace(path: Path) -> bool:
+    from perfmodel.traces.others.execution_trace import is_execution_trace
+
+    return path.is_file() and is_execution_trace(path)
+
+
+MOST_OPERATORS = 15
+"""Operators of a table; --json has all."""
+
+
+def _print_executed(paths: list[Path], json: bool) -> None:
+    from dataclasses import asdict
+
+    from perfmodel.traces.others.execution_trace import (
+        pair_files,
+        read_execution_trace,
+        with_times,
+    )
+
+    documents = []
+    for path, profile in pair_files(paths):
+        trace = read_execution_trace(path)
+        trace = trace if profile is None else with_times(trace, profile)
+        documents.append({
+            "file": path.name, "schema": trace.schema, "nodes": trace.nodes,
+            "linked": trace.linked, "flops": trace.flops,
+            "operators": [asdict(each) for each in trace.operators],
+            "collectives": [asdict(each) | {"nbytes": each.nbytes} for each in trace.collectives],
+        })  # fmt: skip
+        if not json:
+            _print_operators(trace)
+    if json:
+        print_json({"perfmodel": 1, "kind": "execution-traces", "traces": documents})
+
+
+def _print_operators(trace: ExecutionTrace) -> None:
+    from perfmodel.report.common import quantities
+
+    def duration(time_s: float | None) -> str:
+        return "" if time_s is None else quantities.duration(time_s)
+
+    linked = f", {trace.linked} operators with times" if trace.linked else ""
+    print_text(
+        f"{trace.path.name}: {trace.nodes:,} nodes of schema {trace.schema}, "
+        f"{trace.flops:.4g} FLOP in products{linked}"
+    )
+    ordered = sorted(trace.operators, key=lambda each: (-each.flops, -(each.time_s or 0)))
+    print_table(
+        ("operator", "inputs", "type", ">calls", ">FLOP", ">time"),
+        [(each.name, each.shapes, each.dtype, f"{each.calls:,}", f"{each.flops:.3g}",
+          duration(each.time_s)) for each in ordered[:MOST_OPERATORS]],
+    )  # fmt: skip
+    if trace.collectives:
+        print_table(
+            ("collective", ">size", ">ranks", "group", ">time"),
+            [(quantities.operation(each.op), quantities.size(each.nbytes),
+              "" if each.ranks is None else f"{each.ranks}", each.group, duration(each.time_s))
+             for each in trace.collectives[:MOST_OPERATORS]],
+        )  # fmt: skip
 
 
 def _print_inspected(paths: list[Path], json: bool) -> None:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files.bounds import LARGEST_BYTES
-from perfmodel.files.read import read_bytes
+from perfmodel.files.read import GZIP, read_bytes
 
 _PACKED = (
-    (b"\x1f\x8b", "a gzip archive: unpack it first"),
+    (GZIP, "a gzip archive inside of one: unpack it first"),
     (b"PK\x03\x04", "a zip archive: unpack it first"),
     (b"\xfd7zXZ", "an xz archive: unpack it first"),
     (b"BZh", "a bzip2 archive: unpack it first"),
@@ -62,6 +62,7 @@ _BEFORE = re.compile(
     r"\[\d+,\d+\]:?"  # Open MPI's --tag-output
     r"|\[?\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d[\d.,]*(?:Z|\s?[+-]\d\d:?\d\d)?\]?:?(?=\s|$)"
     r"|\[?\d\d:\d\d:\d\d[\d.,]*\]?:?(?=\s|$)"
+    r"|std(?:out|err) [FP](?=\s|$)"  # what containerd writes behind a time
     rf"|(?:<\d{{1,3}}>)?(?:{_MONTHS})\s+\d{{1,2}}\s+\d\d:\d\d:\d\d\s+\S+\s+"  # syslog: time, host,
     r"[\w./@-]+(?:\[\d+\])?:"  # and program
     r"|[\w.-]+\s+[\w./@-]+\[\d+\]:(?=\s|$)"  # journald, behind an ISO time
@@ -159,6 +160,41 @@ def clean_lines(text: str) -> list[str]:
     """
     lines = _unpack_records(text.split("\n"))
     return _without_shared_prefix([_clean_line(line) for line in lines])
+
+
+NARROWEST, WIDEST = 20, 120
+"""Columns of terminals and boxes that wrap lines; tables of tools are often wider than that."""
+_FEWEST_FULL, _SHARE_FULL = 4, 0.2
+
+
+def wrapped_width(text: str) -> int:
+    """Columns at which the lines of a text seem to be wrapped, whatever stands there; 0: not.
+
+    No line is longer, and a fifth of them is as long.
+    """
+    lengths = Counter(len(line) for line in text.split("\n") if line.strip())
+    width, rows = max(lengths, default=0), lengths.total()
+    full = lengths[width]
+    is_wrapped = full >= max(_FEWEST_FULL, _SHARE_FULL * rows) and NARROWEST <= width <= WIDEST
+    return width if is_wrapped else 0
+
+
+def unwrapped(text: str, width: int) -> str:
+    r"""Return text whose lines go on after so many columns; numbers of lines are kept.
+
+    Examples
+    --------
+    >>> unwrapped("abc\nde\nf", 3)
+    'abcde\n\nf'
+    """
+    lines: list[str] = []
+    begun: list[str] = []
+    for line in text.split("\n"):
+        begun.append(line)
+        if len(line) < width:
+            lines += ["".join(begun), *[""] * (len(begun) - 1)]
+            begun = []
+    return "\n".join([*lines, "".join(begun), *[""] * (len(begun) - 1)] if begun else lines)
 
 
 def _clean_line(line: str) -> str:

@@ -1,8 +1,9 @@
-"""Read text and YAML 1.2 strictly, keeping the line of every field."""
+"""Read text and YAML 1.2 strictly, keeping the line of every field; gzip is unpacked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,56 @@ from perfmodel.files.bounds import LARGEST_BYTES, LARGEST_YAML_BYTES, bound_faul
 from perfmodel.files.fast_yaml import UnsupportedYaml, parse_with_libyaml
 from perfmodel.files.find import is_shipped
 
+GZIP = b"\x1f\x8b"
+"""First bytes of each member of gzip data."""
+PIECE_BYTES = 1 << 14
+"""Gzip data unpacked at once: what follows a member is copied, and a member may have 20 bytes."""
+UNPACKED_BYTES = 1 << 20
+"""Most bytes that come of a piece at once."""
+
+
+class GzipError(ValueError):
+    """Gzip data that are damaged or end too early."""
+
+
+def inflate(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Unpack gzip data of one or many members, at most `UNPACKED_BYTES` at once.
+
+    Raises `GzipError`: damaged, cut off, or followed by something else than zeros.
+    """
+    stream, is_between = zlib.decompressobj(31), True
+    for whole in pieces:
+        for start in range(0, len(whole), PIECE_BYTES):
+            piece, is_full = whole[start : start + PIECE_BYTES], False
+            while is_full or (piece := piece.lstrip(b"\0") if is_between else piece):
+                try:
+                    content = stream.decompress(piece, UNPACKED_BYTES)
+                except zlib.error as error:
+                    raise GzipError(f"damaged gzip data ({error})") from None
+                if content:
+                    yield content
+                piece, is_between = stream.unconsumed_tail, stream.eof
+                is_full = len(content) == UNPACKED_BYTES and not is_between
+                if is_between:
+                    piece, stream = stream.unused_data, zlib.decompressobj(31)
+    if not is_between:
+        raise GzipError("gzip data that end too early")
+
+
+def _unpacked(data: bytes, largest: int) -> bytes:
+    """Unpack data of gzip, up to one byte more than `largest`; others are returned."""
+    if not data.startswith(GZIP):
+        return data
+    content = bytearray()
+    for piece in inflate([data]):
+        content += piece
+        if len(content) > largest:
+            break
+    return bytes(content)
+
 
 def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
-    """Read a file of at most `largest` bytes; raise `InputError` if that fails.
+    """Read a file of at most `largest` bytes, unpacked; raise `InputError` if that fails.
 
     Devices and pipes, which may never end, are refused.
     """
@@ -25,6 +73,8 @@ def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
         else:
             with path.open("rb") as stream:
                 data = stream.read(largest + 1)
+            if len(data) <= largest:
+                data = _unpacked(data, largest)
             problem = f"more than {largest / 2**20:g} MiB" if len(data) > largest else ""
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         problem = getattr(error, "strerror", None) or str(error)
@@ -43,6 +93,22 @@ def read_text(path: Path, largest: int = LARGEST_BYTES) -> str:
             Fault("file", f"bytes that are not text ({error.reason})", "UTF-8 text", str(path))
         ) from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def first_comment(text: str) -> str:
+    r"""Return the first comment line, or "" if something else comes first.
+
+    Examples
+    --------
+    >>> first_comment("# yaml-language-server: $schema=x\n# How fast?\nperfmodel: 1")
+    'How fast?'
+    """
+    for line in text.removeprefix("\ufeff").splitlines():
+        comment = line.strip()
+        if not comment or comment == "---" or "yaml-language-server" in comment:
+            continue
+        return comment.lstrip("#").strip() if comment.startswith("#") else ""
+    return ""
 
 
 def read_yaml(path: Path) -> Any:

@@ -93,6 +93,8 @@ def _make_fault(
         allowed = allowed_names(names, close) if names else allowed
     elif not path and details["type"] in {"model_type", "dict_type"}:
         text = f"{_TYPE_NAMES.get(type(data), 'one value')} only"  # may be any file: not quoted
+    elif details["type"] in {"model_type", "model_attributes_type"}:
+        allowed += _fields_listed(_models_at(model, details["loc"]))
     field = ".".join(str(part) for part in path) or "document"
     return Fault(field, text, allowed, file, line_of(document, path))
 
@@ -119,6 +121,7 @@ _ALLOWED_BY_TYPE = {
     "string_type": "text",
     "bool_type": "true or false",
     "model_type": "a section of fields",
+    "model_attributes_type": "a section of fields",
     "dict_type": "a section of fields",
     "tuple_type": "a list",
     "list_type": "a list",
@@ -131,6 +134,15 @@ def _describe_allowed(details: ErrorDetails) -> str:
     if isinstance(most, int) and most >= 1000:
         return f"at most {most:,}"
     return _ALLOWED_BY_TYPE.get(details["type"], message[:1].lower() + message[1:])
+
+
+def _fields_listed(members: Sequence[type[BaseModel]]) -> str:
+    """Fields of a section that was given as one value; of a union those that all members have."""
+    fields = [
+        {info.alias or name for name, info in member.model_fields.items()} for member in members
+    ]
+    names = set.intersection(*fields) if fields else set()
+    return f": {allowed_names(names).removeprefix('one of ')}" if names else ""
 
 
 def _data_path(document: Any, loc: Sequence[str | int]) -> list[str | int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from perfmodel.errors import ExecutorUnavailable, Fault, InputError
 from perfmodel.files import validate_document, write_atomically
-from perfmodel.torch_modules.batches import describe_sample, loss_function, sample_count
+from perfmodel.torch_modules.given.batches import describe_sample, loss_function, sample_count
 from perfmodel.torch_modules.kept_tensors import kept_by_layers
 from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers
 from perfmodel.torch_modules.layer_work import escaping_storages, layer_fields
@@ -22,7 +22,7 @@ from perfmodel.torch_modules.trace.step_recorder import StepTrace
 from perfmodel.torch_modules.trace.step_trace import Precision, trace_step
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Workload
-from perfmodel.workload.readers.load import make_workload
+from perfmodel.workload.readers.parameter_file import make_workload
 from perfmodel.workload.readers.spec import ModelSpec
 
 DTYPES: Mapping[str, str] = {

@@ -99,9 +99,10 @@ def _split_norms(
 
 
 def _gradients(group: LayerGroup) -> int:
-    """Products of backward for each of forward."""
+    """Products of backward for each of forward; two at most, as many as a product has inputs."""
     flops = sum(each.flops for each in group.operators)
-    return round(sum(each.backward_flops for each in group.operators) / flops) if flops else 0
+    backward = sum(each.backward_flops for each in group.operators)
+    return min(2, round(backward / flops)) if flops else 0
 
 
 def _fused_kernels(group: LayerGroup) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from perfmodel.errors import Fault, InputError
 from perfmodel.traces.kineto.rank_trace import read_rank, trace_of
 from perfmodel.traces.model import RankTrace
+from perfmodel.traces.others.execution_trace import is_execution_trace
 from perfmodel.traces.others.nsight import is_sqlite, read_nsight
 from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
 from perfmodel.traces.rebuild.replay import Comparison, replay
@@ -97,11 +98,12 @@ def analyse_traces(
 
 
 def read_ranks(paths: Sequence[Path]) -> tuple[RankTrace, ...]:
-    """Read one trace per rank, by rank.
+    """Read one trace per rank, by rank; execution traces beside them, which have no times, are not.
 
     Raises `InputError`: no traces, or two of one rank.
     """
-    files = [file for path in paths for file in _files_in(path)]
+    listed = [file for path in paths for file in _files_in(path)]
+    files = [file for file in listed if not is_execution_trace(file)] or listed
     if not files or len(files) > MOST_FILES:
         allowed = f"1 to {MOST_FILES} traces, one for each rank"
         raise InputError(Fault("trace", f"{len(files)} files", allowed))

@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.files.pasted_text import clean_characters, clean_lines, read_pasted_text
+from perfmodel.files.pasted_text import (
+    clean_characters,
+    clean_lines,
+    read_pasted_text,
+    unwrapped,
+    wrapped_width,
+)
 
 LINE = "#  Rank  0 Group  0 Pid 7 on h0 device  0 [0000:0f:00] NVIDIA A100-SXM4-40GB"
 ROW = "     1048576        262144     float     sum      -1    30.10   34.84   34.84      0"
@@ -23,7 +29,8 @@ PREFIXES = [
     "INFO:root:", "0: ", "[0] ", "[rank0]: ", "[default3]:", "worker-0  | ", "nccl-1 | ",
     "(RayTrainWorker pid=1193, ip=10.244.4.193) ", "(pid=7) ", "[pod/nccl-test/launcher] ",
     "[nccl-worker-0 nccl] ", "> ", "> > ", "\x1b[36m", "\u00a0\u00a0", "1|bash run| ",
-    "2024-05-06T07:08:09Z [1,0]<stdout>:", "[pod/a/b] 2024-05-06T07:08:09Z [rank0]: ",
+    "2024-05-06T07:08:09Z [1,0]<stdout>:", "2025-11-02T10:11:12.1234Z stdout F ",
+    "[pod/a/b] 2024-05-06T07:08:09Z [rank0]: ",
 ]  # fmt: skip
 
 
@@ -105,6 +112,28 @@ def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes, reason: str) ->
     path.write_bytes(data)
     with pytest.raises(InputError, match=reason):
         read_pasted_text(path)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text("ab ", max_size=90), max_size=30), st.integers(1, 40))
+def test_what_a_terminal_wraps_is_put_together_again(lines: list[str], width: int) -> None:
+    """But for lines that fill the last of their rows, behind which nothing ends them."""
+    lines = [line + "x" * (len(line) % width == 0) for line in lines]
+    wrapped = "\n".join(
+        "\n".join(line[at : at + width] for at in range(0, len(line), width)) for line in lines
+    )
+    joined = unwrapped(wrapped, width) if width > 1 else wrapped
+    assert joined.count("\n") == wrapped.count("\n")
+    if width > 1:
+        assert [line for line in joined.split("\n") if line] == lines
+
+
+@pytest.mark.parametrize(("width", "seen"), [(19, 0), (20, 20), (120, 120), (121, 0)])
+def test_a_width_is_seen_where_a_fifth_of_the_lines_fill_it(width: int, seen: int) -> None:
+    full, short = "x" * width, "y" * 9
+    assert wrapped_width("\n".join([full] * 4 + [short] * 16)) == seen
+    assert wrapped_width("\n".join([full] * 4 + [short] * 17)) == 0
+    assert wrapped_width("\n".join([full] * 3)) == 0
 
 
 @settings(max_examples=100, deadline=None)

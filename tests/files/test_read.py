@@ -1,5 +1,7 @@
 """Strict reading of text and YAML 1.2."""
 
+import gzip
+
 import pytest
 
 from perfmodel.errors import InputError
@@ -7,8 +9,10 @@ from perfmodel.files import (
     line_of,
     load_document,
     plain,
+    read_text,
     read_yaml,
 )
+from perfmodel.files.read import UNPACKED_BYTES, inflate
 from tests.files.documents import Example, write
 
 
@@ -83,3 +87,40 @@ def test_line_of_walks_lists_and_mappings(tmp_path):
     assert line_of(document, ["a", 1]) == 4
     assert line_of(document, ["a", 0, "absent"]) == 2
     assert line_of({"a": 1}, ["a"]) is None
+
+
+GROWN = b"x" * (3 * 2**20)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [[b"", b"one: 1\n"], [b"one: ", b"1\n"], [b"one: 1\n", *[b""] * 5000]],
+    ids=["empty first", "two", "many"],
+)
+def test_gzip_is_unpacked_whatever_its_name(tmp_path, members):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(b"".join(map(gzip.compress, members)) + b"\0" * 600)  # tar's padding
+    assert plain(read_yaml(path)) == {"one": 1}
+
+
+def test_what_is_packed_tight_is_unpacked_whole():
+    for size in (0, UNPACKED_BYTES - 1, UNPACKED_BYTES, 5 * UNPACKED_BYTES + 258):
+        assert sum(map(len, inflate([gzip.compress(bytes(size))]))) == size
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (gzip.compress(GROWN)[:-9], "gzip data that end too early"),
+        (gzip.compress(b"a: 1\n")[:-1], "gzip data that end too early"),
+        (gzip.compress(b"a: 1\n") + b"more", "damaged gzip data"),
+        (b"\x1f\x8b" + b"a" * 90, "damaged gzip data"),
+        (gzip.compress(bytes(200 * 2**20)), "more than 64 MiB"),
+        (gzip.compress(gzip.compress(b"a: 1\n")), "not text"),
+    ],
+)
+def test_damaged_and_growing_gzip_is_refused(tmp_path, data, words):
+    path = tmp_path / "x.log.gz"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=words):
+        read_text(path)

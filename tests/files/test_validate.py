@@ -45,6 +45,22 @@ def test_an_unknown_member_of_a_union_is_told_the_known_ones(tmp_path):
     assert (fault.field, fault.found) == ("pet.kind", "nothing")
 
 
+def test_one_value_for_a_section_is_told_the_fields_of_the_section(tmp_path):
+    (fault,) = faults_of(tmp_path, "size: 1 B\npet: bark\n")
+    assert "'kind'" in fault.allowed
+    with pytest.raises(InputError, match=r"section of fields: 'pages', 'words'"):
+        validate_document(Book, {"index": "x"})
+
+
+class Index(FileModel):
+    pages: int = 1
+    words: int = 1
+
+
+class Book(FileModel):
+    index: Index | None = None
+
+
 class Listing(FileModel):
     ranks: Annotated[tuple[Count, ...], Field(min_length=1)]
 

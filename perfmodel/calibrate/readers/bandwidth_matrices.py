@@ -15,6 +15,8 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files.pasted_text import clean_characters, clean_lines
 
 _P2P = re.compile(r"(Unidirectional |Bidirectional |)P2P=(Enabled|Disabled) (Bandwidth|Latency)")
+_P2P_TITLE = re.compile(_P2P.pattern + r"(?! Test\b).{0,24}$")
+UNIT_BEHIND = "(GB/s) or (us) on the line of a matrix's title: was it wrapped?"
 _TEST = re.compile(r"(?:^|\s)Running (\w+)\.?$")
 _TITLE = re.compile(
     r"(?:memcpy|memory latency|device to device latency|multicast)\b.*\((?:row|column)\)",
@@ -82,7 +84,11 @@ def read_matrix_log(lines: Sequence[str], file: str) -> list[LinkMatrix]:
     devices = tuple(named[number] for number in sorted(named))
     no_access = any("CANNOT Access Peer" in line for line in lines)
     matrices: list[LinkMatrix] = []
-    faults: list[Fault] = []
+    faults = [
+        Fault("file", f"a title without its unit, {line[:60]!r}", UNIT_BEHIND, line=at)
+        for at, line in enumerate(lines, start=1)
+        if _unit(line) is None and _P2P_TITLE.search(line)
+    ]
     for head in _heads(lines):
         try:
             values, end = _values(lines, head, devices)

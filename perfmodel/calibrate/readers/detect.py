@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,13 @@ from perfmodel.calibrate.readers.sweep_records import LinkMatrix, Sweep
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import plain as plain_values
 from perfmodel.files import validate_document
-from perfmodel.files.pasted_text import clean_characters, clean_lines, read_pasted_text
+from perfmodel.files.pasted_text import (
+    clean_characters,
+    clean_lines,
+    read_pasted_text,
+    unwrapped,
+    wrapped_width,
+)
 from perfmodel.measure.record import Measurement
 
 KNOWN = (
@@ -103,15 +110,52 @@ def read_found(
         problem = f"{text.count(chr(10)):,} lines"
         raise InputError(Fault("file", problem, f"at most {MOST_LINES:,}", file))
     cleaned = clean_characters(text)
-    lines = clean_lines(cleaned)
-    if (documents := _json(text, lines)) is not None:
+    if (documents := _json(text, clean_lines(cleaned))) is not None:
         return _found_json(documents, path, op, ranks)
+    width = wrapped_width(cleaned)
+    joined = None
+    if width:
+        with suppress(InputError):
+            joined = _found_text(unwrapped(cleaned, width), path, op, ranks)
+    try:
+        plain = _found_text(cleaned, path, op, ranks)
+    except InputError as error:
+        if joined:
+            return joined
+        if not width:
+            raise
+        first = error.faults[0]
+        problem = f"{first.found}; its lines seem to be wrapped at {width} columns"
+        raise InputError([replace(first, found=problem), *error.faults[1:]]) from None
+    return joined if joined and _says_more(joined, plain) else plain
+
+
+def _says_more(joined: MeasurementFile, plain: MeasurementFile) -> bool:
+    """Whether lines that were joined tell the same times, and as much or more of the machine."""
+
+    def told(sweep: Sweep) -> int:
+        machine = (sweep.nodes, sweep.devices, sweep.version)
+        return len(sweep.env) + sum(map(bool, machine))
+
+    pairs = list(zip(joined.sweeps, plain.sweeps, strict=False))
+    return (
+        len(joined.sweeps) == len(plain.sweeps)
+        and len(joined.matrices) == len(plain.matrices)
+        and all((a.op, a.ranks, a.rows) == (b.op, b.ranks, b.rows) for a, b in pairs)
+        and all(told(a) >= told(b) for a, b in pairs)
+    )
+
+
+def _found_text(text: str, path: Path, op: str | None, ranks: int | None) -> MeasurementFile:
+    """Read tables and matrices of a text without colours."""
+    file, lines = str(path), clean_lines(text)
     is_sweeps, is_links = is_nccl_log(lines), is_matrix_log(lines)
-    if (reason := _unsupported_kind(cleaned, lines, measured=is_sweeps or is_links)) is not None:
+    if (reason := _unsupported_kind(text, lines, measured=is_sweeps or is_links)) is not None:
         raise InputError(Fault("file", reason, KNOWN, file))
     sweeps = read_nccl_log(lines, file, op=op, ranks=ranks) if is_sweeps else []
     matrices = read_matrix_log(lines, file) if is_links else []
-    return MeasurementFile(path.name, None, tuple(sweeps), tuple(matrices))
+    once = dict.fromkeys(matrices)  # not pasted twice
+    return MeasurementFile(path.name, None, tuple(sweeps), tuple(once))
 
 
 def _found_json(

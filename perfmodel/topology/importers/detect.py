@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files.pasted_text import clean_characters, clean_lines, read_pasted_text
+from perfmodel.files.pasted_text import (
+    clean_characters,
+    clean_lines,
+    read_pasted_text,
+    unwrapped,
+    wrapped_width,
+)
 
 Kind = Literal["nccl-topology", "nccl-graph", "topo-matrix", "ibnetdiscover"]
 
@@ -62,7 +68,23 @@ def read_content(path: Path) -> str:
         raise _refusal("nothing: the file is empty", str(path))
     if text.count("\n") > MOST_LINES:
         raise _refusal(f"more than {MOST_LINES:,} lines", str(path))
+    text = _joined_lines(text)
     return text if text.lstrip().startswith("<") else _embedded("\n".join(clean_lines(text)))
+
+
+_PORT = re.compile(r"^\s*\[\d+\]", re.MULTILINE)
+
+
+def _joined_lines(text: str) -> str:
+    """XML and ports of a fabric as they were before a terminal wrapped them.
+
+    Joined lines of XML say the same; ports must be as many as before. A matrix joins its own.
+    """
+    width = wrapped_width(text)
+    joined = unwrapped(text, width) if width else text
+    ports = len(_PORT.findall(text))
+    is_xml = text.lstrip().startswith("<")
+    return joined if is_xml or (ports and ports == len(_PORT.findall(joined))) else text
 
 
 _ELEMENT = re.compile(r"^\s*<(system|graphs)\b", re.MULTILINE)

@@ -151,26 +151,29 @@ def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
     import torch
 
     class FusedAttention(torch.autograd.Function):
-        """Keeps query, key, value and result; sums of rows follow from the number of scores."""
+        """Keeps query, key, value, result and a learned bias; sums of rows follow from scores."""
 
         @staticmethod
-        def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
+        def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any) -> Any:
             lead, size = query.shape[:-2], value.shape[-1]
             result = query.new_empty(*lead[:-1], query.shape[-2], lead[-1], size).transpose(-3, -2)
-            ctx.save_for_backward(query, key, value, result)
+            ctx.save_for_backward(query, key, value, result, bias)
             return result
 
         @staticmethod
         def backward(ctx: Any, _gradient: Any) -> Any:
-            query, key, value, _ = ctx.saved_tensors
-            return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+            query, key, value, _, bias = ctx.saved_tensors
+            of_bias = None if bias is None else torch.empty_like(bias)
+            return *map(torch.empty_like, (query, key, value)), of_bias
 
     def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         if query.dim() < 3:
             query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
         record(*describe_attention(query, key, value, *args, **kwargs))
         attend: Callable[..., Any] = FusedAttention.apply
-        return attend(query, key, value)
+        mask = args[0] if args else kwargs.get("attn_mask")
+        is_learned = isinstance(mask, torch.Tensor) and mask.requires_grad
+        return attend(query, key, value, mask if is_learned else None)
 
     return attention
 

@@ -280,3 +280,24 @@ def make_attention(
         backward_flops=2.0 * shape.flops if needs_gradient else 0.0,
         backward_bytes=2.0 * nbytes if needs_gradient else 0.0, needs_gradient=needs_gradient,
     )  # fmt: skip
+
+
+def wide_grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run a grouped product on fake tensors of any precision.
+
+    PyTorch 2.13 has it for bf16 alone (``_meta_registrations._meta_grouped_mm_common``), and
+    libraries run the groups one by one in others; shapes, operations and what is kept are the same.
+    """
+    import torch
+
+    wide = [each for each in tensors_in(args) if each.is_floating_point()]
+    if all(each.dtype is torch.bfloat16 for each in wide):
+        return func(*args, **kwargs)
+
+    def narrow(value: Any) -> Any:
+        is_wide = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(torch.bfloat16) if is_wide else value
+
+    kwargs = {name: narrow(value) for name, value in kwargs.items() if name != "out_dtype"}
+    dtype = torch.promote_types(wide[0].dtype, wide[-1].dtype)
+    return func(*map(narrow, args), **kwargs).to(dtype)

@@ -41,8 +41,9 @@ COLLECTIVES: Mapping[str, int] = {
 """Of ``CollectiveCommType``."""
 
 SCHEMA_VERSION: Final = "0.0.4"
-LARGEST_BYTES = 512 << 20
-MOST_NODES = 5_000_000
+LARGEST_BYTES = 256 << 20
+MOST_NODES = 500_000
+"""Of a rank; with as many, and a file as large, reading stays within 500 MB or little more."""
 
 Value = bool | int | float | str | tuple[int, ...]
 """Of an attribute."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
+MOST_INTEGERS = 1 << 20
+"""Of one list: a node depends on tens of others; a list of a megabyte is no trace's."""
 
 Field = tuple[int, int, int | bytes]
 """Number of the field, wire type, and what it holds."""
@@ -116,6 +118,8 @@ def decode_integers(kind: int, value: int | bytes) -> list[int]:
     while at < len(value):
         number, at = decode_varint(value, at)
         values.append(number)
+        if len(values) > MOST_INTEGERS:
+            raise WireError(f"more than {MOST_INTEGERS:,} integers in a list")
     return values
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import codecs
 import json
 import re
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.files.read import GZIP, GzipError, inflate
 
 PIECE_BYTES = 1 << 20
 """Read at once."""
@@ -36,7 +36,6 @@ GUESSES = 8
 
 _NEXT_OBJECT = re.compile(r"[ \t\r\n]*,[ \t\r\n]*\{")
 _SPACES = re.compile(r"[ \t\r\n]*")
-_GZIP = b"\x1f\x8b"
 _ALLOWED = "a trace of PyTorch's profiler (export_chrome_trace), .json or .json.gz"
 _FOREIGN = {
     b"SQLite format 3": "a SQLite database",
@@ -61,7 +60,7 @@ def _read_bytes(path: Path) -> Iterator[bytes]:
             first = file.read(PIECE_BYTES)
             if not first:
                 raise trace_fault(path, "an empty file")
-            if first.startswith(_GZIP):
+            if first.startswith(GZIP):
                 yield from _inflate(path, file, first)
                 return
             for magic, kind in _FOREIGN.items():
@@ -74,32 +73,25 @@ def _read_bytes(path: Path) -> Iterator[bytes]:
         raise trace_fault(path, error.strerror or str(error), "a file that can be read") from None
 
 
-def _inflate(path: Path, file: Any, piece: bytes) -> Iterator[bytes]:
-    stream, consumed, grown = zlib.decompressobj(31), 0, 0
-    while piece:
-        consumed += len(piece)
+def _inflate(path: Path, file: Any, first: bytes) -> Iterator[bytes]:
+    consumed = grown = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal consumed
+        piece = first
         while piece:
-            try:
-                text = stream.decompress(piece, PIECE_BYTES)
-            except zlib.error as error:
-                raise trace_fault(path, f"damaged gzip data ({error})") from None
+            consumed += len(piece)
+            yield piece
+            piece = file.read(PIECE_BYTES)
+
+    try:
+        for text in inflate(pieces()):
             grown += len(text)
             if grown > max(BOMB_FROM_BYTES, BOMB_RATIO * consumed):
                 raise trace_fault(path, f"gzip that grows more than {BOMB_RATIO} times")
-            if text:
-                yield text
-            piece = stream.unconsumed_tail
-            if stream.eof:
-                piece = stream.unused_data.lstrip(b"\0")
-                stream = zlib.decompressobj(31) if piece else stream
-        if stream.eof:
-            piece = file.read(PIECE_BYTES).lstrip(b"\0")
-            stream = zlib.decompressobj(31)
-            if not piece:
-                return
-        else:
-            piece = file.read(PIECE_BYTES)
-    raise trace_fault(path, "gzip data that ends too early")
+            yield text
+    except GzipError as error:
+        raise trace_fault(path, str(error)) from None
 
 
 class _Text:
@@ -193,8 +185,12 @@ class _Text:
         return value
 
 
-def read_events(path: Path, header: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def read_events(
+    path: Path, header: dict[str, Any], *, member: str = "traceEvents"
+) -> Iterator[dict[str, Any]]:
     """Yield the events of a trace; other members of the file go to `header`, those behind too.
+
+    `member`: that holds the events.
 
     Raises `InputError`: no trace, or a damaged one; names the file and what is wrong with it.
     """
@@ -210,7 +206,7 @@ def read_events(path: Path, header: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if not isinstance(key, str):
             raise trace_fault(path, f"{key!r} where JSON has a member's name")
         text.take(":")
-        if key == "traceEvents" and text.peek() == "[":
+        if key == member and text.peek() == "[":
             has_events = True
             yield from _events(text)
         else:
@@ -244,6 +240,6 @@ def _events(text: _Text) -> Iterator[dict[str, Any]]:
 def _describe(header: dict[str, Any]) -> str:
     """Say what a JSON file without events may be."""
     if "nodes" in header and "schema" in header:
-        return "an execution trace of PyTorch, which has no times"
+        return "an execution trace of PyTorch, which has no times: `perfmodel trace` sums it up"
     names = ", ".join(repr(name[:30]) for name in list(header)[:5])
     return f"JSON without traceEvents, but with {names or 'nothing'}"

@@ -17,14 +17,13 @@ from perfmodel.workload.configs.extra_fields import extra_notes, quantization_of
 from perfmodel.workload.configs.families import decoder_configs as dense
 from perfmodel.workload.configs.families import deepseek_configs as deepseek
 from perfmodel.workload.configs.families import expert_configs as routed
+from perfmodel.workload.configs.families import image_text_configs as seeing
 from perfmodel.workload.configs.families import llama_kin_configs as kin
 from perfmodel.workload.configs.families import other_configs as other
 from perfmodel.workload.configs.families import sense_configs as sense
-from perfmodel.workload.configs.json_file import JsonFile, read_json
+from perfmodel.workload.configs.json_file import CONFIG_NAME, JsonFile, read_json
 from perfmodel.workload.zoo.buildable import Buildable
 
-CONFIG_NAME = "config.json"
-OTHERS = "for others, `perfmodel capture` writes a model file from the module itself"
 TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
 
@@ -65,6 +64,13 @@ FAMILIES: Mapping[str, Family] = {
     "olmoe": Family(routed.OlmoeConfig, routed.expert_model, "OlmoeForCausalLM"),
     "gpt_oss": Family(routed.GptOssConfig, routed.expert_model, "GptOssForCausalLM"),
     "llama4_text": Family(routed.Llama4Config, routed.expert_model, "Llama4ForCausalLM"),
+    "qwen2_vl_text": Family(seeing.Qwen2VLTextConfig, dense.decoder_model, "Qwen2ForCausalLM"),
+    "qwen2_5_vl_text": Family(seeing.Qwen2VLTextConfig, dense.decoder_model, "Qwen2ForCausalLM"),
+    "qwen3_vl_text": Family(seeing.Qwen3VLTextConfig, dense.decoder_model, "Qwen3ForCausalLM"),
+    "qwen3_vl_moe_text": Family(
+        seeing.Qwen3VLMoeTextConfig, routed.expert_model, "Qwen3MoeForCausalLM"
+    ),
+    "ministral3": Family(seeing.Ministral3Config, dense.decoder_model, "Ministral3ForCausalLM"),
     "gpt2": Family(other.Gpt2Config, other.gpt2_model, "GPT2LMHeadModel"),
     "gpt_neox": Family(other.GptNeoxConfig, other.gpt_neox_model, "GPTNeoXForCausalLM"),
     "bert": Family(other.BertConfig, other.bert_model, "BertForMaskedLM"),
@@ -107,8 +113,14 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
     """Return the model of a configuration that was read."""
     family, section = _family_of(document)
     content = document.content
-    fields = {**content[section], "architectures": None} if section else _with_updates(content)
-    title = name or _name_of(document)
+    fields = _with_updates(content)
+    if section:
+        shared = {key: content[key] for key in SHARED if key in content}
+        fields = {**shared, **content[section], "architectures": None}
+    is_part = bool(section) or content.get("model_type") in FLAT
+    if is_part and not section:
+        fields = {**fields, "architectures": None, "vision_config": None}
+    title = name or name_of(document)
     try:
         raise_findings(value_findings(fields))
         config = validate_document(family.config, fields)
@@ -119,10 +131,14 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
         )  # fmt: skip
     except InputError as error:
         raise InputError([document.located(fault, section) for fault in error.faults]) from None
-    return replace(model, notes=(*model.notes, TEXT_ALONE)) if section else model
+    return replace(model, notes=(*model.notes, TEXT_ALONE)) if is_part else model
 
 
 TEXT = "text_config"
+FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+"""Families whose older files state the text model beside the rest, and the family of that."""
+SHARED = ("tie_word_embeddings", "dtype", "torch_dtype")
+"""Fields of the whole that hold for its text model where that does not state them."""
 
 
 def _family_of(document: JsonFile) -> tuple[Family, str]:
@@ -135,6 +151,8 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
     kind, text = content.get("model_type"), content.get(TEXT)
     if isinstance(kind, str) and kind in FAMILIES:
         return FAMILIES[kind], ""
+    if isinstance(kind, str) and kind in FLAT and not isinstance(text, dict):
+        return FAMILIES[FLAT[kind]], ""
     classes = content.get("architectures")
     first = classes[0] if isinstance(classes, list) and classes else None
     for family in FAMILIES.values():
@@ -145,7 +163,8 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
         return FAMILIES[inside], TEXT
     stated = "nothing" if kind is None else repr(kind)
     kind = kind if isinstance(kind, str) else None
-    allowed = f"a family that the zoo knows: {allowed_names(FAMILIES, kind, limit=60)}; {OTHERS}"
+    allowed = f"a family that the zoo knows: {allowed_names(FAMILIES, kind, limit=80)}; "
+    allowed += OTHERS.format(file=document.path)
     fault = Fault("model_type", stated, allowed)
     raise InputError(document.located(fault))
 
@@ -181,7 +200,7 @@ def _dtype_of(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
 LONGEST_NAME = 100
 
 
-def _name_of(document: JsonFile) -> str:
+def name_of(document: JsonFile) -> str:
     """Return the last part of `_name_or_path`, or of the folder, or the name of the file."""
     stated = document.content.get("_name_or_path")
     last = stated.rstrip("/").rpartition("/")[2] if isinstance(stated, str) else ""

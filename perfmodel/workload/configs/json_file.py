@@ -13,6 +13,9 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files.bounds import LARGEST_YAML_BYTES, bound_faults
 from perfmodel.files.read import read_text
 
+CONFIG_NAME = "config.json"
+"""As Hugging Face names the configuration in the folder of a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class JsonFile:
@@ -40,21 +43,23 @@ def line_of_field(text: str, path: Sequence[str]) -> int | None:
     return line
 
 
-def read_json(path: Path, largest: int = LARGEST_YAML_BYTES) -> JsonFile:
+def read_json(path: Path, largest: int = LARGEST_YAML_BYTES, *, infinite: bool = False) -> JsonFile:
     """Read an object.
 
+    `infinite`: whether ``Infinity`` is a number, as in configurations of state-space models; it
+        becomes an object with ``__float__``, which is how transformers writes it.
     Raises `InputError`: unreadable, no JSON, no object, or beyond the bounds of `files.bounds`.
     """
-    return parse_json(read_text(path, largest), path)
+    return parse_json(read_text(path, largest), path, infinite=infinite)
 
 
-def parse_json(text: str, path: Path) -> JsonFile:
+def parse_json(text: str, path: Path, *, infinite: bool = False) -> JsonFile:
     """Parse the text of a file; as `read_json`."""
     text = text.removeprefix("\ufeff")
     if not text.strip():
         raise InputError(Fault("file", "nothing", "a JSON object", str(path)))
     try:
-        content = json.loads(text, parse_constant=_refuse_constant)
+        content = json.loads(text, parse_constant=_named_constant if infinite else _refuse_constant)
     except json.JSONDecodeError as error:
         problem = f"what is no JSON ({error.msg}, column {error.colno})"
         raise InputError(Fault("file", problem, "a JSON object", str(path), error.lineno)) from None
@@ -74,6 +79,10 @@ def parse_json(text: str, path: Path) -> JsonFile:
     if faults:
         raise InputError(faults)
     return read
+
+
+def _named_constant(word: str) -> dict[str, str]:
+    return {"__float__": word}
 
 
 def _refuse_constant(word: str) -> float:

@@ -72,7 +72,7 @@ def refused(tmp_path: Path, content: str | bytes) -> str:
         ("<system version='1'><cpu numaid='0'>" + "<pci>" * 200, "nested deeper than 64"),
         ("", "empty"),
         (" \n\t\n", "empty"),
-        (b"\x1f\x8b\x08\x00", "gzip archive"),
+        (b"\x1f\x8b\x08\x00", "gzip data that end too early"),
         (b"\x7fELF\x02\x01", "a program"),
         (b"abc\x00def", "binary data"),
         (b"\xff\xfe\xff", "not text"),

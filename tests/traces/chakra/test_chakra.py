@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from perfmodel.traces.chakra.trace_nodes import (
     encode_trace,
     read_trace,
 )
-from perfmodel.traces.chakra.wire import decode_varint, encode_varint, signed
+from perfmodel.traces.chakra.wire import decode_varint, encode_bytes, encode_varint, signed
 from perfmodel.traces.chakra.write_plan import write_plan
 from perfmodel.training.plan.step_plan import Collective
 
@@ -207,6 +208,10 @@ def test_messages_have_two_ends(tmp_path: Path) -> None:
     assert {each.name for each in plan.communicators} == {"0 to 2", "1 to 2", "0 to 3", "3 to 0"}
 
 
+def _message(content: bytes) -> bytes:
+    return encode_trace([]) + encode_varint(len(content)) + content
+
+
 DAMAGED = {
     "empty": (b"", "an empty file"),
     "text": (b"hello world, this is no trace", "message 0"),
@@ -214,6 +219,8 @@ DAMAGED = {
     "metadata alone": (encode_trace([]), "no nodes"),
     "cut off": (encode_trace(foreign())[:-3], "it is cut off"),
     "long integer": (b"\xff" * 20, "cut off or too long"),
+    "endless list": (_message(encode_bytes(5, b"\x01" * (1 << 21))), "integers in a list"),
+    "endless nodes": (encode_trace([]) + b"\x02\x08\x01" * 500_001, "more than 500,000 nodes"),
 }
 
 
@@ -223,6 +230,23 @@ def test_damaged_files(tmp_path: Path, kind: str) -> None:
     (tmp_path / "job.0.et").write_bytes(content)
     with pytest.raises(InputError, match=message):
         read_plan(tmp_path)
+
+
+def test_flipped_bits_and_torn_files_are_refused_or_read(tmp_path: Path) -> None:
+    """None is a traceback; a message that kept its length may still be a trace."""
+    rng, topology, right = random.Random(7), build_topology("dgx-a100"), encode_trace(foreign())
+    refused = 0
+    for _ in range(150):
+        data = bytearray(right)
+        for _ in range(rng.choice((1, 3, 9))):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        size = rng.choice((len(data), rng.randrange(len(data))))
+        (tmp_path / "job.0.et").write_bytes(bytes(data[:size]))
+        try:
+            assert simulate_trace(tmp_path, topology).step_s >= 0
+        except InputError:
+            refused += 1
+    assert refused > 75
 
 
 def test_traces_that_do_not_hold(tmp_path: Path) -> None:

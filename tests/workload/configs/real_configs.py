@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from perfmodel.workload.configs import read_config
-from perfmodel.workload.configs.hugging_face import FAMILIES
+from perfmodel.workload.configs.hugging_face import FAMILIES, read_config
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.t5 import target_tokens
 
@@ -57,6 +56,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "gemma3_text", head_dim=16, layer_types=["full_attention", "sliding_attention"],
     ),
     "nemotron": decoder("nemotron", attention_bias=True, mlp_bias=True),
+    "ministral3": decoder("ministral3", head_dim=24, num_key_value_heads=2),
     "phi3": decoder("phi3", num_key_value_heads=2, resid_pdrop=0.1),
     "glm": decoder("glm", head_dim=24, num_key_value_heads=2),
     "glm4": decoder("glm4", head_dim=16, attention_bias=False),

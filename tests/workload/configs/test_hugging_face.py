@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from perfmodel.workload.configs import read_config
 from perfmodel.workload.configs.hugging_face import FAMILIES
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.zoo.buildable import build
@@ -15,6 +17,7 @@ from tests.workload.configs.real_configs import (
     BATCH,
     CONFIGS,
     MIXED,
+    TOKENS,
     batch,
     loss_of,
     real_module,
@@ -126,6 +129,49 @@ def test_kept_bytes_of_experts(label: str, tmp_path: Path) -> None:
     ours = build(model, dtype="bf16", **sample_of(model))
     kept = activation_bytes(ours, BATCH, "bf16", fused_attention=fused)
     assert kept == pytest.approx(real, rel=0.02)
+
+
+def seeing(kind: str, flat: bool) -> dict[str, Any]:
+    """A small configuration of a family that sees images, as older files or newer ones have it."""
+    text = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
+            "intermediate_size": 160, "vocab_size": 400, "num_key_value_heads": 2,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]}}  # fmt: skip
+    if "moe" in kind:
+        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    whole = {"model_type": kind, "vision_config": {"depth": 1}, "tie_word_embeddings": True}
+    if flat:
+        return {**text, **whole, "architectures": ["Qwen2VLForConditionalGeneration"]}
+    return {**whole, "text_config": {**text, "model_type": f"{kind}_text"}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "flat"),
+    [("qwen2_vl", True), ("qwen2_5_vl", True), ("qwen2_5_vl", False), ("qwen3_vl", False),
+     ("qwen3_vl_moe", False)],
+)  # fmt: skip
+def test_text_models_of_families_that_see(kind: str, flat: bool, tmp_path: Path) -> None:
+    """Tensors and operations of the real text model, whose weight is also that of the head."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    fields = seeing(kind, flat)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(fields))
+    model = read_config(path)
+    ours = build(model, sequence_length=TOKENS)
+    assert any("Its text model alone" in note for note in model.notes)
+    text = fields if flat else fields["text_config"]
+    config = hf.AutoConfig.for_model(**{**text, "model_type": f"{kind}_text"})
+    config._attn_implementation = "eager"
+    config._experts_implementation = "batched_mm"
+    module = hf.AutoModel.from_config(config)
+    with FlopCounterMode(display=False) as counter:
+        module(input_ids=torch.zeros(1, TOKENS, dtype=torch.long), use_cache=False)
+    real = [(f"model.{name}", tuple(p.shape)) for name, p in module.named_parameters()]
+    assert [(tensor.name, tensor.shape) for tensor in ours.tensors] == real  # no head of its own
+    head = 2 * TOKENS * 64 * 400
+    assert sum(layer.matmul_flops for layer in ours.layers) == pytest.approx(
+        counter.get_total_flops() + head, rel=1e-4
+    )
 
 
 def test_a_table_that_is_not_trained_has_no_gradient(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perfmodel.calibrate.readers.infer_op import (
@@ -90,6 +90,20 @@ def sweeps_of(table: Table, context: Context, op: str | None, ranks: int | None)
     if not sweeps:
         raise InputError(Fault("table", "no row with a size and a time", "one", line=table.line))
     return sweeps
+
+
+REPEATED = "pasted more than once: taken once"
+
+
+def each_once(sweeps: Sequence[Sweep]) -> list[Sweep]:
+    """Sweeps without those whose every time stands above already: a log that was pasted twice."""
+    once: dict[tuple[object, ...], Sweep] = {}
+    for sweep in sweeps:
+        key = (sweep.op, sweep.ranks, sweep.dtype, sweep.in_place, sweep.rows)
+        first = once.setdefault(key, sweep)
+        if first is not sweep and REPEATED not in first.notes:
+            once[key] = replace(first, notes=(*first.notes, REPEATED))
+    return list(once.values())
 
 
 def _by_type(rows: Sequence[Row]) -> Mapping[tuple[str, str], list[Row]]:

@@ -27,7 +27,7 @@ from perfmodel.calibrate.readers.nccl_tests.nccl_rows import (
     result_columns,
     row_of,
 )
-from perfmodel.calibrate.readers.nccl_tests.nccl_sweeps import Context, Table, sweeps_of
+from perfmodel.calibrate.readers.nccl_tests.nccl_sweeps import Context, Table, each_once, sweeps_of
 from perfmodel.calibrate.readers.nccl_tests.rank_list import WITHOUT_MPI, ListedRank, listed_rank
 from perfmodel.calibrate.readers.sweep_records import PERFORMANCE, Sweep, version_text
 from perfmodel.errors import Fault, InputError
@@ -123,7 +123,7 @@ def read_nccl_log(
             log.faults += error.faults
     if log.faults:
         raise InputError(_decisive(log.faults)).located(file)
-    return sweeps
+    return each_once(sweeps)
 
 
 def _decisive(faults: list[Fault]) -> list[Fault]:
@@ -196,6 +196,9 @@ def _read_context(log: _Log, line: str) -> None:
 def _row(log: _Log, at: int, match: re.Match[str]) -> None:
     _end_row(log)
     rest, torn, _ = match[4].partition("NCCL")
+    if ROW.search(rest.partition("|")[0]) is not None:
+        log.faults.append(Fault("table", "two rows in one line", "a line for each", line=at))
+        return
     cells = rest.split("|")[0].split() if "|" in rest else rest.split()
     if torn:  # a line of NCCL's own came in between; it may run into the last cell
         cells = [restored for cell in cells if (restored := _restore_cell(cell))]

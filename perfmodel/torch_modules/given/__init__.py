@@ -1,0 +1,1 @@
+"""What users give: a module and a batch, a function that makes them, a configuration."""

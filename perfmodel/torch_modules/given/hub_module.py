@@ -1,0 +1,214 @@
+"""The module that transformers builds of a ``config.json``, on the meta device, and a batch for it.
+
+No weights are read and nothing is fetched: any family that the installed library has.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import ExecutorUnavailable, Fault, InputError, nearest
+from perfmodel.torch_modules.capture import require_torch
+from perfmodel.workload.configs.hugging_face import config_path, name_of
+from perfmodel.workload.configs.json_file import JsonFile, read_json
+
+FIELD = "config"
+LONGEST_DEFAULT = 2048
+"""Tokens of a sample where nobody says how many: loops over tokens are traced step by step."""
+SOUND_SAMPLES = 16_000 * 10
+"""Ten seconds at 16 kHz, where a model reads samples of sound."""
+USUAL_PIXELS = 224
+
+
+def is_configuration(text: str) -> bool:
+    """Whether a command's argument is a configuration, or a folder that has one."""
+    path = Path(text)
+    return path.suffix.lower() == ".json" or path.is_dir()
+
+
+def hub_module(
+    path: Path, *, tokens: int | None = None, samples: int = 1, name: str | None = None
+) -> tuple[str, Any, Any]:
+    """Build the module of a configuration without memory, and a batch for its forward.
+
+    Parameters
+    ----------
+    path : Path
+        A ``config.json`` or its folder.
+    tokens : int, optional
+        Of a sample; default: what the model's positions allow, at most `LONGEST_DEFAULT`.
+    samples : int
+    name : str, optional
+        Of the model; default: as `read_config` names it.
+
+    Returns
+    -------
+    name, model, batch
+
+    Raises
+    ------
+    InputError
+        A family that transformers does not have, or a configuration that it cannot build.
+    ExecutorUnavailable
+        torch or transformers is not installed.
+    """
+    require_torch()
+    if importlib.util.find_spec("transformers") is None:
+        raise ExecutorUnavailable(
+            "capturing a config.json needs transformers, which is not installed: "
+            "pip install transformers"
+        )
+    import torch
+    import transformers
+
+    quieten: Any = transformers.logging.set_verbosity_error
+    quieten()
+    document = read_json(config_path(path), infinite=True)
+    config = _configuration(document)
+    try:
+        with torch.device("meta"):
+            model = _head(config, document.content)(config)
+        batch = _batch(model, config, tokens, samples)
+    except InputError:
+        raise
+    except Exception as error:
+        problem = f"what transformers cannot build ({type(error).__name__}: {_first(error)})"
+        raise InputError(document.located(Fault(FIELD, problem, _function()))) from error
+    return name or name_of(document), model.train(), batch
+
+
+def _function() -> str:
+    return "a family of transformers, or FILE.py:FUNCTION that builds the module"
+
+
+def _configuration(document: JsonFile) -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    content = document.content
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        stated = "nothing" if kind is None else repr(kind)
+        if content.get("auto_map"):
+            stated += ", code of its own (auto_map), which is not run,"
+        close = nearest(CONFIG_MAPPING.keys(), kind) if isinstance(kind, str) else None
+        hint = f" (did you mean {close!r}?)" if close else ""
+        raise InputError(document.located(Fault("model_type", stated, _function() + hint)))
+    try:
+        config = CONFIG_MAPPING[kind].from_dict(_tuples(content, CONFIG_MAPPING[kind]))
+    except Exception as error:
+        problem = f"what transformers refuses ({type(error).__name__}: {_first(error)})"
+        raise InputError(document.located(Fault(FIELD, problem, _function()))) from error
+    for field, value in _NOT_DRAWN.items():
+        if hasattr(config, field):
+            setattr(config, field, value)
+    return config
+
+
+_NOT_DRAWN = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
+              "apply_spec_augment": False}  # fmt: skip
+"""What is drawn at random in each step, and so has no shape: layers that are skipped, inputs that
+are masked."""
+
+
+def _tuples(content: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """Fields, with lists where transformers' class has a pair, and its own way to say infinity."""
+    fields = {}
+    for name, value in content.items():
+        if isinstance(value, list) and isinstance(getattr(kind, name, None), tuple):
+            value = tuple(  # noqa: PLW2901
+                float(each["__float__"]) if isinstance(each, dict) else each for each in value
+            )
+        fields[name] = value
+    return fields
+
+
+def _head(config: Any, content: Mapping[str, Any]) -> Any:
+    """Class of the module: that of the file, or the usual one of its family."""
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    named = content.get("architectures") or [None]
+    stated = getattr(transformers, str(named[0]), None)
+    if inspect.isclass(stated) and issubclass(stated, transformers.PreTrainedModel):
+        return stated
+    mappings = [
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, auto.MODEL_FOR_MASKED_LM_MAPPING,
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+        auto.MODEL_MAPPING,
+    ]  # fmt: skip
+    head = next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
+    if head is None:
+        raise InputError(Fault("architectures", repr(named[0])[:60], _function()))
+    return head[0] if isinstance(head, tuple) else head
+
+
+def _batch(model: Any, config: Any, tokens: int | None, samples: int) -> dict[str, Any]:
+    """Inputs by name, on the meta device: what the module is mainly called with, and labels."""
+    import torch
+
+    accepted = inspect.signature(model.forward).parameters
+    main = model.main_input_name
+    whole: dict[str, Any] = {"dtype": torch.long, "device": "meta"}
+    batch: dict[str, Any] = {}
+    if "input_ids" in accepted:
+        length = tokens or _longest(config.get_text_config())
+        batch["input_ids"] = torch.zeros(samples, length, **whole)
+    if main == "pixel_values" or "return_loss" in accepted:
+        batch["pixel_values"] = torch.zeros(samples, *_image(config), device="meta")
+    elif main == "input_values":
+        batch["input_values"] = torch.zeros(samples, tokens or SOUND_SAMPLES, device="meta")
+    elif main == "input_features":
+        frames = 2 * int(getattr(config, "max_source_positions", 1500))
+        bands = int(getattr(config, "num_mel_bins", 80))
+        batch["input_features"] = torch.zeros(samples, bands, frames, device="meta")
+    if "labels" in accepted and (labels := _labels(model, config, batch, whole)) is not None:
+        batch["labels"] = labels
+    if "decoder_input_ids" in accepted and "labels" not in batch and "input_ids" in batch:
+        batch["decoder_input_ids"] = batch["input_ids"]
+    if "use_cache" in accepted:
+        batch["use_cache"] = False
+    if "return_loss" in accepted:
+        batch["return_loss"] = True
+    return batch
+
+
+def _labels(model: Any, config: Any, batch: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:
+    """What the loss compares with; None where the outputs stand in for a loss."""
+    import torch
+
+    name = type(model).__name__
+    samples = next(iter(batch.values())).shape[0]
+    if name.endswith(("Classification", "MultipleChoice")) and "Token" not in name:
+        config.problem_type = "single_label_classification"
+        return torch.zeros(samples, **whole)
+    if "input_ids" in batch:
+        return torch.zeros(batch["input_ids"].shape, **whole)
+    if "input_features" in batch:
+        return torch.zeros(samples, int(config.max_target_positions), **whole)
+    return None
+
+
+def _longest(config: Any) -> int:
+    positions = getattr(config, "max_position_embeddings", None) or LONGEST_DEFAULT
+    offset = 2 * bool(getattr(config, "model_type", "") in _OFFSET)
+    return min(int(positions) - offset, LONGEST_DEFAULT)
+
+
+_OFFSET = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "longformer", "esm"})
+"""Families whose tables of positions begin behind the padding (RoBERTa: 514 rows, 512 tokens)."""
+
+
+def _image(config: Any) -> tuple[int, int, int]:
+    """Channels, height and width of an image."""
+    part = getattr(config, "vision_config", config)
+    size = getattr(part, "image_size", None) or USUAL_PIXELS
+    height, width = (size[0], size[-1]) if isinstance(size, list | tuple) else (size, size)
+    return int(getattr(part, "num_channels", 3)), int(height), int(width)
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:160]

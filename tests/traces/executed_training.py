@@ -1,0 +1,63 @@
+"""One of two processes that train over gloo under the profiler and its ExecutionTraceObserver.
+
+``python -m tests.traces.executed_training RANK FOLDER``; each rank writes two traces of one step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
+
+WIDTH, INNER, BATCH = 64, 96, 32
+
+
+def make_module() -> Any:
+    """A convolution, and two maps."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(4 * WIDTH, INNER),
+        nn.ReLU(), nn.Linear(INNER, 10, bias=False),
+    )  # fmt: skip
+
+
+def make_loss(module: Any) -> Any:
+    """Of one batch."""
+    outputs = module(torch.ones(BATCH, 1, 8, WIDTH // 8))
+    return nn.functional.cross_entropy(outputs, torch.zeros(BATCH, dtype=torch.long))
+
+
+def main(rank: int, folder: Path) -> None:
+    """Train and write."""
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    model = DistributedDataParallel(make_module())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    observer = ExecutionTraceObserver()
+    observer.register_callback(str(folder / f"et{rank}.json"))
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        record_shapes=True,
+        schedule=schedule(wait=1, warmup=1, active=1),
+        execution_trace_observer=observer,
+        on_trace_ready=lambda each: each.export_chrome_trace(str(folder / f"kineto{rank}.json")),
+    ) as profiler:
+        for _ in range(3):
+            optimizer.zero_grad()
+            make_loss(model).backward()
+            optimizer.step()
+            profiler.step()
+    dist.barrier()
+    sys.stderr.flush()
+    os._exit(0)  # threads of gloo end a process badly
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
