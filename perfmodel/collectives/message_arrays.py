@@ -104,10 +104,10 @@ def _waits(source: IntArray, target: IntArray, number: IntArray) -> tuple[IntArr
     writes = _Ordered.of(target * span + number)
     reads = _Ordered.of(source * span + number)
     pairs = []
-    for place, waiting in ((source, reads), (target, writes)):  # in order, which is quicker to find
-        low, high = writes.before(place[waiting.sends], number[waiting.sends], span)
+    for place, askers in ((source, reads), (target, writes)):  # in order, which is quicker to find
+        low, high = writes.before(place[askers.sends], number[askers.sends], span)
         query, awaited = writes.expand(low, high)
-        pairs.append((waiting.sends[query], awaited))
+        pairs.append((askers.sends[query], awaited))
     place, at = target[writes.sends], number[writes.sends]
     written = writes.last_round(place, at, span)
     low = np.searchsorted(reads.keys, place * span + written, side="right")

@@ -47,8 +47,8 @@ class SimulatedPeriods:
 
     def find(self, machine: Machine, runs: list[Run]) -> list[float] | None:
         """When each run ends, from the beginning of the period; seconds. None: not known."""
-        recalled = self._ends_s.get(_period_key(machine, runs))
-        return None if recalled is None else recalled[1]
+        entry = self._ends_s.get(_period_key(machine, runs))
+        return None if entry is None else entry[1]
 
     def keep(self, machine: Machine, runs: list[Run], ends_s: list[float]) -> None:
         """Keep when each run ended."""

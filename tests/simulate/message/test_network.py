@@ -292,7 +292,7 @@ def test_what_disturbs_a_recalled_collective_finds_it_where_it_would_be(
             "change": lambda network=network: network.become(slow),  # type: ignore[misc]
         }
         events = [network.launch([way]) for way in ways]
-        ends = []
+        ends: list[float] = []
         for event in events:
             event.callbacks.append(lambda _, env=env, ends=ends: ends.append(env.now))  # type: ignore[misc]
         later(env, at * whole_s, do[what])
