@@ -83,8 +83,8 @@ def _kinds_of_groups(
         if len(groups) == 1
         else np.fromiter(chain.from_iterable(groups), np.int64, sum(lengths))
     )
-    has_class = ranks < len(class_of_rank)
-    of_ranks = np.where(has_class, class_of_rank[np.where(has_class, ranks, 0)], -1)
+    in_table = ranks < len(class_of_rank)
+    of_ranks = np.where(in_table, class_of_rank[np.where(in_table, ranks, 0)], -1)
     return [part.tobytes() for part in np.split(of_ranks, np.cumsum(lengths)[:-1])]
 
 
