@@ -27,10 +27,15 @@ class Effort:
     spent: int = 0
     """Changes of rates that were followed."""
 
+    def expect(self, changes: int) -> None:
+        """Load the compiled functions at once where so many changes are to come that they pay."""
+        if changes >= PAYS > self.spent:
+            self.spend(PAYS - self.spent)
+
     @property
-    def pays(self) -> bool:
-        """Whether compiled loops pay, and exist."""
-        return self.spent >= PAYS and load() is not None
+    def loops(self) -> Loops | None:
+        """The compiled loops, where they pay and exist."""
+        return load() if self.spent >= PAYS else None
 
     def spend(self, changes: int = 1) -> None:
         """Count changes of rates; load the compiled functions when they pay."""
@@ -43,6 +48,9 @@ class Loops(NamedTuple):
     """The compiled functions; arguments are contiguous arrays of int64 and float64."""
 
     step_rings: Callable[..., int]
+    step_trees: Callable[..., int]
+    least_end: Callable[..., float]
+    slowest_cycle: Callable[..., float]
     fill: Callable[..., None]
     heaviest: Callable[..., None]
 
@@ -58,7 +66,14 @@ def load() -> Loops | None:
         from numba import njit  # takes 0.5 s to import
 
         compile_as = njit(cache=True, error_model="numpy")  # divides by zero as NumPy does
-        return Loops(compile_as(step_rings), compile_as(fill), compile_as(heaviest))
+        return Loops(
+            compile_as(step_rings),
+            compile_as(step_trees),
+            compile_as(least_end),
+            compile_as(slowest_cycle),
+            compile_as(fill),
+            compile_as(heaviest),
+        )
     except (ImportError, RuntimeError):
         return None
 
@@ -137,6 +152,154 @@ def step_rings(
         rows[number % depth, :edges] = arrived
         free[:] = end
     return max(begin, goal)
+
+
+def step_trees(  # noqa: C901  (numba caches a function without those that it calls)
+    rows: FloatArray,
+    free: FloatArray,
+    feeders: IntArray,
+    begins: IntArray,
+    first: IntArray,
+    active: IntArray,
+    done: IntArray,
+    begin: int,
+    goal: int,
+    first_step: int,
+    lag: int,
+    credits: int,
+    nbytes: FloatArray,
+    from_s: FloatArray,
+    rate_Bps: FloatArray,
+    latency_s: FloatArray,
+    until_s: float,
+) -> int:
+    """As `step_rings`, where not all edges work in each step.
+
+    Parameters
+    ----------
+    rows, free, feeders, begin, goal, credits, nbytes, from_s, rate_Bps, latency_s, until_s
+        As there.
+    begins : ndarray of int, shape (edges,)
+        Edges in the order in which they begin.
+    first, active, done : ndarray of int, shape (edges,)
+        In which step of the phase each begins, in how many it works, and what it has sent before.
+    first_step : int
+        Of the phase.
+    lag : int
+        Repeats after which a send is sent on.
+    """
+    depth, edges, paces = len(rows), len(free), len(from_s)
+    end, arrived = np.empty(edges), np.empty(edges)
+    low = high = 0
+    for number in range(begin, goal):
+        step, last_s = number - first_step, -np.inf
+        while high < edges and first[begins[high]] <= step:
+            high += 1
+        while low < high and first[begins[low]] + active[begins[low]] <= step:
+            low += 1
+        for place in range(low, high):
+            edge = begins[place]
+            if first[edge] + active[edge] <= step:
+                continue
+            send = done[edge] + step - first[edge]
+            start_s = max(free[edge], rows[(send - credits) % depth, edge])
+            for column in range(feeders.shape[1]):
+                start_s = max(start_s, rows[(send - lag) % depth, feeders[edge, column]])
+            since_s, unsent = start_s, nbytes[edge]
+            for pace in range(paces):
+                over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
+                if over_s < since_s:
+                    continue
+                rate = rate_Bps[pace, edge]
+                finish_s = since_s + (unsent / rate if unsent > 0 else 0.0)
+                if finish_s <= over_s:
+                    end[place] = finish_s
+                    arrived[place] = finish_s + latency_s[pace, edge]
+                    break
+                unsent = max(0.0, unsent - (over_s - since_s) * rate)
+                since_s = over_s
+            last_s = max(last_s, end[place])
+        if last_s > until_s:
+            return number
+        for place in range(low, high):
+            edge = begins[place]
+            if first[edge] + active[edge] > step:
+                send = done[edge] + step - first[edge]
+                rows[send % depth, edge] = arrived[place]
+                free[edge] = end[place]
+    return max(begin, goal)
+
+
+def least_end(
+    free: FloatArray,
+    sends: IntArray,
+    done: IntArray,
+    first: IntArray,
+    active: IntArray,
+    step: int,
+    nbytes: FloatArray,
+    rate_Bps: FloatArray,
+) -> float:
+    """When the last byte leaves at the earliest (see `variable_rate.Clocks.least_wire_s`).
+
+    Parameters
+    ----------
+    free, first, active, done, rate_Bps
+        As for `step_trees`; `step` is counted from the first of the phase.
+    sends : ndarray of int, shape (edges,)
+        Of all phases.
+    nbytes : ndarray of float, shape (edges,)
+        Least that each edge sends at once.
+    """
+    least_s = 0.0
+    for edge in range(len(free)):
+        if sends[edge] == 0:
+            continue
+        left = sends[edge] - done[edge] - min(max(step - first[edge], 0), active[edge])
+        best_Bps = 0.0
+        for pace in range(len(rate_Bps)):
+            best_Bps = max(best_Bps, rate_Bps[pace, edge])
+        more_s = left * (nbytes[edge] / best_Bps) if left > 0 and nbytes[edge] > 0 else 0.0
+        least_s = max(least_s, free[edge] + more_s)
+    return least_s
+
+
+def slowest_cycle(
+    nbytes: FloatArray,
+    rate_Bps: FloatArray,
+    latency_s: FloatArray,
+    active: IntArray,
+    channel: IntArray,
+    edges: IntArray,
+    credits: int,
+    repeat: int,
+    lag: int,
+    is_ring: bool,
+) -> float:
+    """Estimate the time of a phase (see `simulate.flow.cycles.cycle_s`).
+
+    Parameters
+    ----------
+    nbytes, rate_Bps, latency_s, active, channel : ndarray, shape (edges,)
+    edges : ndarray of int, shape (channels,)
+        Edges of each channel.
+    credits, repeat, lag : int
+    is_ring : bool
+        Whether all edges start together, and wait for each other around a ring.
+    """
+    slowest_s, around_s = 0.0, np.zeros(len(edges))
+    for edge in range(len(nbytes)):
+        busy_s = nbytes[edge] / rate_Bps[edge] if nbytes[edge] > 0 else 0.0
+        step_s = busy_s + latency_s[edge]
+        own_s = max(busy_s, step_s / credits) if repeat > 1 else busy_s
+        if active[edge] > 0:
+            slowest_s = max(slowest_s, own_s * active[edge])
+        around_s[channel[edge]] += step_s
+    if is_ring:
+        for number in range(len(edges)):
+            turn_s = around_s[number] / max(edges[number], 1)
+            slowest_s = max(slowest_s, repeat * turn_s / lag)
+    return slowest_s
 
 
 def fill(  # noqa: C901, PLR0912  (numba caches a function without those that it calls)

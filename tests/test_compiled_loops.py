@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel import compiled_loops
-from perfmodel.collectives.algorithms import ring
+from perfmodel.collectives.algorithms import chain, ring, tree
 from perfmodel.collectives.timing.path_classes import heaviest_rows
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
+from perfmodel.collectives.timing.stepped_clocks import SteppedClocks
 from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks
 from perfmodel.simulate.sharing.max_min import max_min_rates
@@ -50,29 +51,53 @@ def test_shares(seed: int, flows: int, links: int, capped: bool) -> None:
     assert np.array_equal(plain, compiled)
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(3, 8))
-def test_rings_at_rates_that_change(seed: int, credits: int, ranks: int) -> None:
-    """Whole rings step as those parts of them that differ do."""
+SCHEDULES = {
+    "ring": lambda ranks: ring.all_reduce(ranks, 4096 * ranks),
+    "trees": lambda ranks: tree.double_binary_tree(ranks, 1 << 16, piece_bytes=1 << 12),
+    "chain": lambda ranks: chain.broadcast(ranks, 1 << 16, piece_bytes=1 << 12),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(SCHEDULES)), st.integers(0, 10**6), st.integers(1, 4),
+    st.integers(3, 8), st.integers(1, 40),
+)  # fmt: skip
+def test_sends_at_rates_that_change(
+    name: str, seed: int, credits: int, ranks: int, count: int
+) -> None:
+    """What is stepped through with compiled loops is what NumPy steps through, or folds."""
     rng = np.random.default_rng(seed)
-    phases = ring.all_reduce(ranks, 4096 * ranks).phases
+    phases = SCHEDULES[name](ranks).phases
     edges = len(phases[0].src)
     paces = [
-        (at, rng.uniform(1e8, 1e9, edges), rng.uniform(0, 1e-5, edges))
-        for at in (0.0, *np.sort(rng.uniform(1e-6, 1e-4, 5)))
+        (
+            at,
+            rng.choice([0.0, *rng.uniform(1e8, 1e9, 5 * edges)], edges),
+            rng.uniform(0, 1e-5, edges),
+        )
+        for at in (0.0, *np.sort(rng.uniform(1e-6, 1e-3, count)))
     ]
+    paces[-1] = (paces[-1][0], rng.uniform(1e8, 1e9, edges), paces[-1][2])
 
-    def ends() -> Any:
+    def clocks(loops: Any) -> Any:
         course = prepare_phases(phases, credits)
-        folds = compiled_loops.loaded() is None
-        clocks = Clocks(course, np.zeros(edges), LinkRates(-np.inf, *paces[0][1:]), folds)
-        for pace in paces[1:]:
-            clocks.change(*pace)
-        return clocks.ends()
+        start = np.zeros(edges), LinkRates(-np.inf, *paces[0][1:])
+        return SteppedClocks(loops, course, *start) if loops else Clocks(course, *start)
 
-    plain, compiled = both(ends)
+    def ends(loops: Any) -> Any:
+        sends, least_s, left = clocks(loops), [], []
+        for pace in paces[1:]:
+            sends.change(*pace)
+            least_s.append(sends.least_wire_s())
+            left.append(sends.left())
+        return sends.ends(), least_s, left
+
+    (plain, *some), (compiled, *same) = ends(None), ends(LOOPS)
     assert compiled.wire_s == pytest.approx(plain.wire_s, rel=1e-12)
     assert compiled.landed_s == pytest.approx(plain.landed_s, rel=1e-12)
+    assert same[0] == pytest.approx(some[0], rel=1e-12)
+    assert np.array_equal(some[1], same[1])
 
 
 @settings(max_examples=40, deadline=None)

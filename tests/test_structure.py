@@ -74,7 +74,6 @@ SMALL_MODULES = {
     "workload/zoo/diffusion/dit": ROW,
     "workload/configs/families/image_text_configs": ROW + ": families of configurations",
     "workload/configs/extra_fields": "fields that no contract has, apart from those that act",
-    "workload/configs/megatron/argument_text": "how arguments are written, apart from their sense",
     "report/scaling/mixture_search": "how a mixture was found, which a result alone has",
     "studies/choose/step_causes": "why a step takes as long, apart from the search",
     "collectives/algorithms/hierarchical": ROW,

@@ -16,10 +16,10 @@ SCHEMA_EXAMPLES = ("perfmodel schema scenario > scenario.schema.json",)
 def scenarios(json: JsonOption = False) -> None:
     """List the scenarios and the question of each."""
     from perfmodel.files import list_shipped, read_text
-    from perfmodel.scenario import read_question
+    from perfmodel.files.read import first_comment
 
     questions = {
-        name: read_question(read_text(path)) for name, path in list_shipped("scenarios").items()
+        name: first_comment(read_text(path)) for name, path in list_shipped("scenarios").items()
     }
     if json:
         print_json({"scenarios": [{"name": n, "question": q} for n, q in questions.items()]})

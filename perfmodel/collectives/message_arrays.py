@@ -104,14 +104,17 @@ def _waits(source: IntArray, target: IntArray, number: IntArray) -> tuple[IntArr
     writes = _Ordered.of(target * span + number)
     reads = _Ordered.of(source * span + number)
     pairs = []
-    for place in (source, target):
-        low, high = writes.before(place, number, span)
-        pairs.append(writes.expand(low, high))
-    written = writes.last_round(target, number, span)
-    low = np.searchsorted(reads.keys, target * span + written, side="right")
-    low = np.where(written < 0, np.searchsorted(reads.keys, target * span, side="left"), low)
-    high = np.searchsorted(reads.keys, target * span + number, side="left")
-    pairs.append(reads.expand(low, high))
+    for place, asked in ((source, reads), (target, writes)):  # in order, which is quicker to find
+        low, high = writes.before(place[asked.sends], number[asked.sends], span)
+        query, awaited = writes.expand(low, high)
+        pairs.append((asked.sends[query], awaited))
+    place, at = target[writes.sends], number[writes.sends]
+    written = writes.last_round(place, at, span)
+    low = np.searchsorted(reads.keys, place * span + written, side="right")
+    low = np.where(written < 0, np.searchsorted(reads.keys, place * span, side="left"), low)
+    high = np.searchsorted(reads.keys, place * span + at, side="left")
+    query, awaited = reads.expand(low, high)
+    pairs.append((writes.sends[query], awaited))
     waits, awaited = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
     return waits, awaited
 

@@ -94,6 +94,22 @@ def read_text(path: Path, largest: int = LARGEST_BYTES) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def first_comment(text: str) -> str:
+    r"""Return the first comment line, or "" if something else comes first.
+
+    Examples
+    --------
+    >>> first_comment("# yaml-language-server: $schema=x\n# How fast?\nperfmodel: 1")
+    'How fast?'
+    """
+    for line in text.removeprefix("\ufeff").splitlines():
+        comment = line.strip()
+        if not comment or comment == "---" or "yaml-language-server" in comment:
+            continue
+        return comment.lstrip("#").strip() if comment.startswith("#") else ""
+    return ""
+
+
 def read_yaml(path: Path) -> Any:
     """Read one YAML 1.2 document; mappings keep their line numbers (``.lc``).
 

@@ -23,7 +23,7 @@ from perfmodel.units import (
 class FileModel(BaseModel):
     """Base of all file models: unknown fields are faults, values are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def _schema(example: str) -> WithJsonSchema:

@@ -1,6 +1,6 @@
 """The scenario file: its sections, their validation, `load_scenario`; no names are resolved."""
 
-from perfmodel.scenario.load import change_scenario, load_scenario, make_scenario, read_question
+from perfmodel.scenario.load import change_scenario, load_scenario, make_scenario
 from perfmodel.scenario.model import (
     ClusterSize,
     Scenario,
@@ -59,7 +59,6 @@ __all__ = [
     "change_scenario",
     "load_scenario",
     "make_scenario",
-    "read_question",
     "scenario_digest",
     "sizes",
     "sizes_left_out",

@@ -12,7 +12,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import find_file, plain, read_text, read_yaml, validate_document
-from perfmodel.files.read import parse_yaml
+from perfmodel.files.read import first_comment, parse_yaml
 from perfmodel.scenario.model import Scenario
 from perfmodel.scenario.rules import broken_rules
 from perfmodel.scenario.source_map import SourceMap, line_map
@@ -52,7 +52,7 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     flags = tuple(_apply_override(content, text, faults) for text in overrides)
     origin = SourceMap(
         name=path.stem,
-        question=read_question(read_text(path)),
+        question=first_comment(read_text(path)),
         file=str(path),
         lines=line_map(document),
         flags=tuple(flag for flag in flags if flag),
@@ -102,13 +102,13 @@ def _validate_content(
     content: Mapping[str, Any], origin: SourceMap, faults: Sequence[Fault]
 ) -> Scenario:
     """Make a scenario from plain values, or raise all faults at once."""
-    all_faults = list(faults)
+    all_faults, scenario = list(faults), None
     try:
         scenario = validate_document(Scenario, content)
     except InputError as error:
         all_faults += [_locate_fault(fault, origin) for fault in error.faults]
-    all_faults += broken_rules(content, origin)
-    if all_faults:
+    all_faults += broken_rules(content, origin, scenario)
+    if all_faults or scenario is None:
         raise InputError(sorted(dict.fromkeys(all_faults), key=lambda f: f.line or 0))
     return scenario.with_origin(origin)
 
@@ -172,22 +172,6 @@ def change_content(
         flags=tuple(dict.fromkeys([*flags_left, *flags])),
     )
     return content, source, faults
-
-
-def read_question(text: str) -> str:
-    r"""Return the first comment line, or "" if something else comes first.
-
-    Examples
-    --------
-    >>> read_question("# yaml-language-server: $schema=x\n# How fast?\nperfmodel: 1")
-    'How fast?'
-    """
-    for line in text.removeprefix("\ufeff").splitlines():
-        comment = line.strip()
-        if not comment or comment == "---" or "yaml-language-server" in comment:
-            continue
-        return comment.lstrip("#").strip() if comment.startswith("#") else ""
-    return ""
 
 
 def _locate_fault(fault: Fault, origin: SourceMap) -> Fault:

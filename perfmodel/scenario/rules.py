@@ -6,6 +6,7 @@ Faults between the parts of a plan.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,26 +81,21 @@ def _repeated_names(kind: str, names: list[str]) -> Iterator[tuple[str, str, str
             yield f"{kind}.{index}.name", repr(name), f"a name that no other of the {kind} has"
 
 
-_SECTIONS: Mapping[str, TypeAdapter[Any]] = {
-    name: TypeAdapter(Scenario.model_fields[name].rebuild_annotation())
-    for name in (
-        "model", "compute", "strategy", "parallel", "cluster", "training", "scale", "events",
-        "jobs", "plan", "library", "fidelity",
-    )
-}  # fmt: skip
+_SECTIONS = (
+    "model", "compute", "strategy", "parallel", "cluster", "training", "scale", "events",
+    "jobs", "plan", "library", "fidelity",
+)  # fmt: skip
 
 
-def broken_rules(content: Mapping[str, Any], origin: SourceMap) -> list[Fault]:
+def broken_rules(
+    content: Mapping[str, Any], origin: SourceMap, scenario: Scenario | None
+) -> list[Fault]:
     """Find faults between sections; sections that are faulty themselves are skipped.
 
-    `content`: the file with its overrides, as plain values.
+    `content`: the file with its overrides, as plain values. `scenario`: made of it, where no
+    section is faulty.
     """
-    parts: dict[str, Any] = {}
-    for name, adapter in _SECTIONS.items():
-        try:
-            parts[name] = adapter.validate_python(content[name])
-        except (KeyError, ValidationError):
-            continue
+    parts = _sound_sections(content) if scenario is None else _written_sections(content, scenario)
     for name in ("strategy", "parallel"):
         if name not in content:
             parts[name] = Scenario.model_fields[name].default
@@ -107,6 +103,20 @@ def broken_rules(content: Mapping[str, Any], origin: SourceMap) -> list[Fault]:
     for rule in _RULES:
         faults += rule(parts, origin)
     return faults
+
+
+def _written_sections(content: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
+    return {name: getattr(scenario, name) for name in _SECTIONS if name in content}
+
+
+def _sound_sections(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections of a faulty file that can be read on their own."""
+    parts: dict[str, Any] = {}
+    for name in (name for name in _SECTIONS if name in content):
+        section: TypeAdapter[Any] = TypeAdapter(Scenario.model_fields[name].rebuild_annotation())
+        with suppress(ValidationError):
+            parts[name] = section.validate_python(content[name])
+    return parts
 
 
 def _files_exist(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
@@ -398,8 +408,10 @@ def _mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     if parallel.pipeline.stages > 1 and local_steps > 1:
         allowed = "1 with parallel.pipeline.stages above 1, whose micro-batches are of one step"
         yield origin.fault("strategy.local_steps", str(local_steps), allowed)
-    if strategy is not None and parallel.expert > 1 and strategy.kind != "megatron":
-        allowed = "1, or strategy.kind: megatron, which reduces experts among those that hold them"
+    if strategy is not None and parallel.expert > 1 and strategy.kind not in ("megatron", "fsdp"):
+        allowed = (
+            "1, or strategy.kind: megatron or fsdp, which reduce experts among those that hold them"
+        )
         yield origin.fault("parallel.expert", str(parallel.expert), allowed)
     if strategy is not None and parallel.pipeline.one_process and strategy.kind != "ddp":
         allowed = "one of a pipeline, or strategy.kind: ddp, around a module on several GPUs"

@@ -22,13 +22,7 @@ from perfmodel.library.lowering.lower import (
     lower_without_corrections,
 )
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
-from perfmodel.library.lowering.rerouting import (
-    move_to_hosts,
-    only_host,
-    reroute,
-    shape_of,
-    translate,
-)
+from perfmodel.library.lowering.rerouting import MovedEdges, only_host, reroute, shape_of
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.sharing.classed_legs import (
     TimedLeg,
@@ -79,6 +73,7 @@ class _Uncorrected:
     _link_bytes: dict[int, tuple[LoweredCollective, LinkBytes]] = field(default_factory=dict)
     _crossed: dict[tuple[int, int], tuple[Stage, list[_Crossings]]] = field(default_factory=dict)
     _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
+    kept: dict[Callable[[], Any], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         capacity_Bps, own = self.machine.topology.arcs.bandwidth_Bps, UseOrders()
@@ -269,10 +264,11 @@ class UncontendedTimer:
         group, lowered, time_s = sample
         hops = sum(len(stage.edges.arcs) for stage in lowered.stages)
         others, at_once = list(members), max(1, HOPS_AT_ONCE // max(1, hops))
+        moved_edges = self.keep_laid(MovedEdges)
         for begin in range(0, len(others), at_once):
             part = others[begin : begin + at_once]
             for other, moved in zip(
-                part, move_to_hosts(lowered, self.machine, group, part), strict=True
+                part, moved_edges.to_hosts(lowered, self.machine, group, part), strict=True
             ):
                 if moved is not None:
                     self._best[op, nbytes, other, members.pop(other), None] = moved, time_s
@@ -294,7 +290,9 @@ class UncontendedTimer:
         if key not in self._of_host:
             self._of_host[key] = host, *self.best(op, nbytes, group, root)
         source, lowered, time_s = self._of_host[key]
-        moved = lowered if source == host else translate(lowered, topology, source, host)
+        moved: LoweredCollective | None = lowered
+        if source != host:
+            moved = self.keep_laid(MovedEdges).translate(lowered, topology, source, host)
         if moved is None:
             return self.best(op, nbytes, group, root)[0]
         self._best[op, nbytes, group, root, None] = moved, time_s
@@ -347,10 +345,11 @@ class UncontendedTimer:
 
     def keep(self, make: Callable[[], T]) -> T:
         """What `make` returned the first time: what all simulations on this machine share."""
-        if make not in self._kept:
-            self._kept[make] = make()
-        stored: T = self._kept[make]
-        return stored
+        return _kept(self._kept, make)
+
+    def keep_laid(self, make: Callable[[], T]) -> T:
+        """As `keep`, for all machines that differ in measured corrections only."""
+        return _kept(self._common.kept, make)
 
     def busiest_link_bound_s(self, lowered: LoweredCollective) -> float:
         """Return the least time in which the busiest link carries its bytes; seconds.
@@ -400,6 +399,13 @@ class UncontendedTimer:
     def rates(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge without other traffic; wire bytes per second."""
         return self._common.rates.of(stage)
+
+
+def _kept(kept: dict[Callable[[], Any], Any], make: Callable[[], T]) -> T:
+    if make not in kept:
+        kept[make] = make()
+    stored: T = kept[make]
+    return stored
 
 
 def message_pairs(op: str, group: RankGroup) -> list[tuple[int, int]]:

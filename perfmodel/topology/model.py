@@ -51,11 +51,16 @@ class Gpu:
     generation : str
         "volta", "ampere", "ada", "hopper", "blackwell", "cdna3".
     power_W : float, optional
-        Most that the board draws by its data sheet (TDP); watts. None where no source is known.
+        Most that the board draws, by its data sheet (TDP) or a limit; watts. None where no source
+        is known.
     efficiency_assumed : bool
         Whether `matmul_efficiency` is an assumption, and not measured on this GPU or its like.
     estimated : tuple of str
         Fields that a data sheet left out and GPUs that were measured stand for.
+    limited_rate : float
+        What a power limit below the data sheet's leaves of the rate of matrix products; 1: all.
+    limited_width : float
+        Half width of the middle 80 % of its logarithm.
     """
 
     name: str
@@ -72,6 +77,8 @@ class Gpu:
     power_W: float | None = None
     efficiency_assumed: bool = False
     estimated: tuple[str, ...] = ()
+    limited_rate: float = 1.0
+    limited_width: float = 0.0
 
     @property
     def amd(self) -> bool:

@@ -22,7 +22,7 @@ from perfmodel.torch_modules.trace.step_recorder import StepTrace
 from perfmodel.torch_modules.trace.step_trace import Precision, trace_step
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Workload
-from perfmodel.workload.readers.load import make_workload
+from perfmodel.workload.readers.parameter_file import make_workload
 from perfmodel.workload.readers.spec import ModelSpec
 
 DTYPES: Mapping[str, str] = {

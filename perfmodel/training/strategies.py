@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from perfmodel.training.averaging.strategy import LOCAL_SGD
-from perfmodel.training.ddp.strategy import DDP
-from perfmodel.training.fusion.strategy import HOROVOD, PRIORITY
-from perfmodel.training.onebit.strategy import ONEBIT
-from perfmodel.training.servers.data_parallel import DATA_PARALLEL
-from perfmodel.training.servers.parameter_server import PARAMETER_SERVER
-from perfmodel.training.sharded.fsdp.strategy import FSDP
-from perfmodel.training.sharded.megatron.strategy import MEGATRON
-from perfmodel.training.sharded.redundancy import ZERO_REDUNDANCY
-from perfmodel.training.sharded.zero.strategy import ZERO
-from perfmodel.training.strategy import Strategy
+if TYPE_CHECKING:
+    from perfmodel.training.strategy import Strategy
 
-STRATEGIES: Mapping[str, Strategy] = {
-    "ddp": DDP,
-    "data_parallel": DATA_PARALLEL,
-    "fsdp": FSDP,
-    "horovod": HOROVOD,
-    "priority": PRIORITY,
-    "parameter_server": PARAMETER_SERVER,
-    "zero": ZERO,
-    "zero_redundancy": ZERO_REDUNDANCY,
-    "megatron": MEGATRON,
-    "local_sgd": LOCAL_SGD,
-    "onebit": ONEBIT,
+_ROWS: Mapping[str, str] = {
+    "ddp": "ddp.strategy:DDP",
+    "data_parallel": "servers.data_parallel:DATA_PARALLEL",
+    "fsdp": "sharded.fsdp.strategy:FSDP",
+    "horovod": "fusion.strategy:HOROVOD",
+    "priority": "fusion.strategy:PRIORITY",
+    "parameter_server": "servers.parameter_server:PARAMETER_SERVER",
+    "zero": "sharded.zero.strategy:ZERO",
+    "zero_redundancy": "sharded.redundancy:ZERO_REDUNDANCY",
+    "megatron": "sharded.megatron.strategy:MEGATRON",
+    "local_sgd": "averaging.strategy:LOCAL_SGD",
+    "onebit": "onebit.strategy:ONEBIT",
 }
+"""Where each row stands in this package: a run imports the one that it trains with."""
+
+
+@cache
+def _row(kind: str) -> Strategy:
+    module, _, name = _ROWS[kind].partition(":")
+    row: Strategy = getattr(import_module(f"{__package__}.{module}"), name)
+    return row
+
+
+class _Strategies(Mapping[str, "Strategy"]):
+    """Rows by `kind`, each imported when it is first looked up."""
+
+    def __getitem__(self, kind: str) -> Strategy:
+        return _row(kind)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_ROWS)
+
+    def __len__(self) -> int:
+        return len(_ROWS)
+
+
+STRATEGIES: Mapping[str, Strategy] = _Strategies()

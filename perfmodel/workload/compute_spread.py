@@ -45,7 +45,8 @@ def roofline_factors(
     Steps of one family of models (with attention or with convolutions) share a width, because
     precisions rest on few tables each; a model of neither takes the wider one. GPUs of a generation
     of which few steps were published take that of generations left out. Guessed efficiencies and
-    guessed work add to it; a GPU of which only a data sheet is known has a width of its own.
+    guessed work add to it, and what a power limit leaves of products; a GPU of which only a data
+    sheet is known has a width of its own.
     """
     kinds = {layer.kind for layer in workload.layers}
     spread = _shipped("kernels/spread")
@@ -67,6 +68,8 @@ def roofline_factors(
         parts.append(Z80 * more_sd * narrow_share)
     if workload.notes:
         parts.append(float(_shipped("compute_spread")["estimated"]["width"]))
+    if gpu.limited_width:
+        parts.append(gpu.limited_width)
     return _factors(math.hypot(*parts))
 
 

@@ -21,6 +21,7 @@ from perfmodel.workload.kernels.float8.cast_costs import (
     Float8Cost,
     Float8Pricing,
     float8_cost,
+    grouped_float8_cost,
     make_float8_pricing,
 )
 from perfmodel.workload.kernels.float8.float8_layers import shares_input
@@ -181,7 +182,7 @@ def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> Float8Cost:
     product = layer.matrix
     shared = shares_input(layer)
     return _priced_float8(
-        batched(product, pricing.batch) if isinstance(product, MatrixProduct)
+        batched(product, pricing.batch) if isinstance(product, MatrixProduct | GroupedProduct)
         else likely_product(layer, pricing.batch),
         pricing, shared, len(_gradients(layer, first=first)), _is_frozen(layer),
     )  # fmt: skip
@@ -193,6 +194,8 @@ def _priced_float8(
 ) -> Float8Cost:
     """Time of the fp8 kernels of a shape, once for all layers that have it."""
     assert pricing.float8 is not None
+    if isinstance(product, GroupedProduct):
+        return grouped_float8_cost(product, pricing.float8, passes=passes, frozen=frozen)
     assert isinstance(product, MatrixProduct)
     return float8_cost(product, pricing.float8, shares_input=shared, passes=passes,
                        frozen=frozen)  # fmt: skip

@@ -137,6 +137,9 @@ class Layer:
         Kept for backward in that case; None: as where it is not compiled.
     calls : tuple of LayerCall
         Collectives that it calls among the ranks that share it.
+    output_elements : float
+        Elements that it hands to the next layer, per sample, where it ends a block of a model whose
+        blocks hand on different numbers of them (maps of features); 0 elsewhere.
     gradients : int
         Products of its backward for each of forward: 2, of the input and of the weight; 1, where
         one of both needs no gradient (a frozen weight); 0, where nothing up to it is trained, and
@@ -172,6 +175,7 @@ class Layer:
     dropout_apart: bool = False
     fused_kept: FusedKept | None = None
     calls: tuple[LayerCall, ...] = ()
+    output_elements: float = 0.0
     gradients: int = 2
 
 

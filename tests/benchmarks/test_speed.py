@@ -57,7 +57,7 @@ def test_message_ring(benchmark: Callable[..., object], ranks: int) -> None:
 
     def run() -> float:
         env = simpy.Environment()
-        network = MessageNetwork(env, timer)
+        network = MessageNetwork(env, timer, recalls=False)
         env.run(until=network.collective("all_reduce", 25 << 20, (range(ranks),), 0))
         return float(env.now)
 
@@ -81,11 +81,14 @@ def test_flow_ring(benchmark: Callable[..., object], ranks: int) -> None:
     assert benchmark(run) > 0
 
 
-def test_help(benchmark: Callable[..., object]) -> None:
-    """CPU seconds of ``perfmodel --help`` in a fresh process (user + system, as extra info)."""
+@pytest.mark.parametrize(
+    "words", [["--help"], ["run", "resnet50-dgx-a100", "--set", "scale="]], ids=["help", "run"]
+)
+def test_start_up(words: list[str], benchmark: Callable[..., object]) -> None:
+    """CPU seconds of small commands in a fresh process (user + system, as extra info)."""
 
     def call() -> None:
-        command = [sys.executable, "-c", "from perfmodel.cli import main; main()", "--help"]
+        command = [sys.executable, "-c", "from perfmodel.cli import main; main()", *words]
         subprocess.run(command, check=True, capture_output=True)
 
     before = os.times()

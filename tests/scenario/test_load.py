@@ -4,12 +4,12 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.files import list_shipped
+from perfmodel.files.read import first_comment
 from perfmodel.scenario import (
     ClusterSize,
     DdpStrategy,
     change_scenario,
     load_scenario,
-    read_question,
     sizes,
 )
 from perfmodel.scenario.sections.cluster import FabricSection
@@ -102,8 +102,8 @@ def test_shape_faults_and_faults_between_sections_are_told_together(good, scenar
 
 def test_the_question_comes_first(good, scenario_file):
     assert faults(scenario_file(good.split("\n", 1)[1]))[0][:2] == ("question", 1)
-    assert read_question("\ufeff---\n\n# yaml-language-server: x\n## Why? \n# no\n") == "Why?"
-    assert read_question("a: 1 # no\n") == ""
+    assert first_comment("\ufeff---\n\n# yaml-language-server: x\n## Why? \n# no\n") == "Why?"
+    assert first_comment("a: 1 # no\n") == ""
 
 
 def test_overrides_follow_the_rules_of_the_file(scenario_file):

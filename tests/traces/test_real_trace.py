@@ -23,7 +23,7 @@ from perfmodel.traces.run import TraceAnalysis, analyse_traces
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load_workload, read_layer_times
-from perfmodel.workload.readers.load import read_model
+from perfmodel.workload.readers.parameter_file import read_model
 
 ROOT = Path(__file__).parents[2]
 ROUNDS, STEPS, CAP_MB, WIDTH = 2, 5, 1, 320  # of gloo_training.py, which needs torch

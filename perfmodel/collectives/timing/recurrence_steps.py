@@ -110,7 +110,7 @@ def advance(
             phase, first = course.phase_at(stand.step)
             last = min(end_step, first + phase.repeat)
             if stand.step == first and phase.drained:
-                stand.free = _drained_free_s(course, stand, phase)
+                stand.free = drained_free_s(course, stand, phase)
             stride = course.stride(phase)
             leaps = 0 < stride * 2 <= last - stand.step
             began = stand.copy() if leaps else stand
@@ -122,7 +122,7 @@ def advance(
                 _leap(course, stand, began, last, until_s)
 
 
-def _drained_free_s(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
+def drained_free_s(course: UnrolledPhases, stand: RecurrenceState, phase: Phase) -> FloatArray:
     """When each edge is free for a phase that begins with nothing in flight."""
     sent = course.sent(stand.step)
     last_s = stand.delivered[(sent - 1) % course.depth, np.arange(course.edges)]
@@ -169,14 +169,14 @@ def _advance_all(
     until_s: float,
 ) -> None:
     """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
+    loops = compiled_loops.loaded()
+    if loops is not None and all(pace.flows for pace in paces):
+        _advance_compiled(loops, course, stand, goal, paces, until_s)
+        return
     if not course.together:
         first = course.phase_at(stand.step)[1]
         while stand.step < goal and _advance_some(course, stand, phase, first, paces, until_s):
             pass
-        return
-    loops = compiled_loops.loaded()
-    if loops is not None and all(pace.flows for pace in paces):
-        _advance_compiled(loops, course, stand, phase, goal, paces, until_s)
         return
     rows, free, depth = stand.delivered, stand.free, course.depth
     feeder, *more_feeders = course.feeders.T
@@ -206,26 +206,42 @@ def _advance_compiled(
     loops: compiled_loops.Loops,
     course: UnrolledPhases,
     stand: RecurrenceState,
-    phase: Phase,
     goal: int,
     paces: list[LinkRates],
     until_s: float,
 ) -> None:
     """As `_advance_all`."""
     stand.delivered, stand.free = np.ascontiguousarray(stand.delivered), stand.free.copy()
-    stand.step = loops.step_rings(
-        stand.delivered,
-        stand.free,
-        np.ascontiguousarray(course.feeders),
-        stand.step,
-        goal,
-        phase.lag,
-        course.credits,
-        np.ascontiguousarray(phase.nbytes, dtype=np.float64),
+    rates = (
         np.array([pace.from_s for pace in paces]),
         np.stack([pace.rate_Bps for pace in paces]),
         np.stack([pace.latency_s for pace in paces]),
-        until_s,
+    )
+    stand.step = step_compiled(loops, course, stand, goal, rates, until_s)
+
+
+def step_compiled(
+    loops: compiled_loops.Loops,
+    course: UnrolledPhases,
+    stand: RecurrenceState,
+    goal: int,
+    rates: tuple[FloatArray, FloatArray, FloatArray],
+    until_s: float,
+) -> int:
+    """Go on in contiguous arrays of a state to a step of the same phase; return the step reached.
+
+    `rates`: when each pace begins, and the rates and latencies of edges at each.
+    """
+    phase, first = course.phase_at(stand.step)
+    arrays = course.contiguous(phase)
+    state = stand.delivered, stand.free, arrays.feeders
+    if course.together:
+        steps = stand.step, goal, phase.lag, course.credits
+        return loops.step_rings(*state, *steps, arrays.nbytes, *rates, until_s)
+    work = arrays.begins, arrays.first, arrays.active, course.done(stand.step)
+    lag = 0 if course.pipelined else phase.lag
+    return loops.step_trees(
+        *state, *work, stand.step, goal, first, lag, course.credits, arrays.nbytes, *rates, until_s
     )
 
 

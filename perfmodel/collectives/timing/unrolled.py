@@ -5,6 +5,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,16 @@ SAME = 1e-12
 """Values this close are alike."""
 MOST_TRACED = 200_000
 """Edges up to which rings are searched whose edges are not consecutive."""
+
+
+class ContiguousPhase(NamedTuple):
+    """Arrays of a phase, contiguous; `begins`: edges in the order in which they begin."""
+
+    feeders: IntArray
+    nbytes: FloatArray
+    first: IntArray
+    active: IntArray
+    begins: IntArray
 
 
 @dataclass
@@ -59,6 +71,7 @@ class UnrolledPhases:
             self._done.append(self._done[-1] + phase.active)
         self.steps, self.sends = self._firsts[-1], self._done[-1]
         self._working: dict[int, tuple[IntArray, IntArray]] = {}
+        self._contiguous: dict[int, ContiguousPhase] = {}
 
     @property
     def rings(self) -> int:
@@ -82,6 +95,12 @@ class UnrolledPhases:
         phase, first = self.phase_at(step)
         return self.done(step) + np.clip(step - first - phase.first, 0, phase.active)
 
+    @cached_property
+    def least_bytes(self) -> FloatArray:
+        """Least that each edge sends at once, contiguous; shape (edges,)."""
+        least = np.min([phase.nbytes for phase in self.phases], axis=0)
+        return np.ascontiguousarray(least, dtype=np.float64)
+
     def stride(self, phase: Phase) -> int:
         """After how many steps a cycle may show; 0 if there is none to wait for."""
         if self.order is None:
@@ -103,12 +122,27 @@ class UnrolledPhases:
         """Edges that work in a repeat of a phase."""
         if (phase.active != phase.active[0]).any():
             return np.flatnonzero((phase.first <= step) & (step < phase.first + phase.active))
+        begins, first = self._begins(phase)
+        low, high = np.searchsorted(first, [step - phase.active[0] + 1, step + 1])
+        return begins[low:high]
+
+    def contiguous(self, phase: Phase) -> ContiguousPhase:
+        """Arrays of a phase for compiled loops."""
+        if id(phase) not in self._contiguous:
+            self._contiguous[id(phase)] = ContiguousPhase(
+                np.ascontiguousarray(self.feeders),
+                np.ascontiguousarray(phase.nbytes, dtype=np.float64),
+                np.ascontiguousarray(phase.first),
+                np.ascontiguousarray(phase.active),
+                self._begins(phase)[0],
+            )
+        return self._contiguous[id(phase)]
+
+    def _begins(self, phase: Phase) -> tuple[IntArray, IntArray]:
         if id(phase) not in self._working:
             begins = np.argsort(phase.first, kind="stable")
             self._working[id(phase)] = (begins, phase.first[begins])
-        begins, first = self._working[id(phase)]
-        low, high = np.searchsorted(first, [step - phase.active[0] + 1, step + 1])
-        return begins[low:high]
+        return self._working[id(phase)]
 
 
 def prepare_phases(phases: Sequence[Phase], credits: int) -> UnrolledPhases:

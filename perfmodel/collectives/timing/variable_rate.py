@@ -27,10 +27,6 @@ MOST_PACES = 16
 which is exact for what began before them all."""
 
 
-FEW_EDGES = 1024
-"""Edges of rings up to which all of them are stepped through in compiled loops."""
-
-
 @dataclass(frozen=True, slots=True)
 class CompletionTimes:
     """How sends over some edges end."""
@@ -56,8 +52,6 @@ class Clocks:
     """When each edge may send at the earliest. Shape (edges,)."""
     pace: LinkRates
     """Until `change`."""
-    folds: bool = True
-    """Whether what repeats is sought; compiled, a step of few edges costs less than that."""
     _stand: RecurrenceState = field(init=False)
     _paces: list[LinkRates] = field(init=False)
 
@@ -81,28 +75,13 @@ class Clocks:
 
     def ends(self) -> CompletionTimes:
         """How the sends end if nothing changes any more."""
-        pieces = self._pieces_over_trees()
-        if pieces is not None:
-            return pieces
+        if self._stand.step == 0:
+            pieces = pieces_over_trees(self.course, self.begin_s, self._paces[-1])
+            if pieces is not None:
+                return pieces
         stand = self._stand.copy()
         self._run(stand, np.inf)
         return ends_of(self.course, stand)
-
-    def _pieces_over_trees(self) -> CompletionTimes | None:
-        """How trees that begin at one rate end, without stepping; None if it has to be stepped."""
-        pace, begin_s = self._paces[-1], self.begin_s
-        is_fresh = self._stand.step == 0 and pace.from_s <= begin_s.min(initial=np.inf)
-        if not is_fresh or not self.course.pipelined or len(self.course.phases) > 1:
-            return None
-        if (begin_s != begin_s[0]).any() or (pace.rate_Bps <= 0).any():
-            return None
-        phase, credits = self.course.phases[0], self.course.credits
-        feeders = self.course.feeders
-        times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits, feeders=feeders)
-        if times is None:
-            return None
-        landed_s = times[1] + begin_s[0]
-        return CompletionTimes(float((landed_s - pace.latency_s).max()), landed_s)
 
     def least_wire_s(self) -> float:
         """Least time at which the last byte can have left, without stepping through the sends.
@@ -126,9 +105,6 @@ class Clocks:
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
         """Advance in place; rings alike, and what repeats around a ring, are computed once."""
-        if not self.folds:
-            advance(self.course, stand, self._paces, until_s)
-            return
         parts = find_parts(
             self.course,
             [
@@ -164,6 +140,25 @@ class Clocks:
             free[mine] = small.free[back[mine]]
             delivered[:, :-1][:, mine] = small.delivered[:, back[mine]]
         stand.free, stand.delivered, stand.step = free, delivered, least
+
+
+def pieces_over_trees(
+    course: UnrolledPhases, begin_s: FloatArray, pace: LinkRates
+) -> CompletionTimes | None:
+    """How trees that begin at one rate end, without stepping; None if they have to be stepped."""
+    if pace.from_s > begin_s.min(initial=np.inf):
+        return None
+    if not course.pipelined or len(course.phases) > 1:
+        return None
+    if (begin_s != begin_s[0]).any() or (pace.rate_Bps <= 0).any():
+        return None
+    phase, credits = course.phases[0], course.credits
+    feeders = course.feeders
+    times = pipelines_s(phase, pace.rate_Bps, pace.latency_s, credits, feeders=feeders)
+    if times is None:
+        return None
+    landed_s = times[1] + begin_s[0]
+    return CompletionTimes(float((landed_s - pace.latency_s).max()), landed_s)
 
 
 def _is_uneven(stand: RecurrenceState) -> bool:

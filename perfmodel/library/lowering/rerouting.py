@@ -7,8 +7,8 @@ the routes between these hosts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,32 +76,87 @@ def only_host(topology: Topology, group: RankGroup) -> int | None:
     return first if first == last else None
 
 
-def translate(
-    lowered: LoweredCollective, topology: Topology, source: int, target: int
-) -> LoweredCollective | None:
-    """Return a collective inside one host on another.
+@dataclass
+class MovedEdges:
+    """Edges on other hosts, found once for all sizes of a collective on machines of the same links.
 
-    None: it leaves its host, or links of the two hosts differ.
+    Entries hold the edges whose ids are their keys, so that no id is used again.
     """
+
+    _on_host: dict[tuple[int, int], tuple[Edges, Edges | None]] = field(default_factory=dict)
+    _on_hosts: dict[
+        tuple[tuple[int, ...], RankGroup], tuple[tuple[Edges, ...], tuple[Edges, ...] | None]
+    ] = field(default_factory=dict)
+
+    def translate(
+        self, lowered: LoweredCollective, topology: Topology, source: int, target: int
+    ) -> LoweredCollective | None:
+        """Return a collective inside one host on another.
+
+        None: it leaves its host, or links of the two hosts differ.
+        """
+        moved: dict[int, Edges] = {}
+        for edges in _distinct_edges(lowered):
+            key = id(edges), target
+            if key not in self._on_host:
+                self._on_host[key] = edges, _translated(edges, topology, source, target)
+            there = self._on_host[key][1]
+            if there is None:
+                return None
+            moved[id(edges)] = there
+        return _over(lowered, moved)
+
+    def to_hosts(
+        self,
+        lowered: LoweredCollective,
+        machine: Machine,
+        group: RankGroup,
+        others: Sequence[RankGroup],
+    ) -> list[LoweredCollective | None]:
+        """Return a collective of a group for others of its shape.
+
+        None for a group where it is not certain to take the same time: routes between its hosts are
+        longer, their links have other rates, or edges share links that they do not share in
+        `group`.
+        """
+        own = tuple(_distinct_edges(lowered))
+        ids = tuple(map(id, own))
+        unknown = [other for other in others if (ids, other) not in self._on_hosts]
+        if unknown:
+            moved = _edges_on_hosts(own, machine, group, unknown)
+            for other, there in zip(unknown, moved, strict=True):
+                self._on_hosts[ids, other] = own, there
+        found = (self._on_hosts[ids, other][1] for other in others)
+        return [
+            None if there is None else _over(lowered, dict(zip(ids, there, strict=True)))
+            for there in found
+        ]
+
+
+def _distinct_edges(lowered: LoweredCollective) -> list[Edges]:
+    return list({id(stage.edges): stage.edges for stage in lowered.stages}.values())
+
+
+def _over(lowered: LoweredCollective, edges: Mapping[int, Edges]) -> LoweredCollective:
+    """A collective over other edges, by the ids of its own."""
+    stages = (
+        Stage(s.phases, edges[id(s.edges)], s.latency_s, s.cap_Bps, s.load) for s in lowered.stages
+    )
+    return replace(lowered, stages=tuple(stages))
+
+
+def _translated(edges: Edges, topology: Topology, source: int, target: int) -> Edges | None:
+    """Edges inside one host on another; None: they leave it, or links of the two hosts differ."""
     shift = (target - source) * topology.host_arcs
     rates, latencies = topology.arcs.bandwidth_Bps, topology.arcs.latency_s
     low, high = source * topology.host_arcs, (source + 1) * topology.host_arcs
-    for stage in lowered.stages:
-        arcs = stage.edges.arcs
-        if len(arcs) and not (low <= arcs.min() and arcs.max() < high):
-            return None
-        same_rates = np.array_equal(rates[arcs], rates[arcs + shift])
-        if not (same_rates and np.array_equal(latencies[arcs], latencies[arcs + shift])):
-            return None
-    ranks = (target - source) * topology.gpus_per_host
-    moved: dict[int, Edges] = {}
-    for stage in lowered.stages:
-        if id(stage.edges) not in moved:
-            moved[id(stage.edges)] = _shift(stage.edges, shift, ranks, target - source)
-    return replace(
-        lowered,
-        stages=tuple(replace(stage, edges=moved[id(stage.edges)]) for stage in lowered.stages),
-    )
+    arcs = edges.arcs
+    if len(arcs) and not (low <= arcs.min() and arcs.max() < high):
+        return None
+    same_rates = np.array_equal(rates[arcs], rates[arcs + shift])
+    if not (same_rates and np.array_equal(latencies[arcs], latencies[arcs + shift])):
+        return None
+    return _shift(edges, shift, (target - source) * topology.gpus_per_host, target - source)
 
 
 def _shift(edges: Edges, arcs: int, ranks: int, hosts: int) -> Edges:
@@ -128,19 +183,11 @@ def shape_of(topology: Topology, group: RankGroup) -> GroupShape:
     return tuple(rank % size for rank in group), places
 
 
-def move_to_hosts(
-    lowered: LoweredCollective,
-    machine: Machine,
-    group: RankGroup,
-    others: Sequence[RankGroup],
-) -> list[LoweredCollective | None]:
-    """Return a collective of a group for others of its shape.
-
-    None for a group where it is not certain to take the same time: routes between its hosts are
-    longer, their links have other rates, or edges share links that they do not share in `group`.
-    """
+def _edges_on_hosts(
+    all_edges: Sequence[Edges], machine: Machine, group: RankGroup, others: Sequence[RankGroup]
+) -> list[tuple[Edges, ...] | None]:
+    """All edges of a collective of a group, for other groups; None as of `MovedEdges.to_hosts`."""
     moves = _host_moves(machine.topology, group, others)
-    all_edges = list({id(stage.edges): stage.edges for stage in lowered.stages}.values())
     usable, moved_arcs = np.ones(len(others), dtype=np.bool_), []
     for edges in all_edges:
         may_move, arcs = _moved_arcs(machine, edges, moves)
@@ -148,18 +195,15 @@ def move_to_hosts(
         moved_arcs.append(arcs)
     own = np.concatenate([edges.arcs for edges in all_edges])
     usable &= _are_alike(machine.topology, own, np.concatenate(moved_arcs, axis=1))
-    results: list[LoweredCollective | None] = []
-    for number, may_move in enumerate(usable.tolist()):
-        if not may_move:
-            results.append(None)
-            continue
-        moved = {
-            id(edges): _on_hosts(machine.topology, edges, arcs[number], moves, number)
+    return [
+        tuple(
+            _on_hosts(machine.topology, edges, arcs[number], moves, number)
             for edges, arcs in zip(all_edges, moved_arcs, strict=True)
-        }
-        stages = (replace(stage, edges=moved[id(stage.edges)]) for stage in lowered.stages)
-        results.append(replace(lowered, stages=tuple(stages)))
-    return results
+        )
+        if may_move
+        else None
+        for number, may_move in enumerate(usable.tolist())
+    ]
 
 
 @dataclass(frozen=True, slots=True)

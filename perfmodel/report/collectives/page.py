@@ -20,7 +20,6 @@ from perfmodel.report.common.document import (
     section,
 )
 from perfmodel.report.common.html import render_html, write_report_files
-from perfmodel.units import format_bandwidth, format_time
 
 FILES = ("collective.html", "collective.csv", "collective.json")
 """Files that `write_collective` writes."""
@@ -101,14 +100,14 @@ def times_table(rows: Sequence[Row]) -> Table:
         [
             (
                 f"{row['nbytes']:,}",
-                format_time(row["time_s"]),
-                format_bandwidth(row["algbw_Bps"]),
-                format_bandwidth(row["busbw_Bps"]),
+                quantities.duration(row["time_s"]),
+                quantities.rate(row["algbw_Bps"]),
+                quantities.rate(row["busbw_Bps"]),
                 str(row["algorithm"]),
                 str(row["protocol"]),
                 "not measured"
                 if row["interval_s"] is None
-                else " to ".join(format_time(end) for end in row["interval_s"]),
+                else " to ".join(map(quantities.duration, row["interval_s"])),
             )
             for row in rows
         ],

@@ -8,7 +8,7 @@ for (const waiting of document.querySelectorAll("script.drawing")) {
 // While the page is printed, wide figures take the width of the paper and folded parts are open.
 (() => {
   "use strict";
-  const PAPER_PIXELS = 690; // A4 with margins of 13 mm, at 96 pixels per inch
+  const PAPER_PIXELS = 690; // A4 with the margins of page.css, at 96 pixels per inch
   let narrowed = [];
   let opened = [];
   addEventListener("beforeprint", () => {

@@ -104,7 +104,7 @@ def variant_table(swept: SweepResult, most: int) -> Table:
     )  # fmt: skip
     rows = [
         (
-            *(format_value(variant.set.get(name)) for name in swept.fields),
+            *(brief(variant.set.get(name)) for name in swept.fields),
             f"{answer.gpus:,}",
             quantities.duration(answer.step_time_s or 0.0),
             _interval(answer),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from perfmodel.files import Bandwidth, FileModel, Latency, Parts
+from perfmodel.files import Bandwidth, FileModel, Latency, Parts, Power
 from perfmodel.scenario.sections.base import Name, OrName
 from perfmodel.units import MOST_PARTS
 
@@ -94,6 +94,9 @@ class NodeSection(FileModel):
     name: Name | None = Field(default=None, description="what reports call it")
     gpus: Gpus | None = Field(default=None, description="'2 x rtx-4090', or a number of GPUs")
     gpu: Name | None = Field(default=None, description="a GPU by name: 'h100 pcie'")
+    power_limit: Power | None = Field(
+        default=None, description="most that each GPU may draw, below its data sheet's: '500 W'"
+    )
     nvlink: LinkWords | None = Field(
         default=None, description="'none', 'bridge', 'mesh', 'NVLink4', '12 x 25 GB/s'"
     )

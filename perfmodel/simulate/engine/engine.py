@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Literal, TypeVar, get_args
 
 import simpy
 
+from perfmodel.compiled_loops import Effort
 from perfmodel.errors import PerfmodelError, SimulationError
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
@@ -29,7 +31,7 @@ from perfmodel.simulate.network import (
     schedule_last,
 )
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 __all__ = ["Fidelity", "Run", "Surroundings", "simulate"]
 
@@ -205,17 +207,26 @@ def simulate(
             _detect_deadlock(env, main)
         run_until(env, main.done, main.describe_deadlock)
         return Run(
-            main.executions,
+            sorted(main.executions, key=itemgetter(3)),
             (*main.step_ends_s, *[0.0] * (steps - len(main.step_ends_s))),
             network,
             tuple(main.arrivals),
             {job.plan.name: job.completed_s for job in others},
         )
 
+    expect_changes(timer, plan, steps, surroundings)
     if surroundings:  # whose objects grow without end
         return on_network(timer, fidelity, run, changes=surroundings.change_network)
     with no_collections():
         return on_network(timer, fidelity, run)
+
+
+def expect_changes(
+    timer: UncontendedTimer, plan: StepPlan, steps: int, surroundings: Surroundings
+) -> None:
+    """Let compiled loops be loaded at once where collectives of jobs will often meet."""
+    collectives = sum(isinstance(task.work, Collective) for task in plan.tasks)
+    timer.keep(Effort).expect(steps * collectives * len(surroundings.background_jobs))
 
 
 def _start_background_job(

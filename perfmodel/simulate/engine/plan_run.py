@@ -4,14 +4,17 @@ Each stream of each rank class runs its tasks in plan order. A task starts when 
 have ended and its stream is free; a collective starts when all participating classes have reached
 it. Simultaneous events happen in plan order.
 
-A piece of compute is one SimPy event, and a collective those of the network: tasks that wait are
-counted down as their predecessors end.
+A collective is the events of the network. Work whose end is known when it starts, such as that of
+the host, needs no event, and work of a compute stream one for as many pieces in a row as nobody
+else waits for: tasks that wait are counted down as the ends of their predecessors become known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import isnan
 
 import numpy as np
 import simpy
@@ -21,7 +24,12 @@ from perfmodel.collectives.catalog import ROOTED
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.simulate.engine.background import CollectiveArrivals
 from perfmodel.simulate.engine.outcome import TaskExecution
-from perfmodel.simulate.engine.rank_class import ComputeResource, Participants, participants_of
+from perfmodel.simulate.engine.rank_class import (
+    ComputeResource,
+    Participants,
+    Work,
+    participants_of,
+)
 from perfmodel.simulate.engine.task_graph import (
     StepState,
     StreamState,
@@ -79,7 +87,8 @@ class PlanRun:
         self.done = env.event()
         self.on_idle: Callable[[], None] | None = None
         self._env, self._network, self._steps = env, network, steps
-        self._stretch, self._busy = stretch, 0
+        self._stretch, self._slowdown, self._busy = stretch, slowdown, 0
+        self._startable, self._advancing = deque[StreamState](), False
         self._graph = task_graph(plan)
         self._participants = participants_of(plan)
         self._groups = {each.name: each.groups for each in plan.communicators}
@@ -105,7 +114,8 @@ class PlanRun:
         if not self._streams or self._steps == 0:
             self.done.succeed()
         for state in self._streams:
-            self._advance(state)
+            state.free_s = self._env.now
+        self._advance_all(self._streams)
 
     # ------------------------------------------------------------ steps
 
@@ -116,48 +126,43 @@ class PlanRun:
                 self._step_states.pop(step - 2 * MAX_STEPS_AHEAD, None)
         return self._step_states[step]
 
-    def _end(self, state: StreamState, step: int, index: int) -> None:
-        """Free the stream of a task that ends now, and start what waited for the task."""
-        now, own = self._env.now, self._step_states[step]
-        own.has_ended[index] = True
+    def _end(self, state: StreamState, step: int, index: int, end_s: float) -> None:
+        """Note when a task ends; what waited for it is looked at by `_advance_all`."""
+        own = self._step_states[step]
+        own.end_s[index] = end_s
+        own.last_s = max(own.last_s, end_s)
         own.tasks_left -= 1
         if state.stream.kind != "host":
             while len(self.step_ends_s) <= step:
                 self.step_ends_s.append(0.0)
-            self.step_ends_s[step] = now
-        state.free += 1
-        startable = [state]
-        self._count_down(own, step, self._graph.users[index], now, startable)
+            self.step_ends_s[step] = max(self.step_ends_s[step], end_s)
+        self._count_down(own, step, self._graph.users[index], end_s)
         later = self._graph.users_later[index]
         if later and step + 1 != self._steps:
-            self._count_down(self._step_state(step + 1), step + 1, later, now, startable)
-        for each in startable:
-            self._advance(each)
-        if not own.tasks_left:
+            self._count_down(self._step_state(step + 1), step + 1, later, end_s)
+        if own.tasks_left:
+            return
+        if own.last_s > self._env.now:
+            last = self._env.timeout(own.last_s - self._env.now)
+            self._call_after(last, lambda: self._end_step(step))
+        else:
             self._end_step(step)
 
-    def _count_down(
-        self,
-        own: StepState,
-        step: int,
-        users: list[int],
-        now: float,
-        startable: list[StreamState],
-    ) -> None:
-        """Count a predecessor of some tasks as ended; collect the streams whose next one can go."""
+    def _count_down(self, own: StepState, step: int, users: list[int], end_s: float) -> None:
+        """Count a predecessor of some tasks as ended; note the streams whose next one can go."""
         for user in users:
-            own.ready_s[user] = now  # time goes on: the last one counted is the latest
+            own.ready_s[user] = max(own.ready_s[user], end_s)
             own.waits[user] -= 1
             if not own.waits[user]:
                 waiting = self._streams[self._graph.queue_of[user]]
                 if waiting.step == step and waiting.tasks[waiting.at] == user:
-                    startable.append(waiting)
+                    self._startable.append(waiting)
 
     def _end_step(self, step: int) -> None:
         if self._steps is None:
-            for state in self._streams:  # which may have been too far ahead
-                if state.step >= step + MAX_STEPS_AHEAD:
-                    self._advance(state)
+            self._advance_all(  # which may have been too far ahead
+                state for state in self._streams if state.step >= step + MAX_STEPS_AHEAD
+            )
         elif step + 1 == self._steps:
             self.done.succeed()
 
@@ -165,14 +170,28 @@ class PlanRun:
     def completed_s(self) -> tuple[float, ...]:
         """Ends of the steps of which all tasks have ended; seconds since the start of the run."""
         states = sorted(self._step_states.items())
-        last = next((s for s, state in states if state.tasks_left), len(self.step_ends_s))
+        now_s = self._env.now
+        last = next(
+            (s for s, state in states if state.tasks_left or state.last_s > now_s),
+            len(self.step_ends_s),
+        )
         return tuple(self.step_ends_s[:last])
 
     # ------------------------------------------------------------ streams
 
+    def _advance_all(self, states: Iterable[StreamState]) -> None:
+        """Start what some streams can start, and what becomes startable by that."""
+        self._startable += states
+        if self._advancing:
+            return
+        self._advancing = True
+        while self._startable:
+            self._advance(self._startable.popleft())
+        self._advancing = False
+
     def _advance(self, state: StreamState) -> None:
         """Start the next tasks of a stream: nothing overtakes at the head of its queue."""
-        tasks = self.plan.tasks
+        tasks, now_s = self.plan.tasks, self._env.now
         while state.free and state.step != self._steps and not state.is_blocked:
             step, index = state.step, state.tasks[state.at]
             if self._is_ahead(step):
@@ -180,39 +199,73 @@ class PlanRun:
             own = self._step_states.get(step) or self._step_state(step)
             if own.waits[index]:
                 return
-            acquires = tasks[index].acquires
-            if acquires and not self._semaphores.take(state, acquires):
+            task, ready_s = tasks[index], self._ready_s(own, step, index)
+            start_s = max(ready_s, state.free_s)
+            if self._ends_by_itself(state, task):
+                self._pop(state)
+                self._work_off(state, step, index, start_s, ready_s)
+                continue
+            if start_s > now_s:
+                self._wake(state, start_s)
                 return
-            self._start(state, own.ready_s[index])
+            if task.acquires and not self._semaphores.take(state, task.acquires):
+                return
+            self._start(state, ready_s)
+
+    def _ready_s(self, own: StepState, step: int, index: int) -> float:
+        """When the last of the tasks that a task waits for has ended."""
+        ready_s, before = own.ready_s[index], self._graph.own_before[index]
+        if self._graph.own[index] >= 0:
+            ready_s = max(ready_s, own.end_s[self._graph.own[index]])
+        if before >= 0 and step:
+            ready_s = max(ready_s, self._step_states[step - 1].end_s[before])
+        return ready_s
+
+    def _ends_by_itself(self, state: StreamState, task: Task) -> bool:
+        """Whether the end of a task is known as soon as its start is."""
+        if not isinstance(task.work, Compute) or state.stream.workers > 1:
+            return False
+        if state.stream.kind == "compute" and self._slowdown != 1.0:
+            return False
+        return not (task.acquires or task.releases or task.core_s)
+
+    def _wake(self, state: StreamState, at_s: float) -> None:
+        """Look at a stream again when its next task can start."""
+        if state.wakes_s == at_s:
+            return
+        state.wakes_s = at_s
+
+        def wake() -> None:
+            state.wakes_s = -1.0  # a sum of times may be short of the time in its last bit
+            self._advance_all([state])
+
+        self._call_after(self._env.timeout(at_s - self._env.now), wake)
+
+    def _pop(self, state: StreamState) -> None:
+        """Go on to the next task of a stream."""
+        state.at += 1
+        if state.at == len(state.tasks):
+            state.at, state.step = 0, state.step + 1
 
     def _is_ahead(self, step: int) -> bool:
         """Whether a step of a job without an end has to wait for slower streams."""
         if self._steps is not None or step < MAX_STEPS_AHEAD:
             return False
         behind = self._step_states.get(step - MAX_STEPS_AHEAD)
-        return behind is not None and behind.tasks_left > 0
+        return behind is not None and (behind.tasks_left > 0 or behind.last_s > self._env.now)
 
     def _start(self, state: StreamState, ready_s: float) -> None:
-        """Start the next task of a stream."""
+        """Start the next task of a stream now."""
         step, index = state.step, state.tasks[state.at]
         state.free -= 1
-        state.at += 1
-        if state.at == len(state.tasks):
-            state.at, state.step = 0, step + 1
+        self._pop(state)
         work = self.plan.tasks[index].work
-        if isinstance(work, Compute):
-            self._compute(state, step, index, work.duration_s, ready_s)
-        else:
+        if not isinstance(work, Compute):
             self._join(state, step, index, ready_s, work)
-
-    def _end_compute(
-        self, state: StreamState, step: int, index: int, times: tuple[float, float, float]
-    ) -> None:
-        """End a piece of compute; `times`: start, when it was ready, and its stretch."""
-        task = self.plan.tasks[index]
-        if task.core_s > 0:
-            self._network.occupy(task.core_s, len(self._classes[task.rank_class].ranks))
-        self._finish(state, step, index, *times)
+        elif state.stream.kind == "compute" and state.stream.workers == 1:
+            self._compute(state, step, index, ready_s)
+        else:
+            self._compute_alone(state, step, index, ready_s)
 
     def _finish(
         self,
@@ -221,44 +274,88 @@ class PlanRun:
         index: int,
         start_s: float,
         ready_s: float,
+        end_s: float,
         stretch: float = 1.0,
     ) -> None:
-        """Record a task that ends now, and give back its semaphore."""
-        task = self.plan.tasks[index]
+        """Record a task whose end is known."""
+        state.free_s = end_s
         if self._steps is not None:
-            self.executions.append((task, step, start_s, self._env.now, ready_s, stretch))
+            self.executions.append((self.plan.tasks[index], step, start_s, end_s, ready_s, stretch))
+        self._end(state, step, index, end_s)
+
+    def _free(self, state: StreamState, index: int) -> None:
+        """Free the stream of a task that ends now, give back its semaphore, and start others."""
+        state.free += 1
+        self._startable.appendleft(state)
+        task = self.plan.tasks[index]
+        if task.core_s > 0:
+            self._network.occupy(task.core_s, len(self._classes[task.rank_class].ranks))
         if task.releases:
             waiting = self._semaphores.give_back(task.rank_class, task.releases)
             if waiting is not None:
-                ready = self._step_states[waiting.step].ready_s
-                self._start(waiting, ready[waiting.tasks[waiting.at]])
-                self._advance(waiting)
-        self._end(state, step, index)
+                own = self._step_states[waiting.step]
+                self._start(waiting, self._ready_s(own, waiting.step, waiting.tasks[waiting.at]))
+                self._startable.appendleft(waiting)
+        self._advance_all(())
 
     # ------------------------------------------------------------ compute
 
-    def _compute(
-        self, state: StreamState, step: int, index: int, duration_s: float, ready_s: float
+    def _work_off(
+        self, state: StreamState, step: int, index: int, start_s: float, ready_s: float
     ) -> None:
-        """Start work on the device, or on the host, which communication does not slow down."""
-        stretch = 1.0 if self._stretch is None else self._class_stretch(step, index)
-        if state.stream.kind == "compute":
-            event = self._compute_resources[state.rank_class].compute(duration_s * stretch)
-        else:
-            event = self._env.timeout(duration_s * stretch)
-        times = (self._env.now, ready_s, stretch)
-        self._call_after(event, lambda: self._end_compute(state, step, index, times))
+        """Do work that nothing slows down; it may start later than now."""
+        stretch, duration_s = self._stretched(step, index)
+        self._finish(state, step, index, start_s, ready_s, start_s + duration_s, stretch)
 
-    def _class_stretch(self, step: int, index: int) -> float:
-        """Factor on a task's work for its class, whose ranks have to be alike."""
-        assert self._stretch is not None
+    def _compute(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
+        """Start work on the device, and what follows it while nobody else waits for an end."""
+        own, pieces = self._step_states[step], [(index, ready_s, *self._stretched(step, index))]
+        while not self._graph.is_last[index]:
+            index = state.tasks[state.at]
+            task = self.plan.tasks[index]
+            if own.waits[index] or task.acquires or not isinstance(task.work, Compute):
+                break
+            self._pop(state)
+            pieces.append((index, own.ready_s[index], *self._stretched(step, index)))
+        work = Work([piece[1] for piece in pieces], [piece[3] for piece in pieces])
+
+        def end() -> None:
+            for (number, _, stretch, _), start_s, end_s in zip(
+                pieces, work.start_s, work.end_s, strict=True
+            ):
+                ready_s = self._ready_s(own, step, number)
+                self._finish(state, step, number, start_s, ready_s, end_s, stretch)
+            self._free(state, pieces[-1][0])
+
+        self._call_after(self._compute_resources[state.rank_class].compute(work), end)
+
+    def _compute_alone(self, state: StreamState, step: int, index: int, ready_s: float) -> None:
+        """Start a piece of work, of a stream that may have others in progress."""
+        start_s, (stretch, duration_s) = self._env.now, self._stretched(step, index)
+        if state.stream.kind == "compute":
+            done = self._compute_resources[state.rank_class].compute(Work([0.0], [duration_s]))
+        else:
+            done = self._env.timeout(duration_s)
+
+        def end() -> None:
+            self._finish(state, step, index, start_s, ready_s, self._env.now, stretch)
+            self._free(state, index)
+
+        self._call_after(done, end)
+
+    def _stretched(self, step: int, index: int) -> tuple[float, float]:
+        """Factor on a task's work for its class, whose ranks have to be alike, and its duration."""
+        work = self.plan.tasks[index].work
+        assert isinstance(work, Compute)
+        if self._stretch is None:
+            return 1.0, work.duration_s
         factor = np.asarray(self._stretch(step, index))
         if factor.size > 1 and (factor != factor.flat[0]).any():
             task = self.plan.tasks[index]
             raise SimulationError(
                 f"{task.name}: ranks of class {task.rank_class!r} differ; split the class first"
             )
-        return float(factor.flat[0])
+        return float(factor.flat[0]), work.duration_s * float(factor.flat[0])
 
     # ------------------------------------------------------------ collectives
 
@@ -296,7 +393,8 @@ class PlanRun:
             for name in classes:
                 self._compute_resources[name].communicate(-1)
             for state, index, ready_s in members:
-                self._finish(state, step, index, start_s, ready_s)
+                self._finish(state, step, index, start_s, ready_s, self._env.now)
+                self._free(state, index)
 
         groups, root = participants.groups, work.root
         if work.op in _ROOTED:  # its root may be of other classes, which start by themselves
@@ -350,9 +448,18 @@ class PlanRun:
             f"{task.name} (step {step}){self._missing_classes(task, step)}"
             for step, state in sorted(self._step_states.items())
             for index, task in enumerate(self.plan.tasks)
-            if not state.has_ended[index] and not state.waits[index]
+            if self._could_start(state, step, index)
         ]
         return f"the plan {self.plan.name!r} cannot finish; waiting: {', '.join(waiting[:8])}"
+
+    def _could_start(self, own: StepState, step: int, index: int) -> bool:
+        """Whether a task has not ended although nothing that it waits for is missing."""
+        before, earlier = self._graph.own[index], self._graph.own_before[index]
+        if own.waits[index] or not isnan(own.end_s[index]):
+            return False
+        if before >= 0 and isnan(own.end_s[before]):
+            return False
+        return not (earlier >= 0 and step and isnan(self._step_states[step - 1].end_s[earlier]))
 
     def _missing_classes(self, task: Task, step: int) -> str:
         """Name the class of a task, and the classes that its collective waits for."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
 import simpy
 
-from perfmodel.arrays import RankGroup
+from perfmodel.arrays import RankGroup, rank_array
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan
 
 
@@ -49,31 +50,83 @@ def _of_communicator(
     classes: tuple[RankClass, ...],
     class_of_rank: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> Mapping[str, Participants]:
-    together: list[tuple[set[int], list[RankGroup]]] = []
-    for group in communicator.groups:
-        ranks = np.asarray(group, dtype=np.int64)
-        members = set(np.unique(class_of_rank[ranks[ranks < len(class_of_rank)]]).tolist()) - {-1}
-        groups = [group]
-        for other in [part for part in together if not part[0].isdisjoint(members)]:
+    kinds = _kinds_of_groups(communicator.groups, class_of_rank)
+    members_of = {
+        kind: set(np.frombuffer(kind, dtype=np.int64).tolist()) - {-1} for kind in kinds
+    }
+    together: list[set[int]] = []
+    for members in filter(None, members_of.values()):
+        for other in [part for part in together if not part.isdisjoint(members)]:
             together.remove(other)
-            members |= other[0]
-            groups = other[1] + groups
-        together.append((members, groups))
+            members = members | other  # noqa: PLW2901  # those of the kind stay what they are
+        together.append(members)
+    place_of = {number: place for place, members in enumerate(together) for number in members}
+    groups: list[list[RankGroup]] = [[] for _ in together]
+    for group, kind in zip(communicator.groups, kinds, strict=True):
+        for number in islice(members_of[kind], 1):
+            groups[place_of[number]].append(group)
     return {
         name: participants
-        for members, groups in together
+        for place, members in enumerate(together)
         for participants in [
-            Participants(tuple(classes[i].name for i in sorted(members)), tuple(groups))
+            Participants(tuple(classes[i].name for i in sorted(members)), tuple(groups[place]))
         ]
         for name in participants.classes
     }
 
 
+def _kinds_of_groups(
+    groups: Sequence[RankGroup], class_of_rank: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> list[bytes]:
+    """Classes of the ranks of each group, in order, as bytes: few groups of many are unlike."""
+    lengths = [len(group) for group in groups]
+    ranks = (
+        rank_array(groups[0])
+        if len(groups) == 1
+        else np.fromiter(chain.from_iterable(groups), np.int64, sum(lengths))
+    )
+    known = ranks < len(class_of_rank)
+    of_ranks = np.where(known, class_of_rank[np.where(known, ranks, 0)], -1)
+    return [part.tobytes() for part in np.split(of_ranks, np.cumsum(lengths)[:-1])]
+
+
 @dataclass(slots=True, eq=False)
-class _Work:
-    done: simpy.Event
-    left_s: float
-    since_s: float
+class Work:
+    """Pieces of work that one stream of a class does in a row; times of the simulation.
+
+    Lists are by piece. `ready_s`: before which it does not start. `left_s`: what is left of it, in
+    seconds without slowdown. `start_s`, `end_s`: of those that have started, and ended.
+    """
+
+    ready_s: list[float]
+    left_s: list[float]
+    start_s: list[float] = field(default_factory=list)
+    end_s: list[float] = field(default_factory=list)
+
+    def go_on(self, since_s: float, until_s: float, factor: float) -> None:
+        """Work from one time to another, `factor` times slower; the last piece ends at the end."""
+        at, now_s, last = len(self.end_s), since_s, len(self.left_s) - 1
+        while at <= last:
+            if len(self.start_s) == at:
+                start_s = max(now_s, self.ready_s[at])
+                if start_s >= until_s:
+                    return
+                self.start_s.append(start_s)
+                now_s = start_s
+            end_s = now_s + self.left_s[at] * factor
+            if end_s > until_s or (end_s == until_s and at == last):
+                self.left_s[at] = max(0.0, self.left_s[at] - (until_s - now_s) / factor)
+                return
+            self.end_s.append(end_s)
+            now_s, at = end_s, at + 1
+
+    def ends_s(self, now_s: float, factor: float) -> float:
+        """When the last piece ends, `factor` times slower from now on."""
+        for at in range(len(self.end_s), len(self.left_s)):
+            if at >= len(self.start_s):
+                now_s = max(now_s, self.ready_s[at])
+            now_s += self.left_s[at] * factor
+        return now_s
 
 
 @dataclass(slots=True, eq=False)
@@ -85,15 +138,13 @@ class ComputeResource:
     """1 or more."""
     _factor: float = 1.0
     _communicating: int = 0
-    _running: dict[simpy.Event, _Work] = field(default_factory=dict)
+    _running: dict[simpy.Event, _Running] = field(default_factory=dict)
 
-    def compute(self, duration_s: float) -> simpy.Event:
-        """Start work that takes `duration_s` without slowdown; the event fires when it is done."""
-        if self.slowdown == 1.0 or duration_s == 0.0:
-            return self.env.timeout(duration_s)
-        work = _Work(self.env.event(), duration_s, self.env.now)
-        self._schedule(work)
-        return work.done
+    def compute(self, work: Work) -> simpy.Event:
+        """Start some work; the event fires when it is done."""
+        running = _Running(work, self.env.event(), self.env.now)
+        self._schedule(running)
+        return running.done
 
     def communicate(self, change: int) -> None:
         """Count collectives in progress: +1 when one starts, -1 when one ends."""
@@ -101,19 +152,29 @@ class ComputeResource:
         self._communicating += change
         self._factor = self.slowdown if self._communicating else 1.0
         if self._factor != before:
-            running, self._running = self._running, {}
-            for work in running.values():
-                work.left_s -= (self.env.now - work.since_s) / before
-                work.since_s = self.env.now
-                self._schedule(work)
+            others, self._running = self._running, {}
+            for running in others.values():
+                running.work.go_on(running.since_s, self.env.now, before)
+                running.since_s = self.env.now
+                self._schedule(running)
 
-    def _schedule(self, work: _Work) -> None:
-        end = self.env.timeout(max(0.0, work.left_s) * self._factor)
-        self._running[end] = work
+    def _schedule(self, running: _Running) -> None:
+        now_s = self.env.now
+        end = self.env.timeout(max(0.0, running.work.ends_s(now_s, self._factor) - now_s))
+        self._running[end] = running
         end.callbacks.append(self._finish)
 
     def _finish(self, end: simpy.Event) -> None:
         """Finish the work that ends now, unless it has been scheduled again since."""
-        work = self._running.pop(end, None)
-        if work is not None:
-            work.done.succeed()
+        running = self._running.pop(end, None)
+        if running is not None:
+            running.work.go_on(running.since_s, np.inf, self._factor)
+            running.work.end_s[-1] = self.env.now
+            running.done.succeed()
+
+
+@dataclass(slots=True)
+class _Running:
+    work: Work
+    done: simpy.Event
+    since_s: float

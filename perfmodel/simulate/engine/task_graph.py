@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +30,14 @@ class TaskGraph:
     `queue_of`: which of them a task stands in.
     `users`, `users_later`: tasks that wait for a task, in its own step and in the next one.
     `waits`, `waits_first`: how many tasks a task waits for, and how many in the first step.
+
+    A stream that does one task after the other keeps their order by itself, so that tasks of its
+    own are no users.
+
+    `own`, `own_before`: the last task of its own stream that a task waits for, in its step and in
+    the one before; -1: none.
+    `is_last`: whether nothing of the same stream follows at once: others wait for the task, or it
+    is the last of the step, or has to do with more than time.
     """
 
     queues: tuple[StreamTasks, ...]
@@ -36,6 +46,9 @@ class TaskGraph:
     users_later: list[list[int]]
     waits: list[int]
     waits_first: list[int]
+    own: list[int]
+    own_before: list[int]
+    is_last: list[bool]
 
 
 def task_graph(plan: StepPlan) -> TaskGraph:
@@ -43,31 +56,66 @@ def task_graph(plan: StepPlan) -> TaskGraph:
 
     Raises `SimulationError`: a task of a class or a stream that the plan does not have.
     """
-    places = {(each.name, s.name): (each.name, s) for each in plan.classes for s in plan.streams}
-    by_place: dict[tuple[str, str], list[int]] = {place: [] for place in places}
-    users: list[list[int]] = [[] for _ in plan.tasks]
-    users_later: list[list[int]] = [[] for _ in plan.tasks]
+    streams = {(each.name, s.name): (each.name, s) for each in plan.classes for s in plan.streams}
+    by_place: dict[tuple[str, str], list[int]] = {place: [] for place in streams}
     for index, task in enumerate(plan.tasks):
         place = (task.rank_class, task.stream)
         if place not in by_place:
             raise SimulationError(f"{task.name}: the plan has no stream {' '.join(place)!r}")
         by_place[place].append(index)
-        for source in task.after:
-            users[source].append(index)
-        for source in task.after_previous:
-            users_later[source].append(index)
     queues = tuple(
-        StreamTasks(*places[place], tuple(tasks)) for place, tasks in by_place.items() if tasks
+        StreamTasks(*streams[place], tuple(tasks)) for place, tasks in by_place.items() if tasks
     )
-    queue_of = [0] * len(plan.tasks)
+    places = _places(len(plan.tasks), queues)
+
+    def keeps_order(source: int, index: int) -> bool:
+        number = places[index][0]
+        return places[source][0] == number and queues[number].stream.workers == 1
+
+    graph = _nobody_waits(len(plan.tasks), queues, [number for number, _ in places])
+    for index, task in enumerate(plan.tasks):
+        for source in task.after:
+            if keeps_order(source, index) and places[source] < places[index]:
+                graph.own[index] = _later(source, graph.own[index], places)
+            else:
+                graph.users[source].append(index)
+                graph.waits[index] += 1
+                graph.waits_first[index] += 1
+        for source in task.after_previous:
+            if keeps_order(source, index):
+                graph.own_before[index] = _later(source, graph.own_before[index], places)
+            else:
+                graph.users_later[source].append(index)
+                graph.waits[index] += 1
+    for index, task in enumerate(plan.tasks):
+        used = graph.users[index] or graph.users_later[index]
+        graph.is_last[index] |= bool(used or task.releases or task.core_s)
+    return graph
+
+
+def _places(tasks: int, queues: Sequence[StreamTasks]) -> list[tuple[int, int]]:
+    """Queue of each task, and its place there."""
+    places = [(0, 0)] * tasks
     for number, queue in enumerate(queues):
-        for index in queue.tasks:
-            queue_of[index] = number
+        for place, index in enumerate(queue.tasks):
+            places[index] = number, place
+    return places
+
+
+def _nobody_waits(tasks: int, queues: tuple[StreamTasks, ...], queue_of: list[int]) -> TaskGraph:
+    """A graph of tasks that do not wait for each other."""
+    ends = {queue.tasks[-1] for queue in queues}
     return TaskGraph(
-        queues, queue_of, users, users_later,
-        [len(task.after) + len(task.after_previous) for task in plan.tasks],
-        [len(task.after) for task in plan.tasks],
+        queues, queue_of,
+        users=[[] for _ in range(tasks)], users_later=[[] for _ in range(tasks)],
+        waits=[0] * tasks, waits_first=[0] * tasks, own=[-1] * tasks, own_before=[-1] * tasks,
+        is_last=[index in ends for index in range(tasks)],
     )  # fmt: skip
+
+
+def _later(source: int, other: int, places: Sequence[tuple[int, int]]) -> int:
+    """The later of two tasks of a stream; `other` may be -1: none."""
+    return source if other < 0 or places[source] > places[other] else other
 
 
 @dataclass(slots=True)
@@ -75,20 +123,22 @@ class StepState:
     """How far one step of a plan is.
 
     `waits`: tasks that each task still waits for. `ready_s`: when the last so far ended.
-    `tasks_left`: tasks that have not ended.
+    `end_s`: when each task ends, where that is known; nan where not.
+    `tasks_left`: tasks whose end is not known. `last_s`: the latest end that is known.
     """
 
     waits: list[int]
     ready_s: list[float]
-    has_ended: bytearray
+    end_s: list[float]
     tasks_left: int
+    last_s: float = 0.0
 
 
 def begin_step(graph: TaskGraph, *, is_first: bool) -> StepState:
     """Return the state of a step of which no task has ended."""
     count = len(graph.waits)
     waits = graph.waits_first if is_first else graph.waits
-    return StepState(list(waits), [0.0] * count, bytearray(count), count)
+    return StepState(list(waits), [0.0] * count, [math.nan] * count, count)
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +146,7 @@ class StreamState:
     """How far one stream is: the next task is `tasks[at]` of `step`.
 
     `free`: of its workers. `is_blocked`: whether its next task waits for a semaphore.
+    `free_s`: when its only worker is free. `wakes_s`: when it is looked at again.
     """
 
     tasks: tuple[int, ...]
@@ -105,6 +156,8 @@ class StreamState:
     step: int = 0
     at: int = 0
     is_blocked: bool = False
+    free_s: float = 0.0
+    wakes_s: float = -1.0
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from perfmodel.arrays import RankGroup, distinct
 from perfmodel.collectives.schedule import Phase
-from perfmodel.library.lowering.edges import join_edges
+from perfmodel.library.lowering.edges import Edges, join_edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.simulate.uncontended import UncontendedTimer
 
@@ -26,41 +26,82 @@ GroupsCollective = tuple[str, int, tuple[RankGroup, ...], int]
 class JoinedCollectives:
     """Collectives of several groups as few, found once for all simulations of a machine."""
 
-    _joined: dict[Hashable, tuple[tuple[RankGroup, ...], list[LoweredCollective]]] = field(
-        default_factory=dict
-    )
+    _joined: dict[Hashable, list[LoweredCollective]] = field(default_factory=dict)
+    _numbers: dict[tuple[RankGroup, ...], int] = field(default_factory=dict)
+
+    def number_of(self, groups: tuple[RankGroup, ...]) -> int:
+        """Return the number of equal groups: plans of one job name them in tuples of their own."""
+        return self._numbers.setdefault(groups, len(self._numbers))
 
     def of(
-        self, timer: UncontendedTimer, work: GroupsCollective, times: int
+        self, timer: UncontendedTimer, work: GroupsCollective, number: int, times: int
     ) -> list[LoweredCollective]:
-        """Return `times` collectives of each group in a row, those of alike groups as one."""
+        """Return `times` collectives of each group in a row, those of alike groups as one.
+
+        `number`: of its groups.
+        """
         op, nbytes, groups, root = work
-        key = (op, nbytes, id(groups), root, times)
-        if key not in self._joined:  # the entry holds `groups`, so that its id stays unique
-            joined = join_alike(timer.lower(op, nbytes, groups, root))
-            self._joined[key] = groups, [in_a_row(lowered, times) for lowered in joined]
+        key = (op, nbytes, number, root, times)
+        if key not in self._joined:
+            lowered = timer.lower(op, nbytes, groups, root)
+            joined = join_alike(lowered, timer.keep_laid(JoinedEdges))
+            self._joined[key] = [in_a_row(each, times) for each in joined]
+        return self._joined[key]
+
+
+@dataclass
+class JoinedEdges:
+    """Edges of several collectives as one, found once for all sizes of these.
+
+    Entries hold the edges whose ids are their keys, so that no id is used again.
+    """
+
+    _joined: dict[tuple[int, ...], tuple[list[Edges], Edges]] = field(default_factory=dict)
+    _parts: dict[Hashable, tuple[list[Edges], list[list[int]]]] = field(default_factory=dict)
+
+    def of(self, parts: list[Edges]) -> Edges:
+        """Return edges as one, in order."""
+        key = tuple(map(id, parts))
+        if key not in self._joined:
+            self._joined[key] = parts, join_edges(parts)
         return self._joined[key][1]
 
+    def parts(self, collectives: Sequence[LoweredCollective]) -> list[list[int]]:
+        """Return the positions of collectives that are alike and share no link, in few lists."""
+        edges = [stage.edges for each in collectives for stage in each.stages]
+        kinds = _kinds(collectives)
+        key = (*kinds, *map(id, edges))
+        if key not in self._parts:
+            self._parts[key] = edges, _parts_of(collectives, kinds)
+        return self._parts[key][1]
 
-def join_alike(collectives: Sequence[LoweredCollective]) -> list[LoweredCollective]:
+
+def join_alike(
+    collectives: Sequence[LoweredCollective], joined: JoinedEdges | None = None
+) -> list[LoweredCollective]:
     """Join collectives that begin together, are alike and share no link, into as few as possible.
 
     Times and bytes on links stay what they are: rates of edges without common links do not depend
-    on each other.
+    on each other. `joined`: what was found before for other sizes.
     """
     if len(collectives) == 1:
         return list(collectives)
-    joined: list[tuple[Hashable, set[int], list[LoweredCollective]]] = []
-    for lowered in collectives:
-        likeness, links = _likeness(lowered), _links(lowered)
-        for other, used_links, members in joined:
-            if other == likeness and used_links.isdisjoint(links):
+    joined = JoinedEdges() if joined is None else joined
+    return [_join([collectives[at] for at in part], joined) for part in joined.parts(collectives)]
+
+
+def _parts_of(collectives: Sequence[LoweredCollective], kinds: list[int]) -> list[list[int]]:
+    parts: list[tuple[int, set[int], list[int]]] = []
+    for at, (lowered, kind) in enumerate(zip(collectives, kinds, strict=True)):
+        links = {link for stage in lowered.stages for link in distinct(stage.edges.arcs).tolist()}
+        for other, used_links, members in parts:
+            if other == kind and used_links.isdisjoint(links):
                 used_links.update(links)
-                members.append(lowered)
+                members.append(at)
                 break
         else:
-            joined.append((likeness, links, [lowered]))
-    return [_join(members) for _, _, members in joined]
+            parts.append((kind, links, [at]))
+    return [members for _, _, members in parts]
 
 
 def in_a_row(lowered: LoweredCollective, times: int) -> LoweredCollective:
@@ -82,8 +123,19 @@ def in_a_row(lowered: LoweredCollective, times: int) -> LoweredCollective:
     )
 
 
-def _links(lowered: LoweredCollective) -> set[int]:
-    return {link for stage in lowered.stages for link in distinct(stage.edges.arcs).tolist()}
+def _kinds(collectives: Sequence[LoweredCollective]) -> list[int]:
+    """Number of the kind of each: those of a kind differ in their links only."""
+    numbers: dict[Hashable, int] = {}
+    of_same: dict[Hashable, int] = {}  # that were led from one group to others have the same phases
+    kinds = []
+    for lowered in collectives:
+        phases = (id(phase) for stage in lowered.stages for phase in stage.phases)
+        same = (id(lowered.schedule), *phases, lowered.protocol, lowered.launch_s,
+                lowered.wire_factor, lowered.credits)  # fmt: skip
+        if same not in of_same:
+            of_same[same] = numbers.setdefault(_likeness(lowered), len(numbers))
+        kinds.append(of_same[same])
+    return kinds
 
 
 def _likeness(lowered: LoweredCollective) -> Hashable:
@@ -106,20 +158,20 @@ def _phase_likeness(phase: Phase) -> Hashable:
     return (*(values.tobytes() for values in arrays), *numbers)
 
 
-def _join(members: list[LoweredCollective]) -> LoweredCollective:
+def _join(members: list[LoweredCollective], joined: JoinedEdges) -> LoweredCollective:
     """Join alike collectives; each has channels of its own, on which ranks have their places."""
     first = members[0]
     if len(members) == 1:
         return first
     stages = zip(*(lowered.stages for lowered in members), strict=True)
-    return replace(first, stages=tuple(_join_stages(stage) for stage in stages))
+    return replace(first, stages=tuple(_join_stages(stage, joined) for stage in stages))
 
 
-def _join_stages(stages: Sequence[Stage]) -> Stage:
+def _join_stages(stages: Sequence[Stage], joined: JoinedEdges) -> Stage:
     phases = zip(*(stage.phases for stage in stages), strict=True)
     return Stage(
         phases=tuple(_join_phases(phase) for phase in phases),
-        edges=join_edges([stage.edges for stage in stages]),
+        edges=joined.of([stage.edges for stage in stages]),
         latency_s=np.concatenate([stage.latency_s for stage in stages]),
         cap_Bps=np.concatenate([stage.cap_Bps for stage in stages]),
         load=np.concatenate([stage.load for stage in stages]),

@@ -14,6 +14,7 @@ from perfmodel.simulate.flow.streams import Streams, joined_stage
 from perfmodel.simulate.flow.transfers import Collective
 from perfmodel.simulate.sharing.between_collectives import (
     SHORTEST_S,
+    LinkSharings,
     Share,
     rates_in_turns,
     shared_rates,
@@ -83,7 +84,7 @@ class SharesMet:
 
 def solve_at_once(
     machine: Machine,
-    _timer: UncontendedTimer,
+    timer: UncontendedTimer,
     flows: Sequence[Streams],
     collectives: Sequence[Collective],
 ) -> Shares:
@@ -92,7 +93,8 @@ def solve_at_once(
     if flows:  # streams send all the time, so that one share can stand for all of them
         stage = joined_stage(flows)
         shares.append(Share(stage, np.full(len(stage.edges), np.inf), lambda _: 1.0, "streams"))
-    rates = shared_rates(machine.topology.arcs.bandwidth_Bps, shares)
+    sharings = None if flows else timer.keep(LinkSharings)  # streams have edges of their own
+    rates = shared_rates(machine.topology.arcs.bandwidth_Bps, shares, sharings)
     of_flows = rates.pop() if flows else np.zeros(0)
     return of_flows, [(rate_Bps, 1.0) for rate_Bps in rates]
 

@@ -72,12 +72,14 @@ class FlowNetwork(Network):
     _changed: list[Job | LinkSet] = field(default_factory=list, init=False)
     _timer: UncontendedTimer = field(init=False)  # of the machine as it is now
     _approximated: dict[Why, None] = field(default_factory=dict, init=False)
+    _groups: dict[int, tuple[tuple[RankGroup, ...], int]] = field(default_factory=dict, init=False)
+    """Groups by id, with their numbers."""
     _sent: dict[tuple[int, ...], tuple[TimedLeg, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._timer = self.timer
-        self._link_users = LinkUsers(self.timer.keep(LinkSets))
+        self._link_users = LinkUsers(self.timer.keep_laid(LinkSets))
 
     @property
     def counted(self) -> LinkCounters:
@@ -125,7 +127,10 @@ class FlowNetwork(Network):
     ) -> simpy.Event:
         """Start a collective in every group; groups on links of their own are one job."""
         joined = self.timer.keep(JoinedCollectives)
-        return self.launch(joined.of(self.timer, (op, nbytes, groups, root), times))
+        if id(groups) not in self._groups:  # the entry holds them, so that their id stays unique
+            self._groups[id(groups)] = groups, joined.number_of(groups)
+        number = self._groups[id(groups)][1]
+        return self.launch(joined.of(self.timer, (op, nbytes, groups, root), number, times))
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send background traffic over some arcs from now on, at most at `cap_Bps`."""
@@ -181,31 +186,27 @@ class FlowNetwork(Network):
     def _enter(self, job: Job) -> None:
         """Put a job on its links; rates are solved at once where it shares them with no other."""
         self._active[job] = None
-        links = self._links(job)
-        is_alone = isinstance(job, Collective) and not self._link_users.is_used(links)
-        self._link_users.enter(job, links)
-        if is_alone:
+        self._link_users.enter(job, self._links(job))
+        if isinstance(job, Collective) and not self._link_users.shares(job):
             self._solve([job])
         else:
-            self._mark_changed(job)
+            self._schedule_update()
+            self._changed.append(job)
 
     def _leave(self, job: Job) -> None:
         """Take a job off its links."""
         del self._active[job]
-        links = self._link_users.leave(job)
-        if self._link_users.is_used(links):
-            self._mark_changed(links)
+        shared = self._link_users.leave(job)
+        if shared:
+            self._schedule_update()
+            self._changed += shared
 
     def _links(self, job: Job) -> LinkSet:
         sets = self._link_users.sets
         return sets.of(job.edges) if isinstance(job, Collective) else sets.of_routes(job.edges)
 
-    def _mark_changed(self, job_or_links: Job | LinkSet) -> None:
-        """Solve rates again when everything else of this instant has happened."""
-        self._schedule_update()
-        self._changed.append(job_or_links)
-
     def _schedule_update(self) -> None:
+        """Solve rates again when everything else of this instant has happened."""
         if not self._changed and not self._arrived:
             schedule_last(self.env, lambda _: self._update_rates())
 
@@ -224,16 +225,19 @@ class FlowNetwork(Network):
         if len(self._active) == 1:
             self._solve(list(self._active))
             return
-        solved: set[Job] = set()
-        for links in changed:
-            if not isinstance(links, LinkSet):
-                if links not in self._active or links in solved:
-                    continue
-                links = self._link_users.links(links)  # noqa: PLW2901  # of a job
-            for component in self._link_users.components(links):
-                if solved.isdisjoint(component):
-                    self._solve(sorted(component, key=self._sort_key))
-                    solved |= component
+        users, solved = self._link_users, set[LinkSet]()
+        for each in changed:
+            if isinstance(each, LinkSet):
+                links = each
+            elif each in self._active:
+                links = users.links(each)
+            else:
+                continue
+            if links in solved or not users.are_used(links):
+                continue
+            for component in users.components(links):
+                self._solve(sorted(component, key=self._sort_key))
+                solved.update(users.links(job) for job in component)
 
     def _sort_key(self, job: Job) -> tuple[float, int, float, int]:
         return sort_key(job, self._link_users.sets.mark(self._link_users.links(job)))
@@ -323,7 +327,8 @@ class FlowNetwork(Network):
         if len(job):
             self._active[job] = None
             self._link_users.enter(job, self._links(job))
-            self._mark_changed(job)
+            self._schedule_update()
+            self._changed.append(job)
             self._schedule_first_end(job)
 
     def _ends_s(self, job: Collective) -> tuple[float, float]:

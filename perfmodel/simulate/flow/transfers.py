@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray, sending_s
+from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
+from perfmodel.collectives.timing.stepped_clocks import SteppedClocks
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.collectives.timing.variable_rate import (
-    FEW_EDGES,
     Clocks,
     CompletionTimes,
     OneStep,
@@ -22,6 +22,7 @@ from perfmodel.collectives.timing.variable_rate import (
 from perfmodel.compiled_loops import Effort
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.simulate.flow.cycles import PreparedPhases, cycle_s
 from perfmodel.simulate.flow.streams import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
 from perfmodel.simulate.sharing.classed_legs import TimedLeg
@@ -32,8 +33,14 @@ from perfmodel.simulate.uncontended import (
     timed_phases,
 )
 
+FEW_EDGES = 1024
+"""Edges of rings up to which each is stepped through in compiled loops: what repeats in a ring is
+not sought, which costs more."""
 EDGES_A_MILLISECOND = 500
 """Edges whose ends NumPy works out in a millisecond, which is the unit of `Effort`."""
+
+
+AnyClocks = Clocks | SteppedClocks | OneStep
 
 
 @dataclass
@@ -75,7 +82,7 @@ class Collective:
     landed_s: float = 0.0
     version: int = 0
     timed: bool = False  # whether the end of its leg is scheduled
-    _clocks: Clocks | OneStep | None = None
+    _clocks: AnyClocks | None = None
     _ready: ReadyTimes | None = None
     _ends: CompletionTimes | None = None  # of its clocks at their present rates
     _is_rerouted: bool = False
@@ -137,7 +144,7 @@ class Collective:
         self._own_clocks()
         self._stage, self._is_rerouted = stage, True
 
-    def _own_clocks(self) -> Clocks | OneStep:
+    def _own_clocks(self) -> AnyClocks:
         """Its clocks, edge by edge, which differ from those of `timer` from now on."""
         if self._clocks is None:
             timed, self._ends = self.legs[self.leg], None
@@ -148,15 +155,16 @@ class Collective:
                 self._ready.land(before.stage.phases[0], before.ends.landed_s)
         return self._clocks
 
-    def _clocks_of(
-        self, stage: Stage, rates_Bps: FloatArray, begin_s: FloatArray
-    ) -> Clocks | OneStep:
+    def _clocks_of(self, stage: Stage, rates_Bps: FloatArray, begin_s: FloatArray) -> AnyClocks:
         leg = timed_phases(self.lowered, stage, rates_Bps)
         if is_one_step(leg.phases):
             return OneStep(leg.phases[0], begin_s, leg.rate_Bps, leg.latency_s)
         course = self.timer.keep(Courses).of(leg.phases, self.lowered.credits)
-        folds = not (course.edges <= FEW_EDGES and self.timer.keep(Effort).pays)
-        return Clocks(course, begin_s, LinkRates(-np.inf, leg.rate_Bps, leg.latency_s), folds)
+        pace = LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)
+        loops = self.timer.keep(Effort).loops
+        if loops is not None and (course.order is None or course.edges <= FEW_EDGES):
+            return SteppedClocks(loops, course, begin_s, pace)
+        return Clocks(course, begin_s, pace)
 
     def next_leg(self, stage: Stage | None = None, rates_Bps: FloatArray | None = None) -> None:
         """Begin the next leg, rank by rank, at its rates without other traffic.
@@ -209,9 +217,9 @@ class Collective:
     def takes_s(self, rates_Bps: FloatArray) -> float:
         """Estimate the time of the present leg at some rates; seconds."""
         leg = timed_phases(self.lowered, self.stage, rates_Bps)
-        channels = self.timer.keep(EdgesOfChannels)
+        phases, loops = self.timer.keep(PreparedPhases), self.timer.keep(Effort).loops
         return sum(
-            cycle_s(phase, leg.rate_Bps, leg.latency_s, self.lowered.credits, channels.of(phase))
+            cycle_s(phases.of(phase), leg.rate_Bps, leg.latency_s, self.lowered.credits, loops)
             for phase in leg.phases
         )
 
@@ -223,38 +231,6 @@ class Collective:
 
 def _are_same(a_Bps: FloatArray, b_Bps: FloatArray) -> bool:
     return a_Bps is b_Bps or bool((np.abs(a_Bps - b_Bps) <= SAME_RATE * b_Bps).all())
-
-
-@dataclass
-class EdgesOfChannels:
-    """Numbers of edges of each channel of a phase that has some, counted once."""
-
-    _counted: dict[int, tuple[Phase, IntArray]] = field(default_factory=dict)
-
-    def of(self, phase: Phase) -> IntArray:
-        """Return the edges of each channel; shape (channels,)."""
-        if id(phase) not in self._counted:  # the entry holds it, so that its id stays unique
-            self._counted[id(phase)] = phase, np.bincount(phase.channel)
-        return self._counted[id(phase)][1]
-
-
-def cycle_s(
-    phase: Phase, rate_Bps: FloatArray, latency_s: FloatArray, credits: int, edges: IntArray
-) -> float:
-    """Estimate the time of a phase: its slowest cycle times its repeats; seconds.
-
-    The elementary cycles of a ring's recurrence are an edge's own work, the return of its credits,
-    and the path around the ring. `edges`: of each channel; shape (channels,).
-    """
-    busy = phase.nbytes / rate_Bps if rate_Bps.all() else sending_s(phase.nbytes, rate_Bps)
-    step = busy + latency_s
-    own = np.maximum(busy, step / credits) if phase.repeat > 1 else busy
-    slowest = float((own * phase.active).max(initial=0.0))
-    if phase.repeat == 1 or phase.first.any():
-        return slowest
-    sums = np.bincount(phase.channel, weights=step)
-    around = float((sums / np.maximum(edges, 1)).max())
-    return max(slowest, phase.repeat * around / phase.lag)
 
 
 def sort_key(job: Collective | Streams, mark: int) -> tuple[float, int, float, int]:

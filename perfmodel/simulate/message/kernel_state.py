@@ -35,6 +35,9 @@ from perfmodel.simulate.message.records import (
     write_column,
 )
 
+ROOM = 8
+"""Events, outdated ones included, for each that counts, from which on the others are removed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -124,6 +127,18 @@ class Kernel:
             return
         view = {name: getattr(self._state, name).view(np.recarray) for name in ("events", "clock")}
         numba_kernel.push(SimpleNamespace(**view), max(at_s, self.now_s), code)  # type: ignore[arg-type]
+
+    def restart(self) -> None:
+        """Set the clock to zero, when everything has ended."""
+        s, touched = self._state, int(self._clock("touched"))
+        if self.is_compiled:
+            s.arcs["is_touched"][s.touched[:touched]] = 0
+            s.clock["touched"], s.clock["now_s"] = 0, 0.0
+        else:
+            for number in s.touched[:touched]:
+                s.arcs[number].is_touched = 0
+            s.clock[0].touched, s.clock[0].now_s = 0, 0.0
+        self._set_events(s.events[:0])
 
     def advance(self, until_s: float) -> list[int]:
         """Run up to a time, or to the end of the instant in which some runs end; return these."""
@@ -279,7 +294,7 @@ class Kernel:
             if event[2] % KINDS != FINISH or edges[event[2] // KINDS].end_s == event[0]
         )
         self._state.events = live
-        self._state.clock[0].room = 2 * len(live) + 2 * len(edges) + 1024
+        self._state.clock[0].room = ROOM * (len(live) + len(edges)) + 1024
 
     def _set_event_table(self, events: NDArray[Any]) -> None:
         """`_set_events` of the compiled kernel."""
@@ -290,7 +305,7 @@ class Kernel:
         is_live[finish] = end_s[number[finish]] == events["at_s"][finish]
         live = events[is_live]
         live = live[np.lexsort((live["order"], live["at_s"]))]
-        room = 2 * len(live) + 2 * len(end_s) + 1024
+        room = ROOM * (len(live) + len(end_s)) + 1024
         table = np.zeros(room + len(end_s) + 64, DTYPES["events"])
         table[: len(live)] = live
         self._state.events = table

@@ -3,67 +3,75 @@
 The sends run in a kernel of their own (`event_loop.py`); SimPy sees collectives begin and end,
 streams, and changes of the machine. The kernel runs up to the next event of SimPy, or to the end of
 a collective, whichever comes first.
+
+Its times count from when the network was last empty. So a collective that runs alone takes the same
+time whenever it begins, to the last bit, and what was simulated before is not simulated again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import simpy
 
-from perfmodel.collectives.message_arrays import flat_messages
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective
-from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.message.compile import (
-    Columns,
-    Routes,
-    columns_of,
-    routes_of,
-    stream_columns,
-    stream_routes,
-    wire_shares,
-)
-from perfmodel.simulate.message.kernel_state import Kernel, Slot
+from perfmodel.simulate.message.kernel_runs import KernelRuns, Run, Stream
 from perfmodel.simulate.network import (
     LinkCounters,
     Network,
     call_at,
     count_collective,
     count_stream,
-    move_counts,
-    reroute_stream,
     schedule_last,
     stalled_text,
     waiting_text,
 )
 
-COMPILED_PAYS = 100_000
-"""Sends from which on loading numba (about a second) costs less than it saves."""
+MOST_PERIODS = 1024
+"""Busy periods that are kept of a machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """Background traffic."""
+@dataclass
+class SimulatedPeriods:
+    """When collectives ended that began together on an empty network, and remained alone.
 
-    route: tuple[int, ...]
-    cap_Bps: float
+    Shared by all simulations of one machine. Entries hold the objects whose ids are their keys.
+    """
+
+    _ends_s: dict[Hashable, tuple[object, list[float]]] = field(default_factory=dict)
+
+    def find(self, machine: Machine, runs: list[Run]) -> list[float] | None:
+        """When each run ends, from the beginning of the period; seconds. None: not known."""
+        kept = self._ends_s.get(_period_key(machine, runs))
+        return None if kept is None else kept[1]
+
+    def keep(self, machine: Machine, runs: list[Run], ends_s: list[float]) -> None:
+        """Keep when each run ended."""
+        if len(self._ends_s) >= MOST_PERIODS:
+            self._ends_s.clear()
+        held = machine, [run.transfer for run in runs]
+        self._ends_s[_period_key(machine, runs)] = held, ends_s
 
 
-@dataclass(slots=True)
-class _Run:
-    """A collective, or a stream of background traffic, in progress."""
+def _period_key(machine: Machine, runs: list[Run]) -> Hashable:
+    return id(machine), tuple((id(run.transfer), run.begin_s) for run in runs)
 
-    transfer: LoweredCollective | Stream
-    original: LoweredCollective | Stream  # whose routes are used again when links come back
-    slot: Slot
-    ended: simpy.Event
-    key: Any  # of like runs, which may use its slot again; None: none
-    nbytes: float  # of a stream
-    counted_bytes: float = 0.0  # those of a stream that are in `counted`
+
+@dataclass
+class _BusyPeriod:
+    """From when the network begins to carry something until it is empty again."""
+
+    begin_s: float
+    runs: list[Run] = field(default_factory=list)  # all that began in its first instant
+    ends_s: dict[Run, float] = field(default_factory=dict)  # of those, from `begin_s`
+    has_begun: bool = False  # the first instant is over
+    is_recalled: bool = False  # it goes as one before; the kernel is idle
+    is_undisturbed: bool = True  # nothing has begun or changed since the first instant
 
 
 @dataclass
@@ -73,18 +81,20 @@ class MessageNetwork(Network):
     compiled: bool | None = None
     """Whether to run the kernel compiled by numba. Default: where numba is installed and there is
     enough to do. The results are the same bits."""
-    _kernel: Kernel = field(init=False)
-    _sends: int = field(default=0, init=False)
-    _runs: dict[int, _Run] = field(default_factory=dict, init=False)
-    _spare: dict[Any, tuple[Any, list[Slot]]] = field(default_factory=dict, init=False)
+    recalls: bool = True
+    """Whether what was simulated before on this machine is not simulated again."""
+    _kernel: KernelRuns = field(init=False)
+    _simulated: SimulatedPeriods = field(init=False)
+    _period: _BusyPeriod = field(init=False)
+    _runs: dict[Run, None] = field(default_factory=dict, init=False)  # in this order
     _wake: simpy.Event | None = field(default=None, init=False)
     _wake_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._kernel = Kernel(self.machine.topology.arcs.bandwidth_Bps)
-        if self.compiled:
-            self._kernel.compile()
+        self._kernel = KernelRuns(self.machine, self.compiled)
+        self._simulated = self.timer.keep(SimulatedPeriods)
+        self._period = _BusyPeriod(self.env.now)
 
     @property
     def counted(self) -> LinkCounters:
@@ -94,83 +104,91 @@ class MessageNetwork(Network):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Sends that have arrived, and rates that were solved for it."""
-        return self._kernel.landed, self._kernel.solved
+        """Sends that have arrived, and rates that were solved for it, where it was simulated."""
+        return self._kernel.kernel.landed, self._kernel.kernel.solved
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
         now = self._rerouted.now(lowered)
         count_collective(self._counted, now)
-        begin_s = self.env.now + lowered.launch_s
-        return self._start(now, id(lowered), begin_s, original=lowered)
+        return self._start(now, lowered, now.launch_s)
 
     def stream(self, route: tuple[int, ...], cap_Bps: float, nbytes: float) -> simpy.Event:
         """Send background traffic over some arcs from now on, at most at `cap_Bps`."""
         stream = Stream(route, cap_Bps)
-        return self._start(stream, stream, self.env.now, nbytes)
+        return self._start(stream, stream, 0.0, nbytes)
 
     def become(self, machine: Machine) -> None:
         """Go on on this machine; bytes already sent stay sent.
 
         Raises `TopologyError`: no route is left between two ranks that have to communicate.
         """
+        self._disturb()
         self._count_streams()
         self._note_change(machine)
-        self._spare.clear()
-        routes = []
-        for run in self._runs.values():
-            old, run.key = _routes(run.transfer), None
-            if isinstance(run.original, LoweredCollective):
-                run.transfer = reroute(run.original, machine)
-                unsent_bytes = self._kernel.unsent_bytes(run.slot, self.env.now)
-                move_counts(
-                    self._counted,
-                    old,
-                    _routes(run.transfer),
-                    unsent_bytes,
-                    wire_shares(run.original),
-                )
-            else:
-                route = reroute_stream(machine, run.original.route)
-                run.transfer = replace(run.original, route=route)
-            routes.append((run.slot, _routes(run.transfer)))
-        self._kernel.become(machine.topology.arcs.bandwidth_Bps, self.env.now, routes)
+        self._kernel.become(machine, self._elapsed_s, self._counted, [*self._runs])
         self._schedule(self.env.now)
+
+    @property
+    def _elapsed_s(self) -> float:
+        return float(self.env.now) - self._period.begin_s
 
     def _start(
         self,
         transfer: LoweredCollective | Stream,
-        key: Any,
-        at_s: float,
-        nbytes: float | None = None,
-        original: LoweredCollective | None = None,
+        original: LoweredCollective | Stream,
+        delay_s: float,
+        nbytes: float = 0.0,
     ) -> simpy.Event:
-        """Begin a run at a time, in the slot of a like run that has ended or in a new one."""
-        first, spare = self._spare.setdefault(key, (original or transfer, []))
-        slot = spare.pop() if spare else self._add(self._columns(transfer))
-        run = _Run(transfer, first, slot, self.env.event(), key, nbytes or 0.0)
-        self._runs[slot.run] = run
-        self._kernel.begin(slot, at_s, nbytes)
-        self._sends += len(slot.spans["sends"])
+        """Begin a run some time from now."""
+        if not self._runs:
+            self._period = _BusyPeriod(self.env.now)
+            self._kernel.restart()
+        run = Run(transfer, original, self._elapsed_s + delay_s, self.env.event(), nbytes)
+        if self._period.has_begun:
+            self._disturb()
+            self._kernel.begin(run)
+        else:
+            self._period.runs.append(run)
+        self._runs[run] = None
         self._schedule(self.env.now)
         return run.ended
 
-    def _add(self, columns: Columns) -> Slot:
-        """Add a collective to the kernel; compile that first if it pays, as it joins arrays."""
-        self._compile_for(self._sends + len(columns["sends.nbytes"]))
-        return self._kernel.add(columns)
+    def _disturb(self) -> None:
+        """Note that something else happens in a period; simulate it until now if it was not."""
+        period = self._period
+        if not self._runs:
+            return
+        period.is_undisturbed = False
+        was_recalled, period.is_recalled = period.is_recalled, False
+        if not period.has_begun or was_recalled:
+            self._begin_period()
+        if was_recalled:
+            until_s = max(self._elapsed_s, *period.ends_s.values(), 0.0)
+            while ended := self._kernel.advance(until_s):
+                self._end(ended)
 
-    def _compile_for(self, sends: int) -> None:
-        if self.compiled is None and sends > COMPILED_PAYS:
-            self.compiled = self._kernel.try_compile()
+    def _begin_period(self) -> None:
+        """Begin in the kernel what begins in the first instant of a period."""
+        self._period.has_begun = True
+        for run in self._period.runs:
+            self._kernel.begin(run)
 
-    def _columns(self, transfer: LoweredCollective | Stream) -> Columns:
-        capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
-        if isinstance(transfer, Stream):
-            return stream_columns(transfer.route, transfer.cap_Bps, capacity_Bps)
-        columns = columns_of(transfer, flat_messages(transfer.schedule), capacity_Bps)
-        if self.machine.library.in_order:
-            columns["edges.connection"] = self._kernel.connections(columns)
-        return columns
+    def _recall(self) -> bool:
+        """Let a period go as one that was simulated, if there was such a one."""
+        period = self._period
+        ends_s = self._simulated.find(self.machine, period.runs) if self.recalls else None
+        if ends_s is None:
+            return False
+        period.has_begun = period.is_recalled = True
+        for run, end_s in zip(period.runs, ends_s, strict=True):
+            call_at(self.env, period.begin_s + end_s, partial(self._end_recalled, run, end_s))
+        return True
+
+    def _end_recalled(self, run: Run, end_s: float, _: simpy.Event) -> None:
+        if self._period.is_recalled and run in self._runs:
+            self._period.ends_s[run] = end_s
+            del self._runs[run]
+            run.ended.succeed()
 
     def _schedule(self, at_s: float) -> None:
         """Run the kernel at a time, when everything else of that instant has happened."""
@@ -185,22 +203,34 @@ class MessageNetwork(Network):
         if event is not self._wake:
             return
         self._wake = None
-        self._compile_for(self._sends)
+        if not self._period.has_begun:
+            if self._recall():
+                return
+            self._begin_period()
+        if self._period.is_recalled:
+            return
         self._count_streams()
         next_s = self.env.peek()
-        ended = self._kernel.advance(next_s)
-        for number in ended:
-            self._end(self._runs.pop(number), self._kernel.now_s)
+        ended = self._kernel.advance(next_s - self._period.begin_s)
+        self._end(ended)
         if self._runs:
-            self._schedule_next(self._kernel.now_s if ended else next_s)
+            now_s = self._period.begin_s + self._kernel.kernel.now_s
+            self._schedule_next(now_s if ended else next_s)
 
-    def _end(self, run: _Run, at_s: float) -> None:
-        """Fire the event of a run at the time at which it has ended."""
-        if isinstance(run.transfer, Stream):
-            self._count(run, run.transfer, run.nbytes)
-        if run.key is not None:
-            self._spare[run.key][1].append(run.slot)
-        call_at(self.env, at_s, lambda _: run.ended.succeed())
+    def _end(self, ended: list[Run]) -> None:
+        """Fire the events of runs that have ended in the kernel, at that time."""
+        period, end_s = self._period, self._kernel.kernel.now_s
+        for run in ended:
+            if run in self._runs:  # else it has ended while the period was as one before
+                del self._runs[run]
+                period.ends_s[run] = end_s
+                if isinstance(run.transfer, Stream):
+                    self._count(run, run.transfer, run.nbytes)
+                call_at(self.env, period.begin_s + end_s, partial(_succeed, run))
+        is_alike = all(isinstance(run.transfer, LoweredCollective) for run in period.runs)
+        if period.is_undisturbed and is_alike and not self._runs:
+            ends_s = [period.ends_s[run] for run in period.runs]
+            self._simulated.keep(self.machine, period.runs, ends_s)
 
     def _schedule_next(self, at_s: float) -> None:
         """Run the kernel again at a time.
@@ -209,36 +239,34 @@ class MessageNetwork(Network):
         """
         is_final = at_s == np.inf or self.changes_left == 0
         collectives = [
-            (run.transfer, run.slot)
-            for run in self._runs.values()
+            (run.transfer, run)
+            for run in self._runs
             if isinstance(run.transfer, LoweredCollective)
         ]
-        if is_final and collectives and self._kernel.may_be_stalled:
+        if is_final and collectives and self._kernel.kernel.may_be_stalled:
             stalled = [
                 (lowered, edges)
-                for lowered, slot in collectives
-                if (edges := self._kernel.stalled_edges(slot))
+                for lowered, run in collectives
+                if (edges := self._kernel.stalled_edges(run))
             ]
             if stalled:
                 raise SimulationError(stalled_text(self.machine, stalled))
         if at_s < np.inf:
             self._schedule(at_s)
         elif collectives:
-            waiting = [(lowered, self._kernel.sends_left(slot)) for lowered, slot in collectives]
+            waiting = [(lowered, self._kernel.sends_left(run)) for lowered, run in collectives]
             raise SimulationError(waiting_text(waiting))
 
     def _count_streams(self) -> None:
         """Count what streams have sent until now."""
-        for run in self._runs.values():
+        for run in self._runs:
             if isinstance(run.transfer, Stream):
-                self._count(run, run.transfer, self._kernel.sent_bytes(run.slot, self.env.now))
+                self._count(run, run.transfer, self._kernel.sent_bytes(run, self._elapsed_s))
 
-    def _count(self, run: _Run, stream: Stream, sent_bytes: float) -> None:
+    def _count(self, run: Run, stream: Stream, sent_bytes: float) -> None:
         count_stream(self._counted, np.array(stream.route), sent_bytes - run.counted_bytes)
         run.counted_bytes = sent_bytes
 
 
-def _routes(transfer: LoweredCollective | Stream) -> Routes:
-    if isinstance(transfer, LoweredCollective):
-        return routes_of(transfer)
-    return stream_routes(transfer.route, transfer.cap_Bps)
+def _succeed(run: Run, _: simpy.Event) -> None:
+    run.ended.succeed()

@@ -39,19 +39,19 @@ def compiled() -> Callable[[Any, float], int]:
     from numba.extending import overload, register_jitable
 
     for function in (*HELPERS, is_before, move_event):
-        register_jitable(function)
+        register_jitable(forceinline=True)(function)
     for plain, other in (
         (event_heap.push, push), (event_heap.pop, pop), (event_heap.first_s, first_s),
         (event_heap.count_events, count_events),
     ):  # fmt: skip
-        overload(plain, strict=False)(_overload_by(other))
+        overload(plain, jit_options={"forceinline": True}, strict=False)(_overload_by(other))
     sources = _digest()
 
     def advance(s: Any, until_s: float) -> int:
         _ = sources  # numba's cache knows a function by what it closes over, and not by its callees
         return event_loop.advance(s, until_s)
 
-    fast: Callable[[Any, float], int] = njit(cache=True)(advance)
+    fast: Callable[[Any, float], int] = njit(cache=True, error_model="numpy")(advance)
     return fast
 
 

@@ -19,7 +19,12 @@ from perfmodel.arrays import FloatArray
 from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import CollectiveArrivals
-from perfmodel.simulate.engine.engine import Fidelity, Surroundings, on_network
+from perfmodel.simulate.engine.engine import (
+    Fidelity,
+    Surroundings,
+    expect_changes,
+    on_network,
+)
 from perfmodel.simulate.engine.outcome import Observations, Run, TaskExecution
 from perfmodel.simulate.engine.plan_run import Stretch
 from perfmodel.simulate.network import Network
@@ -79,6 +84,8 @@ def simulate_ranks(
     if not surroundings:
         alone = TimesAlone(plan, timer, fidelity)
         return _Recurrence(plan, alone, steps, slowdown, stretch).run()
+
+    expect_changes(timer, plan, steps, surroundings)
 
     def run(network: Network) -> Run:
         shared = TimesAmongOthers(plan, machine, network, surroundings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,6 +22,8 @@ SHORTEST_S = 1e-300
 """Instead of zero where bytes are divided by a time; seconds."""
 ROUNDS = 3
 """Iterations of average rates (see `shared_rates`)."""
+MOST_HOPS = 1 << 22
+"""Links of edges that are kept of jobs that met before; 24 bytes each."""
 NO_SLACK = 1e-9
 """An edge that uses its share up to this part uses all of it."""
 
@@ -80,6 +81,8 @@ class LinkSets:
     def meeting(self, links: LinkSet, others: Mapping[int, LinkSet]) -> set[int]:
         """Sets by id that have links in common with a set; of `others` all that do."""
         _, compared, meeting = self._met.setdefault(id(links), (links, set(), set()))
+        if others.keys() <= compared:
+            return meeting
         for number in others.keys() - compared:
             self.compared += 1
             compared.add(number)
@@ -100,25 +103,43 @@ class LinkUsers(Generic[T]):
     sets: LinkSets = field(default_factory=LinkSets)
     _links: dict[T, LinkSet] = field(default_factory=dict)
     _used: dict[int, LinkSet] = field(default_factory=dict)
-    _users: Counter[int] = field(default_factory=Counter)
+    _jobs: dict[int, dict[T, None]] = field(default_factory=dict)
+    """Jobs on each set of links that is used, by the id of the set."""
+    _met: dict[int, dict[int, None]] = field(default_factory=dict)
+    """Sets in use, itself among them, that have links in common with each set in use."""
 
     def enter(self, job: T, links: LinkSet) -> None:
         """Put a job on links."""
         self._links[job] = links
-        self._used[id(links)] = links
-        self._users[id(links)] += 1
+        if id(links) not in self._used:
+            self._used[id(links)], self._jobs[id(links)] = links, {}
+            self._met[id(links)] = met = self._meeting(links)
+            for other in met:
+                self._met[other][id(links)] = None
+        self._jobs[id(links)][job] = None
 
-    def leave(self, job: T) -> LinkSet:
-        """Take a job off its links; return them."""
+    def leave(self, job: T) -> list[LinkSet]:
+        """Take a job off its links; return the sets of links of jobs that shared some of them."""
         links = self._links.pop(job)
-        self._users[id(links)] -= 1
-        if not self._users[id(links)]:
-            del self._used[id(links)]
-        return links
+        del self._jobs[id(links)][job]
+        if self._jobs[id(links)]:
+            return [self._used[number] for number in self._met[id(links)]]
+        del self._used[id(links)], self._jobs[id(links)]
+        met = self._met.pop(id(links))
+        met.pop(id(links), None)
+        for other in met:
+            del self._met[other][id(links)]
+        return [self._used[number] for number in met]
 
-    def is_used(self, links: LinkSet) -> bool:
-        """Whether a job is on one of some links."""
-        return not self._used.keys().isdisjoint(self.sets.meeting(links, self._used))
+    def shares(self, job: T) -> bool:
+        """Whether another job is on one of a job's links."""
+        number = id(self._links[job])
+        met = self._met[number]
+        return len(met) > 1 or (len(met) == 1 and len(self._jobs[number]) > 1)
+
+    def are_used(self, links: LinkSet) -> bool:
+        """Whether a job is on this very set of links."""
+        return id(links) in self._used
 
     def links(self, job: T) -> LinkSet:
         """Links of a job."""
@@ -130,24 +151,31 @@ class LinkUsers(Generic[T]):
         Jobs of different components share no link.
         """
         components: list[set[T]] = []
-        meeting = self.sets.meeting(links, self._used)
-        for job in [job for job, own in self._links.items() if id(own) in meeting]:
-            if not any(job in component for component in components):
-                components.append(self._component(job))
+        seen: set[int] = set()
+        met = self._met.get(id(links))
+        for number in self._meeting(links) if met is None else met:
+            if number not in seen:
+                connected = self._connected(number)
+                seen |= connected
+                components.append({job for other in connected for job in self._jobs[other]})
+        if len(components) > 1:  # in the order in which jobs entered
+            places = {job: place for place, job in enumerate(self._links)}
+            components.sort(key=lambda component: min(places[job] for job in component))
         return components
 
-    def _component(self, job: T) -> set[T]:
-        component, todo = {job}, [job]
-        others = dict(self._links)
-        del others[job]
-        while todo and others:  # a job that was reached is not looked at again
-            meeting = self.sets.meeting(self._links[todo.pop()], self._used)
-            fresh = [other for other, own in others.items() if id(own) in meeting]
-            for other in fresh:
-                del others[other]
-            component.update(fresh)
+    def _meeting(self, links: LinkSet) -> dict[int, None]:
+        """Sets in use that have links in common with a set, in the order in which they came."""
+        meeting = self.sets.meeting(links, self._used)
+        return {number: None for number in self._used if number in meeting}
+
+    def _connected(self, number: int) -> set[int]:
+        """Sets in use that are connected to one of them through common links."""
+        connected, todo = {number}, [number]
+        while todo:
+            fresh = self._met[todo.pop()].keys() - connected
+            connected |= fresh
             todo += fresh
-        return component
+        return connected
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,19 +244,46 @@ class _Solutions:
         return last[1]
 
 
-def shared_rates(capacity_Bps: FloatArray, shares: Sequence[Share]) -> list[FloatArray]:
+@dataclass
+class LinkSharings:
+    """Edges of jobs on their links, prepared once: jobs that repeat themselves meet again."""
+
+    _hops: int = 0
+    _kept: dict[tuple[int, ...], tuple[tuple[Edges, ...], LinkSharing]] = field(
+        default_factory=dict
+    )
+
+    def of(self, shares: Sequence[Share]) -> LinkSharing:
+        """Return all edges of some jobs on their links."""
+        key = tuple([id(share.stage.edges) for share in shares])
+        if key in self._kept:
+            return self._kept[key][1]
+        parts = [share.stage.edges for share in shares]
+        edges = join_edges(parts)
+        sharing = LinkSharing.of(edges.pointers, edges.arcs)
+        self._hops += len(edges.arcs)
+        if self._hops <= MOST_HOPS:  # with the edges, so that no id is used again
+            self._kept[key] = tuple(parts), sharing
+        return sharing
+
+
+def shared_rates(
+    capacity_Bps: FloatArray, shares: Sequence[Share], sharings: LinkSharings | None = None
+) -> list[FloatArray]:
     """Rate of each job's edges while they send, max-min fairly; wire bytes per second.
 
     An edge that waits, for data or for latency, sends for a part of the time only: others share
     links with its average, bytes over time. So the rates of each job are solved with the others
     limited to their averages, and the averages follow from the rates, in `ROUNDS` iterations, or
     fewer where the rates stay what they are.
+
+    `sharings`: where edges are kept that meet again.
     """
     caps = [share.stage.cap_Bps for share in shares]
-    edges = join_edges([share.stage.edges for share in shares])
+    sharing = (sharings or LinkSharings()).of(shares)
     ends = np.cumsum([len(cap) for cap in caps]).tolist()
     parts = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
-    solutions = _Solutions(LinkSharing.of(edges.pointers, edges.arcs), capacity_Bps, parts)
+    solutions = _Solutions(sharing, capacity_Bps, parts)
     rates = solutions.of("all", caps)
     if len(shares) < 2 or any(not part.all() for part in rates):
         return rates

@@ -166,9 +166,15 @@ def _fill(
 
 
 def _shares_experts(candidate: MixtureCandidate, section: Any, gpus: int) -> bool:
-    """Whether experts can be shared so: those of Megatron alone are reduced by themselves."""
+    """Whether experts can be shared so: Megatron and ``fully_shard`` reduce them by themselves."""
+    if candidate.expert == 1:
+        return True
+    whole_groups = getattr(section, "shard_gpus", None) is None and isinstance(
+        getattr(section, "reshard_after_forward", True), bool
+    )
+    sharding = section.kind == "fsdp" and section.version == 2 and whole_groups
     sharing = gpus // (candidate.tensor * candidate.pipeline)
-    return candidate.expert == 1 or (section.kind == "megatron" and sharing % candidate.expert == 0)
+    return (section.kind == "megatron" or sharding) and sharing % candidate.expert == 0
 
 
 def _runs_in_pipelines(section: Any) -> bool:

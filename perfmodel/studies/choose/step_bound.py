@@ -156,7 +156,7 @@ class StepBounds:
                 if each.window_s == 0 and each.call.group in groups:
                     call = each.call
                     item_bytes = ITEM_BYTES[call.dtype or precision]
-                    nbytes = round(call.elements * sized.batch * item_bytes)
+                    nbytes = round(call.elements * sized.batch) * item_bytes
                     least_s = min(
                         self._collective_s(sized, group, call.op, nbytes)
                         for group in groups[call.group]

@@ -200,7 +200,8 @@ def _describe_draw(candidate: CandidateSection, node: Hardware) -> str:
     if power.per_gpu is None and node.gpu.power_W is None:
         return f"what a {node.gpu.name} draws is not known, so its energy is not either"
     each = power.per_gpu or node.gpu.power_W
-    source = "as given" if power.per_gpu else "the data sheet's most"
+    sheet = "the data sheet's most" if node.gpu.limited_rate == 1 else "its power limit"
+    source = "as given" if power.per_gpu else sheet
     rest = (
         f" times {power.factor:g} for the rest of the node"
         if power.factor != 1
@@ -210,12 +211,14 @@ def _describe_draw(candidate: CandidateSection, node: Hardware) -> str:
 
 
 def sources(plan: PlanSection, hardware: HardwareByName) -> dict[str, str]:
-    """Return the source of the power of each GPU, unless the file gives it."""
+    """Return the source of the power of each GPU, unless the file or a power limit gives it."""
     power_sources = {}
     for candidate in plan.candidates:
         node = hardware[candidate.name]
         power = candidate.power or PowerSection()
         is_given = power.per_node or power.per_gpu
-        if not isinstance(node, str) and node.gpu.power_W is not None and not is_given:
+        if isinstance(node, str) or node.gpu.power_W is None or node.gpu.limited_rate < 1:
+            continue
+        if not is_given:
             power_sources[f"power of {node.gpu.name}"] = gpu_sources(node.gpu.name)["power"]
     return power_sources

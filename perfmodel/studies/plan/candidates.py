@@ -23,7 +23,6 @@ from perfmodel.studies.plan.model import Interval, Step
 from perfmodel.studies.sweep import Answer, Variant, run_sweep
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.build import build_topology, load_node
-from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.model import Workload
 
@@ -143,9 +142,8 @@ def find_hardware(scenario: Scenario, candidate: CandidateSection) -> Hardware |
     name = scenario.origin.beside("plan.candidates", candidate.node)
     try:
         spec = load_node(name)
-        return Hardware(
-            candidate.gpus_per_node or len(build_topology(spec).ranks), load_gpu(spec.gpu)
-        )
+        host = build_topology(spec)
+        return Hardware(candidate.gpus_per_node or len(host.ranks), host.gpu)
     except PerfmodelError as error:
         return describe_error(error)
 

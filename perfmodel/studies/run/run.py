@@ -15,7 +15,6 @@ from perfmodel.scenario import (
     scenario_digest,
     sizes_left_out,
 )
-from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.resolve.job.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
@@ -86,11 +85,19 @@ def run_scenario(
     points: list[SizeResult] = []
     for done, size in enumerate(inputs.sizes, 1):
         sized = largest if size == largest.size else size_job(inputs, size, largest.job)
-        simulate = simulate_size if sized.job.strategy.loops is None else simulate_loop_size
-        points.append(simulate(sized, with_first=with_first))
+        points.append(_simulate(sized, with_first=with_first))
         if progress is not None:
             progress(done, len(inputs.sizes))
     return replace(_assemble_result(inputs, largest, points), search=search)
+
+
+def _simulate(sized: SizedJob, *, with_first: bool) -> SizeResult:
+    """One size, whose ranks share steps or loop on their own."""
+    if sized.job.strategy.loops is None:
+        return simulate_size(sized, with_first=with_first)
+    from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
+
+    return simulate_loop_size(sized, with_first=with_first)
 
 
 def _assemble_result(

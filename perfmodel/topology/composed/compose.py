@@ -13,6 +13,7 @@ from perfmodel.topology.composed.gpu_changes import (
     change_count,
     change_gpu,
     change_nvlink,
+    change_power,
     nvlink_words,
     read_gpus,
 )
@@ -95,6 +96,8 @@ def _changed(
         apply(change_slots, slot, section.cpu)
     if stated_links:
         apply(change_nvlink, section.nvlink, switch=section.nvswitch)
+    if section.power_limit is not None:
+        apply(change_power, section.power_limit)
     if nics[0] is not None:
         apply(change_nics, nics[0], section.sockets, nics[1])
     apply(_change_access, section)
@@ -127,7 +130,7 @@ def _finished(start: PartedHost, host: PartedHost, section: NodeSection) -> Node
         return node if section.name is None else node.model_copy(update={"name": section.name})
     stated = section.model_dump(exclude_unset=True)
     own = ("name", "extends", "perfmodel", "kind", "description")
-    fields = "; ".join(f"{key} {_in_words(stated[key])}" for key in stated if key not in own)
+    fields = "; ".join(f"{key} {_in_words(key, stated[key])}" for key in stated if key not in own)
     extended = section.extends is not None
     name = section.name or (f"{start.node.name}-changed" if extended else _plain(section))
     description = getattr(section, "description", "") or (
@@ -146,7 +149,9 @@ def _plain(section: NodeSection) -> str:
     return str(section.gpus).replace(" ", "") + "-composed"
 
 
-def _in_words(value: Any) -> str:
+def _in_words(key: str, value: Any) -> str:
+    if key == "power_limit":
+        return f"{value:g} W"
     if isinstance(value, dict):
         stated = {key: each for key, each in value.items() if each is not None}
         if "rate" in stated:

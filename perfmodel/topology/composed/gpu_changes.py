@@ -13,6 +13,8 @@ from perfmodel.topology.from_text.intra_text import IntraText, read_intra
 from perfmodel.topology.from_text.layouts import Board, join_gpus
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
 from perfmodel.topology.from_text.template_builder import Draft
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.topology.templates.power_limits import limit_power
 
 _COUNTED = re.compile(r"\s*(?P<count>\d{1,4})\s*(?:x\s*|\s)(?P<gpu>\S.*)", re.IGNORECASE)
 
@@ -89,7 +91,9 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
     if relink and layout == "nvswitch" and part.nvlink and not part.on_board:
         allowed = "a GPU of a board with NVSwitch, which joins no cards; or nvlink: none"
         raise InputError(Fault("gpu", repr(named.name), allowed))
-    changed = PartedHost(host.node, part, host.notes).with_node(gpu=named.name, staging=None)
+    changed = PartedHost(host.node, part, host.notes).with_node(
+        gpu=named.name, staging=None, power_limit=None
+    )
     changed = changed.noting(*named.assumptions)
     if part.geforce and not old.geforce:
         changed = changed.with_node(gpu_p2p=False, gpudirect_rdma=False).noting(
@@ -112,6 +116,16 @@ def change_gpu(host: PartedHost, named: NamedGpu, *, relink: bool) -> PartedHost
         return changed
     note = f"assumption: {part.lanes} NVLinks for each {named.name}, joined as in the template"
     return rewire(changed, layout, (part.nvlink, part.lanes, part.lane_Bps)).noting(note)
+
+
+def change_power(host: PartedHost, limit_W: float) -> PartedHost:
+    """Limit what each GPU of a host draws; watts.
+
+    Raises `InputError`: more than its data sheet says, or too little to say how fast it is.
+    """
+    full = load_gpu(host.node.gpu)
+    limit_power(full, limit_W)
+    return host.with_node(power_limit=None if limit_W == full.power_W else limit_W)
 
 
 # ---------------------------------------------------------------- NVLink

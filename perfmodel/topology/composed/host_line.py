@@ -8,10 +8,9 @@ from typing import Any
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
 from perfmodel.scenario.sections.node import NodeSection
-from perfmodel.topology.from_text.intra_text import read_intra, read_peer_access
-from perfmodel.topology.from_text.network_text import names_network
 
 _COUNTED = re.compile(r"\s*\d{1,4}\s*x\s*\S.*", re.IGNORECASE)
+_WATTS = re.compile(r"\d+(\.\d+)?\s*k?w")
 MOST_CHARACTERS = 400
 
 
@@ -34,7 +33,7 @@ def read_words(text: str, field: str) -> NodeSection:
         if not read:
             allowed = (
                 "NICs ('10 GbE', '2 x 100 Gbit/s RoCE'), 'NVLink bridge', 'PCIe gen4 x16', "
-                "'no P2P' or 'two sockets'"
+                "'500 W' for each GPU, 'no P2P' or 'two sockets'"
             )
             faults.append(Fault(field, repr(part), allowed))
         twice = sorted(fields.keys() & read.keys())
@@ -46,7 +45,12 @@ def read_words(text: str, field: str) -> NodeSection:
 
 
 def _read_part(part: str) -> dict[str, Any]:
+    from perfmodel.topology.from_text.intra_text import read_intra, read_peer_access
+    from perfmodel.topology.from_text.network_text import names_network
+
     folded = part.lower()
+    if _WATTS.fullmatch(folded):
+        return {"power_limit": part}
     if "nv" in folded:
         named = re.search(r"(\b(?:no|without)\s+)?nv\s?switch", folded)
         switch = {} if named is None else {"nvswitch": named[1] is None}

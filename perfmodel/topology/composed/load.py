@@ -10,7 +10,6 @@ from typing import Any
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import is_file, line_of, path_of, plain, read_yaml, validate_document
 from perfmodel.scenario.sections.node import NodeFile, NodeSection
-from perfmodel.topology.composed.compose import compose
 from perfmodel.topology.composed.host_line import is_host_in_words, read_words
 from perfmodel.topology.templates.load import check_template, find_template
 from perfmodel.topology.templates.spec import NodeSpec
@@ -34,6 +33,8 @@ def load_node(machine: str | NodeSection) -> NodeSpec:
 
 def _load(machine: str | NodeSection, field: str, chain: tuple[Path, ...]) -> NodeSpec:
     if isinstance(machine, NodeSection):
+        from perfmodel.topology.composed.compose import compose  # half of a topology's start-up
+
         base = None if machine.extends is None else _load(machine.extends, "extends", chain)
         return compose(machine, base)
     if is_host_in_words(machine) and not is_file(path_of(machine)):

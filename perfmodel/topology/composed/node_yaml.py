@@ -29,7 +29,7 @@ def node_document(node: NodeSpec) -> dict[str, Any]:
     fields = node.model_dump(by_alias=True, exclude_none=True, exclude_defaults=True)
     ordered = {"perfmodel": 1, "kind": "node", "name": fields.pop("name", None)}
     document = {key: value for key, value in (ordered | fields).items() if value is not None}
-    return {key: _with_units(value, bits=False) for key, value in document.items()}
+    return {key: _quantity(key, value, bits=False) for key, value in document.items()}
 
 
 def _with_units(value: Any, *, bits: bool) -> Any:
@@ -44,6 +44,8 @@ def _with_units(value: Any, *, bits: bool) -> Any:
 def _quantity(key: str, value: Any, *, bits: bool) -> Any:
     if not isinstance(value, float):
         return _with_units(value, bits=bits)
+    if key == "power_limit":
+        return f"{value:g} W"
     if key in _RATES:
         unit = ("Gbit/s", 1.25e8) if bits or key == "flow" else ("GB/s", 1e9)
         return _write(value, unit, parse_bandwidth)

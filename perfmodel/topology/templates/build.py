@@ -26,6 +26,7 @@ from perfmodel.topology.fabric.fabric import (
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
 from perfmodel.topology.templates.load import template_names
+from perfmodel.topology.templates.power_limits import describe_limit, limit_power
 from perfmodel.topology.templates.references import reference_faults
 from perfmodel.topology.templates.spec import FABRIC_KINDS, FabricSpec, NodeSpec, resolve_source
 
@@ -86,7 +87,7 @@ def build_topology(
     faults = list(_faults(spec, host, hosts, fabric, gpus_per_host))
     if faults:
         raise InputError(faults)
-    gpu = load_gpu(spec.gpu)
+    gpu = limit_power(load_gpu(spec.gpu), spec.power_limit)
     if spec.launch is not None:
         gpu = replace(gpu, launch_s=spec.launch.time)
     with collector_off():
@@ -95,6 +96,8 @@ def build_topology(
         arcs = build_arcs(host, hosts, network)
         devices = build_devices(host, hosts, network)
     sources = _sources(spec, network)
+    if gpu.limited_rate < 1:
+        sources = {**sources, "gpu power_limit": describe_limit(gpu)}
     return Topology(
         name=f"{spec.name} x {hosts}" if hosts > 1 else f"{spec.name}",
         devices=devices,

@@ -197,6 +197,8 @@ class NodeSpec(FileModel):
     name: str | None = None
     description: str
     gpu: str
+    power_limit: Power | None = None
+    """Of each GPU, where its board may draw less than its data sheet says."""
     sources: dict[str, str] = Field(default_factory=dict)
     links: dict[str, LinkSpec]
     nodes: Annotated[tuple[DeviceSpec, ...], Field(min_length=1)]

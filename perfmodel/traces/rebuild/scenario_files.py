@@ -26,7 +26,7 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load_workload
 from perfmodel.workload.model import ITEM_BYTES
 from perfmodel.workload.readers.fields import TRAINABLE
-from perfmodel.workload.readers.load import read_model
+from perfmodel.workload.readers.parameter_file import read_model
 
 MODEL, MACHINE, SCENARIO = "model.yaml", "machine.yaml", "scenario.yaml"
 CPU_RANK = "cpu-process"

@@ -19,7 +19,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.pipeline.pass_regions import PASSES
-from perfmodel.training.pipeline.stage_messages import TRANSFER_STREAMS, Message
+from perfmodel.training.pipeline.stage_messages import TRANSFER_STREAMS, Message, bytes_after
 from perfmodel.training.pipeline.stage_workload import ModelPart
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import (
@@ -67,13 +67,13 @@ def spread_replica(
     request: StepRequest,
     options: DdpOptions,
     parts: Sequence[ModelPart],
-    transfer_bytes: int,
+    transfer_bytes: tuple[int, ...],
 ) -> StepPlan:
     """Put the plan of DDP, of one class, on the GPUs of its replicas.
 
     `plan`: rank r is process r; here rank d R + r is GPU d of R processes.
     `options`: with `layer_devices`.
-    `transfer_bytes`: of a micro-batch's activations from GPU to GPU, and of their gradients.
+    `transfer_bytes`: of a micro-batch's activations from each GPU to the next, and of gradients.
     """
     ranks, devices = request.ranks, len(parts)
     places = _Places.of(request, options)
@@ -154,7 +154,7 @@ class _DeviceTasks:
     device: int
     part: ModelPart
     tasks: list[Task]
-    transfer_bytes: int
+    transfer_bytes: tuple[int, ...]
     written: dict[int, int] = field(default_factory=dict)
     newest: tuple[int, ...] = ()
     passing: tuple[str, int] | None = None
@@ -224,7 +224,8 @@ class _DeviceTasks:
         return ()
 
     def _transfer(self, message: Message, stream: str, after: tuple[int, ...]) -> int:
-        work = Collective("send", self.transfer_bytes, message.communicator, message.key)
+        nbytes = bytes_after(self.transfer_bytes, message.boundary)
+        work = Collective("send", nbytes, message.communicator, message.key)
         return self._append(
             Task(message.key, "communication", "", stream, work, after,
                  micro_batch=message.micro_batch)

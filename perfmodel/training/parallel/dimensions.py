@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from perfmodel.training.parallel.expand_ranks import CONTEXT, EXPERT, TENSOR
+from perfmodel.training.parallel.expand_ranks import (
+    CONTEXT,
+    EXPERT,
+    EXPERT_NODE,
+    EXPERT_RAIL,
+    TENSOR,
+)
 from perfmodel.training.pipeline.stage_end import ALL_STAGES, TIED
 from perfmodel.training.plan.step_plan import StepPlan
 
@@ -24,6 +30,8 @@ def dimension_of(communicator: str) -> str:
     name = communicator.partition(" of part ")[0]
     if name in (TENSOR, CONTEXT, EXPERT):
         return name
+    if name in (EXPERT_RAIL, EXPERT_NODE):
+        return EXPERT
     if name == ALL_STAGES:
         return EVERYONE
     joins_stages = name.startswith("stage ") and " to stage " in name

@@ -17,6 +17,7 @@ from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.step_plan import Collective, Communicator, RankClass, StepPlan, Task
 
 TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"
+EXPERT_RAIL, EXPERT_NODE = "expert_rail", "expert_node"
 """Communicators of calls (`perfmodel.workload.shards.calls.CallGroup`)."""
 
 
@@ -26,12 +27,14 @@ def expand_ranks(plan: StepPlan, grid: RankGrid) -> StepPlan:
     `plan`: rank s R + r is replica r of R in stage s. Its communicators "tensor", "context" and
     "expert" get their groups here. Ranks of a context group train the same samples.
     """
-    if grid.ranks == grid.data:
+    if grid.ranks == grid.data and grid.expert == 1:
         return plan
     called: Mapping[str, Groups] = {
         TENSOR: grid.tensor_groups,
         CONTEXT: grid.context_groups,
         EXPERT: grid.expert_groups,
+        EXPERT_RAIL: grid.expert_groups,
+        EXPERT_NODE: grid.expert_groups,
         EXPERT_COPIES: grid.expert_replica_groups,
     }
     classes = tuple(_grown(each, grid) for each in plan.classes)
@@ -72,6 +75,10 @@ def _placed(
     name = communicator.name.partition(" of part ")[0]
     if name in called:
         groups: Groups = tuple(group for group in called[name] if group[0] in callers)
+        if name in (EXPERT_RAIL, EXPERT_NODE):
+            groups = _within(groups, len(communicator.groups[0]), by_node=name == EXPERT_NODE)
+        if name == EXPERT_COPIES:
+            groups = _joined(groups, len(called[name]) // grid.stages)
     else:
         groups = _copies(communicator, grid)
     if name == AMAXES:  # Transformer Engine's group has the ranks of tensor groups, too
@@ -81,6 +88,28 @@ def _placed(
             for at in range(count)
         )
     return replace(communicator, groups=groups)
+
+
+def _within(groups: Groups, size: int, *, by_node: bool) -> Groups:
+    """Cut groups whose ranks fill their nodes: ranks of one node, or of one place in all nodes."""
+    if by_node:
+        return tuple(
+            group[first : first + size] for group in groups for first in range(0, len(group), size)
+        )
+    return tuple(
+        group[place :: len(group) // size] for group in groups
+        for place in range(len(group) // size)
+    )  # fmt: skip
+
+
+def _joined(groups: Groups, of_stage: int) -> Groups:
+    """Join the holders of the same experts in two stages, which both hold a part (DualPipe).
+
+    `of_stage`: groups of a stage; those of the next one follow in the same order.
+    """
+    return tuple(
+        tuple(rank for group in groups[at::of_stage] for rank in group) for at in range(of_stage)
+    )
 
 
 def _copies(communicator: Communicator, grid: RankGrid) -> Groups:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.parallel.alike_parts import plan_parts
 from perfmodel.training.parallel.device_replica import check_replica, spread_replica
@@ -16,7 +15,7 @@ from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
 from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules.schedule_table import make_schedule
 from perfmodel.training.pipeline.stage_passes import PipelineOptions
-from perfmodel.training.pipeline.stage_workload import ModelPart, model_parts, stream_bytes
+from perfmodel.training.pipeline.stage_workload import ModelPart, handed_bytes, model_parts
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
@@ -152,11 +151,8 @@ def mix_step(
     if mixture.stages == 1:
         return expand_ranks(plan_part(request, micro_batches), grid)
     schedule = mixture.pipeline_schedule(micro_batches)
-    if schedule.layout == "bidirectional" and request.expert_copies is not None:
-        allowed = "another with parallel.expert of 2 or more: two stages would hold each expert"
-        raise InputError(Fault("parallel.pipeline.schedule", repr(mixture.schedule), allowed))
     model = model_parts(request.workload, request.times, schedule, mixture.partition)
-    transfer_bytes = stream_bytes(request.workload, precision, request.batch_per_gpu, held_dtype)
+    transfer_bytes = handed_bytes(model, precision, request.batch_per_gpu, held_dtype)
     if replica is not None:
         check_replica(replica, model, request)
         whole = plan_part(request, micro_batches)
@@ -167,6 +163,7 @@ def mix_step(
         own = replace(
             request, workload=part.workload, times=part.times, segments=PART_SEGMENTS,
             ranks=copies * request.ranks, ready_order=None,
+            expert_copies=request.expert_copies and copies * request.expert_copies,
         )  # fmt: skip
         return plan_part(own, micro_batches // copies)
 

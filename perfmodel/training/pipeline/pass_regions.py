@@ -178,6 +178,8 @@ def merge_pass(works: Sequence[Work], waited_for: frozenset[int]) -> list[Work]:
 
 EXPERT = "expert"
 """Communicator, and stream, of what experts exchange (`perfmodel.workload.shards.calls`)."""
+EXPERT_CALLS = (EXPERT, "expert_rail", "expert_node")
+"""Communicators of these calls."""
 
 
 def part_calls(works: Sequence[Work]) -> tuple[list[Work], list[Work]]:
@@ -190,14 +192,15 @@ def part_calls(works: Sequence[Work]) -> tuple[list[Work], list[Work]]:
     calls = [
         work for work in works
         if isinstance(work.task.work, Collective)
-        and (work.task.work.communicator, work.task.stream) == (EXPERT, COMPUTE.name)
+        and work.task.work.communicator in EXPERT_CALLS
+        and work.task.stream in (COMPUTE.name, work.task.work.communicator)
     ]  # fmt: skip
     moving = {member for work in calls for member in work.members}
     on_host = {m for work in works if work.task.stream == HOST.name for m in work.members}
     mine = {member for work in works for member in work.members} - on_host - moving
     moved = [
         replace(work, task=replace(
-            work.task, stream=EXPERT,
+            work.task, stream=EXPERT if work.task.stream == COMPUTE.name else work.task.stream,
             after=tuple(each for each in work.task.after if each not in mine | on_host),
         ))
         for work in calls

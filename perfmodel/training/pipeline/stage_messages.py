@@ -39,6 +39,11 @@ class Message:
         return f"{self.kind} of micro-batch {self.micro_batch} to part {self.part}"
 
     @property
+    def boundary(self) -> int:
+        """Part of the model after which it is handed on, forward or back."""
+        return self.part - (self.kind == "activations")
+
+    @property
     def sent_on(self) -> str:
         """Stream of the sender."""
         return f"to {self.direction}"
@@ -52,6 +57,11 @@ class Message:
     def communicator(self) -> str:
         """Of both stages."""
         return f"stage {self.source} to stage {self.target}"
+
+
+def bytes_after(transfer_bytes: int | tuple[int, ...], part: int) -> int:
+    """Bytes of a message between a part and the next, of what all or each of them hand on."""
+    return transfer_bytes if isinstance(transfer_bytes, int) else transfer_bytes[part]
 
 
 def output_of(schedule: PipelineSchedule, stage: int, action: PassAction) -> Message | None:

@@ -20,6 +20,7 @@ from perfmodel.training.pipeline.split_backward import split_backward
 from perfmodel.training.pipeline.stage_messages import (
     Message,
     action_groups,
+    bytes_after,
     input_of,
     output_of,
 )
@@ -32,7 +33,8 @@ from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Tas
 class PipelineOptions:
     """How stages exchange what passes make.
 
-    `transfer_bytes`: of a micro-batch's activations, and of their gradients.
+    `transfer_bytes`: of a micro-batch's activations, and of their gradients, after each part but
+        the last; one number: the same after all.
     `dtype`: of their elements.
     `overlap_p2p`: passes run while messages are on their way; otherwise a stage sends and receives
         between two passes, and its host waits, too (Megatron-Core without
@@ -43,7 +45,7 @@ class PipelineOptions:
         of the tensor.
     """
 
-    transfer_bytes: int
+    transfer_bytes: int | tuple[int, ...]
     dtype: str | None = None
     overlap_p2p: bool = True
     overlap_reduction: bool = True
@@ -175,7 +177,8 @@ def _send(passes: StagePasses, action: PassAction, written: tuple[int, ...]) -> 
 
 def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[int, ...]) -> int:
     work = Collective(
-        "send", passes.options.transfer_bytes, message.communicator, message.key,
+        "send", bytes_after(passes.options.transfer_bytes, message.boundary),
+        message.communicator, message.key,
         dtype=passes.options.dtype,
     )  # fmt: skip
     passes.tasks.append(

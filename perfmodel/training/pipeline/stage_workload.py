@@ -53,7 +53,8 @@ def model_parts(
     layers = part_layers(workload, schedule, options or PartitionOptions())
     if len(layers) == 1:
         return (ModelPart(workload, times, layers[0]),)
-    _require_stream(workload)
+    handed = _handed_elements(workload, [mine[-1] for mine in layers[:-1]])
+    flows = [workload.input_elements, *handed, workload.output_elements]
     ends = [schedule.place(part, direction)[0] for part, direction in _ends(schedule)]
     borrowed = [frozenset[int]() for _ in layers]
     if ends[0] != ends[1]:  # a stage that holds both has the embedding once
@@ -62,9 +63,11 @@ def model_parts(
     parts = []
     for number, mine in enumerate(layers):
         held = {tensor for tensor, owner in owners.items() if owner == number}
-        parts.append(
-            _cut(workload, times, mine, held | borrowed[number], borrowed, (number, len(layers)))
+        part = _cut(workload, times, mine, held | borrowed[number], borrowed, (number, len(layers)))
+        between = replace(
+            part.workload, input_elements=flows[number], output_elements=flows[number + 1]
         )
+        parts.append(replace(part, workload=between))
     return tuple(parts)
 
 
@@ -77,24 +80,31 @@ def part_workloads(
     return tuple(part.workload for part in model_parts(workload, times, schedule, options))
 
 
-def stream_bytes(
-    workload: Workload, precision: str, batch: int, held_dtype: str | None = None
-) -> int:
-    """Bytes that a micro-batch of `batch` samples hands from one part to the next, and back.
+def handed_bytes(
+    parts: Sequence[ModelPart], precision: str, batch: int, held_dtype: str | None = None
+) -> tuple[int, ...]:
+    """Bytes that a micro-batch of `batch` samples hands from each part to the next, and back.
 
-    In fp32 under autocast, whose residual stream is; else at the precision of the compute.
-    Raises `InputError`: a model that does not state what flows between its blocks.
+    The residual stream of a transformer is in fp32 under autocast; else it is, as maps of features
+    are, at the precision of the compute.
     """
-    _require_stream(workload)
-    casts = cast_weights(workload, precision, held_dtype)
+    whole = parts[0].workload
+    casts = whole.stream_elements > 0 and cast_weights(whole, precision, held_dtype)
     item_bytes = WIDE_BYTES if casts else ITEM_BYTES[precision]
-    return round(batch * workload.stream_elements) * item_bytes
+    return tuple(round(batch * part.workload.output_elements) * item_bytes for part in parts[:-1])
 
 
-def _require_stream(workload: Workload) -> None:
-    if not workload.stream_elements:
+def _handed_elements(workload: Workload, ends: Sequence[int]) -> list[float]:
+    """Elements that each part hands to the next, by the last layer of each part but the last.
+
+    Raises `InputError`: a model that does not state them.
+    """
+    handed = [workload.layers[end].output_elements or workload.stream_elements for end in ends]
+    if not all(handed):
         text = f"{workload.name!r}, which does not state what flows between its blocks"
-        raise InputError(Fault("model", text, "a decoder, or an encoder, of the zoo"))
+        allowed = "a decoder, an encoder, a ResNet or a VGG of the zoo"
+        raise InputError(Fault("model", text, allowed))
+    return handed
 
 
 def _ends(schedule: PipelineSchedule) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -159,7 +169,6 @@ def _cut(
     place: tuple[int, int],
 ) -> ModelPart:
     number, parts = place
-    first, last = number == 0, number == parts - 1
     lent = frozenset().union(*borrowed)
     order = sorted(held)
     index = {tensor: position for position, tensor in enumerate(order)}
@@ -180,8 +189,6 @@ def _cut(
         name=f"{workload.name}, part {number + 1} of {parts}",
         tensors=tuple(workload.tensors[tensor] for tensor in order),
         layers=tuple(layers),
-        input_elements=workload.input_elements if first else workload.stream_elements,
-        output_elements=workload.output_elements if last else workload.stream_elements,
     )
     shared = tuple(index[tensor] for tensor in order if tensor in lent)
     return ModelPart(part, part_times(times, workload, part, mine), mine, shared)

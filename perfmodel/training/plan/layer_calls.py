@@ -32,13 +32,18 @@ PASSES = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Calls that are alike. `window_s`: work beside each of them; seconds, 0: none."""
+    """Calls that are alike.
+
+    `window_s`: work beside each of them; seconds, 0: none.
+    `joins_previous`: whether they begin with the calls before them.
+    """
 
     group: CallGroup
     op: Op
     nbytes: int
     dtype: str
     window_s: float
+    joins_previous: bool = False
 
 
 @dataclass(slots=True)
@@ -77,7 +82,7 @@ def add_layer_calls(
     """Return the plan with its layers' calls; the same plan where no layer calls anything.
 
     Exposed calls run on the compute stream, before or after their kernels; others on a stream of
-    their group, beside a part of the kernels. The communicators "tensor", "context" and "expert"
+    their group, beside a part of the kernels. The communicators of `CallGroup`
     have one group of as many ranks as share a layer: placement puts their real groups in its place.
 
     `request`: that the plan was made from; its workload is that of one rank.
@@ -154,8 +159,7 @@ def _add_around(adding: _Adding, task: Task, duration_s: float, around: _Around)
     shorten = min(1.0, duration_s / windows_s) if windows_s else 0.0
     rest_s = max(0.0, duration_s - shorten * windows_s)
     waits: tuple[int, ...] = task.after
-    for each in around.head:
-        waits = (_call(adding, task, each, COMPUTE.name, waits),)
+    waits = _add_exposed(adding, task, around.head, waits)
     if around.hidden and not around.head:
         # a call on another stream begins when the kernels beside it can
         waits = (_piece(adding, task, 0.0, waits),)
@@ -165,10 +169,23 @@ def _add_around(adding: _Adding, task: Task, duration_s: float, around: _Around)
     if rest_s > 0 or not around.hidden:
         waits = (_piece(adding, task, rest_s, waits),)
     waits = _add_windows(adding, task, reductions, shorten, waits)
-    for each in around.tail:
-        waits = (_call(adding, task, each, COMPUTE.name, waits),)
+    waits = _add_exposed(adding, task, around.tail, waits)
     if len(waits) > 1:  # what follows waits for the kernels and for the call beside them
         _piece(adding, task, 0.0, waits)
+
+
+def _add_exposed(
+    adding: _Adding, task: Task, calls: Iterable[_Calls], waits: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Add calls one after the other, but for those beside the one before; returns what follows."""
+    begun = waits
+    for each in calls:
+        if each.kind.joins_previous:
+            waits = (*waits, _call(adding, task, each, each.kind.group, begun))
+        else:
+            begun = waits
+            waits = (_call(adding, task, each, COMPUTE.name, waits),)
+    return waits
 
 
 def _is_reduction(calls: _Calls) -> bool:
@@ -191,7 +208,8 @@ def _alike(adding: _Adding, calls: Iterable[PassCall], *, merges: bool) -> list[
     joined: list[_Calls] = []
     for each in calls:
         call = each.call
-        kind = _Kind(call.group, call.op, *_size(adding, call.elements, call.dtype), each.window_s)
+        kind = _Kind(call.group, call.op, *_size(adding, call.elements, call.dtype), each.window_s,
+                     call.joins_previous)  # fmt: skip
         candidates = joined if merges else joined[-1:]
         same = next((other for other in candidates if other.kind == kind), None)
         if same is None:
@@ -203,7 +221,7 @@ def _alike(adding: _Adding, calls: Iterable[PassCall], *, merges: bool) -> list[
 
 def _size(adding: _Adding, elements: float, dtype: str | None) -> tuple[int, str]:
     name = dtype or adding.dtype
-    return round(elements * adding.request.batch_per_gpu * ITEM_BYTES[name]), name
+    return round(elements * adding.request.batch_per_gpu) * ITEM_BYTES[name], name
 
 
 def _piece(adding: _Adding, task: Task, duration_s: float, waits: Sequence[int]) -> int:

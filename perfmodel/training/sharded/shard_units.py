@@ -26,15 +26,18 @@ class ShardUnit:
         In registration order.
     is_root : bool
         Whether it is the outermost module, which stays gathered from forward to backward.
+    of_experts : bool
+        Whether it is split over the ranks that hold the same experts alone.
     """
 
     name: str
     tensors: tuple[int, ...]
     is_root: bool = False
+    of_experts: bool = False
 
 
 def wrap_units(
-    workload: Workload, wrap: str | Sequence[str], least: int = 1
+    workload: Workload, wrap: str | Sequence[str], least: int = 1, *, experts_apart: bool = False
 ) -> tuple[ShardUnit, ...]:
     """Split a model into units, the root last; units without parameters are left out.
 
@@ -47,18 +50,30 @@ def wrap_units(
         modules, in which ``*`` stands for one name.
     least : int
         Parameters that a module needs for a unit of its own with "size".
+    experts_apart : bool
+        Whether the experts of each layer are units of their own, as those that ranks share have to
+        be (torchtitan's ``apply_fsdp``).
 
     Raises
     ------
     InputError
         Paths that no module has, or blocks of a model that has none.
     """
-    owner = _owners(workload, wrap, least)
+    owner = {**_owners(workload, wrap, least)}
+    shared = {
+        index for index, tensor in enumerate(workload.tensors)
+        if experts_apart and tensor.of_experts
+    }  # fmt: skip
+    if wrap != "layer":
+        owner |= {index: workload.tensors[index].name.rpartition(".")[0] for index in shared}
     members: dict[str, list[int]] = {}
     for index in range(len(workload.tensors)):
         members.setdefault(owner.get(index) or ROOT, []).append(index)
     rest = members.pop(ROOT, [])
-    units = [ShardUnit(name, tuple(indices)) for name, indices in members.items()]
+    units = [
+        ShardUnit(name, tuple(indices), of_experts=shared.issuperset(indices))
+        for name, indices in members.items()
+    ]
     return (*units, *([ShardUnit(ROOT, tuple(rest), is_root=True)] if rest else []))
 
 
@@ -174,5 +189,16 @@ def row_elements(tensors: Sequence[ParameterTensor], ranks: int) -> int:
 
 
 def _padded_rows(tensor: ParameterTensor, ranks: int) -> int:
-    rows = tensor.shape[0] if tensor.shape else 1
+    rows = split_rows(tensor, ranks)
     return math.ceil(rows / ranks) * ranks * (tensor.numel // max(rows, 1))
+
+
+def split_rows(tensor: ParameterTensor, ranks: int) -> int:
+    """Length of the dimension that ranks split: the first one.
+
+    Of experts that are fewer than the ranks it is the second (``Shard(1)``, torchtitan's
+    ``apply_fsdp``).
+    """
+    if tensor.of_experts and tensor.shape[0] < ranks:
+        return tensor.shape[1]
+    return tensor.shape[0] if tensor.shape else 1

@@ -16,19 +16,21 @@ from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.studies.run.resolve.job.model_share import expert_ranks_per_node, mixture_of
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.units import parse_power
 from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.hand_kernels import fuse_by_hand, keep_loss_apart
 from perfmodel.workload.model import Workload
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.zoo.bert import bert
+from perfmodel.workload.zoo.bert import BertShape, bert
 from perfmodel.workload.zoo.decoders.decoder_sizes import NEMOTRON, DecoderShape
 from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
 from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings
 from perfmodel.workload.zoo.decoders.experts.expert_sizes import EXPERT_SHAPES, expert_family
 from perfmodel.workload.zoo.decoders.llama import llama
 from perfmodel.workload.zoo.gpt import GptShape, gpt
+from perfmodel.workload.zoo.images.resnet import resnet
 
 STAND_IN = "gpt2"
 """Model that the scenario names: what is trained is made of the row's own sizes."""
@@ -45,6 +47,8 @@ FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand, "loss_apart": kee
 FUSED_AS = {"blocks": "blocks", "by_hand": "by_hand", "loss_apart": "by_hand"}
 """What `compute.compiled` takes for these."""
 HAVE_TO_AGREE = 6
+LIMITED = " at "
+"""Between a GPU and the limit of its power, where there is one: "h100-sxm5-96gb at 500 W"."""
 MEASURED = frozenset(
     {"step_s", "peak_GB", "memory_kind", "unlike", "presumed", "trust", "source", "note"}
 )
@@ -177,7 +181,7 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         "compute": compute,
         "strategy": strategy,
         "cluster": {
-            "node": cells["gpu"],
+            "node": cells["gpu"].partition(LIMITED)[0],
             "nodes": count(cells, "nodes"),
             "gpus_per_node": count(cells, "gpus_per_node"),
             "fabric": "rail-optimised" if count(cells, "nodes") > 1 else None,
@@ -189,8 +193,12 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
 
 
 @lru_cache(maxsize=256)
-def _named_node(gpu: str, gpus: int, intra: str, network: str) -> NodeSpec:
-    return describe(gpu, gpus=gpus, intra=intra or "none", network=network or None).node
+def _named_node(text: str, gpus: int, intra: str, network: str) -> NodeSpec:
+    gpu, _, limit = text.partition(LIMITED)
+    node = describe(gpu, gpus=gpus, intra=intra or "none", network=network or None).node
+    if not limit:
+        return node
+    return node.model_copy(update={"power_limit": parse_power(limit, "gpu")})
 
 
 def _node(cells: Mapping[str, str]) -> NodeSpec:
@@ -245,17 +253,22 @@ def _built(
 ) -> Workload:  # fmt: skip
     layers, width, heads, kv_heads, mlp_width, vocabulary, tokens = sizes
     if family == "bert":
-        if (layers, width) != (24, 1024):
-            raise InputError(Fault("model", name, "BERT-Large"))
-        return bert("bert-large", dtype=dtype, sequence_length=tokens, whole_head=True, shard=shard)
+        sizes_of_bert = BertShape(layers, width, heads, vocabulary=vocabulary, mlp_width=mlp_width)
+        return bert(
+            name, dtype=dtype, sequence_length=tokens, whole_head=True, shape=sizes_of_bert,
+            shard=shard,
+        )  # fmt: skip
     if family == "gpt":
         shape = GptShape(layers, width, heads, tokens, vocabulary)
         return gpt(
             name, dtype=dtype, sequence_length=tokens, shape=shape, dropout="dropout" in switches,
             shard=shard,
         )  # fmt: skip
+    if family == "resnet":
+        return resnet(layers, dtype=dtype, image_size=tokens)
     if family not in DECODERS:
-        raise InputError(Fault("family", repr(family), "gpt, llama, nemotron, bert or experts"))
+        allowed = "gpt, llama, nemotron, bert, resnet or experts"
+        raise InputError(Fault("family", repr(family), allowed))
     of_family = replace(
         DECODERS[family], layers=layers, width=width, heads=heads, kv_heads=kv_heads,
         mlp_width=mlp_width, vocabulary=vocabulary, positions=tokens,

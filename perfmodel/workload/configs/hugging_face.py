@@ -21,11 +21,9 @@ from perfmodel.workload.configs.families import image_text_configs as seeing
 from perfmodel.workload.configs.families import llama_kin_configs as kin
 from perfmodel.workload.configs.families import other_configs as other
 from perfmodel.workload.configs.families import sense_configs as sense
-from perfmodel.workload.configs.json_file import JsonFile, read_json
+from perfmodel.workload.configs.json_file import CONFIG_NAME, JsonFile, read_json
 from perfmodel.workload.zoo.buildable import Buildable
 
-CONFIG_NAME = "config.json"
-OTHERS = "for others, `perfmodel capture {file}` writes a model file (with transformers installed)"
 TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
 

@@ -13,6 +13,9 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files.bounds import LARGEST_YAML_BYTES, bound_faults
 from perfmodel.files.read import read_text
 
+CONFIG_NAME = "config.json"
+"""As Hugging Face names the configuration in the folder of a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class JsonFile:

@@ -1,4 +1,7 @@
-"""The model of a scenario's section ``model``, from whichever of its fields states it."""
+"""The model of a scenario's section ``model``, from whichever of its fields states it.
+
+The readers' contracts take as long to load as a small run to simulate: each is where it is used.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,6 @@ from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.sections.model import ModelSection
-from perfmodel.workload.configs.hugging_face import read_config
-from perfmodel.workload.configs.megatron.megatron_arguments import is_argument_file, megatron_model
-from perfmodel.workload.configs.transformer_shape import transformer_model
 from perfmodel.workload.zoo.buildable import Buildable
 
 
@@ -23,13 +23,20 @@ def section_model(section: ModelSection, resolve: Callable[[str, str], Path]) ->
     if section.file is not None:
         return str(resolve("file", section.file))
     if section.config is not None:
+        from perfmodel.workload.configs.hugging_face import read_config
+
         return read_config(resolve("config", section.config), section.name)
     if section.transformer is not None:
+        from perfmodel.workload.configs.transformer_shape import transformer_model
+
         try:
             return transformer_model(section.transformer, section.name)
         except InputError as error:
             raise InputError(_inside("transformer", fault) for fault in error.faults) from None
     if section.megatron is not None:
+        from perfmodel.workload.configs.megatron.argument_text import is_argument_file
+        from perfmodel.workload.configs.megatron.megatron_arguments import megatron_model
+
         stated: str | Path = section.megatron
         if is_argument_file(section.megatron):
             stated = resolve("megatron", section.megatron)

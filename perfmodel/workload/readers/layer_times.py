@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,10 @@ from perfmodel.workload.memory.optimizer_states import (
     optimizer_launches,
 )
 from perfmodel.workload.model import LayerTimes, Workload
-from perfmodel.workload.readers.csv_tables import read_rows
 from perfmodel.workload.readers.fields import list_first
-from perfmodel.workload.readers.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from perfmodel.workload.readers.spec import ModelSpec
 
 
 class _MeasuredTimes(NamedTuple):
@@ -74,16 +75,7 @@ def read_layer_times(
         Bad cells, names that the model does not have, layers with parameters but without times.
     """
     path = Path(path)
-    if path.suffix.lower() == ".csv":
-        rows = read_rows(path, sized=False)
-        spec = ModelSpec()
-        measured = [
-            _MeasuredTimes(row.name, row.forward_s, row.backward_s, row.line)
-            for row in rows
-            if row.forward_s is not None and row.backward_s is not None
-        ]
-    else:
-        spec, measured = _from_yaml(path)
+    spec, measured = _from_csv(path) if path.suffix.lower() == ".csv" else _from_yaml(path)
     forward_s, backward_s = _sum_by_layer(measured, workload, path)
     kernels = np.array([layer.kernels for layer in workload.layers], dtype=np.int64)
     copy_Bps = math.inf if gpu is None else gpu.memory_Bps * gpu.memory_efficiency / 2
@@ -113,10 +105,25 @@ def read_measured_activations(path: Path | str) -> float | None:
     path = Path(path)
     if path.suffix.lower() == ".csv":
         return None
+    from perfmodel.workload.readers.spec import ModelSpec
+
     return validate_document(ModelSpec, read_yaml(path), str(path)).activations
 
 
+def _from_csv(path: Path) -> tuple[ModelSpec, list[_MeasuredTimes]]:
+    from perfmodel.workload.readers.csv_tables import read_rows
+    from perfmodel.workload.readers.spec import ModelSpec
+
+    return ModelSpec(), [
+        _MeasuredTimes(row.name, row.forward_s, row.backward_s, row.line)
+        for row in read_rows(path, sized=False)
+        if row.forward_s is not None and row.backward_s is not None
+    ]
+
+
 def _from_yaml(path: Path) -> tuple[ModelSpec, list[_MeasuredTimes]]:
+    from perfmodel.workload.readers.spec import ModelSpec
+
     document = read_yaml(path)
     spec = validate_document(ModelSpec, document, str(path))
     faults, measured = [], list[_MeasuredTimes]()

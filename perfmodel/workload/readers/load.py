@@ -1,36 +1,21 @@
-"""A model by name, or a user's own from a CSV or YAML list of parameters.
-
-A list of parameters without layers does not give the order in which backward completes their
-gradients; it is then the reverse of registration, as DDP assumes before its first backward. Layers
-are then the runs of parameters of one module (the name up to its last dot).
-"""
+"""A model by name, or a user's own from a file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.files import is_file, is_folder, line_of, path_of, read_yaml, validate_document
-from perfmodel.workload.configs.hugging_face import CONFIG_NAME, config_model, read_config
-from perfmodel.workload.configs.json_file import JsonFile, read_json
-from perfmodel.workload.configs.safetensors import SUFFIX, is_safetensors, read_safetensors
-from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
-from perfmodel.workload.readers.csv_tables import read_rows
-from perfmodel.workload.readers.estimated_work import ELEMENT_BYTES, Stated, complete_work
-from perfmodel.workload.readers.fields import list_first
-from perfmodel.workload.readers.layer_shapes import make_layer
-from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
+from perfmodel.files import is_file, is_folder, path_of
+from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo import zoo_model, zoo_names
 from perfmodel.workload.zoo.buildable import Buildable, build
 from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 
-YAML_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
-FILE_SUFFIXES = YAML_SUFFIXES | {".csv", SUFFIX}
+if TYPE_CHECKING:
+    from perfmodel.workload.configs.json_file import JsonFile
 
 
 def load_workload(
@@ -49,7 +34,7 @@ def load_workload(
     model : str or Buildable
         A name from `zoo_names`; the path of a ``.csv``, ``.yaml`` or ``.json`` file of parameters,
         of Hugging Face's ``config.json`` or its folder, or of a ``.safetensors`` file or its index;
-        or what `configs.read_config` returns.
+        or what `configs.hugging_face.read_config` returns.
     dtype, image_size, sequence_length
         For models of the zoo and those that a configuration describes (see `build_model`); a file
         of parameters states its own.
@@ -74,7 +59,6 @@ def load_workload(
     stated = model if isinstance(model, Buildable) else _find_model(model)
     if isinstance(stated, Buildable):
         return build(stated, shard=shard, **zoo_arguments)
-    path = stated
     faults = [
         Fault(field, repr(value), "nothing beside a model file, which states its own")
         for field, value in zoo_arguments.items()
@@ -85,7 +69,9 @@ def load_workload(
     )
     if faults:
         raise InputError(faults)
-    return read_model(path)
+    from perfmodel.workload.readers.parameter_file import read_model
+
+    return read_model(stated)
 
 
 def _find_model(name: str) -> Buildable | Path:
@@ -95,6 +81,9 @@ def _find_model(name: str) -> Buildable | Path:
     """
     if name in zoo_names():
         return zoo_model(name)
+    from perfmodel.workload.configs.hugging_face import config_model, read_config
+    from perfmodel.workload.configs.json_file import CONFIG_NAME
+
     path = path_of(name)
     if is_folder(path) and is_file(path / CONFIG_NAME):
         return read_config(path)
@@ -109,6 +98,9 @@ def _read_config_file(path: Path) -> JsonFile | None:
 
     Raises `InputError`: one by its name that is no JSON.
     """
+    from perfmodel.workload.configs.json_file import CONFIG_NAME, read_json
+    from perfmodel.workload.configs.safetensors import is_safetensors
+
     if path.suffix.lower() != ".json" or is_safetensors(path):
         return None
     try:
@@ -122,145 +114,10 @@ def _read_config_file(path: Path) -> JsonFile | None:
     return document if is_config else None
 
 
-def read_model(path: Path) -> Workload:
-    """Read a parameter file.
-
-    Raises `InputError`: with every fault.
-    """
-    if is_safetensors(path):
-        return read_safetensors(path)
-    if path.suffix.lower() == ".csv":
-        return _from_csv(path)
-    if path.suffix.lower() in YAML_SUFFIXES:
-        return _from_yaml(path)
-    allowed = "a file ending in " + ", ".join(sorted(FILE_SUFFIXES))
-    raise InputError(Fault("model", repr(str(path)), allowed))
-
-
 def _missing_fault(name: str, path: Path) -> Fault:
+    from perfmodel.workload.readers.parameter_file import FILE_SUFFIXES
+
     if path.suffix.lower() in FILE_SUFFIXES or os.sep in name:
         return Fault("model", f"{name!r}, which is no readable file", "a parameter file's path")
     allowed = f"{allowed_names(zoo_names(), name)}, or a parameter file's path"
     return Fault("model", repr(name), allowed)
-
-
-def _from_csv(path: Path) -> Workload:
-    rows = read_rows(path, sized=True)
-    tensors = tuple(ParameterTensor(row.name, row.shape or (), row.dtype) for row in rows)
-    trained = [index for index, row in enumerate(rows) if row.requires_grad]
-    if not trained:
-        raise InputError(
-            Fault("requires_grad", "false in every row", "at least one trained tensor", str(path))
-        )
-    return Workload(
-        name=path.stem,
-        tensors=tensors,
-        layers=_group_layers(tensors, trained, {i: row.layer for i, row in enumerate(rows)}),
-        source=str(path),
-    )
-
-
-def _group_layers(
-    tensors: Sequence[ParameterTensor], trained: Iterable[int], named: Mapping[int, str | None]
-) -> tuple[Layer, ...]:
-    """One layer per run of parameters that name the same layer or stand in the same module."""
-
-    def key(index: int) -> str:
-        name = tensors[index].name
-        return named[index] or (name.rpartition(".")[0] or name)
-
-    return tuple(
-        Layer(layer, tuple(reversed(list(indices)))) for layer, indices in groupby(trained, key)
-    )
-
-
-def _from_yaml(path: Path) -> Workload:
-    document = read_yaml(path)
-    spec = validate_document(ModelSpec, document, str(path))
-    index: dict[str, int] = {}
-    for position, parameter in enumerate(spec.parameters):
-        index.setdefault(parameter.name, position)
-    faults = [
-        Fault(field, text, allowed, str(path), line_of(document, location))
-        for field, text, allowed, location in _find_yaml_faults(spec, index)
-    ]
-    if faults:
-        raise InputError(faults)
-    return make_workload(spec, str(path), path.stem)
-
-
-def make_workload(spec: ModelSpec, source: str, name: str) -> Workload:
-    """Turn a model file without faults into a workload; `name`: where it states none."""
-    index = {parameter.name: place for place, parameter in enumerate(spec.parameters)}
-    tensors = tuple(ParameterTensor(p.name, p.extents, p.dtype) for p in spec.parameters)
-    trained = [index[p.name] for p in spec.parameters if p.requires_grad]
-    layers = (
-        tuple(make_layer(layer, index) for layer in spec.layers)
-        if spec.layers
-        else _group_layers(tensors, trained, {index[p.name]: p.layer for p in spec.parameters})
-    )
-    workload = Workload(
-        name=spec.name or name,
-        tensors=tensors,
-        layers=layers,
-        sample=spec.sample,
-        buffers=_make_buffers(spec),
-        input_elements=spec.inputs,
-        output_elements=spec.outputs,
-        stream_elements=spec.stream,
-        source=source,
-    )
-    return complete_work(workload, list(map(_stated, spec.layers))) if spec.layers else workload
-
-
-def _make_buffers(spec: ModelSpec) -> tuple[Buffers, ...]:
-    if spec.buffer_groups:
-        return tuple(
-            Buffers(each.dtype, each.tensors, int(each.size)) for each in spec.buffer_groups
-        )
-    return (Buffers("fp32", 1, int(spec.buffers)),) if spec.buffers else ()
-
-
-def _stated(spec: LayerSpec) -> Stated:
-    elements = None if spec.activations is None else spec.activations / ELEMENT_BYTES
-    return Stated(spec.vector, spec.operands, elements, spec.weights)
-
-
-_Finding = tuple[str, str, str, list[str | int]]
-"""Field, what was found, what is allowed, and the path of the field in the document."""
-
-
-def _find_yaml_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Finding]:
-    """Find faults across fields: names that repeat or are unknown."""
-    findings: list[_Finding] = []
-    if not any(parameter.requires_grad for parameter in spec.parameters):
-        text = "no trained tensor" if spec.parameters else "nothing"
-        findings.append(("parameters", text, "at least one trained tensor", ["parameters"]))
-    for position, parameter in enumerate(spec.parameters):
-        if index[parameter.name] != position:
-            field = f"parameters.{position}.name"
-            path: list[str | int] = ["parameters", position, "name"]
-            findings.append((field, repr(parameter.name), "each name once", path))
-    return findings + (_find_layer_faults(spec, index) if spec.layers else [])
-
-
-def _find_layer_faults(spec: ModelSpec, index: Mapping[str, int]) -> list[_Finding]:
-    findings: list[_Finding] = []
-    assigned: set[str] = set()
-    trained = {parameter.name for parameter in spec.parameters if parameter.requires_grad}
-    for position, layer in enumerate(spec.layers):
-        field = f"layers.{position}.parameters"
-        path: list[str | int] = ["layers", position, "parameters"]
-        for name in layer.parameters:
-            if name not in index:
-                findings.append((field, repr(name), allowed_names(index, name), path))
-            elif name not in trained:
-                findings.append((field, repr(name), "trained parameters only", path))
-            elif name in assigned:
-                findings.append((field, repr(name), "each parameter in one layer", path))
-            assigned.add(name)
-    unassigned = [name for name in index if name in trained - assigned]
-    if unassigned:
-        text = f"no layer for {list_first(unassigned)}"
-        findings.append(("layers", text, "each trained parameter in one layer", ["layers"]))
-    return findings

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-CallGroup = Literal["tensor", "context", "expert"]
-"""Ranks that share a layer: communicators of a plan have these names."""
+CallGroup = Literal["tensor", "context", "expert", "expert_rail", "expert_node"]
+"""Ranks that share a layer: communicators of a plan have these names. "expert_rail", "expert_node":
+those of an expert group that have the same place in their nodes, and those in one node."""
 
 CALL_GROUPS: tuple[str, ...] = get_args(CallGroup)
 
@@ -26,7 +27,7 @@ class LayerCall:
 
     Parameters
     ----------
-    group : {"tensor", "context", "expert"}
+    group : {"tensor", "context", "expert", "expert_rail", "expert_node"}
     op : str
     elements : float
         Of the whole buffer, per sample, as nccl-tests counts it: of all-reduce the buffer, of
@@ -47,6 +48,8 @@ class LayerCall:
         Of the elements; None: that of the compute.
     repeated : bool
         Whether recomputation of the layer's whole block repeats it.
+    joins_previous : bool
+        Whether it begins with the exposed call before it; what follows waits for both.
     """
 
     group: CallGroup
@@ -59,6 +62,7 @@ class LayerCall:
     overlap: float = 0.0
     dtype: str | None = None
     repeated: bool = True
+    joins_previous: bool = False
 
     @property
     def gathers_input(self) -> bool:

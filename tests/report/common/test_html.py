@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
+import plotly.graph_objects as go
+from plotly.basedatatypes import BaseTraceType
+
+import perfmodel.report
 from perfmodel.report.common.document import (
     Bullets,
     Definitions,
@@ -52,3 +60,34 @@ def test_a_box_has_its_class_and_columns() -> None:
     html = render_block(pair([Paragraph("a")], [Paragraph("b", "hint")]))
     inner = '<div><p>a</p></div>\n<div><p class="hint">b</p></div>'
     assert html == f'<div class="pair">{inner}</div>'
+
+
+# ---------------------------------------------------------------- plotly.js
+
+REPORT = Path(perfmodel.report.__file__).parent
+BUNDLE = REPORT / "common" / "plotly_js" / "plotly-basic.min.js"
+
+
+def kinds_of_traces(source: str) -> set[str]:
+    """Kinds that a module adds to figures, of all that plotly has."""
+    kinds = {name.lower() for name in dir(go) if is_trace(getattr(go, name))}
+    called = {n.attr for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute)}
+    return {kind for kind in kinds if f"add_{kind}" in called}
+
+
+def is_trace(thing: object) -> bool:
+    return isinstance(thing, type) and issubclass(thing, BaseTraceType)
+
+
+def test_the_bundle_draws_every_kind_of_trace() -> None:
+    drawn = set(re.findall(r'moduleType:"trace",name:"(\w+)"', BUNDLE.read_text(encoding="utf-8")))
+    used = {path: kinds_of_traces(path.read_text("utf-8")) for path in REPORT.rglob("*.py")}
+    assert {kind for kinds in used.values() for kind in kinds} == {"bar", "scatter"}
+    assert {"bar", "scatter"} <= drawn
+    assert not any("add_trace(" in path.read_text("utf-8") for path in used)
+    assert kinds_of_traces("figure.add_heatmap(z=[[1]])") - drawn == {"heatmap"}
+
+
+def test_the_bundle_comes_with_its_licence() -> None:
+    assert "MIT License" in BUNDLE.with_name("LICENSE").read_text(encoding="utf-8")
+    assert "Plotly" in BUNDLE.read_text(encoding="utf-8")[:200]

@@ -12,9 +12,10 @@ import simpy
 
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.library.lowering.lower import lower_collective, lower_message
+from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.message import network as message
+from perfmodel.simulate.message import kernel_runs
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degrade_links, find_arcs, remove_links
@@ -201,12 +202,101 @@ def test_goes_on_compiled_in_mid_run(
     machine = plain(switched_topology([1e9, 2e9, 3e9, 4e9], [1e-6, 0.0, 3e-6, 1e-5]))
     times = []
     for pays in (10**9, 20):
-        monkeypatch.setattr(message, "COMPILED_PAYS", pays)
+        monkeypatch.setattr(kernel_runs, "COMPILED_PAYS", pays)
         env, network = started(machine)
         events = [network.collective("all_reduce", 40_000, (range(4),), 0)]
         env.run(until=1e-5)
         events.append(network.collective("all_gather", 40_000, (range(4),), 0))
         env.run(until=env.all_of(events))
         times.append(env.now)
-    assert network.compiled
+    assert network._kernel.compiled
     assert times[0] == times[1]
+
+
+SHARED = [("dgx-a100", "rail-optimised", "ring"), ("dgx-a100", "leaf-spine", "tree")]
+
+
+@pytest.mark.parametrize(("node", "fabric", "algorithm"), SHARED)
+@COMPILED
+def test_how_long_it_takes_does_not_depend_on_when_it_begins(
+    node: str, fabric: str, algorithm: str, compiled: bool
+) -> None:
+    """Seven channels share each link: sends end together, or in an order that rounding chose."""
+    topology = build_topology(node, hosts=4, fabric=fabric)
+    took = []
+    for begin_s in (0.0, 15e-6, 1.0, 1000.0):
+        machine = Machine(topology, load_library("nccl"))
+        env, network = started(machine, compiled=compiled)
+        way = network.timer.best("all_reduce", 4 << 20, range(32), 0, algorithm)[0]
+        env.run(until=env.timeout(begin_s))
+        env.run(until=network.launch([way]))
+        took.append(env.now - begin_s)
+    assert took == pytest.approx([took[0]] * 4, rel=1e-9)
+
+
+def test_a_ring_over_shared_links_takes_what_exact_arithmetic_says() -> None:
+    """375.0370492 us with 60 and with 120 digits; sends whose ties break by rounding drift off.
+
+    One in 1,000 is what rounding may change: differences grow from round to round.
+    """
+    machine = Machine(
+        build_topology("dgx-a100", hosts=5, fabric="rail-optimised"), load_library("nccl")
+    )
+    env, network = started(machine)
+    way = network.timer.best("all_reduce", 16 << 20, range(40), 0, "ring")[0]
+    env.run(until=network.launch([way]))
+    assert env.now == pytest.approx(375.0370492292733e-6, rel=1e-3)
+
+
+def simulated(network: MessageNetwork, ways: list[LoweredCollective]) -> float:
+    before = network.env.now
+    network.env.run(until=network.launch(ways))
+    return network.env.now - before
+
+
+def test_what_was_simulated_is_not_simulated_again(switched_topology: Maker) -> None:
+    machine = plain(switched_topology([1e9, 2e9, 3e9, 4e9], [1e-6, 0.0, 3e-6, 1e-5]))
+    env, network = started(machine)
+    ways = [network.timer.best(op, 40_000, range(4))[0] for op in ("all_reduce", "all_gather")]
+    alone_s, both_s = simulated(network, ways[:1]), simulated(network, ways)
+    landed = network.counts[0]
+    assert simulated(network, ways[:1]) == pytest.approx(alone_s, rel=1e-12)
+    assert simulated(network, ways) == pytest.approx(both_s, rel=1e-12)
+    assert network.counts[0] == landed
+    other = MessageNetwork(simpy.Environment(), network.timer)  # another run on this machine
+    assert simulated(other, ways) == pytest.approx(both_s, rel=1e-12)
+    assert other.counts[0] == 0
+    thorough = MessageNetwork(simpy.Environment(), network.timer, recalls=False)
+    assert simulated(thorough, ways) == pytest.approx(both_s, rel=1e-12)
+    assert thorough.counts[0] > 0
+
+
+@COMPILED
+@pytest.mark.parametrize("at", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("what", ["collective", "stream", "change"])
+def test_what_disturbs_a_recalled_collective_finds_it_where_it_would_be(
+    switched_topology: Maker, compiled: bool, at: float, what: str
+) -> None:
+    machine = plain(switched_topology([1e9, 2e9, 3e9, 4e9], [1e-6, 0.0, 3e-6, 1e-5]))
+    slow = plain(degrade_links(machine.topology, {0: 5e8}))
+    took = []
+    timer = UncontendedTimer(machine)
+    ways = [timer.best(op, 40_000, range(4))[0] for op in ("all_reduce", "all_gather")]
+    whole_s = simulated(MessageNetwork(simpy.Environment(), timer), ways)  # which is kept
+    for recalls in (False, True):
+        env = simpy.Environment()
+        network = MessageNetwork(env, timer, compiled=compiled, recalls=recalls)
+        do: dict[str, Callable[[], object]] = {
+            "collective": lambda network=network: network.launch([ways[1]]),  # type: ignore[misc]
+            "stream": lambda network=network: network.stream((0,), np.inf, 1e5),  # type: ignore[misc]
+            "change": lambda network=network: network.become(slow),  # type: ignore[misc]
+        }
+        events = [network.launch([way]) for way in ways]
+        ends = []
+        for event in events:
+            event.callbacks.append(lambda _, env=env, ends=ends: ends.append(env.now))  # type: ignore[misc]
+        later(env, at * whole_s, do[what])
+        env.run()
+        took.append((ends, env.now, *network.counted.wire_bytes.tolist()))
+    assert took[1][0] == pytest.approx(took[0][0], rel=1e-12)
+    assert took[1][1:] == pytest.approx(took[0][1:], rel=1e-12)

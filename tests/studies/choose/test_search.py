@@ -231,8 +231,9 @@ def test_experts_are_shared_by_as_many_gpus_as_is_quickest(small):
     })  # fmt: skip
     every = choose_mixture(scenario, exhaustive=True)
     assert every.winner == choose_mixture(scenario).winner
-    assert {each.changes["parallel.expert"] for each in every.best} == {4, 8}
+    # by the distributed optimizer, which keeps parameters whole, and by full sharding
+    assert {each.changes["parallel.expert"] for each in every.best} == {2, 4, 8}
     assert every.listed == 8
     assert every.too_big == 1
-    assert every.impossible == 5  # under FSDP, and eight experts over sixteen GPUs
+    assert every.impossible == 2  # eight experts over sixteen GPUs
     assert "expert 8" in every.winner.text

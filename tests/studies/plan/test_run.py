@@ -81,6 +81,21 @@ def test_the_bill_by_hand(planned):
     assert rent.bill.energy_kWh == pytest.approx(16 * 0.4 * rent.wall_s / 3600)  # 400 W each
 
 
+def test_energy_of_limited_gpus_is_that_of_their_limit(planned):
+    scenario, plan = planned
+    limited = {
+        "name": "limited", "node": "v100-x8-25g, 225 W", "fabric": "leaf-spine", "nodes": [2],
+        "purchase": {"price_per_node": "100_000 USD", "years": 4, "utilisation": 0.5},
+        "power": {"factor": 1.5, "pue": 1.2, "energy_price": "0.20 USD/kWh"},
+    }  # fmt: skip
+    changes = {"plan.candidates": [limited], "plan.upgrades": []}
+    changed = plan_scenario(change_scenario(scenario, changes), jobs=1)
+    option, full = of(changed, "limited", 2), of(plan, "bought", 2)
+    assert option.bill.power_W == pytest.approx(full.bill.power_W * 225 / 300)
+    assert 1.0 < option.step.step_time_s / full.step.step_time_s < 1.15
+    assert "225 W all the time, its power limit" in " ".join(changed.assumptions)
+
+
 def test_intervals_are_carried_from_the_step_to_the_cost(planned):
     _, plan = planned
     option = of(plan, "bought", 2)

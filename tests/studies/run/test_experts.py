@@ -9,6 +9,7 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
+from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.workload import Workload
 
@@ -50,6 +51,18 @@ def test_tokens_go_once_to_each_node_of_the_cluster(tmp_path: Path) -> None:
     calls = sent(share(tmp_path, "dispatcher: deduplicated", 16))
     missed = 32 * 31 * 30 * 29 * 28 * 27 / (64 * 63 * 62 * 61 * 60 * 59)
     assert calls[0].elements == pytest.approx(512 * 2048 * 2 * (1 - missed))
+
+
+def test_both_legs_are_one_dimension(tmp_path: Path) -> None:
+    """16 GPUs of two nodes: each token once to each node over InfiniBand, then over NVLink."""
+    path = tmp_path / "experts.yaml"
+    text = TEXT.format(experts="dispatcher: deduplicated", expert=16)
+    path.write_text(text, encoding="utf-8")
+    parallelism = run_scenario(load_scenario(str(path))).main.mixture
+    assert parallelism is not None
+    (experts,) = [use for use in parallelism.dimensions if use.dimension == "expert"]
+    assert experts.ranks == 16
+    assert {"nvlink", "infiniband"} <= set(experts.links)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from perfmodel.errors import InputError
+from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
+from perfmodel.training.parallel.stage_memory import stage_memory
 from perfmodel.training.plan.builder import EXPERT_COPIES
-from perfmodel.training.plan.step_plan import Collective
+from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.strategy import megatron_memory, megatron_plan
 from perfmodel.training.sharded.zero.zero_passes import EVERYONE
@@ -18,6 +21,7 @@ from perfmodel.workload import load_workload
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 
 REPLICAS, EXPERT = 16, 8
 
@@ -37,7 +41,8 @@ def trained(share: Workload, *, of_experts: bool) -> int:
 def request(share: Workload) -> StepRequest:
     layers = len(share.layers)
     none, nothing = np.zeros(layers), np.zeros(layers, dtype=np.int64)
-    times = LayerTimes(none, none, nothing, nothing, 0.0, 0.0, 1, 1e12, 0.0, "none")
+    times = LayerTimes(none, none, nothing, nothing, 0.0, 0.0, 1, 1e12, 0.0, "none",
+                       weight_gradient_s=none)  # fmt: skip
     return StepRequest(share, times, REPLICAS, 1, expert_copies=REPLICAS // EXPERT)
 
 
@@ -71,11 +76,97 @@ def test_optimizer_states_are_split_among_those_that_hold_the_same(share: Worklo
     assert megatron_memory(setup).optimizer_bytes == pytest.approx(12 * (dense + experts), rel=1e-3)
 
 
-def test_experts_that_two_stages_would_hold_are_refused(share: Workload) -> None:
-    """DualPipe keeps each part twice; no plan says who averages such experts' gradients."""
-    mixture = Mixture(Shard(expert=EXPERT), 2, "dualpipe")
-    with pytest.raises(InputError, match=r"parallel\.pipeline\.schedule: found 'dualpipe'"):
-        mix_step(
-            mixture, request(share), lambda part, _: megatron_plan(part, MegatronOptions()), 4,
-            Reduction(), "bf16", NO_RECOMPUTE, None,
-        )  # fmt: skip
+def mixed(share: Workload, mixture: Mixture, micro_batches: int) -> StepPlan:
+    options = MegatronOptions(use_distributed_optimizer=True, overlap_grad_reduce=True)
+    plan = mix_step(
+        mixture, request(share),
+        lambda part, count: megatron_plan(part, replace(options, accumulate=count)),
+        micro_batches, Reduction(), "bf16", NO_RECOMPUTE, None,
+    )  # fmt: skip
+    check_plan(plan)
+    return plan
+
+
+def test_without_other_degrees_holders_of_the_same_experts_stand_apart(share: Workload) -> None:
+    """Megatron-Core's order: neighbours share experts; every eighth rank has the same ones."""
+    plan = mixed(share, Mixture(Shard(expert=8)), 1)
+    groups = {each.name: each.groups for each in plan.communicators}
+    assert groups["expert"] == (tuple(range(8)), tuple(range(8, 16)))
+    assert groups[EXPERT_COPIES] == tuple((rank, rank + 8) for rank in range(8))
+
+
+def test_both_stages_that_hold_a_part_average_its_experts(share: Workload) -> None:
+    """DualPipe keeps each part twice: stage 0 holds parts 0 and 1, stage 1 holds 1 and 0."""
+    plan = mixed(share, Mixture(Shard(expert=EXPERT), 2, "dualpipe"), 8)
+    groups = {each.name: each.groups for each in plan.communicators}
+    for part in range(2):
+        holders = groups[f"{EXPERT_COPIES} of part {part}"]
+        assert len(holders) == EXPERT
+        for group in holders:
+            assert len({rank % EXPERT for rank in group}) == 1  # the same share of the experts
+            assert sorted(rank // REPLICAS for rank in group) == [0, 0, 1, 1]
+        shared = groups[f"expert of part {part}"]
+        assert len(shared) == 2 * REPLICAS // EXPERT
+        assert all(len({rank // REPLICAS for rank in group}) == 1 for group in shared)
+    moved = [
+        task.work.nbytes for task in plan.tasks
+        if isinstance(task.work, Collective) and task.work.op == "reduce_scatter"
+        and task.work.communicator.startswith(EXPERT_COPIES)
+    ]  # fmt: skip
+    # each part's are reduced once in each of the two classes that hold it
+    assert sum(moved) == pytest.approx(2 * 2 * trained(share, of_experts=True), rel=1e-4)
+
+
+@pytest.mark.parametrize(("schedule", "ways"), [("1f1b", 1), ("dualpipe", 2)])
+def test_a_part_is_planned_among_all_that_hold_it(
+    share: Workload, schedule: str, ways: int
+) -> None:
+    asked: list[StepRequest] = []
+
+    def plan(part: StepRequest, count: int) -> StepPlan:
+        asked.append(part)
+        return megatron_plan(part, MegatronOptions(accumulate=count))
+
+    mix_step(Mixture(Shard(expert=EXPERT), 2, schedule), request(share), plan, 8, Reduction(),
+             "bf16", NO_RECOMPUTE, None)  # fmt: skip
+    assert {part.ranks for part in asked} == {ways * REPLICAS}
+    assert {part.expert_copies for part in asked} == {ways * REPLICAS // EXPERT}
+
+
+def test_states_of_experts_of_two_stages(share: Workload) -> None:
+    """A stage holds two parts, each among twice as many: as many states as without a second way."""
+    options = MegatronOptions(use_distributed_optimizer=True, accumulate=8)
+    setup = Setup(share, "bf16", "adam", REPLICAS, 1, options, expert_copies=REPLICAS // EXPERT)
+    both, one = (
+        stage_memory(setup, megatron_memory, Mixture(Shard(expert=EXPERT), 2, schedule))
+        for schedule in ("dualpipe", "1f1b")
+    )
+    whole = sum(use.optimizer_bytes for use in one)
+    assert sum(use.optimizer_bytes for use in both) == pytest.approx(whole, rel=1e-3)
+    held = sum(use.parameters_bytes for use in both) / sum(use.parameters_bytes for use in one)
+    assert held == pytest.approx(2, rel=1e-3)
+
+
+def test_tokens_go_along_rails_and_within_nodes() -> None:
+    """Eight ranks share experts on two nodes of four: pairs of one place, and those of a node."""
+    settings = ExpertSettings(dispatcher="deduplicated", ranks_per_node=4)
+    share = load_workload(
+        "mixtral-8x7b", dtype="bf16", sequence_length=512, shard=Shard(expert=EXPERT),
+        experts=settings,
+    )  # fmt: skip
+    groups = {
+        each.name: each.groups for each in mixed(share, Mixture(share.shard), 1).communicators
+    }
+    assert groups["expert_node"] == tuple(tuple(range(at, at + 4)) for at in range(0, 16, 4))
+    assert groups["expert_rail"] == tuple(
+        (start + place, start + place + 4) for start in (0, 8) for place in range(4)
+    )
+    both_ways = mixed(share, Mixture(share.shard, 2, "dualpipe"), 8)
+    streams = {
+        (task.work.communicator.partition(" of ")[0], task.stream) for task in both_ways.tasks
+        if isinstance(task.work, Collective) and task.work.communicator.startswith("expert_")
+    }  # fmt: skip
+    # of a pass alone between its kernels, of a pair beside the other's
+    assert streams == {
+        ("expert_rail", "compute"), ("expert_rail", "expert"), ("expert_node", "expert_node"),
+    }  # fmt: skip

@@ -14,7 +14,7 @@ from perfmodel.errors import InputError
 from perfmodel.training.pipeline.block_partition import PartitionOptions, block_counts, part_layers
 from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.schedules.schedule_table import make_schedule
-from perfmodel.training.pipeline.stage_workload import model_parts, stream_bytes
+from perfmodel.training.pipeline.stage_workload import handed_bytes, model_parts
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.roofline import layer_times
@@ -92,9 +92,29 @@ def test_one_part_is_the_model(gpt: Workload) -> None:
 
 def test_stream_is_tokens_times_width(gpt: Workload) -> None:
     """Narayanan et al. 2021, section 3.2: b s h elements a micro-batch; in fp32 under autocast."""
-    assert stream_bytes(gpt, "bf16", 4) == 4 * 64 * 768 * 2
     wide = build_model("gpt2", dtype="fp32", sequence_length=64)
-    assert stream_bytes(wide, "bf16", 4) == 4 * 64 * 768 * 4
+    for model, item_bytes in ((gpt, 2), (wide, 4)):
+        parts = model_parts(model, times_of(model), schedule_of(2, 1))
+        assert handed_bytes(parts, "bf16", 4) == (4 * 64 * 768 * item_bytes,)
+
+
+def test_stages_of_a_residual_network_hand_on_its_maps_of_features() -> None:
+    """He et al. 2015, table 1: 56 x 56 x 256 after conv2_x, 28 x 28 x 512 after conv3_x."""
+    resnet = build_model("resnet101", dtype="fp32", image_size=224)
+    schedule = schedule_of(4, 1)
+    options = PartitionOptions(blocks_per_part=(3, 4, 23, 3))
+    parts = model_parts(resnet, times_of(resnet), schedule, options)
+    maps = (56 * 56 * 256, 28 * 28 * 512, 14 * 14 * 1024)
+    assert handed_bytes(parts, "fp32", 2) == tuple(2 * 4 * elements for elements in maps)
+    assert handed_bytes(parts, "fp16", 2) == tuple(2 * 2 * elements for elements in maps)
+    assert [part.workload.input_elements for part in parts[1:]] == list(maps)
+    assert sum(part.workload.parameters for part in parts) == resnet.parameters
+
+
+def test_a_model_of_two_streams_is_not_cut() -> None:
+    t5 = build_model("t5-base", dtype="fp32", sequence_length=64)
+    with pytest.raises(InputError, match="does not state what flows between its blocks"):
+        model_parts(t5, times_of(t5), schedule_of(2, 1))
 
 
 def test_weight_gradients_are_a_product_of_the_two_of_backward(gpt: Workload) -> None:

@@ -32,6 +32,7 @@ from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.recompute import Recompute
 from perfmodel.workload.model import LayerTimes
 from perfmodel.workload.shards import Shard
+from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.zoo.gpt import GptShape, gpt
 
 RANKS, RATE_BPS = 4, 1e9
@@ -193,3 +194,29 @@ def test_megatron_sums_norms_once_a_step_after_the_reductions() -> None:
     assert plan.tasks[places[0]].work.nbytes == 4 * norms  # type: ignore[union-attr]
     backward = [index for index, task in enumerate(plan.tasks) if task.kind == "backward"]
     assert places[0] > max(backward)
+
+
+def test_a_call_beside_another_begins_with_it_and_both_are_waited_for() -> None:
+    """Each layer takes the longer of both, whichever is issued first."""
+    asked = request(Shard(), segments=1)
+    layers = asked.workload.layers
+    first = LayerCall("expert_rail", "all_to_all", 3e5, RANKS, "forward", "before")
+    second = replace(first, group="expert_node", elements=5e5, joins_previous=True)
+
+    def step_with(*calls: LayerCall) -> StepPlan:
+        own = (*(replace(layer, calls=calls) for layer in layers[:2]), *layers[2:])
+        return called(replace(asked, workload=replace(asked.workload, layers=own)))
+
+    together, one = step_with(first, second), step_with(first)
+    check_plan(together)
+    names = [task.work.communicator if isinstance(task.work, Collective) else task.kind
+             for task in together.tasks]  # fmt: skip
+    rail, node = names.index("expert_rail"), names.index("expert_node")
+    assert together.tasks[rail].after == together.tasks[node].after
+    assert together.tasks[rail].stream != together.tasks[node].stream
+    following = next(t for t in together.tasks[node:] if t.kind == "forward")
+    assert {rail, node} <= set(following.after)
+    assert together.tasks[rail].work.times == together.tasks[node].work.times == 2
+    assert sum(name == "expert_rail" for name in names) == sum(
+        isinstance(t.work, Collective) and t.work.communicator == "expert_rail" for t in one.tasks
+    )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
+from perfmodel.workload.shards.calls import LayerCall
 
 WIDTH, BLOCKS, INPUTS, OUTPUTS = 17, 3, 5, 7
 """No width divides by 2 or 4, so that shards are padded."""
+EXPERTS, ROWS = 6, 4
+"""Experts of a layer of the net in `expert_cases.py`, and rows that a rank sends to them."""
 
 
 def workload() -> Workload:
@@ -32,9 +37,34 @@ def workload() -> Workload:
     return Workload("toy", tuple(tensors), tuple(layers))
 
 
-def request(ranks: int, **changes: Any) -> StepRequest:
-    """A step of it on GPUs that are as quick for each layer."""
-    model = workload()
+def expert_share(own: int) -> Workload:
+    """The tensors and layers of ``expert_cases.Net`` on a rank with so many experts of each."""
+    tensors: list[ParameterTensor] = []
+    layers: list[Layer] = []
+    call = partial(LayerCall, "expert", "all_to_all", ROWS * WIDTH, 2)
+    calls = tuple(
+        call(phase, place) for phase in ("forward", "backward") for place in ("before", "after")
+    )
+
+    def add(name: str, *parts: ParameterTensor, calls: tuple[LayerCall, ...] = ()) -> None:
+        first = len(tensors)
+        tensors.extend(replace(part, name=f"{name}.{part.name}") for part in parts)
+        layers.append(Layer(name, tuple(range(len(tensors) - 1, first - 1, -1)), calls=calls))
+
+    bias = ParameterTensor("bias", (WIDTH,))
+    add("embed", ParameterTensor("weight", (WIDTH, INPUTS)), bias)
+    for block in range(BLOCKS):
+        add(f"blocks.{block}.norm", ParameterTensor("weight", (WIDTH,)), bias)
+        add(f"blocks.{block}.up", ParameterTensor("weight", (WIDTH, WIDTH)), bias)
+        weight = ParameterTensor("weight", (own, 2 * WIDTH, WIDTH), of_experts=True)
+        add(f"blocks.{block}.experts", weight, calls=calls)
+    add("head", ParameterTensor("weight", (OUTPUTS, WIDTH)))
+    return Workload("toy of experts", tuple(tensors), tuple(layers))
+
+
+def request(ranks: int, model: Workload | None = None, **changes: Any) -> StepRequest:
+    """A step of it, or of another one, on GPUs that are as quick for each layer."""
+    model = model or workload()
     layers = len(model.layers)
     times = LayerTimes(
         np.full(layers, 1e-3), np.full(layers, 2e-3), np.ones(layers, int), np.ones(layers, int),

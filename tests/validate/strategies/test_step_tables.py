@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.topology.templates.power_limits import rate_at
 from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.score.strategy_scores import (
     ALL,
@@ -50,6 +51,21 @@ def test_every_shipped_row_states_its_source_and_a_number():
         assert cells["trust"] in "2345"
         assert cells["step_s"] or cells["peak_GB"]
         assert bool(cells["peak_GB"]) == bool(cells["memory_kind"])
+
+
+def test_a_gpu_may_be_limited_in_power():
+    limited = predict_step(read_step(row(gpu="h100-sxm5-80gb at 500 W")))
+    whole = predict_step(read_step(row(gpu="h100-sxm5-80gb")))
+    assert limited.stated.scenario.cluster.node == "h100-sxm5-80gb"
+    assert (limited.sized.job.gpu.power_W, whole.sized.job.gpu.power_W) == (500.0, 700.0)
+    wide = row(mlp_width="65536", batch="4", gpus_per_node="1")
+    steps = [
+        predict_step(read_step({**wide, "gpu": name})).step_s
+        for name in ("h100-sxm5-80gb", "h100-sxm5-80gb at 500 W")
+    ]
+    assert 1.02 < steps[1] / steps[0] < 1 / rate_at(5 / 7, "hopper")
+    with pytest.raises(InputError, match="gpu: found '500'"):
+        read_step(row(gpu="h100-sxm5-80gb at 500"))
 
 
 @pytest.mark.parametrize("cells", ROWS[:3] + [r for r in ROWS if r["table"] == "yafsdp"][:2])

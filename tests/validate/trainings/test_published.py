@@ -217,8 +217,9 @@ PUBLISHED = {
     "nvidia_dle": 594, "paddle_perf": 110, "pollux_imagenet": 2304, "dlperf_gpt_v100": 72,
     "llm_pretraining_tables": 44, "llmfoundry": 86, "llm_training": 901, "mlperf": 514,
     "pollux_deepspeech2": 1904, "pollux_ncf": 4238, "tf_benchmarks_2017_k80": 136,
-    "vtrain_multi": 55, "vtrain_single": 720,
-    "strategy_steps": 901 + 86 + 260,  # llm_training, compression, Megatron-LM's own tests
+    "vtrain_single": 720,
+    # llm_training, compression, Megatron-LM's own tests, vTrain, GPipe
+    "strategy_steps": 901 + 86 + 260 + 55 + 19,
 }  # fmt: skip
 
 

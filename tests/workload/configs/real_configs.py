@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from perfmodel.workload.configs import read_config
-from perfmodel.workload.configs.hugging_face import FAMILIES
+from perfmodel.workload.configs.hugging_face import FAMILIES, read_config
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.t5 import target_tokens
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfmodel.workload.configs import read_config
-from perfmodel.workload.configs.hugging_face import FAMILIES
+from perfmodel.workload.configs.hugging_face import FAMILIES, read_config
 from perfmodel.workload.zoo.buildable import build
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.workload.configs import read_config
+from perfmodel.workload.configs.hugging_face import read_config
 from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.buildable import Buildable, build
 

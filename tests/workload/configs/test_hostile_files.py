@@ -11,7 +11,7 @@ import pytest
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload import load_workload
-from perfmodel.workload.configs import read_config
+from perfmodel.workload.configs.hugging_face import read_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

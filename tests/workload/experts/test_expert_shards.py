@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.workload import Workload, build_model
 from perfmodel.workload.shards import Shard
+from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.decoders.experts import ExpertSettings
 from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
@@ -122,26 +123,62 @@ def test_the_busiest_rank_bounds_rows_and_bytes() -> None:
             assert before == after
 
 
+def deepseek_calls(how: ExpertSettings, expert: int = 64) -> list[LayerCall]:
+    """All-to-alls of tokens of one layer of DeepSeek-V3."""
+    workload = expert_decoder(
+        "deepseek-v3", dtype="bf16", sequence_length=4096,
+        shape=few_layers(EXPERT_SHAPES["deepseek-v3"], 1, dense_first=0),
+        shard=Shard(expert=expert), settings=how,
+    )  # fmt: skip
+    calls = (call for layer in workload.layers for call in layer.calls)
+    return [call for call in calls if call.op == "all_to_all" and call.dtype in {None, "fp8"}]
+
+
+def each_token(calls: list[LayerCall], group: str) -> list[float]:
+    return [call.elements / 4096 / 7168 for call in calls if call.group == group]
+
+
+NODES = 4 * (1 - math.comb(96, 8) / math.comb(128, 8))
+"""Of 8 nodes with a group of 32 experts each, those that a token's 8 experts of 4 groups are in."""
+
+
 def test_a_token_goes_once_to_each_node_in_fp8() -> None:
     """DeepSeek-V3 on 64 ranks of 8 nodes: 3.63 of at most four nodes, and a scale for 128."""
-    shape = few_layers(EXPERT_SHAPES["deepseek-v3"], 1, dense_first=0)
-
-    def calls(how: ExpertSettings) -> list[float]:
-        workload = expert_decoder(
-            "deepseek-v3", dtype="bf16", sequence_length=4096, shape=shape,
-            shard=Shard(expert=64), settings=how,
-        )  # fmt: skip
-        return [
-            call.elements / 4096 / 7168
-            for layer in workload.layers for call in layer.calls
-            if call.op == "all_to_all" and call.dtype in {None, "fp8"}
-        ]  # fmt: skip
-
-    assert calls(ExpertSettings()) == [8, 8, 8, 8]
-    # groups of 32 experts: of the 4 chosen, 4 (1 - C(96, 8) / C(128, 8)) have some of the 8
-    nodes = 4 * (1 - math.comb(96, 8) / math.comb(128, 8))
+    assert each_token(deepseek_calls(ExpertSettings()), "expert") == [8, 8, 8, 8]
     how = ExpertSettings(dispatcher="deduplicated", dispatch_dtype="fp8", ranks_per_node=8)
-    assert calls(how) == pytest.approx([nodes * (1 + 4 / 128), nodes, nodes, nodes * (1 + 4 / 128)])
+    calls = deepseek_calls(how)
+    scaled = [1 + 4 / 128, 1, 1, 1 + 4 / 128]
+    assert each_token(calls, "expert_rail") == pytest.approx([NODES * by for by in scaled])
+    # then to each of the ranks there with 4 experts of the 128 that it chooses from
+    ranks = 32 * (1 - math.comb(124, 8) / math.comb(128, 8))
+    assert each_token(calls, "expert_node") == pytest.approx([ranks * by for by in scaled])
+    assert [call.ranks for call in calls[:2]] == [8, 8]
+    assert [call.joins_previous for call in calls] == [False, True] * 4
+
+
+def test_one_gpu_of_each_node_passes_nothing_on() -> None:
+    how = ExpertSettings(dispatcher="deduplicated", ranks_per_node=1)
+    calls = deepseek_calls(how, expert=8)
+    assert {call.group for call in calls} == {"expert_rail"}
+    assert each_token(calls, "expert_rail") == pytest.approx([NODES] * 4)
+
+
+# Ranks, and GB/s between nodes of dispatch in fp8 and of combine in bf16, each token counted once
+# for each node that it is for, its own included: normal kernels on H800 with 8 x 400 Gbit/s, 4,096
+# tokens of DeepSeek-V3 (deepseek-ai/DeepEP, README of 2025, later kernels; NVLink reaches 160).
+DEEP_EP = ((16, 47, 62), (32, 59, 60), (64, 49, 51))
+
+
+@pytest.mark.parametrize(("ranks", "dispatch", "combine"), DEEP_EP)
+def test_the_slower_leg_explains_measured_rates(ranks: int, dispatch: int, combine: int) -> None:
+    """At the rates of the wires no leg is slower than measured, nor above twice as quick."""
+    how = ExpertSettings(dispatcher="deduplicated", ranks_per_node=8)
+    rail, node = deepseek_calls(how, ranks)[:2]
+    between, within = (leg.sent_elements for leg in (rail, node))
+    slower = max(between / 50, within / 160)
+    assert (within / 160 > between / 50) == (ranks == 16)  # two nodes are bound by NVLink
+    for measured in (dispatch, combine):
+        assert measured < rail.elements / slower < 1.5 * measured
 
 
 def test_gathered_tokens_come_from_all_ranks() -> None:

@@ -28,7 +28,7 @@ from perfmodel.workload.kernels.float8.cast_costs import (
 from perfmodel.workload.kernels.float8.float8_layers import float8_layers, float8_modules
 from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, recipes_of
 from perfmodel.workload.kernels.products import product_s
-from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
+from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.memory.activations import NarrowInputs, activation_bytes
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
@@ -241,10 +241,6 @@ def test_layers_that_no_model_has_are_refused(float8, message):
 def test_models_without_linear_layers_in_blocks_are_refused():
     with pytest.raises(InputError, match="linear layers in repeated blocks"):
         float8_layers(build_model("resnet18"), Float8())
-    model = build_model("llama3.2-1b", sequence_length=512)
-    experts = replace(model.layers[3], matrix=GroupedProduct(64, 2048, 2048, groups=8))
-    with pytest.raises(InputError, match="a model without experts"):
-        float8_layers(replace(model, layers=(*model.layers, experts)), Float8())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from perfmodel.files import Count
 
-MOST_MICRO_STEPS = 1024
+MOST_MICRO_STEPS = 4096
 """Each is simulated: some ms."""
 
 MicroSteps = Annotated[Count, Field(le=MOST_MICRO_STEPS)]

@@ -110,8 +110,17 @@ def _sockets_s(machine: Machine, lowered: LoweredCollective, messages: int) -> f
 
 MOST_SHARED_WORK = 1_600
 """GPUs of all jobs of a scenario with several, times their number: a change of rates is followed
-through every step of every ring. Two jobs on 512 GPUs take 9 s of CPU time (ResNet-50 beside
-VGG-16), five on 320 half a minute."""
+through every step of every ring and tree. Five jobs on 320 GPUs take 6 s of CPU time, ten on 160 as
+long."""
+MOST_MEETINGS = 32_768
+"""GPUs of all jobs of a scenario with few, times the cube of their number: each change of one
+changes the rates of all, in simulations with and without each. Two jobs on 4,096 GPUs take 11 s of
+CPU time (ResNet-50 beside VGG-16)."""
+
+
+def most_sharing_gpus(jobs: int) -> int:
+    """GPUs that some jobs on one network may have in all."""
+    return max(MOST_SHARED_WORK // jobs, MOST_MEETINGS // jobs**3)
 
 
 def check_sharing_jobs(scenario: Scenario, size: ClusterSize) -> None:
@@ -120,7 +129,7 @@ def check_sharing_jobs(scenario: Scenario, size: ClusterSize) -> None:
         return
     nodes = [size.nodes, *(job.nodes for job in scenario.jobs)]
     gpus = sum(nodes) * size.gpus_per_node
-    most = MOST_SHARED_WORK // len(nodes)
+    most = most_sharing_gpus(len(nodes))
     if gpus > most:
         largest = nodes.index(max(nodes))
         field = f"jobs.{largest - 1}.nodes" if largest else "cluster.nodes"

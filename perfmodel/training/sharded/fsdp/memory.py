@@ -9,7 +9,7 @@ from perfmodel.training.memory.use import MemoryUse, Setup, held_in_backward, re
 from perfmodel.training.sharded.fsdp.options import MIN_WRAPPED, FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import UnitSizes, unit_sizes
 from perfmodel.training.sharded.fsdp.walk import Moment, walk_units
-from perfmodel.training.sharded.shard_units import ShardUnit, wrap_units
+from perfmodel.training.sharded.shard_units import ShardUnit, split_rows, wrap_units
 from perfmodel.workload.kernels.kernel_constants import kernel_constants
 from perfmodel.workload.memory.activations import BackwardBytes
 from perfmodel.workload.model import ITEM_BYTES, Buffers
@@ -33,10 +33,14 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
     assert isinstance(options, FsdpOptions)
     if setup.ranks == 1:
         return use
-    units = wrap_units(setup.workload, options.wrap, options.wrap_elements or MIN_WRAPPED)
+    units = wrap_units(
+        setup.workload, options.wrap, options.wrap_elements or MIN_WRAPPED,
+        experts_apart=setup.expert_copies is not None,
+    )  # fmt: skip
     sizes = unit_sizes(
-        setup.workload, options, options.shard_ranks(setup.ranks), setup.gathered_narrow
-    )
+        setup.workload, options, options.shard_ranks(setup.ranks), setup.gathered_narrow,
+        setup.expert_copies,
+    )  # fmt: skip
     shards = rank_shards(sizes, units, setup.optimizer)
     if options.offload:
         shards = RankShards(0, 0, 0)
@@ -74,8 +78,8 @@ def rank_shards(sizes: UnitSizes, units: Sequence[ShardUnit], optimizer: str) ->
     parameters = gradients = state_bytes = 0
     for unit in units:
         item = ITEM_BYTES[sizes.own_dtype(unit)]
-        parameters += sizes.own_bytes(unit) // sizes.ranks
-        gradients += sizes.kept_gradient_bytes(unit) // sizes.ranks
+        parameters += sizes.own_bytes(unit) // sizes.ranks_of(unit)
+        gradients += sizes.kept_gradient_bytes(unit) // sizes.ranks_of(unit)
         updated = _updated_elements(sizes, unit)
         state_bytes += states * item * sum(updated) + counts_steps * STEP_BYTES * len(updated)
     return RankShards(parameters, gradients, state_bytes)
@@ -87,8 +91,9 @@ def _updated_elements(sizes: UnitSizes, unit: ShardUnit) -> list[int]:
     if not trained:
         return []
     if sizes.options.version == 2:
-        rows = [(tensor.shape[0] if tensor.shape else 1, tensor.numel) for tensor in trained]
-        return [-(-row // sizes.ranks) * (numel // max(row, 1)) for row, numel in rows]
+        ranks = sizes.ranks_of(unit)
+        rows = [(split_rows(tensor, ranks), tensor.numel) for tensor in trained]
+        return [-(-row // ranks) * (numel // max(row, 1)) for row, numel in rows]
     shard = sizes.elements(unit) // sizes.ranks
     if not sizes.options.use_orig_params:
         return [shard]
@@ -196,7 +201,7 @@ def walk_memory(
 
 def _count_shard(state: _Allocated, unit: ShardUnit) -> None:
     if state.counts_shards:
-        state.shards += state.sizes.kept_gradient_bytes(unit) // state.sizes.ranks
+        state.shards += state.sizes.kept_gradient_bytes(unit) // state.sizes.ranks_of(unit)
 
 
 def _accumulated_dtype(options: FsdpOptions) -> str | None:

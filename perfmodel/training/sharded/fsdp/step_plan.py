@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.plan.builder import COMPUTE, HOST
+from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step.passes import add_backward, add_forward
@@ -47,7 +47,7 @@ def fsdp_plan(request: StepRequest, options: FsdpOptions) -> StepPlan:
     """
     if request.ranks == 1:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
-    faults = list(group_faults(request.ranks, options))
+    faults = [*group_faults(request.ranks, options), *_expert_faults(request, options)]
     if options.offload and request.host_link_Bps is None:
         faults.append(Fault("offload", "true", "a node whose topology connects GPUs with CPUs"))
     if faults:
@@ -60,7 +60,10 @@ def fsdp_plan(request: StepRequest, options: FsdpOptions) -> StepPlan:
         name=f"FSDP{options.version}, {request.workload.name}",
         classes=(RankClass(RANKS, range(request.ranks)),),
         streams=tuple(stream for stream in STREAMS if stream.name in used),
-        communicators=communicators(request.ranks, step.shard_ranks, options.regather_gpus),
+        communicators=(
+            *communicators(request.ranks, step.shard_ranks, options.regather_gpus),
+            *_expert_copies(request),
+        ),
         tasks=tuple(step.tasks.tasks),
         samples=request.ranks * request.batch_per_gpu * options.accumulate,
     )
@@ -94,6 +97,26 @@ def group_faults(ranks: int, options: FsdpOptions) -> Iterator[Fault]:
         if inner == shards:
             allowed += f", or true, which is {shards}"
         yield Fault("reshard_after_forward", str(inner), allowed)
+
+
+def _expert_faults(request: StepRequest, options: FsdpOptions) -> Iterator[Fault]:
+    """What fully sharded training with shared experts does not go with."""
+    if request.expert_copies is None:
+        return
+    with_experts = "with parallel.expert of 2 or more"
+    if options.version == 1:
+        yield Fault("version", "1", f"2 {with_experts}: one mesh for each unit")
+    if options.shard_gpus is not None:
+        yield Fault("shard_gpus", str(options.shard_gpus), f"nothing {with_experts}")
+    if options.regather_gpus is not None:
+        allowed = f"true or false {with_experts}"
+        yield Fault("reshard_after_forward", str(options.regather_gpus), allowed)
+
+
+def _expert_copies(request: StepRequest) -> tuple[Communicator, ...]:
+    """Ranks that share units of experts; placement puts their real groups in its place."""
+    copies = request.expert_copies or 1
+    return (Communicator(EXPERT_COPIES, (range(copies),)),) if copies > 1 else ()
 
 
 def _divisors(number: int) -> str:

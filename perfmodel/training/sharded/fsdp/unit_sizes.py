@@ -15,13 +15,16 @@ ALIGNED_BYTES = 16
 
 
 def unit_sizes(
-    workload: Workload, options: FsdpOptions, ranks: int, narrow: frozenset[int] = frozenset()
-) -> UnitSizes:
+    workload: Workload, options: FsdpOptions, ranks: int, narrow: frozenset[int] = frozenset(),
+    expert_copies: int | None = None,
+) -> UnitSizes:  # fmt: skip
     """Sizes of units of a model that so many ranks share.
 
     `narrow`: parameters that are gathered in fp8.
+    `expert_copies`: ranks that hold the same experts, where ranks share experts.
     """
-    return UnitSizes(workload, options, ranks, frozenset(workload.ready_order), narrow)
+    ready = frozenset(workload.ready_order)
+    return UnitSizes(workload, options, ranks, ready, narrow, expert_copies or ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,12 @@ class UnitSizes:
     """Parameters that have gradients."""
     narrow: frozenset[int] = frozenset()
     """Parameters that are gathered in fp8."""
+    expert_ranks: int = 1
+    """Ranks that share units of experts."""
+
+    def ranks_of(self, unit: ShardUnit) -> int:
+        """Ranks that share a unit."""
+        return self.expert_ranks if unit.of_experts else self.ranks
 
     def tensors(self, unit: ShardUnit) -> tuple[ParameterTensor, ...]:
         """Parameters of a unit."""
@@ -57,7 +66,7 @@ class UnitSizes:
 
     def _padded(self, tensors: Sequence[ParameterTensor], unit: ShardUnit) -> int:
         if self.options.version == 2:
-            return row_elements(tensors, self.ranks)
+            return row_elements(tensors, self.ranks_of(unit))
         if not self.options.use_orig_params:
             return flat_elements(tensors, self.ranks)
         return math.ceil(sum(self.aligned(unit)) / self.ranks) * self.ranks

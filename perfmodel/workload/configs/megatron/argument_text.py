@@ -23,6 +23,11 @@ class ArgumentText:
     file: str | None = None
 
 
+def is_argument_file(text: str) -> bool:
+    """Whether a text is the path of a file, and no arguments themselves."""
+    return "--" not in text
+
+
 def typed_arguments(text: str) -> ArgumentText:
     """Read arguments as typed."""
     return ArgumentText(_parse_text(text))

@@ -139,11 +139,6 @@ REFUSED = frozenset({
 """Arguments of models that are built otherwise."""
 
 
-def is_argument_file(text: str) -> bool:
-    """Whether a text is the path of a file, and no arguments themselves."""
-    return "--" not in text
-
-
 def megatron_model(stated: str | Path, name: str | None = None) -> Buildable:
     """Return the model that arguments describe; a path is that of a file of them.
 

@@ -1,7 +1,8 @@
-"""Time of a linear layer's kernels in fp8: three products, and the casts of their operands."""
+"""Time of a linear layer's kernels in fp8, or of experts': three products, casts of operands."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from perfmodel.topology.model import Gpu
@@ -9,7 +10,7 @@ from perfmodel.workload.kernels.device import Device, make_device
 from perfmodel.workload.kernels.float8.recipe import Cast, Casts, Float8, float8_casts
 from perfmodel.workload.kernels.memory_bound import elementwise_s
 from perfmodel.workload.kernels.products import busy_s, product_s
-from perfmodel.workload.kernels.shapes import MatrixProduct
+from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 
 NARROW_BYTES = 1
 """Of an fp8 element."""
@@ -32,6 +33,20 @@ class Float8Pricing:
     wide: Device
     weight_bytes: int
     weight_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowProducts:
+    """Device times of a layer's three products, in seconds, and the kernels of each.
+
+    `cast_kernels`: of a cast of rows, and of one of weights, over those of a single operand.
+    """
+
+    output_s: float
+    weight_gradient_s: float
+    input_gradient_s: float
+    kernels: int = 1
+    cast_kernels: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,49 +115,61 @@ def product_of_casts_s(
 
 def float8_cost(
     product: MatrixProduct, pricing: Float8Pricing, *, shares_input: bool, passes: int,
-    frozen: bool = False,
+    frozen: bool = False, products: NarrowProducts | None = None,
 ) -> Float8Cost:  # fmt: skip
     """Add up casts and products of a layer.
 
-    `product`: of a whole micro-batch: rows of activations, the weight's columns and depth.
+    `product`: of a whole micro-batch: rows of activations, the weight's columns and depth; of
+        several weights with rows of their own, so many of them.
     `shares_input`: whether a layer before it has the same input.
     `passes`: gradients in backward: 1 where the input has none.
     `frozen`: whether the one gradient is the input's, as the weight has none. Casts then write no
         transposed copies, which the weight's gradient alone multiplies with.
+    `products`: their times; None: those of products of one weight.
     """
     casts, wide = pricing.casts, pricing.wide
+    products = products or _plain_products(product, pricing)
     if frozen:
         casts = _without_copies(casts)
     cast_inputs = not (shares_input and casts.inputs_once)
-    inputs = float(product.rows * product.depth) * cast_inputs
-    weights = float(product.columns * product.depth) * pricing.weight_share
+    inputs = float(product.count * product.rows * product.depth) * cast_inputs
+    weights = float(product.count * product.columns * product.depth) * pricing.weight_share
+    of_rows, of_weights = products.cast_kernels
     forward_bytes, backward_bytes = (
         of_input.nbytes(inputs, wide.item_bytes) + of_weight.nbytes(weights, pricing.weight_bytes)
         for of_input, of_weight in zip(casts.input, casts.weight, strict=True)
     )
     forward_kernels, backward_kernels = (
-        of_input.kernels * cast_inputs + of_weight.kernels * pricing.weight_share
+        of_input.kernels * cast_inputs * of_rows
+        + of_weight.kernels * pricing.weight_share * of_weights
         for of_input, of_weight in zip(casts.input, casts.weight, strict=True)
     )
-    outputs = float(product.rows * product.columns)
+    outputs = float(product.count * product.rows * product.columns)
     backward_bytes += casts.gradient.nbytes(outputs, wide.item_bytes)
-    backward_kernels += casts.gradient.kernels
+    backward_kernels += casts.gradient.kernels * of_rows
     if product.has_bias and not frozen:
         backward_bytes += wide.item_bytes * outputs
         backward_kernels += 1
-    output_s = narrow_product_s(product, pricing)
-    gradients_s = 0.0 if frozen else _weight_gradient_s(product, pricing)
+    gradients_s = 0.0 if frozen else products.weight_gradient_s
     rescaled = passes - casts.wide_weight_gradient * (not frozen)
     backward_kernels += casts.rescale.kernels * rescaled
     if passes > 1 or frozen:
-        gradients_s += narrow_gradient_s(product.input_gradient, pricing)
+        gradients_s += products.input_gradient_s
     return Float8Cost(
-        forward_s=output_s + _elementwise_s(forward_bytes, forward_kernels, wide),
+        forward_s=products.output_s + _elementwise_s(forward_bytes, forward_kernels, wide),
         backward_s=gradients_s + _elementwise_s(backward_bytes, backward_kernels, wide),
-        forward_kernels=1 + round(forward_kernels),
-        backward_kernels=passes + round(backward_kernels),
-        product_s=output_s,
+        forward_kernels=products.kernels + round(forward_kernels),
+        backward_kernels=passes * products.kernels + round(backward_kernels),
+        product_s=products.output_s,
         gradients_s=gradients_s,
+    )
+
+
+def _plain_products(product: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
+    return NarrowProducts(
+        narrow_product_s(product, pricing),
+        _weight_gradient_s(product, pricing),
+        narrow_gradient_s(product.input_gradient, pricing),
     )
 
 
@@ -171,3 +198,63 @@ def _weight_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
 def _elementwise_s(nbytes: float, kernels: float, device: Device) -> float:
     """Time of casts, of which a share of a step's may count."""
     return elementwise_s(nbytes, 0, device) + kernels * device.ramp_s
+
+
+# ---------------------------------------------------------------- experts
+
+
+def grouped_float8_cost(
+    grouped: GroupedProduct, pricing: Float8Pricing, *, passes: int, frozen: bool = False
+) -> Float8Cost:
+    """Add up casts and products of experts of a whole micro-batch; as `float8_cost`."""
+    mean = padded_mean(grouped, pricing)
+    products = _single_kernel(mean, pricing) if grouped.single_kernel else _each(mean, pricing)
+    return float8_cost(
+        mean, pricing, shares_input=False, passes=passes, frozen=frozen, products=products
+    )  # fmt: skip
+
+
+def padded_mean(grouped: GroupedProduct, pricing: Float8Pricing) -> MatrixProduct:
+    """Product of a group with its mean share of the rows, filled up to the recipe's multiple.
+
+    Rows are filled up where they are gathered (``--moe-router-padding-for-quantization``, fused
+    permutation with padding), which no kernel of its own does.
+    """
+    casts = pricing.casts.grouped
+    multiple = casts.single_kernel_rows if grouped.single_kernel else casts.row_multiple
+    mean = grouped.mean
+    return replace(mean, rows=math.ceil(mean.rows / multiple) * multiple)
+
+
+def _single_kernel(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
+    rate = pricing.casts.grouped.rate
+    slower = replace(
+        pricing,
+        narrow=_slower(pricing.narrow, rate),
+        gradients=_slower(pricing.gradients, rate),
+    )
+    return NarrowProducts(
+        narrow_product_s(mean, slower),
+        narrow_gradient_s(mean.weight_gradient, slower),
+        narrow_gradient_s(mean.input_gradient, slower),
+    )
+
+
+def _slower(device: Device, rate: float) -> Device:
+    return replace(device, matrix_flops=device.matrix_flops * rate)
+
+
+def _each(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
+    """A product, and a cast of a weight, for each group."""
+    constants, single = pricing.wide.constants.grouped, replace(mean, count=1)
+
+    def all_s(own_s: float) -> float:
+        return mean.count * max(constants.dispatch_s, constants.own_kernel_slowdown * own_s)
+
+    return NarrowProducts(
+        all_s(narrow_product_s(single, pricing)),
+        all_s(narrow_gradient_s(single.weight_gradient, pricing)),
+        all_s(narrow_gradient_s(single.input_gradient, pricing)),
+        kernels=mean.count,
+        cast_kernels=(1 if pricing.casts.grouped.joined else mean.count, mean.count),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.kernels.float8.recipe import Float8, takes_experts
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.model import Layer, Workload
@@ -14,8 +14,10 @@ MULTIPLE = 16
 """Both sides of a weight have to be multiples of it (``torch._scaled_mm``, and
 ``assert_dim_for_fp8_exec`` in Transformer Engine): other layers stay in bf16."""
 
-ADAPTER_MAPS = (".lora_A", ".lora_B")
-"""Ends of the names of adapters' maps, which Transformer Engine and Megatron leave in bf16."""
+WIDE_MAPS = (".lora_A", ".lora_B", ".gate", ".router")
+"""Ends of the names of maps that stay in bf16: of adapters (Transformer Engine and Megatron), and
+routers (Megatron-Core's ``router_gating_linear``; torchtitan's quantisation filters
+``router.gate``)."""
 
 
 @lru_cache(maxsize=64)
@@ -26,13 +28,13 @@ def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
 
     Raises `InputError`: there is none, names that no layer has, more blocks than there are.
     """
-    if any(isinstance(layer.matrix, GroupedProduct) for layer in workload.layers):
-        allowed = "bf16, or a model without experts, whose products in fp8 nothing is known of"
-        raise InputError(Fault("precision", f"'fp8' for {workload.name!r}", allowed))
+    experts = takes_experts(float8)
     names = {
         place: layer.name
         for place, layer in enumerate(workload.layers)
-        if layer.kind == "linear" and layer.matmul_flops
+        if layer.kind == "linear"
+        and layer.matmul_flops
+        and (experts or not isinstance(layer.matrix, GroupedProduct))
     }
     example = names[min(names)] if names else ""
     faults = [
@@ -60,7 +62,7 @@ def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
 
 def _is_narrow(name: str, float8: Float8, blocks: list[str], narrow: list[str]) -> bool:
     block = block_of(name)
-    if name.endswith(ADAPTER_MAPS):
+    if name.endswith(WIDE_MAPS):
         return False
     if block in blocks and block not in narrow:
         return False
@@ -70,16 +72,20 @@ def _is_narrow(name: str, float8: Float8, blocks: list[str], narrow: list[str]) 
 
 
 def weight_of(workload: Workload, layer: Layer) -> int | None:
-    """The matrix that a linear layer multiplies with: its largest; None where it has none."""
-    own = [index for index in layer.tensors if len(workload.tensors[index].shape) == 2]
+    """The matrix that a linear layer multiplies with: its largest; None where it has none.
+
+    Those of experts are one tensor.
+    """
+    own = [index for index in layer.tensors if len(workload.tensors[index].shape) >= 2]
     return max(own, key=lambda index: workload.tensors[index].numel, default=None)
 
 
 def _fits(workload: Workload, place: int) -> bool:
     layer = workload.layers[place]
     index = weight_of(workload, layer)
-    sides = () if index is None else workload.tensors[index].shape
-    if layer.gradients < 2 and isinstance(layer.matrix, MatrixProduct):  # a frozen weight
+    sides = () if index is None else workload.tensors[index].shape[-2:]
+    kinds = (MatrixProduct, GroupedProduct)
+    if layer.gradients < 2 and isinstance(layer.matrix, kinds):  # a frozen weight
         sides = (layer.matrix.columns, layer.matrix.depth)
     return bool(sides) and all(side % MULTIPLE == 0 for side in sides)
 
@@ -100,7 +106,11 @@ def shares_input(layer: Layer) -> bool:
 
 
 def float8_modules(workload: Workload, float8: Float8) -> int:
-    """Products as Transformer Engine has them: layers with one input are one."""
-    return sum(
-        not shares_input(workload.layers[place]) for place in float8_layers(workload, float8)
-    )
+    """Products as Transformer Engine has them: layers with one input are one, experts are many."""
+    layers = (workload.layers[place] for place in float8_layers(workload, float8))
+    return sum(_experts(layer) for layer in layers if not shares_input(layer))
+
+
+def _experts(layer: Layer) -> int:
+    """Weights of a layer, each with greatest values of its own."""
+    return layer.matrix.groups if isinstance(layer.matrix, GroupedProduct) else 1

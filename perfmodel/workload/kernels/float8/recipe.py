@@ -80,6 +80,22 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupedCasts:
+    """How rows of experts are cast and multiplied.
+
+    `rate`: of one kernel of all groups, over that of a plain product of the recipe.
+    `row_multiple`: what the rows of a group are padded to, where each has a kernel of its own;
+        `single_kernel_rows`: where one kernel runs all groups.
+    `joined`: whether one kernel casts the rows of all groups.
+    """
+
+    rate: float = 1.0
+    row_multiple: int = 16
+    single_kernel_rows: int = 16
+    joined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Casts:
     """Casts of a linear layer on one GPU: of forward and of backward.
 
@@ -90,6 +106,7 @@ class Casts:
     `rescale`: of what a gradient product puts out, which then runs as a tensorwise one.
     `wide_weight_gradient`: whether the gradient of the weight is a bf16 product.
     `operand_bytes`: of an element that is multiplied, with its share of a scale.
+    `grouped`: how products of experts run.
     """
 
     input: tuple[Cast, Cast]
@@ -102,6 +119,7 @@ class Casts:
     rescale: Cast = Cast()
     wide_weight_gradient: bool = False
     operand_bytes: float = 1.0
+    grouped: GroupedCasts = GroupedCasts()
 
 
 def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
@@ -133,7 +151,19 @@ def float8_casts(float8: Float8, gpu: Gpu, *, compiled: bool) -> Casts:
         rescale=Cast(**row.get("rescale", {})),
         wide_weight_gradient=row.get("wide_weight_gradient", False),
         operand_bytes=operand_bytes(float8),
+        grouped=GroupedCasts(
+            rate=float(table["grouped_products"][row["product"]]["value"]),
+            row_multiple=row["row_multiple"],
+            single_kernel_rows=row.get("single_kernel_rows", row["row_multiple"]),
+            joined=row.get("joined_with_copies", False) and transposes,
+        ),
     )
+
+
+def takes_experts(float8: Float8) -> bool:
+    """Whether products of experts run in fp8, too, and not those of linear layers alone."""
+    row: Mapping[str, Any] = _table()["recipes"][float8.library][float8.recipe]
+    return bool(row.get("experts", True))
 
 
 def operand_bytes(float8: Float8) -> float:

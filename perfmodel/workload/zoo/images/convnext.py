@@ -11,6 +11,7 @@ from perfmodel.workload.zoo.images.image_layers import (
     Image,
     adaptive_pooling,
     convolution,
+    hand_on,
     image_model,
 )
 from perfmodel.workload.zoo.layers import (
@@ -57,15 +58,16 @@ def convnext(name: str, *, dtype: str, image_size: int) -> Workload:
     stem, image = convolution(
         "features.0.0", Image(3, image_size, image_size), shape.widths[0], 4, stride=4, relu=False
     )
-    parts = [_normed_after(stem, "features.0.1", image)]
+    parts = hand_on([_normed_after(stem, "features.0.1", image)], image.elements)
     is_first = True
     for stage, (width, blocks) in enumerate(zip(shape.widths, shape.blocks, strict=True)):
         place = 2 * stage + 1
         if stage:
             part, image = _downsampling(f"features.{place - 1}", image, width)
-            parts.append(part)
+            parts += hand_on([part], image.elements)
         for block in range(blocks):
-            parts += _block(f"features.{place}.{block}", image, drops=not is_first)
+            added = _block(f"features.{place}.{block}", image, drops=not is_first)
+            parts += hand_on(added, image.elements)
             is_first = False
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     norm = norm_parameters("classifier.0", image.channels)
@@ -77,7 +79,7 @@ def convnext(name: str, *, dtype: str, image_size: int) -> Workload:
         saved_elements=float(pooled.channels),
     )  # fmt: skip
     return image_model(
-        name, [*parts, pool, last], dtype=dtype, image_size=image_size,
+        name, [*parts, *hand_on([pool], pooled.elements), last], dtype=dtype, image_size=image_size,
         source="torchvision convnext; Liu et al. 2022, arXiv 2201.03545",
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from perfmodel.workload.zoo.images.image_layers import (
     Image,
     adaptive_pooling,
     convolution,
+    hand_on,
     image_model,
 )
 from perfmodel.workload.zoo.layers import (
@@ -103,22 +104,23 @@ def efficientnet(name: str, *, dtype: str, image_size: int) -> Workload:
     stem, image = _unit(
         "features.0", Image(3, image_size, image_size), stages[0].inputs, 3, stride=2
     )
-    parts, is_first = [stem], True
+    parts, is_first = hand_on([stem], image.elements), True
     for place, stage in enumerate(stages, start=1):
         for block in range(stage.blocks):
             own = stage if block == 0 else replace(stage, inputs=stage.outputs, stride=1)
             added, image = _block(f"features.{place}.{block}", image, own, drops=not is_first)
-            parts, is_first = parts + added, False
+            parts, is_first = parts + hand_on(added, image.elements), False
     last = shape.last_channels or 4 * stages[-1].outputs
     top, image = _unit(f"features.{len(stages) + 1}", image, last, 1)
-    pool, _ = adaptive_pooling("avgpool", image, 1)
+    pool, pooled = adaptive_pooling("avgpool", image, 1)
     head = linear(
         "classifier.1", 1, last, CLASSES, parameters=weight_and_bias("classifier.1", CLASSES, last),
         vector_elements=DROPOUT_PASSES * last, fused_elements=ACTIVATION_PASSES * last, kernels=2,
         saved_bytes=float(MASK_BYTES * last),
     )  # fmt: skip
+    last_maps = [*hand_on([top], image.elements), *hand_on([pool], pooled.elements)]
     return image_model(
-        name, [*parts, top, pool, head], dtype=dtype, image_size=image_size,
+        name, [*parts, *last_maps, head], dtype=dtype, image_size=image_size,
         source="torchvision efficientnet; Tan and Le 2019, arXiv 1905.11946; 2021, 2104.00298",
     )  # fmt: skip
 

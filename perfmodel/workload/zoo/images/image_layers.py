@@ -149,6 +149,16 @@ def classifier(image: Image, prefix: str = "", *, classes: int = CLASSES) -> lis
     return [pool, linear(f"{prefix}fc", 1, pooled.channels, classes, parameters=head)]
 
 
+def hand_on(parts: Sequence[Module], elements: int) -> list[Module]:
+    """Return the parts of a block, of which the last hands so many elements to the next block.
+
+    Only where nothing else goes on beside them: there a pipeline may be cut.
+    """
+    last = parts[-1]
+    ending = replace(last, layer=replace(last.layer, output_elements=float(elements)))
+    return [*parts[:-1], ending]
+
+
 def image_model(
     name: str,
     parts: Sequence[Module],

@@ -8,6 +8,7 @@ from perfmodel.workload.zoo.images.image_layers import (
     Image,
     classifier,
     convolution,
+    hand_on,
     image_model,
     pooling,
 )
@@ -56,7 +57,7 @@ def resnet(
                 groups=groups,
                 group_width=group_width,
             )
-            parts += added
+            parts += hand_on(added, image.elements)
     parts += classifier(image, classes=CIFAR_CLASSES if small_images else CLASSES)
     name = f"resnet{depth}" if groups == 1 else f"resnext{depth}-{groups}x{group_width}d"
     return image_model(

@@ -8,6 +8,7 @@ from perfmodel.workload.zoo.images.image_layers import (
     Image,
     adaptive_pooling,
     convolution,
+    hand_on,
     image_model,
     pooling,
 )
@@ -37,13 +38,16 @@ def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
             part, image = convolution(
                 f"features.{position}", image, min(64 * 2**stage, 512), 3, padding=1
             )
-            parts.append(part)
+            parts += hand_on([part], image.elements)
             position += 2  # the ReLU has a number of its own
         part, image = pooling(f"features.{position}", image, 2, stride=2)
-        parts.append(part)
+        parts += hand_on([part], image.elements)
         position += 1
     pool, image = adaptive_pooling("avgpool", image, 7)
-    parts += [pool, *_classifier(image.elements, numbers=(0, 3, 6), dropout=(False, True, True))]
+    parts += [
+        *hand_on([pool], image.elements),
+        *_classifier(image.elements, numbers=(0, 3, 6), dropout=(False, True, True)),
+    ]
     return image_model(
         f"vgg{depth}", parts, dtype=dtype, image_size=image_size,
         source="torchvision vgg; Simonyan and Zisserman 2014, arXiv 1409.1556",
@@ -58,14 +62,17 @@ def alexnet(*, dtype: str, image_size: int) -> Workload:
         part, image = convolution(
             f"features.{position}", image, channels, kernel, stride=stride, padding=padding
         )
-        parts.append(part)
+        parts += hand_on([part], image.elements)
         position += 2
         if pooled:
             part, image = pooling(f"features.{position}", image, 3, stride=2)
-            parts.append(part)
+            parts += hand_on([part], image.elements)
             position += 1
     pool, image = adaptive_pooling("avgpool", image, 6)
-    parts += [pool, *_classifier(image.elements, numbers=(1, 4, 6), dropout=(True, True, False))]
+    parts += [
+        *hand_on([pool], image.elements),
+        *_classifier(image.elements, numbers=(1, 4, 6), dropout=(True, True, False)),
+    ]
     return image_model(
         "alexnet", parts, dtype=dtype, image_size=image_size,
         source="torchvision alexnet; Krizhevsky 2014, arXiv 1404.5997",
@@ -77,22 +84,21 @@ def _classifier(
 ) -> list[Module]:
     """Three linear maps; `dropout` says which of them reads a dropped-out input."""
     widths = (features, HIDDEN, HIDDEN, CLASSES)
-    parts = []
+    parts: list[Module] = []
     for step, number in enumerate(numbers):
         inputs, outputs, name = widths[step], widths[step + 1], f"classifier.{number}"
         relu = step < 2
-        parts.append(
-            linear(
-                name,
-                1,
-                inputs,
-                outputs,
-                parameters=weight_and_bias(name, outputs, inputs),
-                vector_elements=relu * ACTIVATION_PASSES * outputs
-                + dropout[step] * DROPOUT_PASSES * inputs,
-                saved_elements=relu * outputs + dropout[step] * inputs,
-                saved_bytes=float(dropout[step] * MASK_BYTES * inputs),
-                kernels=1 + relu + dropout[step],
-            )
+        part = linear(
+            name,
+            1,
+            inputs,
+            outputs,
+            parameters=weight_and_bias(name, outputs, inputs),
+            vector_elements=relu * ACTIVATION_PASSES * outputs
+            + dropout[step] * DROPOUT_PASSES * inputs,
+            saved_elements=relu * outputs + dropout[step] * inputs,
+            saved_bytes=float(dropout[step] * MASK_BYTES * inputs),
+            kernels=1 + relu + dropout[step],
         )
+        parts += hand_on([part], outputs)
     return parts

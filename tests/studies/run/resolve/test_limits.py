@@ -8,10 +8,10 @@ from perfmodel.library.model import load_library
 from perfmodel.scenario import ClusterSize, load_scenario
 from perfmodel.studies.run.resolve.limits import (
     MESSAGE_SENDS,
-    MOST_SHARED_WORK,
     check_cluster_size,
     check_message_size,
     check_sharing_jobs,
+    most_sharing_gpus,
 )
 from perfmodel.topology.templates.build import build_topology
 
@@ -81,14 +81,15 @@ def test_jobs_that_share_a_network_have_a_largest_size():
     """The job that is to blame is named; without other jobs nothing is refused."""
     scenario = load_scenario("two-jobs")
     (job,) = scenario.jobs
-    most = MOST_SHARED_WORK // 2 // 8
+    most = most_sharing_gpus(2) // 8
     fits = scenario.model_copy(update={"jobs": (job.model_copy(update={"nodes": most - 2}),)})
     check_sharing_jobs(fits, ClusterSize(16, 2, 8))
-    with pytest.raises(InputError, match=r"jobs\.0\.nodes: found 98 nodes, of 808 GPUs in 2"):
+    with pytest.raises(InputError, match=r"jobs\.0\.nodes: found 510 nodes, of 4,104 GPUs in 2"):
         check_sharing_jobs(fits, ClusterSize(24, 3, 8))
-    with pytest.raises(InputError, match=r"cluster\.nodes: found 300 nodes"):
-        check_sharing_jobs(fits, ClusterSize(2400, 300, 8))
+    with pytest.raises(InputError, match=r"cluster\.nodes: found 600 nodes"):
+        check_sharing_jobs(fits, ClusterSize(4800, 600, 8))
     three = fits.model_copy(update={"jobs": (*fits.jobs, job.model_copy(update={"nodes": 1}))})
-    with pytest.raises(InputError, match=r"792 GPUs in 3 jobs; allowed: at most 533 GPUs"):
+    with pytest.raises(InputError, match=r"4,088 GPUs in 3 jobs; allowed: at most 1,213 GPUs"):
         check_sharing_jobs(three, ClusterSize(0, 0, 8))
     check_sharing_jobs(scenario.model_copy(update={"jobs": ()}), ClusterSize(2400, 300, 8))
+    assert most_sharing_gpus(10) == 160

@@ -99,11 +99,10 @@ def sum_sent_bytes(plan: StepPlan, tasks: Sequence[Task], works: Sequence[Collec
     if not works:
         return 0.0
     groups = {each.name: each.groups for each in plan.communicators}
-    own = {each.name: each.ranks for each in plan.classes}[tasks[0].rank_class]
+    own = frozenset(next(e.ranks for e in plan.classes if e.name == tasks[0].rank_class))
     senders = {
-        work.communicator: any(group[0] in own for group in groups[work.communicator])
-        for work in works
-        if work.op == "send"
+        name: any(group[0] in own for group in groups[name])
+        for name in {work.communicator for work in works if work.op == "send"}
     }
     return sum(
         work.times * ring_bytes(work.op, work.nbytes, len(groups[work.communicator][0]))

@@ -23,8 +23,9 @@ from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.testing.pipeline_times import PassTimes, pass_spans
 from perfmodel.timeline import Span, covered_s, exposed_s
 from perfmodel.training.parallel.dimensions import DIMENSIONS, dimension_of
+from perfmodel.training.parallel.expand_ranks import EXPERT_NODE, EXPERT_RAIL
 from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
-from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import Collective, Communicator, Compute, StepPlan, Task
 
 MOST_NEIGHBOURS = 64
 """Neighbours of a group whose paths are looked up, at most; further ones are alike."""
@@ -198,19 +199,30 @@ def _dimension_use(
         names |= dict.fromkeys(work.communicator for work in works)
         calls = max(calls, sum(work.times for work in works))
         sent_bytes = max(sent_bytes, sum_sent_bytes(plan, tasks, works))
-    groups = [each.groups for each in plan.communicators if each.name in names]
+    called = [each for each in plan.communicators if each.name in names]
+    groups = [each.groups for each in called]
     pairs = [pair for each in groups for pair in _neighbours(each[0])]
     per_host = machine.topology.gpus_per_host
     crossing = sum(a // per_host != b // per_host for a, b in pairs)
     return DimensionUse(
         dimension=dimension,
-        ranks=max(len(each[0]) for each in groups),
+        ranks=_group_ranks(called),
         calls=calls,
         sent_bytes=sent_bytes,
         exposed_s=exposed_s,
         links=tuple(dict.fromkeys(kind for pair in pairs for kind in _links(machine, *pair))),
         between_hosts=crossing / len(pairs) if pairs else 0.0,
     )
+
+
+def _group_ranks(communicators: Iterable[Communicator]) -> int:
+    """Ranks of a dimension's groups; those of experts have so many rails of so many nodes."""
+    sizes: dict[str, int] = {}
+    for each in communicators:
+        name = each.name.partition(" of part ")[0]
+        sizes[name] = max(sizes.get(name, 1), len(each.groups[0]))
+    legs = sizes.pop(EXPERT_RAIL, 1) * sizes.pop(EXPERT_NODE, 1)
+    return max(legs, *sizes.values(), 1)
 
 
 def _neighbours(group: RankGroup) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,6 @@ from perfmodel.training.sharded.fsdp.step.sharded_step import (
     GATHER_COPIES,
     GATHERS,
     REGATHERED,
-    SHARDS,
     ShardedStep,
     beside,
     communicate,
@@ -38,6 +37,11 @@ def gather(step: ShardedStep, unit: ShardUnit, *, backward: bool) -> None:
     if unit.name in step.whole:
         return
     name = f"gather {unit.name}"
+    if (
+        step.sizes.ranks_of(unit) == 1
+    ):  # nobody to gather from: parameters are copied where they are
+        step.whole[unit.name] = None
+        return
     smaller = step.options.regather_gpus if unit.name in step.regathered else None
     issued = issue(step, name, 1 if step.options.version == 1 else 3)
     ready = (*issued, *step.gathers_wait)
@@ -48,7 +52,8 @@ def gather(step: ShardedStep, unit: ShardUnit, *, backward: bool) -> None:
     )
     step.whole[unit.name] = communicate(
         step, name, "all_gather", step.sizes.gathered_bytes(unit),
-        dtype=step.sizes.sent_dtype(unit), communicator=REGATHERED if smaller else SHARDS,
+        dtype=step.sizes.sent_dtype(unit),
+        communicator=REGATHERED if smaller else step.sharers(unit),
         stream=GATHERS, after=ready, phase="backward" if backward else "forward",
     )  # fmt: skip
 
@@ -59,7 +64,7 @@ def _copy_in_s(step: ShardedStep, unit: ShardUnit, smaller: int | None) -> float
     Version 1 sends the shard where it lies.
     """
     sizes, options = step.sizes, step.options
-    ranks = smaller or step.shard_ranks
+    ranks = smaller or sizes.ranks_of(unit)
     own, sent = sizes.own_bytes(unit) / ranks, sizes.gathered_bytes(unit) / ranks
     casts = options.param_dtype not in (None, sizes.own_dtype(unit)) and not smaller
     casts = casts or (bool(sizes.narrow_tensors(unit)) and not smaller)
@@ -71,10 +76,15 @@ def _copy_in_s(step: ShardedStep, unit: ShardUnit, smaller: int | None) -> float
 
 def wait_for(step: ShardedStep, unit: ShardUnit, *, backward: bool) -> None:
     """Let the layers wait for a unit; version 2 copies its parameters to their places."""
-    gathered = step.whole.get(unit.name)
-    if gathered is None or unit.name in step.copied:
+    if unit.name not in step.whole or unit.name in step.copied:
         return
+    gathered = step.whole[unit.name]
     step.copied.add(unit.name)
+    if gathered is None:
+        nbytes = (step.sizes.own_bytes(unit) + step.sizes.gathered_bytes(unit)) / 2
+        name = f"copy {unit.name}"
+        run(step, name, "copy", copy_s(step, nbytes), after=issue(step, name, 1))
+        return
     step.layers_wait.append(gathered)
     if step.options.version == 1:
         return

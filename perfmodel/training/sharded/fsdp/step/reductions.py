@@ -12,7 +12,6 @@ from perfmodel.training.sharded.fsdp.step.sharded_step import (
     COPIES,
     REDUCTION_COPIES,
     REDUCTIONS,
-    SHARDS,
     ShardedStep,
     beside,
     communicate,
@@ -48,10 +47,14 @@ def reduce(step: ShardedStep, unit: ShardUnit) -> None:
         ready = (*issued, *behind)
     divided_s = _divisions_s(step, unit)
     ready = beside(step, f"scale {unit.name}", divided_s, REDUCTION_COPIES, ready)
-    sent = communicate(
-        step, name, "reduce_scatter", nbytes, dtype=step.sizes.reduced_dtype(unit),
-        communicator=SHARDS, stream=REDUCTIONS, after=ready,
-    )  # fmt: skip
+    if step.sizes.ranks_of(unit) == 1:  # copied where it would be sent
+        moved = f"move gradients of {unit.name}"
+        (sent,) = beside(step, moved, copy_s(step, nbytes), REDUCTION_COPIES, ready)
+    else:
+        sent = communicate(
+            step, name, "reduce_scatter", nbytes, dtype=step.sizes.reduced_dtype(unit),
+            communicator=step.sharers(unit), stream=REDUCTIONS, after=ready,
+        )  # fmt: skip
     if step.options.version == 2:
         step.reduce_inputs.append(sent)
     if step.shard_ranks < step.request.ranks and (step.is_last or step.options.sync == "each"):
@@ -101,7 +104,7 @@ def predivide_factor(ranks: int) -> float:
 
 def _keep(step: ShardedStep, unit: ShardUnit, sent: int) -> tuple[int, ...]:
     """Cast and add up the shard of the gradients; with offloading, copy it to the host."""
-    sizes, ranks = step.sizes, step.shard_ranks
+    sizes, ranks = step.sizes, step.sizes.ranks_of(unit)
     received, shard = sizes.reduced_bytes(unit) / ranks, sizes.kept_gradient_bytes(unit) / ranks
     duration_s = 0.0
     if step.options.version == 1 and step.request.ranks / predivide_factor(step.request.ranks) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perfmodel.training.plan.builder import TaskList
+from perfmodel.training.plan.builder import EXPERT_COPIES, TaskList
 from perfmodel.training.plan.step_plan import Op
 from perfmodel.training.sharded.fsdp.options import MIN_WRAPPED, FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import UnitSizes, unit_sizes
@@ -102,6 +102,10 @@ class ShardedStep:
         """Ranks that each unit is split over."""
         return self.options.shard_ranks(self.request.ranks)
 
+    def sharers(self, unit: ShardUnit) -> str:
+        """Communicator of the ranks that share a unit."""
+        return EXPERT_COPIES if unit.of_experts else SHARDS
+
     @property
     def is_last(self) -> bool:
         """Whether this is the last micro-batch."""
@@ -123,11 +127,16 @@ def begin_step(request: StepRequest, options: FsdpOptions, freed_before: int) ->
 
     `freed_before`: units that the previous step left in version 1's queue.
     """
-    units = wrap_units(request.workload, options.wrap, options.wrap_elements or MIN_WRAPPED)
+    units = wrap_units(
+        request.workload, options.wrap, options.wrap_elements or MIN_WRAPPED,
+        experts_apart=request.expert_copies is not None,
+    )  # fmt: skip
     walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
     ranks = options.shard_ranks(request.ranks)
     tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
-    sizes = unit_sizes(request.workload, options, ranks, request.gathered_narrow)
+    sizes = unit_sizes(
+        request.workload, options, ranks, request.gathered_narrow, request.expert_copies
+    )  # fmt: skip
     return ShardedStep(
         request, options, sizes, tasks, walk, len(units),
         free_events=deque(range(-freed_before, 0)),

@@ -33,9 +33,9 @@ def add_update(step: ShardedStep) -> int:
         _add_clipping(step)
     times, options = step.request.times, step.options
     issued = issue(step, "optimizer", times.optimizer_kernels)
-    duration_s = times.optimizer_s / step.shard_ranks
+    duration_s = times.optimizer_s * _own_share(step)
     if options.offload:
-        duration_s = step.request.host_optimizer_s / step.shard_ranks
+        duration_s = step.request.host_optimizer_s * _own_share(step)
     waits = dict.fromkeys((*issued, *step.layers_wait))
     step.layers_wait.clear()
     end = step.tasks.compute(
@@ -47,10 +47,24 @@ def add_update(step: ShardedStep) -> int:
     return end
 
 
+def _own_share(step: ShardedStep) -> float:
+    """Share of the parameters that a rank updates: of experts more than of all others."""
+    sizes = step.sizes
+    units = {moment.unit.name: moment.unit for moment in step.walk if moment.unit}.values()
+    if not any(unit.of_experts for unit in units):
+        return 1 / step.shard_ranks
+    own = sum(sizes.reduced_elements(unit) / sizes.ranks_of(unit) for unit in units)
+    return own / sum(map(sizes.reduced_elements, units))
+
+
 def _add_clipping(step: ShardedStep) -> None:
-    """Add the norm of each shard, its sum over the shard group, and the scaling of gradients."""
+    """Add the norm of each shard, its sum over the shard group, and the scaling of gradients.
+
+    Of experts, whose norms add up over two groups, the sum is taken to take no longer.
+    """
     units = [moment.unit for moment in step.walk if moment.kind == "enter" and moment.is_first]
-    shard = sum(step.sizes.kept_gradient_bytes(unit) for unit in units if unit) / step.shard_ranks
+    sizes = step.sizes
+    shard = sum(sizes.kept_gradient_bytes(unit) / sizes.ranks_of(unit) for unit in units if unit)
     issued = issue(step, "norm of gradients", 2)
     squared = run(step, "norm of gradients", "copy", copy_s(step, shard / 2), after=issued)
     numbers, dtype = 1, NORM_DTYPE

@@ -7,6 +7,8 @@ send a token once to each node that needs it, and count and weigh on the way.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from perfmodel.workload.shards.calls import CallGroup, CallOp, CallPhase, LayerCall
@@ -34,14 +36,14 @@ def dispatch_calls(
     if settings.dispatcher == "all_gather":
         return _gathered(shard, tokens * width, "before")
     rows = _rows(settings, routed, shard, tokens)
-    travelling = _travel(settings, routed, shard, tokens) * width
+    travel = partial(_travel, settings, routed, shard, tokens, width)
     return (
         *_counts(settings, routed, shard),
-        *_all_to_all(shard, travelling, "forward", "before", settings.dispatch_dtype),
+        *travel("forward", "before", settings.dispatch_dtype),
         *_weights(settings, shard, rows, "forward", "before"),
         *_tensor(settings, "all_gather", rows * width, "forward", "before"),
         *_tensor(settings, "reduce_scatter", rows * width, "backward", "after"),
-        *_all_to_all(shard, travelling, "backward", "after"),
+        *travel("backward", "after"),
         *_weights(settings, shard, rows, "backward", "after"),
     )
 
@@ -55,11 +57,11 @@ def combine_calls(
     if settings.dispatcher == "all_gather":
         return _gathered(shard, tokens * width, "after")
     rows = _rows(settings, routed, shard, tokens) * width
-    travelling = _travel(settings, routed, shard, tokens) * width
+    travel = partial(_travel, settings, routed, shard, tokens, width)
     return (
         *_tensor(settings, "reduce_scatter", rows, "forward", "after"),
-        *_all_to_all(shard, travelling, "forward", "after"),
-        *_all_to_all(shard, travelling, "backward", "before", settings.dispatch_dtype),
+        *travel("forward", "after"),
+        *travel("backward", "before", settings.dispatch_dtype),
         *_tensor(settings, "all_gather", rows, "backward", "before"),
     )
 
@@ -69,20 +71,35 @@ def _rows(settings: ExpertSettings, routed: RoutedShape, shard: Shard, tokens: i
     return tokens * routed.top_k * settings.busiest(routed, shard.expert)
 
 
-def _travel(settings: ExpertSettings, routed: RoutedShape, shard: Shard, tokens: int) -> float:
-    """Rows that a rank puts in: one for each expert of a token, or for each domain that has some.
+def _travel(
+    settings: ExpertSettings, routed: RoutedShape, shard: Shard, tokens: int, width: int,
+    phase: CallPhase, place: Place, dtype: str | None = None,
+) -> Calls:  # fmt: skip
+    """Rows on their way: one for each expert of a token; or one for each rank or node with some.
 
-    Domains are nodes, so that the bytes between nodes are exact; what goes on inside of them over
-    faster links is taken to be hidden behind. Within one node they are ranks.
+    Between nodes a token goes once to the rank of its own place in each node, which passes it on to
+    the ranks there while others arrive (DeepEP's normal kernels: ``internode.cu`` forwards from
+    RDMA's to NVLink's buffers), and what experts say comes back the same way.
     """
     if settings.dispatcher == "all_to_all":
-        return _rows(settings, routed, shard, tokens)
-    nodes = shard.expert // (settings.ranks_per_node or shard.expert)
-    domains = nodes if nodes > 1 else shard.expert
-    copies = distinct_domains(
-        routed.experts, routed.top_k, domains, routed.groups, routed.top_groups
-    )
-    return tokens * copies * settings.busiest(routed, shard.expert)
+        rows = _rows(settings, routed, shard, tokens)
+        return _all_to_all(shard, rows * width, phase, place, dtype)
+    busiest = tokens * settings.busiest(routed, shard.expert) * width
+
+    def copies(domains: int) -> float:
+        return busiest * distinct_domains(
+            routed.experts, routed.top_k, domains, routed.groups, routed.top_groups
+        )
+
+    own = settings.ranks_per_node or shard.expert
+    nodes = shard.expert // own
+    if nodes == 1:
+        return _all_to_all(shard, copies(shard.expert), phase, place, dtype)
+    rail = _call("expert_rail", "all_to_all", _scaled(copies(nodes), dtype), nodes, phase, place,
+                 dtype)  # fmt: skip
+    node = _call("expert_node", "all_to_all", _scaled(copies(shard.expert), dtype), own, phase,
+                 place, dtype)  # fmt: skip
+    return (rail, replace(node, joins_previous=True)) if own > 1 else (rail,)
 
 
 def _all_to_all(
@@ -90,8 +107,13 @@ def _all_to_all(
 ) -> Calls:
     if shard.expert == 1:
         return ()
-    scaled = elements * (1 + (dtype == "fp8") * SCALE_BYTES / SCALED_ELEMENTS)
+    scaled = _scaled(elements, dtype)
     return (_call("expert", "all_to_all", scaled, shard.expert, phase, place, dtype),)
+
+
+def _scaled(elements: float, dtype: str | None) -> float:
+    """Elements with what their scales take."""
+    return elements * (1 + (dtype == "fp8") * SCALE_BYTES / SCALED_ELEMENTS)
 
 
 def _counts(settings: ExpertSettings, routed: RoutedShape, shard: Shard) -> Calls:

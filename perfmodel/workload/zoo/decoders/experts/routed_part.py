@@ -59,6 +59,8 @@ SORT_KERNELS = 8
 """Experts sorted (4), rows of tokens found, rows counted, summed up, rows gathered."""
 RESTORE_KERNELS = 5
 """Rows weighed, the sort inverted (3), rows gathered back."""
+CAST_PASSES = 1.5
+"""A cast from bf16 to fp8: read, and half as much written."""
 HALF = frozenset({"bf16", "fp16"})
 
 
@@ -166,6 +168,8 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     shared_sizes = (place.settings, routed, block.shard, s, h)
     pairs = float(s * routed.top_k)
     gathered = (ACTIVATION_PASSES + routed.weighs_input * ACTIVATION_PASSES) * pairs * h
+    if place.settings.dispatch_dtype == "fp8":
+        gathered += CAST_PASSES * s * h  # before tokens leave, and gradients in backward
     weighs = not routed.weighs_input
     sums = pairs * h + ADD_PASSES * s * h
     restored = ACTIVATION_PASSES * pairs * h * (1 + weighs) + sums
