@@ -26,7 +26,7 @@ ALLOWED = "an execution trace of PyTorch's ExecutionTraceObserver, schema 1.1, .
 _LOOKED_AT = 4096
 _BEGIN = re.compile(rb'\{\s*"schema"\s*:')
 _COMMUNICATION = "record_param_comms"
-LEAST_ALIKE = 0.9
+LEAST_AGREEING = 0.9
 """Part of the linked operators whose names agree: of another run nearly none do."""
 
 
@@ -162,7 +162,7 @@ def with_times(trace: ExecutionTrace, profile: Path) -> ExecutionTrace:
             if is_same and name == event.get("name"):
                 agreeing += 1
                 times[number] += seconds[identity]
-    if not linked or agreeing < LEAST_ALIKE * linked:
+    if not linked or agreeing < LEAST_AGREEING * linked:
         text = f"{agreeing} of {linked} operators of the process and name as in {trace.path.name}"
         allowed = "a trace of the profiler of the same steps (Record function id is rf_id)"
         raise trace_fault(profile, text, allowed)
@@ -195,9 +195,9 @@ def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _side(node: Mapping[str, Any], side: str, key: str) -> list[Any]:
+def _side(node: Mapping[str, Any], side: str, part: str) -> list[Any]:
     values = node.get(side)
-    values = values.get(key) if isinstance(values, dict) else None
+    values = values.get(part) if isinstance(values, dict) else None
     return values if isinstance(values, list) else []
 
 
@@ -281,5 +281,5 @@ def pair_files(paths: Sequence[Path]) -> list[tuple[Path, Path | None]]:
     if profiles and len(profiles) != len(traces):
         text = f"{len(traces)} execution traces and {len(profiles)} of the profiler"
         raise InputError(Fault("trace", text, "one of the profiler for each, or none"))
-    profile_of: Sequence[Path | None] = profiles or [None] * len(traces)
-    return list(zip(traces, profile_of, strict=True))
+    of_ranks: Sequence[Path | None] = profiles or [None] * len(traces)
+    return list(zip(traces, of_ranks, strict=True))
