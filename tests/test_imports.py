@@ -150,9 +150,7 @@ def test_heavy_libraries_are_imported_inside_functions(heavy):
 def test_a_run_imports_what_it_asks_for_alone():
     """Of readers of models, strategies and hosts: half of a small run was start-up."""
     code = "import sys, perfmodel.studies.run as _; print(*sys.modules)"
-    ran = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, check=True, text=True
-    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     unasked = (
         "perfmodel.workload.configs.families", "perfmodel.training.sharded",
         "perfmodel.topology.composed.compose", "perfmodel.studies.run.loops",
