@@ -69,7 +69,6 @@ SMALL_MODULES = {
     "__main__": "what Python runs of a package",
     "torch_modules/given/batches": "what users give as a batch, apart from the capture",
     "torch_modules/given/user_function": "imports of a user's code, apart from ours",
-    "workload/configs/families/image_text_configs": ROW + ": families",
     "workload/readers/layer_shapes": "layers of a file, apart from its parameters",
     "torch_modules/model_document": "the text of a model file, apart from what it says",
     "workload/zoo/diffusion/dit": ROW,

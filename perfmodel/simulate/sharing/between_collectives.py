@@ -22,6 +22,8 @@ SHORTEST_S = 1e-300
 """Instead of zero where bytes are divided by a time; seconds."""
 ROUNDS = 3
 """Iterations of average rates (see `shared_rates`)."""
+MOST_HOPS = 1 << 22
+"""Links of edges that are kept of jobs that met before; 24 bytes each."""
 MANY_LINKS = 1 << 17
 """Links of two jobs from which on marks are quicker than sets, and smaller."""
 NO_SLACK = 1e-9
