@@ -255,11 +255,11 @@ def least_end(
     for edge in range(len(free)):
         if sends[edge] == 0:
             continue
-        left = sends[edge] - done[edge] - min(max(step - first[edge], 0), active[edge])
+        unsent = sends[edge] - done[edge] - min(max(step - first[edge], 0), active[edge])
         best_Bps = 0.0
         for pace in range(len(rate_Bps)):
             best_Bps = max(best_Bps, rate_Bps[pace, edge])
-        more_s = left * (nbytes[edge] / best_Bps) if left > 0 and nbytes[edge] > 0 else 0.0
+        more_s = unsent * (nbytes[edge] / best_Bps) if unsent > 0 and nbytes[edge] > 0 else 0.0
         least_s = max(least_s, free[edge] + more_s)
     return least_s
 
@@ -276,7 +276,7 @@ def slowest_cycle(
     lag: int,
     is_ring: bool,
 ) -> float:
-    """Estimate the time of a phase (see `simulate.flow.cycles.cycle_s`).
+    """Estimate the time of a phase (see `simulate.flow.transfers.cycle_s`).
 
     Parameters
     ----------

@@ -17,6 +17,7 @@ from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.stepped_clocks import SteppedClocks
 from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks
+from perfmodel.simulate.flow.transfers import PreparedPhases, cycle_s
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
 pytest.importorskip("numba")
@@ -98,6 +99,18 @@ def test_sends_at_rates_that_change(
     assert compiled.landed_s == pytest.approx(plain.landed_s, rel=1e-12)
     assert same[0] == pytest.approx(some[0], rel=1e-12)
     assert np.array_equal(some[1], same[1])
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+@pytest.mark.parametrize("credits", [1, 4])
+def test_estimates_of_cycles(name: str, credits: int) -> None:
+    rng = np.random.default_rng(credits)
+    for phase in SCHEDULES[name](6).phases:
+        prepared, edges = PreparedPhases().of(phase), len(phase.src)
+        links = rng.choice([1e8, 3e9], edges), rng.uniform(0, 1e-4, edges)
+        plain, compiled = (cycle_s(prepared, *links, credits, loops) for loops in (None, LOOPS))
+        assert compiled == pytest.approx(plain, rel=1e-12)
+        assert plain > 0
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,6 +1,8 @@
 """Arrows point down only: a module imports nothing above it, function-level imports included."""
 
 import ast
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -143,3 +145,14 @@ def test_heavy_libraries_are_imported_inside_functions(heavy):
             )
         ]  # fmt: skip
         assert heavy not in names, path
+
+
+def test_a_run_imports_what_it_asks_for_alone():
+    """Of readers of models, strategies and hosts: half of a small run was start-up."""
+    code = "import sys, perfmodel.studies.run as _; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    unasked = (
+        "perfmodel.workload.configs.families", "perfmodel.training.sharded",
+        "perfmodel.topology.composed.compose", "perfmodel.studies.run.loops",
+    )  # fmt: skip
+    assert [name for name in ran.stdout.split() if name.startswith(unasked)] == []

@@ -33,8 +33,8 @@ def inflate(pieces: Iterable[bytes]) -> Iterator[bytes]:
     stream, is_between = zlib.decompressobj(31), True
     for whole in pieces:
         for start in range(0, len(whole), PIECE_BYTES):
-            piece, is_full = whole[start : start + PIECE_BYTES], False
-            while is_full or (piece := piece.lstrip(b"\0") if is_between else piece):
+            piece = whole[start : start + PIECE_BYTES]
+            while piece := piece.lstrip(b"\0") if is_between else piece:
                 try:
                     content = stream.decompress(piece, UNPACKED_BYTES)
                 except zlib.error as error:
@@ -42,7 +42,6 @@ def inflate(pieces: Iterable[bytes]) -> Iterator[bytes]:
                 if content:
                     yield content
                 piece, is_between = stream.unconsumed_tail, stream.eof
-                is_full = len(content) == UNPACKED_BYTES and not is_between
                 if is_between:
                     piece, stream = stream.unused_data, zlib.decompressobj(31)
     if not is_between:

@@ -147,6 +147,8 @@ def test_all_faults_of_all_variations_at_once(file: str) -> None:
         (Change(1.0, None), "no change"),
         (Change(3.0, None), "200 % longer (no interval is known)"),
         (Change(1.004, (1.002, 1.006)), "0.40 % longer (0.20 % to 0.60 %)"),
+        (Change(250.0, (8.0, 291.0)), "250 times as long (8.00 to 291)"),
+        (Change(0.004, (0.003, 0.5)), "99.6 % shorter (50 % to 99.7 %)"),
     ],
 )  # fmt: skip
 def test_changes_in_words(one: Change, said: str) -> None:

@@ -100,10 +100,10 @@ class MovedEdges:
             key = id(edges), target
             if key not in self._on_host:
                 self._on_host[key] = edges, _translated(edges, topology, source, target)
-            there = self._on_host[key][1]
-            if there is None:
+            moved_edges = self._on_host[key][1]
+            if moved_edges is None:
                 return None
-            moved[id(edges)] = there
+            moved[id(edges)] = moved_edges
         return _over(lowered, moved)
 
     def to_hosts(
@@ -124,12 +124,14 @@ class MovedEdges:
         unknown = [other for other in others if (ids, other) not in self._on_hosts]
         if unknown:
             moved = _edges_on_hosts(own, machine, group, unknown)
-            for other, there in zip(unknown, moved, strict=True):
-                self._on_hosts[ids, other] = own, there
-        found = (self._on_hosts[ids, other][1] for other in others)
+            for other, moved_edges in zip(unknown, moved, strict=True):
+                self._on_hosts[ids, other] = own, moved_edges
+        of_others = (self._on_hosts[ids, other][1] for other in others)
         return [
-            None if there is None else _over(lowered, dict(zip(ids, there, strict=True)))
-            for there in found
+            None
+            if moved_edges is None
+            else _over(lowered, dict(zip(ids, moved_edges, strict=True)))
+            for moved_edges in of_others
         ]
 
 

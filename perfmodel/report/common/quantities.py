@@ -40,14 +40,14 @@ def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
 
 
 def duration(time_s: float) -> str:
-    """Write a time with three digits; the space does not break.
+    """Write a time with three digits; less than a picosecond, as sums leave it, is nothing.
 
     Examples
     --------
     >>> duration(0.0983).replace(chr(160), " ")
     '98.3 ms'
     """
-    return f"0{_SPACE}s" if time_s == 0 else _scaled(time_s, _DURATIONS)
+    return f"0{_SPACE}s" if abs(time_s) < 1e-12 else _scaled(time_s, _DURATIONS)
 
 
 def size(nbytes: float) -> str:

@@ -93,8 +93,12 @@ def _difference(first: Side, side: Side, versus: SideDifference) -> str:
     )
 
 
+MANY = 10.0
+"""Ratio from which on a change is said in times, not in per cent."""
+
+
 def change(difference: Change, more: str, less: str) -> str:
-    """Say a change with its interval: ``"18 % shorter (15 % to 20 %)"``."""
+    """Say a change of a time with its interval: ``"18 % shorter (15 % to 20 %)"``."""
     if abs(difference.ratio - 1) < NOTHING and difference.interval is None:
         return "no change"
     sentence = _direction(difference.ratio, more, less)
@@ -108,7 +112,9 @@ def change(difference: Change, more: str, less: str) -> str:
         return f"{sentence}, which is within the interval ({ends})"
     if (low < 1) == (high < 1):
         ends = f"{_percent(low)} to {_percent(high)}"
-        if _percent(low) == _percent(high):
+        if difference.ratio >= MANY:
+            ends = f"{quantities.count(low)} to {quantities.count(high)}"
+        elif _percent(low) == _percent(high):
             ends = f"{_percent(low)} at both ends of the interval"
     return f"{sentence} ({ends})"
 
@@ -116,12 +122,15 @@ def change(difference: Change, more: str, less: str) -> str:
 def _direction(ratio: float, more: str, less: str) -> str:
     if abs(ratio - 1) < NOTHING:
         return "no change"
+    if ratio >= MANY:
+        return f"{quantities.count(ratio)} times as long"
     return f"{_percent(ratio)} {more if ratio > 1 else less}"
 
 
 def _percent(ratio: float) -> str:
     value = 100 * abs(ratio - 1)
-    digits = 0 if value >= 10 else 1 if value >= 1 else 2
+    near_all = 99 < value < 100  # a throughput that is lost is 100 %, a hundredth of it is not
+    digits = 1 if near_all else 0 if value >= 10 else 1 if value >= 1 else 2
     return f"{value:,.{digits}f}\N{NO-BREAK SPACE}%"
 
 

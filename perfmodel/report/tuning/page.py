@@ -134,9 +134,9 @@ def _curve(tuned: TuneResult) -> Section:
     )
     if tuned.robust is not None:
         lead += (
-            f" Marked below: caps that lose at most {within} more than "
-            f"{number(tuned.robust.bucket_cap_mb)} MiB does wherever in its {text.INTERVAL} the "
-            "network lies."
+            f" Green bar: caps that stay within {within} of the safest one, "
+            f"{number(tuned.robust.bucket_cap_mb)} MiB, however quick or slow the network is "
+            f"within its {text.INTERVAL}."
         )
     exposed = "Exposed communication against the bucket cap"
     return section(

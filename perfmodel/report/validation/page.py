@@ -10,6 +10,7 @@ from perfmodel.report.common.document import (
     Bullets,
     Definitions,
     Figure,
+    Folded,
     Header,
     Heading,
     Markup,
@@ -277,8 +278,7 @@ def _grounds(validation: Validation) -> Section:
         "",
         Heading("Modes"),
         Definitions(MODE_MEANINGS),
-        Heading("What was fitted on what"),
-        Bullets(fitted_lines(validation)),
+        Folded("What was fitted on what", [Bullets(fitted_lines(validation))]),
         Heading("Sources and assumptions"),
         Box("tall", [Table(titles, sources)]),
     )

@@ -51,9 +51,7 @@ def _of_communicator(
     class_of_rank: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> Mapping[str, Participants]:
     kinds = _kinds_of_groups(communicator.groups, class_of_rank)
-    members_of = {
-        kind: set(np.frombuffer(kind, dtype=np.int64).tolist()) - {-1} for kind in kinds
-    }
+    members_of = {kind: set(np.frombuffer(kind, dtype=np.int64).tolist()) - {-1} for kind in kinds}
     together: list[set[int]] = []
     for members in filter(None, members_of.values()):
         for other in [part for part in together if not part.isdisjoint(members)]:
@@ -85,8 +83,8 @@ def _kinds_of_groups(
         if len(groups) == 1
         else np.fromiter(chain.from_iterable(groups), np.int64, sum(lengths))
     )
-    known = ranks < len(class_of_rank)
-    of_ranks = np.where(known, class_of_rank[np.where(known, ranks, 0)], -1)
+    in_table = ranks < len(class_of_rank)
+    of_ranks = np.where(in_table, class_of_rank[np.where(in_table, ranks, 0)], -1)
     return [part.tobytes() for part in np.split(of_ranks, np.cumsum(lengths)[:-1])]
 
 

@@ -7,15 +7,16 @@ a row: times of a collective are homogeneous in its bytes and latencies together
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from perfmodel.arrays import RankGroup, distinct
+from perfmodel.arrays import FloatArray, RankGroup
 from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.edges import Edges, join_edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.simulate.sharing.duty_cycle import is_steady
 from perfmodel.simulate.uncontended import UncontendedTimer
 
 GroupsCollective = tuple[str, int, tuple[RankGroup, ...], int]
@@ -44,7 +45,8 @@ class JoinedCollectives:
         key = (op, nbytes, number, root, times)
         if key not in self._joined:
             lowered = timer.lower(op, nbytes, groups, root)
-            joined = join_alike(lowered, timer.keep_laid(JoinedEdges))
+            capacity_Bps = timer.machine.topology.arcs.bandwidth_Bps
+            joined = join_alike(lowered, capacity_Bps, timer.keep_laid(JoinedEdges))
             self._joined[key] = [in_a_row(each, times) for each in joined]
         return self._joined[key]
 
@@ -66,42 +68,98 @@ class JoinedEdges:
             self._joined[key] = parts, join_edges(parts)
         return self._joined[key][1]
 
-    def parts(self, collectives: Sequence[LoweredCollective]) -> list[list[int]]:
-        """Return the positions of collectives that are alike and share no link, in few lists."""
+    def parts(
+        self, collectives: Sequence[LoweredCollective], capacity_Bps: FloatArray
+    ) -> list[list[int]]:
+        """Return the positions of collectives that are joined, in few lists: see `join_alike`."""
         edges = [stage.edges for each in collectives for stage in each.stages]
         kinds = _kinds(collectives)
         key = (*kinds, *map(id, edges))
         if key not in self._parts:
-            self._parts[key] = edges, _parts_of(collectives, kinds)
+            self._parts[key] = edges, _parts_of(collectives, kinds, capacity_Bps)
         return self._parts[key][1]
 
 
 def join_alike(
-    collectives: Sequence[LoweredCollective], joined: JoinedEdges | None = None
+    collectives: Sequence[LoweredCollective],
+    capacity_Bps: FloatArray,
+    joined: JoinedEdges | None = None,
 ) -> list[LoweredCollective]:
-    """Join collectives that begin together, are alike and share no link, into as few as possible.
+    """Join collectives that begin together and are alike into as few as possible.
 
-    Times and bytes on links stay what they are: rates of edges without common links do not depend
-    on each other. `joined`: what was found before for other sizes.
+    Those are joined that share no link, or only links that carry all their edges at the highest
+    rates that these have on their other links, as trunks between switches do. Times and bytes on
+    links stay what they are: max-min fair rates of edges do not depend on each other then.
+
+    Parameters
+    ----------
+    capacity_Bps : ndarray of float, shape (links,)
+    joined : JoinedEdges, optional
+        What was found before for other sizes.
     """
     if len(collectives) == 1:
         return list(collectives)
     joined = JoinedEdges() if joined is None else joined
-    return [_join([collectives[at] for at in part], joined) for part in joined.parts(collectives)]
+    parts = joined.parts(collectives, capacity_Bps)
+    return [_join([collectives[at] for at in part], joined) for part in parts]
 
 
-def _parts_of(collectives: Sequence[LoweredCollective], kinds: list[int]) -> list[list[int]]:
-    parts: list[tuple[int, set[int], list[int]]] = []
+SLACK = 1e-9
+"""Share by which the needs of edges may exceed a link that carries them: rounding."""
+
+
+def _parts_of(
+    collectives: Sequence[LoweredCollective], kinds: list[int], capacity_Bps: FloatArray
+) -> list[list[int]]:
+    parts: list[tuple[int, dict[int, float], list[int]]] = []
     for at, (lowered, kind) in enumerate(zip(collectives, kinds, strict=True)):
-        links = {link for stage in lowered.stages for link in distinct(stage.edges.arcs).tolist()}
-        for other, used_links, members in parts:
-            if other == kind and used_links.isdisjoint(links):
-                used_links.update(links)
+        needs = _needs_Bps(lowered, capacity_Bps)
+        for other, needed, members in parts:
+            if other == kind and _fit(
+                lowered, collectives[members[0]], needs, needed, capacity_Bps
+            ):
+                for link, need_Bps in needs.items():
+                    needed[link] = needed.get(link, 0.0) + need_Bps
                 members.append(at)
                 break
         else:
-            parts.append((kind, links, [at]))
+            parts.append((kind, needs, [at]))
     return [members for _, _, members in parts]
+
+
+def _needs_Bps(lowered: LoweredCollective, capacity_Bps: FloatArray) -> dict[int, float]:
+    """Most that all edges of a collective together may send over each of its links."""
+    needs: dict[int, float] = {}
+    for edges in {id(stage.edges): stage.edges for stage in lowered.stages}.values():
+        if not len(edges.arcs):
+            continue
+        least_Bps = np.minimum.reduceat(capacity_Bps[edges.arcs], edges.pointers[:-1])
+        links, place = np.unique(edges.arcs, return_inverse=True)
+        of_links = np.bincount(place, np.repeat(least_Bps, np.diff(edges.pointers)))
+        for link, need_Bps in zip(links.tolist(), of_links.tolist(), strict=True):
+            needs[link] = needs.get(link, 0.0) + need_Bps
+    return needs
+
+
+def _fit(
+    lowered: LoweredCollective,
+    first: LoweredCollective,
+    needs: Mapping[int, float],
+    needed: Mapping[int, float],
+    capacity_Bps: FloatArray,
+) -> bool:
+    """Whether a collective does not change the rates of alike ones that take so much of links."""
+    common = needed.keys() & needs.keys()
+    if not common:
+        return True
+    if not all(map(is_steady, lowered.stages)):  # which share links by their bytes
+        return False
+    if not all(
+        np.array_equal(own.latency_s, other.latency_s)
+        for own, other in zip(lowered.stages, first.stages, strict=True)
+    ):
+        return False
+    return all(needs[at] + needed[at] <= float(capacity_Bps[at]) * (1 + SLACK) for at in common)
 
 
 def in_a_row(lowered: LoweredCollective, times: int) -> LoweredCollective:

@@ -26,7 +26,7 @@ ALLOWED = "an execution trace of PyTorch's ExecutionTraceObserver, schema 1.1, .
 _LOOKED_AT = 4096
 _BEGIN = re.compile(rb'\{\s*"schema"\s*:')
 _COMMUNICATION = "record_param_comms"
-LEAST_ALIKE = 0.9
+LEAST_AGREEING = 0.9
 """Part of the linked operators whose names agree: of another run nearly none do."""
 
 
@@ -147,7 +147,7 @@ def with_times(trace: ExecutionTrace, profile: Path) -> ExecutionTrace:
     """
     seconds: dict[int, float] = {}
     times = [0.0] * len(trace.operators)
-    linked = alike = 0
+    linked = agreeing = 0
     for event in read_events(profile, {}):
         arguments = event.get("args")
         identity = arguments.get("Record function id") if isinstance(arguments, dict) else None
@@ -160,16 +160,16 @@ def with_times(trace: ExecutionTrace, profile: Path) -> ExecutionTrace:
             linked += 1
             is_same = trace.process is None or event.get("pid") in (trace.process, None)
             if is_same and name == event.get("name"):
-                alike += 1
+                agreeing += 1
                 times[number] += seconds[identity]
-    if not linked or alike < LEAST_ALIKE * linked:
-        text = f"{alike} of {linked} operators of the process and name as in {trace.path.name}"
+    if not linked or agreeing < LEAST_AGREEING * linked:
+        text = f"{agreeing} of {linked} operators of the process and name as in {trace.path.name}"
         allowed = "a trace of the profiler of the same steps (Record function id is rf_id)"
         raise trace_fault(profile, text, allowed)
     pairs = zip(trace.operators, times, strict=True)
     operators = tuple(replace(operator, time_s=time_s) for operator, time_s in pairs)
     collectives = tuple(replace(c, time_s=seconds.get(c.rf_id)) for c in trace.collectives)
-    return replace(trace, operators=operators, collectives=collectives, linked=alike)
+    return replace(trace, operators=operators, collectives=collectives, linked=agreeing)
 
 
 def _check_schema(path: Path, header: Mapping[str, Any]) -> None:
@@ -195,9 +195,9 @@ def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _side(node: Mapping[str, Any], side: str, what: str) -> list[Any]:
+def _side(node: Mapping[str, Any], side: str, part: str) -> list[Any]:
     values = node.get(side)
-    values = values.get(what) if isinstance(values, dict) else None
+    values = values.get(part) if isinstance(values, dict) else None
     return values if isinstance(values, list) else []
 
 
@@ -281,5 +281,5 @@ def pair_files(paths: Sequence[Path]) -> list[tuple[Path, Path | None]]:
     if profiles and len(profiles) != len(traces):
         text = f"{len(traces)} execution traces and {len(profiles)} of the profiler"
         raise InputError(Fault("trace", text, "one of the profiler for each, or none"))
-    beside: Sequence[Path | None] = profiles or [None] * len(traces)
-    return list(zip(traces, beside, strict=True))
+    of_ranks: Sequence[Path | None] = profiles or [None] * len(traces)
+    return list(zip(traces, of_ranks, strict=True))

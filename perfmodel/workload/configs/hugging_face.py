@@ -24,6 +24,7 @@ from perfmodel.workload.configs.families import sense_configs as sense
 from perfmodel.workload.configs.json_file import CONFIG_NAME, JsonFile, read_json
 from perfmodel.workload.zoo.buildable import Buildable
 
+OTHERS = "for others, `perfmodel capture {file}` writes a model file (with transformers installed)"
 TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
 

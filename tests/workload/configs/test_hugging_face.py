@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from perfmodel.workload.configs import read_config
-from perfmodel.workload.configs.hugging_face import FAMILIES
+from perfmodel.workload.configs.hugging_face import FAMILIES, read_config
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.zoo.buildable import build
 from tests.workload.configs.real_configs import (
