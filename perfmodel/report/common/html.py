@@ -48,6 +48,7 @@ _CONFIG = {
 
 _URL = re.compile(r"https?://[^\s<>\"')\]]+[^\s<>\"')\].,;]")
 
+_QUOTED = re.compile(r"`([^`\n]+)`")
 _JOINT = re.compile(r"(?<=[A-Za-z])[._](?=[A-Za-z])")
 _LONG_ROWS = 14
 """Rows from which a table may go on on the next sheet of paper."""
@@ -118,7 +119,7 @@ def render_block(block: Block) -> str:
     match block:
         case Paragraph(text, role):
             tag = "h1" if role == "headline" else "p"
-            html = f"<{tag}{_class(role if tag == 'p' else '')}>{escape(text)}</{tag}>"
+            html = f"<{tag}{_class(role if tag == 'p' else '')}>{_prose(text)}</{tag}>"
         case Heading(text):
             html = f"<h3>{escape(text)}</h3>"
         case Bullets(lines, style):
@@ -203,10 +204,15 @@ def _with_links(text: str) -> str:
     parts, position = [], 0
     for match in _URL.finditer(text):
         address = escape(match.group())
-        parts.append(escape(text[position : match.start()]))
+        parts.append(_prose(text[position : match.start()]))
         parts.append(f'<a rel="noopener noreferrer" href="{address}">{address}</a>')
         position = match.end()
-    return "".join([*parts, escape(text[position:])])
+    return "".join([*parts, _prose(text[position:])])
+
+
+def _prose(text: str) -> str:
+    """Escape a text, with what stands between backquotes as code."""
+    return _QUOTED.sub(r"<code>\1</code>", escape(text))
 
 
 # ---------------------------------------------------------------- figures

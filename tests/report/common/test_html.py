@@ -91,3 +91,9 @@ def test_the_bundle_draws_every_kind_of_trace() -> None:
 def test_the_bundle_comes_with_its_licence() -> None:
     assert "MIT License" in BUNDLE.with_name("LICENSE").read_text(encoding="utf-8")
     assert "Plotly" in BUNDLE.read_text(encoding="utf-8")[:200]
+
+
+def test_what_stands_between_backquotes_is_code_and_stays_escaped() -> None:
+    html = render_block(Paragraph("read by `perfmodel run <x>`, not by a lone ` here"))
+    assert html == "<p>read by <code>perfmodel run &lt;x&gt;</code>, not by a lone ` here</p>"
+    assert "<li>see <code>a</code></li>" in render_block(Bullets(("see `a`",)))
