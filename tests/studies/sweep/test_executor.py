@@ -52,7 +52,7 @@ def test_the_order_of_variants_changes_no_answer(alone: SweepResult) -> None:
 def cluster():
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0",
         host="127.0.0.1",
     ) as here:  # fmt: skip
         yield here
