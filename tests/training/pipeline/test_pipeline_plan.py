@@ -422,3 +422,15 @@ def test_pairs_of_dualpipe_hide_what_experts_exchange(call_bytes: int) -> None:
         wanted_s += max(work_s, calls_s) if len(pair) > 1 else work_s + calls_s
     last = max(e[3] for e in run.executions if e[0].layers)
     assert last == pytest.approx(wanted_s, rel=1e-9)
+
+
+def test_each_boundary_has_its_own_bytes_both_ways() -> None:
+    """As of maps of features: activations forward and their gradients back are as large."""
+    plan = toy_pipeline(make_schedule("1f1b", 4, 4), EVEN, transfer_bytes=(10, 20, 30))
+    sent = {
+        (task.work.communicator, task.work.nbytes)
+        for task in plan.tasks
+        if isinstance(task.work, Collective) and task.work.op == "send"
+    }
+    expected = {(f"stage {a} to stage {a + 1}", 10 * (a + 1)) for a in range(3)}
+    assert sent == expected | {(f"stage {a + 1} to stage {a}", 10 * (a + 1)) for a in range(3)}
