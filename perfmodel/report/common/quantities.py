@@ -121,10 +121,13 @@ def headline(result: Result) -> str:
     verb = "trains" if main.gpus == 1 else "train"
     speed = f"{gpus(main.gpus)} {verb} {count(main.samples_per_s)} {samples_short(result)}/s"
     if not main.memory.fits:
+        where = "GPU memory"
+        if main.memory.fits_gpu:
+            where = "the host's " + " and ".join(main.memory.overfull)
         if main.memory.may_fit:
-            doubt = "May not fit in GPU memory. If it does"
+            doubt = f"May not fit in {where}. If it does"
         else:
-            doubt = "Does not fit in GPU memory. If it did"
+            doubt = f"Does not fit in {where}. If it did"
         speed = f"{doubt}, {speed.replace('train', 'would train', 1)}"
         speed = speed.replace("would trains", "would train")
     linear = ""
@@ -239,7 +242,14 @@ def efficiency_base(result: Result) -> str:
 
 
 def memory(part: Memory) -> str:
-    """Say whether the training state fits, and how sure that is."""
+    """Say whether the training state fits, and how sure that is; what is offloaded, too."""
+    if part.fits_gpu and part.overfull:
+        return f"Does not fit the host: {host_memory(part)}"
+    offloaded = host_memory(part)
+    return _gpu_memory(part) + (f"; {offloaded}" if offloaded else "")
+
+
+def _gpu_memory(part: Memory) -> str:
     share = percent(part.total_bytes / part.capacity_bytes) if part.capacity_bytes else "all"
     has = f"{size(part.capacity_bytes)} per GPU"
     used = f"{size(part.total_bytes)} of {has} ({share})"
@@ -253,6 +263,24 @@ def memory(part: Memory) -> str:
         reserve = f"CUDA, NCCL and the allocator take about {size(part.reserve_bytes)} beside it"
         return f"Tight: {used}, and {reserve}"
     return f"Fits: {used}, with room for the {size(part.reserve_bytes)} of CUDA, NCCL and allocator"
+
+
+def host_memory(part: Memory) -> str:
+    """Say what is offloaded to a host's memory and drives, and what these hold; "" for nothing."""
+    sentences = []
+    for name, needed, has in (
+        ("memory", part.host_bytes, part.host_capacity_bytes),
+        ("drives", part.drive_bytes, part.drive_capacity_bytes),
+    ):
+        if needed:
+            field = "host_memory" if name == "memory" else "nvme.capacity"
+            unknown = f", not checked, as the node states no `{field}`"
+            room = unknown if has is None else f" of {size(has)} ({percent(needed / has)})"
+            verb = "take" if name == "drives" else "takes"
+            sentences.append(
+                f"the host's {name} {verb} {size(needed)} {room}".replace(" not", ", not")
+            )
+    return ", ".join(sentences)
 
 
 def memory_verdict(part: Memory) -> str:

@@ -25,7 +25,6 @@ from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.prepared import PreparedSize
-from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import Result, SizeResult
@@ -75,7 +74,7 @@ def simulate_changed(
         inputs = resolve_scenario(scenario, profile, None)
         sized = size_job(inputs, inputs.sizes[-1])
         others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
-        memory = estimate_memory(sized.job, sized.size.gpus, sized.batch, others)
+        memory = sized.memory(others)
         if not memory.fits or (memory.tight and memory.total_bytes > base_bytes):
             return number, Outcome(None, memory)
         simulate = simulate_size if sized.job.strategy.loops is None else simulate_loop_size
