@@ -52,11 +52,20 @@ class Fault:
         where = ":".join(str(part) for part in (self.file, self.line) if part is not None)
         place = f"{where}: {self.field}" if where else self.field
         text = self.found if len(self.found) <= _LONGEST else f"{self.found[: _LONGEST - 3]}..."
-        return printable(f"{place}: found {text}; allowed: {self.allowed}")
+        allowed, hint = _without_hint(self.allowed)
+        return printable(f"{place}: found {text}{hint}; allowed: {allowed}")
 
 
 _LONGEST = 400
 """Characters of what was found that a message repeats."""
+_HINT = re.compile(r" \(did you mean [^?]*\?\)")
+"""What `allowed_names` ends with; a message has it before a list that may be long."""
+
+
+def _without_hint(allowed: str) -> tuple[str, str]:
+    """What is allowed without the closest of it, and that with a space before it, or nothing."""
+    hint = _HINT.search(allowed)
+    return (allowed.replace(hint[0], "", 1), hint[0]) if hint else (allowed, "")
 
 
 class PerfmodelError(Exception):
@@ -94,7 +103,7 @@ def _fault_lines(faults: Sequence[Fault]) -> list[str]:
     """One line per fault, ten at most; of more than ten, alike ones are counted, not repeated."""
     groups: dict[tuple[object, ...], list[Fault]] = {}
     for fault in faults:
-        kind = (fault.file, re.sub(r"\d+", "N", fault.field), _without_hint(fault))
+        kind = (fault.file, re.sub(r"\d+", "N", fault.field), _without_hint(fault.allowed)[0])
         groups.setdefault(kind, []).append(fault)
     if len(faults) <= MOST_LINES:
         return [_line(fault, faults[:at]) for at, fault in enumerate(faults)]
@@ -108,14 +117,12 @@ def _fault_lines(faults: Sequence[Fault]) -> list[str]:
     return lines
 
 
-def _without_hint(fault: Fault) -> str:
-    return fault.allowed.partition(" (did you mean")[0]
-
-
 def _line(fault: Fault, before: Sequence[Fault]) -> str:
     """The message of a fault; a long list of what is allowed is not repeated."""
-    same = len(fault.allowed) > _LONG_PHRASE and any(f.allowed == fault.allowed for f in before)
-    return str(replace(fault, allowed="as above") if same else fault)
+    allowed, hint = _without_hint(fault.allowed)
+    told = {_without_hint(earlier.allowed)[0] for earlier in before}
+    same = len(allowed) > _LONG_PHRASE and allowed in told
+    return str(replace(fault, allowed=f"as above{hint}") if same else fault)
 
 
 class UnitError(InputError):

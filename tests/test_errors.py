@@ -76,3 +76,12 @@ def test_one_of_lists_hints_and_stops():
     many = allowed_names([f"name{i:03}" for i in range(50)], "name049")
     assert "... (10 more)" in many
     assert many.endswith("(did you mean 'name049'?)")
+
+
+def test_the_closest_stands_before_a_long_list() -> None:
+    """Also where the list itself, which an earlier fault has, is not repeated."""
+    names = [f"name{i:03}" for i in range(50)]
+    first, second = (Fault("f", repr(x), allowed_names(names, x)) for x in ("nam049", "nme001"))
+    lines = str(InputError([first, second])).splitlines()
+    assert lines[0].startswith("f: found 'nam049' (did you mean 'name049'?); allowed: one of 'na")
+    assert lines[1] == "f: found 'nme001' (did you mean 'name001'?); allowed: as above"

@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
@@ -57,11 +58,19 @@ _TAG = re.compile(
 # ---------------------------------------------------------------- what stands before a line
 
 _MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
+_DAY = (
+    rf"(?:(?:{_MONTHS})\s+\d{{1,2}},?\s+\d{{4}}|\d{{1,2}}/(?:{_MONTHS})/\d{{4}}"
+    r"|\d{1,2}[./]\d{1,2}[./]\d{4})"
+)
 _BEFORE = re.compile(
     r"\s*(?:"
     r"\[\d+,\d+\]:?"  # Open MPI's --tag-output
     r"|\[?\d{4}[-/]\d\d[-/]\d\d[T _]\d\d:\d\d:\d\d[\d.,]*(?:Z|\s?[+-]\d\d:?\d\d)?\]?:?(?=\s|$)"
-    r"|\[?\d\d:\d\d:\d\d[\d.,]*\]?:?(?=\s|$)"
+    rf"|\[?{_DAY}[,:]?\s?\d{{1,2}}:\d\d:\d\d[\d.,]*(?:\s?[AP]M)?(?:\s[+-]\d{{4}})?\]?:?(?=\s|$)"
+    r"|\[?\d\d:\d\d:\d\d[\d.,]*(?:\s[AP]M)?\]?:?(?=\s|$)"
+    r"|1[5-9]\d{8}\.\d{3,9}(?=\s|$)|\+\d+\.\d+s(?=\s|$)"  # seconds of a clock, or since the start
+    r"|[\w./-]+\.(?:log|txt|out|err)[:-]\d+[:-]"  # grep -n over files
+    r"|\[\s*\d+\.\d{3,9}\](?=\s|$)"  # seconds since the start, as dmesg and ts -s write them
     r"|std(?:out|err) [FP](?=\s|$)"  # what containerd writes behind a time
     rf"|(?:<\d{{1,3}}>)?(?:{_MONTHS})\s+\d{{1,2}}\s+\d\d:\d\d:\d\d\s+\S+\s+"  # syslog: time, host,
     r"[\w./@-]+(?:\[\d+\])?:"  # and program
@@ -85,6 +94,7 @@ _ANYWHERE = re.compile(
 )
 _QUOTE = re.compile(r"\s*(?:>\s?)+")
 _FENCE = re.compile(r"\s*(?:`{3,}|~{3,})\s*[\w+-]*\s*")
+_JIRA = re.compile(r"\{(?:code|noformat)(?::[^{}\n]{0,80})?\}")
 _IN_QUOTES = re.compile(r'\s*"((?:[^"\\]|\\.)*)",?\s*')
 _MOST_BEFORE = 6
 
@@ -144,7 +154,7 @@ def clean_characters(text: str) -> str:
         if _ENTITY.search(text):
             text = _SPACES.sub(" ", _ENTITY.sub(lambda entity: html.unescape(entity[0]), text))
         text = _TAG.sub("", text)
-    return text
+    return _JIRA.sub("", text) if "{" in text else text
 
 
 def clean_lines(text: str) -> list[str]:
@@ -158,7 +168,7 @@ def clean_lines(text: str) -> list[str]:
     >>> clean_lines("> [1,0]<stdout>:# size\n> 2024-05-06T07:08:09Z 8 2 float")
     ['# size', '8 2 float']
     """
-    lines = _unpack_records(text.split("\n"))
+    lines = _without_marks(_unpack_records(text.split("\n")))
     return _without_shared_prefix([_clean_line(line) for line in lines])
 
 
@@ -232,6 +242,36 @@ def _unpack_records(lines: list[str]) -> list[str]:
             return lines
         unpacked.append(texts[0].rstrip("\n") if texts else "")
     return unpacked
+
+
+_MARK = re.compile(r"([-+*|])(?!\d+\.\d+s\s|.*\|\s*$)")
+_NUMBER = re.compile(r"\s*(\d{1,7})(?:[\t:|)]|\s)")
+
+
+def _without_marks(lines: list[str]) -> list[str]:
+    """Lines without what stands before each of them: numbers from one on, or one and the same mark.
+
+    A mark is that of a list, of an added line, or of a box.
+    """
+    rows = [line for line in lines if line.strip()]
+    if len(rows) < _FEWEST:
+        return lines
+    for pattern, is_shared in ((_NUMBER, _count_up), (_MARK, _are_alike)):
+        marks = [match[1] for row in rows if (match := pattern.match(row))]
+        if len(marks) >= 0.9 * len(rows) and is_shared(marks):
+            return [
+                pattern.sub("", line, count=1) if pattern.match(line) else line for line in lines
+            ]
+    return lines
+
+
+def _count_up(numbers: Sequence[str]) -> bool:
+    steps = [int(later) - int(number) for number, later in pairwise(numbers)]
+    return min(steps) >= 1 and steps.count(1) >= 0.5 * len(steps)
+
+
+def _are_alike(marks: Sequence[str]) -> bool:
+    return len(set(marks)) == 1
 
 
 _FEWEST = 4

@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from perfmodel.traces.chakra.trace_nodes import (
+    COMPUTE,
+    MOST_NODES,
+    TraceNode,
+    encode_trace,
+)
 from tests.traces.kineto.made_trace import MadeTrace
 
 pytestmark = pytest.mark.benchmarks
@@ -28,10 +34,10 @@ print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[
 """
 
 
-def read(path: Path) -> tuple[str, float]:
+def read(path: Path, code: str = READ) -> tuple[str, float]:
     """What reading gives, and the most memory that it takes, in MiB."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", READ, str(path)],
+        [sys.executable, "-P", "-c", code, str(path)],
         capture_output=True, text=True, timeout=280, check=True,
     )  # fmt: skip
     answer, memory = done.stdout.strip().rsplit("\n", 1)
@@ -93,3 +99,31 @@ def test_hostile_files_within_500_mb(tmp_path: Path, kind: str) -> None:
     answer, memory = read(path)
     assert "trace: found" in answer
     assert memory < 500
+
+
+CHAKRA = READ.replace("kineto.rank_trace import read_rank", "chakra.read_plan import read_plan")
+CHAKRA = CHAKRA.replace(
+    "read_rank(Path(sys.argv[1])).steps", "read_plan(Path(sys.argv[1])).plan.tasks"
+)
+
+
+def test_the_largest_chakra_trace_within_500_mb(tmp_path: Path) -> None:
+    """As many nodes as are read, each with what converters of PyTorch's traces write."""
+    with (tmp_path / "job.0.et").open("wb") as file:
+        for first in range(0, MOST_NODES, 10_000):
+            last = min(first + 10_000, MOST_NODES - 1)
+            content = encode_trace(map(_long_node, range(first, last)))
+            file.write(content if first == 0 else content[1 + content[0] :])  # metadata once
+    answer, memory = read(tmp_path, CHAKRA)
+    assert int(answer) == MOST_NODES - 1
+    assert memory < 500
+
+
+def _long_node(number: int) -> TraceNode:
+    before = range(max(0, number - 4), number)
+    attributes = {
+        "is_cpu_op": number % 2 == 0, "num_ops": 10**6 + number, "tensor_size": 4096 + number,
+        "op_schema": f"aten::x(Tensor a) -> Tensor {number}", "cpu_tid": 7,
+    }  # fmt: skip
+    name = f"aten::an_operator_with_a_long_name_{number}"
+    return TraceNode(number, name, COMPUTE, tuple(before), tuple(before[-2:]), 5, attributes)

@@ -30,7 +30,10 @@ PREFIXES = [
     "(RayTrainWorker pid=1193, ip=10.244.4.193) ", "(pid=7) ", "[pod/nccl-test/launcher] ",
     "[nccl-worker-0 nccl] ", "> ", "> > ", "\x1b[36m", "\u00a0\u00a0", "1|bash run| ",
     "2024-05-06T07:08:09Z [1,0]<stdout>:", "2025-11-02T10:11:12.1234Z stdout F ",
-    "[pod/a/b] 2024-05-06T07:08:09Z [rank0]: ",
+    "[pod/a/b] 2024-05-06T07:08:09Z [rank0]: ", "Nov 23 2026 12:01:07.123 ",
+    "[23/Nov/2026:12:01:07 +0000] ", "23.11.2026 12:01:07 ", "11/23/2026, 1:01:07 PM ",
+    "12:01:07 PM ", "1732363200.123 ", "+12.034s ", "[   12.034567] ", "logs/run.log:17:",
+    "{code:java}", "{noformat}",
 ]  # fmt: skip
 
 
@@ -48,7 +51,8 @@ def test_what_stands_before_a_line_goes(prefix: str, line: str) -> None:
         '[1]\t"H-000a"[1](a) \t\t# "host0 mlx5_0" lid 2 4xHDR',
         '[1](a) \t"S-0001"[1]\t\t# lid 2 lmc 0 "leaf0" lid 1 4xHDR',
         "GPU0\t X \tNV12\tPXB\t0-31\t0", "  NIC0: mlx5_0", "Device: 0, NVIDIA A100, pciBusID: 7",
-        "     0 802.93  26.33", "h0:12:13 [0] NCCL INFO Channel 00/02 : 0 1",
+        "     0 802.93  26.33", "1610612736  402653184  float  sum", "1 802.93",
+        "h0:12:13 [0] NCCL INFO Channel 00/02 : 0 1",
         "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)", "SUM host_to_device_memcpy_ce 51.84",
         "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]",
     ],
@@ -100,6 +104,19 @@ def test_any_usual_encoding_is_read(tmp_path: Path, encoding: str) -> None:
     path.write_bytes(f"{LINE}\r\n12 \u00b5s\u00a0x\r\n".encode(encoding))
     text = clean_characters(read_pasted_text(path)).lstrip("\ufeff")
     assert text == f"{LINE}\n12 \u00b5s x\n"
+
+
+@pytest.mark.parametrize("before", ["{n:6}\t", "{n}: ", "{n}) ", "+", "- ", "* ", "| "])
+def test_numbers_of_lines_and_marks_before_all_of_them_go(before: str) -> None:
+    text = "\n".join(before.format(n=n) + ROW for n in range(1, 8))
+    assert [line.split() for line in clean_lines(text)] == [ROW.split()] * 7
+
+
+def test_numbers_that_do_not_count_lines_stay() -> None:
+    """Sizes of a sweep, and rows of a matrix below the numbers of its columns."""
+    for firsts in (("8", "16", "32", "64", "128"), ("0", "0", "1", "2", "3")):
+        lines = [f"{first} 2.5 3.5" for first in firsts]
+        assert clean_lines("\n".join(lines)) == lines
 
 
 @pytest.mark.parametrize(

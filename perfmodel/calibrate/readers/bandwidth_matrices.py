@@ -199,10 +199,7 @@ def _values(
     start = head.behind
     while start < len(lines) and not lines[start]:
         start += 1
-    block: list[str] = []
-    while start + len(block) < len(lines) and _is_cells(lines[start + len(block)], block):
-        block.append(lines[start + len(block)])
-    end = start + len(block)
+    block, end = _block(lines, start)
     tokens = [word for line in block for word in line.split()]
     square = bool(tokens) and tokens[0] in _CORNERS
     tokens = tokens[1:] if square else tokens
@@ -212,6 +209,8 @@ def _values(
     if not columns and len(block) > 1:
         problem = f"{tokens[0][:40]!r} before the first column" if tokens else "no column"
         raise InputError(Fault("matrix", problem, "0: its head is garbled", line=start + 1))
+    if columns and len(tokens) == columns:
+        _check_no_row(lines, end)
     if not columns or len(tokens) == columns:
         return (), end
     if any(word not in NOT_MEASURED and number(word) is None for word in tokens):
@@ -227,6 +226,30 @@ def _values(
         allowed = f"{len(devices)}, one for each GPU that the log names"
         raise InputError(Fault("matrix", problem, allowed, line=start + 1))
     return tuple(tuple(_cell(cell, head.unit, start + 1) for cell in row) for row in rows), end
+
+
+def _block(lines: Sequence[str], start: int) -> tuple[list[str], int]:
+    """Lines of cells from one on, without single empty ones between them; the line behind them."""
+    block: list[str] = []
+    end = at = start
+    while at < len(lines) and (not lines[at] or _is_cells(lines[at], block)):
+        if lines[at]:
+            block.append(lines[at])
+            end = at + 1
+        elif at > end:
+            break
+        at += 1
+    return block, end
+
+
+def _check_no_row(lines: Sequence[str], end: int) -> None:
+    """Refuse a row that is none, below column numbers without any: a garbled first one."""
+    at = next((at for at in range(end, min(end + 2, len(lines))) if lines[at]), None)
+    cells = lines[at].split() if at is not None else []
+    digits = sum(any(map(str.isdigit, cell)) for cell in cells)
+    if at is not None and len(cells) > 1 and 2 * digits > len(cells) and cells[0] in {"0", "O"}:
+        problem = f"a first row {lines[at][:40]!r}"
+        raise InputError(Fault("matrix", problem, "numbers: it is garbled", line=at + 1))
 
 
 def _is_cells(line: str, before: Sequence[str]) -> bool:

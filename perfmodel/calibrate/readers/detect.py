@@ -48,7 +48,8 @@ MOST_LINES = 1_500_000
 LARGEST_JSON = 8 * 2**20
 """Characters: nccl-tests on ten thousand ranks writes a quarter of this. In memory it is larger."""
 
-_JSON_BEGINS = ("{", "[{", "[\n", "[ ", "[]")
+_JSON_BEGIN = re.compile(r"\{\s*(?:[\"'}]|$)|\[\s*(?:[{\[\]\"]|$)")
+"""Not a time in brackets before a line, nor Jira's ``{code}``."""
 
 _STATUS = re.compile(r"^\s*GPU\d+\s.*\b(?:OK|NS|CNS|GNS|TNS)\b", re.MULTILINE)
 _PATHS = re.compile(r"^\s*GPU\d+\s.*\b(?:NV\d+|PIX|PXB|PHB|NODE|SYS)\b", re.MULTILINE)
@@ -189,9 +190,9 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
         It begins as JSON but is none: cut off.
     """
     start = text.lstrip("\ufeff \t\r\n")
-    if not start.startswith(_JSON_BEGINS):
+    if not _JSON_BEGIN.match(start):
         start = "\n".join(lines).lstrip()  # quoted, fenced, or behind prefixes
-    if not start.startswith(_JSON_BEGINS) or (start.startswith('{"') and is_nccl_log(lines)):
+    if not _JSON_BEGIN.match(start) or (start.startswith('{"') and is_nccl_log(lines)):
         return None
     if len(start) > LARGEST_JSON:
         problem = f"JSON of {len(start) / 2**20:.0f} MiB"

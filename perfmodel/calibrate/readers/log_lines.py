@@ -56,3 +56,34 @@ def printed(text: str) -> Printed | None:
     digits = len(mantissa.partition(".")[2]) - int(exponent or 0)
     # A little over half of the last digit: what is printed was computed in other steps.
     return Printed(value, 0.51 * 10.0 ** -min(max(digits, -300), 300))
+
+
+_GROUPED = re.compile(r"\d{1,3}([,.'_])\d{3}(?:\1\d{3})*")
+_DECIMAL_COMMA = re.compile(r"(\d+),(\d{1,2})")
+_GROUPED_DECIMAL = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+
+
+def plain_whole(text: str) -> str:
+    """A whole number without marks between its thousands.
+
+    Examples
+    --------
+    >>> plain_whole("1.048.576"), plain_whole("1,024"), plain_whole("4096")
+    ('1048576', '1024', '4096')
+    """
+    grouped = _GROUPED.fullmatch(text)
+    return text.replace(grouped[1], "") if grouped else text
+
+
+def plain_number(text: str) -> str:
+    """A number with a point before its decimals: logs have at most two digits behind a comma.
+
+    Examples
+    --------
+    >>> plain_number("23,83"), plain_number("1,234.5"), plain_number("N/A")
+    ('23.83', '1234.5', 'N/A')
+    """
+    if _GROUPED_DECIMAL.fullmatch(text):
+        return text.replace(",", "")
+    decimal = _DECIMAL_COMMA.fullmatch(text)
+    return f"{decimal[1]}.{decimal[2]}" if decimal else text

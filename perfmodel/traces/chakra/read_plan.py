@@ -7,10 +7,11 @@ messages on one for each pair of ranks and direction, so that an exchange does n
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -40,6 +41,11 @@ from perfmodel.training.plan.step_plan import (
     Task,
 )
 
+CLASS = "perfmodel_class"
+READ = frozenset(
+    {"is_cpu_op", "pg_name", "comm_type", "comm_size", "comm_tag", "comm_src", "comm_dst"}
+)
+"""Attributes that make a plan; others, of which nodes of some programs have many, are not held."""
 OPERATIONS = {number: op for op, number in COLLECTIVES.items()}
 HAVE_TIME = frozenset({COMPUTE, LOAD, STORE})
 Kind = Literal["compute", "comm", "host", "copy"]
@@ -65,12 +71,11 @@ def read_plan(folder: Path) -> TracePlan:
     """
     files = _rank_files(folder)
     groups = _read_groups(folder, len(files))
-    ranks = {rank: read_trace(path) for rank, path in files.items()}
-    classes = _classes(ranks)
     builder = _Builder(groups, len(files), folder)
-    for name, members in classes.items():
-        builder.add_class(name, members, ranks)
-    own = all(any("perfmodel_class" in n.attributes for n in nodes) for nodes in ranks.values())
+    classes = _read_classes(files, builder)
+    own = all(any(CLASS in node.attributes for node in each.nodes) for each in classes.values())
+    for name, ranks in classes.items():
+        builder.add_class(name, tuple(ranks.members), ranks.nodes)
     return TracePlan(builder.plan(folder.name or "chakra"), own)
 
 
@@ -119,22 +124,49 @@ def _read_groups(folder: Path, ranks: int) -> dict[str, tuple[int, ...]]:
     return groups
 
 
-def _classes(ranks: Mapping[int, Sequence[TraceNode]]) -> dict[str, tuple[int, ...]]:
-    """Ranks that do the same: those that perfmodel wrote as a class, otherwise each its own."""
-    members: dict[str, list[int]] = defaultdict(list)
-    contents: dict[tuple[str, ...], str] = {}
-    for rank, nodes in ranks.items():
-        stated = next((node.attributes.get("perfmodel_class") for node in nodes), None)
+@dataclass
+class _AlikeRanks:
+    """Ranks that do the same, and the nodes of the first of them."""
+
+    nodes: Sequence[TraceNode]
+    members: list[int]
+
+
+def _is_read(attribute: str) -> bool:
+    return attribute in READ or attribute.startswith("perfmodel_")
+
+
+def _read_classes(files: Mapping[int, Path], builder: _Builder) -> dict[str, _AlikeRanks]:
+    """Ranks that do the same: those that perfmodel wrote as a class, otherwise each its own.
+
+    One rank's nodes at a time are held beside those of the first rank of each class.
+    """
+    classes: dict[str, _AlikeRanks] = {}
+    names: dict[bytes, str] = {}
+    for rank, path in files.items():
+        nodes = read_trace(path, is_read=_is_read)
+        builder.add_groups(rank, nodes)
+        stated = next((node.attributes.get(CLASS) for node in nodes), None)
         if isinstance(stated, str):
-            members[stated].append(rank)
-            continue
-        # Alike ranks of data parallelism have the same file, with the same group or none; a
-        # message that names its other end alone is not the same one on two ranks.
-        own_messages = any(node.kind in (SEND, RECEIVE) for node in nodes)
-        key = (*map(repr, nodes), *((str(rank),) if own_messages else ()))
-        name = contents.setdefault(key, f"rank {rank}")
-        members[name].append(rank)
-    return {name: tuple(numbers) for name, numbers in members.items()}
+            name = stated
+        else:
+            name = names.setdefault(_digest(rank, nodes), f"rank {rank}")
+        classes.setdefault(name, _AlikeRanks(nodes, [])).members.append(rank)
+    return classes
+
+
+def _digest(rank: int, nodes: Sequence[TraceNode]) -> bytes:
+    """What alike ranks have in common: their nodes.
+
+    Alike ranks of data parallelism have the same file, with the same group or none; a message that
+    names its other end alone is not the same one on two ranks.
+    """
+    digest = hashlib.sha256()
+    for node in nodes:
+        digest.update(repr(node).encode("utf-8", "surrogatepass"))
+    if any(node.kind in (SEND, RECEIVE) for node in nodes):
+        digest.update(f"rank {rank}".encode())
+    return digest.digest()
 
 
 @dataclass
@@ -164,20 +196,17 @@ class _Builder:
         )
 
     def add_class(
-        self, name: str, members: tuple[int, ...], ranks: Mapping[int, Sequence[TraceNode]]
+        self, name: str, members: tuple[int, ...], unordered: Sequence[TraceNode]
     ) -> None:
         """Add the tasks of one class, as its first rank has them."""
         self.classes.append(RankClass(name, members))
         first = members[0]
-        nodes = _in_order(ranks[first], first, self.folder)
-        waits = _flattened(nodes)
+        nodes = _in_order(unordered, first, self.folder)
         counts: dict[str, int] = defaultdict(int)
         index_of: dict[int, int] = {}
         previous: list[tuple[int, tuple[int, ...]]] = []
-        for node in nodes:
-            if not _runs(node):
-                continue
-            depends = tuple(sorted({index_of[each] for each in waits[node.number]}))
+        for node, waits in _with_waits(nodes):
+            depends = tuple(sorted({index_of[each] for each in waits if each in index_of}))
             twin = index_of.get(node.number - 1)
             both = node.attributes.get("perfmodel_op") == "send_recv"
             if node.kind == RECEIVE and both and twin is not None:
@@ -192,17 +221,13 @@ class _Builder:
         for at, stated in previous:
             before = tuple(index_of[number] for number in stated if number in index_of)
             self.tasks[at] = replace(self.tasks[at], after_previous=before)
-        self._add_groups(members, ranks)
 
-    def _add_groups(
-        self, members: tuple[int, ...], ranks: Mapping[int, Sequence[TraceNode]]
-    ) -> None:
-        """Note the group of each rank in the communicators of its class."""
-        for rank in members:
-            for node in ranks[rank]:
-                if node.kind in (SEND, RECEIVE, COLLECTIVE):
-                    communicator, group = self._group(node, rank)
-                    self.communicators.setdefault(communicator, {})[group] = None
+    def add_groups(self, rank: int, nodes: Sequence[TraceNode]) -> None:
+        """Note the groups of a rank, by communicator."""
+        for node in nodes:
+            if node.kind in (SEND, RECEIVE, COLLECTIVE):
+                communicator, group = self._group(node, rank)
+                self.communicators.setdefault(communicator, {})[group] = None
 
     def _task(
         self, node: TraceNode, name: str, rank: int, depends: tuple[int, ...],
@@ -343,22 +368,21 @@ def _in_order(nodes: Sequence[TraceNode], rank: int, folder: Path) -> list[Trace
     allowed = "nodes with numbers of their own that depend on others without a circle"
     if len(by_number) < len(nodes):
         raise InputError(Fault("trace", f"rank {rank}: a number twice", allowed, str(folder)))
-    missing = {
-        number: {each for each in (*node.data_deps, *node.ctrl_deps) if each in by_number}
-        for number, node in by_number.items()
-    }
-    followers: dict[int, list[int]] = defaultdict(list)
-    for number, before in missing.items():
+    missing: dict[int, int] = {}
+    followers: dict[int, list[int]] = {}
+    for number, node in by_number.items():
+        before = {each for each in (*node.data_deps, *node.ctrl_deps) if each in by_number}
+        missing[number] = len(before)
         for each in before:
-            followers[each].append(number)
-    ready = [number for number, before in missing.items() if not before]
+            followers.setdefault(each, []).append(number)
+    ready = [number for number, count in missing.items() if not count]
     heapq.heapify(ready)
     ordered = []
     while ready:
         number = heapq.heappop(ready)
         ordered.append(by_number[number])
-        for follower in followers[number]:
-            missing[follower].discard(number)
+        for follower in followers.pop(number, ()):
+            missing[follower] -= 1
             if not missing[follower]:
                 heapq.heappush(ready, follower)
     if len(ordered) < len(nodes):
@@ -366,22 +390,22 @@ def _in_order(nodes: Sequence[TraceNode], rank: int, folder: Path) -> list[Trace
     return ordered
 
 
-def _flattened(nodes: Sequence[TraceNode]) -> dict[int, frozenset[int]]:
-    """Of each node, the nodes with work that it waits for, through those without.
+def _with_waits(nodes: Iterable[TraceNode]) -> Iterator[tuple[TraceNode, set[int]]]:
+    """Nodes with work, and those with work that each waits for, through those without.
 
     The order of a stream, which control dependencies of perfmodel's own traces hold, is the
     stream's.
     """
-    waits: dict[int, frozenset[int]] = {}
-    runs = {node.number for node in nodes if _runs(node)}
+    idle: dict[int, frozenset[int]] = {}
     for node in nodes:
         own = "perfmodel_stream" in node.attributes
-        before = node.data_deps if own else (*node.data_deps, *node.ctrl_deps)
         chosen: set[int] = set()
-        for each in before:
-            if each in runs:
-                chosen.add(each)
+        for each in node.data_deps if own else (*node.data_deps, *node.ctrl_deps):
+            if each in idle:
+                chosen |= idle[each]
             else:
-                chosen |= waits.get(each, frozenset())
-        waits[node.number] = frozenset(chosen)
-    return waits
+                chosen.add(each)
+        if _runs(node):
+            yield node, chosen
+        else:
+            idle[node.number] = frozenset(chosen)

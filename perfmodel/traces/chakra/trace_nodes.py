@@ -6,14 +6,15 @@ Fields and numbers are those of ``et_def.proto`` (mlcommons/chakra, schema/proto
 
 from __future__ import annotations
 
+import io
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final, TypeVar, cast
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.files.read import read_bytes
+from perfmodel.files.read import GZIP, read_bytes
 from perfmodel.traces.chakra.wire import (
     BYTES,
     FIXED32,
@@ -43,10 +44,13 @@ COLLECTIVES: Mapping[str, int] = {
 SCHEMA_VERSION: Final = "0.0.4"
 LARGEST_BYTES = 256 << 20
 MOST_NODES = 500_000
-"""Of a rank; with as many, and a file as large, reading stays within 500 MB or little more."""
+"""Of a rank; with as many, and a file as large, reading takes up to 460 MB, as measured."""
+_LENGTH_BYTES = 10
+"""Most that the length of a message takes."""
 
 Value = bool | int | float | str | tuple[int, ...]
 """Of an attribute."""
+_T = TypeVar("_T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +115,24 @@ def _encode_attribute(name: str, value: Value) -> bytes:
 # ---------------------------------------------------------------- read
 
 
-def read_trace(path: Path) -> tuple[TraceNode, ...]:
+def read_trace(
+    path: Path, *, is_read: Callable[[str], bool] | None = None
+) -> tuple[TraceNode, ...]:
     """Read the file of one rank.
 
+    `is_read`: of an attribute's name, whether it is kept; all are where nothing is given.
     Raises `InputError`: no Chakra trace, or a damaged one.
     """
-    data = memoryview(read_bytes(path, LARGEST_BYTES))
     allowed = "a Chakra execution trace (.et, protobuf)"
-    if not data:
-        raise InputError(Fault("trace", "an empty file", allowed, str(path)))
     nodes: list[TraceNode] = []
+    decoder = _NodeDecoder(is_read)
     try:
-        for number, message in enumerate(_messages(data)):
-            if number == 0:
-                _check_metadata(message)
-            else:
-                nodes.append(_decode_node(message))
+        with _opened(path) as stream:
+            for number, message in enumerate(_messages(stream)):
+                if number == 0:
+                    _check_metadata(message)
+                else:
+                    nodes.append(decoder.node(message))
     except WireError as error:
         text = f"message {len(nodes)}: {error}"
         raise InputError(Fault("trace", text, allowed, str(path))) from None
@@ -135,15 +141,46 @@ def read_trace(path: Path) -> tuple[TraceNode, ...]:
     return tuple(nodes)
 
 
-def _messages(data: memoryview) -> Iterator[memoryview]:
+def _opened(path: Path) -> BinaryIO:
+    """The file itself, of which a message at a time is held, or what it is packed of.
+
+    Raises `InputError`: not readable, empty, or too large.
+    """
+    if _is_plain(path):
+        return path.open("rb")
+    data = read_bytes(path, LARGEST_BYTES)
+    if not data:
+        allowed = "a Chakra execution trace (.et, protobuf)"
+        raise InputError(Fault("trace", "an empty file", allowed, str(path)))
+    return io.BytesIO(data)
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether a file can be read as it is: of a legal size, and not packed."""
+    try:
+        if not path.is_file() or not 0 < path.stat().st_size <= LARGEST_BYTES:
+            return False
+        with path.open("rb") as stream:
+            return stream.read(len(GZIP)) != GZIP
+    except OSError:
+        return False
+
+
+def _messages(stream: BinaryIO) -> Iterator[memoryview]:
     """Messages of a file, each behind its length."""
-    at = number = 0
-    while at < len(data):
-        length, at = decode_varint(data, at)
-        if at + length > len(data):
+    number = 0
+    while start := stream.read(_LENGTH_BYTES):
+        length, at = decode_varint(start, 0)
+        if length > LARGEST_BYTES:
             raise WireError("it is cut off")
-        yield data[at : at + length]
-        at, number = at + length, number + 1
+        message = start[at : at + length]
+        if at + length < len(start):
+            stream.seek(at + length - len(start), io.SEEK_CUR)
+        message += stream.read(length - len(message))
+        if len(message) < length:
+            raise WireError("it is cut off")
+        yield memoryview(message)
+        number += 1
         if number > MOST_NODES:
             raise WireError(f"more than {MOST_NODES:,} nodes")
 
@@ -154,23 +191,54 @@ def _check_metadata(data: memoryview) -> None:
             raise WireError("no metadata at the begin")
 
 
-def _decode_node(data: memoryview) -> TraceNode:
-    number = kind = duration = 0
-    name, data_deps, ctrl_deps = "", list[int](), list[int]()
-    attributes: dict[str, Value] = {}
-    for field_, wire, value in decode_fields(data):
-        if field_ in (4, 5):
-            (ctrl_deps if field_ == 4 else data_deps).extend(decode_integers(wire, value))
-        elif field_ == 2:
-            name = decode_text(value)
-        elif field_ == 10 and isinstance(value, bytes):
-            name_, content = _decode_attribute(value)
-            attributes[name_] = content
-        elif isinstance(value, int):
-            number = value if field_ == 1 else number
-            kind = value if field_ == 3 else kind
-            duration = value if field_ == 7 else duration
-    return TraceNode(number, name, kind, tuple(data_deps), tuple(ctrl_deps), duration, attributes)
+class _NodeDecoder:
+    """Decodes the nodes of a file; equal texts, numbers and lists of them are one object.
+
+    Millions of small objects, of 30 bytes and more each, are most of what a trace needs.
+    """
+
+    def __init__(self, is_read: Callable[[str], bool] | None) -> None:
+        self._is_read = is_read
+        self._shared: dict[Hashable, Any] = {}
+        self._numbers: dict[int, int] = {}
+
+    def node(self, data: memoryview) -> TraceNode:
+        """Decode one node."""
+        number = kind = duration = 0
+        name, data_deps, ctrl_deps = "", list[int](), list[int]()
+        attributes: dict[str, Value] = {}
+        for field_, wire, value in decode_fields(data):
+            if field_ in (4, 5):
+                (ctrl_deps if field_ == 4 else data_deps).extend(decode_integers(wire, value))
+            elif field_ == 2:
+                name = decode_text(value)
+            elif field_ == 10 and isinstance(value, bytes):
+                key, content = _decode_attribute(value)
+                if self._is_read is None or self._is_read(key):
+                    attributes[self._one(key)] = (
+                        self._one(content) if isinstance(content, str) else content
+                    )
+            elif isinstance(value, int):
+                number = value if field_ == 1 else number
+                kind = value if field_ == 3 else kind
+                duration = value if field_ == 7 else duration
+        number, *others = self._same(number, *data_deps, *ctrl_deps)
+        data, control = tuple(others[: len(data_deps)]), tuple(others[len(data_deps) :])
+        return TraceNode(number, name, kind, data, control, duration, self._one_of(attributes))
+
+    def _same(self, *numbers: int) -> Iterator[int]:
+        return (self._numbers.setdefault(number, number) for number in numbers)
+
+    def _one(self, value: _T) -> _T:
+        """The object of this value that was seen first."""
+        return cast("_T", self._shared.setdefault(value, value))
+
+    def _one_of(self, attributes: dict[str, Value]) -> Mapping[str, Value]:
+        """Attributes that many nodes have, such as one flag, once."""
+        if len(attributes) > 1:
+            return attributes
+        key = tuple((name, type(value), value) for name, value in attributes.items())
+        return cast("Mapping[str, Value]", self._shared.setdefault(key, attributes))
 
 
 _SIGNED = frozenset({7, 9})

@@ -70,6 +70,19 @@ def test_p2p_matrices():
     assert latency.values[1][0] == pytest.approx(3.2e-6)
 
 
+def test_a_garbled_row_takes_no_matrix_away():
+    """Of one row, and the first of two: what stands above and below is whole."""
+    for cell in ("26.00", "273.60"):
+        text = NVBANDWIDTH.replace(cell, "2b.00", 1)
+        with pytest.raises(InputError, match="garbled"):
+            read_matrices(text, "nvbandwidth.log")
+
+
+def test_empty_lines_between_rows_do_not_matter():
+    doubled = NVBANDWIDTH.replace("\n", "\n\n")
+    assert read_matrices(doubled, "a.log") == read_matrices(NVBANDWIDTH, "a.log")
+
+
 def test_gpus_that_cannot_reach_each_other_are_no_peers_though_the_test_says_enabled():
     text = P2P.replace("P2P Connectivity", "Device=0 CANNOT Access Peer Device=1\nP2P Connectivity")
     assert not any(matrix.p2p for matrix in read_matrices(text, "p2p.txt"))

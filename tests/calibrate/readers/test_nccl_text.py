@@ -383,11 +383,28 @@ def test_lines_that_a_terminal_wrapped_are_put_together(width):
         (ranks(8) + NEW + "h:1:2 [0] NCCL WARN No transport found\n", "NCCL WARN No transport"),
         (ranks(8) + NEW + BODY + row(1 << 30, 99159.5, EIGHT), "the head of a second missing"),
         (ranks(8).replace("Rank  7", "Rank  6") + NEW + BODY, "rank 6 twice"),
+        (ranks(8) + NEW + BODY.replace("1048576", "1O48576"), "begins with '1O48576 262144'"),
+        (ranks(8) + NEW + BODY.replace("262144", "262 144"), "of 144 elements"),
+        (ranks(8) + NEW + BODY.replace("8159.50", "8l59.50"), "'8l59.50'"),
+        (ranks(8) + NEW + BODY.replace("8159.50", "8.159.50"), "'8.159.50'"),
     ],
 )  # fmt: skip
 def test_damaged_tables_are_refused_with_the_reason(text, message):
     with pytest.raises(InputError, match=re.escape(message)):
         read_nccl_text(text, "all_reduce.log")
+
+
+@pytest.mark.parametrize("mark", [",", ".", "'", "_"])
+@pytest.mark.parametrize("comma", [False, True])
+def test_numbers_of_other_countries_are_read(mark, comma):
+    """Marks between thousands of whole numbers, and a comma before decimals."""
+    grouped = re.sub(
+        r"\b\d{5,}\b(?![.])", lambda found: f"{int(found[0]):,}".replace(",", mark), BODY
+    )
+    text = re.sub(r"(?<= )(\d+)\.(\d\d)(?= )", r"\1,\2", grouped) if comma else grouped
+    assert mark in text
+    plain, foreign = (only(ranks(8) + NEW + each, file="all_reduce.log") for each in (BODY, text))
+    assert foreign.rows == plain.rows
 
 
 def test_ranks_that_share_a_gpu_are_noted():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,25 @@ def test_out_and_in_gives_the_same_step(tmp_path: Path, name: str, changes: list
     assert not bare.own
     bare_s = simulate(bare.plan, prepared.machine, steps=1).step_time_s
     assert bare_s == pytest.approx(before.step_time_s, rel=0.1)
+
+
+def test_ranks_that_do_the_same_are_held_once(tmp_path: Path) -> None:
+    """Reading eight of them takes little more memory than reading one; all are members."""
+    nodes = [
+        TraceNode(n, f"node {n}", COMPUTE, (n - 1,) if n else (), (), 5, {"is_cpu_op": False})
+        for n in range(2_000)
+    ]
+    peaks = []
+    for ranks in (1, 8):
+        folder = tmp_path / str(ranks)
+        folder.mkdir()
+        write(folder, *[nodes] * ranks)
+        tracemalloc.start()
+        plan = read_plan(folder).plan
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert [each.ranks for each in plan.classes] == [tuple(range(ranks))]
+    assert peaks[1] < 1.7 * peaks[0]
 
 
 def as_others_read(node: TraceNode) -> TraceNode:

@@ -10,7 +10,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.calibrate.readers.log_lines import Printed, number, printed
+from perfmodel.calibrate.readers.log_lines import (
+    Printed,
+    number,
+    plain_number,
+    plain_whole,
+    printed,
+)
 
 ITEM_BYTES = {
     "int8": 1, "uint8": 1, "char": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "f8e4m3": 1, "f8e5m2": 1,
@@ -20,6 +26,14 @@ ITEM_BYTES = {
 """Data types as the tests print them, and their bytes."""
 
 ROW = re.compile(rf"(?:^|[\s:|>#])(\d+)\s+(\d+)\s+({'|'.join(ITEM_BYTES)})(?=\s|$)(.*)$", re.DOTALL)
+
+_ALMOST = re.compile(
+    rf"(?:^|[\s:|>#])(\S*\d\S*)\s+(\S*\d\S*)\s+({'|'.join(ITEM_BYTES)})(?=\s|$)(.*)$", re.DOTALL
+)
+_FEWEST_NUMBERS = 3
+"""Behind the type of a row: a time and two bandwidths."""
+NO_TIME = re.compile(r"(?i)n/?a|-?nan|-?inf|-+")
+"""What stands for a time that was not taken."""
 
 _ALIASES = {"bytes": "size", "N": "count", "n": "count", "op": "redop", "res": "error"}
 """Heads of NCCL 1 and of the first tests of NCCL 2."""
@@ -60,6 +74,30 @@ class Row:
     line: int
     text: str = ""
     """First cell that should be a time and is no number."""
+
+
+def plain_row(line: str) -> str:
+    """A row whose numbers have no marks between thousands, and a point before decimals.
+
+    Its numbers agree with each other only if they were understood (`disagreement`). Other lines are
+    returned as they are.
+    """
+    almost = _ALMOST.search(line)
+    if almost is None:
+        return line
+    cells = (plain_number(cell) for cell in almost[4].split())
+    row = (plain_whole(almost[1]), plain_whole(almost[2]), almost[3], *cells)
+    return line[: almost.start(1)] + " ".join(row)
+
+
+def garbled_start(line: str) -> str | None:
+    """First two cells of what is a row but for them; None: it is no row."""
+    almost = _ALMOST.search(line)
+    if almost is None or sum(number(cell) is not None for cell in almost[4].split()) < (
+        _FEWEST_NUMBERS
+    ):
+        return None
+    return f"{almost[1]} {almost[2]}"[:60]
 
 
 def columns_of(line: str) -> list[str] | None:

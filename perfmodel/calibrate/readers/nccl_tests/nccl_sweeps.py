@@ -16,7 +16,7 @@ from perfmodel.calibrate.readers.infer_op import (
     ranks_of_parts,
 )
 from perfmodel.calibrate.readers.log_lines import Printed
-from perfmodel.calibrate.readers.nccl_tests.nccl_rows import Row, disagreement, parts_of
+from perfmodel.calibrate.readers.nccl_tests.nccl_rows import NO_TIME, Row, disagreement, parts_of
 from perfmodel.calibrate.readers.nccl_tests.rank_list import (
     WITHOUT_MPI,
     ListedRank,
@@ -153,6 +153,11 @@ def _check_rows(table: Table, listed: Ranks) -> None:
         Fault("row", contradiction, "numbers that fit each other: it is garbled", line=row.line)
         for row in table.rows
         if (contradiction := disagreement(row, table.unit_s)) is not None
+    ]
+    faults += [
+        Fault("time", repr(row.text[:40]), "a number, or N/A: it is garbled", line=row.line)
+        for row in table.rows
+        if row.text and NO_TIME.fullmatch(row.text) is None
     ]
     if faults:
         raise InputError(faults)

@@ -21,9 +21,11 @@ from perfmodel.calibrate.readers.nccl_tests.nccl_rows import (
     Row,
     columns_of,
     enough_cells,
+    garbled_start,
     guess_columns,
     is_milliseconds,
     joined_head,
+    plain_row,
     result_columns,
     row_of,
 )
@@ -143,14 +145,23 @@ def _line(log: _Log, at: int, line: str) -> None:
         _open_table(log, at, columns, line)
     elif (rank := listed_rank(line)) is not None:
         log.ranks.append(rank)
-    elif (row := ROW.search(line)) is not None and not _is_comment(line):
+    elif (row := ROW.search(_in_table(log, line))) is not None and not _is_comment(line):
         _row(log, at, row)
+    elif log.tables and (start := garbled_start(line)) is not None:
+        _end_row(log)
+        allowed = "size and count as whole numbers: the table is garbled"
+        log.faults.append(Fault("table", f"a row that begins with {start!r}", allowed, line=at))
     elif log.begun is not None and _goes_on(line):
         _continue_row(log, line.split())
     else:
         if log.begun is not None and not log.begun.torn:
             _end_row(log)
         _read_context(log, line)
+
+
+def _in_table(log: _Log, line: str) -> str:
+    """A line as it is, or, under the head of a table, with numbers as the tests print them."""
+    return plain_row(line) if log.tables else line
 
 
 def _is_comment(line: str) -> bool:
