@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 from perfmodel.studies.run.result.memory import Memory
@@ -12,13 +13,14 @@ from perfmodel.units import TIMES
 _SPACE = "\N{NO-BREAK SPACE}"
 _SIZES = (("B", 1.0), ("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
 _RATES = (("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9), ("TB/s", 1e12))
+_LARGE = re.compile(r"\b\d{4,}\b")
 _DURATIONS = tuple(
     (name, TIMES[unit])
     for name, unit in (("ns", "ns"), ("\N{MICRO SIGN}s", "us"), ("ms", "ms"), ("s", "s"))
 )
 
 
-def count(value: float) -> str:
+def count(value: float, digits: int = 3) -> str:
     """Write a number with three significant digits, never an exponent, thousands separated.
 
     Examples
@@ -28,18 +30,18 @@ def count(value: float) -> str:
     """
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    rounded = float(f"{value:.3g}")
-    digits = 2 - math.floor(math.log10(abs(rounded)))
-    return f"{rounded:,.{max(0, min(digits, 3))}f}"
+    rounded = float(f"{value:.{digits}g}")
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{max(0, min(decimals, digits))}f}"
 
 
-def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
+def _scaled(value: float, units: tuple[tuple[str, float], ...], digits: int = 3) -> str:
     fitting = [(name, scale) for name, scale in units if abs(value) >= scale * 0.9995]
     name, scale = fitting[-1] if fitting else units[0]
-    return f"{count(value / scale)}{_SPACE}{name}"
+    return f"{count(value / scale, digits)}{_SPACE}{name}"
 
 
-def duration(time_s: float) -> str:
+def duration(time_s: float, digits: int = 3) -> str:
     """Write a time with three digits; less than a picosecond, as sums leave it, is nothing.
 
     Examples
@@ -47,12 +49,18 @@ def duration(time_s: float) -> str:
     >>> duration(0.0983).replace(chr(160), " ")
     '98.3 ms'
     """
-    return f"0{_SPACE}s" if abs(time_s) < 1e-12 else _scaled(time_s, _DURATIONS)
+    return f"0{_SPACE}s" if abs(time_s) < 1e-12 else _scaled(time_s, _DURATIONS, digits)
 
 
 def size(nbytes: float) -> str:
-    """Write a size with a binary prefix and three digits."""
-    return _scaled(nbytes, _SIZES)
+    """Write a size with a binary prefix and three digits; of bytes there are whole ones alone.
+
+    Examples
+    --------
+    >>> [size(nbytes).replace(chr(160), " ") for nbytes in (7.75, 26214400.0)]
+    ['8 B', '25.0 MiB']
+    """
+    return f"{nbytes:.0f}{_SPACE}B" if abs(nbytes) < 999.5 else _scaled(nbytes, _SIZES)
 
 
 def whole(text: str) -> str:
@@ -92,7 +100,7 @@ def operation(op: str) -> str:
 def samples(result: Result) -> str:
     """Name of samples in the plural: "images", "sequences of 512 tokens"."""
     first, _, rest = result.samples.partition(" ")
-    return f"{first}s {rest}".strip()
+    return _LARGE.sub(lambda number: f"{int(number[0]):,}", f"{first}s {rest}".strip())
 
 
 def samples_short(result: Result) -> str:
@@ -156,7 +164,7 @@ def limit(point: SizeResult) -> str:
         return ""
     saved = percent_column(relief.saves_s / point.step_time_s)
     alone = [each.saves_s for each in point.reliefs if len(each.parts) == 1]
-    text = f"Bottleneck: with {relief.what} a step would take {saved} less"
+    text = f"With {relief.what} a step would take {saved} less"
     if len(relief.parts) > 1 and alone:
         most = percent_column(max(0.0, *alone) / point.step_time_s)
         text = f"{text}; no part alone saves more than {most}"
@@ -169,6 +177,23 @@ def utilisation(point: SizeResult) -> str:
     if point.mfu is None:
         return ""
     return f"MFU {percent(point.mfu)}: matrix products of the model over the GPUs' dense peak."
+
+
+def assumed(text: str) -> str:
+    """Write a noted assumption for a list of them: "GPU launch: 7.5 µs, ...".
+
+    Examples
+    --------
+    >>> assumed("gpu launch: assumption: 7.5 us, the middle")
+    'GPU launch: 7.5 µs, the middle'
+    """
+    text = re.sub(r"(?<=\d) us\b", f" {chr(0xB5)}s", text.replace("assumption: ", "", 1))
+    name, colon, rest = text.partition(": ")
+    if not colon or len(name) > 40:
+        return text[:1].upper() + text[1:]
+    names = {"gpu": "GPU", "upi": "UPI", "dram": "DRAM", "roce": "RoCE", "pcie": "PCIe"}
+    words = [names.get(word, word) for word in name.replace("_", " ").split(" ")]
+    return f"{words[0][:1].upper()}{' '.join(words)[1:]}: {rest}"
 
 
 def hot_spot(point: SizeResult) -> str:
