@@ -375,3 +375,17 @@ def test_split_models_are_scored_by_gpu_and_precision():
         ALL: 2, "g": 1, "h": 1, "bf16": 1, "fp8": 1,
     }  # fmt: skip
     assert scores["fp8"].bias == pytest.approx(0.2)
+
+
+def test_results_that_a_policy_of_jax_names_are_kept():
+    cells = row(recompute="{keep: [q_proj, k_proj, v_proj]}", sequence_length="4096", batch="8")
+    named, part, full, none = (
+        predict_step(read_step({**cells, "recompute": how}))
+        for how in (cells["recompute"], "{keep: [q_proj, o_proj, self_attn]}", "full", "none")
+    )
+    assert none.step_s < part.step_s < named.step_s < full.step_s
+    peaks = [each.memory_bytes("allocated") for each in (full, named, none)]
+    assert peaks == sorted(peaks)
+    assert peaks[0] < peaks[1] < peaks[2]
+    with pytest.raises(InputError, match=r"recompute\.keep\.0: found 'wi'"):
+        _ = predict_step(read_step({**cells, "recompute": "{keep: [wi]}"})).step_s
