@@ -375,3 +375,32 @@ def test_split_models_are_scored_by_gpu_and_precision():
         ALL: 2, "g": 1, "h": 1, "bf16": 1, "fp8": 1,
     }  # fmt: skip
     assert scores["fp8"].bias == pytest.approx(0.2)
+
+
+def test_results_that_a_policy_of_jax_names_are_kept():
+    cells = row(recompute="{keep: [q_proj, k_proj, v_proj]}", sequence_length="4096", batch="8")
+    named, part, full, none = (
+        predict_step(read_step({**cells, "recompute": how}))
+        for how in (cells["recompute"], "{keep: [q_proj, o_proj, self_attn]}", "full", "none")
+    )
+    assert none.step_s < part.step_s < named.step_s < full.step_s
+    peaks = [each.memory_bytes("allocated") for each in (full, named, none)]
+    assert peaks == sorted(peaks)
+    assert peaks[0] < peaks[1] < peaks[2]
+    with pytest.raises(InputError, match=r"recompute\.keep\.0: found 'wi'"):
+        _ = predict_step(read_step({**cells, "recompute": "{keep: [wi]}"})).step_s
+
+
+def test_a_part_with_the_embedding_alone_is_no_obstacle_to_fp8():
+    """As of NVIDIA's proxies of Llama 3.1 405B: 30 layers, embedding and head in 32 chunks."""
+    cells = row(
+        layers="6", gpus_per_node="4", accumulate="4", strategy="{kind: megatron}",
+        gpu="h100-sxm5-80gb", vocabulary="1024", peak_GB="1", memory_kind="allocated",
+        parallel="{pipeline: {stages: 4, schedule: interleaved, chunks: 2, "
+        "embedding_as_block: true, loss_as_block: true}}",
+    )  # fmt: skip
+    wide, narrow = (
+        predict_step(read_step({**cells, "precision": precision})) for precision in ("bf16", "fp8")
+    )
+    assert narrow.step_s != wide.step_s
+    assert narrow.memory_bytes("allocated") != wide.memory_bytes("allocated")
