@@ -85,6 +85,7 @@ SMALL_MODULES = {
     "workload/kernels/convolutions": ROW + ": kinds of kernels",
     "workload/kernels/grouped_products": ROW + ": kinds of kernels",
     "workload/zoo/decoders/experts/latent_attention": ROW + ": parts of a block",
+    "workload/zoo/decoders/experts/second_token": "what stands around a further block of a model",
     "workload/configs/section_model": "the door from a scenario's section, apart from readers",
     "workload/shards/attention_calls": "calls of the context group, apart from the tensor group's",
     "workload/zoo/images/vgg": ROW,
