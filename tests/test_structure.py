@@ -101,7 +101,6 @@ SMALL_MODULES = {
     "studies/advise/quick_scan": "a search among settings, apart from what is simulated in full",
     "traces/rebuild/recorded_machine": "a fit of its own, apart from the files that hold it",
     "traces/chakra/simulate_trace": "what is simulated, apart from how it is read",
-    "report/validation/residuals": "a figure with the heavy import of its own",
     "studies/tune/settings/grid_search": "the search, apart from what is searched",
     "studies/tune/horovod": "one question, which a reader looks for by name",
     "studies/run/steps/bottlenecks/hot_spot": "one question, which a reader looks for by name",

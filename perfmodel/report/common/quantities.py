@@ -192,8 +192,8 @@ def assumed(text: str) -> str:
     if not colon or len(name) > 40:
         return text[:1].upper() + text[1:]
     names = {"gpu": "GPU", "upi": "UPI", "dram": "DRAM", "roce": "RoCE", "pcie": "PCIe"}
-    words = [names.get(word, word) for word in name.replace("_", " ").split(" ")]
-    return f"{words[0][:1].upper()}{' '.join(words)[1:]}: {rest}"
+    spelled = " ".join(names.get(word, word) for word in name.replace("_", " ").split(" "))
+    return f"{spelled[:1].upper()}{spelled[1:]}: {rest}"
 
 
 def hot_spot(point: SizeResult) -> str:

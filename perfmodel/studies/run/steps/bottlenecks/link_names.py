@@ -46,9 +46,10 @@ def name_busiest(topology: Topology, busy_s: FloatArray) -> str:
     parts = _parts_like(topology, arc, arc - (arc - first) % size, size)
     busy = busy_s[first : first + topology.hosts * size].reshape(topology.hosts, size)
     busy = busy[:, list(parts)]
-    used, alike = (busy > 0).any(axis=1), busy >= _AS_BUSY * busy_s[arc]
-    busiest = {part for part, one in zip(parts.values(), alike.any(axis=0), strict=True) if one}
-    everywhere = bool(alike[used].any(axis=1).all())
+    used, as_busy = (busy > 0).any(axis=1), busy >= _AS_BUSY * busy_s[arc]
+    somewhere = as_busy.any(axis=0)
+    busiest = {part for part, is_so in zip(parts.values(), somewhere, strict=True) if is_so}
+    everywhere = bool(as_busy[used].any(axis=1).all())
     if not everywhere or (np.count_nonzero(used) == 1 and len(busiest) == 1):
         return name_link(topology, arc)
     if len(busiest) == 1:
@@ -72,11 +73,11 @@ def _blocks(topology: Topology, arc: int) -> tuple[int, int]:
 
 def _parts_like(topology: Topology, arc: int, start: int, size: int) -> dict[int, str]:
     """Links of a host that are of one sort with `arc`, by place in its block: the part of each."""
-    wanted = _sort_of(topology, arc)
+    sort = _sort_of(topology, arc)
     return {
         place: name_link(topology, start + place)
         for place in range(size)
-        if _sort_of(topology, start + place) == wanted
+        if _sort_of(topology, start + place) == sort
     }
 
 
