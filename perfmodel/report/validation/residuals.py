@@ -8,16 +8,24 @@ from typing import Any
 
 from perfmodel.calibrate.profile import Fit, FittedObservation, Profile
 from perfmodel.files import write_atomically
+from perfmodel.report.common.document import Figure, header
+from perfmodel.report.common.figures import axis_layout, new_figure
+from perfmodel.report.common.html import render_html
 from perfmodel.report.common.palette import CYCLE
 
 COLOURS = CYCLE[:6]
+HEIGHT = 480
+"""Pixels."""
+ZERO = "Zero is the measured time; above it the fit takes longer."
 
 
 def write_residuals(profile: Profile, path: Path) -> Path:
     """Write a self-contained page: relative error over size, a line per number of ranks."""
-    import plotly.graph_objects as go
-
-    figure = go.Figure()
+    figure = new_figure(
+        HEIGHT,
+        xaxis=axis_layout("size in bytes", type="log", dtick=1),
+        yaxis=axis_layout("fitted / measured - 1, in %", zeroline=True),
+    )
     groups = [
         (fit, name, points) for fit in profile.fits for (_, name), points in _groups(fit).items()
     ]
@@ -30,13 +38,10 @@ def write_residuals(profile: Profile, path: Path) -> Path:
         _add_line(figure, f"{name}: factors", points, plain, line | {"dash": "dot"})
         corrections = [fit.residual(point.context) for point in points]
         _add_line(figure, f"{name}: and correction", points, corrections, line)
-    figure.update_layout(
-        title=f"Profile {profile.name}: fitted against measured",
-        template="plotly_white",
-        xaxis={"title": "size (bytes)", "type": "log"},
-        yaxis={"title": "fitted / measured - 1 (%)", "zeroline": True},
-    )
-    write_atomically(path, figure.to_html(include_plotlyjs=True, full_html=True))
+    title = f"Profile {profile.name}: fitted against measured"
+    head = header(f"Profile {profile.name}", "Fitted against measured", [], [], [ZERO])
+    drawn = Figure(figure, "residuals", "Lines: relative error of the fit by size")
+    write_atomically(path, render_html(title, [head, drawn]))
     return path
 
 
