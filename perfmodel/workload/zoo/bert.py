@@ -275,8 +275,8 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
 
 def _embeddings(s: int, shape: BertShape, shard: Shard) -> Module:
     prefix, h, own = "embeddings", shape.width, shard.stream_tokens(s)
-    words = shard.padded(shape.vocabulary) // shard.tensor
-    rows = {"word": words, "position": shape.positions, "token_type": shape.segments}
+    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
+    rows = {"word": own_vocabulary, "position": shape.positions, "token_type": shape.segments}
     tables: tuple[Parameter, ...] = tuple(
         (f"{prefix}.{name}_embeddings.weight", (count, h)) for name, count in rows.items() if count
     )

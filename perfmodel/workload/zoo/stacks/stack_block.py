@@ -197,7 +197,7 @@ def _normed(
     shape, shard = place.shape, place.shard
     s, own, h = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens), shape.width
     before = norm_parameters(f"{place.prefix}.{norm}", h) if norm else ()
-    kept, norms = shard.kept_tokens(place.tokens) * h, float(bool(norm) * own * h)
+    kept_input, norms = shard.kept_tokens(place.tokens) * h, float(bool(norm) * own * h)
     weights = weight_and_bias(f"{place.prefix}.{name}", outputs, h, bias=bias)
     rotary = shape.rotary_share * turned * s
     return linear(
@@ -209,7 +209,8 @@ def _normed(
             FUSED_NORM_PASSES * norms + ACTIVATION_PASSES * rotary
             + bool(moved) * ACTIVATION_PASSES * s * outputs
         ),
-        saved_elements=float(bool(norm) * kept), copied_elements=float((not norm) * kept),
+        saved_elements=float(bool(norm) * kept_input),
+        copied_elements=float((not norm) * kept_input),
         stream_elements=first_norm * norms, saved_bytes=float(NORM_BYTES * bool(norm) * own),
         kernels=1 + bool(norm) + 10 * (rotary > 0) + moved,
         calls=column_calls(shard, s * h) + norm_calls(shard, numels(before)),

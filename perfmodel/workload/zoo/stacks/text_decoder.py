@@ -62,11 +62,11 @@ OPT_BLOCK = BlockNames(
 class DecoderEnds:
     """What a family calls what stands around its blocks.
 
-    `words`, `positions`: tables of tokens and of positions ("": rotary ones).
+    `embedding`, `positions`: tables of tokens and of positions ("": rotary ones).
     `norm`, `head`: what follows the blocks; `norm_first`: whether the norm is registered before.
     """
 
-    words: str
+    embedding: str
     blocks: str
     norm: str
     head: str = "lm_head"
@@ -117,11 +117,17 @@ def text_decoder(
         shard, SharedSizes(name, block.heads, block.heads, block.mlp_width, shape.vocabulary, s)
     )
     own_words = shard.padded(shape.vocabulary) // shard.tensor
-    tables: tuple[Parameter, ...] = ((f"{ends.words}.weight", (own_words, h)),)
+    tables: tuple[Parameter, ...] = ((f"{ends.embedding}.weight", (own_words, h)),)
     if ends.positions:
         tables += ((f"{ends.positions}.weight", (shape.positions, h)),)
     first = token_tables(
-        ends.words, tables, s, h, dropout=shape.embedding_dropout, indexed=len(tables), shard=shard
+        ends.embedding,
+        tables,
+        s,
+        h,
+        dropout=shape.embedding_dropout,
+        indexed=len(tables),
+        shard=shard,
     )
     blocks, ordered = stack_blocks(ends.blocks, shape.layers, block, s, shard=shard)
     norm = norm_parameters(ends.norm, h)
