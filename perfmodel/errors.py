@@ -120,8 +120,8 @@ def _fault_lines(faults: Sequence[Fault]) -> list[str]:
 def _line(fault: Fault, before: Sequence[Fault]) -> str:
     """The message of a fault; a long list of what is allowed is not repeated."""
     allowed, hint = _without_hint(fault.allowed)
-    told = {_without_hint(earlier.allowed)[0] for earlier in before}
-    same = len(allowed) > _LONG_PHRASE and allowed in told
+    earlier = {_without_hint(each.allowed)[0] for each in before}
+    same = len(allowed) > _LONG_PHRASE and allowed in earlier
     return str(replace(fault, allowed=f"as above{hint}") if same else fault)
 
 

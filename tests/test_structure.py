@@ -89,7 +89,6 @@ SMALL_MODULES = {
     "workload/configs/section_model": "the door from a scenario's section, apart from readers",
     "workload/shards/attention_calls": "calls of the context group, apart from the tensor group's",
     "workload/zoo/images/vgg": ROW,
-    "workload/zoo/stacks/gpt_neox": ROW,
     "workload/zoo/images/vit": ROW,
     "report/common/terminal": ROW + ": renderers",
     "topology/composed/host_line": "a host as one text, apart from its fields",

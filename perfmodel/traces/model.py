@@ -94,6 +94,10 @@ class TracedStep:
     overlapped_work_s: float
     waited_s: float = 0.0
 
+    def others_of(self, operation: str) -> tuple[Call, ...]:
+        """Collectives of one kind that reduce no bucket."""
+        return tuple(call for call in self.others if call.op == operation)
+
 
 @dataclass(frozen=True, slots=True)
 class RankTrace:
@@ -144,6 +148,23 @@ class RankTrace:
     def median_step_s(self) -> float:
         """Seconds."""
         return statistics.median(step.length_s for step in self.steps)
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks that a unit is split over; the others hold copies (hybrid sharding).
+
+        By what is left of each reduce-scatter for the all-reduce behind it: where both are not
+        alike for all units, or there are none, all ranks.
+        """
+        step = self.steps[-1]
+        averages = step.others_of("all_reduce")
+        pairs = list(zip(step.buckets, averages, strict=False))
+        if not self.fsdp or not pairs or len(averages) != len(step.buckets):
+            return self.world_size
+        shares = {divmod(whole.elements or 0, part.elements or 1) for whole, part in pairs}
+        (ranks, rest), *more = shares
+        splits = not (more or rest) and ranks > 1 and self.world_size % ranks == 0
+        return ranks if splits else self.world_size
 
     def bucket_sizes(self) -> tuple[int | None, ...]:
         """Elements of each bucket of the last step."""

@@ -4,6 +4,9 @@
 measures between the two processes, then steps under PyTorch's profiler. At last steps under
 `record_steps`, and profiled steps of fully_shard. Rank 0 writes what it
 found into FOLDER; each rank its traces.
+
+``python -m tests.traces.gloo_training RANK FOLDER hybrid``: one of four, that hold two copies of a
+model of which each is split over two ranks.
 """
 
 from __future__ import annotations
@@ -110,12 +113,15 @@ def _profile(model: Any, optimizer: Any, path: Path) -> None:
             profiler.step()
 
 
-def _sharded(module: Any) -> tuple[Any, Any]:
-    """Two units of two layers each; what is left of the model is the outermost one."""
+def _sharded(module: Any, ranks: tuple[int, ...] = (2,)) -> tuple[Any, Any]:
+    """Two units of two layers each; what is left of the model is the outermost one.
+
+    `ranks`: that hold copies, if there are any, and that a unit is split over.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", ranks, mesh_dim_names=("copies", "shards")[-len(ranks) :])
     model = nn.Sequential(*(nn.Sequential(*module[at : at + 2]) for at in range(0, LAYERS, 2)))
     for unit in model[:2]:
         fully_shard(unit, mesh=mesh)
@@ -142,5 +148,17 @@ def _record(model: Any, optimizer: Any, captured: Any, folder: Path | None) -> N
         (folder / "recorded.json").write_text(json.dumps(document), encoding="utf-8")
 
 
+def hybrid(rank: int, folder: Path) -> None:
+    """Train four ranks, without measuring."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/met", rank=rank, world_size=4)
+    module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    _profile(*_sharded(module, (2, 2)), folder / f"hybrid-rank{rank}.json")
+    dist.barrier()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    (hybrid if "hybrid" in sys.argv else main)(int(sys.argv[1]), Path(sys.argv[2]))

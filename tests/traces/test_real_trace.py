@@ -18,6 +18,7 @@ from perfmodel.measure.record import read_measurement
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.topology.templates.build import build_topology
+from perfmodel.traces.rebuild.recorded_machine import fit_links
 from perfmodel.traces.rebuild.replay import Comparison
 from perfmodel.traces.run import TraceAnalysis, analyse_traces
 from perfmodel.training.ddp.buckets import ddp_buckets
@@ -34,19 +35,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch", reason="runs PyTorch's profiler")
     folder = tmp_path_factory.mktemp("traced")
     (folder / "ports").write_text(" ".join(map(str, _free_ports(ROUNDS))))
+    _train(folder, 2)
+    return folder
+
+
+def _train(folder: Path, ranks: int, *mode: str) -> None:
+    """Run `gloo_training` in so many processes."""
     environment = {
         **os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     command = [sys.executable, "-P", "-m", "tests.traces.gloo_training"]
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(folder)],
+            [*command, str(rank), str(folder), *mode],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(ranks)
     ]
     try:
         errors = [process.communicate(timeout=200)[1] for process in processes]
@@ -54,8 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for process in processes:
             process.kill()
             process.wait()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
-    return folder
+    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
 
 
 def _free_ports(count: int) -> list[int]:
@@ -152,6 +158,37 @@ def test_units_of_fully_shard(folder: Path) -> None:
     assert sharded.comparison is not None
     low_s, high_s = sharded.comparison.spread_s
     assert 0.7 * low_s < sharded.comparison.simulated_s < 1.2 * high_s, describe(sharded.comparison)
+
+
+def test_copies_of_a_sharded_model(tmp_path: Path) -> None:
+    """Hybrid sharding: four ranks hold two copies, of which each is split over two."""
+    pytest.importorskip("torch", reason="runs PyTorch's profiler")
+    _train(tmp_path, 4, "hybrid")
+    files = [tmp_path / f"hybrid-rank{rank}.json" for rank in range(4)]
+    hybrid = analyse_traces(files, folder=tmp_path / "hybrid")
+    assert hybrid.rebuilt is not None, hybrid.refusal
+    unit = 2 * (WIDTH * WIDTH + WIDTH)
+    assert hybrid.first.bucket_sizes() == (unit,) * 3
+    assert [call.elements for call in hybrid.profile.averages] == [unit // 2] * 3
+    assert hybrid.rebuilt.documents["scenario.yaml"]["strategy"] == {
+        "kind": "fsdp", "version": 2, "wrap": ["*"], "reshard_after_forward": True,
+        "shard_gpus": 2,
+    }  # fmt: skip
+    # four ranks on fewer cores wait for each other in ways that no step repeats
+    assert hybrid.comparison is not None
+    low_s, high_s = hybrid.comparison.spread_s
+    assert 0.4 * low_s < hybrid.comparison.simulated_s < 1.3 * high_s, describe(hybrid.comparison)
+
+
+def test_links_of_collectives_among_parts_of_the_ranks() -> None:
+    """Rings of two and of eight, as the formula has them, give the link back."""
+    rate, latency = 3e9, 20e-6
+    rows = [(2, 1, 1 << 20), (8, 2, 1 << 16), (8, 1, 1 << 24)]
+    times = [p * (n - 1) * (latency + size / n / rate) for n, p, size in rows]
+    ranks, passes, sizes = zip(*rows, strict=True)
+    link = fit_links(ranks, sizes, times, passes)
+    assert link.bandwidth_Bps == pytest.approx(rate)
+    assert link.latency_s == pytest.approx(latency)
 
 
 # ---------------------------------------------------------------- record_steps

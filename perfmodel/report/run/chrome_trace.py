@@ -64,13 +64,15 @@ def to_kineto(timeline: Timeline, *, world_size: int, backend: str, gpu: str) ->
 
     Each class of identical ranks is one process, each stream one thread; spans that run at the
     same time on one stream get threads of their own, because viewers drop overlapping spans.
-    Arrows lead from the compute that made a bucket ready to the start of its collective.
+    Arrows lead from the compute that made a bucket ready to the start of its collective. Times
+    begin at zero or later.
 
     `world_size`: ranks of the job.
     `backend`: "nccl" or "gloo".
     `gpu`: name of the device.
     Returns a JSON document; ``ts`` and ``dur`` in microseconds.
     """
+    timeline = _from_zero(timeline)
     classes = list(dict.fromkeys(span.rank_class for span in timeline.spans))
     tracks = _tracks(timeline, classes)
     events = [*_names(classes, tracks), *_steps(timeline, len(classes))]
@@ -99,6 +101,23 @@ def write_kineto(
     document = to_kineto(timeline, world_size=world_size, backend=backend, gpu=gpu)
     data = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
     write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def _from_zero(timeline: Timeline) -> Timeline:
+    """A timeline that begins at zero, where it began before.
+
+    Warm-up steps do; Perfetto drops events before zero (``trace_sorter_negative_timestamp_dropped``
+    of its trace processor).
+    """
+    first_s = min((min(span.ready_s, span.start_s) for span in timeline.spans), default=0.0)
+    if first_s >= 0:
+        return timeline
+    return Timeline(tuple(_earlier(span, first_s) for span in timeline.spans))
+
+
+def _earlier(span: Span, by_s: float) -> Span:
+    times = (span.start_s - by_s, span.end_s - by_s, span.ready_s - by_s)
+    return span._replace(start_s=times[0], end_s=times[1], ready_s=times[2])
 
 
 def _ns(time_s: float) -> int:

@@ -223,8 +223,8 @@ class _NodeDecoder:
                 kind = value if field_ == 3 else kind
                 duration = value if field_ == 7 else duration
         number, *others = self._same(number, *data_deps, *ctrl_deps)
-        data, control = tuple(others[: len(data_deps)]), tuple(others[len(data_deps) :])
-        return TraceNode(number, name, kind, data, control, duration, self._one_of(attributes))
+        inputs, control = tuple(others[: len(data_deps)]), tuple(others[len(data_deps) :])
+        return TraceNode(number, name, kind, inputs, control, duration, self._one_of(attributes))
 
     def _same(self, *numbers: int) -> Iterator[int]:
         return (self._numbers.setdefault(number, number) for number in numbers)

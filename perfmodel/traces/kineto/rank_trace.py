@@ -164,7 +164,8 @@ def _step(
     backward_rows = rows[in_backward == 1]
     end_s = float(work.end[backward_rows].max()) if len(backward_rows) else begin
     length = _length(work, part, following, begin)
-    exposed = max(0.0, max((call.end_s for call in buckets), default=end_s) - end_s)
+    averages = [c for c in others if c.op == "all_reduce"] if waits is not None else []
+    exposed = max(0.0, max((call.end_s for call in (*buckets, *averages)), default=end_s) - end_s)
     spans = union([(call.start_s, call.end_s) for call in buckets])
     begins = work.end[backward_rows] - work.taken_s[backward_rows]
     overlapped = overlap_s(begins, work.end[backward_rows], spans)

@@ -43,6 +43,7 @@ class Profile:
     `tail_s`: after backward and exposed communication.
     `effective_slowdown`: of the time of backward beside collectives, gaps included.
     `gathers`: of sharded parameters; elements of one rank.
+    `averages`: all-reduces beside the buckets: of shards, among the ranks that hold the same.
     `steps_s`: of each step the mean over ranks.
     """
 
@@ -57,6 +58,7 @@ class Profile:
     effective_slowdown: float
     buckets: tuple[BucketTimes, ...]
     gathers: tuple[BucketTimes, ...]
+    averages: tuple[BucketTimes, ...]
     busy_s: float
     launch_wait_s: float
 
@@ -97,7 +99,8 @@ def profile_ranks(ranks: Sequence[RankTrace]) -> Profile:
         slowdown=slowdown,
         effective_slowdown=_blocking(slowest) if ranks[0].blocks else effective,
         buckets=_call_times(rounds, slowest, lambda step: step.buckets),
-        gathers=_call_times(rounds, slowest, _gathers),
+        gathers=_call_times(rounds, slowest, lambda step: step.others_of("all_gather")),
+        averages=_call_times(rounds, slowest, lambda step: step.others_of("all_reduce")),
         busy_s=statistics.median(step.busy_s for step in slowest),
         launch_wait_s=statistics.median(step.launch_wait_s for step in slowest),
     )
@@ -144,10 +147,6 @@ def _blocking(steps: Sequence[TracedStep]) -> float:
     lasted_s = sum(call.length_s for call in calls)
     idle_s = sum(step.waited_s + step.exposed_s for step in steps)
     return min(max(1.0, lasted_s / max(lasted_s - idle_s, 1e-3 * lasted_s)), 1e3) if calls else 1.0
-
-
-def _gathers(step: TracedStep) -> tuple[Call, ...]:
-    return tuple(call for call in step.others if call.op == "all_gather")
 
 
 def _alone(step: TracedStep, effective: float) -> FloatArray:

@@ -24,19 +24,20 @@ class LinkFit(NamedTuple):
 
 
 def fit_links(
-    ranks: int, sizes_bytes: Sequence[float], times_s: Sequence[float],
+    ranks: int | Sequence[int], sizes_bytes: Sequence[float], times_s: Sequence[float],
     passes: Sequence[int] | None = None,
 ) -> LinkFit:  # fmt: skip
     """Fit T = p (n-1) latency + p (n-1)/n bytes/bandwidth, relative errors alike.
 
+    `ranks`: n of all collectives, or of each.
     `sizes_bytes`, `times_s`: of recorded collectives, each above zero.
     `passes`: p of each: 2 for all-reduces (default), 1 for all-gathers and reduce-scatters.
     """
     from scipy.optimize import nnls
 
-    sizes = np.asarray(sizes_bytes)
-    times = 2 * np.asarray(times_s) / (2 if passes is None else np.asarray(passes))
-    steps = 2 * (ranks - 1)
+    members = np.broadcast_to(np.asarray(ranks, dtype=float), (len(sizes_bytes),))
+    steps = (2 if passes is None else np.asarray(passes)) * (members - 1)
+    times, sizes = np.asarray(times_s) / steps, np.asarray(sizes_bytes) / members  # of one step
     if len(set(sizes.tolist())) > 1:
         (fixed, per_byte), _ = nnls(
             np.stack([1 / times, sizes / times], axis=1), np.ones(len(times))
@@ -46,8 +47,8 @@ def fit_links(
     per_byte = max(float(per_byte), LEAST_RATE_SHARE * float((times / sizes).min()))
     predicted = fixed + per_byte * sizes
     return LinkFit(
-        bandwidth_Bps=steps / ranks / per_byte,
-        latency_s=float(fixed) / steps,
+        bandwidth_Bps=1 / per_byte,
+        latency_s=float(fixed),
         worst=float(np.abs(predicted / times - 1).max()),
     )
 

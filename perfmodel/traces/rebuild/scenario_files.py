@@ -35,7 +35,7 @@ DATA_PARALLEL = frozenset({"all_reduce", "broadcast", "barrier"})
 """Collectives of DistributedDataParallel; others split something that a file of layers does not."""
 
 SHARDED = frozenset({"all_gather", "reduce_scatter", "barrier"})
-"""Collectives of FSDP that shards over all ranks."""
+"""Collectives of FSDP that shards over all ranks; over some of them it all-reduces, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +103,17 @@ def rebuild(
 
 def _fit(trace: RankTrace, profile: Profile) -> LinkFit | None:
     """Links at which collectives take as long as recorded; an all-gather's size is all ranks'."""
-    ranks, passes = trace.world_size, 1 if trace.fsdp else 2
-    gathered = profile.gathers if trace.fsdp else ()
-    calls = (*profile.buckets, *gathered)
-    sizes = [_bucket_bytes(call.elements, call.dtype) for call in calls]
-    sizes = [*sizes[: len(profile.buckets)], *(ranks * n for n in sizes[len(profile.buckets) :])]
-    times = [call.transfer_s for call in calls]
+    ranks, shards, is_split = trace.world_size, trace.shard_ranks, trace.fsdp > 0
+    rows = [(call, shards, 1 if is_split else 2, 1) for call in profile.buckets]
+    if is_split:
+        rows += [(call, shards, 1, shards) for call in profile.gathers]
+    if shards < ranks:
+        rows += [(call, ranks // shards, 2, 1) for call in profile.averages]
+    sizes = [parts * _bucket_bytes(call.elements, call.dtype) for call, _, _, parts in rows]
+    times = [call.transfer_s for call, *_ in rows]
     if ranks == 1 or not sizes or not all(sizes) or not all(times):
         return None
-    return fit_links(ranks, sizes, times, [passes] * len(sizes))
+    return fit_links([row[1] for row in rows], sizes, times, [row[2] for row in rows])
 
 
 def write_rebuilt(rebuilt: Rebuilt, folder: Path) -> Path:
@@ -133,12 +135,20 @@ def yaml_text(rebuilt: Rebuilt, name: str) -> str:
     return f"# {rebuilt.comments[name]}\n{text.getvalue()}"
 
 
+def _operations_of(trace: RankTrace) -> frozenset[str]:
+    """Collectives of the strategy that a trace shows."""
+    if not trace.fsdp:
+        return DATA_PARALLEL
+    copies = {"all_reduce"} if trace.shard_ranks < trace.world_size else set[str]()
+    return SHARDED | copies
+
+
 def _check_strategy(ranks: Sequence[RankTrace]) -> None:
     first = ranks[0]
     allowed = "a step of DistributedDataParallel, FSDP or of one GPU, for a scenario"
     faults = []
     operations = {call.op for step in first.steps for call in (*step.buckets, *step.others)}
-    if others := sorted(operations - (SHARDED if first.fsdp else DATA_PARALLEL)):
+    if others := sorted(operations - _operations_of(first)):
         faults.append(Fault("trace", f"{', '.join(others)} in a step", allowed, str(first.path)))
     if first.passes > 1:
         text = f"{first.passes} forward passes in a step (accumulated gradients)"
@@ -152,7 +162,7 @@ def _check_strategy(ranks: Sequence[RankTrace]) -> None:
         need = "a trace with record_shapes=True of a step that reduces all gradients"
         faults.append(Fault("trace", text, need, str(first.path)))
     sizes = {call.group_size or first.world_size for call in first.steps[-1].buckets}
-    if parts := sizes - {first.world_size}:
+    if parts := sizes - {first.world_size, first.shard_ranks}:
         text = f"gradients reduced among {min(parts)} of {first.world_size} ranks"
         faults.append(Fault("trace", text, allowed, str(first.path)))
     if first.world_size > 1 and not first.steps[-1].buckets:
@@ -383,6 +393,8 @@ def _fsdp_section(trace: RankTrace, profile: Profile) -> dict[str, Any]:
         "wrap": list(paths) if paths else "model",
         "reshard_after_forward": trace.gathers > len(trace.units),
     }
+    if trace.shard_ranks < trace.world_size:
+        strategy["shard_gpus"] = trace.shard_ranks
     own = next((g.dtype for g in trace.gradients if g.dtype in TRAINABLE), "fp32")
     gathered = next((call.dtype for call in profile.gathers), own)
     reduced = next((call.dtype for call in profile.buckets), gathered)

@@ -16,6 +16,7 @@ from perfmodel.workload.configs.config_types import HubConfig, raise_findings
 from perfmodel.workload.configs.extra_fields import extra_notes, quantization_of, value_findings
 from perfmodel.workload.configs.families import decoder_configs as dense
 from perfmodel.workload.configs.families import deepseek_configs as deepseek
+from perfmodel.workload.configs.families import encoder_configs as encoder
 from perfmodel.workload.configs.families import expert_configs as routed
 from perfmodel.workload.configs.families import image_text_configs as seeing
 from perfmodel.workload.configs.families import llama_kin_configs as kin
@@ -74,7 +75,15 @@ FAMILIES: Mapping[str, Family] = {
     "ministral3": Family(seeing.Ministral3Config, dense.decoder_model, "Ministral3ForCausalLM"),
     "gpt2": Family(other.Gpt2Config, other.gpt2_model, "GPT2LMHeadModel"),
     "gpt_neox": Family(other.GptNeoxConfig, other.gpt_neox_model, "GPTNeoXForCausalLM"),
-    "bert": Family(other.BertConfig, other.bert_model, "BertForMaskedLM"),
+    "phi": Family(other.PhiConfig, other.phi_model, "PhiForCausalLM"),
+    "opt": Family(other.OptConfig, other.opt_model, "OPTForCausalLM"),
+    "bert": Family(encoder.BertConfig, encoder.bert_model, "BertForMaskedLM"),
+    "roberta": Family(encoder.RobertaConfig, encoder.roberta_model, "RobertaForMaskedLM"),
+    "xlm-roberta": Family(encoder.XlmRobertaConfig, encoder.roberta_model, "XLMRobertaForMaskedLM"),
+    "camembert": Family(encoder.XlmRobertaConfig, encoder.roberta_model, "CamembertForMaskedLM"),
+    "distilbert": Family(
+        encoder.DistilBertConfig, encoder.distilbert_model, "DistilBertForMaskedLM"
+    ),
     "t5": Family(other.T5Config, other.t5_model, "T5ForConditionalGeneration"),
     "vit": Family(sense.VitConfig, sense.vit_model, "ViTForImageClassification"),
     "clip": Family(sense.ClipConfig, sense.clip_model, "CLIPModel"),

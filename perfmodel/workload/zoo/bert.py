@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.workload.model import Buffers, FusedKept, Workload
@@ -44,8 +45,67 @@ from perfmodel.workload.zoo.transformer import attention, embedding
 
 VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2
 HEAD_BIAS = "cls.predictions.bias"
+TRANSFORM = "cls.predictions.transform"
 Head = Literal["pooler", "pre-training", "masked"]
 """What stands on the encoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class BertNames:
+    """What a family calls BERT's modules, and how it registers them.
+
+    `replaced`: patterns in BERT's names and what stands for them, one after the other.
+    `positions_last`: whether the table of positions comes behind the norm of the embeddings.
+    `bias_first`: whether the bias of the head comes before the modules in it.
+    `head_first`: whether the head comes before the encoder, so that the table of words, which it
+        shares, has its name from there.
+    """
+
+    replaced: tuple[tuple[str, str], ...] = ()
+    positions_last: bool = False
+    bias_first: bool = True
+    head_first: bool = False
+
+    def of(self, name: str) -> str:
+        """Name of a module or parameter that BERT calls so."""
+        for pattern, own in self.replaced:
+            name = re.sub(pattern, own, name)
+        return name
+
+
+BERT_NAMES = BertNames()
+ROBERTA_NAMES = BertNames(
+    (
+        (r"^(embeddings|encoder)\b", r"roberta.\1"),
+        (r"^cls\.predictions\.(transform\.)?", "lm_head."),
+        (r"^lm_head\.LayerNorm", "lm_head.layer_norm"),
+    ),
+    positions_last=True,
+)  # fmt: skip
+XLM_ROBERTA_NAMES = replace(
+    ROBERTA_NAMES,
+    replaced=(
+        (r"^embeddings\.word_embeddings\.weight$", "lm_head.decoder.weight"),
+        *ROBERTA_NAMES.replaced,
+    ),
+    head_first=True,
+)
+"""Of CamemBERT, too."""
+DISTILBERT_NAMES = BertNames(
+    (
+        (r"^embeddings\b", "distilbert.embeddings"),
+        (r"^encoder\.layer\b", "distilbert.transformer.layer"),
+        (r"attention\.self\.(q|k|v)(?:uery|ey|alue)\b", r"attention.\1_lin"),
+        (r"attention\.output\.dense", "attention.out_lin"),
+        (r"attention\.output\.LayerNorm", "sa_layer_norm"),
+        (r"intermediate\.dense", "ffn.lin1"), (r"output\.dense", "ffn.lin2"),
+        (r"output\.LayerNorm", "output_layer_norm"),
+        (r"^cls\.predictions\.transform\.dense", "vocab_transform"),
+        (r"^cls\.predictions\.transform\.LayerNorm", "vocab_layer_norm"),
+        (r"^cls\.predictions(\.decoder)?", "vocab_projector"),
+    ),
+    bias_first=False,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +113,9 @@ class BertShape:
     """Layers, width, heads, and what of the rest differs from BERT's.
 
     `mlp_width`: of the feed-forward part, where it is not four times the width.
+    `segments`: rows of the table of segments; 0: there is none (DistilBERT).
+    `attention_dropout`: whether what attention adds is dropped out as the rest is.
+    `head_activation`: of the head, where that is not of the blocks (RoBERTa).
     """
 
     layers: int
@@ -65,6 +128,9 @@ class BertShape:
     activation: ActivationFunction = ONE_KERNEL
     dropout: bool = True
     score_dropout: bool = True
+    attention_dropout: bool = True
+    head_activation: ActivationFunction | None = None
+    names: BertNames = BERT_NAMES
 
     @property
     def wide(self) -> int:
@@ -112,7 +178,8 @@ def bert(
     if head == "pre-training":
         relation = weight_and_bias("cls.seq_relationship", 2, h)
         parts.append(linear("cls.seq_relationship", 1, h, 2, parameters=relation))
-    # position_ids and token_type_ids
+    parts = [_renamed(part, shape.names) for part in parts]
+    buffers = 1 + bool(shape.segments)  # position_ids and token_type_ids
     return assemble(
         name,
         parts,
@@ -122,18 +189,37 @@ def bert(
         input_elements=s,
         output_elements=h if head == "pooler" else s * vocabulary,
         stream_elements=float(shard.stream_tokens(s) * h),
-        buffers=(Buffers("int64", 2, 2 * 8 * shape.positions),),
-        registered=_registered(parts),
+        buffers=(Buffers("int64", buffers, buffers * INDEX_BYTES * shape.positions),),
+        registered=_registered(parts, shape.names),
         shard=shard,
     )
 
 
-def _registered(parts: list[Module]) -> list[Parameter]:
+def _renamed(part: Module, family: BertNames) -> Module:
+    """A part with the names of a family."""
+    parameters = tuple((family.of(name), shape) for name, shape in part.parameters)
+    layer = replace(part.layer, name=family.of(part.layer.name))
+    return replace(
+        part, layer=layer, parameters=parameters, ready=tuple(map(family.of, part.ready))
+    )
+
+
+def _registered(parts: list[Module], family: BertNames) -> list[Parameter]:
     """Hugging Face registers the bias of the head itself before the modules in it."""
     parameters = [parameter for part in parts for parameter in part.parameters]
-    first = next((n for n, p in enumerate(parameters) if p[0].startswith("cls.")), len(parameters))
-    head = sorted(parameters[first:], key=lambda parameter: parameter[0] != HEAD_BIAS)
-    return [*parameters[:first], *head]
+    positions = [part for part in parts[0].parameters if "position" in part[0]]
+    if family.positions_last:
+        first = [part for part in parts[0].parameters if part not in positions]
+        parameters = [*first, *positions, *parameters[len(parts[0].parameters) :]]
+    bias = family.of(HEAD_BIAS)
+    places = [name for name, _ in parameters]
+    if bias not in places or not family.bias_first:
+        return parameters
+    start = places.index(family.of(f"{TRANSFORM}.dense.weight"))
+    parameters.insert(start, parameters.pop(places.index(bias)))
+    if family.head_first:
+        return [*parameters[start:], parameters[0], *parameters[1:start]]
+    return parameters
 
 
 def _pooler(s: int, h: int, shard: Shard) -> Module:
@@ -158,7 +244,7 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
 
     The embedding's gradient is ready in the embedding's backward.
     """
-    prefix, h, function = "cls.predictions", shape.width, shape.activation
+    prefix, h, function = "cls.predictions", shape.width, shape.head_activation or shape.activation
     dense = weight_and_bias(f"{prefix}.transform.dense", h, h)
     norm = norm_parameters(f"{prefix}.transform.LayerNorm", h)
     own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
@@ -189,24 +275,24 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
 
 def _embeddings(s: int, shape: BertShape, shard: Shard) -> Module:
     prefix, h, own = "embeddings", shape.width, shard.stream_tokens(s)
-    tables: tuple[Parameter, ...] = (
-        (f"{prefix}.word_embeddings.weight", (shard.padded(shape.vocabulary) // shard.tensor, h)),
-        (f"{prefix}.position_embeddings.weight", (shape.positions, h)),
-        (f"{prefix}.token_type_embeddings.weight", (shape.segments, h)),
+    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
+    rows = {"word": own_vocabulary, "position": shape.positions, "token_type": shape.segments}
+    tables: tuple[Parameter, ...] = tuple(
+        (f"{prefix}.{name}_embeddings.weight", (count, h)) for name, count in rows.items() if count
     )
-    norm = norm_parameters(f"{prefix}.LayerNorm", h)
-    word, position, segment = names(tables)
-    # three gathers, two additions, normalised and dropped out
-    elements = float((3 * ACTIVATION_PASSES + 2 * ADD_PASSES) * s * h)
+    norm, number = norm_parameters(f"{prefix}.LayerNorm", h), len(tables)
+    word, position, *segment = names(tables)
+    # gathers, additions of one less, normalised and dropped out
+    elements = float((number * ACTIVATION_PASSES + (number - 1) * ADD_PASSES) * s * h)
     elements += (NORM_PASSES + shape.dropout * DROPOUT_PASSES) * own * h
     return embedding(
-        prefix, tables + norm, (*names(norm), position, segment, word),
+        prefix, tables + norm, (*names(norm), position, *segment, word),
         vector_elements=elements, fused_elements=float((1 + JOIN_PASSES) * s * h),
         stream_elements=float(own * h),
         saved_bytes=float(
-            3 * INDEX_BYTES * s + (NORM_BYTES + shape.dropout * MASK_BYTES * h) * own
+            number * INDEX_BYTES * s + (NORM_BYTES + shape.dropout * MASK_BYTES * h) * own
         ),
-        kernels=6 + shape.dropout,
+        kernels=2 * number + shape.dropout,
         calls=table_calls(shard, s * h, whole_first=True) + norm_calls(shard, numels(norm)),
     )  # fmt: skip
 
@@ -241,20 +327,23 @@ def _block(prefix: str, s: int, shape: BertShape, shard: Shard) -> list[Module]:
         *maps,
         attention(f"{prefix}.attention.self", s, h, heads=shape.heads, causal=False,
                   dropout=shape.score_dropout, shard=shard),
-        _to_stream(f"{prefix}.attention.output", s, inner, shape, shard, keeps_input=False),
+        _to_stream(f"{prefix}.attention.output", s, inner, shape, shard, keeps_input=False,
+                   drops=shape.dropout and shape.attention_dropout),
         widen,
-        _to_stream(f"{prefix}.output", s, wide, shape, shard),
+        _to_stream(f"{prefix}.output", s, wide, shape, shard, drops=shape.dropout),
     ]  # fmt: skip
 
 
 def _to_stream(
-    prefix: str, s: int, inputs: int, shape: BertShape, shard: Shard, *, keeps_input: bool = True
-) -> Module:
+    prefix: str, s: int, inputs: int, shape: BertShape, shard: Shard, *, drops: bool,
+    keeps_input: bool = True,
+) -> Module:  # fmt: skip
     """Linear map back to the residual stream: dropout, addition, normalisation.
 
+    `drops`: whether some of it is dropped out.
     `keeps_input`: whether it does; attention keeps its own output.
     """
-    h, dropped = shape.width, shape.dropout
+    h, dropped = shape.width, drops
     dense = weight_and_bias(f"{prefix}.dense", h, inputs)
     norm = norm_parameters(f"{prefix}.LayerNorm", h)
     stream = shard.stream_tokens(s) * h

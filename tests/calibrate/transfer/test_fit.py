@@ -229,6 +229,7 @@ def test_a_profile_file_gives_the_same_predictions(tmp_path):
     assert "a.log" in page
     assert "figure-residuals" in page
     assert "default-src 'none'" in page
+    assert len(page) < 1_600_000
 
 
 def test_collectives_are_printed_with_an_interval_at_any_scale():

@@ -111,6 +111,28 @@ def test_times_round_trip_to_a_nanosecond() -> None:
         assert end == pytest.approx(want_end, abs=1e-9)
 
 
+REQUIRED = {
+    "X": {"name", "cat", "ts", "dur", "pid", "tid"}, "M": {"name", "pid", "args"},
+    "s": {"name", "cat", "id", "ts", "pid", "tid"}, "f": {"name", "cat", "id", "ts", "pid", "tid"},
+}  # fmt: skip
+"""Of the Trace Event Format, by phase: complete and metadata events, begin and end of flows."""
+
+
+def test_events_have_the_fields_of_the_format_and_begin_at_zero() -> None:
+    """Warm-up steps lie before zero in a timeline; Perfetto drops events that do."""
+    document = trace(Timeline(tuple(a_step(0, -1.0) + a_step(1, 1.0095))))
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    for event in document["traceEvents"]:
+        assert REQUIRED[event["ph"]] <= event.keys()
+        assert event.get("ts", 0) >= 0
+        assert event.get("dur", 0) >= 0
+    assert min(event["ts"] for event in complete(document)) == 0
+    late = trace(Timeline(tuple(a_step(0, 0.001) + a_step(1, 2.0105))))
+    assert [event["ts"] for event in complete(document)] == pytest.approx(
+        [event["ts"] for event in complete(late)], abs=1.1e-3
+    )
+
+
 def test_arrows_lead_from_gradient_ready_to_bucket_start() -> None:
     document = trace()
     starts = {e["id"]: e for e in document["traceEvents"] if e["ph"] == "s"}

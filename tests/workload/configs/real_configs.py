@@ -35,6 +35,8 @@ SHARED_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermed
                   "first_k_dense_replace": 1}  # fmt: skip
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128,
         "vocab_size": 400, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+OPT = {"model_type": "opt", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+       "ffn_dim": 160, "vocab_size": 400, "word_embed_proj_dim": 64}  # fmt: skip
 T5 = {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 160, "num_layers": 2, "num_heads": 4,
       "vocab_size": 400, "decoder_start_token_id": 0}  # fmt: skip
 STACK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -87,9 +89,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "gpt_neox", use_parallel_residual=False, attention_bias=False, rotary_pct=1.0,
         tie_word_embeddings=True,
     ),
+    "phi": sized("phi", resid_pdrop=0.1),
+    "phi, not dropped out": sized("phi", embd_pdrop=0.1, hidden_act="gelu",
+                                  tie_word_embeddings=True, partial_rotary_factor=1.0),
+    "opt": OPT,
+    "opt, GELU, untied": {**OPT, "dropout": 0.0, "activation_function": "gelu",
+                          "attention_dropout": 0.1, "tie_word_embeddings": False},
     "bert": sized("bert", hidden_act="gelu_new", attention_probs_dropout_prob=0.0),
     "bert, encoder": sized("bert", architectures=["BertModel"]),
     "bert, pre-training": sized("bert", architectures=["BertForPreTraining"], type_vocab_size=3),
+    "roberta": sized("roberta", type_vocab_size=1, max_position_embeddings=150, pad_token_id=1),
+    "roberta, not dropped out": sized("roberta", hidden_dropout_prob=0.0, hidden_act="gelu_new"),
+    "xlm-roberta": sized("xlm-roberta"),
+    "camembert": sized("camembert", attention_probs_dropout_prob=0.0),
+    "distilbert": {"model_type": "distilbert", "dim": 64, "n_layers": 2, "n_heads": 4,
+                   "hidden_dim": 160, "vocab_size": 400, "activation": "relu"},
     "t5": {**T5, "num_decoder_layers": 1, "relative_attention_num_buckets": 8},
     "t5, gated": {**T5, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0},
     "vit": {"model_type": "vit", **STACK, "hidden_dropout_prob": 0.1, "qkv_bias": False,
@@ -109,6 +123,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Each says something that its family need not have."""
 
+ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
 MIXED = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "olmoe",
          "gpt_oss", "llama4_text")  # fmt: skip
 
@@ -155,7 +170,7 @@ def batch(label: str, tokens: int = TOKENS) -> dict[str, Any]:
     if kind == "t5":
         targets = torch.zeros(BATCH, target_tokens(tokens), dtype=torch.long)
         return {"input_ids": words, "labels": targets, "use_cache": False}
-    if kind == "bert":
+    if kind in ENCODERS:
         return {"input_ids": words}
     return {"input_ids": words, "labels": words, "use_cache": False}
 

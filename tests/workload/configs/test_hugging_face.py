@@ -73,7 +73,8 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
 @pytest.mark.parametrize("mode", ["autocast", "bf16"])
 @pytest.mark.parametrize(
     "label", ["gpt_neox", "vit", "clip", "whisper", "qwen3", "t5", "llama, wide heads", "phi3",
-              "glm4", "olmo2", "starcoder2", "stablelm"]
+              "glm4", "olmo2", "starcoder2", "stablelm", "roberta", "distilbert",
+              "phi", "opt"]
 )  # fmt: skip
 def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) -> None:
     from tests.workload.saved.saved_tensors import saved_bytes
@@ -97,7 +98,8 @@ def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) 
     "label", ["gpt_neox", "gpt_neox, one after the other", "vit", "vit, encoder", "clip",
               "whisper", "llama", "bert", "bert, pre-training", "gpt2, ReLU, untied", "phi3", "glm",
               "glm4", "granite", "smollm3", "seed_oss", "ernie4_5", "olmo2", "olmo3",
-              "starcoder2", "stablelm", "glm4_moe", "olmoe", "gpt_oss", "llama4_text"]
+              "starcoder2", "stablelm", "glm4_moe", "olmoe", "gpt_oss", "llama4_text", "roberta",
+              "xlm-roberta", "distilbert", "phi", "opt"]
 )  # fmt: skip
 def test_gradients_get_ready_as_in_the_module(label: str, tmp_path: Path) -> None:
     model = written(tmp_path, label)
@@ -182,7 +184,7 @@ def test_a_table_that_is_not_trained_has_no_gradient(tmp_path: Path) -> None:
 
 
 DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "max_window_layers", "classes",
-           "no_rope_layers", "moe_layers"}  # fmt: skip
+           "no_rope_layers", "moe_layers", "word_embed_proj_dim"}  # fmt: skip
 """What transformers works out of other fields when a configuration is made."""
 
 

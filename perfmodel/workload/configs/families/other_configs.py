@@ -1,16 +1,20 @@
-"""Models of text that are no decoders as Llama: GPT-2, GPT-NeoX, BERT and T5."""
+"""Models of text that are no decoders as Llama: GPT-2, GPT-NeoX, Phi, OPT and T5."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 from perfmodel.workload.configs.config_types import (
     LONGEST_DEFAULT,
+    Finding,
     Flag,
     Function,
     HubConfig,
     Layers,
+    Nothing,
     Rate,
     RopeParameters,
     Share,
@@ -24,11 +28,20 @@ from perfmodel.workload.configs.config_types import (
     raise_findings,
     rotary_share,
 )
-from perfmodel.workload.zoo import bert, gpt, t5
+from perfmodel.workload.zoo import gpt, t5
 from perfmodel.workload.zoo.buildable import Buildable
 from perfmodel.workload.zoo.stacks.activation_functions import ACTIVATIONS
-from perfmodel.workload.zoo.stacks.gpt_neox import NEOX_BLOCK, NeoxShape, gpt_neox
 from perfmodel.workload.zoo.stacks.stack_block import StackShape
+from perfmodel.workload.zoo.stacks.text_decoder import (
+    NEOX_BLOCK,
+    NEOX_ENDS,
+    OPT_BLOCK,
+    OPT_ENDS,
+    PHI_BLOCK,
+    PHI_ENDS,
+    TextDecoderShape,
+    text_decoder,
+)
 
 
 class Gpt2Config(HubConfig):
@@ -117,54 +130,141 @@ def gpt_neox_model(name: str, config: GptNeoxConfig, family: str) -> Buildable:
         rotary_share=config.rotary_share,
         parallel=config.use_parallel_residual,
     )
-    shape = NeoxShape(
-        config.num_hidden_layers, config.vocab_size, block, tied=config.tie_word_embeddings
+    shape = TextDecoderShape(
+        config.num_hidden_layers,
+        config.vocab_size,
+        block,
+        NEOX_ENDS,
+        tied=config.tie_word_embeddings,
+        embedding_dropout=is_on(config.hidden_dropout),
     )
-    make = partial(gpt_neox, name, shape=shape)
+    make = partial(text_decoder, name, shape=shape, source=NEOX_SOURCE)
     return Buildable(name, make, min(config.max_position_embeddings, LONGEST_DEFAULT))
 
 
-class BertConfig(HubConfig):
-    """BERT."""
+NEOX_SOURCE = "Hugging Face GPTNeoXForCausalLM; Black et al. 2022, arXiv 2204.06745"
 
-    vocab_size: Words = 30522
+
+class PhiConfig(HubConfig):
+    """Phi 1 and 2, whose two branches read the same norm."""
+
+    vocab_size: Words = 51200
+    hidden_size: Width = 2048
+    intermediate_size: Width = 8192
+    num_hidden_layers: Layers = 24
+    num_attention_heads: Width = 32
+    num_key_value_heads: Width | None = None
+    resid_pdrop: Rate = 0.0
+    embd_pdrop: Rate = 0.0
+    attention_dropout: Rate | None = 0.0
+    hidden_act: Function = "gelu_new"
+    max_position_embeddings: Tokens = 2048
+    tie_word_embeddings: Flag = False
+    qk_layernorm: Literal[False] = False
+    partial_rotary_factor: Share | None = None
+    rope_parameters: RopeParameters | None = None
+
+
+def phi_model(name: str, config: PhiConfig, family: str) -> Buildable:
+    """Return the model of a configuration."""
+    head_of(config, (family,))
+    heads = config.num_attention_heads
+    raise_findings(chain(
+        heads_divide(config.hidden_size, heads),
+        _pair_findings(config.num_key_value_heads, heads),
+    ))  # fmt: skip
+    block = StackShape(
+        config.hidden_size,
+        heads,
+        config.intermediate_size,
+        PHI_BLOCK,
+        causal=True,
+        activation=ACTIVATIONS[config.hidden_act],
+        dropout=is_on(config.resid_pdrop),
+        score_dropout=is_on(config.attention_dropout or 0.0),
+        rotary_share=rotary_share(config.rope_parameters, config.partial_rotary_factor, usual=0.5),
+        parallel=True,
+    )
+    shape = TextDecoderShape(
+        config.num_hidden_layers,
+        config.vocab_size,
+        block,
+        PHI_ENDS,
+        tied=config.tie_word_embeddings,
+        biased_head=True,
+        embedding_dropout=is_on(config.embd_pdrop),
+    )
+    make = partial(text_decoder, name, shape=shape, source="Hugging Face PhiForCausalLM")
+    return Buildable(name, make, min(config.max_position_embeddings, LONGEST_DEFAULT))
+
+
+def _pair_findings(pairs: int | None, heads: int) -> Iterator[Finding]:
+    """Find grouped queries, which no model of the family has."""
+    if pairs not in (None, heads):
+        yield "num_key_value_heads", str(pairs), f"{heads}, as many as num_attention_heads"
+
+
+class OptConfig(HubConfig):
+    """OPT with norms before its parts: all published sizes but 350m."""
+
+    vocab_size: Words = 50272
     hidden_size: Width = 768
     num_hidden_layers: Layers = 12
+    ffn_dim: Width = 3072
+    max_position_embeddings: Tokens = 2048
+    do_layer_norm_before: Literal[True] = True
+    word_embed_proj_dim: Width | None = None
+    dropout: Rate = 0.1
+    attention_dropout: Rate = 0.0
     num_attention_heads: Width = 12
-    intermediate_size: Width = 3072
-    hidden_act: Function = "gelu"
-    hidden_dropout_prob: Rate = 0.1
-    attention_probs_dropout_prob: Rate = 0.1
-    max_position_embeddings: Tokens = 512
-    type_vocab_size: Words = 2
-    is_decoder: Literal[False] = False
-    add_cross_attention: Literal[False] = False
-    tie_word_embeddings: Literal[True] = True
+    activation_function: Function = "relu"
+    layerdrop: Nothing = 0.0
+    enable_bias: Literal[True] = True
+    layer_norm_elementwise_affine: Literal[True] = True
+    tie_word_embeddings: Flag = True
 
 
-BERT_HEADS: dict[str, bert.Head] = {
-    "BertForMaskedLM": "masked", "BertForPreTraining": "pre-training", "BertModel": "pooler",
-}  # fmt: skip
+OPT_OFFSET = 2
+"""Rows of the table of positions before the first (``OPTLearnedPositionalEmbedding``)."""
 
 
-def bert_model(name: str, config: BertConfig, _family: str) -> Buildable:
+def opt_model(name: str, config: OptConfig, family: str) -> Buildable:
     """Return the model of a configuration."""
-    head = BERT_HEADS[head_of(config, tuple(BERT_HEADS))]
-    raise_findings(heads_divide(config.hidden_size, config.num_attention_heads))
-    shape = bert.BertShape(
-        config.num_hidden_layers,
+    head_of(config, (family,))
+    raise_findings(chain(
+        heads_divide(config.hidden_size, config.num_attention_heads), _projection_findings(config)
+    ))  # fmt: skip
+    block = StackShape(
         config.hidden_size,
         config.num_attention_heads,
-        config.intermediate_size,
-        config.vocab_size,
-        config.max_position_embeddings,
-        config.type_vocab_size,
-        activation=ACTIVATIONS[config.hidden_act],
-        dropout=is_on(config.hidden_dropout_prob),
-        score_dropout=is_on(config.attention_probs_dropout_prob),
+        config.ffn_dim,
+        OPT_BLOCK,
+        causal=True,
+        activation=ACTIVATIONS[config.activation_function],
+        dropout=is_on(config.dropout),
+        score_dropout=is_on(config.attention_dropout),
+        wide_scores=True,
+        scaled_queries=True,
     )
-    make = partial(bert.bert, name, shape=shape, head=head)
-    return Buildable(name, make, shape.positions, longest=shape.positions)
+    positions = config.max_position_embeddings
+    shape = TextDecoderShape(
+        config.num_hidden_layers,
+        config.vocab_size,
+        block,
+        OPT_ENDS,
+        tied=config.tie_word_embeddings,
+        positions=positions + OPT_OFFSET,
+    )
+    source = "Hugging Face OPTForCausalLM; Zhang et al. 2022, arXiv 2205.01068"
+    make = partial(text_decoder, name, shape=shape, source=source)
+    return Buildable(name, make, positions, longest=positions)
+
+
+def _projection_findings(config: OptConfig) -> Iterator[Finding]:
+    """Find embeddings of another width, which are mapped (OPT 350m alone)."""
+    width = config.word_embed_proj_dim
+    if width not in (None, config.hidden_size):
+        yield "word_embed_proj_dim", str(width), f"{config.hidden_size}, as hidden_size"
 
 
 class T5Config(HubConfig):

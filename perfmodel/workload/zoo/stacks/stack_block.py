@@ -1,7 +1,7 @@
 """A block that normalises layers first: attention, attention to a source, feed-forward.
 
-GPT-NeoX, ViT, CLIP and Whisper have it, under names of their own. Normalisations are layer norms
-with a bias, each one kernel.
+GPT-NeoX, Phi, OPT, ViT, CLIP and Whisper have it, under names of their own. Normalisations are
+layer norms with a bias, each one kernel.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class AttentionNames:
 class BlockNames:
     """Names of a block, and the order in which a family registers its modules.
 
+    `norm`: of that before the feed-forward part; "": it reads what attention reads (Phi).
     `source`: of attention to another stack, where a block has it.
     """
 
@@ -73,8 +74,8 @@ class StackShape:
     `wide_scores`: whether softmax is in fp32 in any precision, where attention is not fused.
     `rotary_share`: of a head's elements, which positions turn.
     `parallel`: whether attention and feed-forward part both read what the block begins with.
-    `scaled_queries`: whether queries are scaled by an operation of their own, and heads laid out
-        anew before attention (Whisper).
+    `scaled_queries`: whether queries are scaled by an operation of their own (Whisper, OPT).
+    `laid_anew`: whether heads are laid out anew before attention (Whisper).
     """
 
     width: int
@@ -92,6 +93,7 @@ class StackShape:
     rotary_share: float = 0.0
     parallel: bool = False
     scaled_queries: bool = False
+    laid_anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,7 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
     else:
         maps = [
             _normed(place, family.maps[0], inner, family.norm, bias=shape.biases[0],
-                    turned=inner, first_norm=True, moved=2 if shape.scaled_queries else 0),
+                    turned=inner, first_norm=True, moved=shape.scaled_queries + shape.laid_anew),
             *(_of_source(place, name, inner, keys, bias, turned=inner * (name == family.maps[1]),
                          other=source is not None, is_first=name == family.maps[1])
               for name, bias in zip(family.maps[1:], shape.biases[1:], strict=True)),
@@ -166,7 +168,7 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
         causal=shape.causal and source is None, keys=keys, dropout=shape.score_dropout,
         wide_scores=shape.wide_scores, shard=shard,
         # values of one map for all are a part of its result; heads joined or scaled are laid anew
-        held=2 * (len(family.maps) == 1) + bool(shape.rotary_share or shape.scaled_queries),
+        held=2 * (len(family.maps) == 1) + bool(shape.rotary_share or shape.laid_anew),
     )  # fmt: skip
     return [*maps, attended, _to_stream(place, family.output, inner, bias=shape.output_bias)]
 
@@ -187,27 +189,30 @@ def _normed(
 ) -> Module:  # fmt: skip
     """Map after a norm, cut by columns.
 
+    `norm`: "" where its input is that of another map, too.
     `turned`: elements of a token's result that positions turn.
     `first_norm`: whether no other norm keeps the same input.
     `moved`: passes over the result beside, a kernel for every two.
     """
     shape, shard = place.shape, place.shard
     s, own, h = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens), shape.width
-    before = norm_parameters(f"{place.prefix}.{norm}", h)
+    before = norm_parameters(f"{place.prefix}.{norm}", h) if norm else ()
+    kept_input, norms = shard.kept_tokens(place.tokens) * h, float(bool(norm) * own * h)
     weights = weight_and_bias(f"{place.prefix}.{name}", outputs, h, bias=bias)
     rotary = shape.rotary_share * turned * s
     return linear(
         f"{place.prefix}.{name}", s, h, outputs, parameters=before + weights,
         ready=names_reversed(weights) + names(before),
         vector_elements=ROTARY_PASSES * rotary + float(moved * ACTIVATION_PASSES * s * outputs),
-        norm_elements=float(NORM_PASSES * own * h),
+        norm_elements=NORM_PASSES * norms,
         fused_elements=float(
-            FUSED_NORM_PASSES * own * h + ACTIVATION_PASSES * rotary
+            FUSED_NORM_PASSES * norms + ACTIVATION_PASSES * rotary
             + bool(moved) * ACTIVATION_PASSES * s * outputs
         ),
-        saved_elements=float(shard.kept_tokens(place.tokens) * h),
-        stream_elements=float(first_norm * own * h), saved_bytes=float(NORM_BYTES * own),
-        kernels=2 + 10 * (rotary > 0) + moved,
+        saved_elements=float(bool(norm) * kept_input),
+        copied_elements=float((not norm) * kept_input),
+        stream_elements=first_norm * norms, saved_bytes=float(NORM_BYTES * bool(norm) * own),
+        kernels=1 + bool(norm) + 10 * (rotary > 0) + moved,
         calls=column_calls(shard, s * h) + norm_calls(shard, numels(before)),
     )  # fmt: skip
 
@@ -228,12 +233,12 @@ def _of_source(
         f"{place.prefix}.{name}", s, h, outputs,
         parameters=weight_and_bias(f"{place.prefix}.{name}", outputs, h, bias=bias),
         vector_elements=ROTARY_PASSES * rotary
-        + float(shape.scaled_queries * ACTIVATION_PASSES * s * outputs),
+        + float(shape.laid_anew * ACTIVATION_PASSES * s * outputs),
         fused_elements=ACTIVATION_PASSES * rotary
-        + float(shape.scaled_queries * ACTIVATION_PASSES * s * outputs),
+        + float(shape.laid_anew * ACTIVATION_PASSES * s * outputs),
         saved_elements=float(keeps * kept_input),
         copied_elements=float((not keeps) * kept_input),
-        kernels=1 + 5 * (rotary > 0) + shape.scaled_queries,
+        kernels=1 + 5 * (rotary > 0) + shape.laid_anew,
         calls=column_calls(shard, s * h, first=other and is_first),
     )  # fmt: skip
 

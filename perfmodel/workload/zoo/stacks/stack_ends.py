@@ -28,6 +28,7 @@ from perfmodel.workload.zoo.layers import (
     names_reversed,
     norm_parameters,
     numels,
+    weight_and_bias,
 )
 from perfmodel.workload.zoo.transformer import embedding
 
@@ -79,21 +80,23 @@ def last_norm(
 
 def vocabulary_head(
     name: str, tokens: int, width: int, vocabulary: int, *, norm: tuple[Parameter, ...],
-    tied: bool, wide_loss: bool, shard: Shard,
+    tied: bool, wide_loss: bool, shard: Shard, biased: bool = False,
 ) -> Module:  # fmt: skip
     """Last norm, logits and loss of a rank's part of the vocabulary, or of all of it.
 
     `tied`: whether the weight is that of the embedding, in whose backward its gradient is ready.
+    `biased`: whether there is a bias.
     `wide_loss`: whether logits are cast to fp32 in any precision.
     """
     rows, own = shard.map_tokens(tokens), shard.stream_tokens(tokens)
     padded = shard.padded(vocabulary)
     own_words = padded // shard.tensor
-    head: tuple[Parameter, ...] = () if tied else ((f"{name}.weight", (own_words, width)),)
+    head = weight_and_bias(name, own_words, width, bias=biased)[tied:]
     scored = rows * (own_words if shard.parallel_loss else padded)
     kept_input = shard.kept_tokens(tokens) * width
     return linear(
-        name, rows, width, own_words, parameters=norm + head, ready=names(head) + names(norm),
+        name, rows, width, own_words, parameters=norm + head,
+        ready=names_reversed(head) + names(norm),
         norm_elements=float(NORM_PASSES * own * width), vector_elements=float(LOSS_PASSES * scored),
         wide_elements=float(LOSS_PASSES * scored),
         fused_elements=float(FUSED_NORM_PASSES * own * width + FUSED_LOSS_PASSES * scored),

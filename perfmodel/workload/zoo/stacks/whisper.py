@@ -83,7 +83,7 @@ def whisper_block(
         width, heads, mlp_width, DECODER_BLOCK if decodes else ENCODER_BLOCK, causal=decodes,
         activation=activation, dropout=dropout, inner_dropout=inner_dropout,
         score_dropout=score_dropout, biases=(True, False, True), wide_scores=False,
-        scaled_queries=True,
+        scaled_queries=True, laid_anew=True,
     )  # fmt: skip
 
 
