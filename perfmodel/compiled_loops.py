@@ -270,7 +270,7 @@ def least_end(
     return least_s
 
 
-def send_over_trees(
+def send_over_trees(  # noqa: C901  (numba caches a function without those that it calls)
     order: IntArray,
     feeders: IntArray,
     nbytes: FloatArray,

@@ -1,8 +1,8 @@
 """Clocks of pieces that travel over trees, edge after edge, in compiled loops.
 
 As `variable_rate.Clocks`, of edges that depend on those before them only
-(`UnrolledPhases.are_trees`). When rates change, what has left is kept and the rest is worked out anew, and only
-when somebody asks for it.
+(`UnrolledPhases.are_trees`). When rates change, what has left is kept and the rest is worked out
+anew, and only when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class TreeClocks:
     def ends(self) -> CompletionTimes:
         """How the sends end if nothing changes any more."""
         self._work_out()
-        return CompletionTimes(float(self._times.left_s[:, -1].max()), self._times.arrived_s[:-1, -1].copy())
+        last = self._times.left_s[:, -1], self._times.arrived_s[:-1, -1]
+        return CompletionTimes(float(last[0].max()), last[1].copy())
 
     def least_wire_s(self) -> float:
         """Least time at which the last byte can have left: every edge has to send the rest."""
@@ -104,7 +105,8 @@ class TreeClocks:
         """
         first, pieces = self.course.phases[0].first, self._times.left_s.shape[1]
         under_way = self._times.kept < pieces
-        step = int((first + self._times.kept)[under_way].min()) if under_way.any() else self.course.steps
+        reached = (first + self._times.kept)[under_way]
+        step = int(reached.min(initial=self.course.steps))
         return 1.0 - self.course.sent(step) / np.maximum(self.course.sends, 1)
 
     def _work_out(self) -> None:

@@ -10,9 +10,10 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray, distinct
-from perfmodel.library.lowering.edges import Edges, join_edges
+from perfmodel.library.lowering.edges import Edges, join_edges, ranges
 from perfmodel.library.lowering.lowered import Stage
 from perfmodel.simulate.sharing.max_min import LinkSharing, max_min_rates
 
@@ -229,25 +230,73 @@ def rates_in_turns(
     return shares
 
 
+@dataclass(frozen=True, slots=True)
+class JobsOnLinks:
+    """All edges of some jobs on their links.
+
+    Parameters
+    ----------
+    edges : LinkSharing
+        Of all jobs.
+    met : ndarray of int
+        Edges on links of several jobs, and those connected to them through other links: what
+        another job's edges are limited to changes the rates of these alone.
+    met_edges : LinkSharing
+    """
+
+    edges: LinkSharing
+    met: IntArray
+    met_edges: LinkSharing
+
+    @classmethod
+    def of(cls, parts: Sequence[Edges]) -> JobsOnLinks:
+        """Prepare the edges of some jobs."""
+        edges = join_edges(list(parts))
+        met = np.flatnonzero(_meeting_edges(parts, edges))
+        lengths = np.diff(edges.pointers)[met]
+        arcs = edges.arcs[ranges(edges.pointers[met], lengths)]
+        pointers = np.concatenate([[0], np.cumsum(lengths)])
+        return cls(LinkSharing.of(edges.pointers, edges.arcs), met, LinkSharing.of(pointers, arcs))
+
+
+def _meeting_edges(parts: Sequence[Edges], edges: Edges) -> NDArray[np.bool_]:
+    """Whether each edge is connected to an edge of another job through links; shape (edges,)."""
+    jobs = np.zeros(int(edges.arcs.max(initial=-1)) + 1, dtype=np.int64)
+    for part in parts:
+        crossed = np.zeros(len(jobs), dtype=np.bool_)
+        crossed[part.arcs] = True
+        jobs += crossed
+    is_met, owner = jobs > 1, np.repeat(np.arange(len(edges)), np.diff(edges.pointers))
+    meets, count = np.zeros(len(edges), dtype=np.bool_), -1
+    while count < (count := int(is_met.sum())):
+        meets[owner[is_met[edges.arcs]]] = True
+        is_met[edges.arcs[meets[owner]]] = True
+    return meets
+
+
 @dataclass
 class _Solutions:
     """Max-min fair rates of the edges of some jobs, limited in several ways.
 
-    Rounds soon ask for what the round before has asked for.
+    Rounds soon ask for what the round before has asked for, and change the rates of edges that
+    meet others alone.
     """
 
-    sharing: LinkSharing
+    jobs: JobsOnLinks
     capacity_Bps: FloatArray
     parts: Sequence[slice]
     """Edges of each job."""
+    alone: FloatArray
+    """Rates of all edges, limited by their caps only."""
     _last: dict[object, tuple[FloatArray, list[FloatArray]]] = field(default_factory=dict)
 
     def of(self, name: object, limits_Bps: Iterable[FloatArray]) -> list[FloatArray]:
-        """Rates of each job's edges under some limits; `name`: of the question."""
-        limits = np.concatenate(list(limits_Bps))
+        """Rates of each job's edges under limits of those that meet; `name`: of the question."""
+        limits = np.concatenate(list(limits_Bps))[self.jobs.met]
         last = self._last.get(name)
         if last is None or not np.array_equal(last[0], limits):
-            rates = self.sharing.rates(self.capacity_Bps, limits)
+            rates = self.alone.copy()
+            rates[self.jobs.met] = self.jobs.met_edges.rates(self.capacity_Bps, limits)
             last = self._last[name] = limits, [rates[part] for part in self.parts]
         return last[1]
 
@@ -257,22 +306,21 @@ class LinkSharings:
     """Edges of jobs on their links, prepared once: jobs that repeat themselves meet again."""
 
     _hops: int = 0
-    _kept: dict[tuple[int, ...], tuple[tuple[Edges, ...], LinkSharing]] = field(
+    _kept: dict[tuple[int, ...], tuple[tuple[Edges, ...], JobsOnLinks]] = field(
         default_factory=dict
     )
 
-    def of(self, shares: Sequence[Share]) -> LinkSharing:
+    def of(self, shares: Sequence[Share]) -> JobsOnLinks:
         """Return all edges of some jobs on their links."""
         key = tuple([id(share.stage.edges) for share in shares])
         if key in self._kept:
             return self._kept[key][1]
-        parts = [share.stage.edges for share in shares]
-        edges = join_edges(parts)
-        sharing = LinkSharing.of(edges.pointers, edges.arcs)
-        self._hops += len(edges.arcs)
+        parts = tuple([share.stage.edges for share in shares])
+        jobs = JobsOnLinks.of(parts)
+        self._hops += len(jobs.edges.link)
         if self._hops <= MOST_HOPS:  # with the edges, so that no id is used again
-            self._kept[key] = tuple(parts), sharing
-        return sharing
+            self._kept[key] = parts, jobs
+        return jobs
 
 
 def shared_rates(
@@ -288,13 +336,14 @@ def shared_rates(
     `sharings`: where edges are kept that meet again.
     """
     caps = [share.stage.cap_Bps for share in shares]
-    sharing = (sharings or LinkSharings()).of(shares)
+    jobs = (sharings or LinkSharings()).of(shares)
     ends = np.cumsum([len(cap) for cap in caps]).tolist()
     parts = [slice(begin, end) for begin, end in itertools.pairwise([0, *ends])]
-    solutions = _Solutions(sharing, capacity_Bps, parts)
-    rates = solutions.of("all", caps)
+    alone = jobs.edges.rates(capacity_Bps, np.concatenate(caps))
+    rates = [alone[part] for part in parts]
     if len(shares) < 2 or any(not part.all() for part in rates):
         return rates
+    solutions = _Solutions(jobs, capacity_Bps, parts, alone)
     for _ in range(ROUNDS):
         uses = [_average(share, part) for share, part in zip(shares, rates, strict=True)]
         slack = [bool((u < r * (1 - NO_SLACK)).any()) for u, r in zip(uses, rates, strict=True)]

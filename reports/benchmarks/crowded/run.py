@@ -61,6 +61,16 @@ def _jobs(nodes: int, jobs: list[str], hosts_per_leaf: int, gpus: int = 8) -> st
     )
 
 
+def _transformers(nodes: int, own: str, jobs: list[str]) -> str:
+    fabric = "{kind: leaf-spine, hosts_per_leaf: 8, oversubscription: 4}"
+    others = "".join(f"  - {{{job}, nodes: {nodes}, placement: spread}}\n" for job in jobs)
+    pool = nodes * (1 + len(jobs))
+    return (
+        f"{own}cluster: {{node: dgx-a100, nodes: {nodes}, pool: {pool}, fabric: {fabric}, "
+        f"placement: spread}}\nscale: {{nodes: [{nodes}]}}\njobs:\n{others}"
+    )
+
+
 def _large(nodes: int, fabric: str, events: str = "") -> str:
     return (
         f"{BERT}cluster: {{node: dgx-a100, nodes: {nodes}, fabric: {fabric}}}\n"
@@ -79,11 +89,23 @@ OTHERS = [
     "name: c, model: resnet50, batch_per_gpu: 128",
     "name: d, model: vgg16, batch_per_gpu: 16",
 ]
+TEXTS = [
+    "name: a, model: bert-large, batch_per_gpu: 16",
+    "name: b, model: gpt2, batch_per_gpu: 8",
+    "name: c, model: bert-base, batch_per_gpu: 32",
+    "name: d, model: gpt2-medium, batch_per_gpu: 4",
+]
+LLAMA = """\
+model: {name: llama2-7b}
+compute: {precision: bf16, optimizer: adamw}
+training: {batch_per_gpu: 1}
+"""
+PIPELINE = LLAMA + "parallel: {tensor: 4, pipeline: 4}\n"
 MESSAGE = ("--fidelity", "message")
 STEP = f"""{RESNET}cluster: {{node: dgx-a100, nodes: 15, fabric: rail-optimised}}
 scale: {{nodes: [15]}}
 """
-SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]] | tuple[str, tuple[str, ...], str]] = {
     "jitter-traffic-64": (_jitter(8, BURSTS), ()),
     "jitter-link-128": (_jitter(16, CHANGE), ()),
     "endless-streams-64": (
@@ -93,6 +115,14 @@ SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "message-step-120": (STEP, MESSAGE),
     "two-jobs-512": (_jobs(256, OTHERS[:1], 16, gpus=1), ()),
     "five-jobs-320": (_jobs(8, OTHERS, 8), ()),
+    "five-transformers-320": (_transformers(8, BERT, TEXTS), ()),
+    "five-transformers-80": (_transformers(2, BERT, TEXTS), ()),
+    "fsdp-beside-four-320": (_transformers(8, LLAMA, TEXTS), (), "fsdp"),
+    "pipeline-beside-two-192": (_transformers(8, PIPELINE, TEXTS[:2]), (), "ddp, accumulate: 8"),
+    "accumulating-beside-two-192": (
+        _transformers(8, BERT, TEXTS[:2]), (), "ddp, accumulate: 4"
+    ),
+    "two-jobs-8192": (_transformers(512, BERT, TEXTS[1:2]), ()),
     "straggler-16384": (_large(2048, "rail-optimised", SLOW), ()),
     "straggler-32768": (_large(4096, "rail-optimised", SLOW), ()),
     "leaf-spine-100000": (_large(12_500, "leaf-spine"), ()),
@@ -144,8 +174,7 @@ def main(arguments: list[str]) -> int:
 def _cost(root: Path, name: str) -> tuple[float, float] | None:
     if name in COLLECTIVES:
         return _command(root, ["collective", *COLLECTIVES[name]])
-    text, flags = SCENARIOS[name]
-    return _scenario(root, text, flags)
+    return _scenario(root, *SCENARIOS[name])
 
 
 def _growths(root: Path) -> Iterator[str]:
@@ -160,10 +189,13 @@ def _growths(root: Path) -> Iterator[str]:
         yield f"| {what}, {min(texts)} to {max(texts)} | {fitted(list(texts), took)} |"
 
 
-def _scenario(root: Path, text: str, flags: tuple[str, ...]) -> tuple[float, float] | None:
+def _scenario(
+    root: Path, text: str, flags: tuple[str, ...], kind: str = "ddp"
+) -> tuple[float, float] | None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "question.yaml"
-        path.write_text(f"# What does a crowd cost?\nperfmodel: 1\nstrategy: {{kind: ddp}}\n{text}")
+        head = f"# What does a crowd cost?\nperfmodel: 1\nstrategy: {{kind: {kind}}}\n"
+        path.write_text(head + text)
         return _command(root, ["run", str(path), *flags])
 
 

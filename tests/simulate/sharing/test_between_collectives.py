@@ -106,6 +106,33 @@ def test_rounds_that_ask_nothing_new_change_nothing(
     assert [rate.tolist() for rate in quick] == [rate.tolist() for rate in plain]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 4), st.integers(2, 8))
+def test_edges_that_meet_nobody_are_solved_once(seed: int, jobs: int, edges: int) -> None:
+    """Equal to the rates with all edges solved in each round, to the last bit."""
+    rng = np.random.default_rng(seed)
+    capacity_Bps, shares = rng.uniform(1e9, 3e9, 60), []
+    for job in range(jobs):
+        own = np.arange(job * 12, job * 12 + 15)  # some links are also those of the next job
+        routes = [tuple(rng.choice(own, rng.integers(1, 4), replace=False)) for _ in range(edges)]
+        stage = stream_stage(routes, rng.choice([np.inf, 0.4e9], edges).tolist())
+        duty = rng.uniform(0.05, 1.0)
+        shares.append(Share(stage, rng.uniform(1e9, 2e9, edges), lambda _, d=duty: 3 / d, job % 3))
+    quick = shared_rates(capacity_Bps, shares)
+    with pytest.MonkeyPatch.context() as patch:
+        everyone = np.ones(jobs * edges, dtype=np.bool_)
+        patch.setattr(between_collectives, "_meeting_edges", lambda *_: everyone)
+        plain = shared_rates(capacity_Bps, shares)
+    assert [rate.tolist() for rate in quick] == [rate.tolist() for rate in plain]
+
+
+def test_edges_meet_through_others() -> None:
+    """The second edge meets the other job through the first; the third meets nobody."""
+    own = stream_stage([(0, 1), (1, 2), (3,)], [np.inf] * 3).edges
+    other = stream_stage([(5, 0), (4,)], [np.inf] * 2).edges
+    assert between_collectives.JobsOnLinks.of([own, other]).met.tolist() == [0, 1, 3]
+
+
 def test_messages_free_their_links_before_they_land(
     switched_topology: object,
 ) -> None:
