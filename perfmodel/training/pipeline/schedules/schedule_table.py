@@ -61,9 +61,9 @@ SCHEDULES: Mapping[str, ScheduleRow] = {
 
 
 MOST_PASSES = 50_000
-"""Passes of all stages together that a step may have: of a 405B model in four dimensions each is
-thirteen tasks. As many take two gigabytes, half a minute for a simulation and ten minutes for a
-`run`, which simulates about fifteen."""
+"""Passes of all stages together that a step may have. A pass of a 405B model in four dimensions is
+13 tasks; extrapolated from 106,020 tasks, as many passes take ten minutes and 1.6 GiB for a `run`
+(reports/benchmarks/crowded)."""
 
 
 def make_schedule(
