@@ -262,10 +262,15 @@ def find_parts(course: UnrolledPhases, rows: Sequence[FloatArray]) -> list[Part]
     table = np.stack([*(p.nbytes for p in course.phases), *rows])[:, course.order]
     unlike: list[int] = []
     stands_for = []
-    for ring in range(table.shape[1]):
-        same = next((i for i in unlike if _close(table[:, ring], table[:, i])), ring)
-        if same == ring:
-            unlike.append(ring)
+    equal: dict[bytes, int] = {}  # most rings that are alike are so to the bit
+    for ring, values in enumerate(np.ascontiguousarray(table.swapaxes(0, 1))):
+        bits = values.tobytes()
+        same = equal.get(bits, -1)
+        if same < 0:
+            same = next((i for i in unlike if _close(values, table[:, i])), ring)
+            equal[bits] = same
+            if same == ring:
+                unlike.append(ring)
         stands_for.append(same)
     by_period: dict[int, list[int]] = {}
     for ring in unlike:

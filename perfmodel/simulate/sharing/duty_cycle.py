@@ -117,7 +117,7 @@ def tells_apart(capacity_Bps: FloatArray, others_Bps: FloatArray) -> bool:
     if len(capacity_Bps) != len(others_Bps):
         return False
     _, sample, of = np.unique(capacity_Bps, return_index=True, return_inverse=True)
-    return np.array_equal(others_Bps[sample][of], others_Bps)
+    return bool(np.array_equal(others_Bps[sample][of], others_Bps))
 
 
 @dataclass(frozen=True, slots=True)

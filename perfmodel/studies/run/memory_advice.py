@@ -11,12 +11,15 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.files import FileModel
 from perfmodel.scenario import Scenario, batch_per_gpu, change_scenario
 from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.steps.simulate_step import MANY_RANKS
 from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.units import format_bytes, format_time
 
 MOST_SIMULATED = 8
 """Changes that fit are simulated, at most so many: those that leave the least memory over."""
+MOST_SIMULATED_LARGE = 2
+"""The same on `MANY_RANKS` or more, where each takes seconds and up to two gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,16 @@ def _in_order(fitting: Sequence[Candidate], step_s: float, *, timed: bool) -> li
     fullest = sorted(fitting, key=lambda each: -each.memory.total_bytes)
     if not timed:
         return [_verdict(each) for each in fullest]
-    steps = [(_step_s(each.sized), each) for each in fullest[:MOST_SIMULATED]]
+    is_large = any(each.sized.size.gpus >= MANY_RANKS for each in fullest)
+    most = MOST_SIMULATED_LARGE if is_large else MOST_SIMULATED
+    steps = [(_step_s(each.sized), each) for each in fullest[:most]]
+    untimed = fullest[most:MOST_SIMULATED]
     return [
-        f"{_verdict(each)}; a step takes {format_time(time_s)} instead of {format_time(step_s)}"
-        for time_s, each in sorted(steps, key=lambda pair: pair[0])
+        *(
+            f"{_verdict(each)}; a step takes {format_time(time_s)} instead of {format_time(step_s)}"
+            for time_s, each in sorted(steps, key=lambda pair: pair[0])
+        ),
+        *(f"{_verdict(each)}; its step was not simulated on so many GPUs" for each in untimed),
     ]
 
 
@@ -97,6 +106,8 @@ def _verdict(candidate: Candidate) -> str:
 
 
 def _step_s(sized: SizedJob) -> float:
+    if sized.size.gpus >= MANY_RANKS:  # whose collectives would fill the memory for all of them
+        sized = sized.with_own_times()
     reported = simulate_reported(sized)
     return sum(reported.steps_s) / reported.counted
 

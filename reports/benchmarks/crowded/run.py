@@ -102,6 +102,20 @@ training: {batch_per_gpu: 1}
 """
 PIPELINE = LLAMA + "parallel: {tensor: 4, pipeline: 4}\n"
 MESSAGE = ("--fidelity", "message")
+SHARDED = """\
+model: {name: llama2-70b, sequence_length: 4096}
+compute: {precision: bf16, optimizer: adamw}
+cluster: {node: dgx-h100, nodes: 128, fabric: rail-optimised}
+scale: {nodes: [128]}
+training: {batch_per_gpu: 1}
+"""
+ZERO = """\
+model: {name: llama2-7b, sequence_length: 2048}
+compute: {precision: bf16, optimizer: adamw}
+cluster: {node: dgx-a100, nodes: 1000, fabric: rail-optimised}
+scale: {nodes: [1000]}
+training: {batch_per_gpu: 1}
+"""
 STEP = f"""{RESNET}cluster: {{node: dgx-a100, nodes: 15, fabric: rail-optimised}}
 scale: {{nodes: [15]}}
 """
@@ -127,6 +141,13 @@ SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]] | tuple[str, tuple[str, ...]
     "straggler-32768": (_large(4096, "rail-optimised", SLOW), ()),
     "leaf-spine-100000": (_large(12_500, "leaf-spine"), ()),
     "fat-tree-65536": (_large(8_192, "fat-tree"), ()),
+    "fsdp-70b-1024": (SHARDED, ("--set", "strategy={kind: fsdp}")),
+    "hsdp-8-70b-1024": (SHARDED, ("--set", "strategy={kind: fsdp, shard_gpus: 8}")),
+    "hsdp-64-70b-1024": (SHARDED, ("--set", "strategy={kind: fsdp, shard_gpus: 64}")),
+    "zero-1-70b-1024": (SHARDED, ("--set", "strategy={kind: zero, stage: 1}")),
+    "zero-2-70b-1024": (SHARDED, ("--set", "strategy={kind: zero, stage: 2}")),
+    "zero-3-70b-1024": (SHARDED, ("--set", "strategy={kind: zero, stage: 3}")),
+    "zero-2-7b-8000": (ZERO, ("--set", "strategy={kind: zero, stage: 2}")),
 }  # fmt: skip
 COLLECTIVES: Mapping[str, tuple[str, ...]] = {
     "all-to-all-1024": (

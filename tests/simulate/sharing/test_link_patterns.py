@@ -23,6 +23,7 @@ from perfmodel.simulate.sharing.duty_cycle import (
     UseOrders,
     duty_cycle_rates,
     fill_and_drain_rates,
+    tells_apart,
 )
 from perfmodel.topology.templates.build import build_topology
 
@@ -57,6 +58,66 @@ def test_rates_are_those_link_by_link(
         classes = orders[0].classes(way.stages[0])
         assert classes is not None
         assert len(classes.sample) < len(way.stages[0].edges)
+
+
+def test_what_is_known_of_other_bandwidths_gives_the_same_rates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Links of a machine and of one on which those of one bandwidth are quicker: same edges."""
+    monkeypatch.setattr(link_patterns, "LARGE", 0)
+    machine = make_machine(
+        build_topology("dgx-a100", hosts=40, fabric="leaf-spine"), load_library("nccl")
+    )
+    usual_Bps = machine.topology.arcs.bandwidth_Bps
+    quicker_Bps = np.where(usual_Bps == usual_Bps[-1], 7 * usual_Bps, usual_Bps)
+    way = lower_collective(machine, "all_reduce", 1 << 26, range(320), algorithm="tree")[-1]
+    stage, known = way.stages[0], UseOrders()
+    for of in (duty_cycle_rates, fill_and_drain_rates):
+        of(usual_Bps, stage, known)
+    assert tells_apart(usual_Bps, quicker_Bps)
+    shared, anew = UseOrders(known), UseOrders()
+    for of in (duty_cycle_rates, fill_and_drain_rates):
+        expected = of(quicker_Bps, stage, anew)
+        np.testing.assert_allclose(of(quicker_Bps, stage, shared), expected, rtol=1e-9)
+        assert not np.allclose(of(usual_Bps, stage, known), expected)
+    assert len(shared) == 0
+    assert shared.classes(stage) is known.classes(stage) is not None
+
+
+def test_what_is_known_is_not_used_where_alike_edges_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_patterns, "LARGE", 0)
+    machine = make_machine(
+        build_topology("dgx-a100", hosts=4, fabric="rail-optimised"), load_library("nccl")
+    )
+    capacity_Bps = machine.topology.arcs.bandwidth_Bps
+    stage = lower_collective(machine, "all_reduce", 1 << 26, range(32), algorithm="tree")[
+        -1
+    ].stages[0]
+    known = UseOrders()
+    duty_cycle_rates(capacity_Bps, stage, known)
+    late = replace(stage, latency_s=np.arange(len(stage.edges)) * 1e-6)
+    own = UseOrders(known)
+    duty_cycle_rates(capacity_Bps, late, own)
+    assert len(own) == 1
+    classes = own.classes(late)
+    assert classes is not None
+    assert len(classes.sample) == len(stage.edges)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ([1.0, 1.0, 2.0], [3.0, 3.0, 3.0], True),
+        ([1.0, 1.0, 2.0], [3.0, 4.0, 4.0], False),
+        ([1.0, 1.0], [1.0, 1.0, 1.0], False),
+    ],
+)
+def test_bandwidths_that_tell_links_apart(
+    first: list[float], second: list[float], told: bool
+) -> None:
+    assert tells_apart(np.array(first), np.array(second)) is told
 
 
 def test_phases_of_one_stage_are_not_counted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:

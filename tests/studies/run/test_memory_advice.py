@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run import memory_advice, run_scenario
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.units import format_bytes, format_time
 
@@ -73,3 +73,16 @@ def test_a_pair_is_proposed_where_nothing_suffices_alone() -> None:
 def test_no_advice_where_it_fits(settings: tuple[Any, ...]) -> None:
     assert answer(*settings).memory.fits
     assert answer(*settings).memory.advice == ()
+
+
+def test_on_many_gpus_two_proposals_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take as long as they do where all are simulated."""
+    few = answer(*NODE).memory.advice
+    monkeypatch.setattr(memory_advice, "MANY_RANKS", 16)
+    lines = run_scenario(load_scenario("bert-large-v100-25g", NODE), with_first=True).main
+    timed = [line for line in lines.memory.advice if "; a step takes" in line]
+    assert len(timed) == memory_advice.MOST_SIMULATED_LARGE
+    assert set(timed) < set(few)
+    untimed = [line.split(";")[0] for line in lines.memory.advice if "was not simulated" in line]
+    all_timed = [line.split(";")[0] for line in few if "; a step takes" in line]
+    assert {*untimed, *(line.split(";")[0] for line in timed)} == set(all_timed)

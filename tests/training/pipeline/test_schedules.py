@@ -253,3 +253,11 @@ def test_activations_are_held_as_published(stages: int) -> None:
     assert most("dualpipe") == stages + 1
     first = make_schedule("1f1b", stages, micro_batches)
     assert [sum(first.most_held(s)) for s in range(stages)] == list(range(stages, 0, -1))
+
+
+def test_more_passes_than_minutes_allow_are_refused() -> None:
+    assert len(make_schedule("interleaved", 8, 256, 12).actions[0]) == 2 * 256 * 12
+    with pytest.raises(InputError, match="260 micro-batches on 8 stages of 12 chunks") as refused:
+        make_schedule("interleaved", 8, 512, 12)
+    assert refused.value.faults[0].field == "strategy.accumulate"
+    assert "98,304 passes" in str(refused.value)

@@ -122,6 +122,12 @@ class SizedJob:
         other._plans, other._times = {}, {}
         return other
 
+    def with_own_times(self) -> SizedJob:
+        """Return the same job that keeps times of collectives to itself, as long as it lives."""
+        other = copy(self)
+        other._timers, other._alone = {}, {}
+        return other
+
     @property
     def compute_spread(self) -> tuple[float, float]:
         """Factors on the times of layers between which eight of ten measured ones lie."""

@@ -13,6 +13,7 @@ from perfmodel.training.pipeline.schedules.alternation import (
 from perfmodel.training.pipeline.schedules.dual_pipe import dualpipe, dualpipe_v
 from perfmodel.training.pipeline.schedules.fill_drain import gpipe, looped_bfs, sequential
 from perfmodel.training.pipeline.schedules.pass_actions import (
+    MICRO_BATCHES,
     SECTION,
     Layout,
     PipelineSchedule,
@@ -59,6 +60,12 @@ SCHEDULES: Mapping[str, ScheduleRow] = {
 }
 
 
+MOST_PASSES = 50_000
+"""Passes of all stages together that a step may have. A pass of a 405B model in four dimensions is
+13 tasks; extrapolated from 106,020 tasks, as many passes take ten minutes and 1.6 GiB for a `run`
+(reports/benchmarks/crowded)."""
+
+
 def make_schedule(
     kind: str,
     stages: int,
@@ -71,13 +78,15 @@ def make_schedule(
 
     `chunks`: of each stage; by default as many as the schedule has, 2 where it may have any number.
     `micro_batch_group`: of "interleaved".
-    Raises `InputError`: no such schedule, or counts that it does not allow.
+    Raises `InputError`: no such schedule, counts that it does not allow, or more than
+        `MOST_PASSES` passes.
     """
     if kind not in SCHEDULES:
         allowed = allowed_names(SCHEDULES, kind)
         raise InputError(Fault(f"{SECTION}.schedule", repr(kind), allowed))
     row = SCHEDULES[kind]
     number = (row.chunks or 2) if chunks is None else chunks
+    _check_passes(stages, micro_batches, number)
     if kind == "interleaved":
         return interleaved(stages, micro_batches, number, micro_batch_group)
     if micro_batch_group is not None:
@@ -86,3 +95,15 @@ def make_schedule(
         )
     require(sizes_of(stages, micro_batches, number))
     return row.make(stages, micro_batches, number)
+
+
+def _check_passes(stages: int, micro_batches: int, chunks: int) -> None:
+    """Refuse schedules whose simulation would take many minutes."""
+    each = 2 * stages * chunks
+    if each * micro_batches > MOST_PASSES:
+        request = f"{micro_batches:,} micro-batches, {each * micro_batches:,} passes"
+        parts = f"{stages} stages of {chunks} chunk{'s' if chunks > 1 else ''}"
+        allowed = (
+            f"at most {MOST_PASSES:,} passes, {MOST_PASSES // each:,} micro-batches on {parts}"
+        )
+        raise InputError(Fault(MICRO_BATCHES, request, allowed))
