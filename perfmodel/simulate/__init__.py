@@ -11,7 +11,8 @@ recurrence   one collective alone: choice of   unshared links, or alike edges   
 flow         fidelity "flow", the default:     as the recurrence; elsewhere     a few events for
              any number of collectives         `Run.notes` gives the error      each collective
 message      fidelity "message": every send    max-min fair sharing of links    1e5 sends/s, 6e5
-             is an event; up to 5e6 sends                                       with numba
+             is an event; up to 5e6 sends;                                      with numba; 3e6 by
+             by rounds where none is shared                                     rounds
 sockets      Gloo without other traffic or a   one connection for each pair     an event and a
              profile, in run, tune and         of ranks, ready messages,        booking of each link
              collective; ranks that are alike  shared cores; jobs take turns    for each message of
@@ -36,7 +37,9 @@ flow         simulate/flow/network.py               = message: tests/simulate/te
                                                     test_legs, test_agreement (near elsewhere)
 message      simulate/message/network.py            = a plain SimPy version:
                                                     tests/simulate/message/test_event_loop;
-                                                    = SimGrid: tests/simulate/test_simgrid
+                                                    = SimGrid: tests/simulate/test_simgrid;
+                                                    rounds = message by message: tests/
+                                                    collectives/timing/test_chunk_recurrence
 sockets      simulate/sockets/network.py            = flow where nothing queues, and measurements:
                                                     tests/simulate/sockets/test_network,
                                                     test_alike_ranks (who stands for whom),
@@ -48,5 +51,6 @@ surrogate    studies/tune/objective/surrogate.py    = simulation of all partitio
 ===========  =====================================  ==============================================
 
 Costs are from ``reports/benchmarks``. Max-min filling is written twice, each for other data: arrays
-(`sharing/max_min.py`), and the linked lists of the message kernel (`message/link_sharing.py`).
+(`sharing/max_min.py`), and the linked lists of the message kernel
+(`message/kernel/link_sharing.py`).
 """

@@ -238,7 +238,9 @@ def crowded_cluster() -> tuple[Machine, LoweredCollective]:
 def _again_s(machine: Machine, way: LoweredCollective, *, compiled: bool) -> float:
     """CPU seconds of a collective on a network that has carried it before."""
     env = simpy.Environment()
-    network = MessageNetwork(env, UncontendedTimer(machine), compiled=compiled, recalls=False)
+    network = MessageNetwork(
+        env, UncontendedTimer(machine), compiled=compiled, recalls=False, by_rounds=False
+    )
     env.run(until=network.launch([way]))
     return least_s(lambda: env.run(until=network.launch([way])))
 

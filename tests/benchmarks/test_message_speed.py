@@ -60,7 +60,7 @@ def test_sends_with_contention(benchmark: Any, case: str, compiled: bool) -> Non
     timer = UncontendedTimer(Machine(topology, load_library("plain")))
     way = timer.best(op, 25 << 20, range(64))[0]
     env = simpy.Environment()
-    network = MessageNetwork(env, timer, compiled=compiled, recalls=False)
+    network = MessageNetwork(env, timer, compiled=compiled, recalls=False, by_rounds=False)
 
     def run() -> None:
         env.run(until=network.launch([way]))
@@ -88,7 +88,7 @@ def test_sends_from_nothing(benchmark: Any, compiled: bool) -> None:
 
     def run() -> int:
         env = simpy.Environment()
-        network = MessageNetwork(env, timer, compiled=compiled, recalls=False)
+        network = MessageNetwork(env, timer, compiled=compiled, recalls=False, by_rounds=False)
         env.run(until=network.launch([way]))
         return network.counts[0]
 

@@ -57,7 +57,7 @@ def test_message_ring(benchmark: Callable[..., object], ranks: int) -> None:
 
     def run() -> float:
         env = simpy.Environment()
-        network = MessageNetwork(env, timer, recalls=False)
+        network = MessageNetwork(env, timer, recalls=False, by_rounds=False)
         env.run(until=network.collective("all_reduce", 25 << 20, (range(ranks),), 0))
         return float(env.now)
 

@@ -23,7 +23,7 @@ from perfmodel.simulate.message.compile import (
     stream_routes,
     wire_shares,
 )
-from perfmodel.simulate.message.kernel_state import Kernel, Slot
+from perfmodel.simulate.message.kernel.kernel_state import Kernel, Slot
 from perfmodel.simulate.network import LinkCounters, move_counts, reroute_stream
 
 COMPILED_PAYS = 20_000

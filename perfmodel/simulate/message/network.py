@@ -6,11 +6,11 @@ a collective, whichever comes first.
 
 Its times count from when the network was last empty. So a collective that runs alone takes the same
 time whenever it begins, to the last bit, and what was simulated before is not simulated again.
+Where no link can be overbooked, rounds are timed one after the other instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,6 +20,7 @@ import simpy
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
+from perfmodel.simulate.message.busy_period import BusyPeriod, SimulatedPeriods, known_ends_s
 from perfmodel.simulate.message.kernel_runs import KernelRuns, Run, Stream
 from perfmodel.simulate.network import (
     LinkCounters,
@@ -32,47 +33,6 @@ from perfmodel.simulate.network import (
     waiting_text,
 )
 
-MOST_PERIODS = 1024
-"""Busy periods that are kept of a machine."""
-
-
-@dataclass
-class SimulatedPeriods:
-    """When collectives ended that began together on an empty network, and remained alone.
-
-    Shared by all simulations of one machine. Entries hold the objects whose ids are their keys.
-    """
-
-    _ends_s: dict[Hashable, tuple[object, list[float]]] = field(default_factory=dict)
-
-    def find(self, machine: Machine, runs: list[Run]) -> list[float] | None:
-        """When each run ends, from the beginning of the period; seconds. None: not known."""
-        entry = self._ends_s.get(_period_key(machine, runs))
-        return None if entry is None else entry[1]
-
-    def keep(self, machine: Machine, runs: list[Run], ends_s: list[float]) -> None:
-        """Keep when each run ended."""
-        if len(self._ends_s) >= MOST_PERIODS:
-            self._ends_s.clear()
-        held = machine, [run.transfer for run in runs]
-        self._ends_s[_period_key(machine, runs)] = held, ends_s
-
-
-def _period_key(machine: Machine, runs: list[Run]) -> Hashable:
-    return id(machine), tuple((id(run.transfer), run.begin_s) for run in runs)
-
-
-@dataclass
-class _BusyPeriod:
-    """From when the network begins to carry something until it is empty again."""
-
-    begin_s: float
-    runs: list[Run] = field(default_factory=list)  # all that began in its first instant
-    ends_s: dict[Run, float] = field(default_factory=dict)  # of those, from `begin_s`
-    has_begun: bool = False  # the first instant is over
-    is_recalled: bool = False  # it goes as one before; the kernel is idle
-    is_undisturbed: bool = True  # nothing has begun or changed since the first instant
-
 
 @dataclass
 class MessageNetwork(Network):
@@ -83,9 +43,12 @@ class MessageNetwork(Network):
     enough to do. The results are the same bits."""
     recalls: bool = True
     """Whether what was simulated before on this machine is not simulated again."""
+    by_rounds: bool = True
+    """Whether collectives on links that nobody shares are timed round by round, without events
+    (`busy_period.py`). They take the same time."""
     _kernel: KernelRuns = field(init=False)
     _simulated: SimulatedPeriods = field(init=False)
-    _period: _BusyPeriod = field(init=False)
+    _period: BusyPeriod = field(init=False)
     _runs: dict[Run, None] = field(default_factory=dict, init=False)  # in this order
     _wake: simpy.Event | None = field(default=None, init=False)
     _wake_s: float = field(default=0.0, init=False)
@@ -94,7 +57,7 @@ class MessageNetwork(Network):
         super().__post_init__()
         self._kernel = KernelRuns(self.machine, self.compiled)
         self._simulated = self.timer.keep(SimulatedPeriods)
-        self._period = _BusyPeriod(self.env.now)
+        self._period = BusyPeriod(self.env.now)
 
     @property
     def counted(self) -> LinkCounters:
@@ -141,7 +104,7 @@ class MessageNetwork(Network):
     ) -> simpy.Event:
         """Begin a run some time from now."""
         if not self._runs:
-            self._period = _BusyPeriod(self.env.now)
+            self._period = BusyPeriod(self.env.now)
             self._kernel.restart()
         run = Run(transfer, original, self._elapsed_s + delay_s, self.env.event(), nbytes)
         if self._period.has_begun:
@@ -174,9 +137,10 @@ class MessageNetwork(Network):
             self._kernel.begin(run)
 
     def _recall(self) -> bool:
-        """Let a period go as one that was simulated, if there was such a one."""
+        """Let a period go as one that was simulated, or as its rounds do, if its links allow it."""
         period = self._period
-        ends_s = self._simulated.find(self.machine, period.runs) if self.recalls else None
+        periods = self._simulated if self.recalls else SimulatedPeriods()
+        ends_s = known_ends_s(periods, self.machine, period.runs, by_rounds=self.by_rounds)
         if ends_s is None:
             return False
         period.has_begun = period.is_recalled = True

@@ -158,6 +158,10 @@ COLLECTIVES: Mapping[str, tuple[str, ...]] = {
         "dgx-a100", "--nodes", "512", "--fabric", "fat-tree", "--op", "reduce_scatter",
         "--algorithm", "recursive_halving", "-b", "64MiB", "-e", "64MiB",
     ),
+    "message-ring-512": (
+        "v100-x8-100g", "--nodes", "512", "--gpus-per-node", "1", "--fabric", "one-switch",
+        "--algorithm", "ring", "-b", "64MiB", "-e", "64MiB", *MESSAGE,
+    ),
     "message-ring-256": (
         "dgx-a100", "--nodes", "32", "--fabric", "rail-optimised", "--algorithm", "ring",
         "-b", "64MiB", "-e", "64MiB", *MESSAGE,

@@ -13,7 +13,7 @@ overbooked links, to one that changed.
 
 from __future__ import annotations
 
-from perfmodel.simulate.message.event_heap import (
+from perfmodel.simulate.message.kernel.event_heap import (
     BEGIN,
     KINDS,
     LAND,
@@ -22,8 +22,8 @@ from perfmodel.simulate.message.event_heap import (
     pop,
     push,
 )
-from perfmodel.simulate.message.link_sharing import join_links, leave_links, set_rate, solve
-from perfmodel.simulate.message.records import INF, Edge, State
+from perfmodel.simulate.message.kernel.link_sharing import join_links, leave_links, set_rate, solve
+from perfmodel.simulate.message.kernel.records import INF, Edge, State
 
 SAME_INSTANT = 1e-14
 """Events this close (relative to the time) are one instant: equal times that are summed in another

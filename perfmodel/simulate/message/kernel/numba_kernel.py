@@ -14,8 +14,8 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from perfmodel.simulate.message import event_heap, event_loop, link_sharing, records
-from perfmodel.simulate.message.records import INF, State
+from perfmodel.simulate.message.kernel import event_heap, event_loop, link_sharing, records
+from perfmodel.simulate.message.kernel.records import INF, State
 
 Arrays: Any = namedtuple("Arrays", [field.name for field in fields(State)])  # type: ignore[misc]  # noqa: PYI024
 """A `State` as a named tuple, which numba can compile for."""

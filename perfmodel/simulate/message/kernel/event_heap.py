@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from perfmodel.simulate.message.records import INF, State
+from perfmodel.simulate.message.kernel.records import INF, State
 
 BEGIN, FINISH, LAND = 0, 1, 2
 """Kinds of events: a run begins, the last byte of a send leaves its edge, a send arrives."""
@@ -30,7 +30,8 @@ def pop(s: State) -> int:
 
 def first_s(s: State) -> float:
     """Time of the first event, infinite if there is none."""
-    return float(s.events[0][0]) if s.events else INF
+    first: float = s.events[0][0] if s.events else INF  # whatever kind of number times are
+    return first
 
 
 def count_events(s: State) -> int:

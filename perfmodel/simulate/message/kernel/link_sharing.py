@@ -5,8 +5,8 @@ Part of the message kernel: compiled from the same source (see `event_loop.py`).
 
 from __future__ import annotations
 
-from perfmodel.simulate.message.event_heap import FINISH, KINDS, push
-from perfmodel.simulate.message.records import INF, Arc, State
+from perfmodel.simulate.message.kernel.event_heap import FINISH, KINDS, push
+from perfmodel.simulate.message.kernel.records import INF, Arc, State
 
 SAME_RATE = 1e-12
 """Relative difference below which shares are equal, and links not overbooked: equal rates that are

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
-from perfmodel.simulate.message import event_heap, event_loop, link_sharing, numba_kernel
 from perfmodel.simulate.message.compile import (
     POINTS_TO,
     REFILLED,
@@ -21,8 +20,9 @@ from perfmodel.simulate.message.compile import (
     Routes,
     limits_Bps,
 )
-from perfmodel.simulate.message.event_heap import BEGIN, FINISH, KINDS
-from perfmodel.simulate.message.records import (
+from perfmodel.simulate.message.kernel import event_heap, event_loop, link_sharing, numba_kernel
+from perfmodel.simulate.message.kernel.event_heap import BEGIN, FINISH, KINDS
+from perfmodel.simulate.message.kernel.records import (
     DTYPES,
     LISTS,
     Arc,

@@ -1,0 +1,1 @@
+"""The message kernel: sends on shared links, event by event."""
