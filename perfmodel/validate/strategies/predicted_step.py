@@ -112,9 +112,11 @@ class PredictedStep:
                 batch = self.sized.batch
                 sized = sized.with_spread(measured_factors(batch, batch))
             parts: tuple[Uncertainty, ...] | None = simulate_uncertainties(sized, reported)
+            ends = None
             if parts is not None:
                 parts = (*parts, self._unnamed_network(reported.step_s))
-            self.intervals[by, measured] = parts and step_interval(reported.step_s, parts)
+                ends = step_interval(reported.step_s, parts)
+            self.intervals[by, measured] = ends
         return self.intervals[by, measured]
 
     def _interval_of_shorter(self) -> Ends | None:
