@@ -23,6 +23,7 @@ from perfmodel.workload.memory.hand_kernels import fuse_by_hand, keep_loss_apart
 from perfmodel.workload.model import Workload
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.bert import BertShape, bert
 from perfmodel.workload.zoo.decoders.decoder_sizes import NEMOTRON, DecoderShape
 from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
@@ -264,10 +265,12 @@ def _built(
             name, dtype=dtype, sequence_length=tokens, shape=shape, dropout="dropout" in switches,
             shard=shard,
         )  # fmt: skip
+    if family == "amoebanet":
+        return build_model(f"amoebanet-d-l{layers}-d{width}", dtype=dtype, image_size=tokens)
     if family == "resnet":
         return resnet(layers, dtype=dtype, image_size=tokens)
     if family not in DECODERS:
-        allowed = "gpt, llama, nemotron, bert, resnet or experts"
+        allowed = "gpt, llama, nemotron, bert, resnet, amoebanet or experts"
         raise InputError(Fault("family", repr(family), allowed))
     of_family = replace(
         DECODERS[family], layers=layers, width=width, heads=heads, kv_heads=kv_heads,

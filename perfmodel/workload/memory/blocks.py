@@ -9,8 +9,9 @@ from itertools import groupby
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.model import Workload
 
-_NUMBERED = re.compile(r"\d+|(?:.*_)?(?:layer|block)_\d+")
-"""Parts of a path that count: ``3`` of a ModuleList, ``encoder_layer_3`` of torchvision."""
+_NUMBERED = re.compile(r"\d+|(?:.*_)?(?:layer|block)_\d+|(?:stem|cell)\d+(?:_\w+)?")
+"""Parts of a path that count: ``3`` of a ModuleList, ``encoder_layer_3`` of torchvision, and
+``cell1_normal3`` of torchgpipe's AmoebaNet."""
 
 
 def block_of(name: str) -> str | None:

@@ -20,13 +20,22 @@ from perfmodel.workload.zoo.decoders.experts import (
     expert_sizes,
 )
 from perfmodel.workload.zoo.diffusion import dit, flux, unet
-from perfmodel.workload.zoo.images import convnext, efficientnet, inception, resnet, vgg, vit
+from perfmodel.workload.zoo.images import (
+    amoebanet,
+    convnext,
+    efficientnet,
+    inception,
+    resnet,
+    vgg,
+    vit,
+)
 from perfmodel.workload.zoo.stacks import clip, image_stack, whisper
 
 _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{f"resnet{depth}": (partial(resnet.resnet, depth), 224) for depth in resnet.BLOCKS},
     **{f"vgg{depth}": (partial(vgg.vgg, depth), 224) for depth in vgg.STAGES},
     "alexnet": (vgg.alexnet, 224),
+    **{name: (partial(amoebanet.amoebanet, name), 224) for name in amoebanet.AMOEBANET_SHAPES},
     "inception-v3": (inception.inception_v3, 299),
     "vit-b-16": (vit.vit_b_16, 224),
     **{

@@ -253,6 +253,11 @@ LONG_SCENARIOS = {
         "model.name=llama3.1-8b", "cluster.nodes=4", "strategy.accumulate=4",
         "parallel.pipeline={stages: 4, schedule: interleaved, chunks: 2}",
     ],
+    "deepseek-v3-2048-h800": [
+        "model.name=deepseek-v2-lite", "cluster.nodes=4", "parallel.expert=8",
+        "strategy.accumulate=8",
+        "parallel.pipeline={stages: 4, schedule: dualpipe, blocks_per_part: [7, 7, 7, 6]}",
+    ],
     "mixtral-8x7b-fabrics": ["strategy.accumulate=4"],
     "plan-llama3-70b": ["strategy.pipeline=[1]", "strategy.recompute=none", "strategy.simulate=1"],
     "auto-llama3-70b-512": ["strategy.tensor=[8]", "strategy.pipeline=[1]", "strategy.simulate=1"],

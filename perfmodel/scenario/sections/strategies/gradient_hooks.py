@@ -114,6 +114,11 @@ def _name_alone(value: object) -> object:
             "'powersgd': batched_powerSGD_hook of torch 2.13 fails with an AssertionError in "
             "_orthogonalize, which takes batches of matrices only"
         )
+    if section.get("kind") in ("post_local_sgd", "post_localSGD", "postlocalsgd"):
+        raise ValueError(
+            "'none': post-local SGD is 'strategy.kind: local_sgd' with 'warmup_steps', its hook "
+            "and its averaging together"
+        )
     return {"kind": "none", **section}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -21,9 +22,33 @@ from perfmodel.scenario.sections.strategies.priority import PriorityStrategy
 from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
 from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundancyStrategy
 
+_OTHER_NAMES = {
+    "bytescheduler": "'priority', whose defaults are ByteScheduler's",
+    "p3": "'priority' with 'partition_size: 200 kB' and 'credit: 200 kB'",
+    "hsdp": "'fsdp' with 'shard_gpus'",
+    "fsdp1": "'fsdp' with 'version: 1'",
+    "fsdp2": "'fsdp' with 'version: 2'",
+    "zero1": "'zero' with 'stage: 1'",
+    "zero2": "'zero' with 'stage: 2'",
+    "zero3": "'zero' with 'stage: 3'",
+    "deepspeed": "'zero'",
+    "zerooffload": "'zero' with 'offload_optimizer'",
+    "zeroinfinity": "'zero' with 'stage: 3', 'offload_param' and 'offload_optimizer'",
+    "postlocalsgd": "'local_sgd' with 'warmup_steps'",
+    "onebitadam": "'onebit'",
+    "distributedoptimizer": "'megatron' with 'use_distributed_optimizer: true'",
+    "pipeline": "a strategy beside 'parallel.pipeline', which splits the model",
+    "tensor": "a strategy beside 'parallel.tensor', which splits the model",
+}
+"""What people call strategies that have another name here, and how they are written."""
+
 
 def _ddp_unless_named(value: object) -> object:
     value = {"kind": value} if isinstance(value, str) else value
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    folded = re.sub(r"[^a-z0-9]", "", kind.lower()) if isinstance(kind, str) else ""
+    if folded in _OTHER_NAMES:
+        raise ValueError(_OTHER_NAMES[folded])
     return {"kind": "ddp", **value} if isinstance(value, Mapping) else value
 
 
