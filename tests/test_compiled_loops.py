@@ -15,6 +15,7 @@ from perfmodel.collectives.algorithms import chain, ring, tree
 from perfmodel.collectives.timing.path_classes import heaviest_rows
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.stepped_clocks import SteppedClocks
+from perfmodel.collectives.timing.tree_clocks import TreeClocks
 from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks
 from perfmodel.simulate.flow.transfers import PreparedPhases, cycle_s
@@ -99,6 +100,40 @@ def test_sends_at_rates_that_change(
     assert compiled.landed_s == pytest.approx(plain.landed_s, rel=1e-12)
     assert same[0] == pytest.approx(some[0], rel=1e-12)
     assert np.array_equal(some[1], same[1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["trees", "chain"]), st.integers(0, 10**6), st.integers(1, 4),
+    st.integers(3, 8), st.integers(1, 14), st.lists(st.booleans(), min_size=14, max_size=14),
+)  # fmt: skip
+def test_pieces_over_trees_at_rates_that_change(
+    name: str, seed: int, credits: int, ranks: int, count: int, asked: list[bool]
+) -> None:
+    """Edge by edge is what NumPy steps through, whenever ends are asked for in between."""
+    rng = np.random.default_rng(seed)
+    phases = SCHEDULES[name](ranks).phases
+    edges = len(phases[0].src)
+    begin_s = rng.choice([0.0, 1e-5, 3e-5], edges)
+    at_s = np.sort(rng.uniform(1e-6, 3e-4, count))
+    rates = [(rng.uniform(1e8, 1e9, edges), rng.uniform(0, 1e-5, edges)) for _ in range(count + 1)]
+    if count > 1:
+        rates[count // 2][0][: edges // 2] = 0.0  # links that are cut for a while
+    start = begin_s, LinkRates(-np.inf, *rates[0])
+    course = prepare_phases(phases, credits)
+    assert course.are_trees
+    plain, edge_by_edge = Clocks(course, *start), TreeClocks(LOOPS, course, *start)
+    for now_s, pace, ask in zip(at_s, rates[1:], asked, strict=False):
+        plain.change(now_s, *pace)
+        edge_by_edge.change(now_s, *pace)
+        if ask:
+            assert edge_by_edge.ends().landed_s == pytest.approx(plain.ends().landed_s, rel=1e-12)
+            assert edge_by_edge.least_wire_s() <= edge_by_edge.ends().wire_s * (1 + 1e-12)
+    assert edge_by_edge.ends().wire_s == pytest.approx(plain.ends().wire_s, rel=1e-12)
+    assert edge_by_edge.ends().landed_s == pytest.approx(plain.ends().landed_s, rel=1e-12)
+    for clocks in (plain, edge_by_edge):
+        clocks.change(3e-4, *rates[-1])
+    assert np.array_equal(edge_by_edge.left(), plain.left())
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))

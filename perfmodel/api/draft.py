@@ -202,7 +202,6 @@ def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, 
 
 
 def _memory(content: Mapping[str, Any], batch: int) -> Memory:
-    from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
     from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
     from perfmodel.studies.run.steps.sized_job import size_job
 
@@ -210,7 +209,7 @@ def _memory(content: Mapping[str, Any], batch: int) -> Memory:
     sized_content.pop("scale", None)
     inputs = resolve_scenario(make_scenario(sized_content), None, None)
     sized = size_job(inputs, inputs.sizes[-1])
-    return estimate_memory(sized.job, sized.size.gpus, sized.batch)
+    return sized.memory()
 
 
 def _notes(content: Mapping[str, Any], memory: Memory) -> Iterator[str]:

@@ -229,7 +229,10 @@ def _print_numbers(fit: Fit, library: str) -> None:
     print_text(f"{subjects[fit.rows]}, measured on {ranks} ranks, {runs}")
     print_table(
         ("number", "of", ">chunks beyond", ">value", ">80 % from", ">to"),
-        [(v.parameter, v.where, v.beyond, v.value, *v.interval) for v in fit.values],
+        [
+            (v.parameter, v.where, v.beyond, *map(_four_digits, (v.value, *v.interval)))
+            for v in fit.values
+        ],
     )
     _print_residuals(fit)
     if fit.run_spread is not None:
@@ -243,6 +246,12 @@ def _print_numbers(fit: Fit, library: str) -> None:
         print_text(f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; "
                    f"kept: {lost.kept}")  # fmt: skip
     print_text("")
+
+
+def _four_digits(value: str) -> str:
+    """Shorten a value of a profile for people: ``"3.371 GB/s"``."""
+    number, space, unit = value.partition(" ")
+    return f"{float(number):.4g}{space}{unit}"
 
 
 def _print_factors(fit: Fit) -> None:

@@ -13,6 +13,7 @@ from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_
 VALIDATE_EXAMPLES = (
     "perfmodel validate",
     "perfmodel validate --data my-sweeps -o my-report",
+    "perfmodel validate --all-rows -o all-rows",
     "perfmodel validate --data my-sweeps --profile mine --json",
 )
 
@@ -53,6 +54,14 @@ def validate(
             help="Also predict each sweep from the others of the same hardware.",
         ),
     ] = True,
+    all_rows: Annotated[
+        bool,
+        typer.Option(
+            "--all-rows",
+            help="Predict every published step, and not a sample of those of split models: hours "
+            "of CPU instead of minutes, in one process per core.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Compare predictions with recorded sweeps and published trainings.
@@ -64,6 +73,9 @@ def validate(
     Of each published training are compared throughput, scaling efficiency against the smallest run
     of its table, and throughput with compute scaled to the measured rate of one GPU; --json has
     every run under "trainings", in "rows".
+
+    Of tables with many steps of split models a few setups are predicted; --all-rows predicts every
+    row, and sets the error of each table beside that of its sample.
     """
     folder = output or (None if json or data is not None else REPORT)
     check_outputs({"-o": folder and folder / "validation.html", "--spread": spread})
@@ -76,8 +88,9 @@ def validate(
         own = load_profile(profile)
     with progress_bar("predicting sweeps") as progress:
         answer = compare(
-            data, profile=own, transfer=transfer, processes=count_cores(), progress=progress
-        )
+            data, profile=own, transfer=transfer, whole=all_rows, processes=count_cores(),
+            progress=progress,
+        )  # fmt: skip
     if json:
         print_json(to_json(answer))
     else:

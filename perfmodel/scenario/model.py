@@ -274,6 +274,7 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
         "joined_gpus": 0,
         "mixed_precision": None,
         "offload_optimizer": None,
+        "offload_param": None,
         "buckets": True,
     },
 }

@@ -30,7 +30,12 @@ from perfmodel.simulate.sharing.classed_legs import (
     joined_stages,
     sooner_s,
 )
-from perfmodel.simulate.sharing.duty_cycle import StageRates, UseOrders, is_steady
+from perfmodel.simulate.sharing.duty_cycle import (
+    StageRates,
+    UseOrders,
+    is_steady,
+    tells_apart,
+)
 
 MESSAGES = frozenset({"send", "send_recv"})
 """Operations that are messages between pairs of ranks, all at once."""
@@ -78,7 +83,9 @@ class _Uncorrected:
     def __post_init__(self) -> None:
         capacity_Bps, own = self.machine.topology.arcs.bandwidth_Bps, UseOrders()
         used_at, orders = self.machine.shared.setdefault("uses of links", (capacity_Bps, own))
-        self.rates = StageRates(capacity_Bps, orders if used_at is capacity_Bps else own)
+        if used_at is not capacity_Bps:
+            orders = UseOrders(orders if tells_apart(used_at, capacity_Bps) else None)
+        self.rates = StageRates(capacity_Bps, orders)
 
     def lower(self, key: CollectiveKey) -> tuple[LoweredCollective, ...]:
         """Return the candidates of the library for a collective, without corrections."""

@@ -194,6 +194,22 @@ class Sockets:
     pods: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Drives:
+    """NVMe drives of a host, all together.
+
+    Parameters
+    ----------
+    read_Bps, write_Bps : float
+    capacity_bytes : float, optional
+        None where it is not stated.
+    """
+
+    read_Bps: float
+    write_Bps: float
+    capacity_bytes: float | None = None
+
+
 @dataclass(frozen=True, repr=False)
 class Topology:
     """A machine or a cluster: the nodes and arcs of a graph, and what the graph does not say.
@@ -248,6 +264,10 @@ class Topology:
         Channels that a dump of NCCL's names; empty where there is none.
     sockets : Sockets
         Limits of TCP.
+    host_memory_bytes : float or None
+        Memory of each host's CPUs; None where it is not stated.
+    drives : Drives or None
+        NVMe drives of each host; None where none are stated.
     """
 
     name: str
@@ -273,6 +293,8 @@ class Topology:
     reach: Reach = Reach()
     graphs: tuple[ChannelGraph, ...] = ()
     sockets: Sockets = Sockets()
+    host_memory_bytes: float | None = None
+    drives: Drives | None = None
 
     def __repr__(self) -> str:
         """One line: a cluster has up to a million devices."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfmodel.errors import InputError
-from perfmodel.topology.model import Gpu
+from perfmodel.topology.model import Drives, Gpu
 from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
 from perfmodel.training.plan.loop_plan import LoopPlan
@@ -78,6 +78,8 @@ class StepRequest:
         GPUs of the host copy. None: there is no way.
     `host_optimizer_s`: time of the optimizer on the host's CPUs, of all parameters, while those of
         the host's other ranks run; seconds.
+    `drives`: NVMe drives of the host, at the rates of one GPU while all read or all write. None:
+        there are none.
     `host_memory_Bps`: rate at which the host's CPUs read and write its memory, of one GPU while the
         optimizers of all run there.
     `nodes`: hosts that the ranks are on, equally many on each.
@@ -109,6 +111,7 @@ class StepRequest:
     host_link_Bps: float | None = None
     host_optimizer_s: float = 0.0
     host_memory_Bps: float = math.inf
+    drives: Drives | None = None
     ready_order: Sequence[int] | None = None
     ranks_per_host: int = 1
     collective_s: CollectiveTime = _instant

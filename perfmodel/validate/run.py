@@ -119,6 +119,7 @@ def validate(
     *,
     profile: Profile | None = None,
     transfer: bool = True,
+    whole: bool = False,
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
@@ -133,6 +134,9 @@ def validate(
         A user's own numbers, as one more mode.
     transfer : bool
         Whether to fit profiles of other sweeps of the same hardware.
+    whole : bool
+        Whether to predict every published step, and not a sample of those of split models, which
+        takes hours instead of minutes.
     processes : int
         More than one only from a program whose main module may be imported again.
     progress : callable, optional
@@ -164,7 +168,9 @@ def validate(
         )
         for sweep, own in matched
     ]
-    outcomes, trainings, strategies = predict_sweeps(tasks, _root(folder), processes, progress)
+    outcomes, trainings, strategies = predict_sweeps(
+        tasks, _root(folder), processes, progress, whole=whole
+    )
     predicted = []
     for (sweep, own), outcome in zip(matched, outcomes, strict=True):
         if isinstance(outcome, str):

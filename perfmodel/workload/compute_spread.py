@@ -43,10 +43,11 @@ def roofline_factors(
     that multiplies in fp8 is as much less sure as recorded products in fp8 are than those in bf16.
 
     Steps of one family of models (with attention or with convolutions) share a width, because
-    precisions rest on few tables each; a model of neither takes the wider one. GPUs of a generation
-    of which few steps were published take that of generations left out. Guessed efficiencies and
-    guessed work add to it, and what a power limit leaves of products; a GPU of which only a data
-    sheet is known has a width of its own.
+    precisions rest on few tables each; a model of neither takes the wider one. Models with
+    attention have one of their generation of GPU, where enough tables have such steps. GPUs of a
+    generation of which few steps were published take that of generations left out. Guessed
+    efficiencies and guessed work add to it, and what a power limit leaves of products; a GPU of
+    which only a data sheet is known has a width of its own.
     """
     kinds = {layer.kind for layer in workload.layers}
     spread = _shipped("kernels/spread")
@@ -54,7 +55,9 @@ def roofline_factors(
     rest = "convolutional" if "conv" in kinds else None
     family = "transformer" if "attention" in kinds else rest
     half = float(steps[family] if family else max(steps["transformer"], steps["convolutional"]))
-    if gpu.generation not in steps["seen_generations"]:
+    if family == "transformer" and gpu.generation in steps["transformer_generations"]:
+        half = float(steps["transformer_generations"][gpu.generation])
+    elif gpu.generation not in steps["seen_generations"]:
         half = max(half, float(steps["unseen"]))
     if "matmul_efficiency" in gpu.estimated:  # measured of whole steps: of kernels it is part
         half = max(half, float(_shipped("compute_spread")["data_sheet"]["width"]))
@@ -66,7 +69,7 @@ def roofline_factors(
                 for name in ("fp8", "bf16")}  # fmt: skip
         more_sd = math.sqrt(max(0.0, sds["fp8"] ** 2 - sds["bf16"] ** 2))
         parts.append(Z80 * more_sd * narrow_share)
-    if workload.notes:
+    if workload.is_estimated:
         parts.append(float(_shipped("compute_spread")["estimated"]["width"]))
     if gpu.limited_width:
         parts.append(gpu.limited_width)

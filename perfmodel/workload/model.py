@@ -218,7 +218,9 @@ class Workload:
         Least and most of the elements kept for backward, over `Layer.saved_elements`, where these
         are estimated.
     notes : tuple of str
-        What is estimated, in sentences.
+        What is left out, taken or estimated, in sentences.
+    is_estimated : bool
+        Whether shapes of products and what kernels move are guessed from operations and weights.
     shard : Shard
         Which part of the model it is: tensors, work and what is kept are those of one rank.
     routed_share : float
@@ -236,6 +238,7 @@ class Workload:
     source: str = ""
     kept_range: tuple[float, float] = (1.0, 1.0)
     notes: tuple[str, ...] = ()
+    is_estimated: bool = False
     shard: Shard = WHOLE
     routed_share: float = 1.0
 

@@ -22,7 +22,7 @@ import numpy as np
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
-from perfmodel.workload.kernels.float8.float8_layers import float8_layers
+from perfmodel.workload.kernels.float8.float8_layers import check_float8, float8_layers
 from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
 from perfmodel.workload.kernels.kernel_constants import kernel_constants
 from perfmodel.workload.kernels.memory_bound import elementwise_s
@@ -128,6 +128,7 @@ def layer_times(
     )
     narrow = frozenset[int]()
     if precision == "fp8":
+        check_float8(workload, float8 or Float8())
         narrow = float8_layers(workload, float8 or Float8())
     costs = [
         layer_cost(layer, pricing, first=i == 0, is_float8=i in narrow)

@@ -193,6 +193,8 @@ def write(pooled: dict[tuple[str, str], list[list[float]]], steps: Widths) -> No
     lines.append("steps:")
     lines += [f"  {family}: {half:.3f}" for family, half in steps.families.items()]
     lines.append(f"  unseen: {steps.unseen:.3f}")
+    own = ", ".join(f"{name}: {half:.3f}" for name, half in steps.generations.items())
+    lines.append(f"  transformer_generations: {{{own}}}")
     lines.append(f"  seen_generations: [{', '.join(steps.seen)}]")
     Path(SPREAD).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

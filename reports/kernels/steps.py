@@ -4,17 +4,20 @@ A record is a published throughput of one GPU; the table that it counts for is t
 published it, so that numbers that stand in two of our files count once. Two rates of convolutional
 networks are fitted to steps; nothing of transformers is. Widths of intervals are fitted to both:
 eight tenths of the errors of other tables, each table weighing the same, and for generations of
-GPUs with few tables those of other generations, each of these weighing the same.
+GPUs with few tables those of other generations, each of these weighing the same. Transformers have
+one by generation, of published steps on several GPUs, too, as ``reports/validation`` has them.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Literal
 from unittest.mock import patch
 
@@ -49,6 +52,7 @@ processes that decode images: its steps say nothing of kernels, and enter no fit
 FEW_TABLES = 3
 """Tables from which on a generation of GPUs has its own share in the width."""
 INSIDE = 0.8
+VALIDATION = Path("reports/validation/validation.json")
 
 Family = Literal["convolutional", "transformer"]
 Key = Callable[["StepRecord"], str]
@@ -122,6 +126,25 @@ def _of_berts() -> Iterator[StepRecord]:
         yield _record(record.table, record.gpu, cells, partial(bert_samples_per_s, record))
 
 
+@cache
+def strategy_records() -> tuple[StepRecord, ...]:
+    """Published steps on one GPU and several, with times that the last validation predicted."""
+    rows = json.loads(VALIDATION.read_text("utf-8"))["strategies"]["rows"]
+    compared = (
+        row for row in rows
+        if row["step_s"] and row["predicted_s"] and not (row["unlike"] or row["undecided"])
+    )  # fmt: skip
+    return tuple(
+        StepRecord(
+            row["table"], gpu, load_gpu(gpu).generation, row["model"],
+            "convolutional" if row["model"].startswith("ResNet") else "transformer",
+            row["precision"].partition(" ")[0], 1 / row["step_s"],
+            lambda predicted_s=row["predicted_s"]: 1 / predicted_s,
+        )
+        for row in compared if (gpu := row["gpu"].partition(" at ")[0])
+    )  # fmt: skip
+
+
 def _record(
     table: str, gpu: str, cells: Mapping[str, str], predict: Callable[[], float]
 ) -> StepRecord:
@@ -178,21 +201,34 @@ class Widths:
     """Half widths of 80 % intervals of a logarithm.
 
     `families`: of GPUs whose generation many tables have. `unseen`: of others.
+    `generations`: of transformers on GPUs whose generation many tables have.
     """
 
     families: dict[str, float]
     unseen: float
     seen: tuple[str, ...]
+    generations: dict[str, float]
 
     def of(self, record: StepRecord) -> float:
         """Half width of a step."""
+        if record.family == "transformer" and record.generation in self.generations:
+            return self.generations[record.generation]
         own = self.families[record.family]
         return own if record.generation in self.seen else max(own, self.unseen)
 
 
-def widths(records: Sequence[StepRecord], errors: Sequence[float]) -> Widths:
-    """Fit them to errors."""
+def widths(
+    records: Sequence[StepRecord],
+    errors: Sequence[float],
+    key: Key | None = None,
+    without: str = "",
+) -> Widths:
+    """Fit them to errors, and to those of steps on several GPUs.
+
+    `without`: value of `key` of steps on several GPUs that are left out.
+    """
     sizes = np.abs(errors)
+    pairs = [*zip(records, errors, strict=True)]
     by_family: dict[str, float] = {}
     for family in sorted({record.family for record in records}):
         own = [at for at, record in enumerate(records) if record.family == family]
@@ -205,7 +241,23 @@ def widths(records: Sequence[StepRecord], errors: Sequence[float]) -> Widths:
         weight / len(tables[record.generation])
         for record, weight in zip(records, table_weights(records, by_generation=True), strict=True)
     ]
-    return Widths(by_family, quantile(sizes, weights), seen)
+    return Widths(by_family, quantile(sizes, weights), seen, _of_generations(pairs, key, without))
+
+
+def _of_generations(
+    pairs: Sequence[tuple[StepRecord, float]], key: Key | None, without: str
+) -> dict[str, float]:
+    """Widths of transformers in 16 bits and more by generation."""
+    several = [(r, r.error()) for r in strategy_records() if key is None or key(r) != without]
+    by_generation: dict[str, list[tuple[StepRecord, float]]] = defaultdict(list)
+    for record, error in (*pairs, *several):
+        if record.family == "transformer" and record.precision != "fp8":
+            by_generation[record.generation].append((record, error))
+    return {
+        name: quantile([abs(error) for _, error in own], table_weights([r for r, _ in own]))
+        for name, own in sorted(by_generation.items())
+        if len({record.table for record, _ in own}) >= FEW_TABLES
+    }
 
 
 def table_weights(records: Sequence[StepRecord], *, by_generation: bool = False) -> list[float]:
@@ -233,7 +285,7 @@ def coverage(
     inside, used = [], []
     for value in sorted({key(record) for record in records}):
         others = [at for at, record in enumerate(records) if key(record) != value]
-        fitted = widths([records[at] for at in others], [errors[at] for at in others])
+        fitted = widths([records[at] for at in others], [errors[at] for at in others], key, value)
         own = [at for at, record in enumerate(records) if key(record) == value]
         weights = table_weights([records[at] for at in own])
         half = [fitted.of(records[at]) for at in own]

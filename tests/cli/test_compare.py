@@ -91,7 +91,7 @@ def test_the_terminal_says_what_changed(file: str) -> None:
     assert first.startswith("what_if.network_bandwidth=4: a step takes ")
     assert "shorter (" in first
     assert "exposed communication" in first
-    assert "What limits the step moved from" in first or "Both are limited by" in first
+    assert "The limit moves from " in first
     for words in ("an infinitely fast network", "no latency", "compute twice as fast", "saved"):
         assert words in shown
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.compute_spread import measured_factors, roofline_factors
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model
@@ -26,7 +27,11 @@ def test_what_is_assumed_or_estimated_is_less_sure() -> None:
     model = build_model("resnet50")
     usual = width(roofline_factors(model, measured, "fp16"))
     guessed = width(roofline_factors(model, replace(measured, efficiency_assumed=True), "fp16"))
-    estimated = width(roofline_factors(replace(model, notes=("estimated",)), measured, "fp16"))
+    estimated = width(roofline_factors(replace(model, is_estimated=True), measured, "fp16"))
+    noted = width(
+        roofline_factors(replace(model, notes=("a field is not read",)), measured, "fp16")
+    )
+    assert noted == usual
     assert 0.1 < usual < 0.3
     assert guessed > usual
     assert estimated > usual
@@ -40,7 +45,7 @@ def test_families_have_their_own_spread() -> None:
     }
     assert own["bert-base"] != own["resnet50"]
     plain = Workload("plain", (ParameterTensor("w", (4, 4)),), (Layer("fc", (0,), 32.0),))
-    assert width(roofline_factors(plain, gpu, "fp16")) == max(own.values())
+    assert width(roofline_factors(plain, gpu, "fp16")) > max(own.values())
 
 
 def test_generations_of_which_little_was_published_are_less_sure() -> None:
@@ -48,6 +53,24 @@ def test_generations_of_which_little_was_published_are_less_sure() -> None:
     common = width(roofline_factors(model, load_gpu("h100-sxm5-80gb"), "bf16"))
     rare = width(roofline_factors(model, load_gpu("rtx-4090"), "bf16"))
     assert common < rare < 0.5
+
+
+def test_transformers_are_as_sure_as_published_steps_of_their_generation() -> None:
+    model = build_model("llama3-8b")
+    widths = {
+        name: width(roofline_factors(model, load_gpu(gpu), "bf16"))
+        for name, gpu in (("a100", "a100-sxm4-80gb"), ("h100", "h100-sxm5-80gb"),
+                          ("b200", "b200-sxm-180gb"), ("ada", "rtx-4090"))
+    }  # fmt: skip
+    assert widths["a100"] < widths["h100"] < widths["b200"] < widths["ada"]
+
+
+def test_adapters_are_no_guess() -> None:
+    model, gpu = build_model("llama3-8b"), load_gpu("a100-sxm4-80gb")
+    adapted = add_adapters(model, Adapters(8, ("q_proj",)))
+    assert adapted.notes
+    factors = roofline_factors(model, gpu, "bf16")
+    assert roofline_factors(adapted, gpu, "bf16") == factors
 
 
 def test_a_measured_step_is_less_sure_the_farther_the_batch_is() -> None:

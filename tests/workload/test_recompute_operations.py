@@ -44,13 +44,45 @@ def test_part_of_a_block_runs_again():
     model = build_model("llama3.2-1b", dtype="bf16", sequence_length=512)
     times = layer_times(model, load_gpu("a100-sxm4-80gb"), batch=2, precision="bf16")
     block = range(1, 9)
-    assert [model.layers[i].name.split(".", 3)[3] for i in kept_results(model, block)] == [
+    kept = kept_results(model, block, OPERATIONS)
+    assert [model.layers[i].name.split(".", 3)[3] for i in kept] == [
         "self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.down_proj", "self_attn",
     ]  # fmt: skip
     again = add_recompute(model, times, OPERATIONS).backward_s - times.backward_s
-    kept_s = sum(times.matrix_forward_s[i] for i in kept_results(model, block))
+    kept_s = sum(times.matrix_forward_s[i] for i in kept)
     assert again[8] == pytest.approx(times.forward_s[1:9].sum() - kept_s)
     assert again.sum() == pytest.approx(16 * again[8])
+
+
+QKV = ("q_proj", "k_proj", "v_proj")
+
+
+def test_named_results_are_kept_and_the_last_product_is_not_needed():
+    """What MaxText's policies leave to run again: attention, o, gate and up of a gated block."""
+    model = build_model("llama3.2-1b", dtype="bf16", sequence_length=512)
+    times = layer_times(model, load_gpu("a100-sxm4-80gb"), batch=2, precision="bf16")
+    keep = Recompute("operations", keep=QKV)
+    again = add_recompute(model, times, keep).backward_s - times.backward_s
+    names = [model.layers[i].name.rpartition(".")[2] for i in range(1, 9)]
+    spared = [i for i, name in enumerate(names, 1) if name in (*QKV, "down_proj")]
+    assert len(spared) == 4
+    expected_s = times.forward_s[1:9].sum() - times.matrix_forward_s[spared].sum()
+    assert again[8] == pytest.approx(expected_s)
+    # results in bf16: 2 samples of 512 tokens, 2048 queries and 512 each of keys and values
+    kept = activation_bytes(model, 2, "bf16", recompute=keep)
+    full = activation_bytes(model, 2, "bf16", recompute=FULL)
+    grown = 2 * 2 * 512 * (2048 + 512 + 512)
+    assert kept - full == pytest.approx((16 - 1) * grown, rel=1e-6)
+    more = Recompute("operations", keep=(*QKV, "o_proj", "self_attn"))
+    assert backward_s(model, more) < backward_s(model, keep) < backward_s(model, FULL)
+    assert activation_bytes(model, 2, "bf16", recompute=more) > kept
+
+
+def test_a_name_that_no_product_has_is_named():
+    model = build_model("llama3.2-1b", dtype="bf16", sequence_length=512)
+    times = layer_times(model, load_gpu("a100-sxm4-80gb"), batch=2, precision="bf16")
+    with pytest.raises(InputError, match=r"recompute\.keep\.1: found 'qkv'.*gate_proj"):
+        add_recompute(model, times, Recompute("operations", keep=("q_proj", "qkv")))
 
 
 def test_layer_times_without_products_are_refused():
@@ -114,5 +146,5 @@ def test_torch_runs_every_second_product_again():
         output.sum().backward()
     of_gradients = 2 * 7
     model = build_model("llama3.2-1b", sequence_length=64)
-    products = len(kept_results(model, range(1, 9))) - 1
+    products = len(kept_results(model, range(1, 9), OPERATIONS)) - 1
     assert count.products - of_gradients == 7 - products

@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,9 @@ SAME = 1e-12
 """Values this close are alike."""
 MOST_TRACED = 200_000
 """Edges up to which rings are searched whose edges are not consecutive."""
+
+MOST_KEPT_SENDS = 1 << 23
+"""Sends over trees at most of which two times are kept, of 8 bytes each."""
 
 
 class ContiguousPhase(NamedTuple):
@@ -72,6 +75,7 @@ class UnrolledPhases:
         self.steps, self.sends = self._firsts[-1], self._done[-1]
         self._working: dict[int, tuple[IntArray, IntArray]] = {}
         self._contiguous: dict[int, ContiguousPhase] = {}
+        self.spare: list[Any] = []  # arrays of clocks that have ended, for those that begin
 
     @property
     def rings(self) -> int:
@@ -100,6 +104,19 @@ class UnrolledPhases:
         """Least that each edge sends at once, contiguous; shape (edges,)."""
         least = np.min([phase.nbytes for phase in self.phases], axis=0)
         return np.ascontiguousarray(least, dtype=np.float64)
+
+    @cached_property
+    def are_trees(self) -> bool:
+        """Whether all edges send as many pieces, each once edges before it have brought it.
+
+        Few enough of them, so that the times of all can be kept.
+        """
+        phase = self.phases[0]
+        if len(self.phases) > 1 or not self.pipelined or phase.drained:
+            return False
+        count = int(phase.active[0])
+        is_even = bool((phase.active == count).all())
+        return is_even and 0 < count * self.edges <= MOST_KEPT_SENDS
 
     def stride(self, phase: Phase) -> int:
         """After how many steps a cycle may show; 0 if there is none to wait for."""

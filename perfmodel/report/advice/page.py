@@ -39,6 +39,7 @@ def write_advice(advice: Advice, folder: Path) -> Path:
 def advice_html(advice: Advice) -> str:
     """Build the page as one string."""
     setting = f"{advice.workload} on {advice.machine}"
+    limits = text.power_limits(advice)
     figure = Figure(draw_gains(advice), "gains", "Gain of each change, with its 80 % interval")
     return render_html(
         f"What to change: {setting}",
@@ -52,6 +53,7 @@ def advice_html(advice: Advice) -> str:
             section(
                 "Each change alone", ALONE, figure, text.changes_table(advice, advice.trials),
             ),
+            section("Power", "", Bullets(limits)) if limits else None,
             section("What is left out", "", Bullets(text.left_out(advice))),
             section(
                 "What this rests on", "", Bullets([text.INTERVALS]),

@@ -187,6 +187,19 @@ def proposals(advice: Advice) -> list[str]:
     return lines
 
 
+def power_limits(advice: Advice) -> list[str]:
+    """Say what limits on the power of boards would save and cost, where that is worth it."""
+    lines = [
+        f"{trial.text}: {gain_text(trial.ratio)} {_sample(advice)}s per second for "
+        f"{quantities.percent(1 - advice.energy_ratio(trial))} less energy of each"
+        for trial in advice.thrifty
+    ]
+    if not lines:
+        return []
+    counted = "boards counted at what they may draw; cluster.node.power_limit"
+    return [f"To save energy: {'; '.join(lines)} ({counted})."]
+
+
 def _then(trial: Trial) -> str:
     assert trial.point is not None
     limit = trial.point.bottleneck
@@ -286,4 +299,5 @@ def advice_lines(advice: Advice) -> list[Block]:
     blocks += paragraphs(proposals(advice))
     if advice.best is not None:
         blocks.append(Paragraph(f"  {command(advice, advice.best)}"))
-    return [*blocks, *paragraphs([*left_out(advice), INTERVALS], "note")]
+    notes = [*power_limits(advice), *left_out(advice), INTERVALS]
+    return [*blocks, *paragraphs(notes, "note")]

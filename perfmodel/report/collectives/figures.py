@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """A row of `perfmodel.studies.run.collective.collective_rows`."""
 
-_LABELS = 7
+_LABELS = 6
 _BAND = "rgba(0, 114, 178, 0.16)"
 
 

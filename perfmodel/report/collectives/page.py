@@ -84,7 +84,7 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
     if len(choices) > 1:
         starts = {name: next(r for r in rows if choice(r) == name)["nbytes"] for name in choices}
         parts = (f"{name} from {_size(nbytes)}" for name, nbytes in starts.items())
-        yield f"What the library chooses: {', '.join(parts)}."
+        yield f"The library chooses {', '.join(parts)}."
 
 
 def collective_lines(title: str, rows: Sequence[Row], notes: Sequence[str]) -> list[Block]:
@@ -107,7 +107,7 @@ def times_table(rows: Sequence[Row]) -> Table:
                 str(row["protocol"]),
                 "not measured"
                 if row["interval_s"] is None
-                else " to ".join(map(quantities.duration, row["interval_s"])),
+                else quantities.span(*row["interval_s"], quantities.duration),
             )
             for row in rows
         ],

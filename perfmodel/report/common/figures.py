@@ -180,6 +180,8 @@ def draw_memory(part: Memory) -> go.Figure:
     }
     figure = new_figure(150, barmode="stack")
     for name, nbytes in parts.items():
+        if not nbytes:
+            continue
         figure.add_bar(
             x=[nbytes / gib], y=[""], orientation="h", width=0.6, hoverinfo="text",
             name=f"{name} {quantities.size(nbytes)}", marker={"color": MEMORY[name]},

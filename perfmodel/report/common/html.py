@@ -53,6 +53,9 @@ _JOINT = re.compile(r"(?<=[A-Za-z])[._](?=[A-Za-z])")
 _LONG_ROWS = 14
 """Rows from which a table may go on on the next sheet of paper."""
 
+_MANY_COLUMNS = 8
+"""Columns from which a table has less room between them."""
+
 
 def write_report_files(folder: Path, files: Mapping[str, Any]) -> Path:
     """Write files by name and return the path of the first.
@@ -186,7 +189,8 @@ def _table(block: Table) -> str:
         f"<tr{' class=changed' if number in block.marked else ''}>{cells(row, 'td')}</tr>"
         for number, row in enumerate(block.rows)
     )
-    style = _class("wraps" if block.wraps else "")
+    many = "many" if len(block.titles) > _MANY_COLUMNS else ""
+    style = _class(" ".join(filter(None, ["wraps" if block.wraps else "", many])))
     long = " long" if len(block.rows) > _LONG_ROWS else ""
     return (
         f'<div class="scroll{long}" tabindex="0"><table{style}><thead><tr>'

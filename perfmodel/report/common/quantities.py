@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 
 from perfmodel.studies.run.result.memory import Memory
@@ -12,13 +13,14 @@ from perfmodel.units import TIMES
 _SPACE = "\N{NO-BREAK SPACE}"
 _SIZES = (("B", 1.0), ("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
 _RATES = (("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9), ("TB/s", 1e12))
+_LARGE = re.compile(r"\b\d{4,}\b")
 _DURATIONS = tuple(
     (name, TIMES[unit])
     for name, unit in (("ns", "ns"), ("\N{MICRO SIGN}s", "us"), ("ms", "ms"), ("s", "s"))
 )
 
 
-def count(value: float) -> str:
+def count(value: float, digits: int = 3) -> str:
     """Write a number with three significant digits, never an exponent, thousands separated.
 
     Examples
@@ -28,18 +30,18 @@ def count(value: float) -> str:
     """
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    rounded = float(f"{value:.3g}")
-    digits = 2 - math.floor(math.log10(abs(rounded)))
-    return f"{rounded:,.{max(0, min(digits, 3))}f}"
+    rounded = float(f"{value:.{digits}g}")
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{max(0, min(decimals, digits))}f}"
 
 
-def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
+def _scaled(value: float, units: tuple[tuple[str, float], ...], digits: int = 3) -> str:
     fitting = [(name, scale) for name, scale in units if abs(value) >= scale * 0.9995]
     name, scale = fitting[-1] if fitting else units[0]
-    return f"{count(value / scale)}{_SPACE}{name}"
+    return f"{count(value / scale, digits)}{_SPACE}{name}"
 
 
-def duration(time_s: float) -> str:
+def duration(time_s: float, digits: int = 3) -> str:
     """Write a time with three digits; less than a picosecond, as sums leave it, is nothing.
 
     Examples
@@ -47,12 +49,18 @@ def duration(time_s: float) -> str:
     >>> duration(0.0983).replace(chr(160), " ")
     '98.3 ms'
     """
-    return f"0{_SPACE}s" if abs(time_s) < 1e-12 else _scaled(time_s, _DURATIONS)
+    return f"0{_SPACE}s" if abs(time_s) < 1e-12 else _scaled(time_s, _DURATIONS, digits)
 
 
 def size(nbytes: float) -> str:
-    """Write a size with a binary prefix and three digits."""
-    return _scaled(nbytes, _SIZES)
+    """Write a size with a binary prefix and three digits; of bytes there are whole ones alone.
+
+    Examples
+    --------
+    >>> [size(nbytes).replace(chr(160), " ") for nbytes in (7.75, 26214400.0)]
+    ['8 B', '25.0 MiB']
+    """
+    return f"{nbytes:.0f}{_SPACE}B" if abs(nbytes) < 999.5 else _scaled(nbytes, _SIZES)
 
 
 def whole(text: str) -> str:
@@ -92,7 +100,7 @@ def operation(op: str) -> str:
 def samples(result: Result) -> str:
     """Name of samples in the plural: "images", "sequences of 512 tokens"."""
     first, _, rest = result.samples.partition(" ")
-    return f"{first}s {rest}".strip()
+    return _LARGE.sub(lambda number: f"{int(number[0]):,}", f"{first}s {rest}".strip())
 
 
 def samples_short(result: Result) -> str:
@@ -121,10 +129,13 @@ def headline(result: Result) -> str:
     verb = "trains" if main.gpus == 1 else "train"
     speed = f"{gpus(main.gpus)} {verb} {count(main.samples_per_s)} {samples_short(result)}/s"
     if not main.memory.fits:
+        where = "GPU memory"
+        if main.memory.fits_gpu:
+            where = "the host's " + " and ".join(main.memory.overfull)
         if main.memory.may_fit:
-            doubt = "May not fit in GPU memory. If it does"
+            doubt = f"May not fit in {where}. If it does"
         else:
-            doubt = "Does not fit in GPU memory. If it did"
+            doubt = f"Does not fit in {where}. If it did"
         speed = f"{doubt}, {speed.replace('train', 'would train', 1)}"
         speed = speed.replace("would trains", "would train")
     linear = ""
@@ -153,7 +164,7 @@ def limit(point: SizeResult) -> str:
         return ""
     saved = percent_column(relief.saves_s / point.step_time_s)
     alone = [each.saves_s for each in point.reliefs if len(each.parts) == 1]
-    text = f"Bottleneck: with {relief.what} a step would take {saved} less"
+    text = f"With {relief.what} a step would take {saved} less"
     if len(relief.parts) > 1 and alone:
         most = percent_column(max(0.0, *alone) / point.step_time_s)
         text = f"{text}; no part alone saves more than {most}"
@@ -166,6 +177,23 @@ def utilisation(point: SizeResult) -> str:
     if point.mfu is None:
         return ""
     return f"MFU {percent(point.mfu)}: matrix products of the model over the GPUs' dense peak."
+
+
+def assumed(text: str) -> str:
+    """Write a noted assumption for a list of them: "GPU launch: 7.5 µs, ...".
+
+    Examples
+    --------
+    >>> assumed("gpu launch: assumption: 7.5 us, the middle")
+    'GPU launch: 7.5 µs, the middle'
+    """
+    text = re.sub(r"(?<=\d) us\b", f" {chr(0xB5)}s", text.replace("assumption: ", "", 1))
+    name, colon, rest = text.partition(": ")
+    if not colon or len(name) > 40:
+        return text[:1].upper() + text[1:]
+    names = {"gpu": "GPU", "upi": "UPI", "dram": "DRAM", "roce": "RoCE", "pcie": "PCIe"}
+    spelled = " ".join(names.get(word, word) for word in name.replace("_", " ").split(" "))
+    return f"{spelled[:1].upper()}{spelled[1:]}: {rest}"
 
 
 def hot_spot(point: SizeResult) -> str:
@@ -239,7 +267,14 @@ def efficiency_base(result: Result) -> str:
 
 
 def memory(part: Memory) -> str:
-    """Say whether the training state fits, and how sure that is."""
+    """Say whether the training state fits, and how sure that is; what is offloaded, too."""
+    if part.fits_gpu and part.overfull:
+        return f"Does not fit the host: {host_memory(part)}"
+    offloaded = host_memory(part)
+    return _gpu_memory(part) + (f"; {offloaded}" if offloaded else "")
+
+
+def _gpu_memory(part: Memory) -> str:
     share = percent(part.total_bytes / part.capacity_bytes) if part.capacity_bytes else "all"
     has = f"{size(part.capacity_bytes)} per GPU"
     used = f"{size(part.total_bytes)} of {has} ({share})"
@@ -253,6 +288,24 @@ def memory(part: Memory) -> str:
         reserve = f"CUDA, NCCL and the allocator take about {size(part.reserve_bytes)} beside it"
         return f"Tight: {used}, and {reserve}"
     return f"Fits: {used}, with room for the {size(part.reserve_bytes)} of CUDA, NCCL and allocator"
+
+
+def host_memory(part: Memory) -> str:
+    """Say what is offloaded to a host's memory and drives, and what these hold; "" for nothing."""
+    sentences = []
+    for name, needed, has in (
+        ("memory", part.host_bytes, part.host_capacity_bytes),
+        ("drives", part.drive_bytes, part.drive_capacity_bytes),
+    ):
+        if needed:
+            field = "host_memory" if name == "memory" else "nvme.capacity"
+            unknown = f", not checked, as the node states no `{field}`"
+            room = unknown if has is None else f" of {size(has)} ({percent(needed / has)})"
+            verb = "take" if name == "drives" else "takes"
+            sentences.append(
+                f"the host's {name} {verb} {size(needed)} {room}".replace(" not", ", not")
+            )
+    return ", ".join(sentences)
 
 
 def memory_verdict(part: Memory) -> str:

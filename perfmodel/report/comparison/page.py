@@ -38,7 +38,7 @@ def comparison_html(comparison: Comparison) -> str:
     title = text.title(comparison)
     lead, fields = "Nothing: all sides ask the same.", []
     if comparison.fields:
-        lead = " ".join(["Fields of the scenarios.", *text.unread_fields(comparison)])
+        lead = " ".join(text.unread_fields(comparison))
         fields = [tables.fields_table(comparison)]
     steps = Figure(draw_steps(comparison), "steps", "Bars: the parts of a step of each side")
     parts = "One step of each in its parts."
@@ -53,7 +53,11 @@ def comparison_html(comparison: Comparison) -> str:
         )
         table = tables.what_if_table(comparison)
         sections.append(section("What each part of the machine costs", lead, table))
-    grounds = section("What the numbers rest on", "", Bullets(comparison.assumptions))
+    grounds = section(
+        "What the numbers rest on",
+        "",
+        Bullets([quantities.assumed(line) for line in comparison.assumptions]),
+    )
     return render_html(f"Comparison: {title}", [_header(comparison), *sections, grounds])
 
 

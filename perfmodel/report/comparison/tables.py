@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.report.comparison.text import (
+    NOTHING,
     column_names,
     headline,
+    limited_by,
     sentences,
     signed_ratio,
     unread_fields,
@@ -31,7 +33,7 @@ def figures_table(comparison: Comparison) -> Table:
     rows: list[tuple[str, ...]] = [
         ("GPUs", *(f"{point.gpus:,}" for point in points)),
         ("global batch", *(f"{point.global_batch:,}" for point in points)),
-        ("step", *(quantities.duration(point.step_time_s) for point in points)),
+        ("step", *_steps([point.step_time_s for point in points])),
         ("80 % interval", *map(_interval, sides)),
         _throughput_row(comparison),
         *_per_sample_rows(comparison),
@@ -46,6 +48,14 @@ def figures_table(comparison: Comparison) -> Table:
         ("limited by", *(_limited_by(point, short=len(sides) > 3) for point in points)),
     ]
     return _with_change(comparison, rows, _changes(comparison))
+
+
+def _steps(times_s: Sequence[float]) -> list[str]:
+    """Steps with three digits; with four where three are the same for times that differ."""
+    written = [quantities.duration(time_s) for time_s in times_s]
+    if len(set(written)) == len({f"{time_s:.4g}" for time_s in times_s}):
+        return written
+    return [quantities.duration(time_s, digits=4) for time_s in times_s]
 
 
 def _utilisation(side: Side) -> str:
@@ -89,11 +99,11 @@ def _mixture_rows(points: Sequence[SizeResult]) -> list[tuple[str, ...]]:
 
 
 def _limited_by(point: SizeResult, *, short: bool) -> str:
-    """Name the bottleneck; by kinds of parts where it is several links, whose names are long."""
+    """Name the bottleneck; where columns are many by kinds of parts, whose names are short."""
     relief = point.relief
-    if relief is None or not relief.parts or (len(relief.parts) < 2 and not short):
-        return point.bottleneck
-    return ", ".join(relief.parts)
+    if not short or relief is None or not relief.parts:
+        return limited_by(point)
+    return "compute" if limited_by(point).startswith("compute") else ", ".join(relief.parts)
 
 
 def _per_sample_rows(comparison: Comparison) -> list[tuple[str, ...]]:
@@ -121,6 +131,7 @@ def parts_table(comparison: Comparison) -> Table:
         name: _signed_time(time_s)
         for versus in comparison.differences
         for name, time_s in versus.parts_s.items()
+        if abs(time_s) >= 0.5e-3 * max(side.point.step_time_s for side in comparison.sides)
     }
     return _with_change(comparison, rows, own)
 
@@ -141,12 +152,13 @@ def _changes(comparison: Comparison) -> Mapping[str, str]:
     (versus,), (first, other) = comparison.differences, [side.point for side in comparison.sides]
     own = {
         "step": signed_ratio(versus.step.ratio),
-        "compute": _signed_time(other.compute_s - first.compute_s),
         "communication": _signed_time(other.comm_s - first.comm_s),
         "exposed communication": _signed_time(versus.exposed_s),
     }
+    if abs(other.compute_s / first.compute_s - 1) >= NOTHING:
+        own["compute"] = _signed_time(other.compute_s - first.compute_s)
     if versus.same_samples:
-        own["throughput"] = signed_ratio(versus.throughput.ratio)
+        own[_throughput_row(comparison)[0]] = signed_ratio(versus.throughput.ratio)
     if versus.step.interval is not None:
         low, high = versus.step.interval
         own["80 % interval"] = f"{signed_ratio(low)} to {signed_ratio(high)}"
@@ -157,7 +169,7 @@ def _throughput_row(comparison: Comparison) -> tuple[str, ...]:
     """Throughputs; their unit beside the name where there are many sides of one kind of sample."""
     counts = [quantities.count(side.point.samples_per_s) for side in comparison.sides]
     units = [f"{quantities.samples_short(side.result)}/s" for side in comparison.sides]
-    if len(counts) > 3 and len(set(units)) == 1:
+    if len(set(units)) == 1:
         return (f"throughput, {units[0]}", *counts)
     pairs = zip(counts, units, strict=True)
     return ("throughput", *(f"{number} {unit}" for number, unit in pairs))
@@ -185,7 +197,7 @@ def _interval(side: Side) -> str:
     ends = side.point.interval_s
     if ends is None:
         return "not known"
-    return f"{quantities.duration(ends[0])} to {quantities.duration(ends[1])}"
+    return quantities.span(*ends, quantities.duration)
 
 
 def _signed_time(time_s: float) -> str:

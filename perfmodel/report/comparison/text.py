@@ -8,9 +8,13 @@ from string import ascii_uppercase
 
 from perfmodel.report.common import quantities
 from perfmodel.studies.compare.model import Change, Comparison, Side, SideDifference
+from perfmodel.studies.run.result.model import SizeResult
 
 NOTHING = 0.0005
 """Changes below this are none."""
+
+_MOSTLY = 0.9
+"""Share of a step from which on it is mostly compute."""
 
 _ROOM = 80
 """Characters of labels that head the columns of a table side by side."""
@@ -63,7 +67,8 @@ def per_sample(versus: SideDifference) -> Change:
 
 def title(comparison: Comparison) -> str:
     """Name what is compared."""
-    return " against ".join(side.label for side in comparison.sides)
+    first, *rest = (side.label for side in comparison.sides)
+    return f"{first} against {_and(rest)}" if rest else first
 
 
 def sentences(comparison: Comparison) -> Iterator[str]:
@@ -74,7 +79,11 @@ def sentences(comparison: Comparison) -> Iterator[str]:
         yield f"{names[0]}: a step takes {quantities.duration(first.point.step_time_s)}."
     rest = zip(names[1:], comparison.sides[1:], comparison.differences, strict=True)
     for name, side, versus in rest:
-        parts = (_difference(first, side, versus), _limit(versus), _lacking_memory(first, side))
+        parts = (
+            _difference(first, side, versus),
+            _limit(first, side, versus),
+            _lacking_memory(first, side),
+        )
         yield f"{name}: {' '.join(part for part in parts if part)}"
 
 
@@ -83,8 +92,11 @@ def _difference(first: Side, side: Side, versus: SideDifference) -> str:
     if versus.same_batch or not versus.same_samples:
         now, then = quantities.duration(after.step_time_s), quantities.duration(before.step_time_s)
         by = change(versus.step, "longer", "shorter")
-        unlike = "" if versus.same_samples else " The samples are different things."
-        return f"a step takes {now} instead of {then}, {by}.{unlike}{_largest_part(versus)}"
+        instead = "" if now == then else f" instead of {then}"
+        unlike = (
+            "" if versus.same_samples else f" Its samples are {quantities.samples(side.result)}."
+        )
+        return f"a step takes {now}{instead}, {by}.{unlike}{_largest_part(versus)}"
     now, then = (quantities.duration(1 / point.samples_per_s) for point in (after, before))
     by = change(per_sample(versus), "longer", "shorter")
     return (
@@ -141,7 +153,7 @@ def _largest_part(versus: SideDifference) -> str:
     if abs(versus.step.ratio - 1) < NOTHING or apart_s == 0:
         return ""
     more = "more" if apart_s > 0 else "less"
-    return f" The largest part of it is {part}, {quantities.duration(abs(apart_s))} {more}."
+    return f" Most of that is {part}, {quantities.duration(abs(apart_s))} {more}."
 
 
 def _any_host(part: str) -> str:
@@ -149,11 +161,27 @@ def _any_host(part: str) -> str:
     return re.sub(r"\bhost \d+", "host", part)
 
 
-def _limit(versus: SideDifference) -> str:
+def limited_by(point: SizeResult) -> str:
+    """Name the bottleneck; where a step is compute but for a little, that first."""
+    relief, computes = point.relief, point.compute_s >= _MOSTLY * point.step_time_s
+    if relief is None or not computes or relief.saves_s >= (1 - _MOSTLY) * point.step_time_s:
+        return point.bottleneck
+    saves = quantities.percent(relief.saves_s / point.step_time_s)
+    return f"compute (without limits of {_and(relief.parts)} {saves} less)"
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def _limit(first: Side, side: Side, versus: SideDifference) -> str:
     before, after = versus.bottleneck
+    ends = limited_by(first.point), limited_by(side.point)
+    if all(end.startswith("compute") for end in ends):
+        return "Compute limits both."
     if _any_host(before) != _any_host(after):
-        return f"What limits the step moved from {before} to {after}."
-    return f"Both are limited by {after}."
+        return f"The limit moves from {ends[0]} to {ends[1]}."
+    return f"The limit stays {ends[1]}."
 
 
 def _lacking_memory(first: Side, side: Side) -> str:

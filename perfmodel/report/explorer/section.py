@@ -139,9 +139,13 @@ def _error(check: InterpolationCheck) -> float:
 def _errors(checks: Sequence[InterpolationCheck]) -> str:
     errors = [check.error for check in checks]
     return (
-        f"the step time was off by {quantities.percent(median(errors))} in the median and "
-        f"{quantities.percent(max(errors))} at worst"
+        f"the step time was off by {_share(median(errors))} in the median and "
+        f"{_share(max(errors))} at worst"
     )
+
+
+def _share(error: float) -> str:
+    return quantities.percent(error) if error >= 0.0005 else "less than 0.1\N{NO-BREAK SPACE}%"
 
 
 def to_data(grid: Grid) -> dict[str, Any]:

@@ -54,7 +54,9 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
         "fits": memory.fits,
         "tight": memory.tight,
         "memory": attributes(
-            memory, f"{needs} total_bytes capacity_bytes advice low_bytes high_bytes reserve_bytes"
+            memory,
+            f"{needs} total_bytes capacity_bytes advice low_bytes high_bytes reserve_bytes "
+            "host_bytes host_capacity_bytes drive_bytes drive_capacity_bytes",
         ),
         "mode": point.mode,
         "reliefs": [attributes(each, "what parts what_if saves_s") for each in point.reliefs],

@@ -256,7 +256,8 @@ def _grounds(result: Result) -> Section:
         "interval": quantities.interval(main),
         **result.provenance,
     }
-    assumed = [Heading("Assumptions"), Bullets(result.assumptions)] if result.assumptions else []
+    lines = [quantities.assumed(text) for text in result.assumptions]
+    assumed = [Heading("Assumptions"), Bullets(lines)] if lines else []
     return section(
         "What this rests on",
         "",

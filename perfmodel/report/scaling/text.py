@@ -44,7 +44,7 @@ def basis(result: Result) -> str:
     if len(result.points) < 2:
         return (
             f"Only one size was asked for, {quantities.gpus(result.main.gpus)}, so how it scales "
-            "is not known; scale in the scenario asks for more."
+            "is not known; `scale` in the scenario asks for more."
         )
     return f"{quantities.scaling(result)}. Efficiency is {quantities.efficiency_base(result)}."
 
@@ -69,12 +69,12 @@ def knee_sentence(result: Result) -> str:
     reach = knee(result)
     if reach is None:
         return ""
-    base = f"the throughput of one at {quantities.gpus(result.efficiency_base)}"
+    base = f"what a GPU of {quantities.gpus(result.efficiency_base)} trains"
     if result.efficiency_base == 1:
-        base = "the throughput of a single GPU"
+        base = "what one GPU trains alone"
     grown_to = (
-        f"growing to it from any smaller size brings at least {quantities.percent(WORTH)} of "
-        f"{base} per added GPU{_exceptions(reach)}"
+        f"from any smaller size on each added GPU brings at least {quantities.percent(WORTH)} of "
+        f"{base}{_exceptions(reach)}"
     )
     if reach.beyond is None:
         text = f"No knee up to {quantities.gpus(reach.gpus)}: {grown_to}"
@@ -108,7 +108,7 @@ def _within_intervals(
         return (
             f"; the same at {both}" if low == reach.gpus else f"; {quantities.gpus(low)} at {both}"
         )
-    return f"; from {low:,} to {quantities.gpus(high)} between {both}"
+    return f"; {low:,} or {quantities.gpus(high)} at the {both.partition(' ')[2]}"
 
 
 def good_sentence(result: Result) -> str:

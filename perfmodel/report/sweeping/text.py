@@ -80,19 +80,20 @@ def findings(swept: SweepResult) -> Iterator[str]:
     pairs = [pair for pair in answered(swept) if pair[1].fits]
     if len(pairs) > 1:
         (_, best), (last, slowest) = pairs[0], pairs[-1]
-        times = (best.samples_per_s or 0.0) / (slowest.samples_per_s or 1.0)
+        share = (slowest.samples_per_s or 0.0) / (best.samples_per_s or 1.0)
         yield (
-            f"The slowest, {describe(last.set)}, trains "
+            f"The slowest that fits ({describe(last.set)}) trains "
             f"{quantities.count(slowest.samples_per_s or 0.0)} samples/s, "
-            f"{quantities.count(times)} times fewer."
+            f"{quantities.percent(share)} of that."
         )
     if not has_one_size(pairs):
         variant, answer = max(pairs, key=lambda pair: per_gpu(pair[1]))
         rate = quantities.count(per_gpu(answer))
         yield f"Most for each GPU: {describe(variant.set)}, {rate} samples/s per GPU."
-    lacking = sum(not answer.fits for _, answer in answered(swept))
+    lacking = [variant for variant, answer in answered(swept) if not answer.fits]
     if lacking:
-        yield f"{lacking:,} {'does' if lacking == 1 else 'do'} not fit in memory."
+        only = f" ({describe(lacking[0].set)})" if len(lacking) == 1 else ""
+        yield f"{len(lacking):,}{only} {'does' if only else 'do'} not fit in memory."
     if swept.failed:
         yield f"{swept.failed:,} could not be answered."
 

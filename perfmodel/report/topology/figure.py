@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Figure, section
+from perfmodel.report.common.document import Figure, header, section
 from perfmodel.report.common.figures import new_figure
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import (
@@ -371,5 +371,7 @@ def write_topology(topology: Topology, path: Path) -> Path:
     """
     check_page_name(path)
     figure = Figure(draw_topology(topology), "topology", f"Picture of {topology.name}")
-    body = section("Topology", f"{topology_caption(topology)}.", figure)
-    return write_report_files(path.parent, {path.name: render_html(topology.name, [body])})
+    head = header(f"fabric {topology.fabric}", topology.name, [])
+    lead = f"{topology_caption(topology)}. Rates are usable ones, each way."
+    page = render_html(topology.name, [head, section("Machine and links", lead, figure)])
+    return write_report_files(path.parent, {path.name: page})

@@ -50,7 +50,7 @@ def find_limiting(point: SizeResult) -> list[LinkUse]:
     """
     links = point.links or ()
     named = [link for link in links if _label(link) in point.bottleneck_path]
-    if named or "->" not in point.bottleneck_path:
+    if len(named) == point.bottleneck_path.count("->"):
         return named
     # Traffic is listed of a few hosts; the link that is named has its like in the first of them.
     path = _without_numbers(point.bottleneck_path)
@@ -154,14 +154,13 @@ def limit_sentence(topology: Topology, point: SizeResult) -> str:
         if point.bottleneck == "compute":
             return "The GPUs themselves are the bottleneck (compute), no link is"
         return f"Bottleneck: {point.bottleneck}"
-    rates = [
-        f"{rate_text(link.kind, _rate_Bps(topology.arcs, link))} each way, "
-        f"{quantities.percent(link.utilisation)} used over the whole step"
+    each = "; ".join(
+        f"{LINKS.get(link.kind, ('', link.kind))[1]} of "
+        f"{rate_text(link.kind, _rate_Bps(topology.arcs, link))}, "
+        f"{quantities.percent(link.utilisation)} used"
         for link in limiting
-    ]
-    kinds = [LINKS.get(link.kind, ("", link.kind))[1] for link in limiting]
-    each = "; ".join(f"{kind} of {rate}" for kind, rate in zip(kinds, rates, strict=True))
-    return f"Bottleneck: {point.bottleneck}; drawn thick ({each})"
+    )
+    return f"Bottleneck: {point.bottleneck}; drawn thick ({each} over the whole step)"
 
 
 def busiest_link(point: SizeResult) -> str:

@@ -188,6 +188,10 @@ def _strategies(validation: Validation) -> Section | None:
     if not any(table.steps for table in validation.strategies):
         return None
     lead = "Published steps of sharded and other strategies, and the peak of a GPU's memory."
+    beside_sample = strategy_tables.sample_table(validation)
+    sampled = [
+        Heading("Sample and all rows"), Paragraph(strategy_tables.SAMPLE_LEAD), beside_sample,
+    ]  # fmt: skip
     return section(
         "Steps by strategy",
         lead,
@@ -200,6 +204,7 @@ def _strategies(validation: Validation) -> Section | None:
         Heading("Models split over GPUs"),
         Paragraph(strategy_tables.SPLIT_LEAD),
         strategy_tables.split_table(validation),
+        *(sampled if beside_sample.rows else ()),
         Heading("The quicker of two settings"),
         Paragraph(strategy_tables.ORDER_LEAD),
         strategy_tables.order_table(validation),

@@ -15,6 +15,8 @@ from perfmodel.validate.score.strategy_scores import (
     by_strategy,
     of_split_models,
     orders,
+    sampled,
+    score_steps,
     step_entries,
 )
 from perfmodel.validate.score.training_scores import TrainingScore
@@ -47,7 +49,12 @@ LEAD = (
 TABLES_LEAD = "Median / 90th percentile of the absolute error, and bias; rows in brackets."
 SPLIT_LEAD = (
     "Models of which tensors, tokens, experts or layers are split over GPUs: as above, by GPU and "
-    "by precision. Of long tables a few settings are predicted, evenly spaced."
+    "by precision. Of long tables a few settings are predicted, evenly spaced, unless all rows are "
+    "asked for (--all-rows)."
+)
+SAMPLE_LEAD = (
+    "Every row was predicted. The error of those tables of which otherwise a few settings are "
+    "predicted: of these, and of all rows."
 )
 ORDER_LEAD = (
     "Two settings of one table for the same model whose published times of a GPU for a sample "
@@ -73,6 +80,27 @@ def source_table(validation: Validation) -> Table:
     """Errors of each table, a column per quantity."""
     rows = [(name, *_cells(own)) for name, own in by_source(validation.strategies).items()]
     return Table(("table", *_titles()), rows)
+
+
+def sample_table(validation: Validation) -> Table:
+    """Errors of step time and peak memory, of a table's sample and of all its rows.
+
+    Tables of which every row is sampled are left out, but count for `ALL`.
+    """
+    compared: tuple[Quantity, ...] = ("step", "memory")
+    header = [f">{QUANTITY_NAMES[q]}, {rows}" for q in compared for rows in ("sample", "all rows")]
+    groups = {ALL: list(validation.strategies)}
+    groups |= {t.id: [t] for t in validation.strategies if not all(s.sampled for s in t.steps)}
+    rows = []
+    for name, tables in groups.items() if len(groups) > 1 else ():
+        of_sample, of_all = step_entries(sampled(tables)), step_entries(tables)
+        cells = [
+            _cell(score_steps(entries, quantity))
+            for quantity in compared
+            for entries in (of_sample, of_all)
+        ]
+        rows.append((name, *cells))
+    return Table(("table", *header), rows)
 
 
 def coverage_table(validation: Validation) -> Table:

@@ -114,6 +114,10 @@ def validation_lines(validation: Validation) -> list[Block]:
             strategy_tables.split_table(validation),
         ),
         (
+            f"Published steps, all rows. {strategy_tables.SAMPLE_LEAD}",
+            strategy_tables.sample_table(validation),
+        ),
+        (
             f"Published steps in order. {strategy_tables.ORDER_LEAD}",
             strategy_tables.order_table(validation),
         ),
@@ -133,6 +137,7 @@ def validation_markdown(validation: Validation) -> str:
     common = tables.band_table(validation, common=True)
     inside = "Measured times inside 80 % intervals, which come from other sweeps."
     omissions = Bullets(list(tables.omissions(validation)))
+    beside_sample = strategy_tables.sample_table(validation)
     return render_markdown(
         [
             Paragraph("Predicted versus measured", "headline"),
@@ -180,6 +185,17 @@ def validation_markdown(validation: Validation) -> str:
                 "Steps of split models",
                 strategy_tables.SPLIT_LEAD,
                 strategy_tables.split_table(validation),
+            ),
+            *(
+                [
+                    table_section(
+                        "Steps of strategies: sample and all rows",
+                        strategy_tables.SAMPLE_LEAD,
+                        beside_sample,
+                    )
+                ]
+                if beside_sample.rows
+                else []
             ),
             table_section(
                 "Steps of strategies: the quicker of two settings",

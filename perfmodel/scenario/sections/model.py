@@ -220,6 +220,11 @@ class ExpertsSection(FileModel):
     tensor: Count = Field(
         default=1, description="GPUs that share each expert: 1, or as many as parallel.tensor"
     )
+    second_token: Switch = Field(
+        default=False,
+        description="a further block predicts the token after the next (multi-token prediction "
+        "of DeepSeek-V3), with the model's own table and head",
+    )
 
 
 class AdaptersSection(FileModel):

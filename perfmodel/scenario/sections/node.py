@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from perfmodel.files import Bandwidth, FileModel, Latency, Parts, Power
+from perfmodel.files import Bandwidth, Bytes, FileModel, Latency, Parts, Power
 from perfmodel.scenario.sections.base import Name, OrName
 from perfmodel.units import MOST_PARTS
 
@@ -87,6 +87,14 @@ class NicSection(FileModel):
 Nics = Annotated[NicSection, BeforeValidator(_expand_nics), OrName()]
 
 
+class NvmeSection(FileModel):
+    """NVMe drives of a host, all together."""
+
+    read: Bandwidth
+    write: Bandwidth
+    capacity: Bytes | None = Field(default=None, description="default: not checked")
+
+
 class NodeSection(FileModel):
     """A host: a template that it `extends` and what differs, or `gpus` and what joins them."""
 
@@ -117,6 +125,12 @@ class NodeSection(FileModel):
     )
     gpudirect: OnOff | None = Field(
         default=None, description="whether NICs read and write GPU memory"
+    )
+    host_memory: Bytes | None = Field(
+        default=None, description="memory of the CPUs, that what is offloaded has to fit into"
+    )
+    nvme: NvmeSection | None = Field(
+        default=None, description="NVMe drives for ZeRO-Infinity: their rates, and capacity"
     )
     nics: Nics | None = None
     nic: Nics | None = Field(default=None, description="as `nics`, one unless `count` says more")

@@ -36,12 +36,23 @@ class RecomputedBlocks(FileModel):
     blocks: Count
 
 
+class KeptResults(FileModel):
+    """Products and attention whose results are kept, as JAX's named policies have it."""
+
+    keep: Annotated[tuple[Name, ...], Field(min_length=1, max_length=64)]
+
+
+def _recompute_tag(value: object) -> str:
+    if isinstance(value, KeptResults) or (isinstance(value, Mapping) and "keep" in value):
+        return "keep"
+    return "blocks" if isinstance(value, Mapping | RecomputedBlocks) else "word"
+
+
 RecomputeField = Annotated[
     Annotated[Literal["none", "selective", "operations", "full"], Tag("word")]
-    | Annotated[RecomputedBlocks, Tag("blocks")],
-    Discriminator(
-        lambda value: "blocks" if isinstance(value, Mapping | RecomputedBlocks) else "word"
-    ),
+    | Annotated[RecomputedBlocks, Tag("blocks")]
+    | Annotated[KeptResults, Tag("keep")],
+    Discriminator(_recompute_tag),
 ]
 
 
@@ -113,7 +124,9 @@ class ComputeSection(FileModel):
         description="of activations, in backward: 'selective', the core attention (scores, "
         "softmax, dropout, weighted sum); 'operations', every repeated block but for attention and "
         "every second matrix product, whose results are kept (torchtitan's 'op'); 'full', every "
-        "repeated block, of which its input is kept; or {blocks: N}, the first N of them",
+        "repeated block, of which its input is kept; {blocks: N}, the first N of them; or {keep: "
+        "[q_proj, ...]}, every repeated block but for these products, whose results are kept "
+        "(JAX's named policies), and for its last product, which backward does not need",
     )
     offload_activations: Literal["none", "blocking", "overlapped"] = Field(
         default="none",

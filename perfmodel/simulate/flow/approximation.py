@@ -37,9 +37,9 @@ class ApproximationNote:
 
     def __str__(self) -> str:
         return (
-            f"Fidelity flow is an approximation where {self.text}: on small machines a collective "
-            f"is off by {self.median:.0%} in the median, {self.p90:.0%} in one case of ten, "
-            f"{self.worst:.0%} at worst."
+            f"Rates on links (fidelity flow) are an approximation where {self.text}: on small "
+            f"machines a collective is off by {100 * self.median:.0f} % in the median, "
+            f"{100 * self.p90:.0f} % in one case of ten, {100 * self.worst:.0f} % at worst."
         )
 
 

@@ -349,6 +349,7 @@ class FlowNetwork(Network):
             self._leave(job)
             if job.is_last:
                 job.land(job.start_s + self._ends_s(job)[1])
+                job.release()
             else:
                 self._begin_next_leg(job)
 

@@ -12,6 +12,7 @@ from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.recurrence import ReadyTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.stepped_clocks import SteppedClocks
+from perfmodel.collectives.timing.tree_clocks import TreeClocks
 from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.collectives.timing.variable_rate import (
     Clocks,
@@ -39,7 +40,7 @@ EDGES_A_MILLISECOND = 500
 """Edges whose ends NumPy works out in a millisecond, which is the unit of `Effort`."""
 
 
-AnyClocks = Clocks | SteppedClocks | OneStep
+AnyClocks = Clocks | SteppedClocks | TreeClocks | OneStep
 
 
 @dataclass
@@ -161,6 +162,8 @@ class Collective:
         course = self.timer.keep(Courses).of(leg.phases, self.lowered.credits)
         pace = LinkRates(-np.inf, leg.rate_Bps, leg.latency_s)
         loops = self.timer.keep(Effort).loops
+        if loops is not None and course.are_trees:
+            return TreeClocks(loops, course, begin_s, pace)
         if loops is not None and (course.order is None or course.edges <= FEW_EDGES):
             return SteppedClocks(loops, course, begin_s, pace)
         return Clocks(course, begin_s, pace)
@@ -179,9 +182,15 @@ class Collective:
         assert stage is not None
         assert rates_Bps is not None
         self._ready.land(ended.phases[0], ends.landed_s)
+        self.release()
         begin_s = self._ready.begin_s(stage.phases[0])
         self._clocks, self._ends = self._clocks_of(stage, rates_Bps, begin_s), None
         self._stage, self._rates_Bps = stage, rates_Bps
+
+    def release(self) -> None:
+        """Give back the arrays of clocks whose leg is over."""
+        if isinstance(self._clocks, TreeClocks):
+            self._clocks.release()
 
     def alone_s(self) -> float:
         """Time for which the present leg is on the wire without other traffic; seconds."""

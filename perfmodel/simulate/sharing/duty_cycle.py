@@ -42,8 +42,15 @@ class UseOrders:
     """How links are used by sets of edges; found once for all sizes of a collective.
 
     Machines whose links differ in their latencies only may share it.
+
+    Parameters
+    ----------
+    known : UseOrders, optional
+        Of a machine on which links of one bandwidth are also of one bandwidth here (see
+        `tells_apart`): what was found there holds here, over the same edges.
     """
 
+    known: UseOrders | None = None
     _patterns: dict[tuple[int, ...], _KnownPatterns] = field(default_factory=dict)
     _fits: dict[tuple[int, int], tuple[UsePatterns, Phase, bool]] = field(default_factory=dict)
 
@@ -52,6 +59,9 @@ class UseOrders:
 
     def of(self, stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
         """Return how links of some capacity are used in a phase of a stage."""
+        known = None if self.known is None else self.known.find(stage, phase)
+        if known is not None:
+            return known
         key = id(stage.edges.arcs), id(phase.first), id(capacity_Bps), len(stage.phases)
         if key not in self._patterns:  # the entry holds them, so that their ids stay unique
             self._patterns[key] = _KnownPatterns(stage.edges.arcs, phase.first, capacity_Bps, [])
@@ -62,6 +72,17 @@ class UseOrders:
             del patterns[1:]
             patterns.append(fitting)
         return fitting
+
+    def find(self, stage: Stage, phase: Phase) -> UsePatterns | None:
+        """Return what was found for the edges of a stage, if those of a class are alike in it."""
+        for key, entry in self._patterns.items():
+            is_own = entry.arcs is stage.edges.arcs and entry.first is phase.first
+            if is_own and key[-1] == len(stage.phases):
+                patterns = self._fitting(entry.patterns, phase)
+                classes = None if patterns is None else patterns.classes
+                numbers = stage.latency_s, stage.cap_Bps
+                return patterns if classes is None or all(map(classes.agree, numbers)) else None
+        return None
 
     def _fitting(self, patterns: Sequence[UsePatterns], phase: Phase) -> UsePatterns | None:
         return next((each for each in patterns if self._fit(each, phase)), None)
@@ -77,12 +98,26 @@ class UseOrders:
         """Return the classes of edges of a stage whose rates were asked for; None without any."""
         if len(stage.phases) > 1:  # patterns of one phase are not those of another
             return None
+        known = None if self.known is None else self.known.find(stage, stage.phases[0])
+        if known is not None:
+            return known.classes
         for key, entry in self._patterns.items():
             is_own = entry.arcs is stage.edges.arcs and entry.first is stage.phases[0].first
             if is_own and key[-1] == 1:
                 patterns = self._fitting(entry.patterns, stage.phases[0])
                 return None if patterns is None else patterns.classes
         return None
+
+
+def tells_apart(capacity_Bps: FloatArray, others_Bps: FloatArray) -> bool:
+    """Whether links of unlike bandwidths on another machine are of unlike ones on this one, too.
+
+    `capacity_Bps`, `others_Bps`: of the same links on both; shape (links,).
+    """
+    if len(capacity_Bps) != len(others_Bps):
+        return False
+    _, sample, of = np.unique(capacity_Bps, return_index=True, return_inverse=True)
+    return np.array_equal(others_Bps[sample][of], others_Bps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,10 @@ def to_json(advice: Advice) -> dict[str, Any]:
         "base": _point(advice.base),
         "changes": [_trial(trial, advice) for trial in advice.trials],
         "together": [_trial(trial, advice) for trial in advice.together],
+        "power_limits": [
+            _trial(trial, advice) | {"energy_ratio": advice.energy_ratio(trial)}
+            for trial in advice.power
+        ],
         "does_not_fit": [_trial(trial, advice) for trial in advice.too_big],
         "refused": [
             {

@@ -114,6 +114,10 @@ class Advice:
         The best few together, each simulated as a whole: of those that leave training as it is but
         for rounding; also of those that change the batch or lose information; also of hardware.
         Only those that gain more than the one before.
+    power : tuple of Trial
+        Lower limits on the power of boards, which save energy for time.
+    full_power_W : float or None
+        What a board may draw as it is; None where no data sheet says it.
     too_big : tuple of Trial
         Changes that do not fit the memory of a GPU.
     refused : tuple of Trial
@@ -132,6 +136,8 @@ class Advice:
     adapters: int
     trials: tuple[Trial, ...]
     together: tuple[Trial, ...]
+    power: tuple[Trial, ...]
+    full_power_W: float | None
     too_big: tuple[Trial, ...]
     refused: tuple[Trial, ...]
     hourly: Money | None
@@ -142,6 +148,19 @@ class Advice:
     def best(self) -> Trial | None:
         """The best that leaves training as it is, else the cheapest that gains; None if none."""
         return next(iter(self.together), None)
+
+    def energy_ratio(self, trial: Trial) -> float:
+        """Energy of a sample under a limit over that of now, each board at its limit's power."""
+        watts = float(str(trial.changes[0].fields["cluster.node.power_limit"]).removesuffix(" W"))
+        assert self.full_power_W is not None  # else no limit was tried
+        return watts / self.full_power_W / trial.ratio
+
+    @property
+    def thrifty(self) -> tuple[Trial, ...]:
+        """Limits on power that save a larger share of energy than they cost of the speed."""
+        return tuple(
+            trial for trial in self.power if 1.0 - self.energy_ratio(trial) > 1.0 - trial.ratio
+        )
 
     @property
     def worth(self) -> tuple[Trial, ...]:

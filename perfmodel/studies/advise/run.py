@@ -19,13 +19,17 @@ from perfmodel.studies.advise.model import (
 )
 from perfmodel.studies.advise.quick_scan import scan_settings
 from perfmodel.studies.advise.settings_changes import list_settings
-from perfmodel.studies.advise.upgrades import find_adapter, hourly_price, list_upgrades
+from perfmodel.studies.advise.upgrades import (
+    find_adapter,
+    hourly_price,
+    list_power_limits,
+    list_upgrades,
+)
 from perfmodel.studies.compare.compare import ratio_interval_of
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.prepared import PreparedSize
-from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import Result, SizeResult
@@ -34,6 +38,7 @@ from perfmodel.studies.run.steps.sized_job import size_job
 from perfmodel.studies.sweep.executor import map_unordered
 from perfmodel.studies.sweep.variants import without_curve
 from perfmodel.timeline import Timeline
+from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:
@@ -75,7 +80,7 @@ def simulate_changed(
         inputs = resolve_scenario(scenario, profile, None)
         sized = size_job(inputs, inputs.sizes[-1])
         others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
-        memory = estimate_memory(sized.job, sized.size.gpus, sized.batch, others)
+        memory = sized.memory(others)
         if not memory.fits or (memory.tight and memory.total_bytes > base_bytes):
             return number, Outcome(None, memory)
         simulate = simulate_size if sized.job.strategy.loops is None else simulate_loop_size
@@ -208,9 +213,11 @@ def advise_scenario(
         *list_settings(single, inputs.workload, sized.job.gpu, size.gpus),
         *list_upgrades(single, inputs.node, size, result.routing_cost),
     ]
-    most = len(proposals) + len(LEVELS) * MOST_TRIALS
+    limits = tuple(list_power_limits(single, inputs.node))
+    most = len(proposals) + len(limits) + len(LEVELS) * MOST_TRIALS
     trials = _Trials(single, _light(result.main), profile, jobs, progress, most)
     alone = _without_dearer(trials.all_of(proposals))
+    power = tuple(each for each in trials.all_of(limits) if each.point is not None)
     together = tuple(_combine(trials, [each for each in alone if each.point is not None]))
     rate, count = find_adapter(inputs.node) if size.nodes > 1 else (None, 0)
     if progress is not None:
@@ -220,6 +227,7 @@ def advise_scenario(
         base=trials.base, adapter_Bps=rate, adapters=count,
         trials=tuple(sorted((t for t in alone if t.point), key=lambda trial: -trial.ratio)),
         together=together,
+        power=power, full_power_W=inputs.node.power_limit or load_gpu(inputs.node.gpu).power_W,
         too_big=tuple(each for each in alone if each.memory and each.point is None),
         refused=tuple(each for each in alone if each.memory is None),
         hourly=hourly_price(scenario, size), simulated=trials.simulated,

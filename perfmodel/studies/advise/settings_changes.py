@@ -36,6 +36,12 @@ _PRECISION_NOTES = {
     "fp8": "products in fp8: compare the loss over a few thousand steps",
 }
 
+_CHANNELS = frozenset(
+    f"NCCL_{side}_{name}" for side in ("MIN", "MAX") for name in ("CTAS", "NCHANNELS", "NRINGS")
+)
+LEAST_CHANNELS = (16, 32)
+"""Numbers that are offered: NCCL's own most are 32 (64 on Blackwell)."""
+
 _STRATEGIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("DDP", {"kind": "ddp"}),
     ("ZeRO stage 1", {"kind": "zero", "stage": 1}),
@@ -65,6 +71,7 @@ def list_settings(
     """List what could be set otherwise; whether it can and whether it fits is seen later."""
     predicted = scenario.compute.source == "roofline"
     if gpus > 1:
+        yield from _channels(scenario)
         yield from _hooks(scenario, workload)
         yield from _strategies(scenario)
     if predicted:
@@ -74,6 +81,17 @@ def list_settings(
         yield from _precisions(scenario, gpu)
         yield from _kernels(scenario)
     yield from _degrees(scenario)
+
+
+def _channels(scenario: Scenario) -> Iterator[Proposed]:
+    """More channels of NCCL than it chooses, which carry small messages of many NICs."""
+    library = scenario.library
+    if library.name != "nccl" or library.channels is not None or set(library.env) & _CHANNELS:
+        return
+    for least in LEAST_CHANNELS:
+        fields = {"library.env": {**library.env, "NCCL_MIN_CTAS": str(least)}}
+        note = "multiprocessors that kernels of communication take from others"
+        yield Proposed(f"at least {least} channels of NCCL", fields, "channels", "nothing", note)
 
 
 def _hooks(scenario: Scenario, workload: Workload) -> Iterator[Proposed]:

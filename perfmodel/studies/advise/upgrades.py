@@ -8,6 +8,7 @@ from perfmodel.scenario import ClusterSize, Scenario, UpgradeSection
 from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.advise.model import Proposed
 from perfmodel.topology.fabric.assemble import expand_host
+from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
 
 GBIT_Bps = 1e9 / 8
@@ -34,8 +35,30 @@ def list_upgrades(
     """
     if size.nodes > 1:
         yield from _adapters(scenario, node)
-        yield from _fabric(scenario, routing)
+        yield from _fabric(scenario, node, routing)
+    if node.power_limit is not None:
+        full_W = load_gpu(node.gpu).power_W
+        fields = {"cluster.node.power_limit": f"{full_W:g} W"}
+        note = "power and cooling of the racks"
+        yield Proposed(f"boards at their {full_W:g} W", fields, "power", "hardware", note)
     yield from _planned(scenario, size)
+
+
+POWER_SHARES = (0.85, 0.7, 0.55)
+"""Limits on the boards' power that are tried, of their data sheet's; above the least of the law."""
+
+
+def list_power_limits(scenario: Scenario, node: NodeSpec) -> Iterator[Proposed]:
+    """List limits below the present one, where times follow from the GPU's rates."""
+    compute, full_W = scenario.compute, load_gpu(node.gpu).power_W
+    stated = compute.source != "roofline" or compute.measured_step is not None
+    if stated or scenario.cluster.mixed or full_W is None:
+        return
+    for share in POWER_SHARES:
+        limit_W = 10 * round(share * full_W / 10)
+        if limit_W < (node.power_limit or full_W):
+            fields = {"cluster.node.power_limit": f"{limit_W:g} W"}
+            yield Proposed(f"boards limited to {limit_W:g} W", fields, "power", "hardware")
 
 
 def _adapters(scenario: Scenario, node: NodeSpec) -> Iterator[Proposed]:
@@ -57,13 +80,17 @@ def _adapters(scenario: Scenario, node: NodeSpec) -> Iterator[Proposed]:
         yield Proposed(text, fields, "network adapter", "hardware", NO_PRICE)
 
 
-def _fabric(scenario: Scenario, routing: float) -> Iterator[Proposed]:
+def _fabric(scenario: Scenario, node: NodeSpec, routing: float) -> Iterator[Proposed]:
     fabric = scenario.cluster.fabric
     if fabric is None:
         return
+    if fabric.kind in ("leaf-spine", "fat-tree") and len(expand_host(node).ports) > 1:
+        note = "other cables: each adapter of a server to a leaf of its own"
+        fields: dict[str, object] = {"cluster.fabric": "rail-optimised"}
+        yield Proposed("rail-optimised fabric", fields, "fabric", "hardware", note)
     if (fabric.oversubscription or 1.0) > 1.0:
         note = "the price of more uplinks and spine switches"
-        fields: dict[str, object] = {"cluster.fabric.oversubscription": 1.0}
+        fields = {"cluster.fabric.oversubscription": 1.0}
         yield Proposed("no oversubscription", fields, "fabric", "hardware", note)
     if routing > 1.0 and fabric.routing != "adaptive":
         note = "switches and adapters that can"

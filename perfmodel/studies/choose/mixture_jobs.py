@@ -17,7 +17,6 @@ from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.studies.choose.mixtures import MixtureCandidate
 from perfmodel.studies.choose.step_causes import step_causes
-from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.job.model_share import resolve_share
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.result.memory import Memory
@@ -65,7 +64,7 @@ class MixtureJobs:
     def memory(self, sized: SizedJob) -> Memory:
         """Memory of the fullest GPU."""
         others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
-        return estimate_memory(sized.job, sized.size.gpus, sized.batch, others)
+        return sized.memory(others)
 
 
 def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> MixtureJobs:

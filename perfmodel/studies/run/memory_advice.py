@@ -8,8 +8,8 @@ from itertools import combinations
 from typing import Any
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.files import FileModel
 from perfmodel.scenario import Scenario, batch_per_gpu, change_scenario
-from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported
 from perfmodel.training.strategies import STRATEGIES
@@ -88,6 +88,9 @@ def _in_order(fitting: Sequence[Candidate], step_s: float, *, timed: bool) -> li
 def _verdict(candidate: Candidate) -> str:
     memory = candidate.memory
     of_all = f"{format_bytes(memory.total_bytes)} of {format_bytes(memory.capacity_bytes)}"
+    if memory.fits_gpu and memory.overfull:
+        too_small = " and ".join(memory.overfull)
+        return f"{candidate.text}: {of_all}, but more than the host's {too_small} can hold"
     if not memory.fits:
         return f"{candidate.text}: {of_all}, not enough alone"
     return f"{candidate.text}: {of_all}, {'fits, but tightly' if memory.tight else 'fits'}"
@@ -103,7 +106,7 @@ def _step_s(sized: SizedJob) -> float:
 
 def _candidates(sized: SizedJob, changes: Sequence[tuple[Change, ...]]) -> Iterator[Candidate]:
     """Make the jobs of changes that the scenario allows and that take less memory."""
-    now_bytes = _memory(sized).total_bytes
+    now = _memory(sized)
     strategies = []  # of the jobs so far: settings that are defaults make the same one again
     for each in changes:
         try:
@@ -113,9 +116,18 @@ def _candidates(sized: SizedJob, changes: Sequence[tuple[Change, ...]]) -> Itera
             continue  # a change that this model, GPU or cluster does not allow
         scenario = changed.job.scenario
         setting = (scenario.strategy, scenario.compute, scenario.training)
-        if memory.total_bytes < now_bytes and setting not in strategies:
+        if _is_lighter(memory, now) and setting not in strategies:
             strategies.append(setting)
             yield Candidate(each, changed, memory)
+
+
+def _is_lighter(memory: Memory, now: Memory) -> bool:
+    """Whether it takes less of what there is too little of: of the GPUs, or else of the host."""
+    if now.fits_gpu and now.overfull:
+        return memory.fits_gpu and memory.host_bytes + memory.drive_bytes < (
+            now.host_bytes + now.drive_bytes
+        )
+    return memory.total_bytes < now.total_bytes
 
 
 def _changed(sized: SizedJob, changes: Sequence[Change]) -> SizedJob:
@@ -129,7 +141,7 @@ def _changed(sized: SizedJob, changes: Sequence[Change]) -> SizedJob:
 
 def _memory(sized: SizedJob) -> Memory:
     others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
-    return estimate_memory(sized.job, sized.size.gpus, sized.batch, others)
+    return sized.memory(others)
 
 
 def _changes(sized: SizedJob) -> Iterator[Change]:
@@ -157,7 +169,7 @@ def _strategy_changes(scenario: Scenario) -> Iterator[Change]:
             phrase = ", ".join(f"{name}: {_word(value)}" for name, value in settings.items())
             if kind == own.kind:
                 fields = {f"strategy.{name}": value for name, value in settings.items()}
-                if any(getattr(own, name) != value for name, value in settings.items()):
+                if any(_plain(getattr(own, name)) != value for name, value in settings.items()):
                     yield Change(f"strategy.{phrase}", fields, "strategy")
                 continue
             section = {"kind": kind, **settings}
@@ -167,7 +179,14 @@ def _strategy_changes(scenario: Scenario) -> Iterator[Change]:
             yield Change(text, {"strategy": section}, "strategy")
 
 
+def _plain(value: object) -> object:
+    """A section as it is written."""
+    return value.model_dump(exclude_unset=True) if isinstance(value, FileModel) else value
+
+
 def _word(value: object) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_word(each)}" for name, each in value.items()) + "}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

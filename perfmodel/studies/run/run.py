@@ -144,7 +144,9 @@ def _assemble_result(
 
 def name_machine(topology: Topology, size: ClusterSize) -> str:
     """Name the machine, and the number of its nodes that the job has."""
-    return topology.name if topology.hosts == size.nodes else f"{size.nodes} of {topology.name}"
+    return (
+        topology.name if topology.hosts == size.nodes else f"{size.nodes} nodes of {topology.name}"
+    )
 
 
 def _with_efficiency(point: SizeResult, base: SizeResult) -> SizeResult:
@@ -201,7 +203,7 @@ def _describe_disturbances(point: SizeResult, job: TrainingJob) -> tuple[str, ..
     }  # fmt: skip
     missing = [text for text, of_kinds in absent.items() if not of_kinds & kinds]
     unlike = "jitter" in kinds or gpu_spread(job) > 0
-    begin = "There are" if unlike else "All GPUs of a class are alike;"
+    begin = "Nothing else happens:" if unlike else "All GPUs of a class are alike;"
     lines = [f"{begin} {', '.join(missing)}."] if missing else []
     disturbance = point.disturbance
     if disturbance is None:
@@ -287,7 +289,7 @@ def _describe_compute(job: TrainingJob, machine: Machine) -> tuple[str, ...]:
         return times, "Copies to and from servers do not slow compute down."
     if slow == 1:
         return times, "Compute is as quick beside a collective as alone."
-    return times, f"Compute takes {slow:g} times as long while a collective runs on the same GPU."
+    return times, f"Compute takes {slow:.3g} times as long while a collective runs on the same GPU."
 
 
 def _describe_float8(job: TrainingJob) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from perfmodel.topology.composed.gpu_changes import (
     read_gpus,
 )
 from perfmodel.topology.composed.host_parts import PartedHost, used_only
-from perfmodel.topology.composed.nic_changes import StatedNics, change_nics, read_nics
+from perfmodel.topology.composed.nic_changes import STATED, StatedNics, change_nics, read_nics
 from perfmodel.topology.composed.slots import read_slot
 from perfmodel.topology.composed.tree_changes import (
     change_slots,
@@ -28,7 +28,7 @@ from perfmodel.topology.composed.tree_changes import (
 )
 from perfmodel.topology.from_text.describe import Described, describe
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
-from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.topology.templates.spec import HostMemorySpec, NodeSpec, NvmeSpec
 
 
 def compose(section: NodeSection, base: NodeSpec | None) -> NodeSpec:
@@ -98,11 +98,23 @@ def _changed(
         apply(change_nvlink, section.nvlink, switch=section.nvswitch)
     if section.power_limit is not None:
         apply(change_power, section.power_limit)
+    host = _with_storage(host, section)
     if nics[0] is not None:
         apply(change_nics, nics[0], section.sockets, nics[1])
     apply(_change_access, section)
     if faults:
         raise InputError(faults)
+    return host
+
+
+def _with_storage(host: PartedHost, section: NodeSection) -> PartedHost:
+    """Give the host the memory and the drives that the scenario states."""
+    if section.host_memory is not None:
+        memory = HostMemorySpec.model_construct(capacity=section.host_memory, source=STATED)
+        host = host.with_node(host_memory=memory)
+    if section.nvme is not None:
+        drives = NvmeSpec.model_construct(**section.nvme.model_dump(), source=STATED)
+        host = host.with_node(nvme=drives)
     return host
 
 
@@ -152,6 +164,10 @@ def _plain(section: NodeSection) -> str:
 def _in_words(key: str, value: Any) -> str:
     if key == "power_limit":
         return f"{value:g} W"
+    if key == "host_memory":
+        return f"{value * 1e-9:g} GB"
+    if key == "nvme":
+        return f"{value['read'] * 1e-9:g} GB/s read, {value['write'] * 1e-9:g} GB/s written"
     if isinstance(value, dict):
         stated = {key: each for key, each in value.items() if each is not None}
         if "rate" in stated:

@@ -138,7 +138,8 @@ def used_only(node: NodeSpec) -> NodeSpec:
         for key, text in link.model_dump().items()
         if key.endswith("source")
     }
-    texts |= {section.source for section in (node.staging, node.launch) if section is not None}
+    sections = (node.staging, node.launch, node.host_memory, node.nvme)
+    texts |= {section.source for section in sections if section is not None}
     sources = {key: text for key, text in node.sources.items() if key in texts}
     return node.model_copy(update={"links": links, "sources": sources})
 

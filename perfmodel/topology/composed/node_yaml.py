@@ -15,8 +15,9 @@ _UNITS = {
     "time": (("us", 1e-6), parse_time),
     "burst": (("B", 1.0), parse_bytes),
     "frame": (("B", 1.0), parse_bytes),
+    "capacity": (("GB", 1e9), parse_bytes),
 }
-_RATES = ("bandwidth", "flow", "intra", "inter")
+_RATES = ("bandwidth", "flow", "intra", "inter", "read", "write")
 
 
 def node_text(node: NodeSpec) -> str:
@@ -59,5 +60,5 @@ def _write(value: float, unit: tuple[str, float], parse: Any) -> str:
     """Write a quantity with as few digits as read back to the same number."""
     name, scale = unit
     texts = (f"{value / scale:.{digits}g} {name}" for digits in (6, 9, 12, 15, 16, 17))
-    base = {"us": "s", "GB/s": "B/s", "Gbit/s": "B/s", "B": "B"}[name]
+    base = {"us": "s", "GB/s": "B/s", "Gbit/s": "B/s", "B": "B", "GB": "B"}[name]
     return next((text for text in texts if parse(text) == value), f"{value!r} {base}")

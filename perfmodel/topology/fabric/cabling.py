@@ -121,7 +121,7 @@ def _with_spines(fabric: Fabric, leaves: int, leaf_of: Ints, down: int) -> Wirin
     notes += _rounded_taper(down, up, fabric.oversubscription)
     above, cables, lanes = spines, up // spines, 1
     if fabric.routing == "adaptive":
-        notes.append(_adaptive_note(f"{spines} spine switches"))
+        notes += [_adaptive_note(f"{spines} spine switches")] if spines > 1 else []
         above, cables, lanes = 1, 1, up
     upper = tuple(f"fabric/spine{s}" for s in range(above))
     trunks = tuple(Trunk(leaf, spine, cables, lanes) for leaf in names for spine in upper)

@@ -23,7 +23,7 @@ from perfmodel.topology.fabric.fabric import (
     states_routing,
     usual_routing,
 )
-from perfmodel.topology.model import Sockets, Topology
+from perfmodel.topology.model import Drives, Sockets, Topology
 from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
 from perfmodel.topology.templates.load import template_names
 from perfmodel.topology.templates.power_limits import describe_limit, limit_power
@@ -117,6 +117,8 @@ def build_topology(
         network=host.ports[0].network_kind if host.ports else "none",
         graphs=channel_graphs(spec, host),
         sockets=_sockets(spec, host),
+        host_memory_bytes=spec.host_memory.capacity if spec.host_memory else None,
+        drives=_drives(spec),
     )
 
 
@@ -130,6 +132,11 @@ def _sockets(spec: NodeSpec, host: Host) -> Sockets:
         return limits
     flow_Bps = None if port.flow is None else port.flow * port.efficiency
     return replace(limits, flow_Bps=flow_Bps, adapter=port.adapter)
+
+
+def _drives(spec: NodeSpec) -> Drives | None:
+    stated = spec.nvme
+    return None if stated is None else Drives(stated.read, stated.write, stated.capacity)
 
 
 def _check_references(node: NodeSpec) -> NodeSpec:
@@ -184,6 +191,9 @@ def _sources(spec: NodeSpec, network: Network | None) -> Mapping[str, str]:
         sources["staging bandwidth"] = resolve_source(spec.staging.source, spec.sources)
     if spec.launch is not None:
         sources["gpu launch"] = resolve_source(spec.launch.source, spec.sources)
+    for name, section in (("host memory", spec.host_memory), ("nvme drives", spec.nvme)):
+        if section is not None:
+            sources[name] = resolve_source(section.source, spec.sources)
     if spec.sockets is not None:
         sources["sockets"] = resolve_source(spec.sockets.source, spec.sources)
     if network is not None:

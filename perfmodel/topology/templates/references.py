@@ -172,11 +172,15 @@ def _link_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
                 yield ["links", name, key], repr(link[key]), allowed
 
 
+_SOURCED = ("staging", "launch", "host_memory", "nvme")
+"""Sections of a template whose numbers have one source."""
+
+
 def _source_findings(data: Mapping[str, Any]) -> Iterator[_Finding]:
     keys = data.get("sources")
     keys = keys if isinstance(keys, Mapping) else {}
     sections = [(["links", name], link) for name, link in _links(data).items()]
-    sections += [([name], data.get(name)) for name in ("staging", "launch")]
+    sections += [([name], data.get(name)) for name in _SOURCED]
     for path, section in sections:
         for field in ("source", "efficiency_source", "latency_source", "flow_source"):
             text = section.get(field) if isinstance(section, Mapping) else None

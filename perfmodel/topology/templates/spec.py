@@ -147,6 +147,22 @@ class HostLaunchSpec(FileModel):
     source: Source
 
 
+class HostMemorySpec(FileModel):
+    """Memory of the host's CPUs, all together."""
+
+    capacity: Bytes
+    source: Source
+
+
+class NvmeSpec(FileModel):
+    """NVMe drives of the host, all together."""
+
+    read: Bandwidth
+    write: Bandwidth
+    capacity: Bytes | None = None
+    source: Source
+
+
 class ChannelSpec(FileModel):
     """One channel of NCCL's through the host."""
 
@@ -207,6 +223,8 @@ class NodeSpec(FileModel):
     gpudirect_rdma: bool = True
     staging: StagingSpec | None = None
     launch: HostLaunchSpec | None = None
+    host_memory: HostMemorySpec | None = None
+    nvme: NvmeSpec | None = None
     graphs: tuple[GraphSpec, ...] = ()
     sockets: SocketsSpec | None = None
     assumed: tuple[str, ...] = ()

@@ -23,6 +23,7 @@ from perfmodel.workload.memory.activations import (
     BackwardBytes,
     NarrowInputs,
     backward_bytes,
+    block_bytes,
     stored_bytes,
 )
 from perfmodel.workload.memory.offload import Offload
@@ -121,6 +122,12 @@ class MemoryUse:
     idle_bytes: float = 0.0
     """Beside all parts: free at the fullest moment, but in the allocator's pool of another stream
     (c10/cuda/CUDACachingAllocator.cpp: blocks go back to the stream that they came from)."""
+    host_bytes: float = 0.0
+    """Of what a rank offloads, in the memory of its host."""
+    drive_bytes: float = 0.0
+    """Of what a rank offloads, on its host's drives."""
+    waiting_bytes: float = 0.0
+    """Of activations that wait in the memory of the host, of all micro-batches at once."""
 
     @property
     def total_bytes(self) -> float:
@@ -202,6 +209,18 @@ def narrow_inputs(workload: Workload, float8: Float8 | None) -> NarrowInputs:
     return NarrowInputs(
         float8_layers(workload, float8), keeps_cast, operand_bytes(float8) if keeps_cast else 1.0
     )
+
+
+def add_waiting(setup: Setup, use: MemoryUse) -> MemoryUse:
+    """Add what one micro-batch has in the memory of the host: all blocks but the last."""
+    if setup.offload == "none":
+        return use
+    blocks = block_bytes(
+        setup.workload, setup.batch_per_gpu, setup.precision,
+        fused_attention=setup.fused_attention, recompute=setup.recompute,
+        held_dtype=setup.held_dtype, compiled=setup.compiled, narrow=setup.narrow,
+    )  # fmt: skip
+    return replace(use, waiting_bytes=sum(blocks[:-1]))
 
 
 AMAXES_PER_MODULE = (3, 2)

@@ -66,18 +66,29 @@ def _stage_use(chunks: Sequence[_PartMemory], actions: StageActions) -> MemoryUs
     }
     return replace(
         MemoryUse(**sums),
-        activations_bytes=_most_bytes(chunks, actions),
+        activations_bytes=_most_bytes(
+            actions, [each.kept_bytes for each in chunks], [each.in_hand_bytes for each in chunks]
+        ),
+        waiting_bytes=_most_bytes(
+            actions, [each.use.waiting_bytes for each in chunks], [0.0] * len(chunks)
+        ),
         temporary_bytes=max(chunk.use.temporary_bytes for chunk in chunks),
     )
 
 
-def _most_bytes(chunks: Sequence[_PartMemory], actions: StageActions) -> float:
-    in_flight = [0] * len(chunks)
+def _most_bytes(
+    actions: StageActions, kept_bytes: Sequence[float], in_hand_bytes: Sequence[float]
+) -> float:
+    """Most that micro-batches take at once.
+
+    `kept_bytes`: of each, by chunk, from its forward on. `in_hand_bytes`: of the one that runs.
+    """
+    in_flight = [0] * len(kept_bytes)
     most = 0.0
     for action in actions:
         in_flight[action.chunk] += action.kind == "forward"
-        held_bytes = sum(n * chunk.kept_bytes for n, chunk in zip(in_flight, chunks, strict=True))
-        most = max(most, held_bytes + chunks[action.chunk].in_hand_bytes)
+        held_bytes = sum(n * each for n, each in zip(in_flight, kept_bytes, strict=True))
+        most = max(most, held_bytes + in_hand_bytes[action.chunk])
         in_flight[action.chunk] -= _frees(action)
     return most
 

@@ -11,6 +11,7 @@ from perfmodel.workload.memory.recompute import (
     partly_recomputed_blocks,
     recomputed_blocks,
     recomputed_layers,
+    spared_results,
 )
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.shards.calls import CallPhase, LayerCall
@@ -95,7 +96,7 @@ def _repeated(
     """By the layer whose backward begins with it: calls of forward that are repeated, by layer.
 
     Operations whose results torchtitan's selective checkpoint keeps are attention and the
-    reduce-scatter.
+    reduce-scatter; where results are named, layers that keep theirs call nothing again.
     """
     stops_early = workload.shard.library == "torch"
     repeated: dict[int, tuple[tuple[int, LayerCall], ...]] = {}
@@ -107,9 +108,11 @@ def _repeated(
     for layer in recomputed_layers(workload, recompute):
         repeated[layer] = tuple(_forward(workload, (layer,)))
     for block in partly_recomputed_blocks(workload, recompute):
+        spared = spared_results(workload, block, recompute) if recompute.keep else ()
         repeated[block[-1]] = tuple(
             (layer, call) for layer, call in _forward(workload, block)
-            if call.group != "context" and call.op != "reduce_scatter"
+            if (layer not in spared if recompute.keep
+                else call.group != "context" and call.op != "reduce_scatter")
             and not (layer == block[-1] and call.place == "after")
         )  # fmt: skip
     return repeated

@@ -11,7 +11,7 @@ from perfmodel.calibrate import Profile
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
 from perfmodel.validate.predict.forecast import Forecast, Pair, Task, predict
 from perfmodel.validate.strategies.model import StrategyTable
-from perfmodel.validate.strategies.step_tables import predict_table, stated_tables
+from perfmodel.validate.strategies.step_tables import join_tables, predict_table, stated_tables
 from perfmodel.validate.sweeps.match import Matched, Unmatched, match
 from perfmodel.validate.sweeps.read import Sweep
 from perfmodel.validate.trainings.datasets import datasets_in
@@ -80,6 +80,8 @@ def predict_sweeps(
     folder: Path,
     processes: int,
     progress: Callable[[int, int], None] | None,
+    *,
+    whole: bool = False,
 ) -> tuple[list[Forecast | str], list[Dataset], list[StrategyTable]]:
     """Predict sweeps, and the trainings and steps of strategies of a folder.
 
@@ -91,7 +93,9 @@ def predict_sweeps(
     processes : int
         One is used where there is little to do.
     progress : callable, optional
-        Called with (done, total).
+        Called with (done, total): sweeps, and with `whole` what else is predicted.
+    whole : bool
+        Whether to predict every published step, and not a sample of those of split models.
 
     Returns
     -------
@@ -100,10 +104,10 @@ def predict_sweeps(
     list of Dataset
     list of StrategyTable
     """
-    if len(tasks) < WORTH_IT:
+    tables = stated_tables(folder, whole=whole)
+    if len(tasks) < WORTH_IT and not (whole and tables):
         processes = 1
     longest_first = sorted(range(len(tasks)), key=lambda at: -tasks[at].work)
-    tables = stated_tables(folder)
     longest_table_first = sorted(range(len(tables)), key=lambda at: -tables[at].work)
     calls: list[tuple[Any, ...]] = [
         (STRATEGIES - at, predict_table, tables[at]) for at in longest_table_first
@@ -113,11 +117,12 @@ def predict_sweeps(
     outcomes: dict[int, Any] = {}
     for at, outcome in map_unordered(_call_at, calls, jobs=processes, threads=count_cores()):
         outcomes[at] = outcome
-        if progress is not None and at >= 0:
-            progress(sum(place >= 0 for place in outcomes), len(tasks))
+        if progress is not None and (whole or at >= 0):
+            counted = sum(whole or place >= 0 for place in outcomes)
+            progress(counted, len(calls) if whole else len(tasks))
     forecasts = [outcomes[at] for at in range(len(tasks))]
     strategies = [outcomes[STRATEGIES - at] for at in range(len(tables))]
-    return forecasts, outcomes[TRAININGS], strategies
+    return forecasts, outcomes[TRAININGS], join_tables(strategies)
 
 
 TRAININGS, STRATEGIES = -1, -2

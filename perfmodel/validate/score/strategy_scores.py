@@ -6,7 +6,7 @@ Every table weighs the same in a score, however many rows it lists.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -157,6 +157,13 @@ def by_source(tables: Iterable[StrategyTable]) -> dict[str, dict[Quantity, Train
     }
 
 
+def sampled(tables: Iterable[StrategyTable]) -> list[StrategyTable]:
+    """Tables with those rows alone that are predicted where not all are."""
+    return [
+        replace(table, steps=[step for step in table.steps if step.sampled]) for table in tables
+    ]
+
+
 def orders(tables: Sequence[StrategyTable]) -> dict[str, OrderScore | None]:
     """Pairs in the right order: of all rows, of split models, of each table that has pairs."""
     entries = step_entries(tables)
@@ -194,6 +201,7 @@ def _row_json(table: str, step: StrategyStep) -> dict[str, Any]:
         "peak_bytes": step.published_bytes, "predicted_bytes": step.predicted_bytes or None,
         "memory_kind": step.memory_kind or None, "presumed": step.presumed or None,
         "unlike": step.unlike or None, "undecided": step.undecided or None,
+        "sampled": step.sampled,
         "intervals": {name: list(ends) for name, ends in step.intervals.items()},
         "source": step.source, "note": step.note,
     }  # fmt: skip

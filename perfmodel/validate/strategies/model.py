@@ -32,6 +32,7 @@ class StrategyStep:
     `presumed`: what of GPU, network and batch the table does not state.
     `undecided`: why the source states too little to predict a step, so that none is compared.
     `intervals`: of predicted step times.
+    `sampled`: whether it is predicted also where of tables with many setups a few are.
     """
 
     model: str
@@ -55,6 +56,7 @@ class StrategyStep:
     note: str = ""
     samples: int = 1
     degrees: str = ""
+    sampled: bool = True
 
     def pair(self, quantity: Quantity) -> tuple[float, float] | None:
         """Published and predicted number; None where it is not compared."""

@@ -112,8 +112,9 @@ class PredictedStep:
                 batch = self.sized.batch
                 sized = sized.with_spread(measured_factors(batch, batch))
             parts: tuple[Uncertainty, ...] | None = simulate_uncertainties(sized, reported)
-            ends = None if parts is None else step_interval(reported.step_s, parts)
-            self.intervals[by, measured] = ends and self._on_any_network(ends)
+            if parts is not None:
+                parts = (*parts, self._unnamed_network(reported.step_s))
+            self.intervals[by, measured] = parts and step_interval(reported.step_s, parts)
         return self.intervals[by, measured]
 
     def _interval_of_shorter(self) -> Ends | None:
@@ -157,9 +158,15 @@ class PredictedStep:
             **{part.origin: (part.low_s, part.high_s) for part in parts},
         }
 
-    def _on_any_network(self, ends: Ends) -> Ends:
+    def _unnamed_network(self, step_s: float) -> Uncertainty:
+        """Ends of the step for a network that is not named.
+
+        Any between the fastest and the slowest is taken as likely, in the logarithm of the step:
+        the middle eight tenths of it, independent of what else is uncertain.
+        """
         fastest, slowest = self.network_factors
-        return ends[0] * fastest, ends[1] * slowest
+        low_s = step_s * fastest**0.9 * slowest**0.1
+        return Uncertainty("which network", low_s, step_s * fastest**0.1 * slowest**0.9)
 
     @cached_property
     def scale(self) -> float | None:

@@ -297,7 +297,7 @@ def _kept_bytes(
         whole = slice(layers.start, layers.stop)
         whole_bytes = sum(each[whole])
         spared = () if layers in whole_blocks else kept_results(
-            workload, layers, compiled=keeping.compiled
+            workload, layers, recompute, compiled=keeping.compiled
         )  # fmt: skip
         results = sum(result_elements(workload.layers[index]) for index in spared)
         least_bytes = keeping.input_bytes(workload.layers[layers[0]])

@@ -7,6 +7,10 @@ between the projections again: scores, their softmax and its dropout, and the we
 keeps query, key and value, and the result, which the projection after it needs. By operations
 (torchtitan's selective activation checkpointing ``op``), each block keeps its input, the results of
 every second matrix product, from the first on, and of attention; all else runs again.
+
+JAX's policies name the results that are kept (``save_only_these_names``, as MaxText has them). What
+backward does not need is not run again: of a block its last product, whose result is only added to
+what flows between blocks.
 """
 
 from __future__ import annotations
@@ -36,10 +40,13 @@ class Recompute:
     `kind`: none of them, attention alone, blocks but for some operations, or whole blocks.
     `blocks`: the first so many of them (Megatron's ``block`` method), of each part of a pipeline;
         None: all.
+    `keep`: ends of the names of products and attention whose results are kept, of kind
+        "operations"; empty: torchtitan's choice.
     """
 
     kind: Literal["none", "selective", "operations", "full"] = "none"
     blocks: int | None = None
+    keep: tuple[str, ...] = ()
 
 
 NO_RECOMPUTE = Recompute()
@@ -74,18 +81,43 @@ def partly_recomputed_blocks(workload: Workload, recompute: Recompute) -> tuple[
 
 
 def kept_results(
-    workload: Workload, layers: range, *, compiled: bool = False
-) -> tuple[int, ...]:  # fmt: skip
+    workload: Workload, layers: range, recompute: Recompute, *, compiled: bool = False
+) -> tuple[int, ...]:
     """Layers of a block whose product or attention keeps its result, recomputed by operations.
 
     `compiled`: without that of the last product, which is only added to what flows between blocks,
-        so that backward does not need it.
+        so that backward does not need it. Where results are named, those are kept.
     """
-    kinds = (MatrixProduct, GroupedProduct)
-    products = [i for i in layers if isinstance(workload.layers[i].matrix, kinds)]
+    products = _products(workload, layers)
+    if recompute.keep:
+        return tuple(
+            i for i in layers
+            if (i in products or is_attention(workload.layers[i]))
+            and is_named(workload.layers[i], recompute.keep)
+        )  # fmt: skip
     if compiled and len(products) % 2:
         products = products[:-1]
     return (*products[::2], *(i for i in layers if is_attention(workload.layers[i])))
+
+
+def spared_results(workload: Workload, layers: range, recompute: Recompute) -> tuple[int, ...]:
+    """Layers of a block whose product or attention does not run again, recomputed by operations.
+
+    Those whose results are kept, and where results are named the last product.
+    """
+    kept = kept_results(workload, layers, recompute)
+    last = _products(workload, layers)[-1:] if recompute.keep else []
+    return tuple(dict.fromkeys([*kept, *last]))
+
+
+def _products(workload: Workload, layers: range) -> list[int]:
+    kinds = (MatrixProduct, GroupedProduct)
+    return [i for i in layers if isinstance(workload.layers[i].matrix, kinds)]
+
+
+def is_named(layer: Layer, names: Sequence[str]) -> bool:
+    """Whether a layer's name ends with one of some names."""
+    return any(f".{layer.name}".endswith(f".{name}") for name in names)
 
 
 def is_attention(layer: Layer) -> bool:
@@ -108,9 +140,26 @@ def check_recompute(workload: Workload, recompute: Recompute) -> None:
     elif recompute.blocks is not None and recompute.blocks > blocks:
         allowed = f"1 to {blocks}, the blocks of {workload.name!r}"
         raise InputError(Fault("recompute", f"{recompute.blocks} blocks", allowed))
+    _check_names(workload, recompute)
     if not workload.states_activations:
         text = f"recomputation of {workload.name!r}, of which no activations are known"
         raise InputError(Fault("recompute", text, "none, or a model that states what layers keep"))
+
+
+def _check_names(workload: Workload, recompute: Recompute) -> None:
+    """Raise InputError for names of results that no block has."""
+    layers = [
+        workload.layers[i] for block in repeated_blocks(workload) for i in block
+        if _products(workload, range(i, i + 1)) or is_attention(workload.layers[i])
+    ]  # fmt: skip
+    found = sorted({layer.name.rpartition(".")[2] for layer in layers})
+    faults = [
+        Fault(f"recompute.keep.{at}", repr(name), f"a product of {workload.name!r}: {found}")
+        for at, name in enumerate(recompute.keep)
+        if not any(is_named(layer, (name,)) for layer in layers)
+    ]
+    if faults:
+        raise InputError(faults)
 
 
 def add_recompute(
@@ -130,7 +179,7 @@ def add_recompute(
     backward_s, kernels = times.backward_s.copy(), times.backward_kernels.copy()
     own = recomputed_layers(workload, recompute)
     for layers in partly_recomputed_blocks(workload, recompute):
-        again_s, again_kernels = _partly_again(workload, times, layers)
+        again_s, again_kernels = _partly_again(workload, times, layers, recompute)
         backward_s[layers[-1]] += again_s
         kernels[layers[-1]] += again_kernels
     whole = recomputed_blocks(workload, recompute, parts)
@@ -141,12 +190,17 @@ def add_recompute(
     return replace(times, backward_s=backward_s, backward_kernels=kernels)
 
 
-def _partly_again(workload: Workload, times: LayerTimes, layers: range) -> tuple[float, int]:
-    """Time and kernels of a block without the products and attention whose results it keeps."""
+def _partly_again(
+    workload: Workload, times: LayerTimes, layers: range, recompute: Recompute
+) -> tuple[float, int]:
+    """Time and kernels of a block without the products and attention that do not run again."""
     if times.matrix_forward_s is None:
         text = "operations, with layer times of which products are no part of their own"
         raise InputError(Fault("recompute", text, "none, selective, full or blocks"))
-    whole, results = slice(layers.start, layers.stop), list(kept_results(workload, layers))
+    whole, results = (
+        slice(layers.start, layers.stop),
+        list(spared_results(workload, layers, recompute)),
+    )
     spared_s = times.matrix_forward_s[results].sum()
     again_s = times.forward_s[whole].sum() - spared_s
     return float(again_s), int(times.forward_kernels[whole].sum()) - len(results)

@@ -109,6 +109,7 @@ def complete_work(workload: Workload, stated: Sequence[Stated]) -> Workload:
         layers=tuple(layers),
         kept_range=_range(ranges),
         notes=_notes(estimated, len(layers), _range(ranges)),
+        is_estimated=bool(estimated),
     )
 
 

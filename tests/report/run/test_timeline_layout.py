@@ -108,7 +108,7 @@ def test_classes_and_concurrent_transfers_have_rows_of_their_own(result: Result)
     ]
     titles = [row.title for row in step_picture(with_spans(result.main, spans)).rows]
     assert titles == [
-        "gpu 0: compute", "gpu 0: communication", "gpu 0: communication 2", "others: compute",
+        "GPU 0: compute", "GPU 0: communication", "GPU 0: communication 2", "others: compute",
     ]  # fmt: skip
 
 

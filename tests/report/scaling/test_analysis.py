@@ -76,8 +76,8 @@ def test_no_knee_where_every_growth_is_worth_it(curve: Callable[..., Result]) ->
     assert (knee.gpus, knee.beyond) == (32, None)
     assert knee.value == pytest.approx(0.875)
     sentence = plain(knee_sentence(found))
-    assert sentence.startswith("No knee up to 32 GPUs: growing to it from any smaller size")
-    assert "at least 80 % of the throughput of one at 8 GPUs" in sentence
+    assert sentence.startswith("No knee up to 32 GPUs: from any smaller size on each added GPU")
+    assert "at least 80 % of what a GPU of 8 GPUs trains" in sentence
 
 
 def test_a_bad_size_on_the_way_is_no_knee(curve: Callable[..., Result]) -> None:
@@ -118,7 +118,7 @@ def test_knee_moves_between_the_ends_of_the_intervals(curve: Callable[..., Resul
     speeds = [(1, 100.0), (2, 190.0), (4, 370.0)]
     found = curve(speeds, {4: (0.1, 40 / 250)})
     sentence = plain(knee_sentence(found))
-    assert "from 2 to 4 GPUs between both ends of the 80 % intervals" in sentence
+    assert "; 2 or 4 GPUs at the ends of the 80 % intervals" in sentence
     sure = curve(speeds, {4: (40 / 371, 40 / 369)})
     assert "the same at both ends" in plain(knee_sentence(sure))
     assert "ends of the" not in knee_sentence(curve(speeds))

@@ -94,9 +94,10 @@ def test_the_quickest_fits_and_small_clusters_may_win_for_each_gpu() -> None:
     )
     assert headline(sweep) == "Quickest of 3: nodes=2, 180 samples/s"
     slowest, each, lacking, failed = findings(sweep)
-    assert slowest == "The slowest, nodes=1, trains 100 samples/s, 1.80 times fewer."
+    rate = "100 samples/s, 56\N{NO-BREAK SPACE}% of that."
+    assert slowest == f"The slowest that fits (nodes=1) trains {rate}"
     assert each == "Most for each GPU: nodes=1, 12.5 samples/s per GPU."
-    assert (lacking, failed) == ("1 does not fit in memory.", "1 could not be answered.")
+    assert (lacking, failed) == ("1 (nodes=3) does not fit in memory.", "1 could not be answered.")
 
 
 def test_values_are_written_for_people() -> None:

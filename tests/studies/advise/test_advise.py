@@ -17,6 +17,7 @@ from perfmodel.report.advice.text import (
     command,
     headline,
     limit_words,
+    power_limits,
     proposals,
 )
 from perfmodel.report.common import quantities
@@ -34,7 +35,7 @@ from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial
 from perfmodel.studies.advise.quick_scan import _best
 from perfmodel.studies.advise.run import _without_idle, advise_scenario, apply_changes, gain_of
 from perfmodel.studies.advise.settings_changes import list_settings
-from perfmodel.studies.advise.upgrades import list_upgrades
+from perfmodel.studies.advise.upgrades import list_power_limits, list_upgrades
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
@@ -97,6 +98,52 @@ def test_what_an_issue_lists_is_tried(advice: Advice) -> None:
     assert [trial.ratio for trial in advice.trials] == sorted(
         (trial.ratio for trial in advice.trials), reverse=True
     )
+
+
+def test_power_limits_are_those_of_a_run(scenario: Scenario, advice: Advice) -> None:
+    """A V100 of 250 W, which waits for its network: energy falls by more than speed."""
+    assert [trial.text for trial in advice.power] == [
+        f"boards limited to {watts} W" for watts in (210, 180, 140)
+    ]
+    for trial, watts in zip(advice.power, (210, 180, 140), strict=True):
+        changed = change_scenario(scenario, {"cluster.node.power_limit": f"{watts} W"})
+        point = run_scenario(changed).main
+        slower = advice.base.step_time_s / point.step_time_s
+        assert trial.ratio == pytest.approx(slower)
+        assert advice.energy_ratio(trial) == pytest.approx(watts / 250 / slower)
+    assert advice.thrifty == advice.power
+    assert "To save energy: boards limited to 210 W" in power_limits(advice)[0]
+    assert len(to_json(advice)["power_limits"]) == 3
+
+
+def test_a_limit_that_holds_may_go(scenario: Scenario) -> None:
+    limited = change_scenario(scenario, {"cluster.node.power_limit": "180 W"})
+    node, _, _ = resolve_names(limited)
+    size = ClusterSize(4, 4, 1)
+    offered = [each for each in list_upgrades(limited, node, size, 1.0) if each.about == "power"]
+    assert [each.text for each in offered] == ["boards at their 250 W"]
+    lower = list_power_limits(limited, node)
+    assert [each.text for each in lower] == ["boards limited to 140 W"]
+    stated = change_scenario(scenario, {"compute.measured_step": "100 ms at batch 32"})
+    assert not [*list_power_limits(stated, node)]
+
+
+def test_rails_and_channels_are_tried_where_there_are_several(scenario: Scenario) -> None:
+    several = change_scenario(
+        scenario, {"cluster": {"node": "dgx-a100", "nodes": 4, "fabric": "leaf-spine"}}
+    )
+    node, workload, _ = resolve_names(several)
+    size = ClusterSize(32, 4, 8)
+    fabrics = [each.text for each in list_upgrades(several, node, size, 1.0)]
+    assert "rail-optimised fabric" in fabrics
+    gpu = load_gpu("a100-sxm4-80gb")
+    settings = [*list_settings(several, workload, gpu, 32)]
+    channels = [each for each in settings if each.about == "channels"]
+    assert [each.fields["library.env"] for each in channels] == [
+        {"NCCL_MIN_CTAS": "16"}, {"NCCL_MIN_CTAS": "32"}
+    ]  # fmt: skip
+    own = change_scenario(several, {"library.env": {"NCCL_MAX_CTAS": "8"}})
+    assert not [e for e in list_settings(own, workload, gpu, 32) if e.about == "channels"]
 
 
 def test_intervals_hold_the_gain_also_where_steps_differ_in_size(advice: Advice) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
+from perfmodel.studies.run.steps.bottlenecks.link_names import name_busiest, name_link
 from perfmodel.topology import build_cluster
 
 
@@ -34,3 +35,40 @@ def test_a_link_is_called_what_somebody_buys(
 ) -> None:
     topology = build_cluster(node, nodes=4, fabric=fabric)
     assert name_link(topology, topology.arcs.names.index(link)) == name
+
+
+@pytest.mark.parametrize(
+    ("node", "fabric", "busy", "name"),
+    [
+        ("v100-x8-25g", "one-switch", {(f"n{h}/nic0", "fabric/switch0"): 1.0 for h in range(4)},
+         "each host's NIC"),
+        ("v100-x8-25g", "one-switch",
+         {("n0/nic0", "fabric/switch0"): 1.0, ("fabric/switch0", "n1/nic0"): 0.95},
+         "each host's NIC"),  # the other hosts send nothing: they are not of this job
+        ("v100-x8-25g", "one-switch",
+         {("n0/nic0", "fabric/switch0"): 0.5, ("n1/nic0", "fabric/switch0"): 1.0},
+         "host 1's NIC"),
+        ("dgx-a100", "fat-tree",
+         {(f"n{h}/gpu{g}", f"n{h}/nvs"): 1.0 for h in range(4) for g in range(8)},
+         "the GPUs' NVLink"),
+        ("dgx-a100", "rail-optimised",
+         {(f"n{h}/nic{k}", f"fabric/leaf{k}"): 1.0 for h in range(4) for k in range(8)},
+         "the hosts' NICs"),
+        ("dgx-a100", "rail-optimised",
+         {(f"n{h}/nic3", "fabric/leaf3"): 1.0 - 0.02 * h for h in range(4)},
+         "each host's NIC 3"),
+        ("dgx-a100", "rail-optimised", {("n2/gpu2", "n2/pcie1"): 1.0, ("n1/gpu2", "n1/pcie1"): 0.5},
+         "PCIe of host 2's GPU 2"),
+        ("dgx-a100", "rail-optimised",
+         {("fabric/leaf0", "fabric/spine0"): 1.0, ("fabric/leaf1", "fabric/spine0"): 1.0},
+         "spine, up from leaf switch 0"),
+    ],
+)  # fmt: skip
+def test_hosts_that_are_as_busy_are_named_together(
+    node: str, fabric: str, busy: dict[tuple[str, str], float], name: str
+) -> None:
+    topology = build_cluster(node, nodes=4, fabric=fabric)
+    busy_s = np.zeros(len(topology.arcs))
+    for link, time_s in busy.items():
+        busy_s[topology.arcs.names.index(link)] = time_s
+    assert name_busiest(topology, busy_s) == name

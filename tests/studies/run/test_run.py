@@ -101,11 +101,11 @@ def test_the_first_iteration_does_not_overlap(tmp_path: Path) -> None:
     [
         (("training.batch_per_gpu=1",), "host (launching kernels)"),
         (("training.batch_per_gpu=256",), "compute"),
-        (("cluster.node=v100-x8-25g",), "host 0's NIC"),
+        (("cluster.node=v100-x8-25g",), "each host's NIC"),
         (
             ("cluster.node=rtx4090-x4", "cluster.nodes=1", "cluster.gpus_per_node=2",
              "model.name=vgg16", "training.batch_per_gpu=8"),
-            "PCIe of host 0's GPU 0 and staging in host memory",
+            "the GPUs' PCIe and staging in host memory",
         ),
         (
             ("cluster.nodes=16", "scale=null", "training.batch_per_gpu=16",

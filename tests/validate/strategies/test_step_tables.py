@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.report.validation.strategy_tables import sample_table
+from perfmodel.report.validation.tables import percent
 from perfmodel.topology.templates.power_limits import rate_at
-from perfmodel.validate.run import shipped_folder
+from perfmodel.validate.predict.run import predict_sweeps
+from perfmodel.validate.run import Validation, shipped_folder
 from perfmodel.validate.score.strategy_scores import (
     ALL,
     STATED,
@@ -22,7 +25,14 @@ from perfmodel.validate.score.strategy_scores import (
 from perfmodel.validate.strategies.model import StrategyStep, StrategyTable
 from perfmodel.validate.strategies.predicted_step import compare_step, predict_step
 from perfmodel.validate.strategies.stated_step import read_step
-from perfmodel.validate.strategies.step_tables import SETUPS, STEPS, sample_rows, strategies_in
+from perfmodel.validate.strategies.step_tables import (
+    NOT_SAMPLED,
+    SETUPS,
+    STEPS,
+    sample_rows,
+    stated_tables,
+    strategies_in,
+)
 
 ROWS = list(csv.DictReader((shipped_folder() / STEPS).read_text("utf-8").splitlines()))
 TINY = {
@@ -283,6 +293,63 @@ def test_of_long_tables_a_few_setups_evenly_spaced_are_predicted():
     assert sum(not cells["parallel"] for cells in sampled) == len(plain)
 
 
+SPLIT = [
+    row(table="mine", gpus_per_node="2", parallel="{tensor: 2}", batch=str(batch), step_s="0.05")
+    for batch in range(1, 5)
+]
+
+
+def all_steps(tables):
+    return [(table.id, step.batch, step.predicted_s) for table in tables for step in table.steps]
+
+
+def test_all_rows_are_predicted_where_they_are_asked_for_and_those_of_the_sample_alike(tmp_path):
+    folder = written(tmp_path, [*SPLIT, row(family="mamba", table="mine")])
+    (some,), (whole,) = strategies_in(folder), strategies_in(folder, whole=True)
+    assert [step.batch for step in some.steps] == [1, 4]
+    assert sorted(step.batch for step in whole.steps) == [1, 2, 3, 4]
+    assert set(all_steps([some])) < set(all_steps([whole]))
+    assert {step.batch for step in whole.steps if step.sampled} == {1, 4}
+    assert some.left_out == {**whole.left_out, NOT_SAMPLED: 2}
+    assert list(whole.left_out.values()) == [1]  # the family that is none
+
+
+def test_long_setups_are_tables_of_their_own_until_their_answers_are_joined(tmp_path, monkeypatch):
+    again = {**SPLIT[1], "step_s": "0.07"}
+    folder = written(tmp_path, [*SPLIT, row(table="mine"), again, row(table="yours")])
+    together = strategies_in(folder, whole=True)
+    monkeypatch.setattr("perfmodel.validate.strategies.step_tables.LONG_PASSES", 1)
+    parts = stated_tables(folder, whole=True)
+    assert [(part.id, len(part.rows)) for part in parts] == [
+        ("mine", 1), ("mine", 1), ("mine", 2), ("mine", 1), ("mine", 1), ("yours", 1),
+    ]  # fmt: skip
+    assert [table.id for table in stated_tables(folder)] == ["mine", "yours"]
+    apart = strategies_in(folder, whole=True)
+    assert [table.id for table in apart] == ["mine", "yours"]
+    assert sorted(all_steps(apart)) == sorted(all_steps(together))
+
+
+def test_processes_share_the_rows_and_say_how_many_are_done(tmp_path):
+    folder, counts = written(tmp_path, SPLIT[:3]), list[tuple[int, int]]()
+    *_, tables = predict_sweeps([], folder, 1, lambda *done: counts.append(done), whole=True)
+    assert len(tables[0].steps) == 3
+    assert counts == [(1, 2), (2, 2)]  # the table, and trainings, of which there are none
+
+
+def test_the_error_of_a_sample_stands_beside_that_of_all_rows():
+    own = [step(1.0, 1.1), step(1.0, 1.1), step(1.0, 1.4, sampled=False)]
+    tables = (StrategyTable("long", own), StrategyTable("short", [step(1.0, 1.2)]))
+    lines = {line[0]: line[1:] for line in sample_table(Validation("x", (), {}, (), tables)).rows}
+    assert set(lines) == {ALL, "long"}
+    assert [cell.partition(" /")[0] for cell in lines["long"][:2]] == [percent(0.1)] * 2
+    assert [cell.rpartition(" ")[2] for cell in lines["long"][:2]] == ["(2)", "(3)"]
+    assert percent(0.4) in lines["long"][1]
+    assert percent(0.4) not in lines["long"][0]
+    assert sample_table(Validation("x", (), {}, (), tables[1:])).rows == []
+    document = strategies_json(tables)
+    assert [entry["sampled"] for entry in document["rows"]] == [True, True, False, True]
+
+
 def test_the_order_of_two_settings_is_that_of_their_times_per_sample():
     base = step(1.0, 1.0, samples=8)
     more = step(1.5, 1.2, samples=16, batch=2)  # quicker per sample, as predicted
@@ -308,3 +375,32 @@ def test_split_models_are_scored_by_gpu_and_precision():
         ALL: 2, "g": 1, "h": 1, "bf16": 1, "fp8": 1,
     }  # fmt: skip
     assert scores["fp8"].bias == pytest.approx(0.2)
+
+
+def test_results_that_a_policy_of_jax_names_are_kept():
+    cells = row(recompute="{keep: [q_proj, k_proj, v_proj]}", sequence_length="4096", batch="8")
+    named, part, full, none = (
+        predict_step(read_step({**cells, "recompute": how}))
+        for how in (cells["recompute"], "{keep: [q_proj, o_proj, self_attn]}", "full", "none")
+    )
+    assert none.step_s < part.step_s < named.step_s < full.step_s
+    peaks = [each.memory_bytes("allocated") for each in (full, named, none)]
+    assert peaks == sorted(peaks)
+    assert peaks[0] < peaks[1] < peaks[2]
+    with pytest.raises(InputError, match=r"recompute\.keep\.0: found 'wi'"):
+        _ = predict_step(read_step({**cells, "recompute": "{keep: [wi]}"})).step_s
+
+
+def test_a_part_with_the_embedding_alone_is_no_obstacle_to_fp8():
+    """As of NVIDIA's proxies of Llama 3.1 405B: 30 layers, embedding and head in 32 chunks."""
+    cells = row(
+        layers="6", gpus_per_node="4", accumulate="4", strategy="{kind: megatron}",
+        gpu="h100-sxm5-80gb", vocabulary="1024", peak_GB="1", memory_kind="allocated",
+        parallel="{pipeline: {stages: 4, schedule: interleaved, chunks: 2, "
+        "embedding_as_block: true, loss_as_block: true}}",
+    )  # fmt: skip
+    wide, narrow = (
+        predict_step(read_step({**cells, "precision": precision})) for precision in ("bf16", "fp8")
+    )
+    assert narrow.step_s != wide.step_s
+    assert narrow.memory_bytes("allocated") != wide.memory_bytes("allocated")

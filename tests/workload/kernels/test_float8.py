@@ -25,7 +25,11 @@ from perfmodel.workload.kernels.float8.cast_costs import (
     narrow_gradient_s,
     narrow_product_s,
 )
-from perfmodel.workload.kernels.float8.float8_layers import float8_layers, float8_modules
+from perfmodel.workload.kernels.float8.float8_layers import (
+    check_float8,
+    float8_layers,
+    float8_modules,
+)
 from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, recipes_of
 from perfmodel.workload.kernels.products import product_s
 from perfmodel.workload.kernels.shapes import MatrixProduct
@@ -240,7 +244,9 @@ def test_layers_that_no_model_has_are_refused(float8, message):
 
 def test_models_without_linear_layers_in_blocks_are_refused():
     with pytest.raises(InputError, match="linear layers in repeated blocks"):
-        float8_layers(build_model("resnet18"), Float8())
+        check_float8(build_model("resnet18"), Float8())
+    with pytest.raises(InputError, match="linear layers in repeated blocks"):
+        layer_times(build_model("resnet18"), load_gpu("h100-sxm5-80gb"), batch=8, precision="fp8")
 
 
 @pytest.mark.parametrize(

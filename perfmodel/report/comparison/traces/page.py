@@ -29,7 +29,7 @@ LAYERS_LISTED = 20
 
 
 class Bar(NamedTuple):
-    """A piece of one row; seconds since the begin of the step."""
+    """A piece of one row; seconds since the beginning of the step."""
 
     row: str
     work: str
@@ -65,7 +65,7 @@ def trace_html(analysis: TraceAnalysis) -> str:
     blocks.append(section("Recorded and simulated", lead, figure))
     table = text.bucket_table(analysis)
     if table is not None:
-        lead = "Times since the begin of the step; the difference is simulated less recorded."
+        lead = "Times since the beginning of the step; the difference is simulated less recorded."
         blocks.append(section("Buckets", lead, table))
     blocks.append(
         section(

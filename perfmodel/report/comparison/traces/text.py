@@ -112,9 +112,8 @@ def _replayed(analysis: TraceAnalysis) -> list[str]:
     if comparison is None:
         return [f"No scenario: {analysis.refusal}"]
     simulated = quantities.duration(comparison.simulated_s)
-    lines = [
-        f"Rebuilt and simulated on the machine as recorded: {simulated}, {comparison.error:+.1%}."
-    ]
+    error = f"{100 * comparison.error:+.1f} %"
+    lines = [f"Rebuilt and simulated on the machine as recorded: {simulated}, {error}."]
     if analysis.changed is not None:
         factor = comparison.recorded_s / analysis.changed.simulated_s
         lines.append(
@@ -125,7 +124,7 @@ def _replayed(analysis: TraceAnalysis) -> list[str]:
 
 
 def bucket_table(analysis: TraceAnalysis) -> Table | None:
-    """Buckets as recorded and as simulated; times since the begin of the step."""
+    """Buckets as recorded and as simulated; times since the beginning of the step."""
     profile = analysis.profile
     if not profile.buckets:
         return None
@@ -181,7 +180,9 @@ def layer_table(analysis: TraceAnalysis, most: int = MOST_LAYERS) -> Table:
             f"{sum(gradients[g].elements or 0 for g in first.layers[at].gradients):,}",
             quantities.duration(float(profile.forward_s[at])),
             quantities.duration(float(profile.backward_s[at])),
-            quantities.percent(float(profile.forward_s[at] + profile.backward_s[at]) / total),
+            quantities.percent_column(
+                float(profile.forward_s[at] + profile.backward_s[at]) / total
+            ),
         )
         for at in by_time[:most]
     ]

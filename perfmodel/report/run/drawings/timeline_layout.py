@@ -20,6 +20,12 @@ _HOST_BOUND = 0.05
 _MOST_ROWS = 16
 """From more rows on, as of the stages of a pipeline, each class has one for all communication."""
 _ORDER = ("host", "compute", "copy", "communication")
+_STREAMS = {"comm": "communication", "compute": "compute", "copy": "copies"}
+"""Streams of a plan as people say them."""
+
+
+def _spelled(rank_class: str) -> str:
+    return rank_class.replace("gpu ", "GPU ").replace("gpus", "GPUs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +123,8 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
     streams_of = Counter((rank_class, role) for (rank_class, _), role in roles.items())
     for (rank_class, stream), members in streams.items():
         role = roles[rank_class, stream]
-        prefix = f"{rank_class}: " if len(classes) > 1 else ""
-        name = stream if streams_of[rank_class, role] > 1 else role
+        prefix = f"{_spelled(rank_class)}: " if len(classes) > 1 else ""
+        name = _STREAMS.get(stream, stream) if streams_of[rank_class, role] > 1 else role
         for number, lane in enumerate(assign_lanes(members)):
             title = f"{prefix}{name}" + (f" {number + 1}" if number else "")
             row = Row(title, role, _bars(lane, origin, gap_s))
@@ -137,7 +143,9 @@ def _joined_rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Ro
     classes = sorted({rank_class for rank_class, _ in groups}, key=_by_number)
     return tuple(
         Row(
-            f"{rank_class}: {role}", role, _bars(groups[rank_class, role], origin, gap_s, join=True)
+            f"{_spelled(rank_class)}: {role}",
+            role,
+            _bars(groups[rank_class, role], origin, gap_s, join=True),
         )
         for rank_class in classes
         for role in ("compute", "communication")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -14,7 +13,7 @@ from perfmodel.scenario.sections.strategies.counts import MicroSteps
 STAGE_3 = (
     "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
     "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size",
-    "stage3_allgather_sequential", "zero_hpz_partition_size",
+    "stage3_allgather_sequential", "zero_hpz_partition_size", "offload_param",
 )  # fmt: skip
 STAGES_1_AND_2 = ("round_robin_gradients", "use_multi_rank_bucket_allreduce")
 
@@ -33,24 +32,60 @@ ElementsOrNone = Annotated[Index, BeforeValidator(_whole)]
 """Numbers of parameter elements; the second may be 0."""
 
 
+_PINNED = (
+    "copies of pageable memory go through buffers of the driver, at rates that nobody publishes: "
+    "true only"
+)
+
+
+def _of_nvme_alone(section: OffloadOptimizer | OffloadParam) -> None:
+    """Refuse settings of drives where none are used."""
+    extra = sorted(section.model_fields_set - {"device", "pin_memory"})
+    if section.device != "nvme" and extra:
+        names = ", ".join(f"'{name}'" for name in extra)
+        raise ValueError(f"no {names} with device: cpu: of nvme alone")
+
+
 class OffloadOptimizer(FileModel):
     """``offload_optimizer`` of DeepSpeed."""
 
-    device: Literal["cpu"] = "cpu"
-    pin_memory: Literal[True] = Field(
-        default=True,
-        description="copies of pageable memory go through buffers of the driver, at rates that "
-        "nobody publishes: true only",
+    device: Literal["cpu", "nvme"] = "cpu"
+    pin_memory: Literal[True] = Field(default=True, description=_PINNED)
+    buffer_count: Count = Field(
+        default=4, description="buffers in host memory, each for one state of a sub-group (nvme)"
+    )
+    pipeline_read: Switch = Field(
+        default=False, description="the next sub-group is read while one is updated (nvme)"
+    )
+    pipeline_write: Switch = Field(
+        default=False, description="the last sub-group is written while one is updated (nvme)"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_drives(cls, value: object) -> object:
-        if isinstance(value, Mapping) and value.get("device") == "nvme":
-            raise ValueError(
-                "'device: cpu': reads and writes of drives (ZeRO-Infinity) are not modelled"
-            )
-        return value
+    @model_validator(mode="after")
+    def _check_device(self) -> OffloadOptimizer:
+        _of_nvme_alone(self)
+        return self
+
+
+class OffloadParam(FileModel):
+    """``offload_param`` of DeepSpeed, of stage 3."""
+
+    device: Literal["cpu", "nvme"] = "cpu"
+    pin_memory: Literal[True] = Field(default=True, description=_PINNED)
+    buffer_count: Count = Field(
+        default=5, description="buffers in host memory that parts are read into (nvme)"
+    )
+    buffer_size: Elements = Field(
+        default=100_000_000, description="elements of each, as many as the largest part (nvme)"
+    )
+    max_in_cpu: ElementsOrNone = Field(
+        default=1_000_000_000, description="elements of a GPU's part that stay in memory (nvme)"
+    )
+
+    @model_validator(mode="after")
+    def _check_device(self) -> OffloadParam:
+        _of_nvme_alone(self)
+        return self
 
 
 class ZeroStrategy(FileModel):
@@ -94,7 +129,13 @@ class ZeroStrategy(FileModel):
         default=1, description="GPUs that hold a second copy of the parameters between them"
     )
     offload_optimizer: OffloadOptimizer | None = Field(
-        default=None, description="states and steps of the optimizer are the host's (ZeRO-Offload)"
+        default=None,
+        description="states of the optimizer lie in host memory (ZeRO-Offload) or on drives "
+        "(ZeRO-Infinity, stage 3); the CPUs update",
+    )
+    offload_param: OffloadParam | None = Field(
+        default=None,
+        description="parts of parameters lie in host memory or on drives (ZeRO-Infinity)",
     )
     communication_data_type: Literal["fp32", "bf16", "fp16"] | None = None
     accumulate: MicroSteps = Field(default=1, description="gradient_accumulation_steps")
@@ -107,4 +148,13 @@ class ZeroStrategy(FileModel):
             stages = "stages 1 and 2" if self.stage == 3 else "stage 3"
             names = ", ".join(f"'{name}'" for name in extra)
             raise ValueError(f"no {names} with stage {self.stage}: of {stages} alone")
+        if self.stage < 3 and self.offload_optimizer and self.offload_optimizer.device == "nvme":
+            raise ValueError(
+                "'offload_optimizer.device: cpu' with stages 1 and 2; nvme is stage 3's"
+            )
+        if self.offload_param and self.zero_hpz_partition_size > 1:
+            raise ValueError(
+                "'zero_hpz_partition_size: 1' with offload_param: second copies would "
+                "lie in host memory, too, which is not modelled"
+            )
         return self

@@ -13,7 +13,6 @@ from perfmodel.studies.run.loops.loop_interval import simulate_loop_uncertaintie
 from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, LoopLength, settle
 from perfmodel.studies.run.loops.loop_limits import loop_bottleneck, simulate_loop_reliefs
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
-from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
 from perfmodel.studies.run.result.disturbances import DisturbanceCost, EventCost
 from perfmodel.studies.run.result.link_use import LinkUse
 from perfmodel.studies.run.result.model import SizeResult
@@ -84,7 +83,7 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         bottleneck="",
         global_batch=plan.samples,
         batch_per_gpu=sized.batch,
-        memory=estimate_memory(sized.job, sized.size.gpus, sized.batch, others),
+        memory=sized.memory(others),
         interval_s=None,
         buckets=(),
         links=_link_uses(metrics, machine),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from perfmodel.errors import TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary
-from perfmodel.topology.model import Gpu, Sockets
+from perfmodel.topology.model import Drives, Gpu, Sockets
 from perfmodel.training.strategy import NO_CORE_WORK, CoreWork
 
 
@@ -76,10 +76,14 @@ class HostMemory:
     `link_Bps`: of the way between a GPU and its host's memory, one direction; None where the
         topology has no such way.
     `memory_Bps`: of the memory bandwidth of the host's CPUs.
+    `drives`: of the drives' rates; their capacity is the host's. None where it states none.
+    `capacity_bytes`: of all memory of the host, not of a share; None where it is not stated.
     """
 
     link_Bps: float | None
     memory_Bps: float
+    drives: Drives | None = None
+    capacity_bytes: float | None = None
 
 
 NO_HOST_MEMORY = HostMemory(None, HOST_MEMORY_BPS)
@@ -100,4 +104,8 @@ def host_memory(machine: Machine) -> HostMemory:
     users = Counter(arc for route in routes for arc in route)
     link_Bps = min((float(rates[arc]) / number for arc, number in users.items()), default=None)
     total_Bps = sum(float(rates[list(route)].min()) for route in inside) or HOST_MEMORY_BPS
-    return HostMemory(link_Bps, total_Bps / len(gpus))
+    drives = topology.drives
+    if drives is not None:
+        shares = (drives.read_Bps / len(gpus), drives.write_Bps / len(gpus))
+        drives = Drives(*shares, drives.capacity_bytes)
+    return HostMemory(link_Bps, total_Bps / len(gpus), drives, topology.host_memory_bytes)

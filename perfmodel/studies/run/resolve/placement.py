@@ -242,5 +242,5 @@ def _resolve_other_job(
         scenario.compute.overlap_slowdown,
     )
     nodes = f"{section.nodes} node{'s' if section.nodes > 1 else ''}"
-    description = f"job {name} on {nodes}, {section.placement}"
+    description = f"job '{name}' on {nodes}, {section.placement}"
     return Disturbance(description, f"jobs.{number}", background_job=background)

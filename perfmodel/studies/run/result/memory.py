@@ -13,6 +13,8 @@ class Memory:
         estimated; None: they are counted.
     `reserve_bytes`: what CUDA, NCCL and the allocator take beside.
     `idle_bytes`: part of it that the allocator keeps for the streams of communication.
+    `host_bytes`, `drive_bytes`: what all GPUs of a host offload to its memory and to its drives.
+    `host_capacity_bytes`, `drive_capacity_bytes`: of a host; None: not stated, so not checked.
     `stages_bytes`: all parts together, of a GPU of each stage of a pipeline; none without.
     """
 
@@ -30,6 +32,10 @@ class Memory:
     low_bytes: float | None = None
     high_bytes: float | None = None
     reserve_bytes: float = 0.0
+    host_bytes: float = 0.0
+    drive_bytes: float = 0.0
+    host_capacity_bytes: float | None = None
+    drive_capacity_bytes: float | None = None
 
     @property
     def total_bytes(self) -> float:
@@ -46,14 +52,36 @@ class Memory:
 
     @property
     def fits(self) -> bool:
+        """Whether the parts fit the device's memory, the high end of what is estimated too.
+
+        What is offloaded has to fit the host.
+        """
+        return self.fits_gpu and self.fits_host
+
+    @property
+    def fits_gpu(self) -> bool:
         """Whether the parts fit the device's memory, the high end of what is estimated too."""
         return self._most_bytes <= self.capacity_bytes
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether what is offloaded fits the host's memory and drives, where these are known."""
+        return not self.overfull
+
+    @property
+    def overfull(self) -> tuple[str, ...]:
+        """What of the host is too small: "memory", "drives"."""
+        checked = (
+            ("memory", self.host_bytes, self.host_capacity_bytes),
+            ("drives", self.drive_bytes, self.drive_capacity_bytes),
+        )
+        return tuple(name for name, needed, has in checked if has is not None and needed > has)
 
     @property
     def may_fit(self) -> bool:
         """Whether the parts fit at the low end of what is estimated."""
         least = self.total_bytes if self.low_bytes is None else self.low_bytes
-        return least <= self.capacity_bytes
+        return least <= self.capacity_bytes and self.fits_host
 
     @property
     def tight(self) -> bool:

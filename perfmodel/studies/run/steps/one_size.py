@@ -10,7 +10,6 @@ import numpy as np
 
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.memory_advice import advise
-from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.job.training_job import assign_buckets
 from perfmodel.studies.run.result.dimension_use import CommunicationUse
 from perfmodel.studies.run.result.link_use import LinkUses
@@ -93,7 +92,7 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
     spans = _longest_step(reported)
     other_gpus = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
     means = "" if counted == 1 else f", mean of {counted} steps"
-    memory = estimate_memory(sized.job, sized.size.gpus, sized.batch, other_gpus)
+    memory = sized.memory(other_gpus)
     return SizeResult(
         gpus=sized.size.gpus,
         nodes=sized.size.nodes,

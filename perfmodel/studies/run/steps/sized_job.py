@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -21,6 +21,7 @@ from perfmodel.studies.run.resolve.events import resolve_events
 from perfmodel.studies.run.resolve.host_overhead import host_memory
 from perfmodel.studies.run.resolve.job.job_plan import plan_loops, plan_step
 from perfmodel.studies.run.resolve.job.layer_prices import price_layers
+from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.job.training_job import TrainingJob, move_to_gpu
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated_errors
@@ -34,6 +35,7 @@ from perfmodel.studies.run.resolve.placement import (
 )
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
+from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.steps.alone_times import collective_s
 from perfmodel.studies.run.steps.output_analysis import (
     MANY_TASKS,
@@ -169,6 +171,13 @@ class SizedJob:
                 )  # fmt: skip
             self._plans[key] = place_plan(step, self.allocation.own)
         return self._plans[key]
+
+    def memory(self, others: Sequence[str] = ()) -> Memory:
+        """Bytes on the fullest GPU, and of its host; `others`: GPUs beside the job's own."""
+        return estimate_memory(
+            self.job, self.size.gpus, self.batch, others, host_memory(self.ensemble.likely),
+            self.size.gpus_per_node,
+        )  # fmt: skip
 
     @property
     def _replicas(self) -> Ranks:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario, scenario_digest
 from perfmodel.studies.run.prepared import PreparedSize, prepare
-from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
 from perfmodel.studies.run.run import name_machine
 from perfmodel.studies.tune.choice.recommendation import WORTH
 from perfmodel.studies.tune.settings.grid_search import Choice, search
@@ -84,13 +84,14 @@ class _Trials:
         return trial.step_time_s
 
     def _simulate(self, choice: Choice, anyway: bool) -> Trial:
-        job, size = self.prepared.job, self.prepared.size
+        job = self.prepared.job
         options = job.strategy.options(self.changed(choice).strategy)
         if options in self.by_options:
             return replace(self.by_options[options], values=self.values(choice))
-        chosen = replace(job, chosen=options)
+        chosen = copy(self.prepared.sized)
+        chosen.job = replace(job, chosen=options)
         gpus = [each.gpu for each in self.prepared.sized.disturbances if each.gpu is not None]
-        memory = estimate_memory(chosen, size.gpus, self.prepared.sized.batch, gpus)
+        memory = chosen.memory(gpus)
         step_s = exposed_s = None
         if memory.fits or anyway:
             self.say(f"{len(self.by_options) + 1} settings simulated")

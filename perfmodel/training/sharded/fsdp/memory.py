@@ -42,7 +42,9 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
         setup.expert_copies,
     )  # fmt: skip
     shards = rank_shards(sizes, units, setup.optimizer)
+    on_host = 0.0
     if options.offload:
+        on_host = shards.parameters_bytes + shards.gradients_bytes + shards.optimizer_bytes
         shards = RankShards(0, 0, 0)
     walk = walk_units(setup.workload, units, by_layer=options.wrap == "layer")
     state = walk_memory(sizes, walk, held_in_backward(setup), offload=options.offload)
@@ -55,6 +57,7 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
         activations_bytes=max(0.0, state.held_bytes - missing_bytes),
         gathered_bytes=state.gathered_bytes + min(0.0, state.held_bytes - missing_bytes),
         idle_bytes=missing_bytes,
+        host_bytes=on_host,
     )
 
 

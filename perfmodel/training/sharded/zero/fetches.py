@@ -11,6 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from perfmodel.errors import Fault, InputError
+from perfmodel.training.sharded.zero.offload.drive_reads import (
+    DriveBuffers,
+    DriveRead,
+    DriveWait,
+    NoBufferError,
+)
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.workload.model import Workload
 
@@ -41,7 +48,7 @@ class LayerRun:
     backward: bool
 
 
-Fetch = Gather | Arrival | LayerRun
+Fetch = Gather | Arrival | LayerRun | DriveRead | DriveWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +81,53 @@ def persistent_tensors(workload: Workload, options: ZeroOptions) -> tuple[int, .
     )
 
 
-def trace_fetches(workload: Workload, options: ZeroOptions) -> FetchTrace:
-    """Follow the modules of a step, and what is fetched and freed at each of them."""
+def trace_fetches(
+    workload: Workload, options: ZeroOptions, on_drives: frozenset[int] = frozenset()
+) -> FetchTrace:
+    """Follow the modules of a step, and what is fetched and freed at each of them.
+
+    `on_drives`: parameters whose parts lie on drives.
+    Raises `InputError`: too few buffers for these.
+    """
+    offload = options.offload_param
     visits = tuple(_visits(workload))
-    coordinator = _Coordinator(workload, options, visits)
+    if offload is None or not on_drives:
+        return _trace(workload, options, visits, DriveBuffers(on_drives, 0))
+    try:
+        return _trace(workload, options, visits, DriveBuffers(on_drives, offload.buffer_count))
+    except NoBufferError:
+        least = _enough_buffers(workload, options, visits, on_drives)
+        allowed = (
+            f"{least} or more: a part keeps its buffer while its parameter is whole, which "
+            "stage3_max_reuse_distance and stage3_prefetch_bucket_size decide"
+        )
+        count = str(offload.buffer_count)
+        raise InputError(Fault("offload_param.buffer_count", count, allowed)) from None
+
+
+def _trace(
+    workload: Workload, options: ZeroOptions, visits: Sequence[_Visit], drives: DriveBuffers
+) -> FetchTrace:
+    coordinator = _Coordinator(workload, options, visits, drives)
     if options.accumulate > 1:
         coordinator.decide_releases()
     batches = tuple(tuple(coordinator.micro_batch()) for _ in range(options.accumulate))
     return FetchTrace(batches, coordinator.most_live)
+
+
+def _enough_buffers(
+    workload: Workload, options: ZeroOptions, visits: Sequence[_Visit], on_drives: frozenset[int]
+) -> int:
+    """Find a number of buffers that suffices, of which one less does not."""
+    too_few, enough = 0, len(on_drives)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        try:
+            _trace(workload, options, visits, DriveBuffers(on_drives, middle))
+            enough = middle
+        except NoBufferError:
+            too_few = middle
+    return enough
 
 
 def _visits(workload: Workload) -> Iterator[_Visit]:
@@ -129,6 +175,7 @@ class _Coordinator:
     workload: Workload
     options: ZeroOptions
     visits: Sequence[_Visit]
+    drives: DriveBuffers
     whole: set[int] = field(default_factory=set)
     inflight: dict[int, int] = field(default_factory=dict)
     copied: set[int] = field(default_factory=set)
@@ -160,6 +207,8 @@ class _Coordinator:
             pass
         self.whole = set(persistent_tensors(self.workload, self.options))
         self.copied, self.gathers, self.inflight, self.most_live = set(), [], {}, 0
+        for tensor in tuple(self.drives.held):
+            self.drives.release(tensor)
 
     def micro_batch(self) -> Iterator[Fetch]:
         """Follow one forward and backward (``reset_step`` and the hooks of each module)."""
@@ -195,6 +244,9 @@ class _Coordinator:
             dropped.add(tensor)
         if self.options.prefetch_bucket_size > 0:
             yield from self._prefetch()
+            if self.drives.tensors:
+                gathered = sum(map(self._numel, self.inflight))
+                yield from self.drives.ahead(self.queue, self._numel, gathered)
 
     def _has(self, tensor: int) -> bool:
         return tensor in self.whole or tensor in self.inflight
@@ -206,6 +258,8 @@ class _Coordinator:
         ahead: list[int] = []
         elements = 0
         while self.queue and elements < most:
+            if self.drives.is_away(self.queue[0][0]):
+                break
             tensor, used_at = self.queue.popleft()
             self.fetched_for[tensor] = max(self.fetched_for.get(tensor, -1), used_at)
             if tensor not in ahead and not self._has(tensor):
@@ -214,8 +268,9 @@ class _Coordinator:
         if ahead:
             yield from self._gather(ahead)
 
-    def _gather(self, tensors: Sequence[int]) -> Iterator[Gather]:
+    def _gather(self, tensors: Sequence[int]) -> Iterator[Fetch]:
         """Gather parameters together, or those with a second copy apart from the others."""
+        yield from self.drives.fetch(tensors)
         self.live += sum(map(self._numel, tensors))
         self.most_live = max(self.most_live, self.live)
         for secondary in (True, False):
@@ -238,6 +293,7 @@ class _Coordinator:
             if tensor not in self.whole:
                 continue
             self.whole.discard(tensor)
+            self.drives.release(tensor)
             self.live -= self._numel(tensor)
             if self.options.hpz_ranks > 1:
                 self.copied.add(tensor)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.sharded.zero.fetches import persistent_tensors, trace_fetches
+from perfmodel.training.sharded.zero.offload.drive_parts import drive_tensors
+from perfmodel.training.sharded.zero.offload.host_bytes import host_bytes
 from perfmodel.training.sharded.zero.options import ZeroOptions
-from perfmodel.training.sharded.zero.partition import partition
-from perfmodel.training.sharded.zero.sharded_parameters import part_elements
+from perfmodel.training.sharded.zero.partition import part_elements, partition
 from perfmodel.training.sharded.zero.zero_passes import MASTER_BYTES
 from perfmodel.workload.memory import optimizer_state_bytes
 from perfmodel.workload.model import ITEM_BYTES
@@ -24,16 +25,17 @@ def zero_memory(setup: Setup) -> MemoryUse:
     """
     options = setup.options
     assert isinstance(options, ZeroOptions)
-    if setup.ranks == 1 and not options.offload_optimizer:
+    if setup.ranks == 1 and not options.offloads:
         return replicated(setup)
     # stage 1 keeps each gradient where autograd put it; the others copy parts to a buffer
     use = replicated(setup, grows=options.stage == 1)
     options = options.within(setup.ranks)
-    return (
-        _sharded_parameters(setup, options, use)
-        if options.stage == 3
-        else _states(setup, options, use)
-    )
+    rule = _sharded_parameters if options.stage == 3 else _states
+    use = rule(setup, options, use)
+    if not options.offloads:
+        return use
+    in_memory, on_drives = host_bytes(setup, options)
+    return replace(use, host_bytes=in_memory, drive_bytes=on_drives)
 
 
 def _state_bytes(setup: Setup, elements: float) -> float:
@@ -83,9 +85,11 @@ def _sharded_parameters(setup: Setup, options: ZeroOptions, use: MemoryUse) -> M
     secondary = 0
     if options.hpz_ranks > 1:
         secondary = part * ranks // options.hpz_ranks
+    if options.offload_param:
+        part = secondary = 0
     whole = sum(workload.tensors[tensor].numel for tensor in persistent)
     largest = max(tensor.numel for tensor in setup.trained)
-    live = trace_fetches(workload, options).most_live
+    live = trace_fetches(workload, options, drive_tensors(workload, options, ranks)).most_live
     return replace(
         use,
         parameters_bytes=(part + whole + secondary) * item + workload.buffer_bytes,

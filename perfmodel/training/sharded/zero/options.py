@@ -21,6 +21,37 @@ LIVE_ELEMENTS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class OptimizerOffload:
+    """Optimizer states in the memory of the host, or on its NVMe drives (``offload_optimizer``).
+
+    `nvme`: they lie on drives, and are read and written one sub-group after the other.
+    `buffer_count`: buffers in host memory, each of which holds one state of a sub-group.
+    `pipeline_read`: the next sub-group is read while the CPUs update one.
+    `pipeline_write`: the last sub-group is written meanwhile.
+    """
+
+    nvme: bool = False
+    buffer_count: int = 4
+    pipeline_read: bool = False
+    pipeline_write: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterOffload:
+    """Parts of parameters in the memory of the host, or on its drives (``offload_param``).
+
+    `nvme`: they lie on drives, but for sub-groups of `max_in_cpu` elements together.
+    `buffer_count`, `buffer_size`: buffers in host memory that parts are read into, and the elements
+        of each.
+    """
+
+    nvme: bool = False
+    buffer_count: int = 5
+    buffer_size: int = 100_000_000
+    max_in_cpu: int = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
 class ZeroOptions:
     """Options of ``zero_optimization``; sizes are numbers of elements.
 
@@ -38,8 +69,9 @@ class ZeroOptions:
     `allgather_sequential`: parameters are gathered one by one.
     `hpz_ranks`: ranks that hold a second copy of each parameter between them
         (``zero_hpz_partition_size``); 1: none.
-    `offload_optimizer`: whether the optimizer's states lie in the memory of the host, and it runs
-        on the CPUs.
+    `offload_optimizer`: the optimizer's states lie in the memory of the host or on drives, and it
+        runs on the CPUs. None: all on the GPU.
+    `offload_param`: parts of parameters lie in the memory of the host or on drives (stage 3).
     `communication_data_type`: what gradients travel in; None: their own.
     `accumulate`: micro-batches per step.
     Raises `InputError`: counts below 1, or sizes below 0.
@@ -59,7 +91,8 @@ class ZeroOptions:
     sub_group_size: int = LIVE_ELEMENTS
     allgather_sequential: bool = False
     hpz_ranks: int = 1
-    offload_optimizer: bool = False
+    offload_optimizer: OptimizerOffload | None = None
+    offload_param: ParameterOffload | None = None
     communication_data_type: str | None = None
     accumulate: int = 1
 
@@ -89,6 +122,16 @@ class ZeroOptions:
         ]
         if faults:
             raise InputError(faults)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything lies outside the GPUs."""
+        return self.offload_optimizer is not None or self.offload_param is not None
+
+    @property
+    def uses_drives(self) -> bool:
+        """Whether anything lies on drives."""
+        return any(each and each.nvme for each in (self.offload_optimizer, self.offload_param))
 
     @property
     def overlaps(self) -> bool:

@@ -1,4 +1,4 @@
-"""What each rank owns in ZeRO stages 1 and 2, and what is sent of each bucket of gradients."""
+"""What each rank owns, and what is sent of each bucket of gradients."""
 
 from __future__ import annotations
 
@@ -50,6 +50,24 @@ def partition(workload: Workload, options: ZeroOptions, ranks: int) -> FlatParti
     ends = list(accumulate(sizes, initial=0))
     unit = ALIGNED_ELEMENTS * ranks
     return FlatPartition(dict(zip(order, ends, strict=False)), -(-ends[-1] // unit) * unit, ranks)
+
+
+def part_elements(workload: Workload, tensors: Sequence[int], ranks: int) -> int:
+    """Elements of a rank's part of some parameters, each of them padded."""
+    return sum(-(-workload.tensors[tensor].numel // ranks) for tensor in tensors)
+
+
+def sub_groups(workload: Workload, options: ZeroOptions, ranks: int) -> tuple[tuple[int, ...], ...]:
+    """Parameters that the optimizer updates at once (``_create_fp16_sub_groups``)."""
+    groups: list[list[int]] = [[]]
+    elements = 0
+    for tensor in sorted(workload.ready_order):
+        groups[-1].append(tensor)
+        elements += part_elements(workload, (tensor,), ranks)
+        if elements >= options.sub_group_size:
+            groups.append([])
+            elements = 0
+    return tuple(tuple(group) for group in groups if group)
 
 
 @dataclass(frozen=True, slots=True)

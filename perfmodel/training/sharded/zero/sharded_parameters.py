@@ -29,9 +29,25 @@ from perfmodel.training.sharded.zero.fetches import (
     persistent_tensors,
     trace_fetches,
 )
-from perfmodel.training.sharded.zero.host_optimizer import add_host_update, part_seconds
+from perfmodel.training.sharded.zero.offload.drive_optimizer import (
+    add_drive_task,
+    add_grouped_update,
+    gradient_bytes,
+)
+from perfmodel.training.sharded.zero.offload.drive_parts import drive_tensors
+from perfmodel.training.sharded.zero.offload.drive_reads import DriveRead, DriveWait
+from perfmodel.training.sharded.zero.offload.host_optimizer import (
+    add_host_update,
+    host_copy_seconds,
+    part_seconds,
+)
 from perfmodel.training.sharded.zero.options import ZeroOptions
-from perfmodel.training.sharded.zero.partition import GradientBucket, gradient_buckets
+from perfmodel.training.sharded.zero.partition import (
+    GradientBucket,
+    gradient_buckets,
+    part_elements,
+    sub_groups,
+)
 from perfmodel.training.sharded.zero.sharded_states import sent_dtype
 from perfmodel.training.sharded.zero.zero_passes import (
     EVERYONE,
@@ -76,6 +92,9 @@ class _Passes:
     `run`: layers that have met no event since the last one.
     `places`: of each gradient, its place in the order in which they get ready, and its bucket.
     `pending`: the bucket that is being filled.
+    `blocked`: what the host waited for last, to copy parameters from its memory or to read them.
+    `reading`: the last read of parameters from drives.
+    `written`: writes of gradients to drives.
     """
 
     step: ShardingStep[ZeroOptions]
@@ -87,6 +106,9 @@ class _Passes:
     micro_batch: int = 0
     pending: int = 0
     reduced: int | None = None
+    blocked: tuple[int, ...] = ()
+    reading: int | None = None
+    written: list[int] = field(default_factory=list)
 
 
 def sharded_parameters_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
@@ -99,10 +121,11 @@ def sharded_parameters_plan(request: StepRequest, options: ZeroOptions) -> StepP
     buckets = gradient_buckets(workload, options, None, gradient_order(workload))
     order = enumerate((each, bucket) for bucket in buckets for each in bucket.tensors)
     passes = _Passes(step, buckets, {each: (place, b.index) for place, (each, b) in order})
-    for micro_batch, fetches in enumerate(trace_fetches(workload, options).micro_batches):
+    trace = trace_fetches(workload, options, drive_tensors(workload, options, request.ranks))
+    for micro_batch, fetches in enumerate(trace.micro_batches):
         passes.micro_batch, passes.pending = micro_batch, 0
         _add_micro_batch(passes, fetches)
-    end = _add_optimizer(step)
+    end = _add_optimizer(step, passes.written)
     starts = range(0, request.ranks, options.hpz_ranks)
     holders = tuple(range(start, start + options.hpz_ranks) for start in starts)
     others = (Communicator(SECONDARY, holders),) if options.hpz_ranks > 1 else ()
@@ -118,24 +141,6 @@ def gradient_order(workload: Workload) -> tuple[int, ...]:
     return tuple(tensor for layer in reversed(workload.layers) for tensor in sorted(layer.tensors))
 
 
-def part_elements(workload: Workload, tensors: Sequence[int], ranks: int) -> int:
-    """Elements of a rank's part of some parameters, each of them padded."""
-    return sum(-(-workload.tensors[tensor].numel // ranks) for tensor in tensors)
-
-
-def sub_groups(workload: Workload, options: ZeroOptions, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """Parameters that the optimizer updates at once (``_create_fp16_sub_groups``)."""
-    groups: list[list[int]] = [[]]
-    elements = 0
-    for tensor in sorted(workload.ready_order):
-        groups[-1].append(tensor)
-        elements += part_elements(workload, (tensor,), ranks)
-        if elements >= options.sub_group_size:
-            groups.append([])
-            elements = 0
-    return tuple(tuple(group) for group in groups if group)
-
-
 def _add_micro_batch(passes: _Passes, fetches: Sequence[Fetch]) -> None:
     for event in fetches:
         if isinstance(event, LayerRun):
@@ -144,8 +149,10 @@ def _add_micro_batch(passes: _Passes, fetches: Sequence[Fetch]) -> None:
         _add_run(passes)
         if isinstance(event, Gather):
             _add_gather(passes, event)
-        else:
+        elif isinstance(event, Arrival):
             _add_arrival(passes, event)
+        else:
+            _add_drive_event(passes, event)
     _add_run(passes)
     _add_reduction(passes)
     if passes.reduced is not None:
@@ -194,16 +201,36 @@ def _add_gather(passes: _Passes, gather: Gather) -> None:
     issued = step.tasks.issue(name, 2, RANKS, after=step.host_waits)
     own_bytes = elements // holders * step.item_bytes
     seconds = copy_seconds(step, own_bytes, 1) if len(gather.tensors) > 1 else 0.0
+    if options.offload_param:
+        seconds += host_copy_seconds(step, own_bytes)
     copied = step.tasks.compute(
         f"copy in {name}", "copy", seconds, RANKS,
         after=dict.fromkeys((*issued, *step.host_waits)), stream=stream,
         micro_batch=passes.micro_batch,
     )  # fmt: skip
+    if options.offload_param:  # `.to(device)` returns when the copy is done
+        step.host_waits = passes.blocked = (copied,)
     sent = add_collective(
         step, name, "all_gather", elements, dtype=step.dtype, after=(copied,),
         communicator=SECONDARY if gather.secondary else EVERYONE, micro_batch=passes.micro_batch,
     )  # fmt: skip
     passes.gatherings.append(_Gathering(gather, sent))
+
+
+def _add_drive_event(passes: _Passes, event: DriveRead | DriveWait) -> None:
+    """Read parts of parameters, or let the host wait until all reads are done."""
+    step = passes.step
+    if isinstance(event, DriveWait):
+        if passes.reading is not None:
+            passes.blocked = (passes.reading,)
+            step.host_waits = (*step.host_waits, passes.reading)
+        return
+    workload, ranks = step.request.workload, step.request.ranks
+    nbytes = step.item_bytes * part_elements(workload, event.tensors, ranks)
+    passes.reading = add_drive_task(
+        step, "read parameters", nbytes, (*step.host_waits, *passes.blocked),
+        micro_batch=passes.micro_batch,
+    )  # fmt: skip
 
 
 def _add_arrival(passes: _Passes, arrival: Arrival) -> None:
@@ -266,6 +293,14 @@ def _add_reduction(passes: _Passes) -> None:
     if options.offload_optimizer:
         copied_s = part_seconds(step, part, passes.micro_batch)
         passes.reduced = _add_copy(passes, f"{name} to host", 0, 0, more_s=copied_s)
+        if options.offload_optimizer.nvme and passes.micro_batch == options.accumulate - 1:
+            nbytes = gradient_bytes(step, bucket.tensors)
+            passes.written.append(
+                add_drive_task(
+                    step, f"write gradients of {name}", nbytes, (passes.reduced,), write=True,
+                    micro_batch=passes.micro_batch,
+                )
+            )  # fmt: skip
 
 
 def _add_copy(
@@ -289,7 +324,7 @@ def _add_copy(
     )  # fmt: skip
 
 
-def _add_optimizer(step: ShardingStep[ZeroOptions]) -> int:
+def _add_optimizer(step: ShardingStep[ZeroOptions], written: Sequence[int]) -> int:
     """Agree on the gradients, update the parts, gather the persistent parameters."""
     workload, ranks = step.request.workload, step.request.ranks
     groups = sub_groups(workload, step.options, ranks)
@@ -298,12 +333,21 @@ def _add_optimizer(step: ShardingStep[ZeroOptions]) -> int:
         add_agreement(step, "overflow", OVERFLOW_DTYPE, sum(parts) * step.item_bytes)
     for number, part in enumerate(parts):
         add_agreement(step, f"norm of sub-group {number}", NORM_DTYPE, part * step.item_bytes)
-    offloaded = step.options.offload_optimizer
-    end = add_host_update(step, sum(parts)) if offloaded else add_update(step, sum(parts))
+    if step.options.offload_param or step.options.uses_drives:
+        end = add_grouped_update(step, groups, written)
+    elif step.options.offload_optimizer:
+        end = add_host_update(step, sum(parts))
+    else:
+        end = add_update(step, sum(parts))
     for tensor in persistent_tensors(workload, step.options):
         name = workload.tensors[tensor].name
         issued = step.tasks.issue(f"gather {name}", 1, RANKS)
-        elements = part_elements(workload, (tensor,), ranks) * ranks
+        part = part_elements(workload, (tensor,), ranks)
+        if step.options.offload_param:
+            up_s = host_copy_seconds(step, part * step.item_bytes)
+            step.device_waits = (end,)
+            end = add_work(step, f"copy {name} up", "copy", up_s, 1)
+        elements = part * ranks
         end = add_collective(
             step, f"gather {name}", "all_gather", elements, dtype=step.dtype, after=(*issued, end)
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+from perfmodel.scenario.sections.strategies.zero import OffloadOptimizer, OffloadParam, ZeroStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.step_plan import StepPlan
-from perfmodel.training.sharded.zero.host_optimizer import check_host
 from perfmodel.training.sharded.zero.memory import zero_memory
-from perfmodel.training.sharded.zero.options import ZeroOptions
+from perfmodel.training.sharded.zero.offload.drive_parts import check_offload
+from perfmodel.training.sharded.zero.options import OptimizerOffload, ParameterOffload, ZeroOptions
 from perfmodel.training.sharded.zero.sharded_parameters import sharded_parameters_plan
 from perfmodel.training.sharded.zero.sharded_states import sharded_states_plan
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
@@ -23,10 +23,10 @@ def zero_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
     Raises `InputError`: second copies that do not divide the ranks.
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    if request.ranks == 1 and not options.offload_optimizer:
+    if request.ranks == 1 and not options.offloads:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
     options = options.within(request.ranks)
-    check_host(request, options)
+    check_offload(request, options)
     if options.stage == 3:
         return sharded_parameters_plan(request, options)
     return sharded_states_plan(request, options)
@@ -47,11 +47,27 @@ def _options(section: ZeroStrategy) -> ZeroOptions:
         max_reuse_distance=section.stage3_max_reuse_distance,
         sub_group_size=section.sub_group_size,
         allgather_sequential=section.stage3_allgather_sequential,
-        offload_optimizer=section.offload_optimizer is not None,
+        offload_optimizer=_optimizer_offload(section.offload_optimizer),
+        offload_param=_parameter_offload(section.offload_param),
         hpz_ranks=section.zero_hpz_partition_size,
         communication_data_type=section.communication_data_type,
         accumulate=section.accumulate,
     )
+
+
+def _optimizer_offload(section: OffloadOptimizer | None) -> OptimizerOffload | None:
+    if section is None:
+        return None
+    nvme = section.device == "nvme"
+    reads, writes = section.pipeline_read, section.pipeline_write
+    return OptimizerOffload(nvme, section.buffer_count, reads, writes)
+
+
+def _parameter_offload(section: OffloadParam | None) -> ParameterOffload | None:
+    if section is None:
+        return None
+    nvme = section.device == "nvme"
+    return ParameterOffload(nvme, section.buffer_count, section.buffer_size, section.max_in_cpu)
 
 
 def _settings(_: Workload, section: ZeroStrategy) -> tuple[Setting, ...]:
@@ -88,17 +104,28 @@ def _own_words(section: ZeroStrategy) -> tuple[str, ...]:
 
 
 def _remarks(options: ZeroOptions) -> tuple[str, ...]:
-    if not options.offload_optimizer:
-        return ()
-    shared = "The optimizer runs on the CPUs at the rate of the host's memory, which its GPUs share"
-    return (
-        f"{shared} as their ways to it; whether the states fit into that memory is not checked.",
-    )
+    sentences = []
+    if options.offload_optimizer:
+        sentences.append(
+            "The optimizer runs on the CPUs at the rate of the host's memory, which its GPUs share "
+            "as their ways to it."
+        )
+    if options.offload_param:
+        sentences.append(
+            "Parts of parameters are copied from pinned memory before they are gathered, and the "
+            "host waits for each copy, as DeepSpeed does."
+        )
+    if options.uses_drives:
+        sentences.append("The GPUs of a host share the rates of its drives evenly.")
+    return tuple(sentences)
 
 
 ZERO = Strategy(
     "ZeRO (DeepSpeed)", _options, zero_plan, zero_memory,
-    lighter=({"stage": 1}, {"stage": 2}, {"stage": 3}),
+    lighter=(
+        {"stage": 1}, {"stage": 2}, {"stage": 3},
+        {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
+    ),
     assumptions=(
         "ZeRO follows DeepSpeed 0.19 with PyTorch 1.13 or later, in steps whose trace is complete",
     ),

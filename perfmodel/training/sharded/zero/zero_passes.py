@@ -20,8 +20,12 @@ EVERYONE = "data parallel"
 GATHERING, REDUCTION = "gather copy", "reduction copy"
 """DeepSpeed's streams beside the computing one, without the collectives that are issued on them."""
 
+DRIVE_READS, DRIVE_WRITES = "drive reads", "drive writes"
+"""Of a rank's share of its host's drives."""
+
 STREAMS = (
     HOST, COMPUTE, Stream(GATHERING, "copy"), Stream(REDUCTION, "copy"), Stream("comm", "comm"),
+    Stream(DRIVE_READS, "copy"), Stream(DRIVE_WRITES, "copy"),
 )  # fmt: skip
 
 MASTER_BYTES = 4

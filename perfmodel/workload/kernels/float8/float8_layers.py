@@ -24,9 +24,10 @@ routers (Megatron-Core's ``router_gating_linear``; torchtitan's quantisation fil
 def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
     """Return the places of linear layers that run in fp8.
 
-    A head that is tied to the embedding has no weight of its own, and stays in bf16.
+    A head that is tied to the embedding has no weight of its own, and stays in bf16. A part of a
+    pipeline that holds embedding or head alone has none.
 
-    Raises `InputError`: there is none, names that no layer has, more blocks than there are.
+    Raises `InputError`: names that no layer has, more blocks than there are.
     """
     experts = takes_experts(float8)
     names = {
@@ -50,14 +51,17 @@ def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
     if faults:
         raise InputError(faults)
     narrow = blocks[float8.start_in_bf16 : len(blocks) - float8.end_in_bf16]
-    layers = frozenset(
+    return frozenset(
         place for place, name in names.items()
         if _is_narrow(name, float8, blocks, narrow) and _fits(workload, place)
     )  # fmt: skip
-    if not layers:
+
+
+def check_float8(workload: Workload, float8: Float8) -> None:
+    """Raise `InputError` for a model of which no layer runs in fp8, and as `float8_layers`."""
+    if not float8_layers(workload, float8):
         allowed = "bf16, or a model with linear layers in repeated blocks, of multiples of 16"
         raise InputError(Fault("precision", f"'fp8' for {workload.name!r}", allowed))
-    return layers
 
 
 def _is_narrow(name: str, float8: Float8, blocks: list[str], narrow: list[str]) -> bool:

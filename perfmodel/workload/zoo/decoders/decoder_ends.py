@@ -76,22 +76,28 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
     )  # fmt: skip
 
 
-def head_and_loss(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
+def head_and_loss(
+    shape: DecoderShape, s: int, shard: Shard = WHOLE, *, name: str = "lm_head",
+    is_shared: bool = False,
+) -> Module:  # fmt: skip
     """Last norm, logits and loss; a tied weight gets its gradient in the embedding's backward.
 
     `shard`: which part of the vocabulary a rank holds; it may score all of it.
+    `is_shared`: whether another head has the weight, whose norm is not this one's.
     """
-    h, norm = shape.width, norm_weight("model.norm", shape.width, bias=shape.layer_norms)
+    norm_name = f"{name}.norm" if is_shared else "model.norm"
+    h, norm = shape.width, norm_weight(norm_name, shape.width, bias=shape.layer_norms)
     vocabulary = shard.padded(shape.vocabulary)
     own_vocabulary = vocabulary // shard.tensor
-    head = () if shape.tied else weight_and_bias("lm_head", own_vocabulary, h, bias=False)
+    own_weight = not (shape.tied or is_shared)
+    head = weight_and_bias(name, own_vocabulary, h, bias=False) if own_weight else ()
     rows, stream = shard.map_tokens(s), shard.stream_tokens(s) * h
     logits = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
     passes, _ = NORM_KERNELS[shape.fused_norms]
     saved = kept_by_norm(stream, shard.stream_tokens(s), shape, logits)
     saved["saved_elements"] += float(shard.kept_tokens(s) * h + shape.capped_logits * logits)
     return linear(
-        "lm_head", rows, h, own_vocabulary, parameters=norm + head,
+        name, rows, h, own_vocabulary, parameters=norm + head,
         ready=names(head) + norm_ready(norm, shape),
         norm_elements=float(passes * stream),
         vector_elements=float(

@@ -41,7 +41,7 @@ def test_without_events_nothing_is_said_of_them(quiet: Result) -> None:
     document = to_json(quiet)
     assert document["events"] == document["waits"] == document["jobs"] == document["steps_s"] == []
     assert document["undisturbed_s"] is None
-    (line,) = [line for line in quiet.assumptions if line.startswith("There are no stragglers")]
+    (line,) = [line for line in quiet.assumptions if "no stragglers" in line]
     for words in (
         "no stragglers",
         "no jitter",
@@ -293,7 +293,7 @@ def test_other_jobs_are_told_apart_by_name(tmp_path: Path) -> None:
 
 def test_the_bottleneck_is_a_link_of_the_job_itself(tmp_path: Path, quiet: Result) -> None:
     other = "jobs:\n  - {model: vgg16, nodes: 2, batch_per_gpu: 1}\n"  # beside, with more bytes
-    assert quiet.main.bottleneck == "host 0's NIC"
+    assert quiet.main.bottleneck == "each host's NIC"
     assert quiet.main.bottleneck_path == "n0/nic0 -> fabric/switch0 (ethernet)"
     assert answered(tmp_path, other).main.bottleneck == quiet.main.bottleneck
 

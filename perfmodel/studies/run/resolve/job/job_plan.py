@@ -80,6 +80,7 @@ def plan_step(
         host_link_Bps=memory.link_Bps,
         host_optimizer_s=_host_optimizer_s(job, memory) / faster,
         host_memory_Bps=memory.memory_Bps * faster,
+        drives=memory.drives,
         optimizer=job.scenario.compute.optimizer,
         gpu=_faster(job.gpu, faster),
         float8=job.float8,

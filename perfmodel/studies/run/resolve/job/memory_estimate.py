@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from perfmodel.studies.run.resolve.host_overhead import NO_HOST_MEMORY, HostMemory
 from perfmodel.studies.run.resolve.job.layer_prices import price_layers
 from perfmodel.studies.run.resolve.job.training_job import TrainingJob
 from perfmodel.studies.run.resolve.machine import relocated_errors
@@ -18,16 +19,21 @@ from perfmodel.training.memory.use import (
     StepOptions,
     add_float8_copies,
     add_temporaries,
+    add_waiting,
 )
 from perfmodel.training.parallel.stage_memory import stage_memory
 from perfmodel.workload.kernels.float8.recipe import float8_casts
 from perfmodel.workload.readers.layer_times import read_measured_activations
 
 
-def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = ()) -> Memory:
+def estimate_memory(
+    job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = (),
+    host: HostMemory = NO_HOST_MEMORY, ranks_per_host: int = 1,
+) -> Memory:  # fmt: skip
     """Bytes on the fullest GPU, and whether they fit on the smallest of all GPUs.
 
     `others`: GPUs beside the job's own, by name.
+    `host`: whose memory and drives hold what `ranks_per_host` GPUs offload.
     """
     compute, grid = job.scenario.compute, job.mixture.grid(ranks)
     setup = Setup(
@@ -51,7 +57,8 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
     )
 
     def rule(setup: Setup) -> MemoryUse:
-        return add_temporaries(setup, add_float8_copies(setup, job.strategy.memory(setup)))
+        use = add_float8_copies(setup, job.strategy.memory(setup))
+        return add_waiting(setup, add_temporaries(setup, use))
 
     def most_bytes(kept_share: float) -> float:
         stages = stage_memory(replace(setup, kept_share=kept_share), rule, job.mixture)
@@ -68,8 +75,15 @@ def estimate_memory(job: TrainingJob, ranks: int, batch: int, others: Sequence[s
         high += _most_activations_bytes(job, batch)
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
     is_estimated = low < high
+    of_gpu = asdict(use)
+    del of_gpu["waiting_bytes"]
+    on_host = max(stage.host_bytes + stage.waiting_bytes for stage in stages)
+    of_gpu["host_bytes"] = ranks_per_host * on_host
+    of_gpu["drive_bytes"] = ranks_per_host * max(stage.drive_bytes for stage in stages)
     return Memory(
-        **asdict(use),
+        **of_gpu,
+        host_capacity_bytes=host.capacity_bytes,
+        drive_capacity_bytes=host.drives.capacity_bytes if host.drives else None,
         stages_bytes=tuple(use.total_bytes for use in stages) if len(stages) > 1 else (),
         capacity_bytes=capacity_bytes,
         advice=(STATE_ACTIVATIONS,) if is_estimated and high > capacity_bytes else (),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.sections.float8 import Float8Section
-from perfmodel.scenario.sections.training import RecomputedBlocks
+from perfmodel.scenario.sections.training import KeptResults, RecomputedBlocks
 from perfmodel.studies.run.resolve.job.model_share import mixture_of
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.topology.model import Gpu
@@ -77,6 +77,8 @@ class TrainingJob:
         recompute = self.scenario.compute.recompute
         if isinstance(recompute, RecomputedBlocks):
             return Recompute("full", recompute.blocks)
+        if isinstance(recompute, KeptResults):
+            return Recompute("operations", keep=recompute.keep)
         return NO_RECOMPUTE if recompute == "none" else Recompute(recompute)
 
     @property

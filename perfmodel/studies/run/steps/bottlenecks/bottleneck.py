@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from perfmodel.arrays import FloatArray
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.result.model import Relief, SizeResult
-from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
+from perfmodel.studies.run.steps.bottlenecks.link_names import name_busiest
 from perfmodel.studies.run.steps.bottlenecks.reliefs import (
     HOST,
     LATENCY,
@@ -26,6 +26,8 @@ from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
+_LIBRARIES = {"nccl": "NCCL", "gloo": "Gloo", "mpi": "MPI"}
+
 
 def name_bottleneck(
     sized: SizedJob, reported: ReportedRun, point: SizeResult, reliefs: Sequence[Relief]
@@ -34,7 +36,7 @@ def name_bottleneck(
 
     It is what saves most where it is no limit (`reliefs`, the largest first), or an event that
     costs more than any single limit; compute where that is no more than 1 % of the step. Of the
-    links of a kind, it is the one that its bytes keep busy for longest.
+    links of a kind, it is the one that its bytes keep busy for longest, or all in hosts alike.
 
     Returns links by the parts that somebody buys, and by their ends.
     """
@@ -49,10 +51,12 @@ def name_bottleneck(
     if best.parts == (HOST.name,):
         return f"host ({HOST.name})", f"host ({HOST.name})"
     topology = timer_of(reported.setup, sized.disturbances).machine.topology
-    bought = partial(name_link, topology)
-    parts, ends = (
-        list(_name_parts(sized, reported, best, name)) for name in (bought, topology.arcs.label)
-    )
+
+    def by_ends(busy_s: FloatArray) -> str:
+        return topology.arcs.label(int(np.argmax(busy_s)))
+
+    bought = partial(name_busiest, topology)
+    parts, ends = (list(_name_parts(sized, reported, best, name)) for name in (bought, by_ends))
     listed = ", ".join(parts[:-1])
     return " and ".join(filter(None, [listed, parts[-1]])), " and ".join(ends)
 
@@ -64,24 +68,26 @@ def _rival_s(reliefs: Sequence[Relief]) -> float:
 
 
 def _name_parts(
-    sized: SizedJob, reported: ReportedRun, relief: Relief, name_arc: Callable[[int], str]
+    sized: SizedJob, reported: ReportedRun, relief: Relief, name: Callable[[FloatArray], str]
 ) -> Iterator[str]:
-    """Name the parts of a relief: links by `name_arc`, the rest over the busiest link."""
+    """Name the parts of a relief: links by `name`, the rest over the busiest link.
+
+    `name`: of the busiest of links, from how long each is busy.
+    """
     timer = timer_of(reported.setup, sized.disturbances)
     arcs = timer.machine.topology.arcs
-    busy_s = _busy_s(sized, reported, timer)
+    busy_s, own = _busy_s(sized, reported, timer), timer.machine.library.name
     algorithm, staged = _largest_collective(reported.plan, timer)
-    over = "" if len(relief.parts) > 1 else f", over {name_arc(int(np.argmax(busy_s)))}"
-    for part in (PARTS[name] for name in relief.parts):
+    over = "" if len(relief.parts) > 1 else f", over {name(busy_s)}"
+    for part in (PARTS[each] for each in relief.parts):
         if part in LINKS:
-            of_kind = np.where(arcs.kinds.among(part.kinds), busy_s, -1.0)
-            label = name_arc(int(np.argmax(of_kind)))
+            label = name(np.where(arcs.kinds.among(part.kinds), busy_s, -1.0))
             copies = part is MEMORY and staged
             yield f"staging in host memory, over {label}" if copies else label
         elif part is LATENCY:
             yield f"latency of the {algorithm}'s steps{over}"
         else:
-            yield f"{timer.machine.library.name} itself{over}"
+            yield f"{_LIBRARIES.get(own, own)} itself{over}"
 
 
 def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> FloatArray:

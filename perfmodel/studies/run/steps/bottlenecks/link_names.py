@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import numpy as np
+
+from perfmodel.arrays import FloatArray
 from perfmodel.topology.graph import Device
 from perfmodel.topology.model import Topology
 
@@ -18,10 +21,84 @@ _TIER_NAMES = {
 }  # fmt: skip
 
 
+_AS_BUSY = 0.9
+"""Share of the busiest link's time from which a link is as busy: what limits one limits both."""
+
 Ends = tuple[tuple[str, Device], tuple[str, Device]]
 """Both devices of a link, each with its name."""
 ByKind = Mapping[str, tuple[str, Device]]
 """The same by the kind of device; of two same_kind, the second."""
+
+
+def name_busiest(topology: Topology, busy_s: FloatArray) -> str:
+    """Name the busiest link, with its like: "the hosts' NICs" where all of them are as busy.
+
+    Parameters
+    ----------
+    topology : Topology
+    busy_s : ndarray, shape (arcs,)
+        How long each link is busy in a step; seconds. Of links that are not asked about, 0 or less.
+    """
+    arc = int(np.argmax(busy_s))
+    first, size = _blocks(topology, arc)
+    if not size or first + topology.hosts * size > len(busy_s):
+        return name_link(topology, arc)
+    parts = _parts_like(topology, arc, arc - (arc - first) % size, size)
+    busy = busy_s[first : first + topology.hosts * size].reshape(topology.hosts, size)
+    busy = busy[:, list(parts)]
+    used, as_busy = (busy > 0).any(axis=1), busy >= _AS_BUSY * busy_s[arc]
+    somewhere = as_busy.any(axis=0)
+    busiest = {part for part, is_so in zip(parts.values(), somewhere, strict=True) if is_so}
+    everywhere = bool(as_busy[used].any(axis=1).all())
+    if not everywhere or (np.count_nonzero(used) == 1 and len(busiest) == 1):
+        return name_link(topology, arc)
+    if len(busiest) == 1:
+        return re.sub(r"\bhost \d+", "each host", name_link(topology, arc))
+    return _PLURALS[_sort_of(topology, arc)]
+
+
+def _blocks(topology: Topology, arc: int) -> tuple[int, int]:
+    """Where links of hosts of the sort of `arc` begin, and how many each has; none of a trunk.
+
+    Cables of hosts' ports are the first of a fabric, host by host (`perfmodel.topology.fabric`).
+    """
+    if arc < topology.first_cable:
+        return 0, topology.host_arcs
+    ends = topology.arcs.names[arc]
+    if not any(topology.devices[end].kind == "nic" for end in ends):
+        return 0, 0
+    inside = {end for link in topology.arcs.names[: topology.host_arcs] for end in link}
+    return topology.first_cable, 2 * sum(topology.devices[end].kind == "nic" for end in inside)
+
+
+def _parts_like(topology: Topology, arc: int, start: int, size: int) -> dict[int, str]:
+    """Links of a host that are of one sort with `arc`, by place in its block: the part of each."""
+    sort = _sort_of(topology, arc)
+    return {
+        place: name_link(topology, start + place)
+        for place in range(size)
+        if _sort_of(topology, start + place) == sort
+    }
+
+
+def _sort_of(topology: Topology, arc: int) -> str:
+    """Key of `_PLURALS`: kind of link, and for PCIe whose."""
+    kind = topology.arcs.kinds[arc]
+    if kind in BETWEEN_HOSTS:
+        return "nic"
+    if kind != "pcie":
+        return kind
+    ends = {topology.devices[end].kind for end in topology.arcs.names[arc]}
+    return next((f"pcie {owner}" for owner in ("gpu", "nic", "pcie_switch") if owner in ends), kind)
+
+
+_PLURALS = {
+    "nic": "the hosts' NICs", "upi": "the links between CPUs", "memory": "the hosts' memory",
+    "nvlink": "the GPUs' NVLink", "c2c": "the CPUs' links to GPUs (C2C)",
+    "pcie gpu": "the GPUs' PCIe", "pcie nic": "the NICs' PCIe",
+    "pcie pcie_switch": "the hosts' PCIe switches", "pcie": "the hosts' PCIe",
+}  # fmt: skip
+"""Links of one sort in all hosts, by what `_sort_of` calls them."""
 
 
 def name_link(topology: Topology, arc: int) -> str:

@@ -88,7 +88,8 @@ def describe_parts(parts: Sequence[Part]) -> str:
     'infinitely fast network and PCIe, no latency'
     """
     links = [part.name for part in parts if part in LINKS]
-    fast = [f"infinitely fast {' and '.join(links)}"] if links else []
+    listed = " and ".join(filter(None, [", ".join(links[:-1]), *links[-1:]]))
+    fast = [f"infinitely fast {listed}"] if links else []
     return ", ".join([*fast, *(_TEXTS[part.name] for part in parts if part not in LINKS)])
 
 

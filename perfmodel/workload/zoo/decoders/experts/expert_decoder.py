@@ -32,6 +32,11 @@ from perfmodel.workload.zoo.decoders.experts.expert_sizes import (
 )
 from perfmodel.workload.zoo.decoders.experts.latent_attention import latent_attention_part
 from perfmodel.workload.zoo.decoders.experts.routed_part import BIAS, RoutedPlace, routed_part
+from perfmodel.workload.zoo.decoders.experts.second_token import (
+    PREFIX,
+    SHARED_NOTE,
+    second_token_part,
+)
 from perfmodel.workload.zoo.layers import Module, assemble
 
 CHUNK = 8192
@@ -80,18 +85,24 @@ def expert_decoder(
         for i in range(decoder.layers)
     ]  # fmt: skip
     first, last = token_embedding(decoder, s, shard), head_and_loss(decoder, s, shard)
+    second = []
+    if settings.second_token:
+        place = BlockPlace(PREFIX, s, decoder, shard)
+        block = _block(place, decoder.layers - 1, shape, family, settings, dtype)
+        second = second_token_part(place, block)
     parameters = [
         *first.parameters,
         *chain.from_iterable(registered(block, _module_order(family)) for block in blocks),
         *last.parameters,
+        *chain.from_iterable(part.parameters for part in second),
     ]
-    routed_blocks = sum(routed.is_routed(i) for i in range(decoder.layers))
+    routed_blocks = sum(routed.is_routed(i) for i in range(decoder.layers)) + bool(second)
     bias = Buffers("fp32", routed_blocks, 4 * routed.experts * routed_blocks)
     chunked = family == "Llama4ForCausalLM" and s > CHUNK
     chunk_note = f"Attention within chunks of {CHUNK} tokens is counted as full attention."
     return assemble(
         name,
-        [first, *chain.from_iterable(blocks), last],
+        [first, *chain.from_iterable(blocks), last, *second],
         dtype=dtype,
         sample=f"sequence of {s} tokens",
         source=f"Hugging Face {family}, experts as grouped products",
@@ -99,7 +110,7 @@ def expert_decoder(
         output_elements=s * decoder.vocabulary,
         registered=parameters,
         buffers=(*rotary_buffers(decoder), *(bias,) * routed.score_bias),
-        notes=(chunk_note,) * chunked,
+        notes=(*(chunk_note,) * chunked, *(SHARED_NOTE,) * bool(second)),
         routed_share=routed.top_k / routed.experts,
         shard=shard,
         stream_elements=float(shard.stream_tokens(s) * decoder.width),

@@ -48,6 +48,9 @@ class ExpertSettings:
         Ranks of an expert group that share a node; None: all of them.
     tensor : int
         Ranks that share each expert: 1, or the degree of tensor parallelism.
+    second_token : bool
+        Whether a further block predicts the token after the next (DeepSeek-V3's multi-token
+        prediction).
     """
 
     implementation: Implementation = "grouped"
@@ -59,6 +62,7 @@ class ExpertSettings:
     dispatch_dtype: Literal["bf16", "fp8"] | None = None
     ranks_per_node: int | None = None
     tensor: int = 1
+    second_token: bool = False
 
     def busiest(self, routed: RoutedShape, ranks: int) -> float:
         """Rows of the busiest of the ranks that share experts, over the mean without drops.
@@ -84,6 +88,9 @@ def check_settings(settings: ExpertSettings, routed: RoutedShape, shard: Shard) 
         *_tensor_faults(settings, routed, shard),
         *_dispatch_faults(settings, shard.expert),
     ]
+    if settings.second_token and shard.tensor > 1:
+        allowed = f"false with tensor: {shard.tensor}: how its map is split is not modelled"
+        faults.append(Fault("experts.second_token", "true", allowed))
     if faults:
         raise InputError(faults)
 

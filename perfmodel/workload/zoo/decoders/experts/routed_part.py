@@ -60,7 +60,7 @@ SORT_KERNELS = 8
 RESTORE_KERNELS = 5
 """Rows weighed, the sort inverted (3), rows gathered back."""
 CAST_PASSES = 1.5
-"""A cast from bf16 to fp8: read, and half as much written."""
+"""A cast from bf16 to fp8, or back: one reads or writes half as much as the other."""
 HALF = frozenset({"bf16", "fp16"})
 
 
@@ -169,7 +169,8 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     pairs = float(s * routed.top_k)
     gathered = (ACTIVATION_PASSES + routed.weighs_input * ACTIVATION_PASSES) * pairs * h
     if place.settings.dispatch_dtype == "fp8":
-        gathered += CAST_PASSES * s * h  # before tokens leave, and gradients in backward
+        # cast before tokens leave, and back where they arrive; gradients likewise in backward
+        gathered += CAST_PASSES * (s * h + rows * h)
     weighs = not routed.weighs_input
     sums = pairs * h + ADD_PASSES * s * h
     restored = ACTIVATION_PASSES * pairs * h * (1 + weighs) + sums

@@ -19,29 +19,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfmodel.errors import Fault, InputError
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.zero_passes import MASTER_BYTES, ShardingStep, add_work
-from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.kernel_constants import kernel_constants
 
 SCALED_BYTES = 8
 """Of an fp32 gradient that ``unscale_and_clip_grads`` reads and writes."""
-
-
-def check_host(request: StepRequest, options: ZeroOptions) -> None:
-    """Raise `InputError`: no way between GPUs and CPUs, or an optimizer that has no CPU version."""
-    if not options.offload_optimizer:
-        return
-    faults = []
-    if request.host_link_Bps is None:
-        allowed = "a node whose topology connects GPUs with CPUs"
-        faults.append(Fault("offload_optimizer", "device: cpu", allowed))
-    if not request.optimizer.startswith("adam"):
-        allowed = "'adam' or 'adamw' with strategy.offload_optimizer, as DeepSpeedCPUAdam is"
-        faults.append(Fault("compute.optimizer", repr(request.optimizer), allowed))
-    if faults:
-        raise InputError(faults)
 
 
 def host_copy_seconds(step: ShardingStep[Any], nbytes: float) -> float:
@@ -83,10 +66,12 @@ def part_seconds(step: ShardingStep[ZeroOptions], elements: float, micro: int) -
 
 
 def add_host_update(step: ShardingStep[ZeroOptions], elements: float) -> int:
-    """Update a rank's part on the CPUs and copy its parameters up."""
+    """Update a rank's part on the CPUs and copy its parameters up, unless they lie on the host."""
     request = step.request
     moved = host_bytes(step.item_bytes, request.optimizer) * elements
     seconds = moved / request.host_memory_Bps
-    add_work(step, "optimizer on CPUs", "optimizer", seconds, 0)
+    updated = add_work(step, "optimizer on CPUs", "optimizer", seconds, 0)
+    if step.options.offload_param:
+        return updated
     up_s = host_copy_seconds(step, step.item_bytes * elements)
     return add_work(step, "copy parameters up", "copy", up_s, 1)
