@@ -28,6 +28,7 @@ COMMENTS: Mapping[str, str] = {
     "version": "of FSDP",
     "wrap": "units, by their hooks",
     "reshard_after_forward": "whether backward gathers them again",
+    "shard_gpus": "ranks that a unit is split over; the others hold copies",
     "bucket_caps": "recorded buckets, which PyTorch's default caps would not make",
     "broadcast_buffers": "as recorded",
     "gradient_as_bucket_view": "nothing was copied out of buckets",

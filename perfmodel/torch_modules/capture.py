@@ -187,6 +187,11 @@ def capture(
         notes.append(
             "Checkpoints of the module ran as plain calls: say compute.recompute in the scenario."
         )
+    if wide.causal_masks:
+        notes.append(
+            "Square masks of torch.nn.Transformer are taken as causal: capture(..., real=True) "
+            "looks at their values."
+        )
     held = frozenset(wide.kept_storages)
     escaping = escaping_storages(groups, held)
     document = {

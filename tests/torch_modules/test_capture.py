@@ -193,6 +193,28 @@ def test_checkpoints_run_as_plain_calls() -> None:
     assert "compute.recompute" in " ".join(checkpointed.notes)
 
 
+def test_a_transformer_of_torch_with_a_mask_is_captured() -> None:
+    """It compares the mask with a causal one, whose values fake tensors do not have."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    class Masked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = torch.nn.TransformerEncoder(layer, 2)
+            mask = torch.nn.Transformer.generate_square_subsequent_mask(6)
+            self.register_buffer("mask", mask)
+
+        def forward(self, x: Any) -> Any:
+            return self.encoder(x, mask=self.mask)
+
+    x = torch.zeros(2, 6, 16)
+    faked, real = capture(Masked(), x), capture(Masked(), x, real=True)
+    assert faked.forward_flops == real.forward_flops
+    assert faked.ready_order == real.ready_order
+    assert "taken as causal" in " ".join(faked.notes)
+    assert "taken as causal" not in " ".join(real.notes)
+
+
 def test_control_flow_on_data_is_refused_unless_asked_for() -> None:
     with pytest.raises(InputError, match=r"value of a tensor .*small_modules.py.*real=True"):
         capture(Branching(), torch.ones(2, 4))

@@ -114,3 +114,28 @@ def whole_masks() -> Iterator[None]:
         return
     with patch.object(masks, "is_tracing", lambda _tensor=None: False):
         yield
+
+
+@contextmanager
+def causal_masks() -> Iterator[list[str]]:
+    """Let ``torch.nn.Transformer`` take square masks as causal; yields a word for each of them.
+
+    It compares their values with a causal mask's, which fake tensors do not have.
+    """
+    from unittest.mock import patch
+
+    from torch.nn.modules import transformer
+
+    masks: list[str] = []
+
+    def is_causal(mask: Any, stated: bool | None = None, size: int | None = None) -> bool:
+        if stated is not None or mask is None:
+            return bool(stated)
+        tokens = mask.size(-2) if size is None else size
+        if tuple(mask.shape) != (tokens, tokens):
+            return False
+        masks.append("square")
+        return True
+
+    with patch.object(transformer, "_detect_is_causal_mask", is_causal):
+        yield masks

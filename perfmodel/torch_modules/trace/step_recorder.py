@@ -62,6 +62,8 @@ class StepTrace:
         began; last, -1 and the end.
     checkpoints : int
         Calls of ``torch.utils.checkpoint``, which ran as plain calls.
+    causal_masks : int
+        Square masks of ``torch.nn.Transformer``, which were taken as causal.
     """
 
     operators: list[Operator] = field(default_factory=list)
@@ -69,6 +71,7 @@ class StepTrace:
     ready: list[str] = field(default_factory=list)
     output_elements: int = 0
     checkpoints: int = 0
+    causal_masks: int = 0
     kept_storages: list[int] = field(default_factory=list)
     forward_marks: list[tuple[int, Any]] = field(default_factory=list)
     backward_marks: list[tuple[int, Any]] = field(default_factory=list)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from perfmodel.errors import Fault, InputError
 from perfmodel.torch_modules.trace.device_kernels import data_fault, device_kernels, real_kernels
 from perfmodel.torch_modules.trace.fake_module import (
+    causal_masks,
     fake_tensors,
     to_fake,
     training_mode,
@@ -42,7 +43,7 @@ def trace_step(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     dtype = {"own": None, "bf16": torch.bfloat16}.get(precision, torch.float32)
-    trace = StepTrace()
+    trace, masks = StepTrace(), list[str]()
     with ExitStack() as stack:
         if real:
             named = stack.enter_context(kept_state(module))
@@ -51,6 +52,7 @@ def trace_step(
             named = stack.enter_context(fake_tensors(module, dtype))
             batch = to_fake(batch, dtype)
             stack.enter_context(whole_masks())
+            masks = stack.enter_context(causal_masks())
         stack.enter_context(training_mode(module))
         calls = stack.enter_context(without_checkpoints())
         stack.enter_context(torch.enable_grad())
@@ -58,7 +60,7 @@ def trace_step(
             trace, module, batch, loss, named, autocast=precision == "autocast", real=real,
             clock=clock,
         )  # fmt: skip
-        trace.checkpoints = len(calls)
+        trace.checkpoints, trace.causal_masks = len(calls), len(masks)
     return trace
 
 

@@ -76,7 +76,9 @@ def head_of(config: HubConfig, allowed: tuple[str, ...]) -> str:
     head = (config.architectures or allowed)[0]
     if head not in allowed:
         names = " or ".join(map(repr, allowed))
-        raise InputError(Fault("architectures", repr(head), f"{names}, which are known to the zoo"))
+        raise InputError(
+            Fault("architectures", repr(head), f"{names}; `perfmodel capture` takes others")
+        )
     return head
 
 

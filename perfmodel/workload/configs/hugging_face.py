@@ -5,14 +5,16 @@ Weights are not read, and nothing is fetched: the file alone says what the model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import is_file, is_folder, validate_document
-from perfmodel.workload.configs.config_types import HubConfig, raise_findings
+from perfmodel.workload.configs.config_types import Finding, HubConfig, raise_findings
 from perfmodel.workload.configs.extra_fields import extra_notes, quantization_of, value_findings
 from perfmodel.workload.configs.families import decoder_configs as dense
 from perfmodel.workload.configs.families import deepseek_configs as deepseek
@@ -25,7 +27,13 @@ from perfmodel.workload.configs.families import sense_configs as sense
 from perfmodel.workload.configs.json_file import CONFIG_NAME, JsonFile, read_json
 from perfmodel.workload.zoo.buildable import Buildable
 
-OTHERS = "for others, `perfmodel capture {file}` writes a model file (with transformers installed)"
+OTHERS = "what `perfmodel capture {file}` writes (with transformers installed), a model file"
+SIZES = frozenset({
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "n_embd", "n_layer", "n_head",
+    "d_model", "num_layers", "num_heads", "dim", "n_layers", "n_heads", "encoder_layers",
+    "decoder_layers",
+})  # fmt: skip
+"""Fields without which a file of somebody else's family says nothing of its model."""
 TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
 
@@ -132,7 +140,8 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
         fields = {**fields, "architectures": None, "vision_config": None}
     title = name or name_of(document)
     try:
-        raise_findings(value_findings(fields))
+        missing = () if is_part else _missing_sizes(family, fields)
+        raise_findings(chain(value_findings(fields), missing))
         config = validate_document(family.config, fields)
         model = family.make(title, config, family.name)
         model = replace(
@@ -140,11 +149,36 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
             notes=(*model.notes, *extra_notes(fields, family.config)),
         )  # fmt: skip
     except InputError as error:
-        raise InputError([document.located(fault, section) for fault in error.faults]) from None
+        faults = [_with_other_way(fault, document.path) for fault in error.faults]
+        raise InputError([document.located(fault, section) for fault in faults]) from None
     return replace(model, notes=(*model.notes, TEXT_ALONE)) if is_part else model
 
 
+def _with_other_way(fault: Fault, path: Path) -> Fault:
+    """A value that is legal, but of a model that the zoo has none like, with what takes it."""
+    is_choice = fault.allowed in {"true", "false"} or fault.allowed.startswith("one of ")
+    if not is_choice:
+        return fault
+    return replace(fault, allowed=f"{fault.allowed}; `perfmodel capture {path}` takes others")
+
+
+def _missing_sizes(family: Family, fields: Mapping[str, Any]) -> Iterator[Finding]:
+    """Find sizes that a file does not state whose `model_type` is not of the family of its class.
+
+    Code of its own calls them by other names (phi-msft), and has other defaults.
+    """
+    kind = fields.get("model_type")
+    if isinstance(kind, str) and kind in FAMILIES:
+        return
+    for name in family.config.model_fields:
+        if name in SIZES and fields.get(name) is None:
+            allowed = f"its value: a {kind!r} may call it by another name than {family.name} does"
+            yield name, "nothing", allowed
+
+
 TEXT = "text_config"
+ALIKE = 0.75
+"""Least likeness of a family that is suggested: dbrx is no bert."""
 FLAT = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
 """Families whose older files state the text model beside the rest, and the family of that."""
 SHARED = ("tie_word_embeddings", "dtype", "torch_dtype")
@@ -172,9 +206,10 @@ def _family_of(document: JsonFile) -> tuple[Family, str]:
     if isinstance(inside, str) and inside in FAMILIES:
         return FAMILIES[inside], TEXT
     stated = "nothing" if kind is None else repr(kind)
-    kind = kind if isinstance(kind, str) else None
-    allowed = f"a family that the zoo knows: {allowed_names(FAMILIES, kind, limit=80)}; "
-    allowed += OTHERS.format(file=document.path)
+    others = OTHERS.format(file=document.path)
+    typed = str(kind) if get_close_matches(str(kind), FAMILIES, cutoff=ALIKE) else None
+    names = allowed_names(FAMILIES, typed, limit=80)
+    allowed = f"{others}; or a family that the zoo knows: {names}"
     fault = Fault("model_type", stated, allowed)
     raise InputError(document.located(fault))
 

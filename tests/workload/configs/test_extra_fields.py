@@ -95,3 +95,50 @@ def test_no_window_is_written_as_zero(tmp_path: Path) -> None:
                       "num_attention_heads": 4}  # fmt: skip
     ours = build(read(tmp_path, fields), sequence_length=16)
     assert all(layer.matrix.window is None for layer in ours.layers if layer.kind == "attention")
+
+
+def test_a_class_alone_does_not_say_how_large_a_model_is(tmp_path: Path) -> None:
+    """Files of older code have its class, and sizes by other names: Phi 1.5's, as published."""
+    older = {
+        "model_type": "phi-msft", "architectures": ["PhiForCausalLM"], "n_embd": 2560,
+        "n_layer": 32, "n_head": 32, "rotary_dim": 32, "vocab_size": 51200,
+    }  # fmt: skip
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, older)
+    fields = {fault.field for fault in caught.value.faults}
+    assert fields == {"hidden_size", "num_hidden_layers", "num_attention_heads"}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    assert build(read(tmp_path, {**older, **sizes}), sequence_length=8).layers
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "opt", "do_layer_norm_before": False},
+        {"model_type": "phi", "qk_layernorm": True},
+        {"model_type": "bert", "architectures": ["BertForTokenClassification"]},
+        {"model_type": "falcon"},
+    ],
+)
+def test_what_no_reader_takes_is_sent_to_capture(tmp_path: Path, fields: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="`perfmodel capture"):
+        read(tmp_path, fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "millions"),
+    [
+        ({"model_type": "phi", "hidden_size": 2560, "num_hidden_layers": 32,
+          "intermediate_size": 10240}, 2779.7),
+        ({"model_type": "opt", "hidden_size": 2048, "num_hidden_layers": 24,
+          "num_attention_heads": 32, "ffn_dim": 8192}, 1315.8),
+        ({"model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1}, 124.7),
+        ({"model_type": "distilbert"}, 67.0),
+    ],
+)  # fmt: skip
+def test_parameters_of_published_models(
+    tmp_path: Path, fields: dict[str, Any], millions: float
+) -> None:
+    """Phi-2, OPT-1.3b, roberta-base and distilbert-base, as huggingface.co counts them."""
+    model = build(read(tmp_path, fields))
+    assert model.parameters / 1e6 == pytest.approx(millions, rel=1e-3)
