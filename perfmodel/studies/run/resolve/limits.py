@@ -108,14 +108,13 @@ def _sockets_s(machine: Machine, lowered: LoweredCollective, messages: int) -> f
     return messages * (SEND_S + LINK_S * links + PIECE_S * pieces)
 
 
-MOST_SHARED_WORK = 1_600
-"""GPUs of all jobs of a scenario with several, times their number: a change of rates is followed
-through every step of every ring and tree. Five jobs on 320 GPUs take 6 s of CPU time where they
-train convolutions on V100s, minutes with transformers on A100s."""
+MOST_SHARED_WORK = 6_400
+"""GPUs of all jobs of a scenario with several, times their number: each change of rates is followed
+by all of them, in simulations with and without each. Ten jobs of 64 V100s that train convolutions
+take 80 s of CPU time, five of 64 A100s that train transformers half a minute."""
 MOST_MEETINGS = 32_768
-"""GPUs of all jobs of a scenario with few, times the cube of their number: each change of one
-changes the rates of all, in simulations with and without each. Two jobs on 4,096 GPUs take 11 s of
-CPU time (ResNet-50 beside VGG-16)."""
+"""GPUs of all jobs of a scenario with few, times the cube of their number. Two jobs on 4,096 GPUs
+take 11 s of CPU time (ResNet-50 beside VGG-16); transformers on 8,192 take minutes."""
 
 
 def most_sharing_gpus(jobs: int) -> int:
