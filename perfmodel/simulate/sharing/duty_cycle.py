@@ -45,12 +45,12 @@ class UseOrders:
 
     Parameters
     ----------
-    known : UseOrders, optional
+    unscaled : UseOrders, optional
         Of a machine on which links of one bandwidth are also of one bandwidth here (see
         `tells_apart`): what was found there holds here, over the same edges.
     """
 
-    known: UseOrders | None = None
+    unscaled: UseOrders | None = None
     _patterns: dict[tuple[int, ...], _KnownPatterns] = field(default_factory=dict)
     _fits: dict[tuple[int, int], tuple[UsePatterns, Phase, bool]] = field(default_factory=dict)
 
@@ -59,9 +59,9 @@ class UseOrders:
 
     def of(self, stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
         """Return how links of some capacity are used in a phase of a stage."""
-        known = None if self.known is None else self.known.find(stage, phase)
-        if known is not None:
-            return known
+        same = None if self.unscaled is None else self.unscaled.find(stage, phase)
+        if same is not None:
+            return same
         key = id(stage.edges.arcs), id(phase.first), id(capacity_Bps), len(stage.phases)
         if key not in self._patterns:  # the entry holds them, so that their ids stay unique
             self._patterns[key] = _KnownPatterns(stage.edges.arcs, phase.first, capacity_Bps, [])
@@ -98,9 +98,9 @@ class UseOrders:
         """Return the classes of edges of a stage whose rates were asked for; None without any."""
         if len(stage.phases) > 1:  # patterns of one phase are not those of another
             return None
-        known = None if self.known is None else self.known.find(stage, stage.phases[0])
-        if known is not None:
-            return known.classes
+        same = None if self.unscaled is None else self.unscaled.find(stage, stage.phases[0])
+        if same is not None:
+            return same.classes
         for key, entry in self._patterns.items():
             is_own = entry.arcs is stage.edges.arcs and entry.first is stage.phases[0].first
             if is_own and key[-1] == 1:
