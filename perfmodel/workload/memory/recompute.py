@@ -105,9 +105,8 @@ def spared_results(workload: Workload, layers: range, recompute: Recompute) -> t
 
     Those whose results are kept, and where results are named the last product.
     """
-    kept = kept_results(workload, layers, recompute)
     last = _products(workload, layers)[-1:] if recompute.keep else []
-    return tuple(dict.fromkeys([*kept, *last]))
+    return tuple(dict.fromkeys([*kept_results(workload, layers, recompute), *last]))
 
 
 def _products(workload: Workload, layers: range) -> list[int]:
@@ -152,9 +151,9 @@ def _check_names(workload: Workload, recompute: Recompute) -> None:
         workload.layers[i] for block in repeated_blocks(workload) for i in block
         if _products(workload, range(i, i + 1)) or is_attention(workload.layers[i])
     ]  # fmt: skip
-    found = sorted({layer.name.rpartition(".")[2] for layer in layers})
+    allowed = sorted({layer.name.rpartition(".")[2] for layer in layers})
     faults = [
-        Fault(f"recompute.keep.{at}", repr(name), f"a product of {workload.name!r}: {found}")
+        Fault(f"recompute.keep.{at}", repr(name), f"a product of {workload.name!r}: {allowed}")
         for at, name in enumerate(recompute.keep)
         if not any(is_named(layer, (name,)) for layer in layers)
     ]
