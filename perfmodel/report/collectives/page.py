@@ -107,7 +107,9 @@ def times_table(rows: Sequence[Row]) -> Table:
                 str(row["protocol"]),
                 "not measured"
                 if row["interval_s"] is None
-                else quantities.span(*row["interval_s"], quantities.duration),
+                else quantities.span(
+                    row["interval_s"][0], row["interval_s"][1], quantities.duration
+                ),
             )
             for row in rows
         ],

@@ -196,7 +196,7 @@ def test_two_jobs_share_the_network(tmp_path: Path) -> None:
     assert disturbance is not None
     (neighbour,) = disturbance.jobs
     assert (neighbour.name, neighbour.gpus) == ("twin", 16)
-    assert disturbance.events[0].what == "job twin on 2 nodes, packed"
+    assert disturbance.events[0].what == "job 'twin' on 2 nodes, packed"
     assert disturbance.events[0].costs_s > 0.05 * disturbance.undisturbed_s
     assert neighbour.step_time_s > 1.05 * neighbour.alone_s
     packed = answered(tmp_path, job, text.replace("placement: spread", "placement: packed")).main
@@ -231,7 +231,7 @@ def test_sharding_beside_another_job_takes_as_long_message_by_message(tmp_path: 
 def test_the_machine_says_how_much_of_it_is_the_jobs(tmp_path: Path) -> None:
     text = TEXT.replace("nodes: 2, fabric: one-switch", "nodes: 2, pool: 6, fabric: one-switch")
     result = answered(tmp_path, text=text)
-    assert result.machine == "2 of v100-x8-25g x 6"
+    assert result.machine == "2 nodes of v100-x8-25g x 6"
     assert result.main.gpus == 16
 
 
