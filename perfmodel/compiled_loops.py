@@ -275,7 +275,7 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
     feeders: IntArray,
     nbytes: FloatArray,
     begin_s: FloatArray,
-    kept: IntArray,
+    sent: IntArray,
     left_s: FloatArray,
     arrived_s: FloatArray,
     credits: int,
@@ -291,8 +291,8 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
         Edges, each after those that feed it.
     feeders : ndarray of int, shape (edges, most feeders)
     nbytes, begin_s : ndarray of float, shape (edges,)
-    kept : ndarray of int, shape (edges,)
-        Pieces of each edge whose times stay what they are.
+    sent : ndarray of int, shape (edges,)
+        Pieces of each edge that have left: their times stay what they are.
     left_s : ndarray of float, shape (edges, pieces)
     arrived_s : ndarray of float, shape (edges + 1, pieces)
         The last row is that of edges that nothing feeds.
@@ -304,7 +304,7 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
     ready_s = np.empty(pieces)
     for place in range(edges):
         edge, pace = order[place], 0
-        done, leaves_s, arrives_s = kept[edge], left_s[edge], arrived_s[edge]
+        done, leaves_s, arrives_s = sent[edge], left_s[edge], arrived_s[edge]
         ready_s[done:] = arrived_s[feeders[edge, 0], done:]
         for column in range(1, feeders.shape[1]):
             if feeders[edge, column] < edges:
@@ -343,29 +343,29 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
             leaves_s[number], arrives_s[number] = free_s, free_s + flight_s
 
 
-def keep_sent(kept: IntArray, left_s: FloatArray, begin_s: FloatArray, until_s: float) -> float:
+def keep_sent(sent: IntArray, left_s: FloatArray, begin_s: FloatArray, until_s: float) -> float:
     """Keep in place the pieces that have left by a time; return when an edge was free first.
 
     Parameters
     ----------
-    kept, left_s, begin_s
+    sent, left_s, begin_s
         As for `send_over_trees`.
     until_s : float
     """
     edges, pieces = left_s.shape
     earliest_s = np.inf
     for edge in range(edges):
-        count = kept[edge]
+        count = sent[edge]
         while count < pieces and left_s[edge, count] <= until_s:
             count += 1
-        kept[edge] = count
+        sent[edge] = count
         if count < pieces:
             earliest_s = min(earliest_s, left_s[edge, count - 1] if count else begin_s[edge])
     return earliest_s
 
 
 def least_tree_end(
-    kept: IntArray,
+    sent: IntArray,
     left_s: FloatArray,
     begin_s: FloatArray,
     nbytes: FloatArray,
@@ -376,14 +376,14 @@ def least_tree_end(
 
     Parameters
     ----------
-    kept, left_s, begin_s, nbytes, from_s, rate_Bps
+    sent, left_s, begin_s, nbytes, from_s, rate_Bps
         As for `send_over_trees`.
     """
     paces, (edges, pieces) = len(from_s), left_s.shape
     least_s = 0.0
     for edge in range(edges):
-        since_s = left_s[edge, kept[edge] - 1] if kept[edge] > 0 else max(begin_s[edge], 0.0)
-        unsent = (pieces - kept[edge]) * nbytes[edge]
+        since_s = left_s[edge, sent[edge] - 1] if sent[edge] > 0 else max(begin_s[edge], 0.0)
+        unsent = (pieces - sent[edge]) * nbytes[edge]
         for pace in range(paces):
             over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
             if unsent <= 0 or over_s < since_s:
