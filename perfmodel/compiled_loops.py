@@ -292,7 +292,7 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
     feeders : ndarray of int, shape (edges, most feeders)
     nbytes, begin_s : ndarray of float, shape (edges,)
     sent : ndarray of int, shape (edges,)
-        Pieces of each edge that have left: their times stay what they are.
+        Pieces of each edge in steps that have left: their times stay what they are.
     left_s : ndarray of float, shape (edges, pieces)
     arrived_s : ndarray of float, shape (edges + 1, pieces)
         The last row is that of edges that nothing feeds.
@@ -343,21 +343,29 @@ def send_over_trees(  # noqa: C901  (numba caches a function without those that 
             leaves_s[number], arrives_s[number] = free_s, free_s + flight_s
 
 
-def keep_sent(sent: IntArray, left_s: FloatArray, begin_s: FloatArray, until_s: float) -> float:
-    """Keep in place the pieces that have left by a time; return when an edge was free first.
+def keep_sent(
+    sent: IntArray, left_s: FloatArray, begin_s: FloatArray, first: IntArray, until_s: float
+) -> float:
+    """Keep in place the steps that have left by a time; return when an edge was free first.
 
     Parameters
     ----------
     sent, left_s, begin_s
         As for `send_over_trees`.
+    first : ndarray of int, shape (edges,)
+        Step of the first piece of each edge.
     until_s : float
     """
     edges, pieces = left_s.shape
-    earliest_s = np.inf
+    earliest_s, step = np.inf, first.max() + pieces
     for edge in range(edges):
         count = sent[edge]
-        while count < pieces and left_s[edge, count] <= until_s:
+        while count < pieces and first[edge] + count < step and left_s[edge, count] <= until_s:
             count += 1
+        if count < pieces:
+            step = min(step, first[edge] + count)
+    for edge in range(edges):
+        count = max(0, min(step - first[edge], pieces))
         sent[edge] = count
         if count < pieces:
             earliest_s = min(earliest_s, left_s[edge, count - 1] if count else begin_s[edge])

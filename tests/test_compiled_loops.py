@@ -116,7 +116,10 @@ def test_pieces_over_trees_at_rates_that_change(
     edges = len(phases[0].src)
     begin_s = rng.choice([0.0, 1e-5, 3e-5], edges)
     at_s = np.sort(rng.uniform(1e-6, 3e-4, count))
-    rates = [(rng.uniform(1e8, 1e9, edges), rng.uniform(0, 1e-5, edges)) for _ in range(count + 1)]
+    least_s = rng.choice([0.0, -1e-4])  # in NCCL's trees a piece arrives before its end has left
+    rates = [
+        (rng.uniform(1e8, 1e9, edges), rng.uniform(least_s, 1e-5, edges)) for _ in range(count + 1)
+    ]
     if count > 1:
         rates[count // 2][0][: edges // 2] = 0.0  # links that are cut for a while
     start = begin_s, LinkRates(-np.inf, *rates[0])

@@ -1,8 +1,9 @@
 """Clocks of pieces that travel over trees, edge after edge, in compiled loops.
 
 As `variable_rate.Clocks`, of edges that depend on those before them only
-(`UnrolledPhases.are_trees`). When rates change, what has left is kept and the rest is worked out
-anew, and only when somebody asks for it.
+(`UnrolledPhases.are_trees`). When rates change, steps that have left are kept and the rest is
+worked out anew: steps and not pieces, because a piece may arrive before its end has left
+(latencies of NCCL's trees below zero), and what it fed was then sent at times that no longer hold.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class TreeTimes:
     Parameters
     ----------
     kept : ndarray of int, shape (edges,)
-        Pieces that have left for certain.
+        Pieces of each edge in steps that have left for certain.
     left_s : ndarray of float, shape (edges, pieces)
     arrived_s : ndarray of float, shape (edges + 1, pieces)
         The last row stays 0 and is for edges that nothing feeds.
@@ -69,6 +70,7 @@ class TreeClocks:
         self._times.kept[:] = 0
         self._times.paces.begin(self.pace)
         self._begin_s = np.ascontiguousarray(self.begin_s, dtype=np.float64)
+        self._first = np.ascontiguousarray(self.course.phases[0].first)
 
     def release(self) -> None:
         """Give back the arrays: new ones of a MB take longer to touch than to fill."""
@@ -76,12 +78,10 @@ class TreeClocks:
 
     def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
-        if len(self._times.paces) >= MOST_TREE_PACES:
-            self._work_out()
-        if self._is_current:
-            sent = self._times.kept, self._times.left_s, self._begin_s
-            earliest_s = self.loops.keep_sent(*sent, now_s)
-            self._times.paces.forget(now_s, earliest_s, MOST_TREE_PACES)
+        self._work_out()
+        sent = self._times.kept, self._times.left_s, self._begin_s
+        earliest_s = self.loops.keep_sent(*sent, self._first, now_s)
+        self._times.paces.forget(now_s, earliest_s, MOST_TREE_PACES)
         self._times.paces.add(now_s, rate_Bps, latency_s)
         self._is_current = False
 
@@ -99,15 +99,8 @@ class TreeClocks:
         return self.loops.least_tree_end(*sent, nbytes, from_s, rate_Bps)
 
     def left(self) -> FloatArray:
-        """Share of its sends that each edge has not yet sent for certain; shape (edges,).
-
-        As of `Clocks`, whose edges all go on to the same step.
-        """
-        first, pieces = self.course.phases[0].first, self._times.left_s.shape[1]
-        under_way = self._times.kept < pieces
-        reached = (first + self._times.kept)[under_way]
-        step = int(reached.min(initial=self.course.steps))
-        return 1.0 - self.course.sent(step) / np.maximum(self.course.sends, 1)
+        """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
+        return 1.0 - self._times.kept / np.maximum(self.course.sends, 1)
 
     def _work_out(self) -> None:
         """Work out when the pieces that are left leave and arrive at the present paces."""
