@@ -238,7 +238,7 @@ def _check_arguments(
         faults.append(Fault("batch", repr(batch), "a whole number of samples above zero"))
     supported = [name for name in gpu.peak_flops if name in gpu.matmul_efficiency]
     if precision not in supported:
-        allowed = f"{allowed_names(supported, str(precision))}, which {gpu.name} has"
+        allowed = f"{allowed_names(supported)}, which {gpu.name} has"
         faults.append(Fault("precision", repr(precision), allowed))
     for field, value in (("matmul_efficiency", matmul), ("memory_efficiency", memory)):
         if value is not None and not 0 < value <= 1:

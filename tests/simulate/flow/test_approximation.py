@@ -79,4 +79,4 @@ def test_the_stated_differences_hold(why: str) -> None:
     assert np.quantile(off, 0.9) <= note.p90
     assert off.max() <= note.worst
     assert note.worst < off.max() + 0.05, "states more than there is"
-    assert f"{note.worst:.0%} at worst" in str(note)
+    assert f"{100 * note.worst:.0f} % at worst" in str(note)

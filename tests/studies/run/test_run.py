@@ -318,10 +318,10 @@ def test_an_approximation_is_said_with_its_size(tmp_path: Path) -> None:
     """Edges that share NVLink ports with unlike ones are a fluid; rings of alike ones are exact."""
     shared = answered(tmp_path, "cluster.node=dgx-h100", "scale.gpus=[16]", "cluster.nodes=2")
     alone = answered(tmp_path, "cluster.node=dgx-a100", "scale.gpus=[8]", "cluster.nodes=1")
-    told = [line for line in shared.assumptions if "is an approximation where" in line]
+    told = [line for line in shared.assumptions if "are an approximation where" in line]
     assert told
     assert all("% at worst." in line for line in told)
-    assert not [line for line in alone.assumptions if "is an approximation where" in line]
+    assert not [line for line in alone.assumptions if "are an approximation where" in line]
 
 
 def test_an_approximation_is_said_of_vectors_of_ranks_too(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_an_approximation_is_said_of_vectors_of_ranks_too(tmp_path: Path) -> Non
     path.write_text(QUESTION_16 + events)
     answer = run_scenario(load_scenario(str(path)))
     assert "as vectors" in answer.main.mode
-    assert any("is an approximation where" in line for line in answer.assumptions)
+    assert any("are an approximation where" in line for line in answer.assumptions)
     assert not any("GPUs of a class are alike" in line for line in answer.assumptions)
 
 
@@ -338,7 +338,7 @@ def test_an_approximation_is_said_of_vectors_of_ranks_too(tmp_path: Path) -> Non
 def test_routing_is_that_of_the_scenario(tmp_path: Path, routing: str) -> None:
     """Adaptive routing makes one switch of all those above the leaves."""
     path = tmp_path / "routed.yaml"
-    fabric = f"{{kind: leaf-spine, routing: {routing}, hosts_per_leaf: 1}}"
+    fabric = f"{{kind: leaf-spine, routing: {routing}, hosts_per_leaf: 1, radix: 8}}"
     path.write_text(QUESTION_16.replace("rail-optimised", fabric))
     topology = run_scenario(load_scenario(str(path))).topology
     assert any("adaptive" in line for line in topology.assumptions) == (routing == "adaptive")
