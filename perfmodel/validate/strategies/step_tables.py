@@ -28,7 +28,12 @@ that all take minutes, one setup of each GPU where steps are long."""
 LONG_PASSES, LONG_WORK = 1500, 150_000
 """Passes of blocks, and these times GPUs, above which a step is long: its plan has from ten
 thousand tasks on, or collectives of many ranks, and takes up to a minute."""
-NOT_SAMPLED = "not predicted: setups of split models beside those sampled of their table"
+LONG_SHARDS = 64
+"""GPUs of a shard group, from which on copies of it (HSDP) are long: their all-reduces meet the
+gathers over the same NICs all the time."""
+NOT_SAMPLED = (
+    "not predicted: setups of split models, and long ones, beside those sampled of their table"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +158,15 @@ def _predict_table(table: StatedTable) -> StrategyTable:
 
 
 def sample_rows(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Rows of a table that are predicted: all, or of split models those of a few setups.
+    """Rows of a table that are predicted: all, or of split models and long steps a few setups.
 
     Of each GPU, precision and kind of split the first and the last setup, and others between them
     in even distances; of long steps one of each GPU.
     """
     groups: dict[tuple[bool, str, str], list[Mapping[str, str]]] = {}
     for cells in rows:
-        if cells["parallel"]:
-            long = is_long(cells)
+        long = is_long(cells)
+        if cells["parallel"] or long:
             key = (long, cells["gpu"], "" if long else cells["precision"] + kind_of(cells))
             setups = groups.setdefault(key, [])
             if not any(is_same(cells, other) for other in setups):
@@ -173,12 +178,15 @@ def sample_rows(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
         chosen += [setups[round(i * last / max(most - 1, 1))] for i in range(most)]
     return [
         cells for cells in rows
-        if not cells["parallel"] or any(is_same(cells, other) for other in chosen)
+        if not (cells["parallel"] or is_long(cells))
+        or any(is_same(cells, other) for other in chosen)
     ]  # fmt: skip
 
 
 def is_long(cells: Mapping[str, str]) -> bool:
-    """Whether the step of a split model takes up to a minute to simulate."""
+    """Whether the step takes up to a minute to simulate."""
+    if not cells["parallel"]:
+        return int(parse_yaml(cells["strategy"]).get("shard_gpus", 0)) >= LONG_SHARDS
     passes = passes_of(cells)
     return passes > LONG_PASSES or passes * gpus_of(cells) > LONG_WORK
 
