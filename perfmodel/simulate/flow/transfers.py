@@ -20,7 +20,7 @@ from perfmodel.collectives.timing.variable_rate import (
     OneStep,
     is_one_step,
 )
-from perfmodel.compiled_loops import Effort, Loops
+from perfmodel.compiled_loops.compilation import Effort, Loops
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.simulate.flow.streams import SAME_RATE, Streams
