@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel import compiled_loops
 from perfmodel.collectives.algorithms import chain, ring, tree
 from perfmodel.collectives.timing.path_classes import heaviest_rows
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
@@ -18,11 +17,12 @@ from perfmodel.collectives.timing.stepped_clocks import SteppedClocks
 from perfmodel.collectives.timing.tree_clocks import TreeClocks
 from perfmodel.collectives.timing.unrolled import prepare_phases
 from perfmodel.collectives.timing.variable_rate import Clocks
+from perfmodel.compiled_loops import compilation
 from perfmodel.simulate.flow.transfers import PreparedPhases, cycle_s
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
 pytest.importorskip("numba")
-LOOPS = compiled_loops.load()
+LOOPS = compilation.load()
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def both(find: Any) -> tuple[Any, Any]:
     results = []
     for loops in (None, LOOPS):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiled_loops, "loaded", lambda loops=loops: loops)
+            patch.setattr(compilation, "loaded", lambda loops=loops: loops)
             results.append(find())
     return results[0], results[1]
 
@@ -169,8 +169,8 @@ def test_heaviest_paths(seed: int, edges: int, most: int) -> None:
 
 def test_loops_are_loaded_when_they_pay(switch: pytest.MonkeyPatch) -> None:
     calls = list[None]()
-    switch.setattr(compiled_loops, "load", lambda: calls.append(None))
-    effort = compiled_loops.Effort()
-    for _ in range(3 * compiled_loops.PAYS):
+    switch.setattr(compilation, "load", lambda: calls.append(None))
+    effort = compilation.Effort()
+    for _ in range(3 * compilation.PAYS):
         effort.spend()
-        assert len(calls) == (effort.spent >= compiled_loops.PAYS)
+        assert len(calls) == (effort.spent >= compilation.PAYS)

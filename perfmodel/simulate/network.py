@@ -16,15 +16,11 @@ import simpy
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.errors import SimulationError
+from perfmodel.library.lowering.link_bytes import LinkBytes, add_traffic
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.flow.approximation import ApproximationNote
-from perfmodel.simulate.uncontended import (
-    LinkBytes,
-    ReroutedCollectives,
-    UncontendedTimer,
-    add_traffic,
-)
+from perfmodel.simulate.uncontended import ReroutedCollectives, UncontendedTimer
 from perfmodel.topology.model import Topology
 
 LAST_IN_INSTANT = 2

@@ -6,9 +6,10 @@ import numpy as np
 
 from perfmodel.arrays import RankGroup
 from perfmodel.collectives.algorithms.chain import PIECE_BYTES
+from perfmodel.library.lowering.link_bytes import stage_bytes
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.lowering.lowered import LoweredCollective
-from perfmodel.simulate.uncontended import UncontendedTimer, stage_bytes
+from perfmodel.simulate.uncontended import UncontendedTimer
 
 
 def hidden_s(

@@ -10,12 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from perfmodel.arrays import FloatArray, IntArray, RankGroup, sending_s
+from perfmodel.arrays import FloatArray, RankGroup, sending_s
 from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends
+from perfmodel.library.lowering.link_bytes import (
+    Crossings,
+    LinkBytes,
+    add_traffic,
+    alike_bytes,
+    count_crossings,
+)
 from perfmodel.library.lowering.lower import (
     correct,
     lower_message,
@@ -52,17 +59,6 @@ HOPS_AT_ONCE = 1 << 22
 """Hops of groups that are led over other hosts at once: a few times so many numbers."""
 
 
-class LinkBytes(NamedTuple):
-    """Bytes of a collective on the links that it uses, all others having none.
-
-    Arrays have shape (links used,).
-    """
-
-    links: IntArray
-    wire_bytes: FloatArray
-    payload_bytes: FloatArray
-
-
 @dataclass
 class _Uncorrected:
     """What machines have in common that differ in measured corrections only.
@@ -76,7 +72,7 @@ class _Uncorrected:
     machine: Machine
     rates: StageRates = field(init=False)
     _link_bytes: dict[int, tuple[LoweredCollective, LinkBytes]] = field(default_factory=dict)
-    _crossed: dict[tuple[int, int], tuple[Stage, list[_Crossings]]] = field(default_factory=dict)
+    _crossed: dict[tuple[int, int], tuple[Stage, list[Crossings]]] = field(default_factory=dict)
     _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
     kept: dict[Callable[[], Any], Any] = field(default_factory=dict)
 
@@ -108,7 +104,7 @@ class _Uncorrected:
     def traffic(self, lowered: LoweredCollective, *, payload: bool = False) -> FloatArray:
         """Bytes of a collective on each link: on the wire, or of payload; shape (links,)."""
         total = np.zeros(len(self.machine.topology.arcs))
-        each = _alike_bytes(lowered)
+        each = alike_bytes(lowered)
         if each is None:
             add_traffic(total, lowered, payload=payload)
             return total
@@ -116,42 +112,12 @@ class _Uncorrected:
             total[links] += (each if payload else each * load * lowered.wire_factor) * crossings
         return total
 
-    def _crossings(self, stage: Stage) -> list[_Crossings]:
+    def _crossings(self, stage: Stage) -> list[Crossings]:
         """How often edges cross the links that they use, those of one load together."""
         key = id(stage.edges), id(stage.load)
         if key not in self._crossed:  # the entry holds both, so that their ids stay unique
-            self._crossed[key] = stage, _count_crossings(stage)
+            self._crossed[key] = stage, count_crossings(stage)
         return self._crossed[key][1]
-
-
-def _alike_bytes(lowered: LoweredCollective) -> float | None:
-    """Payload of every edge of a collective on so many that it is kept once; None of others."""
-    phases, stages = lowered.schedule.phases, lowered.stages
-    if len(phases) != 1 or len(stages) != 1 or len(phases[0].nbytes) != len(stages[0].edges):
-        return None
-    nbytes, active = phases[0].nbytes, phases[0].active
-    equal = nbytes.strides == active.strides == (0,) and len(nbytes) > 0
-    return float(nbytes[0] * active[0]) if equal else None
-
-
-_Crossings = tuple[float, IntArray, IntArray]
-"""Load of some edges, links that they use, and how often they cross each."""
-
-
-def _count_crossings(stage: Stage) -> list[_Crossings]:
-    lengths, arcs = np.diff(stage.edges.pointers), stage.edges.arcs
-    loads = stage.load[:1] if stage.load.strides == (0,) else np.unique(stage.load)
-    if len(loads) == 1:
-        return [(float(loads[0]), *_counted(arcs))]
-    return [
-        (load, *_counted(arcs[np.repeat(stage.load == load, lengths)])) for load in loads.tolist()
-    ]
-
-
-def _counted(arcs: IntArray) -> tuple[IntArray, IntArray]:
-    times = np.bincount(arcs)
-    used = np.flatnonzero(times)
-    return used, times[used]
 
 
 @dataclass
@@ -433,13 +399,6 @@ def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:
     return next((group[own.index(root)] for own in groups if root in own), root)
 
 
-def link_times_s(capacity_Bps: FloatArray, lowered: LoweredCollective) -> FloatArray:
-    """Time in which each link carries the bytes of a collective; seconds, shape (links,)."""
-    nbytes = np.zeros(len(capacity_Bps))
-    add_traffic(nbytes, lowered)
-    return sending_s(nbytes, capacity_Bps)
-
-
 def timed_phases(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray) -> TimedPhases:
     """Return a stage with its edges at given wire rates."""
     return TimedPhases(stage.phases, rates_Bps / lowered.wire_factor, stage.latency_s)
@@ -448,24 +407,6 @@ def timed_phases(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray
 def participants(lowered: LoweredCollective) -> int:
     """Ranks of a collective, and the switches that take part."""
     return lowered.schedule.ranks + lowered.schedule.switches
-
-
-def stage_bytes(lowered: LoweredCollective, stage: Stage) -> FloatArray:
-    """Wire bytes of each edge in a whole stage; shape (edges,)."""
-    payload = sum((p.nbytes * p.active for p in stage.phases), np.zeros(len(stage.edges)))
-    return payload * lowered.wire_factor
-
-
-def add_traffic(
-    bytes_on_arc: FloatArray, lowered: LoweredCollective, times: int = 1, *, payload: bool = False
-) -> None:
-    """Add `times` the bytes of a collective on each link: on the wire, or of payload."""
-    for stage in lowered.stages:
-        edges, nbytes = stage.edges, times * stage_bytes(lowered, stage)
-        if payload:
-            nbytes /= lowered.wire_factor * stage.load
-        spread = np.repeat(nbytes, np.diff(edges.pointers))
-        bytes_on_arc += np.bincount(edges.arcs, weights=spread, minlength=len(bytes_on_arc))
 
 
 @dataclass

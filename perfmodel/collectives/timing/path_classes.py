@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel import compiled_loops
 from perfmodel.arrays import (
     SMALL_TABLE,
     FloatArray,
@@ -24,6 +23,7 @@ from perfmodel.arrays import (
 )
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.unrolled import feeders_of
+from perfmodel.compiled_loops import compilation
 
 Hashes = NDArray[np.uint64]
 
@@ -133,7 +133,7 @@ def heaviest_rows(
     sources, own = place[before[sorted_edges]].T.copy(), own_s[sorted_edges]
     more, begins = np.stack(gains_s)[:, sorted_edges], ends_s[:-1][sorted_edges]
     best = np.full((ROWS, edges + 1), ends_s[-1])
-    loops = compiled_loops.loaded()
+    loops = compilation.loaded()
     if loops is not None:
         rows = np.empty((ROWS, edges + 1))
         loops.heaviest(sources, sorted_edges, own, more, begins, best, rows)

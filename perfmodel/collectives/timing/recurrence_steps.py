@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfmodel import compiled_loops
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.collectives.schedule import Phase
 from perfmodel.collectives.timing.unrolled import UnrolledPhases
+from perfmodel.compiled_loops import compilation
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def _advance_all(
     until_s: float,
 ) -> None:
     """Go on in place to a step of the same phase, as long as all of a step leaves by a time."""
-    loops = compiled_loops.loaded()
+    loops = compilation.loaded()
     if loops is not None and all(pace.flows for pace in paces):
         _advance_compiled(loops, course, stand, goal, paces, until_s)
         return
@@ -203,7 +203,7 @@ def _advance_all(
 
 
 def _advance_compiled(
-    loops: compiled_loops.Loops,
+    loops: compilation.Loops,
     course: UnrolledPhases,
     stand: RecurrenceState,
     goal: int,
@@ -221,7 +221,7 @@ def _advance_compiled(
 
 
 def step_compiled(
-    loops: compiled_loops.Loops,
+    loops: compilation.Loops,
     course: UnrolledPhases,
     stand: RecurrenceState,
     goal: int,

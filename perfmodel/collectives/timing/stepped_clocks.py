@@ -24,7 +24,7 @@ from perfmodel.collectives.timing.variable_rate import (
     ends_of,
     pieces_over_trees,
 )
-from perfmodel.compiled_loops import Loops
+from perfmodel.compiled_loops.compilation import Loops
 
 
 class PaceRows:

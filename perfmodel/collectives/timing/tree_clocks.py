@@ -17,7 +17,7 @@ from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.stepped_clocks import PaceRows
 from perfmodel.collectives.timing.unrolled import UnrolledPhases
 from perfmodel.collectives.timing.variable_rate import CompletionTimes
-from perfmodel.compiled_loops import Loops
+from perfmodel.compiled_loops.compilation import Loops
 
 MOST_TREE_PACES = 64
 """So many changes of rates are kept for sends that began before them; see `MOST_PACES`."""

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar, get_args
 
 import simpy
 
-from perfmodel.compiled_loops import Effort
+from perfmodel.compiled_loops.compilation import Effort
 from perfmodel.errors import PerfmodelError, SimulationError
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine

@@ -20,18 +20,14 @@ from perfmodel.collectives.timing.variable_rate import (
     OneStep,
     is_one_step,
 )
-from perfmodel.compiled_loops import Effort, Loops
+from perfmodel.compiled_loops.compilation import Effort, Loops
 from perfmodel.library.lowering.edges import Edges
+from perfmodel.library.lowering.link_bytes import stage_bytes
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.simulate.flow.streams import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
 from perfmodel.simulate.sharing.classed_legs import TimedLeg
-from perfmodel.simulate.uncontended import (
-    UncontendedTimer,
-    participants,
-    stage_bytes,
-    timed_phases,
-)
+from perfmodel.simulate.uncontended import UncontendedTimer, participants, timed_phases
 
 FEW_EDGES = 1024
 """Edges of rings up to which each is stepped through in compiled loops: what repeats in a ring is

@@ -1,0 +1,143 @@
+"""Pieces that are passed on over trees, edge by edge, at rates that change."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfmodel.arrays import FloatArray, IntArray
+
+
+def send_over_trees(  # noqa: C901  (numba caches a function without those that it calls)
+    order: IntArray,
+    feeders: IntArray,
+    nbytes: FloatArray,
+    begin_s: FloatArray,
+    sent: IntArray,
+    left_s: FloatArray,
+    arrived_s: FloatArray,
+    credits: int,
+    from_s: FloatArray,
+    rate_Bps: FloatArray,
+    latency_s: FloatArray,
+) -> None:
+    """Work out in place when pieces leave and arrive (see `timing.tree_clocks`).
+
+    Parameters
+    ----------
+    order : ndarray of int, shape (edges,)
+        Edges, each after those that feed it.
+    feeders : ndarray of int, shape (edges, most feeders)
+    nbytes, begin_s : ndarray of float, shape (edges,)
+    sent : ndarray of int, shape (edges,)
+        Pieces of each edge in steps that have left: their times stay what they are.
+    left_s : ndarray of float, shape (edges, pieces)
+    arrived_s : ndarray of float, shape (edges + 1, pieces)
+        The last row is that of edges that nothing feeds.
+    credits : int
+    from_s, rate_Bps, latency_s
+        As for `stepped_sends.step_rings`.
+    """
+    paces, (edges, pieces) = len(from_s), left_s.shape
+    ready_s = np.empty(pieces)
+    for place in range(edges):
+        edge, pace = order[place], 0
+        done, leaves_s, arrives_s = sent[edge], left_s[edge], arrived_s[edge]
+        ready_s[done:] = arrived_s[feeders[edge, 0], done:]
+        for column in range(1, feeders.shape[1]):
+            if feeders[edge, column] < edges:
+                brought_s = arrived_s[feeders[edge, column]]
+                for piece in range(done, pieces):
+                    ready_s[piece] = max(ready_s[piece], brought_s[piece])
+        free_s = leaves_s[done - 1] if done > 0 else max(begin_s[edge], 0.0)
+        piece = done
+        while piece < pieces:  # those at paces that end
+            start_s = max(free_s, ready_s[piece])
+            if piece >= credits:
+                start_s = max(start_s, arrives_s[piece - credits])
+            while pace + 1 < paces and from_s[pace + 1] < start_s:
+                pace += 1
+            if pace + 1 == paces:
+                break
+            unsent = nbytes[edge]
+            for at in range(pace, paces):
+                over_s = from_s[at + 1] if at + 1 < paces else np.inf
+                free_s = start_s + (unsent / rate_Bps[at, edge] if unsent > 0 else 0.0)
+                if free_s <= over_s:
+                    arrives_s[piece] = free_s + latency_s[at, edge]
+                    break
+                unsent = max(0.0, unsent - (over_s - start_s) * rate_Bps[at, edge])
+                start_s = over_s
+            leaves_s[piece] = free_s
+            piece += 1
+        hold_s = nbytes[edge] / rate_Bps[paces - 1, edge] if nbytes[edge] > 0 else 0.0
+        flight_s, alone = latency_s[paces - 1, edge], min(max(piece, credits), pieces)
+        for number in range(piece, alone):
+            free_s = max(free_s, ready_s[number]) + hold_s
+            leaves_s[number], arrives_s[number] = free_s, free_s + flight_s
+        for number in range(alone, pieces):
+            waits_s = max(ready_s[number], arrives_s[number - credits])
+            free_s = max(free_s, waits_s) + hold_s
+            leaves_s[number], arrives_s[number] = free_s, free_s + flight_s
+
+
+def keep_sent(
+    sent: IntArray, left_s: FloatArray, begin_s: FloatArray, first: IntArray, until_s: float
+) -> float:
+    """Keep in place the steps that have left by a time; return when an edge was free first.
+
+    Parameters
+    ----------
+    sent, left_s, begin_s
+        As for `send_over_trees`.
+    first : ndarray of int, shape (edges,)
+        Step of the first piece of each edge.
+    until_s : float
+    """
+    edges, pieces = left_s.shape
+    earliest_s, step = np.inf, first.max() + pieces
+    for edge in range(edges):
+        count = sent[edge]
+        while count < pieces and first[edge] + count < step and left_s[edge, count] <= until_s:
+            count += 1
+        if count < pieces:
+            step = min(step, first[edge] + count)
+    for edge in range(edges):
+        count = max(0, min(step - first[edge], pieces))
+        sent[edge] = count
+        if count < pieces:
+            earliest_s = min(earliest_s, left_s[edge, count - 1] if count else begin_s[edge])
+    return earliest_s
+
+
+def least_tree_end(
+    sent: IntArray,
+    left_s: FloatArray,
+    begin_s: FloatArray,
+    nbytes: FloatArray,
+    from_s: FloatArray,
+    rate_Bps: FloatArray,
+) -> float:
+    """When the last byte leaves at the earliest: each edge has to send what it has not sent.
+
+    Parameters
+    ----------
+    sent, left_s, begin_s, nbytes, from_s, rate_Bps
+        As for `send_over_trees`.
+    """
+    paces, (edges, pieces) = len(from_s), left_s.shape
+    least_s = 0.0
+    for edge in range(edges):
+        since_s = left_s[edge, sent[edge] - 1] if sent[edge] > 0 else max(begin_s[edge], 0.0)
+        unsent = (pieces - sent[edge]) * nbytes[edge]
+        for pace in range(paces):
+            over_s = from_s[pace + 1] if pace + 1 < paces else np.inf
+            if unsent <= 0 or over_s < since_s:
+                continue
+            free_s = since_s + unsent / rate_Bps[pace, edge]
+            if free_s <= over_s:
+                since_s, unsent = free_s, 0.0
+            else:
+                unsent -= (over_s - since_s) * rate_Bps[pace, edge]
+                since_s = over_s
+        least_s = max(least_s, since_s)
+    return least_s

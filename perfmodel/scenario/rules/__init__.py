@@ -1,0 +1,1 @@
+"""Rules between the sections of a scenario, by what they are about (`broken_rules`)."""

@@ -1,0 +1,124 @@
+"""Faults of a strategy beside other sections: what it cannot have, or chooses itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perfmodel.errors import Fault
+from perfmodel.scenario.sections.strategies.auto import AutoStrategy
+from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
+from perfmodel.scenario.source_map import SourceMap
+
+
+def one_node_only(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse several nodes under a strategy that drives the GPUs of one."""
+    cluster, strategy = parts.get("cluster"), parts.get("strategy")
+    if cluster and cluster.nodes > 1 and strategy and strategy.one_node_only:
+        allowed = f"1 with strategy.kind: {strategy.kind}, which drives the GPUs of one node"
+        yield origin.fault("cluster.nodes", str(cluster.nodes), allowed)
+
+
+def overlap_exists(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse a slowdown by collectives where none runs beside layers."""
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    if not compute or not strategy or compute.overlap_slowdown is None or strategy.overlaps:
+        return
+    allowed = f"nothing with strategy.kind: {strategy.kind}, where no collective runs beside layers"
+    yield origin.fault("compute.overlap_slowdown", f"{compute.overlap_slowdown:g}", allowed)
+
+
+def recompute_within_units(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse recomputed blocks of several units that are gathered again, which no plan has."""
+    compute, strategy = parts.get("compute"), parts.get("strategy")
+    if not compute or not getattr(strategy, "regathers_recomputed", False):
+        return
+    if compute.recompute not in ("none", "selective"):
+        allowed = (
+            "'block', or version 2: with compute.recompute units in a block are gathered again"
+        )
+        yield origin.fault("strategy.wrap", "'layer'", allowed)
+
+
+def mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse to split a model under a strategy whose ranks are whole replicas by nature."""
+    parallel, strategy = parts.get("parallel"), parts.get("strategy")
+    if parallel is None or parallel.is_plain:
+        return
+    if strategy is not None and strategy.kind in ("data_parallel", "parameter_server"):
+        allowed = f"nothing with strategy.kind: {strategy.kind}, whose workers hold whole models"
+        yield origin.fault("parallel", "a model that is split", allowed)
+    local_steps = getattr(strategy, "local_steps", 1)
+    if parallel.pipeline.stages > 1 and local_steps > 1:
+        allowed = "1 with parallel.pipeline.stages above 1, whose micro-batches are of one step"
+        yield origin.fault("strategy.local_steps", str(local_steps), allowed)
+    if strategy is not None and parallel.expert > 1 and strategy.kind not in ("megatron", "fsdp"):
+        allowed = (
+            "1, or strategy.kind: megatron or fsdp, which reduce experts among those that hold them"
+        )
+        yield origin.fault("parallel.expert", str(parallel.expert), allowed)
+    if strategy is not None and parallel.pipeline.one_process and strategy.kind != "ddp":
+        allowed = "one of a pipeline, or strategy.kind: ddp, around a module on several GPUs"
+        yield origin.fault("parallel.pipeline.schedule", "'sequential'", allowed)
+    compute = parts.get("compute")
+    if compute is not None and compute.source == "file":
+        allowed = "'roofline' with parallel: a file has the times of whole layers"
+        yield origin.fault("compute.source", "'file'", allowed)
+    if compute is not None and compute.measured_step is not None:
+        allowed = "nothing with parallel: it is a step of the whole model on one GPU"
+        yield origin.fault("compute.measured_step", "a step", allowed)
+
+
+def servers_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Find what a strategy whose workers loop on their own cannot have."""
+    strategy, cluster = parts.get("strategy"), parts.get("cluster")
+    if not isinstance(strategy, ParameterServerStrategy):
+        return
+    kind = f"strategy.kind: {strategy.kind}"
+    if parts.get("jobs"):
+        allowed = f"nothing with {kind}: collectives beside its messages are not simulated"
+        yield origin.fault("jobs", f"{len(parts['jobs'])} jobs", allowed)
+    compute = parts.get("compute")
+    if compute and compute.optimizer_kernels != "foreach":
+        allowed = f"nothing with {kind}, whose servers run the optimizer in one pass"
+        yield origin.fault("compute.optimizer_kernels", repr(compute.optimizer_kernels), allowed)
+    library = parts.get("library")
+    if library and not strategy.local_reduce and library != type(library)():
+        allowed = f"nothing with {kind}, unless local_reduce: messages need no collective library"
+        yield origin.fault("library", repr(library.name), allowed)
+    if parts.get("fidelity") == "message":
+        yield origin.fault("fidelity", "'message'", f"'flow' with {kind}, which has messages only")
+    colocated = strategy.placement == "colocated"
+    if cluster and colocated and (strategy.servers or 1) > cluster.nodes:
+        allowed = f"at most {cluster.nodes}, the nodes of this cluster, with placement: colocated"
+        yield origin.fault("strategy.servers", str(strategy.servers), allowed)
+
+
+def auto_chooses(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse beside ``auto`` what it chooses itself, or what it has no meaning for."""
+    strategy, training = parts.get("strategy"), parts.get("training")
+    if not isinstance(strategy, AutoStrategy):
+        return
+    kind = f"strategy.kind: {strategy.kind}"
+    if training is not None and training.global_batch is None:
+        allowed = f"training.global_batch with {kind}, which chooses micro-batches"
+        yield origin.fault("training.batch_per_gpu", str(training.batch_per_gpu), allowed)
+    parallel, compute = parts.get("parallel"), parts.get("compute")
+    written = set() if parallel is None else parallel.model_fields_set
+    for name in sorted(written & {"tensor", "sequence_parallel", "context", "expert", "pipeline"}):
+        allowed = f"nothing with {kind}: strategy.{name} lists what it chooses from"
+        yield origin.fault(f"parallel.{name}", _short(getattr(parallel, name)), allowed)
+    if compute is not None and "recompute" in compute.model_fields_set:
+        allowed = f"nothing with {kind}: strategy.recompute lists what it chooses from"
+        yield origin.fault("compute.recompute", _short(compute.recompute), allowed)
+    if parts.get("scale") is not None:
+        allowed = f"nothing with {kind}: the best differs from size to size"
+        yield origin.fault("scale", "sizes", allowed)
+    for section in strategy.sharding:
+        if section.accumulate > 1:
+            allowed = f"nothing with {kind}: micro-batches follow from training.global_batch"
+            yield origin.fault("strategy.sharding", f"accumulate {section.accumulate}", allowed)
+
+
+def _short(value: object) -> str:
+    return repr(value) if isinstance(value, str | int | bool) else "a section"
