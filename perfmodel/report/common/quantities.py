@@ -306,10 +306,8 @@ def host_memory(part: Memory) -> str:
             unknown = f", not checked, as the node states no `{field}`"
             room = unknown if has is None else f" of {size(has)} ({percent(needed / has)})"
             verb = "take" if name == "drives" else "takes"
-            sentences.append(
-                f"the host's {name} {verb} {size(needed)} {room}".replace(" not", ", not")
-            )
-    return ", ".join(sentences)
+            sentences.append(f"the host's {name} {verb} {size(needed)}{room}")
+    return "; ".join(sentences)
 
 
 def memory_verdict(part: Memory) -> str:
