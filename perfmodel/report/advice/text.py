@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -262,19 +262,31 @@ def left_out(advice: Advice) -> list[str]:
     idle = [trial.text for trial in advice.trials if trial.ratio < 1.0 + WORTH]
     if idle:
         lines.append(f"Less than 1 %, or slower: {', '.join(idle)}.")
-    if advice.too_big:
-        needs = [
-            f"{trial.text} ({quantities.size(trial.memory.total_bytes)})"
-            for trial in advice.too_big
-            if trial.memory is not None
-        ]
-        has = quantities.size(advice.base.memory.capacity_bytes)
-        lines.append(
-            f"Does not fit the {has} of a GPU, with CUDA and NCCL beside it: {', '.join(needs)}."
-        )
+    lines += _too_big(advice)
     if advice.refused:
         lines.append(f"Not possible here: {', '.join(trial.text for trial in advice.refused)}.")
     return lines
+
+
+def _too_big(advice: Advice) -> Iterator[str]:
+    """Say what fits no GPU and what fits no host; each change is named with what it needs."""
+    needs = [(trial.text, trial.memory) for trial in advice.too_big if trial.memory is not None]
+    has = quantities.size(advice.base.memory.capacity_bytes)
+    for_gpu = [
+        f"{text} ({quantities.size(memory.total_bytes)})"
+        for text, memory in needs
+        if not (memory.fits_gpu and memory.overfull)
+    ]
+    for_host = [
+        f"{text} ({quantities.host_memory(memory)})"
+        for text, memory in needs
+        if memory.fits_gpu and memory.overfull
+    ]
+    if for_gpu:
+        listed = ", ".join(for_gpu)
+        yield f"Does not fit the {has} of a GPU, with CUDA and NCCL beside it: {listed}."
+    if for_host:
+        yield f"Does not fit the host: {', '.join(for_host)}."
 
 
 def as_it_is(advice: Advice) -> str:

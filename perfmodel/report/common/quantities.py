@@ -144,11 +144,15 @@ def headline(result: Result) -> str:
     return f"{speed}{linear}; a step takes {duration(main.step_time_s)}, {waiting(main)}."
 
 
+_NO_PART = 1e-9
+"""Share of a step below which a time is what rounding leaves of nothing."""
+
+
 def waiting(point: SizeResult) -> str:
     """Say how much of the step is spent waiting for the network."""
     if point.comm_s == 0:
         return "without any communication"
-    if point.exposed_comm_s < 0.001 * point.step_time_s:
+    if point.exposed_comm_s < _NO_PART * point.step_time_s:
         return "with all communication hidden behind compute"
     return f"of which {duration(point.exposed_comm_s)} is waiting for the network"
 
@@ -302,10 +306,8 @@ def host_memory(part: Memory) -> str:
             unknown = f", not checked, as the node states no `{field}`"
             room = unknown if has is None else f" of {size(has)} ({percent(needed / has)})"
             verb = "take" if name == "drives" else "takes"
-            sentences.append(
-                f"the host's {name} {verb} {size(needed)} {room}".replace(" not", ", not")
-            )
-    return ", ".join(sentences)
+            sentences.append(f"the host's {name} {verb} {size(needed)}{room}")
+    return "; ".join(sentences)
 
 
 def memory_verdict(part: Memory) -> str:

@@ -15,6 +15,7 @@ from perfmodel.report.planning.text import (
     common_unit,
     energy,
     odds,
+    payback,
     span,
     unit_of,
 )
@@ -163,7 +164,7 @@ def _upgrade_row(outcome: UpgradeOutcome) -> list[str]:
         _or_nothing(lambda saved: _signed(span, saved), outcome.saved_s),
         _or_nothing(lambda saved: _signed(amount_only, saved), outcome.saved),
         _or_nothing(amount_only, outcome.price),
-        NOTHING if not outcome.payback_s else span(outcome.payback_s),
+        payback(outcome.payback_s) or NOTHING,
         outcome.pays if outcome.saved_s is not None else f"fails: {outcome.after.reason}",
     ]
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfmodel.report.common import quantities
+from perfmodel.studies.plan.cost import HOURS_PER_YEAR
 from perfmodel.studies.plan.export import deadline_met, probability_in_time
 from perfmodel.studies.plan.model import Pays, PlanOption, PlanResult, UpgradeOutcome
 
@@ -17,8 +18,11 @@ _SPACE = "\N{NO-BREAK SPACE}"
 Unit = tuple[str, float]
 """Name of a unit of time, and its seconds."""
 
+YEAR_S = HOURS_PER_YEAR * HOUR_S
+
 _UNITS = (
-    ("s", 1.0, 120.0), ("min", 60.0, 2 * HOUR_S), ("h", HOUR_S, 2 * DAY_S), ("d", DAY_S, math.inf),
+    ("s", 1.0, 120.0), ("min", 60.0, 2 * HOUR_S), ("h", HOUR_S, 2 * DAY_S),
+    ("d", DAY_S, 2 * YEAR_S), ("years", YEAR_S, math.inf),
 )  # fmt: skip
 """Name of a unit, its seconds, and the time from which the next one is used."""
 
@@ -41,8 +45,8 @@ def span(time_s: float, unit: Unit | None = None) -> str:
 
     Examples
     --------
-    >>> [span(t).replace(chr(160), " ") for t in (90.0, 5 * 3600.0, 12.34 * 86400)]
-    ['90.0 s', '5.00 h', '12.3 d']
+    >>> [span(t).replace(chr(160), " ") for t in (90.0, 5 * 3600.0, 12.34 * 86400, 1e8)]
+    ['90.0 s', '5.00 h', '12.3 d', '3.17 years']
     """
     name, unit_s = unit or unit_of(time_s)
     return f"{quantities.count(time_s / unit_s)}{_SPACE}{name}"
@@ -268,7 +272,7 @@ def _upgrade_answers(plan: PlanResult) -> Iterator[tuple[str, str]]:
                 never = f"it fails: {own[0].after.reason}"
             yield f"Does '{name}' pay?", never
         else:
-            does = f"{_PAYS[best.pays]}: {cluster(best.before)}, {pays(best, plan.currency)}"
+            does = f"{_verdict(best)}: {cluster(best.before)}, {pays(best, plan.currency)}"
             yield f"Does '{name}' pay?", f"{does}{_at_headline_option(plan, own, best)}"
 
 
@@ -280,8 +284,8 @@ def _at_headline_option(
     outcome = next((o for o in own if o.before is chosen and o is not best), None)
     if outcome is None:
         return f"; that is the best of {len(own)} clusters" if len(own) > 1 else ""
-    does = "nothing is saved" if outcome.pays == "never" else _PAYS[outcome.pays]
-    back = "" if not outcome.payback_s else f", its price is back after {span(outcome.payback_s)}"
+    does = "nothing is saved" if outcome.pays == "never" else _verdict(outcome)
+    back = "" if not outcome.payback_s else f", its price is {_back(outcome.payback_s)}"
     return f"; {cluster(outcome.before)}, the one above: {does}{back}"
 
 
@@ -289,6 +293,27 @@ _PAYS: Mapping[Pays, str] = {
     "in this training": "yes", "later": "only in the long run", "not in its life": "no",
     "no price": "no price is given", "never": "no", "unknown": "not known",
 }  # fmt: skip
+
+
+_LONGEST_S = 100 * YEAR_S
+"""A price that is not back by then is said not to come back: no hardware is used as long."""
+
+
+def _verdict(outcome: UpgradeOutcome) -> str:
+    return "no" if (outcome.payback_s or 0.0) > _LONGEST_S else _PAYS[outcome.pays]
+
+
+def _back(payback_s: float) -> str:
+    if payback_s > _LONGEST_S:
+        return f"not back in {span(_LONGEST_S)}"
+    return f"back after {span(payback_s)}"
+
+
+def payback(payback_s: float | None) -> str:
+    """Write in a cell of a table when a price is back; "" for never, and for at once."""
+    if not payback_s:
+        return ""
+    return f"over {span(_LONGEST_S)}" if payback_s > _LONGEST_S else span(payback_s)
 
 
 def pays(outcome: UpgradeOutcome, currency: str | None) -> str:
@@ -307,8 +332,10 @@ def pays(outcome: UpgradeOutcome, currency: str | None) -> str:
         return f"{saves}, more than its price" if outcome.price else f"{saves} with its rent paid"
     if outcome.pays in {"later", "not in its life"}:
         back_s = outcome.payback_s or 0.0
+        if back_s > _LONGEST_S:
+            return f"{saves}, its price is {_back(back_s)} of this"
         trainings = f"{math.ceil(back_s / outcome.after.wall_s):,}"
         late = "" if outcome.pays == "later" else ", longer than the nodes are used"
-        back = f"its price is back after {span(back_s)} of this, {trainings} trainings{late}"
+        back = f"its price is {_back(back_s)} of this, {trainings} trainings{late}"
         return f"{saves}, {back}"
     return f"{saves}, never pays back" if outcome.pays == "never" else saves

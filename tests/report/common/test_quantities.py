@@ -68,6 +68,15 @@ def test_headline_says_first_that_it_does_not_fit(with_main: Callable[..., Resul
 
 def test_hidden_communication_is_said(with_main: Callable[..., Result]) -> None:
     assert "all communication hidden" in quantities.headline(with_main(exposed_comm_s=0.0))
+    rounding = with_main(step_time_s=0.1, exposed_comm_s=0.1 - 0.09 - 0.01)
+    assert "all communication hidden" in quantities.headline(rounding)
+
+
+def test_a_small_part_of_a_long_step_is_no_hidden_communication(
+    with_main: Callable[..., Result],
+) -> None:
+    text = plain(quantities.headline(with_main(step_time_s=15.4, exposed_comm_s=0.015)))
+    assert text.endswith("a step takes 15.4 s, of which 15.0 ms is waiting for the network.")
 
 
 def test_samples_of_many_words(result: Result) -> None:

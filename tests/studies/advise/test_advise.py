@@ -16,6 +16,7 @@ from perfmodel.report.advice.text import (
     advice_lines,
     command,
     headline,
+    left_out,
     limit_words,
     power_limits,
     proposals,
@@ -228,6 +229,28 @@ def test_what_does_not_fit_is_not_proposed() -> None:
     assert all(t.memory.total_bytes <= found.base.memory.capacity_bytes for t in proposed)  # type: ignore[union-attr]
     names = {change.text for trial in found.together for change in trial.changes}
     assert not names & {trial.text for trial in found.too_big}
+
+
+def test_whose_memory_is_too_small_is_said(advice: Advice) -> None:
+    """What is offloaded may fit the GPU and not the host."""
+    fitting = advice.base.memory
+    for_gpu = replace(fitting, activations_bytes=2 * fitting.capacity_bytes)
+    for_host = replace(fitting, host_bytes=3 * 2**40, host_capacity_bytes=2.0**40)
+    too_big = tuple(
+        replace(trial_of(1.0, name), memory=memory)
+        for name, memory in (("batch 600", for_gpu), ("offloaded", for_host))
+    )
+    gpu, host = (
+        line.replace("\N{NO-BREAK SPACE}", " ")
+        for line in left_out(replace(advice, too_big=too_big))
+        if line.startswith("Does not fit")
+    )
+    assert "of a GPU" in gpu
+    assert "batch 600" in gpu
+    assert "offloaded" not in gpu
+    assert host == (
+        "Does not fit the host: offloaded (the host's memory takes 3.00 TiB of 1.00 TiB (300 %))."
+    )
 
 
 def test_measured_times_are_not_second_guessed() -> None:

@@ -190,6 +190,25 @@ def test_an_upgrade_is_told_for_the_option_of_the_headline_too(planned, option):
     assert told.endswith("nothing is saved")
 
 
+DAY = 86400.0
+
+
+def test_a_price_that_is_not_back_in_a_lifetime_is_said_so(planned, option):
+    """728,000 days are a number that nobody reads as "never"."""
+    before, after = option(10 * DAY, 100.0), option(9 * DAY, 99.0)
+    for payback_s, sentence, cell in (
+        (800 * DAY, "its price is back after 2.19 years of this", "2.19 years"),
+        (728_000 * DAY, "its price is not back in 100 years of this", "over 100 years"),
+    ):
+        late = UpgradeOutcome("u", before, after, DAY, 1.0, 81e3, payback_s, "later")
+        assert sentence in said.pays(late, "USD").replace("\N{NO-BREAK SPACE}", " ")
+        plan = replace(planned[1], outcomes=(late,))
+        (row,) = tables.upgrade_table(plan).rows
+        assert cell in [text.replace("\N{NO-BREAK SPACE}", " ") for text in row]
+        answer = dict(said.answers(plan))["Does 'u' pay?"]
+        assert answer.startswith("no: " if "100" in cell else "only in the long run: ")
+
+
 def test_prices_that_differ_by_the_cent_are_told_apart():
     assert said.amount_only(0.0021) == "0.0021"
     assert said.amount_only(12.345) == "12.35"

@@ -75,8 +75,9 @@ def test_unknown_memory_is_said_to_be_unchecked(run_with: Any) -> None:
     result = run_with(strategy=TO_CPU, cluster__node="hgx-h200")
     assert result.main.memory.host_capacity_bytes is None
     assert result.main.memory.fits
-    assert "not checked, as the node states no `host_memory`" in quantities.memory(
-        result.main.memory
+    assert (
+        "\N{NO-BREAK SPACE}GiB, not checked, as the node states no `host_memory`"
+        in quantities.memory(result.main.memory)
     )
 
 
