@@ -12,7 +12,8 @@ from perfmodel.report.comparison.tables import figures_table
 from perfmodel.report.comparison.text import column_names, headline, sentences
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.compare import compare
-from perfmodel.studies.compare.model import Change, Comparison
+from perfmodel.studies.compare.model import Change, Comparison, Side
+from perfmodel.studies.run.result.model import Relief, SizeResult
 
 SMALL = ("scale=null", "model.name=resnet18", "cluster.nodes=2")
 
@@ -85,3 +86,71 @@ def test_what_does_not_fit_in_memory_does_not_win(four: Comparison) -> None:
 def test_many_columns_get_letters(four: Comparison) -> None:
     assert column_names(four.sides) == ["A", "B", "C", "D"]
     assert column_names(four.sides[1:3]) == ["strategy.hook=fp16", "training.batch_per_gpu=256"]
+
+
+def with_points(comparison: Comparison, points: Sequence[SizeResult]) -> Comparison:
+    """The comparison's first sides, with these results instead of theirs."""
+    sides: tuple[Side, ...] = tuple(
+        replace(side, result=replace(side.result, points=(point,)))
+        for side, point in zip(comparison.sides, points, strict=False)
+    )
+    differences = comparison.differences[: len(sides) - 1]
+    return replace(comparison, sides=sides, differences=differences)
+
+
+@pytest.mark.parametrize(
+    ("computes", "saves", "words"),
+    [
+        ((0.95, 0.92), (0.04, 0.05), "Compute limits both."),
+        (
+            (0.95, 0.80),
+            (0.04, 0.05),
+            "from compute (without limits of network 4 % less) to host 0's NIC.",
+        ),
+        (
+            (0.95, 0.95),
+            (0.04, 0.15),
+            "from compute (without limits of network 4 % less) to host 0's NIC.",
+        ),
+    ],
+)
+def test_compute_limits_both_where_steps_are_compute_but_for_a_tenth(
+    four: Comparison, computes: Sequence[float], saves: Sequence[float], words: str
+) -> None:
+    base = four.sides[0].point
+    points = [
+        replace(
+            base,
+            bottleneck=name,
+            step_time_s=1.0,
+            compute_s=compute_s,
+            reliefs=(Relief("infinitely fast network", ("network",), {}, saves_s),),
+        )
+        for name, compute_s, saves_s in zip(
+            ("the GPUs' PCIe", "host 0's NIC"), computes, saves, strict=True
+        )
+    ]
+    two = with_points(four, points)
+    differences = (replace(two.differences[0], bottleneck=(points[0].bottleneck, "host 0's NIC")),)
+    (sentence,) = sentences(replace(two, differences=differences))
+    assert words in sentence.replace("\N{NO-BREAK SPACE}", " ")
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "cells"),
+    [
+        ((0.1001, 0.1002), ("100.1 ms", "100.2 ms")),
+        ((0.1001, 0.2002), ("100 ms", "200 ms")),
+        ((0.100101, 0.100102), ("100 ms", "100 ms")),  # four digits are the same as well
+    ],
+)
+def test_steps_have_a_fourth_digit_only_where_three_hide_a_difference(
+    four: Comparison, steps_s: Sequence[float], cells: Sequence[str]
+) -> None:
+    base = four.sides[0].point
+    two = with_points(four, [replace(base, step_time_s=step_s) for step_s in steps_s])
+    rows = {
+        row[0]: [cell.replace("\N{NO-BREAK SPACE}", " ") for cell in row[1:]]
+        for row in figures_table(two).rows
+    }
+    assert rows["step"][:2] == list(cells)

@@ -106,6 +106,18 @@ def test_a_bottleneck_whose_traffic_is_not_listed_is_drawn_at_its_like(result: R
     assert find_limiting(replace(point, bottleneck_path="compute")) == []
 
 
+def test_of_a_path_of_which_a_part_is_listed_the_rest_is_drawn_at_its_like(result: Result) -> None:
+    listed = next(link for link in result.main.links if link.dst == "n0/nvs")
+    path = f"{listed.src} -> n0/nvs (nvlink) and n112/nic1 -> leaf9 (infiniband)"
+    limiting = find_limiting(replace(result.main, bottleneck_path=path))
+    assert {link.kind for link in limiting} == {"nvlink", "infiniband"}
+    assert {"n0/nvs", "leaf0"} <= {end for link in limiting for end in (link.src, link.dst)}
+    point = replace(result.main, bottleneck_path=path, bottleneck="the GPUs' NVLink, the NICs")
+    words = limit_sentence(result.topology, point)
+    assert "NVLink of " in words
+    assert "InfiniBand of " in words
+
+
 def test_the_host_of_the_bottleneck_is_drawn(result: Result) -> None:
     link = next(link for link in result.main.links if link.src.startswith("n0/"))
     elsewhere = replace(
