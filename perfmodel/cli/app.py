@@ -60,6 +60,7 @@ def _plain_messages() -> Iterator[None]:
     except Exception as error:
         # typer brings its own copy of click, whose classes have no public name
         if isinstance(text := getattr(error, "message", None), str):
+            text = text.replace("Value error, ", "", 1)  # pydantic's, which says nothing here
             error.message = printable(text, lines=True)  # type: ignore[attr-defined]
         raise
 

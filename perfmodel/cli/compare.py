@@ -101,6 +101,8 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
 
     if len(names) > 1 and withs:
         raise InputError(Fault("--with", "several scenarios", "variations of one"))
+    if any(not _split(text) for text in withs):
+        raise InputError(Fault("--with", "nothing", "fields such as 'strategy.hook=fp16; A=B'"))
     if len(names) > 1:
         twice = {name for name in names if [Path(n).stem for n in names].count(Path(name).stem) > 1}
         variations = [(name if name in twice else Path(name).stem, name, sets) for name in names]

@@ -130,6 +130,8 @@ _ALLOWED_BY_TYPE = {
 
 def _describe_allowed(details: ErrorDetails) -> str:
     message = details["msg"].removeprefix("Input should be ")
+    if details["type"] == "too_short":
+        return f"a list of at least {(details.get('ctx') or {}).get('min_length', 1)}"
     most = (details.get("ctx") or {}).get("le")
     if isinstance(most, int) and most >= 1000:
         return f"at most {most:,}"

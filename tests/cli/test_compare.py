@@ -122,6 +122,7 @@ def test_the_folder_has_page_csv_and_json(file: str, tmp_path: Path) -> None:
         (["--set", "strategy.bucket_kap=5 MiB"], "bucket_kap"),
         (["--set", "seed=-1", "--set", "cluster.nodes=0"], "cluster.nodes"),
         (["resnet50-dgx-a100", "--with", "seed=1"], "--with: found several scenarios"),
+        (["--with", " ; "], "--with: found nothing"),
         (["--set", "seed=1", "-o", "/proc/none/x"], "-o"),
     ],
 )

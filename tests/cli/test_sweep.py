@@ -159,6 +159,10 @@ def test_a_profile_is_another_question(tmp_path: Path) -> None:
     [
         (["--backend", "dask"], "--scheduler: found nothing"),
         (["--backend", "spark"], "--backend: found 'spark'"),
+        (
+            ["--backend", "dask", "--scheduler", "nonsense"],
+            "--scheduler: found 'nonsense' (missing",
+        ),
         (["--set", "sweep=null"], "sweep: found nothing"),
         (["--set", "sweep={grid: {cluster.nodes: [0]}}"], "cluster.nodes.0: found 0"),
     ],

@@ -35,7 +35,7 @@ from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import size_job
-from perfmodel.studies.sweep.executor import map_unordered
+from perfmodel.studies.sweep.executor import check_backend, map_unordered
 from perfmodel.studies.sweep.variants import without_curve
 from perfmodel.timeline import Timeline
 from perfmodel.topology.templates.gpus import load_gpu
@@ -199,6 +199,7 @@ def advise_scenario(
     InputError
         A name that does not resolve or a size that does not fit.
     """
+    check_backend("loky", None, jobs)
     result = run_scenario(without_curve(scenario), profile=profile)
     if result.search is not None:
         # As if given by flags: commands that run a proposal have to name the mixture, too.

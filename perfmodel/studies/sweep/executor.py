@@ -266,10 +266,16 @@ def _call_in_cluster(function: Callable[..., R], call: tuple[Any, ...]) -> R:
 def _connect_dask(address: str) -> Iterator[Any]:
     try:
         from distributed import Client
+        from distributed.comm.addressing import resolve_address
     except ImportError:
         raise ExecutorUnavailable(
             "--backend dask needs dask and distributed: pip install 'perfmodel[dask]'"
         ) from None
+    try:  # before: a Client of no address prints a traceback when it is collected
+        resolve_address(address)
+    except (OSError, ValueError) as error:
+        allowed = "an address such as tcp://10.0.0.5:8786"
+        raise InputError(Fault("--scheduler", f"{address!r} ({error})", allowed)) from None
     try:
         client: Any = Client(  # type: ignore[no-untyped-call]
             address, timeout=CONNECT_S, set_as_default=False

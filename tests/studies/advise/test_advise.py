@@ -266,6 +266,11 @@ def test_measured_times_are_not_second_guessed() -> None:
     assert "hook" in others
 
 
+def test_no_processes_are_refused(scenario: Scenario) -> None:
+    with pytest.raises(InputError, match="-j: found 0; allowed: 1 or more"):
+        advise_scenario(scenario, jobs=0)
+
+
 def test_an_unknown_node_is_a_fault_of_the_scenario() -> None:
     wrong = {**SLOW_NETWORK, "cluster": {**SLOW_NETWORK["cluster"], "node": "ethernet-11g"}}
     with pytest.raises(InputError, match="ethernet-11g"):
