@@ -190,5 +190,5 @@ def draw_steps(cost: DisturbanceCost) -> go.Figure:
         mode="lines", line={"color": INK, "dash": "dot", "width": 1.5}, hoverinfo="skip",
     )  # fmt: skip
     figure.update_xaxes(axis_layout("step, counted from the settled state"))
-    figure.update_yaxes(axis_layout(f"duration, {unit}", rangemode="tozero"))
+    figure.update_yaxes(axis_layout(f"time per step ({unit})", rangemode="tozero"))
     return figure

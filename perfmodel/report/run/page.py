@@ -173,6 +173,8 @@ def _breakdown(result: Result) -> Section:
     )
     if hot_spot := quantities.hot_spot(main):
         lead += f" {hot_spot}"
+    if used := quantities.utilisation(main):
+        lead += f" {used}"
     figure = Figure(draw_breakdown(result), "breakdown", "Parts of the step at each size")
     return section("Where the time goes", lead, figure)
 
@@ -181,10 +183,10 @@ def _step(point: SizeResult) -> Section:
     hidden = point.comm_s - point.exposed_comm_s
     lead = f"Communication takes {quantities.duration(point.comm_s)}"
     if point.comm_s > 0:
-        lead += (
-            f": {quantities.duration(hidden)} hidden behind compute, "
-            f"{quantities.duration(point.exposed_comm_s)} exposed"
-        )
+        behind = f"{quantities.duration(hidden)} hidden" if hidden > 1e-12 else "nothing hidden"
+        lead += f": {behind} behind compute, {quantities.duration(point.exposed_comm_s)} exposed"
+    if point.disturbance is not None and len(point.disturbance.steps_s) > 1:
+        lead += f" (mean of {len(point.disturbance.steps_s)} steps; one of them is drawn)"
     if point.buckets:
         lead += ". The numbers are gradient buckets"
     hint = (

@@ -148,7 +148,7 @@ def shrink(places: Mapping[str, Place], nodes: Iterable[str], diameter: float = 
     return min(1.0, max(0.25, min(gaps) / span * _PHONE_PIXELS / diameter))
 
 
-_LABEL_PIXELS = 126
+_LABEL_PIXELS = 130
 """Left of the drawing, for the names and rates of links; the rest of a phone is `_PHONE_PIXELS`."""
 _LINE_PIXELS = 15
 _LIMIT_PIXELS = 6

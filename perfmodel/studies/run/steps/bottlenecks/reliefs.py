@@ -85,12 +85,14 @@ def describe_parts(parts: Sequence[Part]) -> str:
     Examples
     --------
     >>> describe_parts([NETWORK, PARTS["PCIe"], LATENCY])
-    'infinitely fast network and PCIe, no latency'
+    'infinitely fast network and PCIe, and no latency'
     """
     links = [part.name for part in parts if part in LINKS]
     listed = " and ".join(filter(None, [", ".join(links[:-1]), *links[-1:]]))
     fast = [f"infinitely fast {listed}"] if links else []
-    return ", ".join([*fast, *(_TEXTS[part.name] for part in parts if part not in LINKS)])
+    *first, last = [*fast, *(_TEXTS[part.name] for part in parts if part not in LINKS)]
+    # "and" within the links asks for a comma before the next.
+    return f"{', '.join(first)}{',' if ' and ' in first[0] else ''} and {last}" if first else last
 
 
 def simulate_reliefs(
