@@ -118,6 +118,7 @@ def test_what_is_packed_tight_is_unpacked_whole():
         (gzip.compress(bytes(200 * 2**20)), "more than 64 MiB"),
         (gzip.compress(gzip.compress(b"a: 1\n")), "not text"),
     ],
+    ids=["cut", "cut by a byte", "more behind it", "no deflate", "grows", "twice"],  # no times
 )
 def test_damaged_and_growing_gzip_is_refused(tmp_path, data, words):
     path = tmp_path / "x.log.gz"
