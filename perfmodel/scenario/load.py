@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,11 +50,6 @@ def load_scenario(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Sc
     faults: list[Fault] = []
     content = copy.deepcopy(plain(document))
     flags = tuple(_apply_override(content, text, faults) for text in overrides)
-    faults += [
-        Fault(f"--set {flag}", f"{count} values", "one value of each field")
-        for flag, count in Counter(flags).items()
-        if flag and count > 1
-    ]
     origin = SourceMap(
         name=path.stem,
         question=first_comment(read_text(path)),

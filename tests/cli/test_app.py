@@ -151,9 +151,6 @@ def test_a_wrong_override_names_the_flag(scenario_file):
     assert message.startswith(
         "--set cluster.node: found 'dgx-a10' (did you mean 'dgx-a100'?); allowed: "
     )
-    twice = ("--set", "seed=1", "--set", "seed=2")
-    (message,) = wrong("run", scenario_file(), *twice)
-    assert message == "--set seed: found 2 values; allowed: one value of each field"
     plan = ("--set", "plan={target: {samples: 9}, candidates: []}")
     (message,) = wrong("run", scenario_file(), *plan)
     assert message == "--set plan.candidates: found []; allowed: a list of at least 1"
