@@ -71,7 +71,7 @@ def advise(sized: SizedJob, memory: Memory, step_s: float, *, timed: bool) -> tu
         both = list(_candidates(sized, pairs))
         fitting = [each for each in both if each.memory.fits]
         if both and not fitting:
-            least = min(both, key=lambda each: each.memory.total_bytes)
+            least = min(both, key=lambda each: _needed_bytes(each.memory, _memory(sized)))
             lines = [*lines, f"no two of them suffice together: {_verdict(least)}"]
     return (*_in_order(fitting, step_s, timed=timed), *lines, *memory.advice)
 
@@ -133,12 +133,16 @@ def _candidates(sized: SizedJob, changes: Sequence[tuple[Change, ...]]) -> Itera
 
 
 def _is_lighter(memory: Memory, now: Memory) -> bool:
-    """Whether it takes less of what there is too little of: of the GPUs, or else of the host."""
+    """Whether it takes less of what there is too little of."""
+    still_fits = memory.fits_gpu or not now.fits_gpu
+    return still_fits and _needed_bytes(memory, now) < _needed_bytes(now, now)
+
+
+def _needed_bytes(memory: Memory, now: Memory) -> float:
+    """Bytes of what there is too little of at present: of a GPU, or where it suffices of a host."""
     if now.fits_gpu and now.overfull:
-        return memory.fits_gpu and memory.host_bytes + memory.drive_bytes < (
-            now.host_bytes + now.drive_bytes
-        )
-    return memory.total_bytes < now.total_bytes
+        return memory.host_bytes + memory.drive_bytes
+    return memory.total_bytes
 
 
 def _changed(sized: SizedJob, changes: Sequence[Change]) -> SizedJob:
