@@ -17,6 +17,7 @@ from perfmodel.report.run.drawings.timeline_figure import draw_timeline
 from perfmodel.report.run.page import report_html, write_report
 from perfmodel.report.scaling.figures import draw_efficiency, draw_step_time, draw_throughput
 from perfmodel.report.topology.figure import draw_topology
+from perfmodel.studies.run.result.disturbances import DisturbanceCost
 from perfmodel.studies.run.result.model import BucketTime, LinkUse, Result
 from perfmodel.timeline import Timeline
 
@@ -117,6 +118,24 @@ def test_page_says_what_it_rests_on(page: str, result: Result) -> None:
     assert '<a rel="noopener noreferrer" href="https://example.com/gpu.pdf">' in page
     assert "weak scaling" in page
     assert str(result.main.memory.capacity_bytes) not in text
+
+
+def test_page_says_how_much_of_the_peak_is_used(with_main: Callable[..., Result]) -> None:
+    for mfu, words in ((0.25, "MFU 25 %: matrix products of the model"), (None, "")):
+        text = " ".join(parsed(report_html(with_main(mfu=mfu))).text).replace(
+            "\N{NO-BREAK SPACE}", " "
+        )
+        assert words in text
+        assert ("MFU" in text) == bool(words)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_of_several_counted_steps_page_says_that_one_is_drawn(
+    with_main: Callable[..., Result], count: int
+) -> None:
+    steps = DisturbanceCost((0.1,) * count, 0.1, None, (), ())
+    text = " ".join(parsed(report_html(with_main(disturbance=steps))).text)
+    assert (f"(mean of {count} steps; one of them is drawn)" in text) == (count > 1)
 
 
 def test_same_result_gives_the_same_bytes(page: str, result: Result) -> None:

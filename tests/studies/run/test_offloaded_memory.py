@@ -71,6 +71,17 @@ def test_a_small_host_is_named_with_what_would_fit(run_with: Any) -> None:
     assert document["memory"]["host_capacity_bytes"] == 1e9
 
 
+def test_what_spares_the_host_is_proposed_though_it_takes_more_of_a_gpu(run_with: Any) -> None:
+    node = {"extends": "dgx-a100", "host_memory": "1 MB"}
+    section = {"kind": "zero", "stage": 1, "reduce_bucket_size": 1_000_000}
+    section |= {"offload_optimizer": {"device": "cpu"}}
+    memory = run_with(strategy=section, cluster__node=node, model__dtype="fp32").main.memory
+    assert memory.overfull == ("memory",)
+    replicated = run_with(model__dtype="fp32", strategy={"kind": "ddp"}).main.memory
+    assert replicated.total_bytes > memory.total_bytes
+    assert any(line.startswith("strategy.kind: ddp") for line in memory.advice)
+
+
 def test_unknown_memory_is_said_to_be_unchecked(run_with: Any) -> None:
     result = run_with(strategy=TO_CPU, cluster__node="hgx-h200")
     assert result.main.memory.host_capacity_bytes is None

@@ -293,6 +293,17 @@ def test_of_long_tables_a_few_setups_evenly_spaced_are_predicted():
     assert sum(not cells["parallel"] for cells in sampled) == len(plain)
 
 
+def test_of_copies_of_large_shard_groups_one_setup_of_a_gpu_is_predicted():
+    shards = [(64, 64), (128, 64), (256, 128), (128, 8)]
+    rows = [
+        row(nodes=str(gpus // 8), gpus_per_node="8", strategy=f"{{kind: fsdp, shard_gpus: {each}}}")
+        for gpus, each in shards
+    ]
+    assert [cells["strategy"] for cells in sample_rows(rows)] == [
+        rows[0]["strategy"], rows[3]["strategy"],
+    ]  # fmt: skip
+
+
 SPLIT = [
     row(table="mine", gpus_per_node="2", parallel="{tensor: 2}", batch=str(batch), step_s="0.05")
     for batch in range(1, 5)
