@@ -138,11 +138,13 @@ def _record(model: Any, optimizer: Any, captured: Any, folder: Path | None) -> N
             _step(model, optimizer)
     if folder is not None:
         recorded.apply(captured).save(folder / "recorded.yaml")
+        steps_s = [step.step_s for step in recorded.steady]
         names = [name for name, _ in model.module.named_parameters()]
         document = {
             "ready": recorded.ready_order, "captured": captured.ready_order,
             "rebuilt": rebuilt_order(recorded, names), "buckets": recorded.bucket_bytes,
             "steps": len(recorded.steps), "step_s": recorded.step_s, "rest_s": recorded.rest_s,
+            "spread_s": (min(steps_s), max(steps_s)),
             "forward_s": recorded.median("forward_s"), "backward_s": recorded.median("backward_s"),
         }  # fmt: skip
         (folder / "recorded.json").write_text(json.dumps(document), encoding="utf-8")

@@ -230,4 +230,9 @@ def test_recorded_steps_are_reproduced(folder: Path, recorded: dict[str, Any]) -
     )
     result = run_scenario(load_scenario(str(path), []))
     # Backward is not taken apart from what collectives slow down in it: simulated a little longer.
-    assert result.main.step_time_s == pytest.approx(recorded["step_s"], rel=0.25)
+    step_s, simulated_s, (low_s, high_s) = (
+        recorded["step_s"], result.main.step_time_s, recorded["spread_s"],
+    )  # fmt: skip
+    is_disturbed = high_s - low_s > 0.5 * step_s  # by other processes of this machine
+    if not (is_disturbed and low_s < simulated_s < high_s):
+        assert simulated_s == pytest.approx(step_s, rel=0.25)
