@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializationInfo,
+    WithJsonSchema,
+)
 
 from perfmodel.units import (
     LONGEST_LATENCY_S,
@@ -24,6 +32,19 @@ class FileModel(BaseModel):
     """Base of all file models: unknown fields are faults, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+
+AS_WRITTEN = {"as_written": True}
+"""Context of `model_dump` with which quantities come out with their units, as files have them."""
+
+
+def _unit(unit: str) -> PlainSerializer:
+    """Write a quantity with its unit where a dump asks for it (`AS_WRITTEN`)."""
+
+    def write(value: Any, info: SerializationInfo) -> Any:
+        return f"{value!r} {unit}" if info.context == AS_WRITTEN and value is not None else value
+
+    return PlainSerializer(write, when_used="json")
 
 
 def _schema(example: str) -> WithJsonSchema:
@@ -57,25 +78,25 @@ def _above_zero(parse: Callable[[object], float]) -> BeforeValidator:
     return BeforeValidator(validate)
 
 
-Bytes = Annotated[float, _above_zero(parse_bytes), _schema("25 MiB")]
+Bytes = Annotated[float, _above_zero(parse_bytes), _schema("25 MiB"), _unit("B")]
 """A size above zero, written with its unit; bytes."""
 
-SizeOrNothing = Annotated[float, _at_least_zero(parse_bytes), _schema("25 MiB")]
+SizeOrNothing = Annotated[float, _at_least_zero(parse_bytes), _schema("25 MiB"), _unit("B")]
 """A size of zero or more, written with its unit; bytes."""
 
-Bandwidth = Annotated[float, _above_zero(parse_bandwidth), _schema("25 GB/s")]
+Bandwidth = Annotated[float, _above_zero(parse_bandwidth), _schema("25 GB/s"), _unit("B/s")]
 """A bandwidth above zero, written with its unit; bytes per second."""
 
-Seconds = Annotated[float, _at_least_zero(parse_time), _schema("1.3 us")]
+Seconds = Annotated[float, _at_least_zero(parse_time), _schema("1.3 us"), _unit("s")]
 """A time of zero or more, written with its unit; seconds."""
 
-Latency = Annotated[float, _at_least_zero(_parse_latency), _schema("1.3 us")]
+Latency = Annotated[float, _at_least_zero(_parse_latency), _schema("1.3 us"), _unit("s")]
 """What one message or call waits, written with its unit; seconds."""
 
-FlopRate = Annotated[float, _above_zero(parse_flop_rate), _schema("312 TFLOP/s")]
+FlopRate = Annotated[float, _above_zero(parse_flop_rate), _schema("312 TFLOP/s"), _unit("FLOP/s")]
 """A compute rate above zero, written with its unit; operations per second."""
 
-Power = Annotated[float, _above_zero(parse_power), _schema("700 W")]
+Power = Annotated[float, _above_zero(parse_power), _schema("700 W"), _unit("W")]
 """A power above zero, written with its unit; watts."""
 
 Count = Annotated[int, Field(strict=True, gt=0, le=MOST_COUNT)]

@@ -128,7 +128,7 @@ def change_scenario(
         As it was loaded.
     changes : mapping of str to object
         Dotted fields, as for ``--set``, and their values as written in a file (sizes, rates and
-        times with units); None removes a field.
+        times with units); None as null in a file.
     lines : mapping of str to int
         Line of the new values in the file, by field.
     flags : sequence of str

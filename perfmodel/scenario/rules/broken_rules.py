@@ -84,6 +84,7 @@ _RULES = (
     strategy_rules.overlap_exists,
     strategy_rules.recompute_within_units,
     precision_rules.masters_kept,
+    strategy_rules.tensor_fields_act,
     strategy_rules.mixes,
     strategy_rules.auto_chooses,
     precision_rules.computes_in_param_dtype,

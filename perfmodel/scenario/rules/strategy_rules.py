@@ -40,6 +40,16 @@ def recompute_within_units(parts: Mapping[str, Any], origin: SourceMap) -> Itera
         yield origin.fault("strategy.wrap", "'layer'", allowed)
 
 
+def tensor_fields_act(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
+    """Refuse what is stated of tensor parallelism where there is none, and none is searched."""
+    parallel, strategy = parts.get("parallel"), parts.get("strategy")
+    if parallel is None or isinstance(strategy, AutoStrategy):
+        return
+    for name in parallel.idle_fields:
+        allowed = "nothing with parallel.tensor: 1; it needs 2 or more"
+        yield origin.fault(f"parallel.{name}", _short(getattr(parallel, name)), allowed)
+
+
 def mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     """Refuse to split a model under a strategy whose ranks are whole replicas by nature."""
     parallel, strategy = parts.get("parallel"), parts.get("strategy")

@@ -26,6 +26,10 @@ def _expand_degree(key: str) -> BeforeValidator:
     return BeforeValidator(expand)
 
 
+TENSOR_FIELDS = frozenset({"sequence_parallel", "overlap", "parallel_loss"})
+"""Fields of `parallel` that act with a tensor degree of 2 or more alone."""
+
+
 def _changed_fields(section: FileModel) -> list[str]:
     """Names of the fields of a section that are not as by default."""
     return [
@@ -140,15 +144,6 @@ class ParallelSection(FileModel):
     )
 
     @model_validator(mode="after")
-    def _check_idle(self) -> ParallelSection:
-        if self.tensor == 1:
-            for name in {"sequence_parallel", "overlap", "parallel_loss"}.intersection(
-                _changed_fields(self)
-            ):
-                raise ValueError(f"{name!r} with 'tensor' of 2 or more alone")
-        return self
-
-    @model_validator(mode="after")
     def _check_one_process(self) -> ParallelSection:
         if not self.pipeline.one_process:
             return self
@@ -170,6 +165,11 @@ class ParallelSection(FileModel):
         if sorted(order.split("-")) != sorted(DIMENSIONS):
             raise ValueError(f"each of {', '.join(DIMENSIONS)} once, as in {DEFAULT_ORDER}")
         return order
+
+    @property
+    def idle_fields(self) -> list[str]:
+        """Names of what is stated of tensor parallelism where there is none."""
+        return [] if self.tensor > 1 else sorted(TENSOR_FIELDS.intersection(_changed_fields(self)))
 
     @property
     def is_plain(self) -> bool:

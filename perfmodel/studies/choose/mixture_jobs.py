@@ -10,10 +10,12 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError
+from perfmodel.files.spec import AS_WRITTEN
 from perfmodel.scenario import Scenario, change_scenario
+from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.studies.choose.mixtures import MixtureCandidate
 from perfmodel.studies.choose.step_causes import step_causes
@@ -48,7 +50,7 @@ class MixtureJobs:
 
     def make(self, candidate: MixtureCandidate) -> SizedJob:
         """Make the job of a mixture; raises `InputError`: the model cannot be split so."""
-        changed = change_scenario(self.scenario, candidate.changes(self.section))
+        changed = change_scenario(self.scenario, self.changes(candidate))
         split = (candidate.tensor, candidate.context, candidate.expert)
         key = (*split, candidate.sequence_parallel)
         if key not in self._shares:
@@ -60,6 +62,13 @@ class MixtureJobs:
         if isinstance(share, InputError):
             raise share
         return self.base.with_scenario(changed, candidate.micro_batch, share)
+
+    def changes(self, candidate: MixtureCandidate) -> dict[str, Any]:
+        """Fields of the scenario that make it a mixture."""
+        changes = candidate.changes(self.section)
+        if candidate.tensor == 1:
+            changes |= without_tensor(self.scenario.parallel)
+        return changes
 
     def memory(self, sized: SizedJob) -> Memory:
         """Memory of the fullest GPU."""
@@ -76,10 +85,20 @@ def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | No
     if not isinstance(section, AutoStrategy):
         raise scenario.fault("strategy.kind", repr(section.kind), "'auto'")
     own = section.sharding[0]
-    kind = {"kind": own.kind, **own.model_dump(mode="json", exclude_defaults=True)}
-    plain = change_scenario(scenario, {"strategy": kind, "training": {"batch_per_gpu": 1}})
+    fields = own.model_dump(mode="json", exclude_defaults=True, context=AS_WRITTEN)
+    kind = {"kind": own.kind, **fields}
+    plain = change_scenario(
+        scenario,
+        {"strategy": kind, "training": {"batch_per_gpu": 1}, **without_tensor(scenario.parallel)},
+    )
     inputs = resolve_scenario(plain, profile, fidelity)
     return MixtureJobs(inputs, scenario, section, size_job(inputs, inputs.sizes[-1]))
+
+
+def without_tensor(parallel: ParallelSection) -> dict[str, Any]:
+    """Return the changes that take back what is stated of tensor parallelism."""
+    fields = type(parallel).model_fields
+    return {f"parallel.{name}": fields[name].default for name in parallel.idle_fields}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypeVar
 
+from perfmodel.files.spec import AS_WRITTEN
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.scenario.sections.strategies.counts import MOST_MICRO_STEPS
@@ -72,7 +73,7 @@ class MixtureCandidate:
         fields: dict[str, Any] = {
             "strategy": {
                 "kind": own.kind,
-                **own.model_dump(mode="json", exclude_defaults=True),
+                **own.model_dump(mode="json", exclude_defaults=True, context=AS_WRITTEN),
                 **({} if self.bucket_size is None else dict([self.bucket_size])),
                 "accumulate": self.micro_batches,
             },

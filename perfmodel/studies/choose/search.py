@@ -289,7 +289,7 @@ class _Search:
             head.number,
             SimulatedMixture(
                 text=candidate.describe(section, data),
-                changes=candidate.changes(section),
+                changes=self.jobs.changes(candidate),
                 step_time_s=step.step_s,
                 bound_s=head.bound_s,
                 memory_bytes=memory.total_bytes,

@@ -237,3 +237,27 @@ def test_experts_are_shared_by_as_many_gpus_as_is_quickest(small):
     assert every.too_big == 1
     assert every.impossible == 2  # eight experts over sixteen GPUs
     assert "expert 8" in every.winner.text
+
+
+def test_sizes_that_sharding_states_are_tried_as_written(small):
+    sharding = [{"kind": "ddp", "bucket_cap": "50 MiB"}, {"kind": "ddp", "bucket_cap": "400 MB"}]
+    changes = {"strategy.sharding": sharding, "strategy.tensor": 1, "strategy.pipeline": 1}
+    found = choose_mixture(change_scenario(small, changes), exhaustive=True)
+    caps = [
+        change_scenario(small, mixture.changes).strategy.bucket_cap for mixture in found.best
+    ]  # fmt: skip
+    assert set(caps) == {50 * 2**20, 400e6}
+
+
+def test_tensor_options_are_those_of_mixtures_with_tensor_parallelism(small):
+    """They are taken back where a mixture has none, and refused without a search."""
+    overlapped = change_scenario(small, {"parallel.overlap": "asynchronous"})
+    found = choose_mixture(overlapped, exhaustive=True)
+    stated = {
+        (scenario.parallel.tensor, scenario.parallel.overlap)
+        for mixture in found.best
+        for scenario in [change_scenario(overlapped, mixture.changes)]
+    }
+    assert stated == {(1, None), (2, "asynchronous")}
+    with pytest.raises(InputError, match=r"parallel\.overlap: found 'asynchronous'; allowed: noth"):
+        change_scenario(overlapped, {"strategy": {"kind": "ddp"}})

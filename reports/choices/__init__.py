@@ -1,0 +1,1 @@
+"""What `strategy: {kind: auto}` chooses, beside settings that were published."""
