@@ -75,6 +75,7 @@ SMALL_MODULES = {
     "workload/configs/families/image_text_configs": ROW + ": families of configurations",
     "workload/configs/extra_fields": "fields that no contract has, apart from those that act",
     "report/scaling/mixture_search": "how a mixture was found, which a result alone has",
+    "studies/advise/narrow_gains": "why several changes gain more surely, apart from the advice",
     "studies/choose/step_causes": "why a step takes as long, apart from the search",
     "compiled_loops/cycle_times": ROW + ": loops that are compiled",
     "compiled_loops/fair_shares": ROW + ": loops that are compiled",

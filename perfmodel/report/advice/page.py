@@ -56,7 +56,7 @@ def advice_html(advice: Advice) -> str:
             section("Power", "", Bullets(limits)) if limits else None,
             section("What is left out", "", Bullets(text.left_out(advice))),
             section(
-                "What this rests on", "", Bullets([text.INTERVALS]),
+                "What this rests on", "", Bullets([*text.narrow_gains(advice), text.INTERVALS]),
                 Folded("Provenance", [Definitions(dict(advice.provenance))]),
             ),
         ],

@@ -15,6 +15,7 @@ from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.scenario.source_map import SourceMap
 from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial, joined_fields
+from perfmodel.studies.advise.narrow_gains import NarrowGain, StepsAtEnd, find_narrow_gains
 
 _WITH_ARTICLE = frozenset({"hook", "channels_last", "optimizer_kernels"})
 """What changes are about whose names take an article."""
@@ -187,6 +188,37 @@ def proposals(advice: Advice) -> list[str]:
     return lines
 
 
+def narrow_gains(advice: Advice) -> list[str]:
+    """Say of each such proposal how long steps are at both ends of what is uncertain."""
+    return [_sentence(each) for each in find_narrow_gains(advice)]
+
+
+def _sentence(reason: NarrowGain) -> str:
+    (change,) = reason.alone.changes
+    rest = [each.text for each in reason.together.changes if each.text != change.text]
+    quick = reason.least.base_s < reason.most.base_s
+    ends = (reason.least, reason.most) if quick else (reason.most, reason.least)
+    first, second = map(_steps, ends)
+    return (
+        f"Why {named(change)} gains less surely alone than with {' + '.join(rest)}: the "
+        f"{_short(reason.origin)} is uncertain. At its quick end a step takes {first}; at its slow "
+        f"end {second}."
+    )
+
+
+def _short(origin: str) -> str:
+    """What is uncertain, without of which machine or model."""
+    return origin.partition(" of ")[0]
+
+
+def _steps(end: StepsAtEnd) -> str:
+    base, alone, together = map(quantities.duration, (end.base_s, end.alone_s, end.together_s))
+    return (
+        f"{base} as it is, {alone} with that change ({gain_text(end.alone)}), {together} with all "
+        f"({gain_text(end.together)})"
+    )
+
+
 def power_limits(advice: Advice) -> list[str]:
     """Say what limits on the power of boards would save and cost, where that is worth it."""
     lines = [
@@ -311,5 +343,5 @@ def advice_lines(advice: Advice) -> list[Block]:
     blocks += paragraphs(proposals(advice))
     if advice.best is not None:
         blocks.append(Paragraph(f"  {command(advice, advice.best)}"))
-    notes = [*power_limits(advice), *left_out(advice), INTERVALS]
+    notes = [*power_limits(advice), *left_out(advice), *narrow_gains(advice), INTERVALS]
     return [*blocks, *paragraphs(notes, "note")]

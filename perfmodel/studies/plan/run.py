@@ -30,6 +30,7 @@ from perfmodel.studies.plan.choice.decisions import (
     rank_upgrades,
     sure_fits,
 )
+from perfmodel.studies.plan.choice.efficiency_dips import explain_dips
 from perfmodel.studies.plan.choice.sensitivity import list_swings, measure_swings
 from perfmodel.studies.plan.cost import compute_cost, compute_rates
 from perfmodel.studies.plan.model import (
@@ -150,6 +151,7 @@ def _assemble_result(
     options = [_option(shared, prediction) for prediction in plain]
     budget = None if section.budget is None else section.budget.amount
     usable = [option for option in options if option.status == "ok"]
+    scenarios = {(p.request.candidate.name, p.request.nodes): p.scenario for p in plain}
     return PlanResult(
         scenario=scenario.name,
         question=scenario.question,
@@ -163,7 +165,7 @@ def _assemble_result(
         options=tuple(options),
         answers=choose_answers(sure_fits(usable), section.deadline, budget),
         outcomes=_compare_upgrades(shared, predictions, options),
-        cautions=cautions(scenario, options),
+        cautions=(*cautions(scenario, options), *explain_dips(options, scenarios, profile)),
         assumptions=assumptions(scenario, options, shared.hardware),
         sources=sources(section, shared.hardware),
         provenance=_provenance(scenario, section, profile),

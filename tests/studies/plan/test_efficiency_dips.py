@@ -1,0 +1,58 @@
+"""Why fewer nodes can be less efficient: the library takes another algorithm there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.scenario import Scenario, change_scenario, load_scenario
+from perfmodel.studies.plan.choice.efficiency_dips import explain_dips
+from perfmodel.studies.run.run import run_scenario
+from perfmodel.studies.sweep.variants import without_curve
+
+
+@pytest.fixture(scope="module")
+def scenarios() -> dict[int, Scenario]:
+    """GPT-2 XL on p4d, where NCCL estimates ring and tree within 3 % on 4 nodes."""
+    scenario = without_curve(change_scenario(load_scenario("plan-gpt2-xl"), {"plan": None}))
+    return {n: change_scenario(scenario, {"cluster.nodes": n}) for n in (4, 8)}
+
+
+def options_of(option, efficiencies):
+    options = []
+    for nodes, efficiency in efficiencies.items():
+        made = option(1e6, gpus=8 * nodes, name="p4d")
+        options.append(replace(made, step=replace(made.step, efficiency=efficiency)))
+    return options
+
+
+def test_another_algorithm_is_named_with_the_step_that_asking_for_it_makes(option, scenarios):
+    options = options_of(option, {4: 0.76, 8: 0.90})
+    by_size = {("p4d", nodes): each for nodes, each in scenarios.items()}
+    (sentence,) = explain_dips(options, by_size, None)
+    assert sentence.startswith("p4d is less efficient on 4 nodes (76 %) than on 8 (90 %): there")
+    assert "prefers a ring (41 MiB of all-reduce" in sentence
+    assert "on more nodes a tree" in sentence
+    asked = change_scenario(scenarios[4], {"library.env": {"NCCL_ALGO": "Tree"}})
+    steps_s = [run_scenario(each).main.step_time_s for each in (asked, scenarios[4])]
+    assert steps_s[0] < 0.9 * steps_s[1]
+    assert f"{1e3 * steps_s[0]:.1f} ms instead of {1e3 * steps_s[1]:.1f} ms" in sentence
+
+
+def test_sizes_that_scale_as_usual_need_no_reason(option, scenarios):
+    by_size = {("p4d", nodes): each for nodes, each in scenarios.items()}
+    assert not list(explain_dips(options_of(option, {4: 0.93, 8: 0.90}), by_size, None))
+    assert not list(explain_dips(options_of(option, {4: 0.88, 8: 0.90}), by_size, None))
+
+
+def test_without_another_algorithm_the_limits_are_named(option, scenarios):
+    options = options_of(option, {4: 0.5, 8: 0.9})
+    limits = ("each host's NIC", "compute")
+    options = [
+        replace(each, step=replace(each.step, bottleneck=limit))
+        for each, limit in zip(options, limits, strict=True)
+    ]
+    by_size = {("p4d", nodes): scenarios[8] for nodes in (4, 8)}
+    (sentence,) = explain_dips(options, by_size, None)
+    assert sentence.endswith("its limit there is each host's NIC; on more compute.")
