@@ -56,6 +56,9 @@ _LONG_ROWS = 14
 _MANY_COLUMNS = 8
 """Columns from which a table has less room between them."""
 
+_SHORT_TEXT = 16
+"""Letters up to which text in a column stands on one line."""
+
 
 def write_report_files(folder: Path, files: Mapping[str, Any]) -> Path:
     """Write files by name and return the path of the first.
@@ -177,12 +180,14 @@ def _tile(tile: Tile) -> str:
 
 def _table(block: Table) -> str:
     """Write a table in a box that scrolls by itself."""
+    columns = zip(block.numeric, *block.rows, strict=True)
+    styles = ["" if numeric else _text_style(values) for numeric, *values in columns]
 
     def cells(values: Sequence[str], tag: str) -> str:
         return "".join(
-            f"<{tag}{'' if numeric else ' class=w'}>"
+            f"<{tag}{style and f' class={style}'}>"
             f"{_breakable(value) if tag == 'th' or block.wraps else escape(value)}</{tag}>"
-            for value, numeric in zip(values, block.numeric, strict=True)
+            for value, style in zip(values, styles, strict=True)
         )
 
     body = "".join(
@@ -196,6 +201,11 @@ def _table(block: Table) -> str:
         f'<div class="scroll{long}" tabindex="0"><table{style}><thead><tr>'
         f"{cells(block.titles, 'th')}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _text_style(values: Sequence[str]) -> str:
+    """Class of a column of text: it needs no room to wrap in where all of it is short."""
+    return "s" if max(map(len, values), default=0) <= _SHORT_TEXT else "w"
 
 
 def _breakable(text: str) -> str:

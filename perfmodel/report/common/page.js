@@ -24,3 +24,36 @@ for (const waiting of document.querySelectorAll("script.drawing")) {
     for (const part of opened) part.open = false;
   });
 })();
+
+// On a narrow screen a table that does not fit shows each row as a card: a value beside its title.
+(() => {
+  "use strict";
+  const narrow = matchMedia("screen and (max-width: 760px)");
+  const HALF_A_CARD = 21; // letters of title and value, beside another pair
+  const tables = [...document.querySelectorAll(".scroll > table")];
+
+  function name_cells(table) {
+    const titles = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+    for (const row of table.tBodies[0].rows) {
+      [...row.cells].forEach((cell, at) => {
+        cell.dataset.title = titles[at];
+        const letters = titles[at].length + cell.textContent.length;
+        cell.classList.toggle("whole", at === 0 || letters > HALF_A_CARD);
+      });
+    }
+  }
+
+  function arrange() {
+    for (const table of tables) table.classList.remove("cards");
+    if (!narrow.matches) return;
+    const wide = tables.filter((table) => table.offsetWidth > table.parentElement.clientWidth);
+    for (const table of wide) {
+      name_cells(table);
+      table.classList.add("cards");
+    }
+  }
+
+  arrange();
+  addEventListener("resize", arrange);
+  narrow.addEventListener("change", arrange);
+})();

@@ -172,8 +172,17 @@ def limit(point: SizeResult) -> str:
     if len(relief.parts) > 1 and alone:
         most = percent_column(max(0.0, *alone) / point.step_time_s)
         text = f"{text}; no part alone saves more than {most}"
-    path = f" Path: {point.bottleneck_path}." if "->" in point.bottleneck_path else ""
-    return f"{text}.{path}"
+    path = link_path(point)
+    return f"{text}.{f' Path: {path}.' if path else ''}"
+
+
+def link_path(point: SizeResult) -> str:
+    """Links among what limits a step, by their ends; nothing where there are none.
+
+    Latency and rates of the library, which limit it beside them, are no links.
+    """
+    parts = re.split(r" and |, over ", point.bottleneck_path)
+    return " and ".join(part for part in parts if "->" in part)
 
 
 def utilisation(point: SizeResult) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-LISTED = 60
-"""Collectives that the page lists; result.json holds all."""
+LISTED = 16
+"""Rows of collectives that the page lists, alike ones in one; result.json holds all."""
 
 MOSTLY = 0.5
 """Share of the steps from which on one rank or class is named as the one that others wait for."""
@@ -34,6 +37,13 @@ WORTH_SAYING = 1e-3
 
 NOTHING = 1e-9
 """Share of the step below which a cost is the rounding of sums."""
+
+
+_DEVICE = re.compile(r"\bn(\d+)\b(?:/(nic|gpu|cpu)(\d+))?")
+_KINDS = {"nic": "NIC", "gpu": "GPU", "cpu": "CPU"}
+
+_MICRO_BATCH = re.compile(r" of micro-batch \d+")
+_NUMBER = re.compile(r"(?<![a-z])\d+\b")
 
 
 def lead(point: SizeResult, cost: DisturbanceCost) -> str:
@@ -83,7 +93,19 @@ def lines(point: SizeResult) -> list[str]:
         f"{quantities.duration(job.step_time_s)}, alone {quantities.duration(job.alone_s)}"
         for job in cost.jobs
     ]
+    sentences += [explained] if (explained := explain_devices(cost)) else []
     return [*sentences, *([sentence] if (sentence := waiting(point, cost)) else [])]
+
+
+def explain_devices(cost: DisturbanceCost) -> str:
+    """Say what the first name of a device in a text stands for; empty where there is none."""
+    texts = [event.what for event in cost.events] + [wait.last for wait in cost.waits]
+    match = next(filter(None, map(_DEVICE.search, texts)), None)
+    if match is None:
+        return ""
+    host, kind, number = match.groups()
+    part = f", {kind}{number} its {_KINDS[kind]} {number}" if kind else ""
+    return f"n{host} is host {host}{part}: all are counted from 0."
 
 
 def _without_rounding(costs_s: float, cost: DisturbanceCost) -> float:
@@ -105,7 +127,7 @@ def events_section(point: SizeResult) -> Section | None:
     cost = point.disturbance
     if cost is None:
         return None
-    blocks: list[Block] = [_events(cost)]
+    blocks: list[Block] = [_events(cost), *paragraphs([explain_devices(cost)], "hint")]
     if len(cost.steps_s) > 1:
         figure = Figure(draw_steps(cost), "steps", "Duration of each counted step")
         blocks += [Heading("Step by step"), figure]
@@ -153,22 +175,52 @@ def _waits(point: SizeResult, cost: DisturbanceCost) -> list[Block]:
     sentence = waiting(point, cost) or "Nobody waits long for anybody."
     waited = [wait for wait in cost.waits if wait.longest_s > 0]
     together = len(cost.waits) - len(waited)
-    if len(waited) > LISTED:
-        sentence += f" The first {LISTED} are listed; result.json holds all of them."
+    groups = group_waits(waited)
+    if len(groups) > LISTED:
+        sentence += f" The longest {LISTED} are listed; result.json holds all of them."
+        groups = dict(sorted(groups.items(), key=lambda item: -_waited_s(item[1]))[:LISTED])
     if together:
         sentence += f" Before {together} of {len(cost.waits)} collectives nobody waits."
-    header = ("Collective", "Last to come", ">In steps", ">Others wait", ">First waits at most")
-    rows = [_wait_row(wait) for wait in waited[:LISTED]]
+    header = (
+        "Collective", ">Calls", "Last to come", ">How often", ">Others wait, all calls",
+        ">First waits at most",
+    )  # fmt: skip
+    rows = [_wait_row(name, each) for name, each in groups.items()]
     return [*paragraphs([sentence], "lead"), *([Table(header, rows)] if rows else [])]
 
 
-def _wait_row(wait: Wait) -> tuple[str, ...]:
+def group_waits(waits: Sequence[Wait]) -> dict[str, list[Wait]]:
+    """Join waits that differ in the micro-batch alone, and if many are left, in any number."""
+    groups = _grouped(waits, lambda name: _MICRO_BATCH.sub("", name))
+    if len(groups) <= LISTED:
+        return groups
+    return _grouped(waits, lambda name: _NUMBER.sub("...", _MICRO_BATCH.sub("", name)))
+
+
+def _grouped(waits: Sequence[Wait], shorten: Callable[[str], str]) -> dict[str, list[Wait]]:
+    groups: dict[str, list[Wait]] = defaultdict(list)
+    for wait in waits:
+        groups[shorten(wait.collective)].append(wait)
+    return {name if len(own) > 1 else own[0].collective: own for name, own in groups.items()}
+
+
+def _waited_s(waits: Sequence[Wait]) -> float:
+    return sum(wait.waited_s for wait in waits)
+
+
+def _wait_row(name: str, waits: Sequence[Wait]) -> tuple[str, ...]:
+    """Alike collectives as one row; last is who the others wait for longest."""
+    by_last: dict[str, list[Wait]] = defaultdict(list)
+    for wait in waits:
+        by_last[wait.last].append(wait)
+    last = max(by_last, key=lambda last: _waited_s(by_last[last]))
     return (
-        wait.collective,
-        wait.last,
-        quantities.percent(wait.share),
-        quantities.duration(wait.waited_s),
-        quantities.duration(wait.longest_s),
+        name,
+        f"{len(waits):,}",
+        last,
+        quantities.percent(sum(wait.share for wait in by_last[last]) / len(waits)),
+        quantities.duration(_waited_s(waits)),
+        quantities.duration(max(wait.longest_s for wait in waits)),
     )
 
 

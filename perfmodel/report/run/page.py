@@ -22,6 +22,7 @@ from perfmodel.report.common.document import (
 from perfmodel.report.common.figures import draw_breakdown, draw_memory
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.images import ImageFormat, pictures, render
+from perfmodel.report.common.processes import for_ranks_of
 from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run import tables
@@ -100,21 +101,24 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
     to_json(result)  # refuses numbers that are not finite before anything is drawn
     return render_html(
         f"{result.workload} on {result.machine}",
-        [
-            result_header(result),
-            _tiles(result),
-            servers_section(result.main),
-            events_section(result.main),
-            mixture_section(result.main, *_pipeline(result.main)),
-            scaling_section(result),
-            None if grid is None else explorer_section(result, grid),
-            _breakdown(result),
-            _step(result.main),
-            _buckets(result.main),
-            _topology(result),
-            _memory(result.main),
-            _grounds(result),
-        ],
+        for_ranks_of(
+            result,
+            [
+                result_header(result),
+                _tiles(result),
+                servers_section(result.main),
+                events_section(result.main),
+                mixture_section(result.main, *_pipeline(result.main)),
+                scaling_section(result),
+                None if grid is None else explorer_section(result, grid),
+                _breakdown(result),
+                _step(result.main),
+                _buckets(result.main),
+                _topology(result),
+                _memory(result.main),
+                _grounds(result),
+            ],
+        ),
     )
 
 

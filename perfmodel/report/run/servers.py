@@ -93,7 +93,7 @@ def servers_section(point: SizeResult) -> Section | None:
         Heading("How busy the servers are"),
         Table(("Server", ">Updates for"), rows),
         Paragraph(queue, "hint"),
-        Paragraph(NOT_MODELLED, "hint"),
+        *([] if use.mode == "synchronous" else [Paragraph(NOT_MODELLED, "hint")]),
     ]
     return section("Parameter servers", f"{_updates(use)} {_waiting(use)}", *blocks)
 

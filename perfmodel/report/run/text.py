@@ -15,6 +15,7 @@ from perfmodel.report.common.document import (
     section,
 )
 from perfmodel.report.common.markdown import render_markdown
+from perfmodel.report.common.processes import for_ranks_of
 from perfmodel.report.run import events, servers, tables
 from perfmodel.report.run.parallel import parallelism
 from perfmodel.report.scaling.mixture_search import search_blocks
@@ -44,7 +45,7 @@ def result_lines(result: Result) -> list[Block]:
     )
     lines += filter(None, [quantities.utilisation(main)])
     lines.append(f"{quantities.scaling(result)}. Step time: {quantities.interval(main)}.")
-    return [
+    blocks: list[Block] = [
         Paragraph(quantities.headline(result), "headline"),
         *search_blocks(result.search),
         _short_sizes(result),
@@ -53,6 +54,7 @@ def result_lines(result: Result) -> list[Block]:
         *paragraphs(events.lines(main)),
         *paragraphs(lines, "note"),
     ]
+    return for_ranks_of(result, blocks)
 
 
 def _short_sizes(result: Result) -> Table:
@@ -89,29 +91,32 @@ def run_markdown(result: Result) -> str:
     mixture = search_blocks(result.search)
     memory = [Paragraph(f"{quantities.memory(main.memory)}."), Bullets(main.memory.advice)]
     return render_markdown(
-        [
-            result_header(result),
-            *([section("The mixture", "", *mixture)] if mixture else []),
-            *([section("Parameter servers", "", Bullets(serving))] if serving else []),
-            *([section("What happens around it", "", Bullets(happening))] if happening else []),
-            section(
-                "Scaling",
-                basis(result),
-                Bullets(findings(result)),
-                tables.sizes_table(result),
-                Paragraph(" ".join(explained)),
-            ),
-            *filter(None, [parallelism.mixture_section(main)]),
-            section("Where the time of a step goes", _limits(main), _breakdown(result)),
-            *_communication(result),
-            section("Memory", "", *memory),
-            section(
-                "What this rests on",
-                "",
-                Bullets(result.assumptions),
-                Table(("What", "Value"), list(facts.items())),
-            ),
-        ]
+        for_ranks_of(
+            result,
+            [
+                result_header(result),
+                *([section("The mixture", "", *mixture)] if mixture else []),
+                *([section("Parameter servers", "", Bullets(serving))] if serving else []),
+                *([section("What happens around it", "", Bullets(happening))] if happening else []),
+                section(
+                    "Scaling",
+                    basis(result),
+                    Bullets(findings(result)),
+                    tables.sizes_table(result),
+                    Paragraph(" ".join(explained)),
+                ),
+                *filter(None, [parallelism.mixture_section(main)]),
+                section("Where the time of a step goes", _limits(main), _breakdown(result)),
+                *_communication(result),
+                section("Memory", "", *memory),
+                section(
+                    "What this rests on",
+                    "",
+                    Bullets([quantities.assumed(text) for text in result.assumptions]),
+                    Table(("What", "Value"), list(facts.items())),
+                ),
+            ],
+        )
     )
 
 

@@ -50,12 +50,18 @@ def find_limiting(point: SizeResult) -> list[LinkUse]:
     """
     links = point.links or ()
     named = [link for link in links if _label(link) in point.bottleneck_path]
-    if len(named) == point.bottleneck_path.count("->"):
+    if _all_named(point, named):
         return named
     # Traffic is listed of a few hosts; the link that is named has its like in the first of them.
     path = _without_numbers(point.bottleneck_path)
     layers = {_without_numbers(_label(link)): link for link in reversed(links)}
     return [link for label, link in layers.items() if label in path]
+
+
+def _all_named(point: SizeResult, links: Sequence[LinkUse]) -> bool:
+    """Whether links are those that the bottleneck names, and not others like them."""
+    named = [link for link in links if _label(link) in point.bottleneck_path]
+    return len(named) == point.bottleneck_path.count("->")
 
 
 def _without_numbers(label: str) -> str:
@@ -160,7 +166,8 @@ def limit_sentence(topology: Topology, point: SizeResult) -> str:
         f"{quantities.percent(link.utilisation)} used"
         for link in limiting
     )
-    return f"Bottleneck: {point.bottleneck}; drawn thick ({each} over the whole step)"
+    drawn = "drawn thick" if _all_named(point, limiting) else "links like it are drawn thick"
+    return f"Bottleneck: {point.bottleneck}; {drawn} ({each} over the whole step)"
 
 
 def busiest_link(point: SizeResult) -> str:
@@ -169,7 +176,9 @@ def busiest_link(point: SizeResult) -> str:
         return ""
     busiest = max(point.links, key=lambda link: link.utilisation)
     used = quantities.percent(busiest.utilisation)
-    path = f" Path of the bottleneck: {point.bottleneck_path}." if find_limiting(point) else ""
+    path = (
+        f" Path of the bottleneck: {quantities.link_path(point)}." if find_limiting(point) else ""
+    )
     return (
         f"Busiest link: {busiest.src} to {busiest.dst} ({busiest.kind}), {used} used over the "
         f"whole step.{path}"

@@ -35,8 +35,9 @@ class Message:
 
     @property
     def key(self) -> str:
-        """Name that sender and receiver share."""
-        return f"{self.kind} of micro-batch {self.micro_batch} to part {self.part}"
+        """Name that sender and receiver share; a stage's further chunks by their part, too."""
+        part = "" if self.part == self.target else f", part {self.part}"
+        return f"{self.kind} of micro-batch {self.micro_batch} to stage {self.target}{part}"
 
     @property
     def boundary(self) -> int:

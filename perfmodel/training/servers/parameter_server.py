@@ -370,8 +370,8 @@ QUEUES = (
     "cores; that its traffic in memory slows down others on its host is left out."
 )
 EFFICIENCY = (
-    "How much a late gradient slows learning down (statistical efficiency) is not modelled: "
-    "updates per second of two settings are not alike."
+    "How much late gradients slow learning down, where servers do not wait for all workers, "
+    "(statistical efficiency) is not modelled: updates per second of two settings are not alike."
 )
 
 PARAMETER_SERVER = Strategy(

@@ -43,11 +43,18 @@ def test_text_of_every_block_is_escaped() -> None:
     assert html.partition("</h1>")[0] in page
 
 
+def test_only_columns_of_long_text_keep_room_to_wrap_in() -> None:
+    rows = [("a", "latency of the ring's steps and NCCL itself"), ("b", "compute")]
+    html = render_block(Table(["name", "bottleneck"], rows))
+    assert "<th class=s>name</th><th class=w>bottleneck</th>" in html
+    assert "<td class=s>b</td><td class=w>compute</td>" in html
+
+
 def test_columns_of_numbers_and_rows_below_a_line() -> None:
     html = render_block(Table(["name", ">n"], [("a", "1"), ("b", "2")], marked=[1]))
-    assert "<th class=w>name</th><th>n</th>" in html
-    assert "<tr><td class=w>a</td><td>1</td></tr>" in html
-    assert "<tr class=changed><td class=w>b</td><td>2</td></tr>" in html
+    assert "<th class=s>name</th><th>n</th>" in html
+    assert "<tr><td class=s>a</td><td>1</td></tr>" in html
+    assert "<tr class=changed><td class=s>b</td><td>2</td></tr>" in html
 
 
 def test_addresses_are_links_without_the_full_stop() -> None:

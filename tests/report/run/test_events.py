@@ -9,7 +9,14 @@ import pytest
 
 from perfmodel.report.common.document import Paragraph
 from perfmodel.report.common.html import render_block
-from perfmodel.report.run.events import draw_steps, events_section, lines
+from perfmodel.report.run.events import (
+    LISTED,
+    draw_steps,
+    events_section,
+    explain_devices,
+    group_waits,
+    lines,
+)
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines
@@ -57,6 +64,7 @@ def test_the_terminal_says_what_each_event_costs(disturbed: Result) -> None:
         "  n5 1.2 times slower: +6.00 ms a step (+6 %)",
         "  traffic <n0/cpu0> to n1/cpu0: at most 1 GB/s: +4.00 ms a step (+4 %)",
         "  the other, 64 GPUs: a step takes 150 ms, alone 120 ms",
+        "n5 is host 5: all are counted from 0.",
         (
             "The longest wait is before all-reduce bucket 0: the others wait 3.00 ms on average, "
             "for n5."
@@ -88,6 +96,53 @@ def test_the_page_has_a_section_with_every_event_and_wait(disturbed: Result) -> 
     ):  # fmt: skip
         assert words in page
     assert html_section(disturbed.main) in report_html(disturbed)
+
+
+def test_waits_for_messages_of_all_micro_batches_are_a_row_each_way() -> None:
+    waits = [
+        Wait(f"{kind} of micro-batch {number} to stage {stage}", None, last, 1.0, waited, waited)
+        for kind, stage, last in (("activations", 1, "stage 0"), ("gradients", 0, "stage 1"))
+        for number, waited in enumerate((0.004, 0.001, 0.002))
+    ]
+    groups = group_waits([*waits, Wait("gradient norm", None, "stage 0", 1.0, 0.003, 0.003)])
+    assert {name: len(own) for name, own in groups.items()} == {
+        "activations to stage 1": 3, "gradients to stage 0": 3, "gradient norm": 1,
+    }  # fmt: skip
+
+
+def test_many_waits_are_joined_whatever_their_numbers(disturbed: Result) -> None:
+    layers = tuple(
+        Wait(f"all-gather of layer {number}", None, "n5", 1.0, 0.001, 0.002) for number in range(40)
+    )
+    main = replace(disturbed.main, disturbance=replace(WHAT, waits=layers))
+    page = plain(html_section(main))
+    row = page.partition("<td class=w>all-gather of layer ...</td>")[2].partition("</tr>")[0]
+    assert ">40<" in row
+    assert ">40.0 ms<" in row  # of all calls together
+    assert ">2.00 ms<" in row
+    assert "are listed" not in page
+
+
+def test_unlike_waits_beyond_a_table_are_left_to_the_file(disturbed: Result) -> None:
+    letters = "abcdefghijklmnopqrst"
+    waits = tuple(Wait(f"op {c}", None, "n5", 1.0, 0.001 * at, 1.0) for at, c in enumerate(letters))
+    page = plain(html_section(replace(disturbed.main, disturbance=replace(WHAT, waits=waits))))
+    assert page.count("<td class=s>op ") == LISTED
+    assert "op t<" in page  # the longest ones
+    assert "op a<" not in page
+    assert "result.json holds all of them" in page
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("n5/nic3 lost", "n5 is host 5, nic3 its NIC 3: all are counted from 0."),
+        ("n12 1.2 times slower", "n12 is host 12: all are counted from 0."),
+        ("job 'the other' on 8 nodes, packed", ""),
+    ],
+)
+def test_names_of_hosts_and_parts_are_explained(what: str, said: str) -> None:
+    assert explain_devices(replace(WHAT, events=(EventCost(what, 1, 1),), waits=())) == said
 
 
 def test_rounding_is_no_cost(disturbed: Result) -> None:

@@ -45,3 +45,21 @@ def test_page_opens_cleanly(browser: Browser, page_file: Path, width: int, heigh
     )
     assert max(widths) <= width
     page.close()
+
+
+def test_tables_become_cards_on_a_phone(browser: Browser, page_file: Path) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(page_file.as_uri())
+    page.wait_for_function("document.querySelector('#scaling table.cards')")
+    boxes = "[...document.querySelectorAll('.scroll')]"
+    assert page.evaluate(f"{boxes}.filter(b => b.scrollWidth > b.clientWidth).length") == 0
+    row = page.locator("#scaling table tbody tr").first
+    titles = row.locator("td").evaluate_all("all => all.map(cell => cell.dataset.title)")
+    assert titles[:3] == ["GPUs", "Nodes", "Step"]
+    shown = row.locator("td").nth(2).evaluate("c => getComputedStyle(c, '::before').content")
+    assert shown == '"Step"'
+    # On a desk the same page has its table again.
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.wait_for_function("!document.querySelector('table.cards')")
+    assert row.evaluate("row => getComputedStyle(row).display") == "table-row"
+    page.close()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
+from perfmodel.report.common.quantities import link_path
 from perfmodel.report.topology.figure import (
     Cable,
     cables_between,
@@ -116,6 +117,19 @@ def test_of_a_path_of_which_a_part_is_listed_the_rest_is_drawn_at_its_like(resul
     words = limit_sentence(result.topology, point)
     assert "NVLink of " in words
     assert "InfiniBand of " in words
+    assert "links like it are drawn thick" in words  # n112 is not in the picture
+
+
+def test_the_path_of_a_bottleneck_has_links_alone(result: Result) -> None:
+    link = "n0/nic1 -> leaf0 (infiniband)"
+    for limits in (
+        f"{link} and latency of the ring's steps",
+        f"latency of the ring's steps, over {link}",
+    ):
+        point = replace(result.main, bottleneck_path=limits)
+        assert link_path(point) == link
+        assert busiest_link(point).endswith(f"Path of the bottleneck: {link}.")
+    assert not link_path(replace(result.main, bottleneck_path="latency of the ring's steps"))
 
 
 def test_the_host_of_the_bottleneck_is_drawn(result: Result) -> None:

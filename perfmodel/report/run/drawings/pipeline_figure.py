@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 PIPELINE_HINT = (
-    "Numbers are micro-batches; empty space is the bubble. Thin bars below a stage are what it "
-    "receives from its neighbours, and data-parallel collectives. Drag across the picture to zoom, "
-    "double-click to go back; timeline.json holds every stage and every pass."
+    "Numbers are micro-batches, counted from 0; empty space is the bubble. Thin bars below a "
+    "stage are what it receives from its neighbours, and data-parallel collectives. Drag "
+    "across the picture to zoom, double-click to go back; timeline.json holds every stage and "
+    "every pass."
 )
 
 _COLOURS = {

@@ -30,7 +30,7 @@ class Block:
     """One pass of a micro-batch, or what stands between passes; seconds from the first pass.
 
     `row`: of its stage in the picture, from the top.
-    `micro_batch`: counted from 1; None where it is of none.
+    `micro_batch`: counted from 0, as stages are; None where it is of none.
     """
 
     row: int
@@ -97,7 +97,7 @@ def _kind(span: Span) -> str:
 
 def _block(span: Span, row: int, origin: float) -> Block:
     kind = _kind(span)
-    number = span.micro_batch + 1 if kind in (_FORWARD, _BACKWARD, _WEIGHTS) else None
+    number = span.micro_batch if kind in (_FORWARD, _BACKWARD, _WEIGHTS) else None
     return Block(row, kind, span.name, number, span.start_s - origin, span.end_s - origin)
 
 

@@ -90,10 +90,13 @@ def _find_waits(sized: SizedJob, reported: ReportedRun, *, by_rank: bool) -> tup
 
 
 def _name_classes(plan: StepPlan, usual: Collection[str]) -> dict[str, str]:
-    """Name rank classes; those of undisturbed ranks (`usual`) by their number of GPUs."""
+    """Name rank classes; undisturbed ranks of the only class (`usual`) by their number of GPUs.
+
+    Of several, as of the stages of a pipeline, each keeps its name, or nobody knew which is meant.
+    """
     return {
         each.name: f"the other {len(each.ranks):,} GPUs"
-        if each.name in usual and len(each.ranks) > 1
+        if list(usual) == [each.name] and len(each.ranks) > 1
         else each.name
         for each in plan.classes
     }

@@ -1,0 +1,52 @@
+"""Ranks on CPUs are called processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.report.common.document import Paragraph, Table
+from perfmodel.report.common.processes import for_ranks_of
+from perfmodel.report.run.page import report_html
+from perfmodel.report.run.text import result_lines, run_markdown
+from perfmodel.studies.run.result.model import Result
+
+
+@pytest.fixture(scope="module")
+def on_cpus(result: Result) -> Result:
+    topology = replace(result.topology, gpu=replace(result.topology.gpu, generation="cpu"))
+    return replace(result, topology=topology, question="Is a GPU quicker?")
+
+
+def test_the_page_of_processes_on_cpus_has_no_gpus(on_cpus: Result) -> None:
+    body = report_html(on_cpus).partition("plotly.js v")[0]
+    own = body.replace("Is a GPU quicker?", "")
+    assert own != body  # what users ask stays
+    assert "GPU" not in own.replace("data-gpu", "")
+    assert "256 processes train" in own.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_terminal_and_markdown_say_the_same(on_cpus: Result) -> None:
+    assert "GPU" not in run_markdown(on_cpus).replace("Is a GPU quicker?", "")
+    blocks = result_lines(on_cpus)
+    texts = [block.text for block in blocks if isinstance(block, Paragraph)]
+    texts += [title for block in blocks if isinstance(block, Table) for title in block.titles]
+    assert not [text for text in texts if "GPU" in text]
+    assert any(text == "Processes" for text in texts)
+
+
+def test_published_gpus_stay_gpus_and_cuda_is_left_out(on_cpus: Result) -> None:
+    published = "eight of ten published throughputs of one GPU"
+    texts = {
+        published: published,
+        "Fits: 1 GiB, with room for the 522 MiB of CUDA, NCCL and allocator.": "Fits: 1 GiB.",
+        "GPU memory: 2 GiB": "Process memory: 2 GiB",
+    }
+    blocks = for_ranks_of(on_cpus, [None, *map(Paragraph, texts)])
+    assert [block.text for block in blocks if isinstance(block, Paragraph)] == list(texts.values())
+
+
+def test_gpus_are_gpus(result: Result) -> None:
+    block = Paragraph("2 GPUs")
+    assert for_ranks_of(result, [block]) == [block]
