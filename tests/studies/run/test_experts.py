@@ -53,6 +53,27 @@ def test_tokens_go_once_to_each_node_of_the_cluster(tmp_path: Path) -> None:
     assert calls[0].elements == pytest.approx(512 * 2048 * 2 * (1 - missed))
 
 
+def test_ranks_of_a_tensor_group_hold_different_experts(tmp_path: Path) -> None:
+    """Experts in groups of their own, as Megatron-Core has them: 32 GPUs on end, of 4 nodes.
+
+    With 2 GPUs that share matrices and whole experts, these are more than the 16 replicas.
+    """
+    path = tmp_path / "experts.yaml"
+    text = TEXT.format(experts="dispatcher: deduplicated", expert=32)
+    text = text.replace("expert: 32", "expert: 32, tensor: 2, sequence_parallel: true")
+    path.write_text(text, encoding="utf-8")
+    calls = [
+        call
+        for layer in resolve_scenario(load_scenario(str(path)), None, None).share.layers
+        for call in layer.calls
+        if call.group.startswith("expert_") and call.op == "all_to_all"
+    ]
+    assert [(call.group, call.ranks) for call in calls[:2]] == [
+        ("expert_rail", 4),
+        ("expert_node", 8),
+    ]
+
+
 def test_both_legs_are_one_dimension(tmp_path: Path) -> None:
     """16 GPUs of two nodes: each token once to each node over InfiniBand, then over NVLink."""
     path = tmp_path / "experts.yaml"

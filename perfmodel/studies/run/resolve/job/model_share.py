@@ -91,11 +91,13 @@ _BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "tensor
 
 def expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
     """Ranks of an expert group that share a node, where the group spans several."""
-    parallel = scenario.parallel
-    replicas = size.gpus // parallel.gpus_per_replica * parallel.context.degree
-    if parallel.expert == 1 or not replicas or replicas % parallel.expert:
+    parallel, mixture = scenario.parallel, mixture_of(scenario)
+    ranks = size.gpus // parallel.pipeline.stages
+    if parallel.tensor > 1 and mixture.expert_tensor > 1:  # each share of an expert has its group
+        ranks //= parallel.tensor
+    if parallel.expert == 1 or not ranks or ranks % parallel.expert:
         return None
-    shared = mixture_of(scenario).grid(size.gpus).expert_ranks_per_host(size.gpus_per_node)
+    shared = mixture.grid(size.gpus).expert_ranks_per_host(size.gpus_per_node)
     return shared if shared < parallel.expert and parallel.expert % shared == 0 else None
 
 
