@@ -149,11 +149,13 @@ def among_published(question: Question, workers: Workers) -> tuple[str, float | 
     }, workers)  # fmt: skip
     measured = {degrees_of(stated): stated.measured_s for stated in question.settings}
     for mixture in found.best:
-        parallel = mixture.changes.get("parallel", {})
-        stages = parallel.get("pipeline", {}).get("stages", 1)
-        batch = mixture.changes["training.batch_per_gpu"]
-        if (key := (parallel.get("tensor", 1), stages, batch)) in measured:
-            return mixture.text, measured[key]
+        changes = mixture.changes
+        own_tensor = changes.get("parallel.tensor", 1)
+        stages = changes.get("parallel.pipeline", {}).get("stages", 1)
+        replicas = question.gpus // (own_tensor * stages)
+        batch = question.global_batch // replicas // changes["strategy"]["accumulate"]
+        if (own_tensor, stages, batch) in measured:
+            return mixture.text, measured[own_tensor, stages, batch]
     return found.winner.text, None
 
 

@@ -12,7 +12,7 @@ from perfmodel.units import format_bytes
 
 _TITLES = {
     "tensor": "tensor calls", "context": "context calls", "expert": "expert calls",
-    "data": "data parallel", "pipeline": "messages",
+    "data": "data parallel", "pipeline": "messages", "bubble": "waiting",
 }  # fmt: skip
 
 
@@ -33,7 +33,10 @@ def describe_search(search: MixtureSearch) -> tuple[str, ...]:
 
 
 def best_table(search: MixtureSearch) -> Table:
-    """The ten best: step, memory, compute, exposed communication by kind, bubble."""
+    """The ten best: step, memory, compute, exposed communication by kind, what else waits.
+
+    That is the bubble of a pipeline, and the host where kernels are short.
+    """
     kinds = [
         kind for kind in search.winner.parts_s
         if kind in ("compute", "bubble") or any(each.parts_s[kind] > 0 for each in search.best)
