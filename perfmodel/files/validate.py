@@ -83,6 +83,8 @@ def _make_fault(
         names = _field_names_at(model, details["loc"])
         fields = allowed_names(names, str(path[-1]) if near else None)
         text, allowed = f"an unknown field, {text}", f"the fields of this section, {fields}"
+        if len(path) > 1 and str(path[-1]) in model.model_fields:
+            allowed = f"{path[-1]!r} as a section of its own, not indented below {path[-2]!r}"
     elif details["type"].startswith("union_tag"):
         path.append(str(context["discriminator"]).strip("'"))
         text = repr(context["tag"]) if "tag" in context else "nothing"
@@ -135,6 +137,10 @@ def _describe_allowed(details: ErrorDetails) -> str:
         return f"a list of at least {(details.get('ctx') or {}).get('min_length', 1)}"
     if details["type"] == "string_type" and isinstance(details["input"], bool | int | float):
         return f'text, in quotes: "{str(details["input"]).lower()}"'
+    if details["type"] in {"list_type", "tuple_type"} and isinstance(details["input"], int | float):
+        return f"a list such as [{details['input']}]"
+    if details["type"] == "int_type" and isinstance(details["input"], float):
+        return "a whole number, without point and exponent"
     most = (details.get("ctx") or {}).get("le")
     if isinstance(most, int) and most >= 1000:
         return f"at most {most:,}"

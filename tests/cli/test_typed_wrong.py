@@ -33,6 +33,10 @@ def lines_of(*args: object) -> str:
         ((*RUN, "what_if.network_bandwidth=100 Gbit/s"), "a number without unit: a factor on"),
         ((*RUN, "what_if.network_latency=1 us"), "a number without unit: a factor on"),
         ((*RUN, "compute.precision=fp18"), "(did you mean 'fp16'?)"),
+        ((*RUN, "parallel.tensor=3"), "--set parallel.tensor: found tensor 3: 3 GPUs together"),
+        ((*RUN, "parallel.tensor=3"), "divides the 256 GPUs: 1, 2, 4, 8, 16, 32, 64, 128, ..."),
+        ((*RUN, "scale.gpus=256"), "a list such as [256]"),
+        ((*RUN, "cluster.nodes=1e9"), "a whole number, without point and exponent"),
         ((*COMPARE, "a=cluster.nodes=3"), "--with a: found an unknown field, 'cluster.nodes=3'"),
         ((*COMPARE, "strategy.bucket_cap=5"), "--with strategy.bucket_cap: found 5 (no unit)"),
         ((*COMPARE, "strategy.bucket_cap"), "--with: found 'strategy.bucket_cap'"),
@@ -41,6 +45,25 @@ def lines_of(*args: object) -> str:
 )
 def test_a_slip_is_answered_with_what_was_meant(words: tuple[str, ...], said: str) -> None:
     assert said in lines_of(*words)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model:\n\tname: resnet50\n", "spaces where a line is indented: YAML has no tabs there"),
+        (
+            "model:\n  name: resnet50\n  training: {batch_per_gpu: 8}\n",
+            (
+                "4: model.training: found an unknown field, {'batch_per_gpu': 8}; allowed: 'training' "
+                "as a section of its own, not indented below 'model'"
+            ),
+        ),
+    ],
+)
+def test_a_file_that_is_indented_wrongly(text: str, said: str, tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"# How long?\n{text}", encoding="utf-8")
+    assert said in lines_of("run", path)
 
 
 def test_a_folder_is_said_to_be_one(tmp_path) -> None:
