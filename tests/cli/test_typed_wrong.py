@@ -54,8 +54,8 @@ def test_a_slip_is_answered_with_what_was_meant(words: tuple[str, ...], said: st
         (
             "model:\n  name: resnet50\n  training: {batch_per_gpu: 8}\n",
             (
-                "4: model.training: found an unknown field, {'batch_per_gpu': 8}; allowed: 'training' "
-                "as a section of its own, not indented below 'model'"
+                "4: model.training: found an unknown field, {'batch_per_gpu': 8}; allowed: "
+                "'training' as a section of its own, not indented below 'model'"
             ),
         ),
     ],
