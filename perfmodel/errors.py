@@ -188,10 +188,22 @@ def nearest(names: Iterable[str], found: str) -> str | None:
     --------
     >>> nearest(["dgx-a100", "dgx-h100"], "DGX_A100")
     'dgx-a100'
+    >>> nearest(["fp8", "fp16"], "fp18")
+    'fp16'
     """
     folded = {_folded(name): name for name in names}
-    close = difflib.get_close_matches(_folded(found), list(folded), n=1, cutoff=0.5)
-    return folded[close[0]] if close else None
+    text = _folded(found)
+    close = difflib.get_close_matches(text, list(folded), n=3, cutoff=0.5)
+    if not close:
+        return None
+    mistyped = [each for each in close if _differs_in_one_letter(each, text)]
+    return folded[(mistyped or close)[0]]
+
+
+def _differs_in_one_letter(name: str, text: str) -> bool:
+    """Whether one letter is wrong: a likelier slip than one that is missing or too many."""
+    pairs = zip(name, text, strict=False)
+    return len(name) == len(text) and sum(a != b for a, b in pairs) <= 1
 
 
 def _folded(name: str) -> str:

@@ -2,8 +2,8 @@
 
 Inside the package every quantity is a float in SI units, and its name ends in ``_s``,
 ``_bytes``, ``_Bps`` or ``_flops``. Quantities in files and flags have units ("25 MiB",
-"400 Gbit/s", "1.3 us"). Only the units listed here are allowed, and case matters: general unit
-libraries misread units of this field ("200 Gb/s" as gilbert, "16 GT/s" as gigatesla).
+"400 Gbit/s", "1.3 us", "5 days"). Only the units listed here are allowed, and case matters:
+general unit libraries misread units of this field ("200 Gb/s" as gilbert, "16 GT/s" as gigatesla).
 """
 
 from __future__ import annotations
@@ -34,6 +34,17 @@ TIMES: Mapping[str, float] = {
     "h": 3600.0, "d": 86400.0,
 }  # fmt: skip
 """Seconds per unit of time."""
+
+TIME_WORDS: Mapping[str, str] = {
+    word: unit
+    for unit, spellings in {
+        "s": "sec second", "min": "mins minute", "h": "hr hrs hour", "d": "day",
+        "ms": "msec millisecond", "us": "usec microsecond",
+    }.items()
+    for spelling in spellings.split()
+    for word in (spelling, spelling if spelling.endswith("s") else f"{spelling}s")
+}  # fmt: skip
+"""Words for units of time, as people write them: "5 days"."""
 
 FLOP_RATES: Mapping[str, float] = {f"{p}FLOP/s": scale for p, scale in _DECIMAL.items()}
 """Floating-point operations per second per unit."""
@@ -118,6 +129,8 @@ def parse_quantity(
     unit = match["unit"]
     if unit is None:
         raise refuse("no unit")
+    if units is TIMES:
+        unit = TIME_WORDS.get(unit.lower(), unit)
     unit = unit.replace("\u03bc", "\u00b5")  # keyboards type the Greek letter for the micro sign
     if unit not in units:
         raise refuse(f"unknown unit {unit!r}", f", unit {_unit_choice(unit, units)}")

@@ -70,6 +70,11 @@ def test_nearest(typed, meant):
     assert nearest(["dgx-a100", "resnet50", "rail-optimised"], typed) == meant
 
 
+def test_one_wrong_letter_is_nearer_than_one_too_many():
+    assert nearest(["bf16", "fp16", "fp32", "fp8", "tf32"], "fp18") == "fp16"
+    assert nearest(["fp16", "fp8"], "fp88") == "fp8"
+
+
 def test_one_of_lists_hints_and_stops():
     assert allowed_names(["b", "a"]) == "one of 'a', 'b'"
     assert allowed_names([], "x") == "nothing (there is none)"

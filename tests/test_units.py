@@ -65,6 +65,11 @@ def within(parse, value):
         (parse_time, "1.3 \u03bcs", 1.3e-6),  # Greek mu
         (parse_time, "1e-3 s", 1e-3),
         (parse_time, "2 h", 7200),
+        (parse_time, "5 days", 432_000),
+        (parse_time, "1 Hour", 3600),
+        (parse_time, "3 sec", 3),
+        (parse_time, "20 minutes", 1200),
+        (parse_time, "2 milliseconds", 2e-3),
         (parse_flop_rate, "312 TFLOP/s", 312e12),
     ],
 )
@@ -81,7 +86,7 @@ def test_reads(parse, text, si):
         (parse_bytes, "1 Mib", "did you mean 'MiB'"),
         (parse_bytes, "25 M", "'MiB'"),
         (parse_bytes, "25 Gbit", "one of 'B'"),
-        (parse_time, "3 sec", "did you mean 's'"),
+        (parse_time, "3 weeks", "one of 'd', 'h'"),
         (parse_time, "3 MS", "did you mean 'ms'"),
         (parse_flop_rate, "312 TFLOPS", "did you mean 'TFLOP/s'"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from perfmodel.errors import Fault, PerfmodelError
+from perfmodel.errors import Fault, PerfmodelError, nearest
 from perfmodel.escape import PLAIN_ERRORS, printable
 from perfmodel.version import __version__
+
+_CHOICE = re.compile(r"'(?P<found>[^']*)' is not one of (?P<names>'.*')\.")
+"""How click refuses what is none of a flag's values."""
 
 SIGPIPE_EXIT = 141
 """128 + SIGPIPE: what a shell reports for a program whose output is no longer read."""
@@ -61,8 +65,18 @@ def _plain_messages() -> Iterator[None]:
         # typer brings its own copy of click, whose classes have no public name
         if isinstance(text := getattr(error, "message", None), str):
             text = text.replace("Value error, ", "", 1)  # pydantic's, which says nothing here
+            text = _with_nearest(text)
             error.message = printable(text, lines=True)  # type: ignore[attr-defined]
         raise
+
+
+def _with_nearest(text: str) -> str:
+    """Add the name that was meant to click's message about a choice."""
+    match = _CHOICE.fullmatch(text)
+    if match is None:
+        return text
+    meant = nearest(re.findall(r"'([^']*)'", match["names"]), match["found"])
+    return f"{text} Did you mean {meant!r}?" if meant else text
 
 
 def _discard_stdout() -> None:

@@ -66,7 +66,8 @@ def calibrate(
         typer.Option(help="Communication library; default: the one that was measured."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the profile; default: that of its file.")
+        str | None,
+        typer.Option(metavar="NAME", help="Of the profile; default: that of its file."),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.html", help="Draw the residuals here.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -116,12 +117,19 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
         try:
             loaded = load_scenario(name, overrides)
         except InputError as error:
-            faults += error.faults
+            faults += error.faults if label not in withs else map(_of_with, error.faults)
         else:
             columns[label if label not in columns else f"{label} ({at})"] = loaded
     if faults:
         raise InputError(dict.fromkeys(faults))
     return columns
+
+
+def _of_with(fault: Fault) -> Fault:
+    """Name the flag that a field came from."""
+    if not fault.field.startswith("--set"):
+        return fault
+    return replace(fault, field=fault.field.replace("--set", "--with", 1))
 
 
 def _split(text: str) -> list[str]:

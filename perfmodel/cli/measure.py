@@ -50,7 +50,8 @@ def measure(
         str, typer.Option(metavar="TIME", help="Time for repeats, all sizes together.")
     ] = "30 s",
     repeats: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="Of each size, instead of a budget.")
+        int | None,
+        typer.Option(min=1, max=100_000, metavar="N", help="Of each size, instead of a budget."),
     ] = None,
     timeout: Annotated[
         str, typer.Option(metavar="TIME", help="End a run in which no rank advances for so long.")

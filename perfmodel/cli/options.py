@@ -24,7 +24,8 @@ Environment = Annotated[
     typer.Option(metavar="NAME=VALUE", help="NCCL's environment; may be given repeatedly."),
 ]
 NcclVersion = Annotated[
-    str | None, typer.Option(metavar="VERSION", help="Such as 2.23.4; default: the newest.")
+    str | None,
+    typer.Option(metavar="VERSION", help="2.0 to 2.30, such as 2.23.4; default: the newest."),
 ]
 OneProcess = Annotated[
     bool, typer.Option("--one-process", help="One process drives all GPUs of a host.")
@@ -111,7 +112,7 @@ SchedulerOption = Annotated[
 
 BeginOption = Annotated[str, typer.Option("-b", "--begin", metavar="SIZE", help="Smallest size.")]
 EndOption = Annotated[str, typer.Option("-e", "--end", metavar="SIZE", help="Largest size.")]
-FactorOption = Annotated[float, typer.Option("-f", "--factor", help="Between sizes.")]
+FactorOption = Annotated[float, typer.Option("-f", "--factor", metavar="X", help="Between sizes.")]
 TopologyArgument = Annotated[
     str, typer.Argument(metavar="TOPOLOGY", help="Name (see 'perfmodel topology list') or file.")
 ]

@@ -23,8 +23,12 @@ def verify(
     ranks: Annotated[
         str, typer.Option(metavar="N or N..M", help="Numbers of ranks to check.")
     ] = "2..17",
-    orders: Annotated[int, typer.Option(min=1, help="Random legal orders per schedule.")] = 3,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    orders: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Random legal orders per schedule.")
+    ] = 3,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Other orders for each; the same for the same.")
+    ] = 0,
     json: JsonOption = False,
 ) -> None:
     """Check that a collective leaves the right data behind.

@@ -161,9 +161,10 @@ def _parse_unbounded(text: str, file: str | None) -> Any:
         mark = error.problem_mark or error.context_mark
         line = None if mark is None else mark.line + 1
         problem = (error.problem or "not YAML").splitlines()[0].removeprefix("found ")
-        raise InputError(
-            Fault("file", problem, "YAML 1.2 whose keys are words, each given once", file, line)
-        ) from None
+        allowed = "YAML 1.2 whose keys are words, each given once"
+        if "'\\t'" in problem:
+            allowed = "spaces where a line is indented: YAML has no tabs there"
+        raise InputError(Fault("file", problem, allowed, file, line)) from None
     except (YAMLError, ValueError, RecursionError) as error:
         first = (str(error).splitlines() or ["unreadable"])[0]
         raise InputError(Fault("file", first, "YAML 1.2", file)) from None

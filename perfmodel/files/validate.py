@@ -83,6 +83,8 @@ def _make_fault(
         names = _field_names_at(model, details["loc"])
         fields = allowed_names(names, str(path[-1]) if near else None)
         text, allowed = f"an unknown field, {text}", f"the fields of this section, {fields}"
+        if len(path) > 1 and str(path[-1]) in model.model_fields:
+            allowed = f"{path[-1]!r} as a section of its own, not indented below {path[-2]!r}"
     elif details["type"].startswith("union_tag"):
         path.append(str(context["discriminator"]).strip("'"))
         text = repr(context["tag"]) if "tag" in context else "nothing"
@@ -94,7 +96,8 @@ def _make_fault(
     elif not path and details["type"] in {"model_type", "dict_type"}:
         text = f"{_TYPE_NAMES.get(type(data), 'one value')} only"  # may be any file: not quoted
     elif details["type"] in {"model_type", "model_attributes_type"}:
-        allowed += _fields_listed(_models_at(model, details["loc"]))
+        members = _models_at(model, details["loc"])
+        allowed += _fields_listed(members) + _naming_field(members, path, details["input"])
     field = ".".join(str(part) for part in path) or "document"
     return Fault(field, text, allowed, file, line_of(document, path))
 
@@ -132,6 +135,12 @@ def _describe_allowed(details: ErrorDetails) -> str:
     message = details["msg"].removeprefix("Input should be ")
     if details["type"] == "too_short":
         return f"a list of at least {(details.get('ctx') or {}).get('min_length', 1)}"
+    if details["type"] == "string_type" and isinstance(details["input"], bool | int | float):
+        return f'text, in quotes: "{str(details["input"]).lower()}"'
+    if details["type"] in {"list_type", "tuple_type"} and isinstance(details["input"], int | float):
+        return f"a list such as [{details['input']}]"
+    if details["type"] == "int_type" and isinstance(details["input"], float):
+        return "a whole number, without point and exponent"
     most = (details.get("ctx") or {}).get("le")
     if isinstance(most, int) and most >= 1000:
         return f"at most {most:,}"
@@ -145,6 +154,21 @@ def _fields_listed(members: Sequence[type[BaseModel]]) -> str:
     ]
     names = set.intersection(*fields) if fields else set()
     return f": {allowed_names(names).removeprefix('one of ')}" if names else ""
+
+
+_NAMING = ("name", "node", "kind")
+"""Fields that have the name of what a section is about."""
+
+
+def _naming_field(
+    members: Sequence[type[BaseModel]], path: Sequence[str | int], value: object
+) -> str:
+    """The field of a section for which its user gave a name alone, as a question."""
+    fields = {name for member in members for name in member.model_fields}
+    name = next((each for each in _NAMING if each in fields), None)
+    if name is None or not isinstance(value, str) or len(value) > _SHORT or "?" in value:
+        return ""
+    return f" (did you mean {'.'.join(map(str, [*path, name]))}={value}?)"
 
 
 def _data_path(document: Any, loc: Sequence[str | int]) -> list[str | int]:

@@ -35,7 +35,13 @@ _LEGACY_LEVELS = ("LOC", "PIX", "PXB", "PHB", "SYS", "SYS")
 """Levels by number; NCCL user guide, NCCL_P2P_LEVEL, legacy values 0 to 5."""
 
 _OPS = tuple(op.replace("_", "") for op in NCCL_ALGORITHMS)
-_VERSION = re.compile(r"(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-+].*)?")
+_VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-+].*)?")
+OLDEST, NEWEST = (2, 0), (2, 30)
+"""Releases of NCCL whose choices are known: those that ``nccl/tuner.yaml`` was read from (2.7.8 to
+2.30.7), and before them what 2.4 and 2.5 brought (trees, LL128)."""
+
+_MOST_MINOR = 99
+
 _WHOLE = re.compile(r"\d{1,12}")
 
 
@@ -62,11 +68,26 @@ def _read_variables() -> _Variables:
     return load_document(_Variables, Path(__file__).parent / "nccl" / "variables.yaml")
 
 
+ALLOWED_VERSIONS = (
+    f"a version of NCCL such as '2.18.3', from {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]} "
+    f"(a later {NEWEST[0]}.x is taken for {NEWEST[0]}.{NEWEST[1]})"
+)
+
+
+def _release_of(version: str) -> tuple[int, int] | None:
+    """Major and minor version of what a user wrote; None for none of NCCL."""
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        return None
+    release = int(match[1]), int(match[2])
+    return release if OLDEST <= release <= (NEWEST[0], _MOST_MINOR) else None
+
+
 def _version(value: Any) -> Any:
     if value is None:
         return None
-    if not isinstance(value, str) or not _VERSION.fullmatch(value.strip()):
-        raise ValueError("a version such as '2.18.3', as text")
+    if not isinstance(value, str) or _release_of(value.strip()) is None:
+        raise ValueError(f"{ALLOWED_VERSIONS}, as text")
     return value.strip()
 
 
@@ -105,8 +126,8 @@ class LibrarySettings(FileModel):
     @property
     def release(self) -> tuple[float, float]:
         """Major and minor version; (inf, inf) where none is given, which is the newest."""
-        match = _VERSION.fullmatch(self.version) if self.version else None
-        return (int(match[1]), int(match[2])) if match else (math.inf, math.inf)
+        release = _release_of(self.version) if self.version else None
+        return release or (math.inf, math.inf)
 
     def is_on(self, name: str, *, default: bool = False) -> bool:
         """Whether a switch is on (its value is not 0)."""
@@ -134,6 +155,9 @@ class LibrarySettings(FileModel):
     def notes(self) -> tuple[str, ...]:
         """What is set but changes no prediction, as sentences."""
         sentences = []
+        if self.version and self.release > NEWEST:
+            known = ".".join(map(str, NEWEST))
+            sentences.append(f"NCCL {self.version} is newer than {known}, and is taken for it")
         for name in sorted(self.env):
             variable = _read_variables().variables.get(name)
             if variable is None:
@@ -163,8 +187,8 @@ def settings_of(
     """
     texts = {name: _as_text(value) for name, value in (env or {}).items()}
     faults = environment_faults(texts, fields[1])
-    if version is not None and not _VERSION.fullmatch(version.strip()):
-        faults.insert(0, Fault(fields[0], repr(version), "a version such as '2.18.3'"))
+    if version is not None and _release_of(version.strip()) is None:
+        faults.insert(0, Fault(fields[0], repr(version), ALLOWED_VERSIONS))
     if faults:
         raise InputError(faults)
     return LibrarySettings(version=version, env=texts, one_process=one_process)

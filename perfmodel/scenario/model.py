@@ -27,6 +27,9 @@ from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.scenario.sections.training import ComputeSection, ScaleSection, TrainingSection
 from perfmodel.scenario.source_map import SourceMap
 
+_MOST_DIVISORS = 8
+"""Products of degrees that a message lists."""
+
 
 class Scenario(FileModel):
     """A training job: its model, strategy and hardware, by name, and what to compute of it."""
@@ -89,7 +92,10 @@ class Scenario(FileModel):
         shared = self.parallel.gpus_per_replica
         if gpus % shared:
             degrees = ", ".join(f"{name} {n}" for name, n in self.parallel.degrees.items() if n > 1)
-            allowed = f"degrees whose product divides the {gpus} GPUs"
+            divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
+            listed = ", ".join(map(str, divisors[:_MOST_DIVISORS]))
+            more = ", ..." if len(divisors) > _MOST_DIVISORS else ""
+            allowed = f"degrees whose product divides the {gpus} GPUs: {listed}{more}"
             raise self.fault("parallel", f"{degrees}: {shared} GPUs together", allowed)
         return gpus // shared
 

@@ -47,6 +47,9 @@ class SourceMap:
 
     def fault(self, path: str, found: str, allowed: str) -> Fault:
         """Return a fault at a dotted field, naming its line or its flag."""
+        inside = [flag for flag in self.flags if flag.startswith(f"{path}.")]
+        if inside and path not in self.lines:  # flags alone made the section
+            return Fault(f"--set {', '.join(inside)}", found, allowed)
         file, line = self.locate(path)
         return Fault(f"--set {path}" if self.from_flag(path) else path, found, allowed, file, line)
 

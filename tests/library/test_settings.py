@@ -38,9 +38,8 @@ def test_versions(version, release):
 
 @pytest.mark.parametrize("version", ["2", "two", "2.x", "", "2.18.3.4.5 beta"])
 def test_wrong_versions(version):
-    assert faults_of(version=version, fields=("--nccl-version", "--env")) == [
-        f"--nccl-version: found {version!r}; allowed: a version such as '2.18.3'"
-    ]
+    (fault,) = faults_of(version=version, fields=("--nccl-version", "--env"))
+    assert fault.startswith(f"--nccl-version: found {version!r}; allowed: a version of NCCL such")
 
 
 def test_unknown_variable_names_the_nearest():
@@ -159,3 +158,19 @@ def test_no_text_breaks_the_check(text):
             settings.protocols("all_reduce")
             settings.level("NCCL_P2P_LEVEL")
             settings.count("NCCL_MIN_CTAS")
+
+
+@pytest.mark.parametrize("version", ["9.9.9", "1.3.4", "3.0", "2.100.1", "22304"])
+def test_versions_that_nccl_never_had_are_refused_with_what_is_known(version):
+    (fault,) = faults_of(version=version, fields=("--nccl-version", "--env"))
+    assert fault.startswith(f"--nccl-version: found {version!r}; allowed: a version of NCCL")
+    assert "from 2.0 to 2.30 (a later 2.x is taken for 2.30)" in fault
+    with pytest.raises(ValidationError, match=r"from 2\.0 to 2\.30"):
+        LibrarySettings(version=version)
+
+
+def test_a_later_version_is_taken_for_the_newest_with_a_note():
+    later = settings_of(version="v2.31.2-1")
+    assert later.release > settings_of(version="2.30.7").release
+    assert later.notes() == ("NCCL v2.31.2-1 is newer than 2.30, and is taken for it",)
+    assert settings_of(version="2.30.7").notes() == ()

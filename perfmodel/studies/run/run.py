@@ -236,7 +236,8 @@ def _describe_choice(machine: Machine) -> str:
         return ""
     fixed = [f"{name}={value}" for name, value in sorted(machine.settings.env.items())]
     within = f" within {', '.join(fixed)}" if fixed else ""
-    return f": algorithm, protocol and channels of each collective as its own rules choose{within}"
+    rules = "algorithm, protocol and channels of each collective as its own rules choose"
+    return "; ".join([f": {rules}{within}", *machine.settings.notes()])
 
 
 def _describe_staging(machine: Machine) -> tuple[str, ...]:

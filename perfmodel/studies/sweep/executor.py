@@ -262,6 +262,36 @@ def _call_in_cluster(function: Callable[..., R], call: tuple[Any, ...]) -> R:
     return function(*call)
 
 
+def _await_greeting(address: str, place: str) -> None:
+    """Wait until what listens says something, as a scheduler does first of all.
+
+    A Client waits forever for the greeting of another server, such as the scheduler's own
+    dashboard.
+
+    Raises `ExecutorUnavailable`: nothing listens there, or it is no scheduler.
+    """
+    host, _, port = place.removeprefix("tcp://").rpartition(":")
+    deadline_s, greeting = time.monotonic() + CONNECT_S, b""
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as connection:
+                greeting = connection.recv(1)
+            break
+        except TimeoutError:
+            break
+        except (OSError, OverflowError) as error:  # it may be about to start
+            if time.monotonic() > deadline_s:
+                reason = getattr(error, "strerror", None) or error
+                text = f"no dask scheduler answers at {address}: {reason}"
+                raise ExecutorUnavailable(text) from None
+            time.sleep(WATCH_S)
+    if not greeting:
+        raise ExecutorUnavailable(
+            f"no dask scheduler answers at {address}: what listens there says nothing (the port "
+            "of a scheduler's dashboard, 8787 by default, is not the scheduler's, 8786)"
+        )
+
+
 @contextmanager
 def _connect_dask(address: str) -> Iterator[Any]:
     try:
@@ -271,11 +301,14 @@ def _connect_dask(address: str) -> Iterator[Any]:
         raise ExecutorUnavailable(
             "--backend dask needs dask and distributed: pip install 'perfmodel[dask]'"
         ) from None
+    allowed = "an address such as tcp://10.0.0.5:8786"
     try:  # before: a Client of no address prints a traceback when it is collected
-        resolve_address(address)
+        place = resolve_address(address)
     except (OSError, ValueError) as error:
-        allowed = "an address such as tcp://10.0.0.5:8786"
         raise InputError(Fault("--scheduler", f"{address!r} ({error})", allowed)) from None
+    if not place.startswith("tcp://"):
+        raise InputError(Fault("--scheduler", f"{address!r} (only tcp is used here)", allowed))
+    _await_greeting(address, place)
     try:
         client: Any = Client(  # type: ignore[no-untyped-call]
             address, timeout=CONNECT_S, set_as_default=False

@@ -117,6 +117,9 @@ def _read_config_file(path: Path) -> JsonFile | None:
 def _missing_fault(name: str, path: Path) -> Fault:
     from perfmodel.workload.readers.parameter_file import FILE_SUFFIXES
 
+    if is_folder(path):
+        allowed = "a file, or a folder with a config.json of Hugging Face"
+        return Fault("model", f"{name!r}, a folder without config.json", allowed)
     if path.suffix.lower() in FILE_SUFFIXES or os.sep in name:
         return Fault("model", f"{name!r}, which is no readable file", "a parameter file's path")
     allowed = f"{allowed_names(zoo_names(), name)}, or a parameter file's path"

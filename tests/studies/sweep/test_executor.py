@@ -6,6 +6,7 @@ import builtins
 import importlib
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -84,6 +85,25 @@ def test_no_scheduler_is_said_soon(monkeypatch) -> None:
         ExecutorUnavailable, match=r"no dask scheduler answers at tcp://127\.0\.0\.1:1"
     ):
         list(map_unordered(abs, [(1,)], backend="dask", scheduler="tcp://127.0.0.1:1"))
+
+
+def test_a_server_that_is_no_scheduler_is_said_soon(monkeypatch) -> None:
+    """A Client waits for ever for its greeting; a scheduler greets first."""
+    pytest.importorskip("distributed")
+    from perfmodel.studies.sweep import executor
+
+    monkeypatch.setattr(executor, "CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ExecutorUnavailable, match="what listens there says nothing"):
+            list(map_unordered(abs, [(1,)], backend="dask", scheduler=address))
+
+
+@pytest.mark.parametrize("address", ["tls://127.0.0.1:1", "ws://127.0.0.1:1", "http://a:1"])
+def test_only_plain_tcp_reaches_a_scheduler(address: str) -> None:
+    pytest.importorskip("distributed")
+    with pytest.raises(InputError, match=f"--scheduler: found '{address}'"):
+        list(map_unordered(abs, [(1,)], backend="dask", scheduler=address))
 
 
 @pytest.mark.parametrize(

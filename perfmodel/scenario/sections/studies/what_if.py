@@ -18,7 +18,18 @@ _LEAST = 1e-6
 
 
 def _parse_infinite(value: object) -> object:
+    if isinstance(value, str) and value != "infinite":
+        raise ValueError(f"{_FACTOR}, or 'infinite'")
     return INFINITE if value == "infinite" else value
+
+
+_FACTOR = "a number without unit: a factor on what there is, such as 2"
+
+
+def _refuse_quantity(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    raise ValueError(_FACTOR)
 
 
 def _schema(least: float, *names: str, above: bool = False) -> WithJsonSchema:
@@ -37,7 +48,9 @@ SpeedFactor = Annotated[
 ]
 """How many times as fast: a number above zero, or the word "infinite"."""
 
-TimeFactor = Annotated[float, Field(strict=True, ge=0, le=_MOST), _schema(0.0)]
+TimeFactor = Annotated[
+    float, Field(strict=True, ge=0, le=_MOST), BeforeValidator(_refuse_quantity), _schema(0.0)
+]
 """How many times as long: 0 is none at all."""
 
 
