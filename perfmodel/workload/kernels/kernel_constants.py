@@ -72,10 +72,19 @@ class AttentionConstants:
 
 @dataclass(frozen=True)
 class AttentionRate:
-    """Rate of fused attention over that of large products, for heads of up to 64 and from 128."""
+    """Rate of fused attention over that of large products, for heads of up to 64 and from 128.
+
+    `backward`: rate of backward over that of forward.
+    `half_rate_keys`: keys that a query sees at half of the rate; None: as elsewhere.
+    `narrow`, `narrow_backward`: rates with fp8 operands over those in bf16; None: there are none.
+    """
 
     small_heads: float
     large_heads: float
+    backward: float = 1.0
+    half_rate_keys: float | None = None
+    narrow: float | None = None
+    narrow_backward: float | None = None
 
     def at(self, head_size: int) -> float:
         """Interpolate by head size."""
@@ -136,9 +145,13 @@ class KernelConstants:
     tensors_per_operation: int
     for_loop: ForLoopConstants
 
-    def attention_rate(self, generation: str) -> AttentionRate:
-        """Rate of a generation, or that of `other`."""
-        return self.attention_rates.get(generation, self.attention_rates["other"])
+    def attention_rate(self, gpu: str, generation: str, library: str = "") -> AttentionRate:
+        """Rate on a GPU where it is stated, else of its generation, or that of `other`.
+
+        `library`: whose kernels run, where they are not the usual ones.
+        """
+        names = (f"{generation} {library}", gpu, generation, "other")
+        return next(self.attention_rates[name] for name in names if name in self.attention_rates)
 
     def optimizer(self, name: str) -> OptimizerKind:
         """Look an optimizer up.
@@ -168,7 +181,7 @@ def kernel_constants() -> KernelConstants:
         convolution=ConvolutionConstants(**values("convolution")),
         attention=AttentionConstants(**values("attention")),
         attention_rates={
-            name: AttentionRate(float(entry["small_heads"]), float(entry["large_heads"]))
+            name: AttentionRate(**{key: float(entry[key]) for key in entry if key != "source"})
             for name, entry in data["attention_rates"].items()
         },
         norm=NormConstants(**values("norm")),

@@ -114,6 +114,7 @@ def float8_of(section: Float8Section | None) -> Float8:
         reduce_amax=section.reduce_amax and not section.tp_only_amax_red,
         amax_history_len=section.amax_history_len,
         fp8_param_gather=section.fp8_param_gather,
+        attention=section.fp8_dot_product_attention,
         enable_fsdp_float8_all_gather=section.enable_fsdp_float8_all_gather,
         precompute_float8_dynamic_scale_for_fsdp=section.precompute_float8_dynamic_scale_for_fsdp,
     )
