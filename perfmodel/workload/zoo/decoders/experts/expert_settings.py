@@ -88,9 +88,6 @@ def check_settings(settings: ExpertSettings, routed: RoutedShape, shard: Shard) 
         *_tensor_faults(settings, routed, shard),
         *_dispatch_faults(settings, shard.expert),
     ]
-    if settings.second_token and shard.tensor > 1:
-        allowed = f"false with tensor: {shard.tensor}: how its map is split is not modelled"
-        faults.append(Fault("experts.second_token", "true", allowed))
     if faults:
         raise InputError(faults)
 
