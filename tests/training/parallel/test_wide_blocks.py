@@ -1,4 +1,4 @@
-"""Blocks that stay in bf16 at both ends of a model: over all stages, as Megatron-Core counts layers."""
+"""Blocks that stay in bf16 at both ends of a model: over all stages, as in Megatron-Core."""
 
 from __future__ import annotations
 
