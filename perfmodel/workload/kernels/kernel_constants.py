@@ -31,12 +31,17 @@ class GroupedConstants:
     """Of products of experts: rate of one kernel for all groups, over that of a plain product.
 
     `dispatch_s`, `own_kernel_slowdown`: least time, and time over that of a plain product, where
-        each group has a kernel of its own.
+        each of several groups has a kernel of its own.
     """
 
     single_kernel_rate: float
     dispatch_s: float
     own_kernel_slowdown: float
+
+    def own_kernels_s(self, each_s: float, groups: int) -> float:
+        """Time of a kernel for each group; a group alone is a plain product."""
+        slowdown = self.own_kernel_slowdown if groups > 1 else 1.0
+        return groups * max(self.dispatch_s, slowdown * each_s)
 
 
 @dataclass(frozen=True)

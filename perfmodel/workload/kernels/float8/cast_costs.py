@@ -256,7 +256,7 @@ def _each(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
     constants, single = pricing.wide.constants.grouped, replace(mean, count=1)
 
     def all_s(own_s: float) -> float:
-        return mean.count * max(constants.dispatch_s, constants.own_kernel_slowdown * own_s)
+        return constants.own_kernels_s(own_s, mean.count)
 
     return NarrowProducts(
         all_s(narrow_product_s(single, pricing)),
