@@ -6,8 +6,14 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.topology.model import Gpu
-from perfmodel.workload.kernels.attention import fused_attention_s, unfused_products_s
+from perfmodel.workload.kernels.attention import (
+    CASTS,
+    fused_attention_s,
+    narrow_casts_s,
+    unfused_products_s,
+)
 from perfmodel.workload.kernels.convolutions import (
     convolution_s,
     forward_product,
@@ -53,6 +59,7 @@ class Pricing:
     `plain`: the same GPU at fp32, whose convolutions compete with TF32 and its copies.
     `vector_item_bytes`: of element-wise kernels outside convolutional networks.
     `float8`: of layers that run in fp8.
+    `narrow_attention`: whether attention multiplies in fp8, too.
     """
 
     device: Device
@@ -64,6 +71,7 @@ class Pricing:
     compiled: bool
     casts: bool
     float8: Float8Pricing | None = None
+    narrow_attention: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,7 @@ def make_pricing(
     *,
     casts: bool,
     channels_last: bool,
-    fused_attention: bool,
+    fused_attention: bool | str,
     compiled: bool,
     float8: Float8 | None = None,
     accumulate: int = 1,
@@ -92,24 +100,32 @@ def make_pricing(
 
     `float8`: how linear layers run with precision "fp8".
     `accumulate`: micro-batches of a step.
-    Raises `InputError`: a GPU without the recipe of fp8.
+    `fused_attention`: whether, or "cudnn": whose kernels.
+    Raises `InputError`: a GPU without the recipe of fp8, or without attention in fp8.
     """
     narrow, precision = precision == "fp8", wide_precision(precision)
     has_plain = precision == "tf32" and "fp32" in gpu.matmul_efficiency
-    device = make_device(gpu, precision, ITEM_BYTES[precision])
+    narrow_attention = narrow and float8 is not None and float8.attention
+    library = fused_attention if isinstance(fused_attention, str) else ""
+    library = "cudnn" if narrow_attention else library  # no other kernels run in fp8
+    device = make_device(gpu, precision, ITEM_BYTES[precision], library)
+    if narrow_attention and (not fused_attention or device.attention.narrow is None):
+        allowed = "false, or fused attention on a GPU of Hopper or Blackwell"
+        raise InputError(Fault("fp8.fp8_dot_product_attention", f"true on {gpu.name}", allowed))
     return Pricing(
         device=device,
         plain=make_device(gpu, "fp32", ITEM_BYTES["fp32"]) if has_plain else None,
         batch=batch,
         vector_item_bytes=STATED_BYTES if casts else ITEM_BYTES[precision],
         transposes=precision in TENSOR_CORE_PRECISIONS and not channels_last,
-        fused_attention=fused_attention,
+        fused_attention=bool(fused_attention),
         compiled=compiled,
         casts=casts,
         float8=make_float8_pricing(
             gpu, float8 or Float8(), device, compiled=compiled, accumulate=accumulate,
             weight_bytes=STATED_BYTES if casts else device.item_bytes,
         ) if narrow else None,
+        narrow_attention=narrow_attention,
     )  # fmt: skip
 
 
@@ -283,6 +299,13 @@ def _shaped_cost(matrix: MatrixKernel, pricing: Pricing, gradients: tuple[int, .
 
 def _attention_cost(attention: Attention, pricing: Pricing) -> LayerCost:
     device = pricing.device
+    if pricing.narrow_attention:
+        casts_s = narrow_casts_s(attention, device)
+        forward_s, backward_s = (
+            casts_s + fused_attention_s(attention, device, backward=backward, narrow=True)
+            for backward in (False, True)
+        )
+        return LayerCost(forward_s, backward_s, 1 + CASTS, 2 + CASTS)
     cost = fused_attention_s if pricing.fused_attention else unfused_products_s
     kernels = 1 if pricing.fused_attention else 2
     return LayerCost(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def layer_times(
     optimizer: str = "sgd-momentum",
     optimizer_kernels: OptimizerKernels = "foreach",
     channels_last: bool = False,
-    fused_attention: bool = True,
+    fused_attention: bool | Literal["cudnn"] = True,
     compiled: bool = False,
     held_dtype: str | None = None,
     master_weights: bool = True,
@@ -78,9 +79,9 @@ def layer_times(
     channels_last : bool
         Whether convolutions run in NHWC. PyTorch's default, contiguous NCHW, costs tensor-core
         convolutions a transposed copy of each operand.
-    fused_attention : bool
-        Whether attention is one kernel (PyTorch's scaled_dot_product_attention) or materialises
-        its scores.
+    fused_attention : bool or "cudnn"
+        Whether attention is one kernel (PyTorch's scaled_dot_product_attention; or cuDNN's) or
+        materialises its scores.
     compiled : bool
         Whether a compiler (torch.compile) makes one kernel of each chain of element-wise kernels.
     held_dtype : str, optional
@@ -107,7 +108,7 @@ def layer_times(
         that the GPU or the model has nothing for.
     """
     _check_arguments(workload, gpu, batch, precision, matmul_efficiency, memory_efficiency)
-    _check_blocks(workload, fused_attention)
+    _check_blocks(workload, bool(fused_attention))
     if compiled and not any(
         layer.fused_bytes is not None or (layer.score_elements and not fused_attention)
         for layer in workload.layers
@@ -152,7 +153,7 @@ def layer_times(
         optimizer_kernels=launches,
         copy_Bps=pricing.device.memory_Bps / 2,
         activation_bytes=activation_bytes(
-            workload, batch, wide_precision(precision), fused_attention=fused_attention,
+            workload, batch, wide_precision(precision), fused_attention=bool(fused_attention),
             compiled=compiled,
         ),
         source=f"roofline on {gpu.name}",

@@ -94,7 +94,7 @@ def attention(tokens, *, heads=8, causal=False):
 
 
 def test_fused_attention_skips_the_masked_half_and_recomputes_the_scores():
-    reached = kernel_constants().attention_rate("ampere").large_heads
+    reached = kernel_constants().attention_rate("", "ampere").large_heads
     half = kernel_constants().attention.half_rate_keys
     forward, backward = times(attention(16384))
     saturated = 16384 / (16384 + half)

@@ -75,6 +75,3 @@ def float8_gathers_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[
     if section.tp_only_amax_red and parallel.tensor > 1:
         allowed = "false with parallel.tensor above 1: all-reduces within it are not planned"
         yield origin.fault("compute.fp8.tp_only_amax_red", "true", allowed)
-    if section.fp8_param_gather and section.first_last_layers_bf16 and parallel.pipeline.stages > 1:
-        allowed = "false with fp8_param_gather and parallel.pipeline: each stage would have ends"
-        yield origin.fault("compute.fp8.first_last_layers_bf16", "true", allowed)

@@ -19,6 +19,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
 OF_LIBRARY: Mapping[str, str] = {
     "reduce_amax": "transformer_engine", "amax_history_len": "transformer_engine",
     "tp_only_amax_red": "transformer_engine", "fp8_param_gather": "transformer_engine",
+    "fp8_dot_product_attention": "transformer_engine",
     "first_last_layers_bf16": "transformer_engine", "filter_fqns": "torchao",
     "num_layers_at_start_in_bf16": "transformer_engine",
     "num_layers_at_end_in_bf16": "transformer_engine",
@@ -29,7 +30,7 @@ OF_LIBRARY: Mapping[str, str] = {
 
 
 class Float8Section(FileModel):
-    """Linear layers of repeated blocks in fp8; attention, norms, embedding and head in bf16.
+    """Linear layers of repeated blocks in fp8; norms, embedding, head and mostly attention in bf16.
 
     Fields of Transformer Engine's recipes and of Megatron-Core, or of torchao and torchtitan.
     """
@@ -68,6 +69,10 @@ class Float8Section(FileModel):
     fp8_param_gather: Switch = Field(
         default=False,
         description="parameters are kept and gathered in fp8 (strategy.kind: megatron)",
+    )
+    fp8_dot_product_attention: Switch = Field(
+        default=False,
+        description="attention multiplies in fp8, too (cuDNN on Hopper and Blackwell)",
     )
     filter_fqns: tuple[Name, ...] | None = Field(
         default=None,

@@ -220,6 +220,11 @@ class ExpertsSection(FileModel):
     tensor: Count = Field(
         default=1, description="GPUs that share each expert: 1, or as many as parallel.tensor"
     )
+    router_padding: Switch = Field(
+        default=False,
+        description="the router fills each expert's rows up to the multiple that fp8 wants, which "
+        "spares Transformer Engine a copy (Megatron's --moe-router-padding-for-quantization)",
+    )
     second_token: Switch = Field(
         default=False,
         description="a further block predicts the token after the next (multi-token prediction "

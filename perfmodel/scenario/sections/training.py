@@ -105,10 +105,11 @@ class ComputeSection(FileModel):
     channels_last: Switch = Field(
         default=False, description="convolutions in NHWC, which spares tensor cores a transposition"
     )
-    fused_attention: Switch | Literal["flash_1"] = Field(
+    fused_attention: Switch | Literal["flash_1", "cudnn"] = Field(
         default=True,
         description="attention as one kernel (scaled_dot_product_attention); 'flash_1': that of "
-        "FlashAttention 1, until 2023",
+        "FlashAttention 1, until 2023; 'cudnn': cuDNN's, which Transformer Engine takes on Hopper, "
+        "half as fast again there",
     )
     compiled: Switch | Literal["blocks", "by_hand"] = Field(
         default=False,

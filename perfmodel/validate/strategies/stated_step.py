@@ -41,7 +41,9 @@ COMPUTE_LIKENESS = (
 )  # fmt: skip
 """Columns that decide how far compute is off: the first six have to agree, and the more of the
 others do, the better, where one row's compute is scaled to another's."""
-ATTENTION: Mapping[str, bool | str] = {"materialised": False, "flash-1": "flash_1"}
+ATTENTION: Mapping[str, bool | str] = {
+    "materialised": False, "flash-1": "flash_1", "cudnn": "cudnn",
+}  # fmt: skip
 COMPILED = {"0": False, "1": True}
 FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand, "loss_apart": keep_loss_apart}
 """What of a workload is fused, where it is not all or nothing."""
@@ -176,9 +178,13 @@ def _scenario(cells: Mapping[str, str]) -> Scenario:
         compute["fp8"] = parse_yaml(recipe)
     if cells["recompute"] != "none":
         compute["recompute"] = parse_yaml(cells["recompute"])
+    model: dict[str, Any] = {"name": STAND_IN, "dtype": cells["dtype"]}
+    shared: Any = parse_yaml(cells["experts"]) if cells["experts"] else {}
+    if "tensor" in shared:  # which ranks share an expert is the mixture's, too
+        model["experts"] = {"tensor": shared["tensor"]}
     document = {
         "perfmodel": 1,
-        "model": {"name": STAND_IN, "dtype": cells["dtype"]},
+        "model": model,
         "compute": compute,
         "strategy": strategy,
         "cluster": {

@@ -40,8 +40,11 @@ class Device:
     constants: KernelConstants
 
 
-def make_device(gpu: Gpu, precision: str, item_bytes: int) -> Device:
-    """Look the rates of a GPU up."""
+def make_device(gpu: Gpu, precision: str, item_bytes: int, attention: str = "") -> Device:
+    """Look the rates of a GPU up.
+
+    `attention`: whose kernels of fused attention run, where they are not the usual ones.
+    """
     constants = kernel_constants()
     memory_Bps = gpu.memory_Bps * gpu.memory_efficiency
     multiprocessors = gpu.streaming_multiprocessors
@@ -59,6 +62,6 @@ def make_device(gpu: Gpu, precision: str, item_bytes: int) -> Device:
         item_bytes=item_bytes,
         tile_edge=constants.product.tile_edge * share,
         prologue=constants.product.prologue_bytes / item_bytes * share,
-        attention=constants.attention_rate(gpu.generation),
+        attention=constants.attention_rate(gpu.name, gpu.generation, attention),
         constants=constants,
     )

@@ -30,4 +30,4 @@ def _groups_s(mean: MatrixProduct, device: Device, single_kernel: bool) -> float
         nbytes = device.item_bytes * mean.elements
         return device.constants.product.ramp_s + busy_s(mean, nbytes, slower)
     own_s = product_s(replace(mean, count=1), device)
-    return mean.count * max(constants.dispatch_s, constants.own_kernel_slowdown * own_s)
+    return constants.own_kernels_s(own_s, mean.count)

@@ -31,12 +31,17 @@ class GroupedConstants:
     """Of products of experts: rate of one kernel for all groups, over that of a plain product.
 
     `dispatch_s`, `own_kernel_slowdown`: least time, and time over that of a plain product, where
-        each group has a kernel of its own.
+        each of several groups has a kernel of its own.
     """
 
     single_kernel_rate: float
     dispatch_s: float
     own_kernel_slowdown: float
+
+    def own_kernels_s(self, each_s: float, groups: int) -> float:
+        """Time of a kernel for each group; a group alone is a plain product."""
+        slowdown = self.own_kernel_slowdown if groups > 1 else 1.0
+        return groups * max(self.dispatch_s, slowdown * each_s)
 
 
 @dataclass(frozen=True)
@@ -72,10 +77,19 @@ class AttentionConstants:
 
 @dataclass(frozen=True)
 class AttentionRate:
-    """Rate of fused attention over that of large products, for heads of up to 64 and from 128."""
+    """Rate of fused attention over that of large products, for heads of up to 64 and from 128.
+
+    `backward`: rate of backward over that of forward.
+    `half_rate_keys`: keys that a query sees at half of the rate; None: as elsewhere.
+    `narrow`, `narrow_backward`: rates with fp8 operands over those in bf16; None: there are none.
+    """
 
     small_heads: float
     large_heads: float
+    backward: float = 1.0
+    half_rate_keys: float | None = None
+    narrow: float | None = None
+    narrow_backward: float | None = None
 
     def at(self, head_size: int) -> float:
         """Interpolate by head size."""
@@ -136,9 +150,13 @@ class KernelConstants:
     tensors_per_operation: int
     for_loop: ForLoopConstants
 
-    def attention_rate(self, generation: str) -> AttentionRate:
-        """Rate of a generation, or that of `other`."""
-        return self.attention_rates.get(generation, self.attention_rates["other"])
+    def attention_rate(self, gpu: str, generation: str, library: str = "") -> AttentionRate:
+        """Rate on a GPU where it is stated, else of its generation, or that of `other`.
+
+        `library`: whose kernels run, where they are not the usual ones.
+        """
+        names = (f"{generation} {library}", gpu, generation, "other")
+        return next(self.attention_rates[name] for name in names if name in self.attention_rates)
 
     def optimizer(self, name: str) -> OptimizerKind:
         """Look an optimizer up.
@@ -168,7 +186,7 @@ def kernel_constants() -> KernelConstants:
         convolution=ConvolutionConstants(**values("convolution")),
         attention=AttentionConstants(**values("attention")),
         attention_rates={
-            name: AttentionRate(float(entry["small_heads"]), float(entry["large_heads"]))
+            name: AttentionRate(**{key: float(entry[key]) for key in entry if key != "source"})
             for name, entry in data["attention_rates"].items()
         },
         norm=NormConstants(**values("norm")),

@@ -162,6 +162,8 @@ class GroupedProduct:
 
     `rows`: of all groups together; they grow with the batch.
     `single_kernel`: whether one kernel runs all groups, or each group has a kernel of its own.
+    `padded_elements`: of rows that a kernel of its own copies in each pass, to fill groups up to
+        the multiple of a recipe of fp8; they grow with the batch, too.
     """
 
     rows: float
@@ -169,6 +171,7 @@ class GroupedProduct:
     depth: int
     groups: int
     single_kernel: bool = True
+    padded_elements: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -193,7 +196,8 @@ def batched(kernel: MatrixKernel, batch: int) -> MatrixKernel:
         case MatrixProduct():
             return replace(kernel, rows=kernel.rows * batch)
         case GroupedProduct():
-            return replace(kernel, rows=kernel.rows * batch)
+            padded = kernel.padded_elements * batch
+            return replace(kernel, rows=kernel.rows * batch, padded_elements=padded)
         case Convolution():
             return replace(kernel, images=kernel.images * batch)
         case Attention():

@@ -61,6 +61,21 @@ def row_calls(shard: Shard, elements: float) -> Calls:
     )
 
 
+def joined_calls(shard: Shard, elements: float) -> Calls:
+    """Calls that make the result of a map cut by columns whole, and leave each rank its tokens.
+
+    The gather's backward is a cut; that of the cut by tokens is a gather.
+
+    `elements`: of its whole result, per sample.
+    """
+    if shard.tensor == 1:
+        return ()
+    gather = _tensor_call(shard, "all_gather", elements, "forward")
+    if not shard.sequence_parallel:
+        return (gather,)
+    return gather, _before(shard, "all_gather", elements, "backward")
+
+
 def table_calls(shard: Shard, elements: float, *, whole_first: bool) -> Calls:
     """Calls of an embedding whose rows are shared.
 

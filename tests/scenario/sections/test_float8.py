@@ -56,8 +56,6 @@ def scenario(tmp_path, recipe=None, **changes):
         (None, {"kind": "data_parallel"}, "compute.precision: found 'fp8'; allowed: another"),
         (None, {"precision": "fp8, source: file, times: t.csv", **EAGER}, "'source: roofline'"),
         ("tp_only_amax_red: true", {"parallel": "tensor: 2"}, "tp_only_amax_red: found true"),
-        ("recipe: current, fp8_param_gather: true, first_last_layers_bf16: true",
-         {"kind": SHARDED, "parallel": "pipeline: 2"}, "first_last_layers_bf16: found true"),
         (None, {"dtype": "fp16"}, "model.dtype: found 'fp16'; allowed: 'bf16' or 'fp32'"),
         (None, {"kind": "fsdp, param_dtype: fp16"}, "param_dtype: found 'fp16' with compute.prec"),
     ],

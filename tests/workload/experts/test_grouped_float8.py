@@ -37,6 +37,7 @@ from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.decoders.experts import ExpertSettings
+from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
 
 H800, H100, B200 = "h800-sxm5-80gb", "h100-sxm5-80gb", "b200-sxm-180gb"
 
@@ -136,6 +137,35 @@ def test_casts_of_experts(
     assert cost.forward_s - cost.product_s == pytest.approx(cast_s, rel=1e-9)
     gradient_s = elementwise_s(backward * rows * columns, of_rows, priced.wide)
     assert cost.backward_s - cost.gradients_s == pytest.approx(gradient_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "copies"),
+    [
+        (ExpertSettings("per-expert"), True),
+        (ExpertSettings("per-expert", router_padding=True), False),
+        (ExpertSettings("per-expert", capacity=1.0, pad_to_capacity=True), False),
+        (ExpertSettings("grouped"), False),
+    ],
+)
+def test_rows_are_copied_to_fill_experts_up(settings: ExpertSettings, copies: bool) -> None:
+    """Read and written once before the first map and once behind the last, forward and backward.
+
+    TransformerEngine's ``Fp8Padding`` and ``Fp8Unpadding``, which Megatron-Core's ``TEGroupedMLP``
+    leaves out where the router has filled rows up.
+    """
+    model = expert_decoder("mixtral-8x7b", dtype="bf16", sequence_length=512, settings=settings)
+    layer = next(each for each in model.layers if "experts.gate_up_proj" in each.name)
+    assert isinstance(layer.matrix, GroupedProduct)
+    rows = layer.matrix.padded_elements / 4096
+    assert rows == (2 * 512 if copies else 0)
+    priced = pricing(H100, Float8())
+    bare = grouped_float8_cost(replace(layer.matrix, padded_elements=0.0), priced, passes=2)
+    cost = grouped_float8_cost(layer.matrix, priced, passes=2)
+    added_s = 2 * 2 * layer.matrix.padded_elements / priced.wide.memory_Bps + priced.wide.ramp_s
+    assert cost.forward_s - bare.forward_s == pytest.approx(copies * added_s)
+    assert cost.backward_s - bare.backward_s == pytest.approx(copies * added_s)
+    assert cost.forward_kernels - bare.forward_kernels == copies
 
 
 def test_an_expert_with_a_kernel_of_its_own_takes_what_a_plain_product_does() -> None:

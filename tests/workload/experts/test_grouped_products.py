@@ -69,3 +69,13 @@ def test_no_group_beats_the_peak_and_few_rows_cost_as_many_tiles(
     assert sum(each_s) >= product_s(MatrixProduct(math.ceil(rows / groups), columns, depth), B200)
     if not single:
         assert min(each_s) >= groups * B200.constants.grouped.dispatch_s
+
+
+def test_a_group_alone_is_a_plain_product() -> None:
+    """What follows others with cold operands does not concern it."""
+    grouped = GroupedProduct(8192, 4096, 6144, 1, single_kernel=False)
+    plain = MatrixProduct(8192, 4096, 6144)
+    products = (plain, plain.weight_gradient, plain.input_gradient)
+    assert grouped_passes_s(grouped, B200) == tuple(product_s(each, B200) for each in products)
+    several = grouped_passes_s(GroupedProduct(16384, 4096, 6144, 2, single_kernel=False), B200)
+    assert several[0] > 2.1 * product_s(plain, B200)

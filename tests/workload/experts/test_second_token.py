@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from perfmodel.errors import InputError
 from perfmodel.workload import Workload
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
@@ -68,10 +67,30 @@ def test_the_heads_gradient_is_complete_when_both_have_run() -> None:
     assert sorted(whole.ready_order) == list(range(len(whole.tensors)))
 
 
-def test_ranks_that_split_matrices_are_refused() -> None:
-    shard = Shard(tensor=2, sequence_parallel=True, library="megatron")
-    with pytest.raises(InputError, match=r"experts\.second_token: found true; allowed: false"):
-        deepseek(SECOND, shard)
+def test_ranks_of_a_tensor_group_share_the_joined_map() -> None:
+    """By columns, with the tokens of all: Megatron-Core's ``multi_token_prediction.py``.
+
+    Embeddings and both norms' results are of a rank's own tokens. Forward: the table's result is
+    scattered, the map's input gathered, its columns joined; backward in reverse, where a cut by
+    columns needs no call.
+    """
+    shard = Shard(tensor=4, sequence_parallel=True, library="megatron")
+    layer = next(each for each in deepseek(SECOND, shard).layers if "eh_proj" in each.name)
+    assert layer.matrix is not None
+    assert layer.matmul_flops == 2 * TOKENS * (2 * WIDTH) * WIDTH / 4
+    sent = [(call.phase, call.op, call.elements) for call in layer.calls]
+    whole = TOKENS * WIDTH
+    assert sorted(sent) == sorted(
+        [
+            ("forward", "reduce_scatter", whole), ("forward", "all_gather", 2 * whole),
+            ("forward", "all_gather", whole), ("backward", "all_gather", whole),
+            ("backward", "all_gather", 2 * whole), ("backward", "reduce_scatter", 2 * whole),
+            ("backward", "all_gather", whole), ("step", "all_reduce", 2 * WIDTH),
+        ]
+    )  # fmt: skip
+    shares = [elements(deepseek(each, shard)) for each in (SECOND, ExpertSettings())]
+    alone = [elements(deepseek(each)) for each in (SECOND, ExpertSettings())]
+    assert shares[0] - shares[1] < alone[0] - alone[1]
 
 
 def test_receivers_cast_what_travels_in_fp8_back() -> None:

@@ -209,8 +209,15 @@ def grouped_float8_cost(
     """Add up casts and products of experts of a whole micro-batch; as `float8_cost`."""
     mean = padded_mean(grouped, pricing)
     products = _single_kernel(mean, pricing) if grouped.single_kernel else _each(mean, pricing)
-    return float8_cost(
+    cost = float8_cost(
         mean, pricing, shares_input=False, passes=passes, frozen=frozen, products=products
+    )  # fmt: skip
+    if not grouped.padded_elements:
+        return cost
+    copied_s = elementwise_s(2 * pricing.wide.item_bytes * grouped.padded_elements, 1, pricing.wide)
+    return replace(
+        cost, forward_s=cost.forward_s + copied_s, backward_s=cost.backward_s + copied_s,
+        forward_kernels=cost.forward_kernels + 1, backward_kernels=cost.backward_kernels + 1,
     )  # fmt: skip
 
 
@@ -218,7 +225,7 @@ def padded_mean(grouped: GroupedProduct, pricing: Float8Pricing) -> MatrixProduc
     """Product of a group with its mean share of the rows, filled up to the recipe's multiple.
 
     Rows are filled up where they are gathered (``--moe-router-padding-for-quantization``, fused
-    permutation with padding), which no kernel of its own does.
+    permutation with padding), or by a copy (`GroupedProduct.padded_elements`).
     """
     casts = pricing.casts.grouped
     multiple = casts.single_kernel_rows if grouped.single_kernel else casts.row_multiple
@@ -249,7 +256,7 @@ def _each(mean: MatrixProduct, pricing: Float8Pricing) -> NarrowProducts:
     constants, single = pricing.wide.constants.grouped, replace(mean, count=1)
 
     def all_s(own_s: float) -> float:
-        return mean.count * max(constants.dispatch_s, constants.own_kernel_slowdown * own_s)
+        return constants.own_kernels_s(own_s, mean.count)
 
     return NarrowProducts(
         all_s(narrow_product_s(single, pricing)),

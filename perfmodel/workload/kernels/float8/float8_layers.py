@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
@@ -29,32 +31,61 @@ def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
 
     Raises `InputError`: names that no layer has, more blocks than there are.
     """
-    experts = takes_experts(float8)
-    names = {
-        place: layer.name
-        for place, layer in enumerate(workload.layers)
-        if layer.kind == "linear"
-        and layer.matmul_flops
-        and (experts or not isinstance(layer.matrix, GroupedProduct))
-    }
+    names = _linear_names(workload, float8)
     example = names[min(names)] if names else ""
     faults = [
         Fault(f"fp8.filter_fqns.{position}", repr(part), f"part of a name, such as {example}")
         for position, part in enumerate(float8.filter_fqns or ())
         if names and not any(part in name for name in names.values())
     ]  # fmt: skip
-    blocks = list(dict.fromkeys(filter(None, map(block_of, names.values()))))
+    blocks = _blocks(names)
     wide = float8.start_in_bf16 + float8.end_in_bf16
     if wide and wide >= len(blocks):
         allowed = f"fewer than {len(blocks)} blocks in bf16"
         faults.append(Fault("fp8.num_layers_at_start_in_bf16", f"{wide} at both ends", allowed))
     if faults:
         raise InputError(faults)
-    narrow = blocks[float8.start_in_bf16 : len(blocks) - float8.end_in_bf16]
+    wide_blocks = float8.wide_blocks.union(_ends(blocks, float8))
     return frozenset(
         place for place, name in names.items()
-        if _is_narrow(name, float8, blocks, narrow) and _fits(workload, place)
+        if _is_narrow(name, float8, wide_blocks) and _fits(workload, place)
     )  # fmt: skip
+
+
+def name_wide_blocks(workload: Workload, float8: Float8) -> Float8:
+    """Return options that name the blocks at both ends of a model which stay in bf16.
+
+    Megatron-Core counts them over all layers, whatever part of them a stage of a pipeline has
+    (``get_fp8_context`` in ``fp8_utils.py``: ``layer_no`` of ``num_layers``). More of them than
+    there are stay counts, for `float8_layers` to refuse.
+    """
+    blocks = _blocks(_linear_names(workload, float8))
+    if not 0 < float8.start_in_bf16 + float8.end_in_bf16 < len(blocks):
+        return float8
+    ends = frozenset(_ends(blocks, float8))
+    return replace(float8, start_in_bf16=0, end_in_bf16=0, wide_blocks=ends)
+
+
+def _ends(blocks: Sequence[str], float8: Float8) -> tuple[str, ...]:
+    last = len(blocks) - float8.end_in_bf16
+    return (*blocks[: float8.start_in_bf16], *blocks[last:])
+
+
+def _linear_names(workload: Workload, float8: Float8) -> dict[int, str]:
+    """Names of the linear layers that a recipe takes, by place."""
+    experts = takes_experts(float8)
+    return {
+        place: layer.name
+        for place, layer in enumerate(workload.layers)
+        if layer.kind == "linear"
+        and layer.matmul_flops
+        and (experts or not isinstance(layer.matrix, GroupedProduct))
+    }
+
+
+def _blocks(names: Mapping[int, str]) -> list[str]:
+    """Repeated blocks in the order of forward."""
+    return list(dict.fromkeys(filter(None, map(block_of, names.values()))))
 
 
 def check_float8(workload: Workload, float8: Float8) -> None:
@@ -64,11 +95,9 @@ def check_float8(workload: Workload, float8: Float8) -> None:
         raise InputError(Fault("precision", f"'fp8' for {workload.name!r}", allowed))
 
 
-def _is_narrow(name: str, float8: Float8, blocks: list[str], narrow: list[str]) -> bool:
+def _is_narrow(name: str, float8: Float8, wide_blocks: Collection[str]) -> bool:
     block = block_of(name)
-    if name.endswith(WIDE_MAPS):
-        return False
-    if block in blocks and block not in narrow:
+    if name.endswith(WIDE_MAPS) or block in wide_blocks:
         return False
     if float8.filter_fqns is None:
         return block is not None

@@ -32,9 +32,11 @@ class Float8:
     `filter_fqns`: parts of the names of linear layers that stay in bf16. None: those outside of
         repeated blocks.
     `start_in_bf16`, `end_in_bf16`: blocks at each end that stay in bf16.
+    `wide_blocks`: names of such blocks, which a part of a pipeline knows its own by.
     `reduce_amax`: whether greatest values are agreed upon among all ranks (delayed scaling).
     `amax_history_len`: steps of which these are kept.
     `fp8_param_gather`: parameters are kept, and gathered, in fp8 (Megatron-Core).
+    `attention`: whether it multiplies in fp8, too (``fp8_dot_product_attention``).
     `enable_fsdp_float8_all_gather`: each rank casts its shard of a weight, and fp8 is gathered.
     `precompute_float8_dynamic_scale_for_fsdp`: scales of all weights are agreed upon together,
         after the optimizer; otherwise each weight's own before its gather.
@@ -45,9 +47,11 @@ class Float8:
     filter_fqns: tuple[str, ...] | None = None
     start_in_bf16: int = 0
     end_in_bf16: int = 0
+    wide_blocks: frozenset[str] = frozenset()
     reduce_amax: bool = True
     amax_history_len: int = 1024
     fp8_param_gather: bool = False
+    attention: bool = False
     enable_fsdp_float8_all_gather: bool = False
     precompute_float8_dynamic_scale_for_fsdp: bool = False
 

@@ -66,7 +66,9 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         optimizer_kernels=compute.optimizer_kernels,
         master_weights=compute.master_weights,
         channels_last=compute.channels_last,
-        fused_attention=bool(compute.fused_attention),
+        fused_attention="cudnn"
+        if compute.fused_attention == "cudnn"
+        else bool(compute.fused_attention),
         compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         float8=job.float8,

@@ -21,6 +21,7 @@ from perfmodel.training.pipeline.block_partition import part_layers
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Strategy
 from perfmodel.workload.compute_spread import spread_of
+from perfmodel.workload.kernels.float8.float8_layers import name_wide_blocks
 from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import Workload
@@ -85,7 +86,9 @@ class TrainingJob:
     def float8(self) -> Float8 | None:
         """How linear layers run in fp8; None where they do not."""
         compute = self.scenario.compute
-        return float8_of(compute.fp8) if compute.precision == "fp8" else None
+        if compute.precision != "fp8":
+            return None
+        return name_wide_blocks(self.workload, float8_of(compute.fp8))
 
     @property
     def wide_precision(self) -> str:
@@ -114,6 +117,7 @@ def float8_of(section: Float8Section | None) -> Float8:
         reduce_amax=section.reduce_amax and not section.tp_only_amax_red,
         amax_history_len=section.amax_history_len,
         fp8_param_gather=section.fp8_param_gather,
+        attention=section.fp8_dot_product_attention,
         enable_fsdp_float8_all_gather=section.enable_fsdp_float8_all_gather,
         precompute_float8_dynamic_scale_for_fsdp=section.precompute_float8_dynamic_scale_for_fsdp,
     )

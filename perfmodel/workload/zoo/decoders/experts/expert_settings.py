@@ -48,6 +48,11 @@ class ExpertSettings:
         Ranks of an expert group that share a node; None: all of them.
     tensor : int
         Ranks that share each expert: 1, or the degree of tensor parallelism.
+    router_padding : bool
+        Whether the router fills each expert's rows up to the multiple of a recipe of fp8
+        (Megatron-Core's ``--moe-router-padding-for-quantization``). Otherwise Transformer Engine's
+        grouped linear copies all rows before its first map and after its last one (``Fp8Padding``),
+        unless DeepEP's permutation fills them up on the way.
     second_token : bool
         Whether a further block predicts the token after the next (DeepSeek-V3's multi-token
         prediction).
@@ -62,7 +67,14 @@ class ExpertSettings:
     dispatch_dtype: Literal["bf16", "fp8"] | None = None
     ranks_per_node: int | None = None
     tensor: int = 1
+    router_padding: bool = False
     second_token: bool = False
+
+    @property
+    def copies_to_pad(self) -> bool:
+        """Whether rows are copied to fill groups up, where they are multiplied in fp8."""
+        filled = self.router_padding or self.pad_to_capacity or self.dispatcher == "deduplicated"
+        return self.implementation == "per-expert" and not filled
 
     def busiest(self, routed: RoutedShape, ranks: int) -> float:
         """Rows of the busiest of the ranks that share experts, over the mean without drops.
@@ -88,9 +100,6 @@ def check_settings(settings: ExpertSettings, routed: RoutedShape, shard: Shard) 
         *_tensor_faults(settings, routed, shard),
         *_dispatch_faults(settings, shard.expert),
     ]
-    if settings.second_token and shard.tensor > 1:
-        allowed = f"false with tensor: {shard.tensor}: how its map is split is not modelled"
-        faults.append(Fault("experts.second_token", "true", allowed))
     if faults:
         raise InputError(faults)
 

@@ -217,7 +217,14 @@ def _grouped(
         saved_elements=saved,
         saved_bytes=float(INDEX_BYTES * indices * pairs),
         kernels=kernels + 1,
-        matrix=GroupedProduct(place.rows, outputs, inputs, groups, single),
+        matrix=GroupedProduct(
+            place.rows,
+            outputs,
+            inputs,
+            groups,
+            single,
+            place.rows * place.block.shape.width * place.settings.copies_to_pad,
+        ),
         calls=calls,
     )
     return Module(layer, own, names_reversed(own), of_experts=frozenset(names(own)))

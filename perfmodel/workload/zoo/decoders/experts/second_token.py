@@ -4,12 +4,21 @@ As the report has it (arXiv 2412.19437, section 2.2): what the last block said a
 the next token, each normalised, are joined and mapped to the width of the model; a block of the
 model's own kind and the head that predicts the next token follow. Table and head are the model's,
 so that the head runs a second time and its gradient is complete after both.
+
+Ranks of a tensor group share the map by columns, and make its result whole before the block
+(Megatron-Core 0.16 ``transformer/multi_token_prediction.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfmodel.workload.shards.map_calls import (
+    column_calls,
+    joined_calls,
+    norm_calls,
+    table_calls,
+)
 from perfmodel.workload.zoo.decoders.decoder_block import BlockPlace
 from perfmodel.workload.zoo.decoders.decoder_ends import head_and_loss
 from perfmodel.workload.zoo.decoders.rms_norm import NORM_KERNELS, kept_by_norm, norm_weight
@@ -20,6 +29,7 @@ from perfmodel.workload.zoo.layers import (
     Module,
     linear,
     names,
+    numels,
     weight_and_bias,
 )
 
@@ -34,20 +44,28 @@ SHARED_NOTE = (
 
 def joined_tokens(place: BlockPlace) -> Module:
     """Gather embeddings, normalise both streams, put them beside each other, and map them."""
-    shape, s = place.shape, place.shard.stream_tokens(place.tokens)
+    shape, shard = place.shape, place.shard
+    s, rows = shard.stream_tokens(place.tokens), shard.map_tokens(place.tokens)
     h, both = shape.width, 2 * s * shape.width
+    columns, whole = h // shard.tensor, float(rows * h)
     norms = norm_weight(f"{PREFIX}.enorm", h) + norm_weight(f"{PREFIX}.hnorm", h)
-    own = weight_and_bias(f"{PREFIX}.eh_proj", h, 2 * h, bias=False)
+    own = weight_and_bias(f"{PREFIX}.eh_proj", columns, 2 * h, bias=False)
     passes, kernels = NORM_KERNELS[shape.fused_norms]
     saved = kept_by_norm(both, 2 * s, shape)
-    saved["saved_elements"] += float(both)  # what the product reads
+    saved["saved_elements"] += float(2 * shard.kept_tokens(place.tokens) * h)  # the product's
     saved["saved_bytes"] += float(INDEX_BYTES * s)
     return linear(
-        f"{PREFIX}.eh_proj", s, 2 * h, h, parameters=norms + own, ready=names(own) + names(norms),
-        vector_elements=float(ACTIVATION_PASSES * (s * h + both)),
+        f"{PREFIX}.eh_proj", rows, 2 * h, columns, parameters=norms + own,
+        ready=names(own) + names(norms),
+        # ranks' columns are put beside each other after the gather
+        vector_elements=ACTIVATION_PASSES * (s * h + both + whole * (shard.tensor > 1)),
         norm_elements=float(passes * both), wide_norm=not shape.fused_norms,
         fused_elements=float(ACTIVATION_PASSES * s * h + FUSED_NORM_PASSES * both),
-        kernels=3 + 2 * kernels, **saved,
+        kernels=3 + 2 * kernels + (shard.tensor > 1), **saved,
+        calls=(
+            *table_calls(shard, whole, whole_first=False), *column_calls(shard, 2 * whole),
+            *joined_calls(shard, whole), *norm_calls(shard, numels(norms)),
+        ),
     )  # fmt: skip
 
 

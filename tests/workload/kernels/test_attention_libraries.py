@@ -1,0 +1,84 @@
+"""Fused attention of cuDNN, and in fp8, against NVIDIA's own benchmark of it.
+
+NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training and benchmark/attention_training (llama3.1
+of April 2026 on GB200 and GB300, of August 2026 on H200): two sequences, 64 heads of 128, 8 of
+keys, causal; times of forward and backward in milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from perfmodel.errors import InputError
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.workload.kernels.attention import fused_attention_s
+from perfmodel.workload.kernels.device import make_device
+from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.kernels.shapes import Attention
+from perfmodel.workload.layer_cost import make_pricing
+from perfmodel.workload.roofline import layer_times
+from perfmodel.workload.zoo import build_model
+
+RECORDED = (
+    ("h200-sxm5-141gb", False, 4096, 0.897, 2.747),
+    ("h200-sxm5-141gb", False, 16384, 14.042, 41.225),
+    ("h200-sxm5-141gb", True, 8192, 2.288, 16.055),
+    ("gb200-186gb", False, 4096, 0.391, 1.198),
+    ("gb200-186gb", False, 16384, 5.150, 16.554),
+    ("gb200-186gb", True, 8192, 1.074, 3.781),
+    ("gb300-288gb", False, 4096, 0.323, 1.101),
+    ("gb300-288gb", False, 16384, 4.593, 14.593),
+    ("gb300-288gb", True, 8192, 0.759, 3.087),
+)
+
+
+@pytest.mark.parametrize(("gpu", "narrow", "tokens", "forward_ms", "backward_ms"), RECORDED)
+def test_recorded_times(
+    gpu: str, narrow: bool, tokens: int, forward_ms: float, backward_ms: float
+) -> None:
+    """Within 17 %, where versions of the library differ by up to 40."""
+    on = make_device(load_gpu(gpu), "bf16", 2, "cudnn")
+    shape = Attention(tokens, 64, 8, 128, causal=True, sequences=2)
+    forward_s = fused_attention_s(shape, on, narrow=narrow)
+    backward_s = fused_attention_s(shape, on, backward=True, narrow=narrow)
+    assert forward_s == pytest.approx(1e-3 * forward_ms, rel=0.17)
+    assert backward_s == pytest.approx(1e-3 * backward_ms, rel=0.17)
+
+
+def test_only_hopper_has_other_kernels_by_default() -> None:
+    """PyTorch runs FlashAttention-2 there; on Blackwell rates are those of cuDNN's kernels."""
+    for gpu, differs in (("h100-sxm5-80gb", True), ("b200-sxm-180gb", False)):
+        usual = make_device(load_gpu(gpu), "bf16", 2)
+        assert (make_device(load_gpu(gpu), "bf16", 2, "cudnn") != usual) is differs
+
+
+def test_attention_in_fp8_of_a_model() -> None:
+    """Queries, keys, values and result are cast, and back; linear layers stay as they are."""
+    model = build_model("llama3-8b", dtype="bf16", sequence_length=8192)
+    wide, narrow = (
+        layer_times(
+            model, load_gpu("b200-sxm-180gb"), batch=1, precision="fp8",
+            float8=Float8(attention=attention),
+        )
+        for attention in (False, True)
+    )  # fmt: skip
+    for layer, before_s, after_s in zip(
+        model.layers, wide.forward_s, narrow.forward_s, strict=True
+    ):
+        if layer.kind == "attention":
+            assert 0.85 * before_s < after_s < before_s
+        else:
+            assert after_s == before_s
+    extra = narrow.forward_kernels - wide.forward_kernels
+    assert {int(each) for each in extra} == {0, 2}
+
+
+@pytest.mark.parametrize(("gpu", "fused"), [("l40s", True), ("h100-sxm5-80gb", False)])
+def test_attention_in_fp8_needs_kernels_for_it(gpu: str, fused: bool) -> None:
+    with pytest.raises(InputError, match="fp8_dot_product_attention"):
+        make_pricing(
+            load_gpu(gpu), 1, "fp8", casts=False, channels_last=False, fused_attention=fused,
+            compiled=False, float8=replace(Float8(), attention=True),
+        )  # fmt: skip
