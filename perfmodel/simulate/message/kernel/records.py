@@ -33,12 +33,26 @@ class Arc:
 
 @dataclass(slots=True)
 class Hop:
-    """One crossing of a link by the route of an edge."""
+    """One crossing of a link by a route."""
 
     arc: int
-    edge: int
-    before: int = -1
+    route: int
+    before: int = -1  # of the users of its link
     after: int = -1
+
+
+@dataclass(slots=True)
+class Route:
+    """The links that some edges cross with the same limit: they have one fair rate."""
+
+    hop_start: int
+    hop_end: int
+    limit_Bps: float  # least of the cap and of what each link can carry of one edge alone
+    next_s: float = INF  # when the first of its edges ends, or before that; this event is queued
+    solved_Bps: float = 0.0
+    first_edge: int = -1  # of the linked list of those that send; -1: end
+    edges: int = 0  # that send
+    mark: int = 0
 
 
 @dataclass(slots=True)
@@ -48,9 +62,7 @@ class Edge:
     The sends of an edge are numbered consecutively in the order in which it sends them.
     """
 
-    route_start: int
-    route_end: int
-    limit_Bps: float  # least of its cap and of what each link can carry of it alone
+    route: int
     latency_s: float
     credits: int
     head: int  # next send
@@ -67,9 +79,9 @@ class Edge:
     unsent_bytes: float = 0.0
     since_s: float = 0.0  # when these two were updated
     rate_Bps: float = 0.0
-    solved_Bps: float = 0.0
     end_s: float = INF
-    mark: int = 0
+    before: int = -1  # of the edges of its route that send
+    after: int = -1
 
 
 @dataclass(slots=True)
@@ -137,7 +149,7 @@ class Clock:
 
 
 RECORDS = {
-    "arcs": Arc, "hops": Hop, "edges": Edge, "connections": Connection, "sends": Send,
+    "arcs": Arc, "hops": Hop, "routes": Route, "edges": Edge, "connections": Connection, "sends": Send,
     "ranks": Rank, "runs": CollectiveRun, "events": Event, "clock": Clock,
 }  # fmt: skip
 """Lists of records; the others hold whole numbers."""
@@ -149,6 +161,7 @@ class State:
 
     arcs: Any
     hops: Any
+    routes: Any
     edges: Any
     connections: Any
     sends: Any
@@ -160,8 +173,8 @@ class State:
     events: Any  # a heap
     clock: Any  # one
     touched: Any  # arcs that changed in this instant, then arcs connected to them
-    flows: Any  # edges to solve
-    to_freeze: Any  # arcs or edges to freeze
+    flows: Any  # routes to solve
+    to_freeze: Any  # arcs or routes to freeze
     ended: Any  # runs
 
 
