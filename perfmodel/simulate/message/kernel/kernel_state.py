@@ -91,7 +91,7 @@ class Kernel:
     def add(self, columns: Columns) -> Slot:
         """Add a collective."""
         spans, numbered = self._extend(columns)
-        self._append("ended", np.zeros(len(spans["runs"]), np.int64))
+        self._append("ended", np.zeros(len(spans["runs"]), np.int32))
         self._set_events(self._events())
         return Slot(spans, {name: numbered[name] for name in REFILLED})
 
@@ -257,7 +257,7 @@ class Kernel:
             self._append(group, make_rows(group, numbered, size))
             self._sizes[group] += size
         for name in ("flows", "to_freeze"):
-            self._append(name, np.zeros(sizes["routes"], np.int64))
+            self._append(name, np.zeros(sizes["routes"], np.int32))
         return {group: range(first[group], self._sizes[group]) for group in sizes}, numbered
 
     def _edges(self, slot: Slot) -> list[Edge]:
