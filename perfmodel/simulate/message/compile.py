@@ -166,11 +166,13 @@ def _dependency_columns(sends: FlatMessages, place: IntArray) -> Columns:
     """Columns of the sends that each send waits for and that wait for it, indexed by `place`."""
     waits, awaited = place[sends.waits], place[sends.awaited]
     end = np.cumsum(np.bincount(awaited, minlength=len(sends)))
+    bits = len(sends).bit_length()
+    pairs = np.sort(awaited << bits | waits, kind="stable")  # long runs are in order already
     return {
         "sends.waiting": np.bincount(waits, minlength=len(sends)),
         "sends.follower_start": np.concatenate([[0], end[:-1]]) if len(end) else end,
         "sends.follower_end": end,
-        "followers": waits[np.lexsort((waits, awaited))],
+        "followers": pairs & ((1 << bits) - 1),
     }
 
 

@@ -14,6 +14,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
+from perfmodel.compiled_loops.numba_import import import_numba
 from perfmodel.simulate.message.kernel import event_heap, event_loop, link_sharing, records
 from perfmodel.simulate.message.kernel.records import INF, State
 
@@ -35,7 +36,7 @@ def compiled() -> Callable[[Any, float], int]:
 
     Raises `ImportError`: numba is missing, or does not work with this NumPy.
     """
-    from numba import njit  # takes 0.5 s to import, with what it loads
+    njit = import_numba().njit
     from numba.extending import overload, register_jitable
 
     for function in (*HELPERS, is_before, move_event):
