@@ -6,15 +6,14 @@ messages, where tuples of Python numbers would take longer than the simulation.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfmodel.arrays import IntArray
 from perfmodel.collectives.dependencies import unroll
-from perfmodel.collectives.schedule import Schedule
-
-COLUMNS = ("src", "dst", "src_chunk", "dst_chunk", "nbytes", "channel", "reduce")
+from perfmodel.collectives.schedule import Round, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +42,54 @@ def flat_messages(schedule: Schedule) -> FlatMessages:
     Raises `ScheduleError`: two sends of a round that write the same chunk and do not both add.
     """
     rounds = list(schedule.rounds())
-    empty = np.zeros(0, np.int64)
-    send = {
-        name: np.concatenate([*(getattr(part, name) for part in rounds), empty]).astype(np.int64)
-        for name in COLUMNS
-    }
-    number = np.repeat(np.arange(len(rounds)), [len(part.src) for part in rounds])
-    chunks = 1 + int(max(send["src_chunk"].max(initial=0), send["dst_chunk"].max(initial=0)))
-    source = send["src"] * chunks + send["src_chunk"]
-    target = send["dst"] * chunks + send["dst_chunk"]
-    single = _waits_of_single(source, target, [len(part.src) for part in rounds])
-    if single is None and _races(target, number, send["reduce"]):
+    sizes = [len(part.src) for part in rounds]
+    chunks = 1 + max(
+        (int(ids.max(initial=0)) for part in rounds for ids in (part.src_chunk, part.dst_chunk)),
+        default=0,
+    )
+    columns = {name: _column(rounds, name) for name in ("src", "dst", "nbytes", "channel")}
+    number = np.repeat(np.arange(len(rounds)), sizes)
+    source = columns["src"] * chunks + _column(rounds, "src_chunk")
+    target = columns["dst"] * chunks + _column(rounds, "dst_chunk")
+    single = _waits_of_single(source, target, sizes)
+    if single is not None and _is_message_each(rounds):
+        return FlatMessages(**columns, round=number, waits=single[0], awaited=single[1])
+    if single is None and _races(target, number, _column(rounds, "reduce")):
         unroll(schedule)  # says where
     waits, awaited = _waits(source, target, number) if single is None else single
-    keys = np.stack([number, send["channel"], send["src"], send["dst"]])
+    keys = np.stack([number, columns["channel"], columns["src"], columns["dst"]])
     first, of_send = _number_columns(keys)
-    nbytes = np.bincount(of_send, weights=send["nbytes"], minlength=len(first)).astype(np.int64)
+    nbytes = np.bincount(of_send, weights=columns["nbytes"], minlength=len(first))
     pairs = np.sort(of_send[waits] * max(1, len(first)) + of_send[awaited])
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]  # np.unique hashes, which takes four times longer
     return FlatMessages(
-        src=send["src"][first],
-        dst=send["dst"][first],
-        nbytes=nbytes,
-        channel=send["channel"][first],
+        src=columns["src"][first],
+        dst=columns["dst"][first],
+        nbytes=nbytes.astype(np.int64),
+        channel=columns["channel"][first],
         round=number[first],
         waits=pairs // max(1, len(first)),
         awaited=pairs % max(1, len(first)),
     )
+
+
+def _column(rounds: Sequence[Round], name: str) -> IntArray:
+    """One field of all sends."""
+    parts = [getattr(part, name) for part in rounds]
+    return np.concatenate([*parts, np.zeros(0, np.int64)]).astype(np.int64, copy=False)
+
+
+def _is_message_each(rounds: Sequence[Round]) -> bool:
+    """Whether no two sends of a round go over the same edge, and so no two are one message."""
+    before: list[IntArray] = []
+    for part in rounds:
+        columns = [part.channel, part.src, part.dst]
+        if before and all(map(np.array_equal, before, columns)):
+            continue
+        if len(part.src) and len(_number_columns(np.stack(columns))[0]) < len(part.src):
+            return False
+        before = columns
+    return True
 
 
 def _number_columns(keys: IntArray) -> tuple[IntArray, IntArray]:
@@ -122,21 +142,21 @@ def _waits(source: IntArray, target: IntArray, number: IntArray) -> tuple[IntArr
 def _waits_of_single(
     source: IntArray, target: IntArray, sizes: list[int]
 ) -> tuple[IntArray, IntArray] | None:
-    """As `_waits`, round by round, which takes a tenth of the time.
+    """As `_waits`, round by round, which takes a tenth of the time; each pair once, in order.
 
     None where several sends of a round write to a place, or several read there before it is written
     again, as where trees branch. `sizes`: sends of each round.
     """
     places = 1 + int(max(source.max(initial=-1), target.max(initial=-1)))
     written, read = np.full((2, places), -1)
-    awaited = np.empty((len(source), 3), np.int64)
+    awaited = np.empty((3, len(source)), np.int64)
     end = 0
     for size in sizes:
         begin, end = end, end + size
         sends, sources, targets = np.arange(begin, end), source[begin:end], target[begin:end]
         again = read[sources] >= 0
-        awaited[begin:end, 0], awaited[begin:end, 1] = written[sources], written[targets]
-        awaited[begin:end, 2] = read[targets]
+        awaited[0, begin:end], awaited[1, begin:end] = written[sources], written[targets]
+        awaited[2, begin:end] = read[targets]
         read[sources] = sends
         if again.any() or (read[sources] != sends).any():
             return None
@@ -144,8 +164,22 @@ def _waits_of_single(
         written[targets] = sends
         if (written[targets] != sends).any():
             return None
-    waits, column = np.nonzero(awaited >= 0)
-    return waits, awaited[waits, column]
+    return _each_once(awaited)
+
+
+def _each_once(awaited: IntArray) -> tuple[IntArray, IntArray]:
+    """Pairs of a send and what it waits for, in order, each once.
+
+    `awaited`: shape (3, sends); -1: nothing. Changed in place.
+    """
+    for low, high in ((0, 1), (1, 2), (0, 1)):
+        least = np.minimum(awaited[low], awaited[high])
+        np.maximum(awaited[low], awaited[high], out=awaited[high])
+        awaited[low] = least
+    counts = awaited >= 0
+    counts[1:] &= awaited[1:] != awaited[:-1]
+    waits = np.repeat(np.arange(awaited.shape[1]), counts.sum(axis=0))
+    return waits, awaited.T[counts.T]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ def bound_faults(
     `document`: as parsed, with aliases as repeated objects.
     `line_of`: finds the line of a path.
     """
+    if _is_within(document):
+        return []
     faults: list[Fault] = []
     pending: list[tuple[Any, _Path]] = [(document, ())]
     count = 0
@@ -66,6 +68,27 @@ def bound_faults(
     return faults[::-1]
 
 
+def _is_within(document: Any) -> bool:
+    """Whether a document is surely within the bounds: level by level, without paths."""
+    level, count = [document], 1
+    for _ in range(DEEPEST + 1):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                below += value.values()
+            elif isinstance(value, list | tuple):
+                below += value
+            elif isinstance(value, Mapping) or _problem(value) is not None:
+                return False
+            if len(below) > MOST_VALUES:
+                return False
+        count += len(below)
+        if not below or count > MOST_VALUES:
+            return count <= MOST_VALUES
+        level = below
+    return False
+
+
 def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
     if isinstance(value, Mapping):
         yield from value.items()
@@ -75,12 +98,14 @@ def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
 
 def _problem(value: Any) -> tuple[str, str] | None:
     """What was found and what is allowed, where a scalar is beyond the bounds."""
+    if isinstance(value, str):
+        if len(value) <= LONGEST_TEXT:
+            return None
+        return f"a text of {len(value):,} characters", f"at most {LONGEST_TEXT:,}"
     if isinstance(value, int) and abs(value) > LARGEST_WHOLE:
         digits = int(math.log10(abs(value))) + 1
         return f"a whole number of {digits} digits", f"at most {LARGEST_WHOLE:,} (2^53)"
     real = isinstance(value, float) and value != 0 and math.isfinite(value)
     if real and not SMALLEST_REAL <= abs(value) <= LARGEST_REAL:
         return repr(float(value)), f"0, or from {SMALLEST_REAL:g} to {LARGEST_REAL:g}"
-    if isinstance(value, str) and len(value) > LONGEST_TEXT:
-        return f"a text of {len(value):,} characters", f"at most {LONGEST_TEXT:,}"
     return None

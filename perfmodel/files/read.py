@@ -207,6 +207,10 @@ def line_of(document: Any, path: Sequence[str | int]) -> int | None:
     return line
 
 
+PLAIN = frozenset({str, int, float, bool, type(None)})
+"""Types of scalars that are what they are; those of ruamel are made from them."""
+
+
 def plain(document: Any) -> Any:
     """Return the document as plain dicts, lists and scalars.
 
@@ -221,6 +225,11 @@ def plain(document: Any) -> Any:
 
 
 def _to_plain(document: Any) -> Any:
+    kind = type(document)
+    if kind in PLAIN:
+        return document
+    if kind is dict and all(type(key) is str for key in document):
+        return {key: _to_plain(value) for key, value in document.items()}
     if isinstance(document, Mapping):
         return {str(key): _to_plain(value) for key, value in document.items()}
     if isinstance(document, list | tuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,16 @@ Columns = dict[str, NDArray[Any]]
 """Columns of `records.State` ("edges.head" is the field `head` of its edges), numbered from 0."""
 
 SIZED_BY = {
-    "hops": "hops.arc", "edges": "edges.limit_Bps", "sends": "sends.nbytes",
+    "hops": "hops.arc", "routes": "routes.limit_Bps", "edges": "edges.latency_s",
+    "sends": "sends.nbytes",
     "followers": "followers", "ranks": "ranks.stage", "rank_edges": "rank_edges",
     "pending": "pending", "runs": "runs.sends_left",
 }  # fmt: skip
 """Lists to which a collective adds entries, and for each a column that is always given."""
 
 POINTS_TO = {
-    "hops.edge": "edges", "edges.route_start": "hops", "edges.route_end": "hops",
+    "hops.route": "routes", "routes.hop_start": "hops", "routes.hop_end": "hops",
+    "edges.route": "routes",
     "edges.head": "sends", "edges.tail": "sends", "edges.sender": "ranks",
     "edges.receiver": "ranks",
     "edges.run": "runs", "sends.edge": "edges", "sends.follower_start": "followers",
@@ -131,17 +134,31 @@ def stream_columns(route: tuple[int, ...], cap_Bps: float, capacity_Bps: FloatAr
 
 
 def edge_columns(routes: Routes, limit_Bps: FloatArray, credits: int) -> Columns:
-    """Return the columns of edges before their first send, and of their hops."""
+    """Return the columns of edges before their first send, and of their routes."""
     edges = len(limit_Bps)
     return {
-        "hops.arc": routes.arcs,
-        "hops.edge": np.repeat(np.arange(edges), np.diff(routes.pointers)),
-        "edges.route_start": routes.pointers[:-1],
-        "edges.route_end": routes.pointers[1:],
-        "edges.limit_Bps": limit_Bps,
+        **route_columns(routes, limit_Bps),
         "edges.latency_s": routes.latency_s,
         "edges.credits": np.full(edges, credits),
         "edges.connection": np.full(edges, -1),
+    }
+
+
+def route_columns(routes: Routes, limit_Bps: FloatArray) -> Columns:
+    """Return the columns of routes, one for all edges with the same links and the same limit."""
+    arcs, ends = routes.arcs.tolist(), routes.pointers.tolist()
+    numbers: dict[tuple[float, ...], int] = {}
+    each = zip(itertools.pairwise(ends), limit_Bps.tolist(), strict=True)
+    of_edge = [numbers.setdefault((limit, *arcs[a:b]), len(numbers)) for (a, b), limit in each]
+    hops = np.array([len(key) - 1 for key in numbers], dtype=np.int64)
+    end = np.cumsum(hops)
+    return {
+        "hops.arc": np.array([arc for _, *links in numbers for arc in links], dtype=np.int64),
+        "hops.route": np.repeat(np.arange(len(hops)), hops),
+        "routes.hop_start": end - hops,
+        "routes.hop_end": end,
+        "routes.limit_Bps": np.array([limit for limit, *_ in numbers], dtype=float),
+        "edges.route": np.array(of_edge, dtype=np.int64),
     }
 
 
@@ -149,11 +166,13 @@ def _dependency_columns(sends: FlatMessages, place: IntArray) -> Columns:
     """Columns of the sends that each send waits for and that wait for it, indexed by `place`."""
     waits, awaited = place[sends.waits], place[sends.awaited]
     end = np.cumsum(np.bincount(awaited, minlength=len(sends)))
+    bits = len(sends).bit_length()
+    pairs = np.sort(awaited << bits | waits, kind="stable")  # long runs are in order already
     return {
         "sends.waiting": np.bincount(waits, minlength=len(sends)),
         "sends.follower_start": np.concatenate([[0], end[:-1]]) if len(end) else end,
         "sends.follower_end": end,
-        "followers": waits[np.lexsort((waits, awaited))],
+        "followers": pairs & ((1 << bits) - 1),
     }
 
 

@@ -22,7 +22,13 @@ from perfmodel.simulate.message.kernel.event_heap import (
     pop,
     push,
 )
-from perfmodel.simulate.message.kernel.link_sharing import join_links, leave_links, set_rate, solve
+from perfmodel.simulate.message.kernel.link_sharing import (
+    expect_end,
+    join_links,
+    leave_links,
+    set_rate,
+    solve,
+)
 from perfmodel.simulate.message.kernel.records import INF, Edge, State
 
 SAME_INSTANT = 1e-14
@@ -58,8 +64,8 @@ def advance(s: State, until_s: float) -> int:
             land(s, index)
         elif code % KINDS == BEGIN:
             begin(s, index)
-        elif s.edges[index].end_s == at_s:  # else outdated: the rate has changed since
-            finish(s, index)
+        elif s.routes[index].next_s == at_s:  # else outdated: another end is expected before
+            finish_next(s, index, at_s)
 
 
 def begin(s: State, number: int) -> None:
@@ -114,6 +120,24 @@ def start_if_ready(s: State, number: int) -> None:
             return
         connection.edge = number
     join_links(s, number)
+
+
+def finish_next(s: State, number: int, at_s: float) -> None:
+    """End the current send of one edge of a route, if one ends now; queue its next end."""
+    route = s.routes[number]
+    route.next_s = -INF  # so that nothing is queued until all ends are known
+    at = route.first_edge
+    while at >= 0 and s.edges[at].end_s != at_s:  # none: all are slower than when it was queued
+        at = s.edges[at].after
+    if at >= 0:
+        finish(s, at)
+    first_s = INF
+    at = route.first_edge
+    while at >= 0:
+        first_s = min(first_s, s.edges[at].end_s)
+        at = s.edges[at].after
+    route.next_s = INF
+    expect_end(s, number, first_s)
 
 
 def finish(s: State, number: int) -> None:

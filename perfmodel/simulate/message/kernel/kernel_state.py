@@ -19,11 +19,13 @@ from perfmodel.simulate.message.compile import (
     Columns,
     Routes,
     limits_Bps,
+    route_columns,
 )
 from perfmodel.simulate.message.kernel import event_heap, event_loop, link_sharing, numba_kernel
 from perfmodel.simulate.message.kernel.event_heap import BEGIN, FINISH, KINDS
 from perfmodel.simulate.message.kernel.records import (
     DTYPES,
+    INF,
     LISTS,
     Arc,
     Clock,
@@ -88,30 +90,19 @@ class Kernel:
 
     def add(self, columns: Columns) -> Slot:
         """Add a collective."""
-        first = self._sizes
-        sizes = {group: len(columns[column]) for group, column in SIZED_BY.items()}
-        numbered = dict(columns)
-        for name, target in POINTS_TO.items():
-            blank = np.zeros(sizes[name.partition(".")[0]], np.int64)
-            values = columns.get(name, blank)
-            numbered[name] = np.where(values >= 0, values + first[target], -1)
-        for group, size in sizes.items():
-            self._append(group, make_rows(group, numbered, size))
-        for name, group in (("flows", "edges"), ("to_freeze", "edges"), ("ended", "runs")):
-            self._append(name, np.zeros(sizes[group], np.int64))
-        self._sizes = {group: first[group] + size for group, size in sizes.items()}
+        spans, numbered = self._extend(columns)
+        self._append("ended", np.zeros(len(spans["runs"]), np.int32))
         self._set_events(self._events())
-        spans = {group: range(first[group], self._sizes[group]) for group in sizes}
         return Slot(spans, {name: numbered[name] for name in REFILLED})
 
     def connections(self, columns: Columns) -> IntArray:
         """Number the connection of each edge: one for all edges ever added over the same links."""
-        arcs, ends = columns["hops.arc"].tolist(), columns["edges.route_end"].tolist()
+        arcs, ends = columns["hops.arc"].tolist(), columns["routes.hop_end"].tolist()
         routes = [tuple(arcs[a:b]) for a, b in itertools.pairwise([0, *ends])]
         before = len(self._connections)
         numbers = [self._connections.setdefault(route, len(self._connections)) for route in routes]
         self._append("connections", make_rows("connections", {}, len(self._connections) - before))
-        return np.array(numbers, dtype=np.int64)
+        return np.array(numbers, dtype=np.int64)[columns["edges.route"]]
 
     def begin(self, slot: Slot, at_s: float, nbytes: float | None = None) -> None:
         """Begin a collective at a time; `nbytes` replaces the size of its only send."""
@@ -133,10 +124,13 @@ class Kernel:
         s, touched = self._state, int(self._clock("touched"))
         if self.is_compiled:
             s.arcs["is_touched"][s.touched[:touched]] = 0
+            s.routes["next_s"] = INF
             s.clock["touched"], s.clock["now_s"] = 0, 0.0
         else:
             for number in s.touched[:touched]:
                 s.arcs[number].is_touched = 0
+            for route in s.routes:
+                route.next_s = INF
             s.clock[0].touched, s.clock[0].now_s = 0, 0.0
         self._set_events(s.events[:0])
 
@@ -182,8 +176,10 @@ class Kernel:
 
     def stalled_edges(self, slot: Slot) -> list[int]:
         """Return the edges of a run, from 0, that are sending over a link that carries nothing."""
+        routes, name = self._state.routes, "limit_Bps"
+        limits_Bps = routes[name] if self.is_compiled else [route.limit_Bps for route in routes]
         edges = enumerate(self._edges(slot))
-        return [at for at, edge in edges if edge.sending >= 0 and edge.limit_Bps == 0.0]
+        return [at for at, edge in edges if edge.sending >= 0 and limits_Bps[edge.route] == 0.0]
 
     def sends_left(self, slot: Slot) -> int:
         """Return how many sends of a run have not landed."""
@@ -241,17 +237,28 @@ class Kernel:
 
     def _reroute(self, slot: Slot, new: Routes, limit_Bps: FloatArray) -> None:
         """Replace the links of a collective's edges."""
-        first, edges = self._sizes["hops"], slot.spans["edges"]
-        owner = np.repeat(np.arange(edges.start, edges.stop), np.diff(new.pointers))
-        self._append(
-            "hops", make_rows("hops", {"hops.arc": new.arcs, "hops.edge": owner}, len(owner))
-        )
-        self._sizes["hops"] += len(owner)
-        for name, values in (
-            ("route_start", new.pointers[:-1] + first), ("route_end", new.pointers[1:] + first),
-            ("limit_Bps", limit_Bps), ("latency_s", new.latency_s),
-        ):  # fmt: skip
-            self._fill(f"edges.{name}", slot, values)
+        columns = route_columns(new, limit_Bps)
+        route = columns.pop("edges.route") + self._sizes["routes"]
+        self._extend(columns)
+        self._fill("edges.route", slot, route)
+        self._fill("edges.latency_s", slot, new.latency_s)
+
+    def _extend(self, columns: Columns) -> tuple[dict[str, range], Columns]:
+        """Append entries to lists; return where they are, and their columns as numbered there."""
+        first = dict(self._sizes)
+        sizes = {group: len(columns[name]) for group, name in SIZED_BY.items() if name in columns}
+        numbered = dict(columns)
+        for name, target in POINTS_TO.items():
+            group = name.partition(".")[0]
+            if group in sizes:
+                values = columns.get(name, np.zeros(sizes[group], np.int64))
+                numbered[name] = np.where(values >= 0, values + first[target], -1)
+        for group, size in sizes.items():
+            self._append(group, make_rows(group, numbered, size))
+            self._sizes[group] += size
+        for name in ("flows", "to_freeze"):
+            self._append(name, np.zeros(sizes["routes"], np.int32))
+        return {group: range(first[group], self._sizes[group]) for group in sizes}, numbered
 
     def _edges(self, slot: Slot) -> list[Edge]:
         span = slot.spans["edges"]
@@ -287,26 +294,26 @@ class Kernel:
         if self.is_compiled:
             self._set_event_table(np.asarray(events, dtype=DTYPES["events"]))
             return
-        edges = self._state.edges
+        routes = self._state.routes
         live = sorted(
             event
             for event in events
-            if event[2] % KINDS != FINISH or edges[event[2] // KINDS].end_s == event[0]
+            if event[2] % KINDS != FINISH or routes[event[2] // KINDS].next_s == event[0]
         )
         self._state.events = live
-        self._state.clock[0].room = ROOM * (len(live) + len(edges)) + 1024
+        self._state.clock[0].room = ROOM * (len(live) + len(routes)) + 1024
 
     def _set_event_table(self, events: NDArray[Any]) -> None:
         """`_set_events` of the compiled kernel."""
-        end_s = self._state.edges["end_s"]
+        next_s = self._state.routes["next_s"]
         number, kind = np.divmod(events["code"], KINDS)
         is_live = kind != FINISH
         finish = np.flatnonzero(~is_live)
-        is_live[finish] = end_s[number[finish]] == events["at_s"][finish]
+        is_live[finish] = next_s[number[finish]] == events["at_s"][finish]
         live = events[is_live]
         live = live[np.lexsort((live["order"], live["at_s"]))]
-        room = ROOM * (len(live) + len(end_s)) + 1024
-        table = np.zeros(room + len(end_s) + 64, DTYPES["events"])
+        room = ROOM * (len(live) + len(next_s)) + 1024
+        table = np.zeros(room + len(self._state.edges) + 64, DTYPES["events"])
         table[: len(live)] = live
         self._state.events = table
         self._state.clock["queued"], self._state.clock["room"] = len(live), room

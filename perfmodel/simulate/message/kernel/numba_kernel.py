@@ -14,6 +14,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
+from perfmodel.compiled_loops.numba_import import import_numba
 from perfmodel.simulate.message.kernel import event_heap, event_loop, link_sharing, records
 from perfmodel.simulate.message.kernel.records import INF, State
 
@@ -35,7 +36,7 @@ def compiled() -> Callable[[Any, float], int]:
 
     Raises `ImportError`: numba is missing, or does not work with this NumPy.
     """
-    from numba import njit  # takes 0.9 s to import
+    njit = import_numba().njit
     from numba.extending import overload, register_jitable
 
     for function in (*HELPERS, is_before, move_event):
@@ -51,7 +52,11 @@ def compiled() -> Callable[[Any, float], int]:
         _ = sources  # numba's cache knows a function by what it closes over, and not by its callees
         return event_loop.advance(s, until_s)
 
-    fast: Callable[[Any, float], int] = njit(cache=True, error_model="numpy")(advance)
+    fast: Callable[[Any, float], int] = njit(
+        cache=True,
+        error_model="numpy",
+        _nrt=False,  # nothing is allocated: counting references to arrays took half of the time
+    )(advance)
     return fast
 
 

@@ -33,12 +33,26 @@ class Arc:
 
 @dataclass(slots=True)
 class Hop:
-    """One crossing of a link by the route of an edge."""
+    """One crossing of a link by a route."""
 
     arc: int
-    edge: int
-    before: int = -1
+    route: int
+    before: int = -1  # of the users of its link
     after: int = -1
+
+
+@dataclass(slots=True)
+class Route:
+    """The links that some edges cross with the same limit: they have one fair rate."""
+
+    hop_start: int
+    hop_end: int
+    limit_Bps: float  # least of the cap and of what each link can carry of one edge alone
+    next_s: float = INF  # when the first of its edges ends, or before that; this event is queued
+    solved_Bps: float = 0.0
+    first_edge: int = -1  # of the linked list of those that send; -1: end
+    edges: int = 0  # that send
+    mark: int = 0
 
 
 @dataclass(slots=True)
@@ -48,9 +62,7 @@ class Edge:
     The sends of an edge are numbered consecutively in the order in which it sends them.
     """
 
-    route_start: int
-    route_end: int
-    limit_Bps: float  # least of its cap and of what each link can carry of it alone
+    route: int
     latency_s: float
     credits: int
     head: int  # next send
@@ -67,9 +79,9 @@ class Edge:
     unsent_bytes: float = 0.0
     since_s: float = 0.0  # when these two were updated
     rate_Bps: float = 0.0
-    solved_Bps: float = 0.0
     end_s: float = INF
-    mark: int = 0
+    before: int = -1  # of the edges of its route that send
+    after: int = -1
 
 
 @dataclass(slots=True)
@@ -137,8 +149,8 @@ class Clock:
 
 
 RECORDS = {
-    "arcs": Arc, "hops": Hop, "edges": Edge, "connections": Connection, "sends": Send,
-    "ranks": Rank, "runs": CollectiveRun, "events": Event, "clock": Clock,
+    "arcs": Arc, "hops": Hop, "routes": Route, "edges": Edge, "connections": Connection,
+    "sends": Send, "ranks": Rank, "runs": CollectiveRun, "events": Event, "clock": Clock,
 }  # fmt: skip
 """Lists of records; the others hold whole numbers."""
 
@@ -149,6 +161,7 @@ class State:
 
     arcs: Any
     hops: Any
+    routes: Any
     edges: Any
     connections: Any
     sends: Any
@@ -160,23 +173,30 @@ class State:
     events: Any  # a heap
     clock: Any  # one
     touched: Any  # arcs that changed in this instant, then arcs connected to them
-    flows: Any  # edges to solve
-    to_freeze: Any  # arcs or edges to freeze
+    flows: Any  # routes to solve
+    to_freeze: Any  # arcs or routes to freeze
     ended: Any  # runs
 
 
 LISTS = tuple(field.name for field in fields(State))
-DTYPES: Mapping[str, np.dtype[Any]] = {
-    name: np.dtype([(f.name, np.float64 if f.type == "float" else np.int64) for f in fields(kind)])
-    for name, kind in RECORDS.items()
-}
+COUNTERS = ("events", "clock")
+"""Records whose whole numbers grow with time; all others are places in lists, or less."""
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    whole = np.int64 if name in COUNTERS else np.int32  # half the memory, in which sends are slow
+    kinds = [(f.name, np.float64 if f.type == "float" else whole) for f in fields(RECORDS[name])]
+    return np.dtype(kinds, align=True)
+
+
+DTYPES: Mapping[str, np.dtype[Any]] = {name: _dtype(name) for name in RECORDS}
 """Data type of each list of records as a structured array."""
 
 
 def make_rows(name: str, columns: Mapping[str, NDArray[Any]], size: int) -> NDArray[Any]:
     """Return `size` new entries of a list; fields without a column have their default, or 0."""
     if name not in RECORDS:
-        return columns[name].astype(np.int64)
+        return columns[name].astype(np.int32)
     table = np.zeros(size, DTYPES[name])
     for field in fields(RECORDS[name]):
         values = columns.get(f"{name}.{field.name}")
@@ -198,7 +218,7 @@ def to_list(name: str, table: NDArray[Any]) -> list[Any]:
 def to_array(name: str, values: list[Any]) -> NDArray[Any]:
     """Return a list of objects as a structured array."""
     if name not in RECORDS:
-        return np.array(values, dtype=np.int64)
+        return np.array(values, dtype=np.int32)
     if name == "events":
         return np.array(values, dtype=DTYPES[name])
     row = attrgetter(*(field.name for field in fields(RECORDS[name])))
