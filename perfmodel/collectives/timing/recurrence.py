@@ -17,11 +17,11 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.clocks.variable_rate import Clocks, CompletionTimes
 from perfmodel.collectives.timing.critical_path import chains_s, pipelines_s, rings_s
 from perfmodel.collectives.timing.path_classes import EdgeClasses
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
 from perfmodel.collectives.timing.unrolled import places_of, prepare_phases
-from perfmodel.collectives.timing.variable_rate import Clocks, CompletionTimes
 
 LONG = 256
 """Edges of a ring or chain from which on `critical_path` is tried before stepping."""

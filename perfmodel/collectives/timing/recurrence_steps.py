@@ -144,16 +144,16 @@ def _leap(
     depth, stride = course.depth, stand.step - began.step
     now = (np.arange(depth) + stand.step) % depth
     rows = stand.delivered[now, :-1] - began.delivered[(now - stride) % depth, :-1]
-    gains = np.vstack([rows, stand.free - began.free]).reshape(depth + 1, course.rings, -1)
-    gain = gains.max(axis=(0, 2))
-    if not (gain - gains.min(axis=(0, 2)) <= SAME_GAIN * gain).all():
+    gains, begins = np.vstack([rows, stand.free - began.free]), course.ring_begins
+    gain = np.maximum.reduceat(gains.max(axis=0), begins)
+    if not (gain - np.minimum.reduceat(gains.min(axis=0), begins) <= SAME_GAIN * gain).all():
         return
     times = (last - stand.step) // stride
     if until_s < np.inf:
-        room_s = until_s - stand.free.reshape(course.rings, -1).max(axis=1)
+        room_s = until_s - np.maximum.reduceat(stand.free, begins)
         times = min(times, int(np.floor(np.min(room_s / np.maximum(gain, 1e-300)))))
     if times > 0:
-        more = np.repeat(times * gain, course.edges // course.rings)
+        more = np.repeat(times * gain, course.ring_edges)
         stand.free = stand.free + more
         stand.delivered = np.roll(stand.delivered, times * stride, axis=0)
         stand.delivered[:, :-1] += more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,8 +13,6 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray, parts_of, stable_order
 from perfmodel.collectives.schedule import Phase
 
-SAME = 1e-12
-"""Values this close are alike."""
 MOST_TRACED = 200_000
 """Edges up to which rings are searched whose edges are not consecutive."""
 
@@ -46,12 +44,15 @@ class UnrolledPhases:
     order : ndarray of int, shape (rings, edges of a ring), or None
         The edges ring by ring, each fed by the one before it; None if they form no such rings, or
         not all of them work all the time.
+    ring_begins : ndarray of int, shape (rings,), or None
+        First edge of each ring, where they stand ring after ring; by default as of `order`.
     """
 
     phases: tuple[Phase, ...]
     credits: int
     feeders: IntArray
     order: IntArray | None
+    ring_begins: IntArray | None = None
     edges: int = field(init=False)
     depth: int = field(init=False)
     steps: int = field(init=False)
@@ -62,6 +63,8 @@ class UnrolledPhases:
     def __post_init__(self) -> None:
         first = self.phases[0].first
         self.edges = len(first)
+        if self.order is not None:
+            self.ring_begins = np.arange(0, self.edges, self.order.shape[1])
         self.together = all(bool((p.active == p.repeat).all()) for p in self.phases)
         self.pipelined = bool(first.max(initial=0) > 0)
         padded = np.append(first, first.max(initial=0))
@@ -76,11 +79,14 @@ class UnrolledPhases:
         self._working: dict[int, tuple[IntArray, IntArray]] = {}
         self._contiguous: dict[int, ContiguousPhase] = {}
         self.spare: list[Any] = []  # arrays of clocks that have ended, for those that begin
+        self.folds: list[Any] = []  # see `clocks.ring_folds`
 
-    @property
-    def rings(self) -> int:
-        """Number of rings; 0 if the edges form none."""
-        return 0 if self.order is None else len(self.order)
+    @cached_property
+    def ring_edges(self) -> IntArray:
+        """Edges of each ring; none if the edges form none. Shape (rings,)."""
+        if self.ring_begins is None:
+            return np.zeros(0, dtype=np.int64)
+        return np.diff(np.append(self.ring_begins, self.edges))
 
     def phase_at(self, step: int) -> tuple[Phase, int]:
         """Return the phase of a step, and its first step."""
@@ -120,14 +126,14 @@ class UnrolledPhases:
 
     def stride(self, phase: Phase) -> int:
         """After how many steps a cycle may show; 0 if there is none to wait for."""
-        if self.order is None:
+        if self.ring_begins is None:
             return 0
-        around = self.order.shape[1]
+        around = int(np.lcm.reduce(self.ring_edges))
         return around if phase.lag == 1 else int(np.lcm(around, self.credits))
 
     def landed(self, phase: Phase, last_s: FloatArray) -> FloatArray:
         """When the last send of any edge that starts or ends where this one starts has landed."""
-        if self.order is not None:
+        if self.ring_begins is not None:
             return np.maximum(last_s, last_s[self.feeders[:, 0]])
         places, ends = places_of(phase)
         landed = np.zeros(int(max(places.max(), ends.max())) + 1)
@@ -245,71 +251,3 @@ def _trace_rings(feeders: IntArray) -> IntArray | None:
         if len(ring) != len(rings[0]):
             return None
     return np.array(rings, dtype=np.int64)
-
-
-Part = tuple[IntArray, IntArray]
-"""Edges that represent others, shape (rings, edges); for each edge its representative, or -1."""
-
-
-def find_parts(course: UnrolledPhases, rows: Sequence[FloatArray]) -> list[Part] | None:
-    """Edges of rings that are unlike in what they send and in `rows`; None without rings.
-
-    Like hosts make a ring periodic: its edges inside a host and out of it come back host after
-    host, and so do their times; and rings on like rails are alike.
-    """
-    if course.order is None:
-        return None
-    table = np.stack([*(p.nbytes for p in course.phases), *rows])[:, course.order]
-    unlike: list[int] = []
-    stands_for = []
-    equal: dict[bytes, int] = {}  # most rings that are alike are so to the bit
-    for ring, values in enumerate(np.ascontiguousarray(table.swapaxes(0, 1))):
-        bits = values.tobytes()
-        same = equal.get(bits, -1)
-        if same < 0:
-            same = next((i for i in unlike if _close(values, table[:, i])), ring)
-            equal[bits] = same
-            if same == ring:
-                unlike.append(ring)
-        stands_for.append(same)
-    by_period: dict[int, list[int]] = {}
-    for ring in unlike:
-        by_period.setdefault(_period(table[:, ring]), []).append(ring)
-    return [
-        _fold_rings(course.order, period, rings, stands_for) for period, rings in by_period.items()
-    ]
-
-
-def _fold_rings(order: IntArray, period: int, rings: list[int], stands_for: list[int]) -> Part:
-    back = np.full(order.size, -1, dtype=np.int64)
-    around = np.arange(order.shape[1]) % period
-    number = {ring: place for place, ring in enumerate(rings)}
-    for ring, same in enumerate(stands_for):
-        if same in number:
-            back[order[ring]] = number[same] * period + around
-    return order[rings][:, :period], back
-
-
-def select_part(course: UnrolledPhases, selection: IntArray) -> UnrolledPhases:
-    """The phases of edges that represent others, each fed by the one before it."""
-    flat = selection.ravel()
-    names = ("src", "dst", "channel", "nbytes", "first", "active")
-    phases = tuple(
-        replace(p, **{name: getattr(p, name)[flat] for name in names}) for p in course.phases
-    )
-    order = np.arange(flat.size).reshape(selection.shape)
-    return UnrolledPhases(phases, course.credits, np.roll(order, 1, axis=1).reshape(-1, 1), order)
-
-
-def _close(first: FloatArray, second: FloatArray) -> bool:
-    return bool((np.abs(first - second) <= SAME * np.abs(second)).all())
-
-
-def _period(rows: FloatArray) -> int:
-    """After how many edges the values of a ring come back."""
-    length: int = rows.shape[1]
-    small = [d for d in range(1, int(length**0.5) + 1) if length % d == 0]
-    for period in sorted({*small, *(length // d for d in small)}):
-        if period < length and _close(rows[:, period:], rows[:, :-period]):
-            return period
-    return length

@@ -2,7 +2,8 @@
 
 Edges share links max-min fairly with all other active edges, of their own collective and of others.
 At given rates the times of all sends follow from a recurrence over edges
-(`perfmodel.collectives.timing.variable_rate`); each rank proceeds from stage to stage by itself.
+(`perfmodel.collectives.timing.clocks.variable_rate`); each rank proceeds from stage to stage by
+itself.
 When rates change, bytes already sent stay sent. The cost is a few events per collective, whatever
 the number of ranks, at two simplifications: an edge has one rate while it sends, whatever else is
 active at that moment, and other collectives share links with its average rate.

@@ -9,17 +9,17 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.recurrence import ReadyTimes
-from perfmodel.collectives.timing.recurrence_steps import LinkRates
-from perfmodel.collectives.timing.stepped_clocks import SteppedClocks
-from perfmodel.collectives.timing.tree_clocks import TreeClocks
-from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
-from perfmodel.collectives.timing.variable_rate import (
+from perfmodel.collectives.timing.clocks.stepped_clocks import SteppedClocks
+from perfmodel.collectives.timing.clocks.tree_clocks import TreeClocks
+from perfmodel.collectives.timing.clocks.variable_rate import (
     Clocks,
     CompletionTimes,
     OneStep,
     is_one_step,
 )
+from perfmodel.collectives.timing.recurrence import ReadyTimes
+from perfmodel.collectives.timing.recurrence_steps import LinkRates
+from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.compiled_loops.compilation import Effort, Loops
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.link_bytes import stage_bytes

@@ -14,9 +14,9 @@ from functools import cached_property
 import numpy as np
 
 from perfmodel.arrays import FloatArray, sending_s
+from perfmodel.collectives.timing.clocks.variable_rate import CompletionTimes
 from perfmodel.collectives.timing.critical_path import classed_trees_s
 from perfmodel.collectives.timing.path_classes import EdgeClasses
-from perfmodel.collectives.timing.variable_rate import CompletionTimes
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.simulate.sharing.duty_cycle import StageRates

@@ -15,8 +15,8 @@ from perfmodel.collectives.timing import (
     recurrence,
     recurrence_steps,
     unrolled,
-    variable_rate,
 )
+from perfmodel.collectives.timing.clocks import ring_folds
 from perfmodel.library.lowering.link_bytes import add_traffic
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import Machine, make_machine
@@ -42,8 +42,9 @@ def machine(template: str, hosts: int, fabric: str) -> Machine:
     return make_machine(topology, load_library("nccl"))
 
 
-def never(*_: object) -> None:
+def never(*_: object) -> bool:
     """No ring is like another, and none is periodic."""
+    return False
 
 
 SHORTCUTS = {
@@ -51,7 +52,7 @@ SHORTCUTS = {
     "rings traced": (unrolled, "MOST_TRACED", 10**9, 0),
     "rings of like hosts": (critical_path, "_MOST_PERIODS", 10**6, 1),
     "steady cycles extrapolated": (recurrence_steps, "SAME_GAIN", 1e-13, -1.0),
-    "like rings computed once": (variable_rate, "find_parts", unrolled.find_parts, never),
+    "like rings computed once": (ring_folds, "_same", ring_folds._same, never),
     "link patterns and tree shapes counted once": (link_patterns, "LARGE", 0, 10**9),
 }
 """What has the threshold, and its values with the shortcut and without."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, sending_s
 from perfmodel.collectives.schedule import Phase
+from perfmodel.collectives.timing.clocks.ring_folds import Fold, fold
 from perfmodel.collectives.timing.critical_path import pipelines_s
 from perfmodel.collectives.timing.recurrence_steps import (
     LinkRates,
@@ -20,7 +21,7 @@ from perfmodel.collectives.timing.recurrence_steps import (
     advance,
     average_rates,
 )
-from perfmodel.collectives.timing.unrolled import UnrolledPhases, find_parts, select_part
+from perfmodel.collectives.timing.unrolled import UnrolledPhases
 
 MOST_PACES = 16
 """So many changes of rates are kept for sends that began before them; older ones are averaged,
@@ -45,33 +46,46 @@ class CompletionTimes:
 
 @dataclass
 class Clocks:
-    """Sends over some edges in progress."""
+    """Sends over some edges in progress; edges of rings that are alike are stepped through once."""
 
     course: UnrolledPhases
     begin_s: FloatArray
     """When each edge may send at the earliest. Shape (edges,)."""
     pace: LinkRates
     """Until `change`."""
-    _stand: RecurrenceState = field(init=False)
-    _paces: list[LinkRates] = field(init=False)
+    _fold: Fold = field(init=False)
+    _stand: RecurrenceState = field(init=False)  # of the edges that stand for others
+    _paces: list[LinkRates] = field(init=False)  # of these, too
 
     def __post_init__(self) -> None:
-        edges = self.course.edges
-        self._stand = RecurrenceState(
-            0, np.array(self.begin_s, float), np.zeros((self.course.depth, edges + 1))
-        )
-        self._paces = [replace(self.pace, from_s=-np.inf)]
+        begin_s, pace = np.array(self.begin_s, float), self.pace
+        self._fold = fold(self.course, (pace.rate_Bps, pace.latency_s, begin_s))
+        free = begin_s[self._fold.chosen]
+        self._stand = RecurrenceState(0, free, np.zeros((self.course.depth, len(free) + 1)))
+        self._paces = [replace(pace.chosen(self._fold.chosen), from_s=-np.inf)]
 
     def change(self, now_s: float, rate_Bps: FloatArray, latency_s: FloatArray) -> None:
         """From now on the edges have other rates and latencies; what is sent stays sent."""
         self._run(self._stand, now_s)
+        self._unfold(fold(self.course, (rate_Bps, latency_s), self._fold))
         earliest_s = float(self._stand.free.min())
         paces = [p for p in self._paces if p.from_s < now_s]
         while len(paces) > 1 and paces[1].from_s <= earliest_s:
             paces = [replace(paces[1], from_s=-np.inf), *paces[2:]]
         if len(paces) >= MOST_PACES:
             paces = [average_rates(earliest_s, *paces[:3]), *paces[2:]]
-        self._paces = [*paces, LinkRates(now_s, rate_Bps, latency_s)]
+        chosen = self._fold.chosen
+        self._paces = [*paces, LinkRates(now_s, rate_Bps[chosen], latency_s[chosen])]
+
+    def _unfold(self, finer: Fold) -> None:
+        """Let other edges stand for all, more of them."""
+        before, self._fold = self._fold, finer
+        if finer is before or isinstance(before.place, slice):
+            return
+        at, stand = before.place[finer.chosen], self._stand
+        columns = np.append(at, len(stand.free))
+        self._stand = RecurrenceState(stand.step, stand.free[at], stand.delivered[:, columns])
+        self._paces = [pace.chosen(at) for pace in self._paces]
 
     def ends(self) -> CompletionTimes:
         """How the sends end if nothing changes any more."""
@@ -81,65 +95,31 @@ class Clocks:
                 return pieces
         stand = self._stand.copy()
         self._run(stand, np.inf)
-        return ends_of(self.course, stand)
+        ends = ends_of(self._fold.course, stand)
+        return CompletionTimes(ends.wire_s, ends.landed_s[self._fold.place])
 
     def least_wire_s(self) -> float:
         """Least time at which the last byte can have left, without stepping through the sends.
 
         Every edge still has to send what it has not sent, at its best rate so far at most.
         """
-        unsent = self.course.sends - self.course.sent(self._stand.step)
+        course = self._fold.course
+        unsent = course.sends - course.sent(self._stand.step)
         best_Bps = np.array([pace.rate_Bps for pace in self._paces]).max(axis=0)
-        nbytes = self.course.phases[0].nbytes
-        for phase in self.course.phases[1:]:
-            if phase.nbytes is not nbytes:
-                nbytes = np.minimum(nbytes, phase.nbytes)
+        nbytes = course.least_bytes
         each_s = nbytes / best_Bps if best_Bps.all() else sending_s(nbytes, best_Bps)
         least_s = self._stand.free + unsent * each_s
-        return float(least_s[self.course.sends > 0].max(initial=0.0))
+        return float(least_s[course.sends > 0].max(initial=0.0))
 
     def left(self) -> FloatArray:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
-        sent = self.course.sent(self._stand.step)
-        return 1.0 - sent / np.maximum(self.course.sends, 1)
+        course = self._fold.course
+        left: FloatArray = 1.0 - course.sent(self._stand.step) / np.maximum(course.sends, 1)
+        return left[self._fold.place]
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
-        """Advance in place; rings alike, and what repeats around a ring, are computed once."""
-        parts = find_parts(
-            self.course,
-            [
-                *(row for pace in self._paces for row in (pace.rate_Bps, pace.latency_s)),
-                *((stand.free, *stand.delivered[:, :-1]) if _is_uneven(stand) else ()),
-            ],
-        )
-        if parts is None:
-            advance(self.course, stand, self._paces, until_s)
-            return
-        free, delivered = np.empty_like(stand.free), np.zeros_like(stand.delivered)
-        halts = []
-        for selection, _ in parts:
-            course = select_part(self.course, selection)
-            flat = selection.ravel()
-            columns = np.append(flat, len(stand.free))
-            small = RecurrenceState(stand.step, stand.free[flat], stand.delivered[:, columns])
-            halts.append((course, small, [pace.chosen(flat) for pace in self._paces]))
-        if len(halts) == 1:
-            advance(*halts[0], until_s)
-            least = halts[0][1].step
-        elif until_s < np.inf:  # all parts must stop after the same step
-            trials = [(course, small.copy(), paces) for course, small, paces in halts]
-            for course, small, paces in trials:
-                advance(course, small, paces, until_s)
-            least = min(small.step for _, small, _ in trials)
-        else:
-            least = self.course.steps
-        for (course, small, paces), (_, back) in zip(halts, parts, strict=True):
-            if small.step < least:
-                advance(course, small, paces, np.inf, least)
-            mine = back >= 0
-            free[mine] = small.free[back[mine]]
-            delivered[:, :-1][:, mine] = small.delivered[:, back[mine]]
-        stand.free, stand.delivered, stand.step = free, delivered, least
+        """Advance in place."""
+        advance(self._fold.course, stand, self._paces, until_s)
 
 
 def pieces_over_trees(
@@ -159,10 +139,6 @@ def pieces_over_trees(
         return None
     landed_s = times[1] + begin_s[0]
     return CompletionTimes(float((landed_s - pace.latency_s).max()), landed_s)
-
-
-def _is_uneven(stand: RecurrenceState) -> bool:
-    return stand.step > 0 or bool((stand.free != stand.free[0]).any())
 
 
 def ends_of(course: UnrolledPhases, stand: RecurrenceState) -> CompletionTimes:

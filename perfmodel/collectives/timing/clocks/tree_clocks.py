@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray
+from perfmodel.collectives.timing.clocks.stepped_clocks import PaceRows
+from perfmodel.collectives.timing.clocks.variable_rate import CompletionTimes
 from perfmodel.collectives.timing.recurrence_steps import LinkRates
-from perfmodel.collectives.timing.stepped_clocks import PaceRows
 from perfmodel.collectives.timing.unrolled import UnrolledPhases
-from perfmodel.collectives.timing.variable_rate import CompletionTimes
 from perfmodel.compiled_loops.compilation import Loops
 
 MOST_TREE_PACES = 64

@@ -10,6 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfmodel.arrays import FloatArray
+from perfmodel.collectives.timing.clocks.variable_rate import (
+    MOST_PACES,
+    CompletionTimes,
+    ends_of,
+    pieces_over_trees,
+)
 from perfmodel.collectives.timing.recurrence_steps import (
     LinkRates,
     RecurrenceState,
@@ -18,12 +24,6 @@ from perfmodel.collectives.timing.recurrence_steps import (
     step_compiled,
 )
 from perfmodel.collectives.timing.unrolled import UnrolledPhases
-from perfmodel.collectives.timing.variable_rate import (
-    MOST_PACES,
-    CompletionTimes,
-    ends_of,
-    pieces_over_trees,
-)
 from perfmodel.compiled_loops.compilation import Loops
 
 

@@ -1,0 +1,1 @@
+"""Sends over edges in progress, at rates that change."""
