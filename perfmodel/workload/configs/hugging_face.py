@@ -61,6 +61,7 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(kin.SmolLM3Config, dense.decoder_model, "SmolLM3ForCausalLM"),
     "seed_oss": Family(kin.SeedOssConfig, dense.decoder_model, "SeedOssForCausalLM"),
     "ernie4_5": Family(kin.Ernie45Config, dense.decoder_model, "Ernie4_5ForCausalLM"),
+    "olmo": Family(kin.OlmoConfig, dense.decoder_model, "OlmoForCausalLM"),
     "olmo2": Family(kin.Olmo2Config, dense.decoder_model, "Olmo2ForCausalLM"),
     "olmo3": Family(kin.Olmo3Config, dense.decoder_model, "Olmo3ForCausalLM"),
     "starcoder2": Family(kin.Starcoder2Config, dense.decoder_model, "Starcoder2ForCausalLM"),

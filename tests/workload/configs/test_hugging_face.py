@@ -73,7 +73,7 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
 @pytest.mark.parametrize("mode", ["autocast", "bf16"])
 @pytest.mark.parametrize(
     "label", ["gpt_neox", "vit", "clip", "whisper", "qwen3", "t5", "llama, wide heads", "phi3",
-              "glm4", "olmo2", "starcoder2", "stablelm", "roberta", "distilbert",
+              "glm4", "olmo", "olmo2", "starcoder2", "stablelm", "roberta", "distilbert",
               "phi", "opt"]
 )  # fmt: skip
 def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "label", ["gpt_neox", "gpt_neox, one after the other", "vit", "vit, encoder", "clip",
               "whisper", "llama", "bert", "bert, pre-training", "gpt2, ReLU, untied", "phi3", "glm",
-              "glm4", "granite", "smollm3", "seed_oss", "ernie4_5", "olmo2", "olmo3",
+              "glm4", "granite", "smollm3", "seed_oss", "ernie4_5", "olmo", "olmo2", "olmo3",
               "starcoder2", "stablelm", "glm4_moe", "olmoe", "gpt_oss", "llama4_text", "roberta",
               "xlm-roberta", "distilbert", "phi", "opt"]
 )  # fmt: skip

@@ -183,6 +183,20 @@ class Ernie45Config(DecoderConfig):
         return {"score_dropout": False, **dict.fromkeys(fields, bool(self.use_bias))}
 
 
+class OlmoConfig(DecoderConfig):
+    """OLMo 1, whose norms have no parameters; those that clip queries, keys and values are left."""
+
+    vocab_size: Words = 50304
+    hidden_act: Gate = "silu"
+    attention_bias: Flag = False
+    clip_qkv: None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Norms are layer normalisation, one kernel each."""
+        return {"fused_norms": True, "layer_norms": True, "plain_norms": True}
+
+
 class Olmo2Config(DecoderConfig):
     """OLMo 2, which normalises what a part adds, and queries and keys of all heads at once."""
 

@@ -204,7 +204,8 @@ def projection(
     function = shape.ungated if activated and shape.ungated else NO_FUNCTION
     bias = _has_bias(shape, name)
     own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
-    normed = norm_weight(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms) if norm else ()
+    gain = norm_weight(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms)
+    normed = gain if norm and not shape.plain_norms else ()
     ended = norm_weight(f"{place.prefix}.{after}", outputs) if after else ()
     results = (stream * bool(ended) + s * bool(head_norm)) * outputs
     normed_elements = stream * bool(norm) * inputs + results

@@ -86,7 +86,8 @@ def head_and_loss(
     `is_shared`: whether another head has the weight, whose norm is not this one's.
     """
     norm_name = f"{name}.norm" if is_shared else "model.norm"
-    h, norm = shape.width, norm_weight(norm_name, shape.width, bias=shape.layer_norms)
+    h, gain = shape.width, norm_weight(norm_name, shape.width, bias=shape.layer_norms)
+    norm = () if shape.plain_norms else gain
     vocabulary = shard.padded(shape.vocabulary)
     own_vocabulary = vocabulary // shard.tensor
     own_weight = not (shape.tied or is_shared)

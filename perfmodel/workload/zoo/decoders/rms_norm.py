@@ -46,6 +46,8 @@ def kept_by_norm(
     `results`: of the elements, those that a product put out, so that they are narrow in any case.
     """
     fixed_bytes = WIDE_BYTES * (logits + rows * (1 + shape.layer_norms))
+    if shape.plain_norms:
+        return {"saved_bytes": WIDE_BYTES * elements + fixed_bytes, "saved_elements": 0.0}
     if shape.fused_norms:
         return {
             "saved_bytes": fixed_bytes, "stream_elements": float(elements), "saved_elements": 0.0,
