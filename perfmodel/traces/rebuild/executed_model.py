@@ -189,8 +189,8 @@ def _tensors(row: Mapping[str, Any], side: str) -> tuple[TensorInput | None, ...
     part = row.get(side)
     if not isinstance(part, dict):
         return ()
-    columns = [part.get(name) if isinstance(part.get(name), list) else []
-               for name in ("values", "shapes", "types")]  # fmt: skip
+    cells = (part.get(name) for name in ("values", "shapes", "types"))
+    columns = [column if isinstance(column, list) else [] for column in cells]
     return tuple(each for row in zip(*columns, strict=False) for each in _flat(*row))
 
 
@@ -260,7 +260,7 @@ def _as_documents(
         kind = operation.name.removeprefix("aten::")
         name = f"{kind}.{counts[kind]}"
         counts[kind] += 1
-        own = []
+        own: list[str] = []
         for tensor in read:
             is_bias = len(tensor.shape) == 1 and (bool(own) or kind in ("addmm", "add"))
             own.append(f"{name}.{'bias' if is_bias else 'weight'}")

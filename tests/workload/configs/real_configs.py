@@ -66,6 +66,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "smollm3": decoder("smollm3", no_rope_layer_interval=2),
     "seed_oss": decoder("seed_oss", head_dim=24, mlp_bias=True),
     "ernie4_5": decoder("ernie4_5", use_bias=True, head_dim=16),
+    "cohere": decoder("cohere", num_key_value_heads=2, attention_bias=True),
+    "cohere2": decoder("cohere2", layer_types=["full_attention", "sliding_attention"]),
     "olmo": decoder("olmo", num_key_value_heads=2, attention_bias=True),
     "olmo2": decoder("olmo2", num_key_value_heads=2),
     "olmo3": decoder("olmo3", sliding_window=600),

@@ -11,10 +11,10 @@ from perfmodel.workload.shards.map_calls import column_calls, norm_calls, row_ca
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.decoders.rms_norm import (
-    NORM_KERNELS,
     kept_by_norm,
     norm_ready,
     norm_weight,
+    norm_work,
 )
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -200,7 +200,7 @@ def projection(
     """
     shape, shard = place.shape, place.shard
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens)
-    norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
+    norm_passes, norm_kernels = norm_work(shape)
     function = shape.ungated if activated and shape.ungated else NO_FUNCTION
     bias = _has_bias(shape, name)
     own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)

@@ -7,10 +7,10 @@ from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_c
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.decoders.rms_norm import (
-    NORM_KERNELS,
     kept_by_norm,
     norm_ready,
     norm_weight,
+    norm_work,
 )
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -94,7 +94,7 @@ def head_and_loss(
     head = weight_and_bias(name, own_vocabulary, h, bias=False) if own_weight else ()
     rows, stream = shard.map_tokens(s), shard.stream_tokens(s) * h
     logits = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
-    passes, _ = NORM_KERNELS[shape.fused_norms]
+    passes, _ = norm_work(shape)
     saved = kept_by_norm(stream, shard.stream_tokens(s), shape, logits)
     saved["saved_elements"] += float(shard.kept_tokens(s) * h + shape.capped_logits * logits)
     return linear(
