@@ -105,7 +105,7 @@ def test_the_command_drafts_and_says_that_times_are_estimates(
     assert "times are estimates by the model, because an execution trace has none" in run.stderr
     assert "record_shapes=True" in run.stderr
     rows = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
-    assert rows["points"][-1]["gpus"] == 8
+    assert rows["gpus"] == 8
 
 
 def test_what_is_missing_is_named_with_the_way_to_it(recorded: Path, tmp_path: Path) -> None:
