@@ -203,12 +203,7 @@ def _draft_executed(
 ) -> None:  # fmt: skip
     """Draft a scenario from one execution trace, run it, and print both."""
     from perfmodel.report.run.export import to_json
-    from perfmodel.report.run.text import result_lines
-    from perfmodel.scenario import load_scenario
-    from perfmodel.studies.run import run_scenario
-    from perfmodel.traces.others.execution_trace import read_execution_trace
     from perfmodel.traces.rebuild import executed_scenario
-    from perfmodel.traces.rebuild.executed_model import read_executed_model
 
     topology, nodes, gpus_per_node, fabric = cluster
     faults = []
@@ -226,19 +221,17 @@ def _draft_executed(
     )
     section = {"node": topology, "nodes": nodes, "gpus_per_node": gpus_per_node, "fabric": fabric}
     stated = {name: value for name, value in section.items() if value is not None}
-    model = read_executed_model(paths[0], batch)
-    draft = executed_scenario.draft_scenario(read_execution_trace(paths[0]), model, stated)
-    path = executed_scenario.write_draft(draft, output)
-    result = run_scenario(load_scenario(path))
+    drafted = executed_scenario.run_draft(paths[0], stated, output, batch)
     if json:
-        print_json(to_json(result))
+        from perfmodel.report.run.export import to_json
+
+        print_json(to_json(drafted.result))
     else:
-        print_blocks(result_lines(result))
-    buckets = [bucket.nbytes for bucket in result.main.buckets]
-    compared = executed_scenario.compare_buckets(draft.recorded_bytes, buckets)
-    for note in filter(None, (*draft.notes, compared)):
+        from perfmodel.report.run.text import result_lines
+
+        print_blocks(result_lines(drafted.result))
+    for note in (*drafted.notes, f"wrote {drafted.path}"):
         print_note(note)
-    print_note(f"wrote {path}")
 
 
 def _print_operators(trace: ExecutionTrace) -> None:

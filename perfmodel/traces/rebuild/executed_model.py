@@ -10,23 +10,23 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfmodel.traces.kineto.collective_calls import element_type
-from perfmodel.traces.kineto.event_stream import read_events, trace_fault
+from perfmodel.traces.kineto.event_stream import trace_fault
+from perfmodel.traces.rebuild.executed_operations import (
+    ExecutedNodes,
+    Operation,
+    Storage,
+    TensorInput,
+    read_nodes,
+)
 from perfmodel.workload.readers.fields import TRAINABLE
-
-Storage = tuple[int, int, int]
-"""A tensor by its storage, its offset in it and its elements: views of a weight are the weight."""
 
 AUTOGRAD, OPTIMIZER = "autograd::", "Optimizer.step#"
 """How names begin of nodes around backward, and around the optimizer's step."""
-
-ACCUMULATE = "torch::autograd::AccumulateGrad"
-"""Node that reads the gradient of a parameter."""
 
 HOW = (
     "an ExecutionTraceObserver that starts before forward and stops after optimizer.step(), of a "
@@ -34,62 +34,9 @@ HOW = (
     "record_shapes=True), export_chrome_trace), which has times as well"
 )
 
-WEIGHTS: Mapping[str, tuple[int, ...]] = {
-    "aten::linear": (1, 2), "aten::conv1d": (1, 2), "aten::conv2d": (1, 2),
-    "aten::conv3d": (1, 2), "aten::convolution": (1, 2), "aten::embedding": (0,),
-    "aten::layer_norm": (2, 3), "aten::rms_norm": (2,), "aten::batch_norm": (1, 2),
-    "aten::group_norm": (2, 3), "aten::scaled_dot_product_attention": (), "aten::addmm": (0, 2),
-    "aten::mm": (1,), "aten::matmul": (1,), "aten::bmm": (), "aten::baddbmm": (),
-    "aten::mul": (0, 1), "aten::add": (0, 1),
-}  # fmt: skip
-"""Operators that may be layers, and which of their inputs may be parameters."""
 SURELY = ("aten::linear", "aten::conv", "aten::embedding", "aten::layer_norm", "aten::rms_norm",
           "aten::batch_norm", "aten::group_norm")  # fmt: skip
 """Those whose inputs there are always parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInput:
-    """A tensor that an operator reads."""
-
-    storage: Storage
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """An operator of forward, in the order of calls."""
-
-    number: int
-    name: str
-    inputs: tuple[TensorInput | None, ...]
-    output: tuple[int, ...]
-    values: tuple[Any, ...]
-
-    @property
-    def weights(self) -> list[TensorInput]:
-        """Inputs that may be parameters."""
-        places = (self.inputs[at] for at in WEIGHTS[self.name] if at < len(self.inputs))
-        return [each for each in places if each and each.shape]
-
-
-@dataclass
-class _Nodes:
-    """What is collected of a trace, node by node; an operator ends before what called it."""
-
-    parents: dict[int, tuple[str, int]] = field(default_factory=dict)
-    operations: list[Operation] = field(default_factory=list)
-    gradients: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-
-    def ancestors(self, number: int) -> Iterator[str]:
-        """Names of what called a node, from near to far."""
-        name, parent = self.parents.get(number, ("", 0))
-        steps = 0
-        while parent in self.parents and parent != number and steps < len(self.parents):
-            name, parent = self.parents[parent]
-            steps += 1
-            yield name
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +67,7 @@ def read_executed_model(path: Path, batch: int | None = None) -> ExecutedModel:
     `batch`: samples of a micro-batch, where the first size of the inputs is not that.
     Raises `InputError`: no whole step, or no layer in it.
     """
-    nodes = _collect(path)
+    nodes = read_nodes(path)
     first_backward = min(
         (n for n, (name, _) in nodes.parents.items() if name.startswith(AUTOGRAD)), default=None
     )
@@ -166,50 +113,7 @@ def _count_passes(forward: Sequence[Operation]) -> int:
     )
 
 
-def _collect(path: Path) -> _Nodes:
-    nodes = _Nodes()
-    for row in read_events(path, {}, member="nodes"):
-        number, parent, name = row.get("id"), row.get("ctrl_deps"), row.get("name")
-        if not isinstance(number, int) or not isinstance(name, str):
-            continue
-        nodes.parents[number] = name, parent if isinstance(parent, int) else 0
-        inputs, outputs = _tensors(row, "inputs"), _tensors(row, "outputs")
-        if name == ACCUMULATE and inputs and inputs[0]:
-            nodes.gradients.append((number, inputs[0].shape))
-        if name in WEIGHTS:
-            values = row["inputs"].get("values") if isinstance(row.get("inputs"), dict) else []
-            shape = next((each.shape for each in outputs if each), ())
-            nodes.operations.append(Operation(number, name, inputs, shape, tuple(values or ())))
-    nodes.operations.sort(key=lambda each: each.number)
-    return nodes
-
-
-def _tensors(row: Mapping[str, Any], side: str) -> tuple[TensorInput | None, ...]:
-    """Inputs or outputs by place; None for what is no tensor. Lists of tensors are flattened."""
-    part = row.get(side)
-    if not isinstance(part, dict):
-        return ()
-    cells = (part.get(name) for name in ("values", "shapes", "types"))
-    columns = [column if isinstance(column, list) else [] for column in cells]
-    return tuple(each for row in zip(*columns, strict=False) for each in _flat(*row))
-
-
-def _flat(value: Any, shape: Any, type_: Any) -> Iterator[TensorInput | None]:
-    text = type_ if isinstance(type_, str) else ""
-    if text.startswith("GenericList[") and isinstance(value, list) and isinstance(shape, list):
-        types = text.removeprefix("GenericList[").removesuffix("]").split(",")
-        for one_value, one_shape, one_type in zip(value, shape, types, strict=False):
-            yield from _flat(one_value, one_shape, one_type)
-        return
-    is_tensor = text.startswith("Tensor(") and isinstance(value, list) and len(value) >= 5
-    if not is_tensor or not all(isinstance(n, int) for n in (*value[:5], *shape)):
-        yield None
-        return
-    dtype = element_type(text.removeprefix("Tensor(").removesuffix(")")) or ""
-    yield TensorInput((value[1], value[2], value[3]), tuple(shape), dtype)
-
-
-def _is_of_forward(nodes: _Nodes, operation: Operation) -> bool:
+def _is_of_forward(nodes: ExecutedNodes, operation: Operation) -> bool:
     """Whether neither autograd, nor the optimizer, nor another operator called it."""
     others = (AUTOGRAD, "Optimizer.", "aten::")
     return not any(name.startswith(others) for name in nodes.ancestors(operation.number))

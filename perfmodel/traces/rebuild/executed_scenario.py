@@ -13,8 +13,11 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import write_atomically
-from perfmodel.traces.others.execution_trace import ExecutionTrace
-from perfmodel.traces.rebuild.executed_model import HOW, ExecutedModel
+from perfmodel.scenario import load_scenario
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.result.model import Result
+from perfmodel.traces.others.execution_trace import ExecutionTrace, read_execution_trace
+from perfmodel.traces.rebuild.executed_model import HOW, ExecutedModel, read_executed_model
 from perfmodel.traces.rebuild.scenario_files import MODEL, SCENARIO, dump_yaml
 from perfmodel.units import format_bytes
 
@@ -40,6 +43,32 @@ class Draft:
     comments: Mapping[str, str]
     notes: tuple[str, ...]
     recorded_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRun:
+    """A draft that was written to `path` and run."""
+
+    path: Path
+    result: Result
+    notes: tuple[str, ...]
+
+
+def run_draft(
+    trace: Path, cluster: Mapping[str, Any], folder: Path, batch: int | None = None
+) -> DraftedRun:
+    """Draft a scenario of an execution trace, write it, and simulate it.
+
+    `cluster`, `batch`: as of `draft_scenario` and `read_executed_model`.
+    Raises `InputError`: as these, or a cluster that does not resolve.
+    """
+    model = read_executed_model(trace, batch)
+    draft = draft_scenario(read_execution_trace(trace), model, cluster)
+    path = write_draft(draft, folder)
+    result = run_scenario(load_scenario(path))
+    sent = [bucket.nbytes for bucket in result.main.buckets]
+    compared = compare_buckets(draft.recorded_bytes, sent)
+    return DraftedRun(path, result, (*draft.notes, *filter(None, [compared])))
 
 
 def draft_scenario(
