@@ -19,6 +19,7 @@ from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
+from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.plan.step_plan import Collective
 from perfmodel.units import format_bytes, format_time
 
@@ -90,6 +91,8 @@ def _dips(options: Sequence[PlanOption]) -> Iterator[tuple[PlanOption, PlanOptio
 
 def _other_algorithm(smaller: Scenario, larger: Scenario, profile: Profile | None) -> str:
     """Say which algorithm makes the difference, and what the other would; "" where none does."""
+    if STRATEGIES[smaller.strategy.kind].loops is not None:
+        return ""  # its workers have no step of collectives in common
     try:
         sized = _sized(smaller, profile)
         own, other = _common_collective(sized), _common_collective(_sized(larger, profile))
