@@ -19,8 +19,8 @@ from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
-from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.plan.step_plan import Collective
+from perfmodel.training.strategies import STRATEGIES
 from perfmodel.units import format_bytes, format_time
 
 if TYPE_CHECKING:
