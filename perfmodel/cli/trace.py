@@ -34,6 +34,7 @@ TRACE_EXAMPLES = (
     "perfmodel trace traces/ --model resnet50 --batch 64 -o out",
     "perfmodel trace rank0.json.gz --set cluster.node=dgx-h100 --set library.name=nccl",
     "perfmodel trace et0.json kineto0.json",
+    "perfmodel trace et0.json --topology dgx-a100 -o out",
     "perfmodel trace et --topology dgx-a100 --nodes 2 --fabric rail-optimised",
 )
 
@@ -61,7 +62,8 @@ def trace(
     ] = None,
     set_: SetOption = None,
     topology: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of Chakra's traces: the machine.")
+        str | None,
+        typer.Option(metavar="NAME", help="Of Chakra's and execution traces: the machine."),
     ] = None,
     nodes: NodesOption = 1,
     gpus_per_node: GpusPerNodeOption = None,
@@ -80,15 +82,26 @@ def trace(
     Exports of Nsight Systems (SQLite, under emit_nvtx) are read alike; lines of NCCL's Inspector
     are summed up by collective and size. Chakra's execution traces (a folder of PREFIX.RANK.et)
     are simulated on --topology. Execution traces (ExecutionTraceObserver) are summed up: operators
-    by shape, operations, collectives; with times, if the profiler's traces stand behind them.
+    by shape, operations, collectives; with times, if the profiler's traces stand behind them. -o
+    with --topology drafts a scenario from one alone, whose times are estimated.
     """
     flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
-    if topology is not None or any(map(_holds_chakra, traces)):
+    executed = any(_is_execution_trace(path) for path in traces)
+    if (topology is not None and not executed) or any(map(_holds_chakra, traces)):
         faults = _unused(flags, "Chakra's traces")
         _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, faults, json)
         return
-    if any(_is_execution_trace(path) for path in traces):
-        if faults := _unused(flags, "execution traces"):
+    if executed:
+        own = {name: flags[name] for name in ("--gpu", "--model", "--set")}
+        if output is not None:
+            if faults := _unused(own, "execution traces"):
+                raise InputError(faults)
+            _draft_executed(traces, output, batch, (topology, nodes, gpus_per_node, fabric), json)
+            return
+        faults = _unused(own, "execution traces")
+        drafting = {"--batch": batch, "--topology": topology}
+        faults += _unused(drafting, "execution traces but with -o DIR, where a draft goes")
+        if faults:
             raise InputError(faults)
         _print_executed(traces, json)
         return
@@ -177,6 +190,48 @@ def _print_executed(paths: list[Path], json: bool) -> None:
             _print_operators(trace)
     if json:
         print_json({"perfmodel": 1, "kind": "execution-traces", "traces": documents})
+    elif not any(document["linked"] for document in documents):
+        print_note(
+            "no times: give the profiler's traces of the same steps behind these, or -o DIR "
+            "--topology MACHINE for a scenario whose times are estimated"
+        )
+
+
+def _draft_executed(
+    paths: list[Path], output: Path, batch: int | None,
+    cluster: tuple[str | None, int, int | None, str | None], json: bool,
+) -> None:  # fmt: skip
+    """Draft a scenario from one execution trace, run it, and print both."""
+    from perfmodel.report.run.export import to_json
+    from perfmodel.traces.rebuild import executed_scenario
+
+    topology, nodes, gpus_per_node, fabric = cluster
+    faults = []
+    if topology is None:
+        allowed = "the machine: an execution trace does not name its GPUs"
+        faults.append(Fault("--topology", "nothing", allowed))
+    if len(paths) != 1:
+        allowed = "one rank's alone with -o; with the profiler's traces leave -o out"
+        faults.append(Fault("trace", f"{len(paths)} files", allowed))
+    if faults:
+        raise InputError(faults)
+    check_outputs(
+        {f"-o ({name})": output / name for name in executed_scenario.FILES},
+        {f"the trace {paths[0]}": paths[0]},
+    )
+    section = {"node": topology, "nodes": nodes, "gpus_per_node": gpus_per_node, "fabric": fabric}
+    stated = {name: value for name, value in section.items() if value is not None}
+    drafted = executed_scenario.run_draft(paths[0], stated, output, batch)
+    if json:
+        from perfmodel.report.run.export import to_json
+
+        print_json(to_json(drafted.result))
+    else:
+        from perfmodel.report.run.text import result_lines
+
+        print_blocks(result_lines(drafted.result))
+    for note in (*drafted.notes, f"wrote {drafted.path}"):
+        print_note(note)
 
 
 def _print_operators(trace: ExecutionTrace) -> None:

@@ -156,8 +156,8 @@ class LibrarySettings(FileModel):
         """What is set but changes no prediction, as sentences."""
         sentences = []
         if self.version and self.release > NEWEST:
-            known = ".".join(map(str, NEWEST))
-            sentences.append(f"NCCL {self.version} is newer than {known}, and is taken for it")
+            newest = ".".join(map(str, NEWEST))
+            sentences.append(f"NCCL {self.version} is newer than {newest}, and is taken for it")
         for name in sorted(self.env):
             variable = _read_variables().variables.get(name)
             if variable is None:

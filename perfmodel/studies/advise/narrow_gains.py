@@ -88,9 +88,11 @@ def _steps(base: SizeResult, alone: Trial, together: Trial, origin: str) -> list
     points = (base, alone.point, together.point)
     batches = [point.global_batch / base.global_batch for point in points]
     ends = []
-    for steps_s in zip(*(_ends_s(point, origin) for point in points), strict=True):
-        gains = [n * steps_s[0] / s for n, s in zip(batches, steps_s, strict=True)]
-        ends.append(StepsAtEnd(*steps_s, gains[1], gains[2]))
+    at_both = [_ends_s(point, origin) for point in points]
+    for end in (0, 1):
+        base_s, alone_s, together_s = (ends_s[end] for ends_s in at_both)
+        gains = batches[1] * base_s / alone_s, batches[2] * base_s / together_s
+        ends.append(StepsAtEnd(base_s, alone_s, together_s, *gains))
     return ends
 
 

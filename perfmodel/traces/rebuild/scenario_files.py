@@ -125,14 +125,19 @@ def write_rebuilt(rebuilt: Rebuilt, folder: Path) -> Path:
 
 def yaml_text(rebuilt: Rebuilt, name: str) -> str:
     """One of the files."""
+    return dump_yaml(rebuilt.documents[name], rebuilt.comments[name])
+
+
+def dump_yaml(document: Mapping[str, Any], comment: str) -> str:
+    """Write a document below a first line that says what it is."""
     from ruamel.yaml import YAML
 
     yaml = YAML()
     yaml.default_flow_style = None
     yaml.width = 120
     text = StringIO()
-    yaml.dump(dict(rebuilt.documents[name]), text)
-    return f"# {rebuilt.comments[name]}\n{text.getvalue()}"
+    yaml.dump(dict(document), text)
+    return f"# {comment}\n{text.getvalue()}"
 
 
 def _operations_of(trace: RankTrace) -> frozenset[str]:

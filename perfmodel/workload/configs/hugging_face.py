@@ -61,6 +61,9 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(kin.SmolLM3Config, dense.decoder_model, "SmolLM3ForCausalLM"),
     "seed_oss": Family(kin.SeedOssConfig, dense.decoder_model, "SeedOssForCausalLM"),
     "ernie4_5": Family(kin.Ernie45Config, dense.decoder_model, "Ernie4_5ForCausalLM"),
+    "cohere": Family(kin.CohereConfig, dense.decoder_model, "CohereForCausalLM"),
+    "cohere2": Family(kin.Cohere2Config, dense.decoder_model, "Cohere2ForCausalLM"),
+    "olmo": Family(kin.OlmoConfig, dense.decoder_model, "OlmoForCausalLM"),
     "olmo2": Family(kin.Olmo2Config, dense.decoder_model, "Olmo2ForCausalLM"),
     "olmo3": Family(kin.Olmo3Config, dense.decoder_model, "Olmo3ForCausalLM"),
     "starcoder2": Family(kin.Starcoder2Config, dense.decoder_model, "Starcoder2ForCausalLM"),
@@ -113,7 +116,7 @@ def read_config(path: Path, name: str | None = None) -> Buildable:
     `name`: as reports call it; default: `_name_or_path` of the file, or its folder.
     Raises `InputError`: with every fault, its file and line.
     """
-    return config_model(read_json(config_path(path)), name)
+    return config_model(read_json(config_path(path), infinite=True), name)
 
 
 def config_path(path: Path) -> Path:

@@ -82,6 +82,8 @@ def parse_json(text: str, path: Path, *, infinite: bool = False) -> JsonFile:
 
 
 def _named_constant(word: str) -> dict[str, str]:
+    if word == "NaN":
+        _refuse_constant(word)
     return {"__float__": word}
 
 

@@ -104,7 +104,7 @@ def _read_config_file(path: Path) -> JsonFile | None:
     if path.suffix.lower() != ".json" or is_safetensors(path):
         return None
     try:
-        document = read_json(path)
+        document = read_json(path, infinite=True)
     except InputError:
         if path.name == CONFIG_NAME:
             raise

@@ -56,3 +56,10 @@ def test_without_another_algorithm_the_limits_are_named(option, scenarios):
     by_size = {("p4d", nodes): scenarios[8] for nodes in (4, 8)}
     (sentence,) = explain_dips(options, by_size, None)
     assert sentence.endswith("its limit there is each host's NIC; on more compute.")
+
+
+def test_strategies_without_shared_steps_have_their_limits_named(option, scenarios):
+    servers = {"strategy": {"kind": "parameter_server", "servers": 2}}
+    by_size = {("p4d", n): change_scenario(each, servers) for n, each in scenarios.items()}
+    (sentence,) = explain_dips(options_of(option, {4: 0.5, 8: 0.9}), by_size, None)
+    assert "its limit there is compute" in sentence

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from perfmodel.errors import InputError
 from perfmodel.workload.configs.hugging_face import FAMILIES, read_config
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.zoo.buildable import build
@@ -73,8 +74,8 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
 @pytest.mark.parametrize("mode", ["autocast", "bf16"])
 @pytest.mark.parametrize(
     "label", ["gpt_neox", "vit", "clip", "whisper", "qwen3", "t5", "llama, wide heads", "phi3",
-              "glm4", "olmo2", "starcoder2", "stablelm", "roberta", "distilbert",
-              "phi", "opt"]
+              "glm4", "cohere", "cohere2", "olmo", "olmo2", "starcoder2", "stablelm", "roberta",
+              "distilbert", "phi", "opt"]
 )  # fmt: skip
 def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) -> None:
     from tests.workload.saved.saved_tensors import saved_bytes
@@ -97,9 +98,9 @@ def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     "label", ["gpt_neox", "gpt_neox, one after the other", "vit", "vit, encoder", "clip",
               "whisper", "llama", "bert", "bert, pre-training", "gpt2, ReLU, untied", "phi3", "glm",
-              "glm4", "granite", "smollm3", "seed_oss", "ernie4_5", "olmo2", "olmo3",
-              "starcoder2", "stablelm", "glm4_moe", "olmoe", "gpt_oss", "llama4_text", "roberta",
-              "xlm-roberta", "distilbert", "phi", "opt"]
+              "glm4", "granite", "smollm3", "seed_oss", "ernie4_5", "cohere", "cohere2", "olmo",
+              "olmo2", "olmo3", "starcoder2", "stablelm", "glm4_moe", "olmoe", "gpt_oss",
+              "llama4_text", "roberta", "xlm-roberta", "distilbert", "phi", "opt"]
 )  # fmt: skip
 def test_gradients_get_ready_as_in_the_module(label: str, tmp_path: Path) -> None:
     model = written(tmp_path, label)
@@ -175,6 +176,22 @@ def test_text_models_of_families_that_see(kind: str, flat: bool, tmp_path: Path)
     )
 
 
+@pytest.mark.parametrize(
+    "kind", ["falcon", "dbrx", "gptj", "bloom", "mpt", "qwen3_next", "mamba", "mamba2"]
+)
+def test_families_that_the_zoo_has_not_name_the_command_that_takes_them(
+    kind: str, tmp_path: Path
+) -> None:
+    """As transformers writes them: Mamba 2 has a limit that is infinite."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(hf.AutoConfig.for_model(kind).to_dict()))
+    with pytest.raises(InputError) as caught:
+        read_config(path)
+    (fault,) = caught.value.faults
+    assert fault.found == repr(kind)
+    assert f"`perfmodel capture {path}` writes (with transformers installed)" in fault.allowed
+
+
 def test_a_table_that_is_not_trained_has_no_gradient(tmp_path: Path) -> None:
     ours = build(written(tmp_path, "whisper"))
     trained = {ours.tensors[index].name for index in ours.ready_order}
@@ -226,6 +243,7 @@ NOT_THEIRS = {"architectures", "model_type", "id2label", "num_labels", "rope_par
         ("qwen2", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 64}),
         ("qwen3", {"use_sliding_window": False, "sliding_window": 64}),
         ("gemma2", {"sliding_window": 64}),
+        ("cohere2", {"sliding_window": 64, "num_hidden_layers": 5, "layer_types": None}),
         ("gemma3_text", {"sliding_window": 64, "num_hidden_layers": 7, "layer_types": None}),
         ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}),
     ],

@@ -6,7 +6,7 @@ its messages: NCCL's tuner compares estimates of its own, which may prefer what 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +20,7 @@ from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.training.plan.step_plan import Collective
+from perfmodel.training.strategies import STRATEGIES
 from perfmodel.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -64,10 +65,10 @@ def explain_dips(
         assert larger.step is not None
         assert own is not None  # it has a step
         assert other is not None
+        low, high = (f"{100 * (e.step.efficiency or 0):.0f} %" for e in (option, larger) if e.step)
         text = (
-            f"{option.candidate} is less efficient on {option.nodes:,} nodes "
-            f"({100 * option.step.efficiency:.0f} %) than on {larger.nodes:,} "
-            f"({100 * larger.step.efficiency:.0f} %)"
+            f"{option.candidate} is less efficient on {option.nodes:,} nodes ({low}) than on "
+            f"{larger.nodes:,} ({high})"
         )
         reason = _other_algorithm(own, other, profile)
         if not reason:
@@ -90,6 +91,8 @@ def _dips(options: Sequence[PlanOption]) -> Iterator[tuple[PlanOption, PlanOptio
 
 def _other_algorithm(smaller: Scenario, larger: Scenario, profile: Profile | None) -> str:
     """Say which algorithm makes the difference, and what the other would; "" where none does."""
+    if STRATEGIES[smaller.strategy.kind].loops is not None:
+        return ""  # its workers have no step of collectives in common
     try:
         sized = _sized(smaller, profile)
         own, other = _common_collective(sized), _common_collective(_sized(larger, profile))
@@ -138,18 +141,18 @@ def _common_collective(sized: SizedJob) -> CommonCollective | None:
     """The operation and algorithm that take most time of a step; None without collectives."""
     plan, timer = sized.plan_for(None), timer_of(sized.setup(), sized.steady_disturbances)
     groups = {each.name: max(each.groups, key=len) for each in plan.communicators}
-    total_s, total_bytes = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    counts = Counter[tuple[str, str]]()
+    total_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+    total_bytes, counts = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for work in (task.work for task in plan.tasks if isinstance(task.work, Collective)):
         group = groups[work.communicator]
         if len(group) < 2:
             continue
         lowered, time_s = timer.best(work.op, work.nbytes, group, work.root)
-        key = work.op, lowered.schedule.algorithm
+        key = str(work.op), lowered.schedule.algorithm
         total_s[key] += time_s * work.times
         total_bytes[key] += work.nbytes * work.times
         counts[key] += work.times
     if not counts:
         return None
-    (key, seconds), *_ = total_s.most_common(1)
-    return CommonCollective(*key, total_bytes[key] / counts[key], seconds / counts[key])
+    most = max(total_s, key=lambda each: total_s[each])
+    return CommonCollective(*most, total_bytes[most] / counts[most], total_s[most] / counts[most])

@@ -23,6 +23,7 @@ from perfmodel.workload.configs.config_types import (
 )
 from perfmodel.workload.configs.families.decoder_configs import DecoderConfig, LlamaConfig
 from perfmodel.workload.zoo.decoders.decoder_names import (
+    COHERE_NAMES,
     GLM4_NAMES,
     GLM_NAMES,
     OLMO2_NAMES,
@@ -181,6 +182,65 @@ class Ernie45Config(DecoderConfig):
         """All maps have a bias, or none; scores are not dropped out, whatever the file states."""
         fields = ("biased_attention", "biased_output", "biased_mlp")
         return {"score_dropout": False, **dict.fromkeys(fields, bool(self.use_bias))}
+
+
+class CohereConfig(DecoderConfig):
+    """Cohere's Command R, whose two parts read one norm; R+ with norms of its heads is left."""
+
+    vocab_size: Words = 256000
+    hidden_size: Width = 8192
+    intermediate_size: Width = 22528
+    num_hidden_layers: Layers = 40
+    num_attention_heads: Width = 64
+    max_position_embeddings: Tokens = 8192
+    tie_word_embeddings: Flag = True
+    hidden_act: Gate = "silu"
+    attention_bias: Flag = False
+    head_dim: None = None
+    use_qk_norm: Literal[False] = False
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Norms subtract the mean, and have no bias; that logits are scaled takes no time here."""
+        return {"names": COHERE_NAMES, "mean_norms": True, "parallel": True}
+
+
+class Cohere2Config(CohereConfig):
+    """Command R7B and A: attention slides in three of four layers, the others have no positions."""
+
+    sliding_window: Window | None = 4096
+    sliding_window_pattern: Layers = 4
+    layer_types: tuple[AttentionKind, ...] | None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Positions turn where attention slides."""
+        kinds = self.layer_types or [
+            "sliding_attention" if self.slides(layer) else "full_attention"
+            for layer in range(self.num_hidden_layers)
+        ]
+        full = (layer for layer, kind in enumerate(kinds) if kind == "full_attention")
+        turning = self.sliding_window is not None
+        unturned = frozenset(full) if turning else frozenset(range(self.num_hidden_layers))
+        return {**super().changes, "unturned": unturned}
+
+    def slides(self, layer: int) -> bool:
+        """All but each so-manyth."""
+        return (layer + 1) % self.sliding_window_pattern > 0
+
+
+class OlmoConfig(DecoderConfig):
+    """OLMo 1, whose norms have no parameters; those that clip queries, keys and values are left."""
+
+    vocab_size: Words = 50304
+    hidden_act: Gate = "silu"
+    attention_bias: Flag = False
+    clip_qkv: None = None
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Norms are layer normalisation, one kernel each."""
+        return {"fused_norms": True, "layer_norms": True, "plain_norms": True}
 
 
 class Olmo2Config(DecoderConfig):

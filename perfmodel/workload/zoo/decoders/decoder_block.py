@@ -11,10 +11,10 @@ from perfmodel.workload.shards.map_calls import column_calls, norm_calls, row_ca
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.decoders.rms_norm import (
-    NORM_KERNELS,
     kept_by_norm,
     norm_ready,
     norm_weight,
+    norm_work,
 )
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -200,11 +200,12 @@ def projection(
     """
     shape, shard = place.shape, place.shard
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens)
-    norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
+    norm_passes, norm_kernels = norm_work(shape)
     function = shape.ungated if activated and shape.ungated else NO_FUNCTION
     bias = _has_bias(shape, name)
     own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
-    normed = norm_weight(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms) if norm else ()
+    gain = norm_weight(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms)
+    normed = gain if norm and not shape.plain_norms else ()
     ended = norm_weight(f"{place.prefix}.{after}", outputs) if after else ()
     results = (stream * bool(ended) + s * bool(head_norm)) * outputs
     normed_elements = stream * bool(norm) * inputs + results

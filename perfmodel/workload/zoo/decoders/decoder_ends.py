@@ -7,10 +7,10 @@ from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_c
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.decoders.rms_norm import (
-    NORM_KERNELS,
     kept_by_norm,
     norm_ready,
     norm_weight,
+    norm_work,
 )
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -86,14 +86,15 @@ def head_and_loss(
     `is_shared`: whether another head has the weight, whose norm is not this one's.
     """
     norm_name = f"{name}.norm" if is_shared else "model.norm"
-    h, norm = shape.width, norm_weight(norm_name, shape.width, bias=shape.layer_norms)
+    h, gain = shape.width, norm_weight(norm_name, shape.width, bias=shape.layer_norms)
+    norm = () if shape.plain_norms else gain
     vocabulary = shard.padded(shape.vocabulary)
     own_vocabulary = vocabulary // shard.tensor
     own_weight = not (shape.tied or is_shared)
     head = weight_and_bias(name, own_vocabulary, h, bias=False) if own_weight else ()
     rows, stream = shard.map_tokens(s), shard.stream_tokens(s) * h
     logits = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
-    passes, _ = NORM_KERNELS[shape.fused_norms]
+    passes, _ = norm_work(shape)
     saved = kept_by_norm(stream, shard.stream_tokens(s), shape, logits)
     saved["saved_elements"] += float(shard.kept_tokens(s) * h + shape.capped_logits * logits)
     return linear(

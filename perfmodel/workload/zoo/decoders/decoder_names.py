@@ -44,6 +44,7 @@ GEMMA_NAMES = replace(
     ),
 )  # fmt: skip
 """Gemma 2 and 3, which normalise before and after each part."""
+COHERE_NAMES = replace(LLAMA_NAMES, before_mlp="")
 OLMO2_NAMES = replace(
     GEMMA_NAMES, norm="", before_mlp="",
 )  # fmt: skip

@@ -38,6 +38,10 @@ class DecoderShape:
     `fused_norms`: whether a norm is one kernel (``torch.nn.RMSNorm``), as in torchtitan, instead of
         Hugging Face's operations.
     `layer_norms`: whether norms are layer normalisation, with a bias, each one kernel (Nemotron).
+    `plain_norms`: whether norms have neither gain nor bias, and read a copy in fp32 (OLMo 1).
+    `mean_norms`: whether norms are layer normalisation without a bias, in single operations in
+        fp32 (Cohere).
+    `parallel`: whether both parts of a block read one norm (Cohere).
     `wide_gains`: whether norms multiply by their gain in fp32 (OLMo 2, gpt-oss; Gemma in any case).
     `gains_from_one`: whether gains are added to one (Nemotron), so that the gradient of the bias is
         complete before theirs.
@@ -77,6 +81,9 @@ class DecoderShape:
     scaled_branches: bool = False
     fused_norms: bool = False
     layer_norms: bool = False
+    plain_norms: bool = False
+    mean_norms: bool = False
+    parallel: bool = False
     wide_gains: bool = False
     gains_from_one: bool = False
     ungated: ActivationFunction | None = None

@@ -77,4 +77,5 @@ def _hugging_face_class(name: str) -> str:
 def _block(number: int, s: int, shape: DecoderShape, shard: Shard) -> list[Module]:
     """Attention part, then feed-forward part."""
     place = BlockPlace(f"model.layers.{number}", s, shape_of_layer(shape, number), shard)
-    return [*attention_part(place, shape.window_of(number)), *feed_forward_part(place)]
+    attended = attention_part(place, shape.window_of(number))
+    return [*attended, *feed_forward_part(place, normed=not shape.parallel)]

@@ -24,6 +24,16 @@ NORM_KERNELS = {False: (RMS_NORM_PASSES, RMS_NORM_KERNELS), True: (NORM_PASSES, 
 """Passes and kernels of a norm: as single operations, or fused."""
 
 
+MEAN_PASSES, MEAN_KERNELS = 5, 3
+"""More of these for layer normalisation: the mean reads, and is subtracted twice."""
+
+
+def norm_work(shape: DecoderShape) -> tuple[int, int]:
+    """Passes and kernels of a norm of a model."""
+    passes, kernels = NORM_KERNELS[shape.fused_norms]
+    return passes + MEAN_PASSES * shape.mean_norms, kernels + MEAN_KERNELS * shape.mean_norms
+
+
 def norm_weight(prefix: str, width: int, *, bias: bool = False) -> tuple[Parameter, ...]:
     """Parameters of a normalisation: its gain, and its bias where it is layer normalisation."""
     return weight_and_bias(prefix, width, bias=bias)
@@ -46,6 +56,10 @@ def kept_by_norm(
     `results`: of the elements, those that a product put out, so that they are narrow in any case.
     """
     fixed_bytes = WIDE_BYTES * (logits + rows * (1 + shape.layer_norms))
+    if shape.mean_norms:  # what is squared, what is scaled, and what the gain multiplies
+        return {"saved_bytes": WIDE_BYTES * 3.0 * elements + fixed_bytes, "saved_elements": 0.0}
+    if shape.plain_norms:
+        return {"saved_bytes": WIDE_BYTES * elements + fixed_bytes, "saved_elements": 0.0}
     if shape.fused_norms:
         return {
             "saved_bytes": fixed_bytes, "stream_elements": float(elements), "saved_elements": 0.0,

@@ -1,0 +1,250 @@
+"""A model file from an execution trace: layers by the operators of forward, with their shapes.
+
+Forward is what ran before the first node of autograd, and no other operator called. Gradients that
+autograd accumulates have the shapes of the trained parameters, all of them; operators of forward
+read tensors of these shapes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfmodel.traces.kineto.event_stream import trace_fault
+from perfmodel.traces.rebuild.executed_operations import (
+    ExecutedNodes,
+    Operation,
+    Storage,
+    TensorInput,
+    read_nodes,
+)
+from perfmodel.workload.readers.fields import TRAINABLE
+
+AUTOGRAD, OPTIMIZER = "autograd::", "Optimizer.step#"
+"""How names begin of nodes around backward, and around the optimizer's step."""
+
+HOW = (
+    "an ExecutionTraceObserver that starts before forward and stops after optimizer.step(), of a "
+    "module that is not compiled; or the profiler's trace of the step (torch.profiler.profile("
+    "record_shapes=True), export_chrome_trace), which has times as well"
+)
+
+SURELY = ("aten::linear", "aten::conv", "aten::embedding", "aten::layer_norm", "aten::rms_norm",
+          "aten::batch_norm", "aten::group_norm")  # fmt: skip
+"""Those whose inputs there are always parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedModel:
+    """What a trace says of the model.
+
+    `layers`, `parameters`: as a model file has them; `passes`: forward passes of a step.
+    `batch`: samples, by the first size of what the first layer reads.
+    `unread`: elements of parameters that have gradients and that no layer was found to read.
+    """
+
+    layers: tuple[dict[str, Any], ...]
+    parameters: tuple[dict[str, Any], ...]
+    optimizer: str
+    batch: int
+    passes: int
+    unread: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Elements of all parameters."""
+        return sum(math.prod(each["shape"]) for each in self.parameters)
+
+
+def read_executed_model(path: Path, batch: int | None = None) -> ExecutedModel:
+    """Read the layers of one rank's step.
+
+    `batch`: samples of a micro-batch, where the first size of the inputs is not that.
+    Raises `InputError`: no whole step, or no layer in it.
+    """
+    nodes = read_nodes(path)
+    first_backward = min(
+        (n for n, (name, _) in nodes.parents.items() if name.startswith(AUTOGRAD)), default=None
+    )
+    if first_backward is None:
+        raise trace_fault(path, "no backward pass", HOW)
+    steps = sorted(n for n, (name, _) in nodes.parents.items() if name.startswith(OPTIMIZER))
+    end = steps[0] if steps else math.inf
+    forward = [each for each in nodes.operations
+               if each.number < end and _is_of_forward(nodes, each)]  # fmt: skip
+    if not forward:
+        raise trace_fault(path, "no operator of forward that is known", HOW)
+    passes = _count_passes(forward)
+    shapes = Counter(shape for number, shape in nodes.gradients if number < end)
+    trained = Counter({shape: -(-count // passes) for shape, count in shapes.items()})
+    once = [each for each in forward if each.number < first_backward]
+    layered = [each for each in _with_parameters(once, trained) if each[1] or _matrix(each[0], 1)]
+    if not any(parameters for _, parameters in layered):
+        raise trace_fault(path, "no operator of forward that reads a parameter", HOW)
+    samples = batch or _samples(layered)
+    layers, parameters = _as_documents(layered, samples)
+    optimizer = nodes.parents[steps[0]][0] if steps else ""
+    named = re.fullmatch(rf"{OPTIMIZER}(\w+)\.step", optimizer)
+    unread = [shape for shape in trained.elements() if shape]
+    rest = [{"name": f"unread.{at}", "shape": list(shape), "dtype": parameters[0]["dtype"]}
+            for at, shape in enumerate(unread)]  # fmt: skip
+    if rest:
+        layers = [{"name": "unread", "parameters": [each["name"] for each in rest]}, *layers]
+    return ExecutedModel(
+        tuple(layers), (*rest, *parameters), named[1] if named else "", samples, passes,
+        sum(map(math.prod, unread)),
+    )  # fmt: skip
+
+
+def _count_passes(forward: Sequence[Operation]) -> int:
+    """Forward passes until the optimizer's step: how often a weight of the first is read."""
+    first = next((each for each in forward if each.name.startswith(SURELY) and each.weights), None)
+    if first is None:
+        return 1
+    weight = first.weights[0].storage
+    return sum(
+        each.name == first.name and any(w.storage == weight for w in each.weights)
+        for each in forward
+    )
+
+
+def _is_of_forward(nodes: ExecutedNodes, operation: Operation) -> bool:
+    """Whether neither autograd, nor the optimizer, nor another operator called it."""
+    others = (AUTOGRAD, "Optimizer.", "aten::")
+    return not any(name.startswith(others) for name in nodes.ancestors(operation.number))
+
+
+def _with_parameters(
+    operations: Sequence[Operation], trained: Counter[tuple[int, ...]]
+) -> list[tuple[Operation, list[TensorInput]]]:
+    """Operators with their parameters, each of the first that reads it.
+
+    Inputs that are always parameters go before others of the same shape. `trained`: shapes of
+    gradients; those that were found are taken out of it.
+    """
+    named: set[Storage] = set()
+    by_number: dict[int, list[TensorInput]] = {}
+    for surely in (True, False):
+        for operation in operations:
+            if operation.name.startswith(SURELY) is not surely:
+                continue
+            for tensor in operation.weights:
+                is_new = tensor.storage not in named and tensor.dtype in TRAINABLE
+                if is_new and (surely or trained[tensor.shape] > 0):
+                    named.add(tensor.storage)
+                    by_number.setdefault(operation.number, []).append(tensor)
+                    trained[tensor.shape] = max(0, trained[tensor.shape] - 1)
+    return [(each, by_number.get(each.number, [])) for each in operations]
+
+
+def _samples(layered: Sequence[tuple[Operation, list[TensorInput]]]) -> int:
+    """The first size of what the first layer reads beside its parameters."""
+    operation, _ = next((each for each in layered if each[1]), layered[0])
+    storages = {each.storage for each in operation.weights}
+    read = (each for each in operation.inputs if each and each.shape)
+    return next((each.shape[0] for each in read if each.storage not in storages), 1)
+
+
+# ---------------------------------------------------------------- the file
+
+
+def _as_documents(
+    layered: Sequence[tuple[Operation, list[TensorInput]]], samples: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Layers and parameters of a model file."""
+    layers: list[dict[str, Any]] = []
+    parameters: list[dict[str, Any]] = []
+    counts: Counter[str] = Counter()
+    for operation, read in layered:
+        kind = operation.name.removeprefix("aten::")
+        name = f"{kind}.{counts[kind]}"
+        counts[kind] += 1
+        own: list[str] = []
+        for tensor in read:
+            is_bias = len(tensor.shape) == 1 and (bool(own) or kind in ("addmm", "add"))
+            own.append(f"{name}.{'bias' if is_bias else 'weight'}")
+            parameters.append({"name": own[-1], "shape": list(tensor.shape), "dtype": tensor.dtype})
+        layer: dict[str, Any] = {"name": name}
+        if own:
+            layer["parameters"] = own[::-1]  # a bias is ready before its weight
+        layers.append(layer | _matrix(operation, samples))
+    return layers, parameters
+
+
+def _matrix(operation: Operation, samples: int) -> dict[str, Any]:
+    """Shape of the matrix kernel of an operator, of one sample; empty for those without one."""
+    shapes = [each.shape if each else () for each in operation.inputs]
+    name, out = operation.name, operation.output
+    if name in _FACTORS:
+        return _multiplied(shapes, _FACTORS[name], samples)
+    if len(shapes) < 2:
+        return {}
+    if name == "aten::linear" and len(shapes[1]) == 2:
+        bias = bool(shapes[2:3] and shapes[2])
+        return _product(math.prod(shapes[0][:-1]), *shapes[1], samples, bias=bias)
+    if name.startswith("aten::conv") and len(shapes[1]) in (3, 4) and len(out) == len(shapes[0]):
+        return {"convolution": _convolution(shapes[0], shapes[1], out)}
+    if name == "aten::scaled_dot_product_attention" and len(shapes[0]) == len(shapes[1]) == 4:
+        return {"attention": _attention(operation, shapes)}
+    return {}
+
+
+_FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::matmul": 0, "aten::addmm": 1, "aten::baddbmm": 1}
+"""Products, and the place of their first factor."""
+
+
+def _multiplied(shapes: Sequence[tuple[int, ...]], place: int, samples: int) -> dict[str, Any]:
+    """Product of two tensors: with a weight, where the second is a matrix."""
+    factors = shapes[place : place + 2]
+    if len(factors) < 2 or min(map(len, factors)) < 2:
+        return {}
+    first, second = factors
+    if len(second) == 2:
+        return _product(math.prod(first[:-1]), second[1], second[0], samples, bias=place == 1)
+    count = math.prod(second[:-2])
+    if count % samples:
+        return {"matmul_flops": 2.0 * count * first[-2] * first[-1] * second[-1] / samples}
+    product = {"rows": first[-2], "columns": second[-1], "depth": first[-1],
+               "count": count // samples, "activations": True}  # fmt: skip
+    return {"product": product}
+
+
+def _product(rows: int, columns: int, depth: int, samples: int, *, bias: bool) -> dict[str, Any]:
+    """A product with a weight; operations alone where rows are not those of whole samples."""
+    if rows % samples:
+        return {"matmul_flops": 2.0 * rows * columns * depth / samples}
+    product = {"rows": rows // samples, "columns": columns, "depth": depth}
+    return {"product": product | ({"bias": True} if bias else {})}
+
+
+def _convolution(
+    read: tuple[int, ...], weight: tuple[int, ...], out: tuple[int, ...]
+) -> dict[str, Any]:
+    """A convolution of one or two dimensions; one has a height of 1."""
+
+    def sides(shape: tuple[int, ...]) -> list[int]:
+        return [1, *shape[2:]][-2:]
+
+    return {
+        "in_channels": read[1], "out_channels": weight[0], "in_size": sides(read),
+        "out_size": sides(out), "kernel": sides(weight), "groups": read[1] // weight[1],
+    }  # fmt: skip
+
+
+IS_CAUSAL = 5
+"""Place of ``is_causal`` among the arguments of scaled_dot_product_attention."""
+
+
+def _attention(operation: Operation, shapes: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    (_, heads, tokens, head_size), (_, kv_heads, keys, _) = shapes[0], shapes[1]
+    document: dict[str, Any] = {"tokens": tokens, "heads": heads, "head_size": head_size}
+    document |= {"kv_heads": kv_heads} if kv_heads != heads else {}
+    document |= {"keys": keys} if keys != tokens else {}
+    values = operation.values
+    causal = len(values) > IS_CAUSAL and values[IS_CAUSAL] is True
+    return document | ({"causal": True} if causal else {})

@@ -1,0 +1,122 @@
+"""Operators of an execution trace that may be layers, with the tensors that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfmodel.traces.kineto.collective_calls import element_type
+from perfmodel.traces.kineto.event_stream import read_events
+
+Storage = tuple[int, int, int]
+"""A tensor by its storage, its offset in it and its elements: views of a weight are the weight."""
+
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+"""Node that reads the gradient of a parameter."""
+
+WEIGHTS: Mapping[str, tuple[int, ...]] = {
+    "aten::linear": (1, 2), "aten::conv1d": (1, 2), "aten::conv2d": (1, 2),
+    "aten::conv3d": (1, 2), "aten::convolution": (1, 2), "aten::embedding": (0,),
+    "aten::layer_norm": (2, 3), "aten::rms_norm": (2,), "aten::batch_norm": (1, 2),
+    "aten::group_norm": (2, 3), "aten::scaled_dot_product_attention": (), "aten::addmm": (0, 2),
+    "aten::mm": (1,), "aten::matmul": (1,), "aten::bmm": (), "aten::baddbmm": (),
+    "aten::mul": (0, 1), "aten::add": (0, 1),
+}  # fmt: skip
+"""Operators that may be layers, and which of their inputs may be parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInput:
+    """A tensor that an operator reads."""
+
+    storage: Storage
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operator of forward, in the order of calls."""
+
+    number: int
+    name: str
+    inputs: tuple[TensorInput | None, ...]
+    output: tuple[int, ...]
+    values: tuple[Any, ...]
+
+    @property
+    def weights(self) -> list[TensorInput]:
+        """Inputs that may be parameters."""
+        places = (self.inputs[at] for at in WEIGHTS[self.name] if at < len(self.inputs))
+        return [each for each in places if each and each.shape]
+
+
+@dataclass
+class ExecutedNodes:
+    """What is collected of a trace, node by node; an operator ends before what called it.
+
+    `parents`: name of a node, and the number of what called it.
+    `gradients`: number of the node that accumulates it, and its shape.
+    """
+
+    parents: dict[int, tuple[str, int]] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+    gradients: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+
+    def ancestors(self, number: int) -> Iterator[str]:
+        """Names of what called a node, from near to far."""
+        name, parent = self.parents.get(number, ("", 0))
+        steps = 0
+        while parent in self.parents and parent != number and steps < len(self.parents):
+            name, parent = self.parents[parent]
+            steps += 1
+            yield name
+
+
+def read_nodes(path: Path) -> ExecutedNodes:
+    """Read a trace node by node: who called whom, possible layers, and gradients by shape.
+
+    Raises `InputError`: a damaged trace.
+    """
+    nodes = ExecutedNodes()
+    for row in read_events(path, {}, member="nodes"):
+        number, parent, name = row.get("id"), row.get("ctrl_deps"), row.get("name")
+        if not isinstance(number, int) or not isinstance(name, str):
+            continue
+        nodes.parents[number] = name, parent if isinstance(parent, int) else 0
+        inputs, outputs = _tensors(row, "inputs"), _tensors(row, "outputs")
+        if name == ACCUMULATE and inputs and inputs[0]:
+            nodes.gradients.append((number, inputs[0].shape))
+        if name in WEIGHTS:
+            values = row["inputs"].get("values") if isinstance(row.get("inputs"), dict) else []
+            shape = next((each.shape for each in outputs if each), ())
+            nodes.operations.append(Operation(number, name, inputs, shape, tuple(values or ())))
+    nodes.operations.sort(key=lambda each: each.number)
+    return nodes
+
+
+def _tensors(row: Mapping[str, Any], side: str) -> tuple[TensorInput | None, ...]:
+    """Inputs or outputs by place; None for what is no tensor. Lists of tensors are flattened."""
+    part = row.get(side)
+    if not isinstance(part, dict):
+        return ()
+    cells = (part.get(name) for name in ("values", "shapes", "types"))
+    columns = [column if isinstance(column, list) else [] for column in cells]
+    return tuple(each for row in zip(*columns, strict=False) for each in _flat(*row))
+
+
+def _flat(value: Any, shape: Any, type_: Any) -> Iterator[TensorInput | None]:
+    text = type_ if isinstance(type_, str) else ""
+    if text.startswith("GenericList[") and isinstance(value, list) and isinstance(shape, list):
+        types = text.removeprefix("GenericList[").removesuffix("]").split(",")
+        for one_value, one_shape, one_type in zip(value, shape, types, strict=False):
+            yield from _flat(one_value, one_shape, one_type)
+        return
+    is_tensor = text.startswith("Tensor(") and isinstance(value, list) and len(value) >= 5
+    if not is_tensor or not all(isinstance(n, int) for n in (*value[:5], *shape)):
+        yield None
+        return
+    dtype = element_type(text.removeprefix("Tensor(").removesuffix(")")) or ""
+    yield TensorInput((value[1], value[2], value[3]), tuple(shape), dtype)

@@ -1,0 +1,167 @@
+"""A scenario drafted from an execution trace alone: layers, buckets and collectives, no times.
+
+Times of layers are estimated from their shapes, those of collectives by the library's model: an
+execution trace has neither, nor the name of a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import write_atomically
+from perfmodel.scenario import load_scenario
+from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.result.model import Result
+from perfmodel.traces.others.execution_trace import ExecutionTrace, read_execution_trace
+from perfmodel.traces.rebuild.executed_model import HOW, ExecutedModel, read_executed_model
+from perfmodel.traces.rebuild.scenario_files import MODEL, SCENARIO, dump_yaml
+from perfmodel.units import format_bytes
+
+FILES = (MODEL, SCENARIO)
+"""Files that `write_draft` writes."""
+
+OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}
+"""PyTorch's optimizers that a scenario has; of SGD the trace does not say whether with momentum."""
+
+DATA_PARALLEL = frozenset({"all_reduce", "broadcast", "barrier", "all_gather"})
+"""Collectives of DistributedDataParallel; the last where it compares ranks as it begins."""
+SHARDED = DATA_PARALLEL | {"reduce_scatter"}
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Documents by file name, and what they rest on.
+
+    `recorded_bytes`: of each all-reduce or reduce-scatter of gradients, in the order of calls.
+    """
+
+    documents: Mapping[str, Mapping[str, Any]]
+    comments: Mapping[str, str]
+    notes: tuple[str, ...]
+    recorded_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedRun:
+    """A draft that was written to `path` and run."""
+
+    path: Path
+    result: Result
+    notes: tuple[str, ...]
+
+
+def run_draft(
+    trace: Path, cluster: Mapping[str, Any], folder: Path, batch: int | None = None
+) -> DraftedRun:
+    """Draft a scenario of an execution trace, write it, and simulate it.
+
+    `cluster`, `batch`: as of `draft_scenario` and `read_executed_model`.
+    Raises `InputError`: as these, or a cluster that does not resolve.
+    """
+    model = read_executed_model(trace, batch)
+    draft = draft_scenario(read_execution_trace(trace), model, cluster)
+    path = write_draft(draft, folder)
+    result = run_scenario(load_scenario(path))
+    sent = [bucket.nbytes for bucket in result.main.buckets]
+    compared = compare_buckets(draft.recorded_bytes, sent)
+    return DraftedRun(path, result, (*draft.notes, *filter(None, [compared])))
+
+
+def draft_scenario(
+    trace: ExecutionTrace, model: ExecutedModel, cluster: Mapping[str, Any]
+) -> Draft:
+    """Draft a scenario of one rank's step on a cluster.
+
+    `cluster`: the section, which the trace does not know.
+    Raises `InputError`: collectives of training that one rank's layers do not describe.
+    """
+    operations = {each.op for each in trace.collectives}
+    if others := sorted(operations - SHARDED):
+        allowed = (
+            "a step of DistributedDataParallel, of FSDP or of one GPU; of other training the "
+            "profiler's traces of all ranks, or Chakra's (a folder of PREFIX.RANK.et)"
+        )
+        raise InputError(Fault("trace", f"{', '.join(others)}", allowed, str(trace.path)))
+    is_sharded = "reduce_scatter" in operations
+    op = "reduce_scatter" if is_sharded else "all_reduce"
+    reduced = [c.nbytes for c in trace.collectives if c.op == op and c.elements > 1]
+    strategy: dict[str, Any] = {"kind": "fsdp" if is_sharded else "ddp"}
+    if model.passes > 1:
+        strategy["accumulate"] = model.passes
+    optimizer = OPTIMIZERS.get(model.optimizer)
+    scenario = {
+        "perfmodel": 1,
+        "model": {"file": MODEL},
+        "compute": {"precision": _precision(trace), "optimizer": optimizer or "adamw"},
+        "strategy": strategy,
+        "cluster": dict(cluster),
+        "training": {"batch_per_gpu": model.batch},
+    }
+    source = trace.path.name
+    return Draft(
+        {MODEL: {"perfmodel": 1, "kind": "model", "name": trace.path.stem,
+                 "parameters": list(model.parameters), "layers": list(model.layers)},
+         SCENARIO: scenario},
+        {MODEL: f"Layers of {source} by their shapes; times are estimated, the trace has none.",
+         SCENARIO: f"How long is the step of {source} on this machine?"},
+        tuple(_notes(trace, model, optimizer)), tuple(reduced),
+    )  # fmt: skip
+
+
+def _precision(trace: ExecutionTrace) -> str:
+    """Type in which most operations of products run."""
+    heaviest = max(trace.operators, key=lambda each: each.flops, default=None)
+    precisions = {"bf16", "fp16", "fp32"}
+    return heaviest.dtype if heaviest is not None and heaviest.dtype in precisions else "fp32"
+
+
+def _notes(trace: ExecutionTrace, model: ExecutedModel, optimizer: str | None) -> Sequence[str]:
+    source = (
+        f"Drafted from {trace.path.name} alone: times are estimates by the model, because an "
+        f"execution trace has none. For recorded ones give {HOW.partition('; or ')[2]}."
+    )
+    notes = [
+        source,
+        f"{model.batch:,} samples a micro-batch, by the first size of the inputs (--batch).",
+    ]
+    if optimizer is None:
+        named = f"{model.optimizer!r}" if model.optimizer else "no optimizer"
+        notes.append(f"The trace has {named}; AdamW is taken (compute.optimizer).")
+    if model.unread:
+        notes.append(
+            f"{model.unread:,} elements of parameters have gradients and no layer that was found "
+            "reads them: their bytes count, their work does not."
+        )
+    return notes
+
+
+def compare_buckets(recorded: Sequence[int], drafted: Sequence[int]) -> str:
+    """Say whether the drafted scenario sends gradients as was recorded; "" where nothing was."""
+    if not recorded or not drafted:
+        return ""
+    listed = _sizes(recorded)
+    if list(recorded) == list(drafted):
+        return f"Gradients travel as recorded: {listed}."
+    return (
+        f"Recorded reductions: {len(recorded):,} ({listed}); drafted: {len(drafted):,} "
+        f"({_sizes(drafted)}): see strategy.bucket_cap and first_bucket."
+    )
+
+
+MOST_SIZES = 6
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    more = f" and {len(sizes) - MOST_SIZES:,} more" if len(sizes) > MOST_SIZES else ""
+    return ", ".join(map(format_bytes, sizes[:MOST_SIZES])) + more
+
+
+def write_draft(draft: Draft, folder: Path) -> Path:
+    """Write the files and return the path of the scenario."""
+    for name, document in draft.documents.items():
+        write_atomically(folder / name, dump_yaml(document, draft.comments[name]))
+    return folder / SCENARIO
