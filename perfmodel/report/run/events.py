@@ -117,7 +117,7 @@ def _cost(costs_s: float, cost: DisturbanceCost) -> str:
     """Write a cost with its sign and as a share."""
     if not _without_rounding(costs_s, cost):
         return "costs nothing"
-    sign = "-" if costs_s < 0 else "+"
+    sign = "\N{MINUS SIGN}" if costs_s < 0 else "+"
     share = quantities.percent(abs(costs_s) / cost.undisturbed_s)
     return f"{sign}{quantities.duration(abs(costs_s))} a step ({sign}{share})"
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-_ROW_PIXELS = 84
+_ROW_PIXELS, _LEAST_ROW_PIXELS, _ROOMY = 84, 46, 6
+"""Of few rows; of many, which are closer from `_ROOMY` rows on."""
+_THIN = 1 / 150
+"""Share of the step below which a bar has an edge of its own colour: a pale one would hide it."""
 _NUMBER_ROOM = {1: 0.022, 2: 0.055, 3: 0.09}
 """Share of the step's length that a number of so many digits needs, so that neighbours do not
 touch on a screen of 360 pixels."""
@@ -29,9 +32,9 @@ def draw_timeline(point: SizeResult) -> go.Figure:
     """Draw one step; the horizontal axis zooms, rows stand below each other."""
     picture = step_picture(point)
     unit, scale = time_unit(picture.length_s)
-    figure = new_figure(
-        110 + _ROW_PIXELS * max(1, len(picture.rows)), barmode="overlay", bargap=0.3
-    )
+    rows = max(1, len(picture.rows))
+    row_pixels = max(_LEAST_ROW_PIXELS, min(_ROW_PIXELS, _ROW_PIXELS * _ROOMY // rows))
+    figure = new_figure(110 + row_pixels * rows, barmode="overlay", bargap=0.3)
     for work in WORK:
         _add_bars(figure, picture, work, scale)
     _add_waits(figure, picture, scale)
@@ -93,17 +96,18 @@ def _add_bars(figure: go.Figure, picture: StepPicture, work: str, scale: float) 
     ]
     if not placed:
         return
-    edge = 0.7 if work == "communication" else 0
+    edge, thin_s = 0.7 if work == "communication" else 0, _THIN * picture.length_s
+    edges = ["white" if b.end_s - b.start_s > thin_s else WORK[work] for *_, b in placed]
     figure.add_bar(
         orientation="h",
         base=[bar.start_s / scale for _, _, bar in placed],
         x=[(bar.end_s - bar.start_s) / scale for _, _, bar in placed],
         y=[height for height, _, _ in placed],
-        width=[0.52] * len(placed),
+        width=0.52,
         name=work,
-        marker={"color": WORK[work], "line": {"color": "white", "width": edge}},
-        hovertext=[_hover(row, bar) for _, row, bar in placed],
-        hoverinfo="text",
+        marker={"color": WORK[work], "line": {"color": edges if edge else "white", "width": edge}},
+        hovertext=[_hover(bar) for *_, bar in placed],
+        hovertemplate=f"<b>{work}</b><br>%{{hovertext}}<extra></extra>",
     )
 
 
@@ -119,7 +123,7 @@ def _add_waits(figure: go.Figure, picture: StepPicture, scale: float) -> None:
         base=[tail.start_s / scale for _, tail in waits],
         x=[(tail.end_s - tail.start_s) / scale for _, tail in waits],
         y=[height for height, _ in waits],
-        width=[0.52] * len(waits),
+        width=0.52,
         name="exposed communication",
         marker={"color": WORK["exposed communication"], "line": {"width": 0}},
         hovertext=[
@@ -134,20 +138,17 @@ def _visible(picture: StepPicture) -> list[Tail]:
     return [tail for tail in picture.tails if tail.exposed_s >= _SHADED * picture.length_s]
 
 
-def _hover(row: Row, bar: Bar) -> str:
-    names = bar.first if bar.spans == 1 else f"{bar.first} ... {bar.last} ({bar.spans} spans)"
-    where = bar.work if row.title in {row.role, bar.work} else f"{bar.work}, {row.title}"
-    lines = [f"<b>{escape(names, quote=False)}</b>", escape(where, quote=False)]
+def _hover(bar: Bar) -> str:
+    names = bar.first if bar.spans == 1 else f"{bar.first} and {bar.spans - 1:,} more"
+    lines = [escape(names.removeprefix(f"{bar.work} "), quote=False)]
     if bar.bucket is not None:
         wait = max(0.0, bar.start_s - bar.ready_s)
         lines.append(
             f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, "
             f"waited {quantities.duration(wait)}"
         )
-    lines.append(
-        f"{quantities.duration(bar.start_s)} to {quantities.duration(bar.end_s)}, busy "
-        f"{quantities.duration(bar.busy_s)}"
-    )
+    busy = f", busy {quantities.duration(bar.busy_s)}" if bar.spans > 1 else ""
+    lines.append(f"{quantities.duration(bar.start_s)} to {quantities.duration(bar.end_s)}{busy}")
     return "<br>".join(lines)
 
 
