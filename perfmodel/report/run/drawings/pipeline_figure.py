@@ -104,12 +104,12 @@ def _add_blocks(
 ) -> None:
     if not blocks:
         return
-    shown = [_clipped(block, window) for block in blocks]
+    ends_s = [_clipped(block, window) for block in blocks]
     kind, thin = blocks[0].kind, blocks[0].kind == MESSAGE
     figure.add_bar(
         orientation="h",
-        base=[start_s / scale for start_s, _ in shown],
-        x=[(end_s - start_s) / scale for start_s, end_s in shown],
+        base=[start_s / scale for start_s, _ in ends_s],
+        x=[(end_s - start_s) / scale for start_s, end_s in ends_s],
         y=[block.row + (0.42 if thin else 0.0) for block in blocks],
         width=_THIN if thin else _HEIGHT,
         name=kind,

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-_ROW_PIXELS, _LEAST_ROW_PIXELS, _ROOMY = 84, 46, 6
+_ROW_PIXELS, _LEAST_ROW_PIXELS, _ROOMY = 84, 44, 6
 """Of few rows; of many, which are closer from `_ROOMY` rows on."""
+_TITLE_PIXELS = 19
+"""Of a row's title, which stands above its bars."""
 _THIN = 1 / 150
 """Share of the step below which a bar has an edge of its own colour: a pale one would hide it."""
 _NUMBER_ROOM = {1: 0.022, 2: 0.055, 3: 0.09}
@@ -50,7 +52,7 @@ def draw_timeline(point: SizeResult) -> go.Figure:
     figure.update_yaxes(
         **axis_layout(
             showgrid=False, showline=False, showticklabels=False,
-            range=[-0.55, len(picture.rows) - 0.45],
+            range=[-0.55, len(picture.rows) - 1 + max(0.55, 0.3 + _TITLE_PIXELS / row_pixels)],
         )
     )  # fmt: skip
     figure.update_layout(dragmode="zoom", margin={"t": 30})
