@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -54,3 +55,15 @@ def test_one_of_many_spans_is_named_and_the_others_counted(result: Result) -> No
     (forward,) = [trace for trace in figure.data if trace.name == "forward"]
     assert forward.hovertext[0].startswith("layer0 forward and 52 more<br>")
     assert "busy" in forward.hovertext[0]
+
+
+def test_a_step_with_pieces_of_waiting_is_not_shaded_as_a_whole(result: Result) -> None:
+    """Compute of 1.5 ms in every 2 ms: a quarter is exposed, in 495 pieces."""
+    starts_s = [2e-3 * n for n in range(495)]
+    spans = [Span("h", "backward", "all", "compute", 0, at, at + 1.5e-3, at) for at in starts_s]
+    spans.append(Span("g", "communication", "all", "comm", 0, 0.0, 0.99, 0.0))
+    point = replace(result.main, timeline=Timeline(tuple(spans)), step_time_s=0.99)
+    figure = draw_timeline(point)
+    assert not figure.layout.shapes
+    labels = [note.text.replace("\N{NO-BREAK SPACE}", " ") for note in figure.layout.annotations]
+    assert any(re.fullmatch("<b>24[78] ms exposed, in short pieces</b>", text) for text in labels)

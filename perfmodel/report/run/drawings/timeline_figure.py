@@ -28,6 +28,8 @@ touch on a screen of 360 pixels."""
 _SHADED, _LABELLED = 0.001, 0.005
 """Shares of the step from which exposed communication is shaded, and labelled."""
 _LABEL_ROOM = 0.4
+_MOSTLY = 0.5
+"""Share of a stretch from which on it is shaded as exposed, and not only said to have pieces."""
 
 
 def draw_timeline(point: SizeResult) -> go.Figure:
@@ -159,10 +161,12 @@ def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
     colour = WORK["exposed communication"]
     labelled: list[float] = []
     for tail in sorted(_visible(picture), key=lambda tail: -tail.exposed_s):
-        figure.add_vrect(
-            x0=tail.start_s / scale, x1=tail.end_s / scale, fillcolor=colour, opacity=0.13,
-            line_width=0, layer="below",
-        )  # fmt: skip
+        in_pieces = tail.exposed_s < _MOSTLY * (tail.end_s - tail.start_s)
+        if not in_pieces:
+            figure.add_vrect(
+                x0=tail.start_s / scale, x1=tail.end_s / scale, fillcolor=colour, opacity=0.13,
+                line_width=0, layer="below",
+            )  # fmt: skip
         middle = (tail.start_s + tail.end_s) / 2 / picture.length_s
         short = labelled and tail.exposed_s < _LABELLED * picture.length_s
         if short or any(abs(middle - other) < _LABEL_ROOM for other in labelled):
@@ -171,6 +175,7 @@ def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
         figure.add_annotation(
             x=(tail.end_s if middle > 0.5 else tail.start_s) / scale, y=1, yref="paper",
             yanchor="bottom", xanchor="right" if middle > 0.5 else "left", showarrow=False,
-            text=f"<b>{quantities.duration(tail.exposed_s)} exposed</b>",
+            text=f"<b>{quantities.duration(tail.exposed_s)} exposed"
+            f"{', in short pieces' if in_pieces else ''}</b>",
             font={"color": WAIT_INK, "size": 13},
         )  # fmt: skip
