@@ -46,6 +46,13 @@ _CONFIG = {
     "scrollZoom": False,
 }
 
+_DIGITS = re.compile(r"(?<=[\[,:])-?\d+\.\d{7,}(?:e[+-]?\d+)?(?=[,\]}])")
+"""Numbers of figures with more digits than any screen has pixels."""
+
+_ESCAPES = re.compile(r"\\\\|\\u00(?:3e|2f|a0)")
+_PLAIN = {"\\u003e": ">", "\\u002f": "/", "\\u00a0": "\N{NO-BREAK SPACE}"}
+"""Characters that are safe within a script as they are, once every ``<`` of it is escaped."""
+
 _URL = re.compile(r"https?://[^\s<>\"')\]]+[^\s<>\"')\].,;]")
 
 _QUOTED = re.compile(r"`([^`\n]+)`")
@@ -55,6 +62,9 @@ _LONG_ROWS = 14
 
 _MANY_COLUMNS = 8
 """Columns from which a table has less room between them."""
+
+_TILE_LETTERS = 9
+"""Letters that fit into a tile on a phone."""
 
 _SHORT_TEXT = 16
 """Letters up to which text in a column stands on one line."""
@@ -174,8 +184,13 @@ def _class(style: str) -> str:
 def _tile(tile: Tile) -> str:
     return (
         f"<div{_class(f'tile {tile.style}'.strip())}><span>{escape(tile.title)}</span>"
-        f"<strong>{escape(tile.figure)}</strong><small>{escape(tile.note)}</small></div>"
+        f"<strong>{escape(_fitted(tile.figure))}</strong><small>{escape(tile.note)}</small></div>"
     )
+
+
+def _fitted(figure: str) -> str:
+    """A long number may leave its unit to the next line: a phone would break within the unit."""
+    return figure if len(figure) <= _TILE_LETTERS else figure.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _table(block: Table) -> str:
@@ -248,6 +263,8 @@ def _figure(block: Figure) -> str:
         default_height=f"{figure.layout.height}px",
     )
     drawing = drawing.replace("<script", '<script type="text/plain" class="drawing"', 1)
+    drawing = _DIGITS.sub(lambda number: f"{float(number[0]):.7g}", drawing)
+    drawing = _ESCAPES.sub(lambda escaped: _PLAIN.get(escaped[0], escaped[0]), drawing)
     label = escape(block.description)
     return f'{key}<div class="plot" role="img" aria-label="{label}">{drawing}</div>'
 

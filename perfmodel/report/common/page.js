@@ -29,7 +29,7 @@ for (const waiting of document.querySelectorAll("script.drawing")) {
 (() => {
   "use strict";
   const narrow = matchMedia("screen and (max-width: 760px)");
-  const HALF_A_CARD = 21; // letters of title and value, beside another pair
+  const HALF_A_CARD = 19; // letters of title and value, beside another pair
   const tables = [...document.querySelectorAll(".scroll > table")];
 
   function name_cells(table) {
@@ -38,18 +38,19 @@ for (const waiting of document.querySelectorAll("script.drawing")) {
       [...row.cells].forEach((cell, at) => {
         cell.dataset.title = titles[at];
         const letters = titles[at].length + cell.textContent.length;
-        cell.classList.toggle("whole", at === 0 || letters > HALF_A_CARD);
+        const is_text = cell.matches(".w, .s");
+        cell.classList.toggle("whole", at === 0 || is_text || letters > HALF_A_CARD);
       });
     }
   }
 
   function arrange() {
-    for (const table of tables) table.classList.remove("cards");
+    for (const table of tables) table.classList.remove("stacked");
     if (!narrow.matches) return;
     const wide = tables.filter((table) => table.offsetWidth > table.parentElement.clientWidth);
     for (const table of wide) {
       name_cells(table);
-      table.classList.add("cards");
+      table.classList.add("stacked");
     }
   }
 

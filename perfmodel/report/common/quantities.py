@@ -32,7 +32,7 @@ def count(value: float, digits: int = 3) -> str:
         return f"{value:g}"
     rounded = float(f"{value:.{digits}g}")
     decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
-    return f"{rounded:,.{max(0, min(decimals, digits))}f}"
+    return f"{rounded:,.{max(0, min(decimals, digits))}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _scaled(value: float, units: tuple[tuple[str, float], ...], digits: int = 3) -> str:

@@ -43,7 +43,7 @@ def comparison_html(comparison: Comparison) -> str:
     steps = Figure(draw_steps(comparison), "steps", "Bars: the parts of a step of each side")
     parts = "One step of each in its parts."
     sections = [
-        section("What differs", lead, *fields),
+        *([section("What differs", lead, *fields)] if len(comparison.sides) > 1 else []),
         section("Figures", "", tables.figures_table(comparison)),
         section("Where the step goes", parts, steps, tables.parts_table(comparison)),
     ]

@@ -37,6 +37,9 @@ def side_names(comparison: Comparison) -> list[str]:
 def headline(comparison: Comparison) -> str:
     """Name the side that needs the least time per sample, and what that rests on."""
     first = comparison.sides[0]
+    if len(comparison.sides) == 1:
+        takes = f"A step takes {quantities.duration(first.point.step_time_s)}"
+        return f"{takes}, limited by {limited_by(first.point)}"
     if not comparison.differences or not all(each.same_samples for each in comparison.differences):
         return title(comparison)
     pairs = zip(comparison.sides[1:], comparison.differences, strict=True)
@@ -75,6 +78,8 @@ def sentences(comparison: Comparison) -> Iterator[str]:
     """Compare each side with the first in one sentence."""
     first = comparison.sides[0]
     names = side_names(comparison)
+    if len(names) == 1:
+        return
     if not comparison.differences or names[0] != first.label:
         yield f"{names[0]}: a step takes {quantities.duration(first.point.step_time_s)}."
     rest = zip(names[1:], comparison.sides[1:], comparison.differences, strict=True)
@@ -197,7 +202,8 @@ def signed_ratio(ratio: float) -> str:
     """Write a ratio as a change: ``"+12 %"``."""
     if abs(ratio - 1) < NOTHING:
         return "0 %"
-    return f"{'+' if ratio > 1 else '-'}{_percent(ratio)}"
+    sign = "+" if ratio > 1 else "\N{MINUS SIGN}"
+    return f"{sign}{_percent(ratio)}"
 
 
 def unread_fields(comparison: Comparison) -> list[str]:

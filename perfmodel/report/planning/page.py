@@ -156,7 +156,9 @@ def _options(plan: PlanResult) -> Section | None:
 
 
 def _throughput(plan: PlanResult) -> Section | None:
-    if not plan.usable:
+    """Draw what more nodes bring; nothing where each candidate has one size."""
+    names = [option.candidate for option in plan.usable]
+    if len(set(names)) == len(names):
         return None
     drawn = Figure(draw_throughput(plan), "throughput", "Throughput by GPUs, with 80 % bands")
     return section("Throughput by size", "With 80 % intervals, as bands.", drawn)

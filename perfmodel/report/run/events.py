@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-LISTED = 16
+LISTED = 24
 """Rows of collectives that the page lists, alike ones in one; result.json holds all."""
 
 MOSTLY = 0.5
@@ -98,9 +98,14 @@ def lines(point: SizeResult) -> list[str]:
 
 
 def explain_devices(cost: DisturbanceCost) -> str:
-    """Say what the first name of a device in a text stands for; empty where there is none."""
+    """Say what the first name of a device in events and waits stands for; empty without any."""
     texts = [event.what for event in cost.events] + [wait.last for wait in cost.waits]
-    match = next(filter(None, map(_DEVICE.search, texts)), None)
+    return explain_device("; ".join(texts))
+
+
+def explain_device(text: str) -> str:
+    """Say what the first name of a device in a text stands for; empty where there is none."""
+    match = _DEVICE.search(text)
     if match is None:
         return ""
     host, kind, number = match.groups()
@@ -117,7 +122,7 @@ def _cost(costs_s: float, cost: DisturbanceCost) -> str:
     """Write a cost with its sign and as a share."""
     if not _without_rounding(costs_s, cost):
         return "costs nothing"
-    sign = "-" if costs_s < 0 else "+"
+    sign = "\N{MINUS SIGN}" if costs_s < 0 else "+"
     share = quantities.percent(abs(costs_s) / cost.undisturbed_s)
     return f"{sign}{quantities.duration(abs(costs_s))} a step ({sign}{share})"
 

@@ -29,7 +29,7 @@ from perfmodel.report.run import tables
 from perfmodel.report.run.chrome_trace import write_kineto
 from perfmodel.report.run.drawings.pipeline_figure import PIPELINE_HINT, draw_pipeline
 from perfmodel.report.run.drawings.timeline_figure import draw_timeline
-from perfmodel.report.run.events import events_section
+from perfmodel.report.run.events import events_section, explain_device
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.parallel.parallelism import mixture_section
 from perfmodel.report.run.servers import servers_section
@@ -141,7 +141,10 @@ def _tiles(result: Result) -> Tiles:
     room = Tile(title, figure, f"{verdict}, {used} used")
     if not memory.fits or memory.tight:
         room = Tile(title, figure, f"{verdict}: {used}", "bad")
-    limit, below = main.bottleneck, quantities.limit(main) or "costs more than anything else"
+    limit, below = main.bottleneck, quantities.limit(main)
+    if not below:
+        below = "costs more than anything else"
+        below += f"; {explained}" if (explained := explain_device(limit)) else ""
     if limit == "compute":
         limit, below = "Compute", "nothing else would save more than 1 % of the step"
     return Tiles(

@@ -37,6 +37,9 @@ COLOURED = 7
 BARS = 16
 """Variants whose steps are drawn."""
 
+_NOTHING = 1e-9
+"""Of a unit of time: what rounding leaves of nothing."""
+
 _LABELS = 7
 _SPREAD = 8.0
 """Numbers further apart than this factor stand on a logarithmic axis."""
@@ -129,9 +132,14 @@ def draw_steps(pairs: Sequence[Pair]) -> go.Figure:
         "the rest": WORK["idle"],
     }
     for part, colour in colours.items():
+        times = [
+            parts_s(answer.step_time_s, answer.compute_s, answer.exposed_comm_s)[part] / scale
+            for _, answer in shown_pairs
+        ]
+        if not any(time > _NOTHING for time in times):
+            continue
         figure.add_bar(
-            x=[parts_s(answer.step_time_s, answer.compute_s, answer.exposed_comm_s)[part] / scale
-               for _, answer in shown_pairs],
+            x=times,
             y=places, orientation="h", name=part, marker={"color": colour}, hoverinfo="text",
             hovertext=[hover(pair) for pair in shown_pairs],
         )  # fmt: skip

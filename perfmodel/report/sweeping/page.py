@@ -22,7 +22,7 @@ from perfmodel.report.sweeping.sweep_axes import choose_axes
 from perfmodel.scenario import Scenario
 from perfmodel.studies.sweep import SweepResult
 from perfmodel.studies.sweep.export import flatten, to_json
-from perfmodel.studies.sweep.run import format_fields
+from perfmodel.studies.sweep.run import format_fields, format_value
 
 FILES = ("sweep.html", "sweep.csv", "sweep.json")
 """Files that `write_sweep` writes."""
@@ -72,7 +72,12 @@ def _charts(swept: SweepResult) -> list[Section]:
         if not text.has_one_size(pairs):
             lead = f"Throughput of each GPU along {axes.field}: what falls is lost to scale."
         if axes.lines:
-            lead += f" A line for each combination of the rest; the best {COLOURED} in colour."
+            lead += " A line for each combination of the rest"
+            combinations = {text.describe({n: v.set.get(n) for n in axes.lines}) for v, _ in pairs}
+            lead += f"; the best {COLOURED} in colour." if len(combinations) > COLOURED else "."
+        values = {format_value(variant.set.get(axes.field)) for variant, _ in pairs}
+        if len(values) > len(axes.places):
+            lead += f" Values of {axes.field} that are no numbers are in the table alone."
         if not all(answer.fits for _, answer in pairs):
             lead += " Open marks do not fit in memory."
         description = f"Lines: throughput along {axes.field}"

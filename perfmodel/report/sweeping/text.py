@@ -13,7 +13,7 @@ from perfmodel.studies.sweep.variants import Variant
 Pair = tuple[Variant, Answer]
 """A variant that was answered, and its figures."""
 
-FASTEST_FIRST = "Fastest first; those that do not fit in memory last."
+FASTEST_FIRST = "Most samples per second first; those that do not fit in memory last."
 
 
 def answered(swept: SweepResult) -> list[Pair]:
@@ -101,7 +101,8 @@ def findings(swept: SweepResult) -> Iterator[str]:
 def variant_table(swept: SweepResult, most: int) -> Table:
     """List variants with their figures, the fastest first."""
     headers = (
-        *swept.fields, ">GPUs", ">step", ">80 % interval", ">exposed", ">samples/s", "bottleneck"
+        *swept.fields, ">GPUs", ">step", ">80 % interval", ">exposed", ">samples/s",
+        ">memory", "bottleneck",
     )  # fmt: skip
     rows = [
         (
@@ -111,6 +112,7 @@ def variant_table(swept: SweepResult, most: int) -> Table:
             _interval(answer),
             quantities.duration(answer.exposed_comm_s or 0.0),
             quantities.count(answer.samples_per_s or 0.0),
+            quantities.size(answer.memory_bytes or 0.0),
             (answer.bottleneck or "") + memory_note(answer),
         )
         for variant, answer in answered(swept)[:most]

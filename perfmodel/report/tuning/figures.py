@@ -92,13 +92,12 @@ def _steps(
         mode="lines",
         line={"color": colour, "width": 1.6, "shape": "hv"},
         name=name,
-        hoverinfo="text",
         hovertext=[
-            f"<b>{escape(number(p.bucket_cap_mb))} MiB</b>, {p.buckets} buckets"
-            f"<br>step {fine(p.step_time_s)}"
-            f"<br>exposed {quantities.duration(p.exposed_comm_s)}"
+            f"{escape(number(p.bucket_cap_mb))} MiB, {p.buckets} buckets<br>"
+            f"{fine(p.step_time_s)}, exposed {quantities.duration(p.exposed_comm_s)}"
             for p in (*points, points[-1])
         ],
+        hovertemplate="%{hovertext}<extra></extra>",
     )
 
 

@@ -59,11 +59,13 @@ def write_compromise(compromise: MinimaxCap, folder: Path) -> Path:
 
 def tuned_html(tuned: TuneResult) -> str:
     """Build the page of one scenario as one string."""
-    setting = f"{tuned.workload} with DistributedDataParallel on {tuned.machine}"
+    job = f"{tuned.workload} with DistributedDataParallel on"
+    setting = f"{job} {quantities.gpus(tuned.gpus)} of {tuned.machine}"
+    answer, limit = text.answer(tuned)
     return render_html(
         f"Buckets of {setting}",
         [
-            header(setting, text.headline(tuned), [PREDICTED], [tuned.scenario.question]),
+            header(setting, answer, [PREDICTED], [tuned.scenario.question], [limit]),
             _tiles(tuned),
             _paste(tuned),
             _curve(tuned),

@@ -33,6 +33,12 @@ def headline(tuned: TuneResult) -> str:
     return f"{where}: {_verdict(tuned)}.{_limit(tuned)}"
 
 
+def answer(tuned: TuneResult) -> tuple[str, str]:
+    """The same for a page, which names the training above: what to do, and what limits it."""
+    verdict = _verdict(tuned)
+    return f"{verdict[:1].upper()}{verdict[1:]}.", _limit(tuned).strip()
+
+
 def _verdict(tuned: TuneResult) -> str:
     default, best = tuned.default.step_time_s, tuned.best_list.step_time_s
     takes, gain = f"a step takes {fine(default)}", 1.0 - best / default

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.common import figures
+from perfmodel.report.common.document import Figure
+from perfmodel.report.common.html import render_block
 from perfmodel.studies.run.result.model import Result
 
 
@@ -57,3 +59,18 @@ def test_log_ticks_are_round_and_inside() -> None:
 @pytest.mark.parametrize(("longest", "unit"), [(0.0005, "us"), (0.1, "ms"), (3.0, "s")])
 def test_time_unit(longest: float, unit: str) -> None:
     assert figures.time_unit(longest)[0].replace("\N{MICRO SIGN}", "u") == unit
+
+
+def test_pages_hold_no_more_digits_than_a_screen_shows() -> None:
+    figure = figures.new_figure(100)
+    figure.add_scatter(
+        x=[0.123456789012, 1 / 3], y=[1e-9 / 3, 2],
+        hovertext=["a > b </script> 0.123456789012\N{NO-BREAK SPACE}ms", "\\u003e"],
+    )  # fmt: skip
+    html = render_block(Figure(figure, "digits", "d"))
+    assert "0.1234568,0.3333333" in html
+    assert "3.333333e-10" in html
+    assert "0.123456789012\N{NO-BREAK SPACE}ms" in html  # texts stay
+    assert html.count("</script>") == 1  # what a script contains cannot end it
+    assert "a > b \\u003c/script>" in html
+    assert "\\\\u003e" in html  # a backslash of a text is no escape

@@ -104,3 +104,11 @@ def test_what_stands_between_backquotes_is_code_and_stays_escaped() -> None:
     html = render_block(Paragraph("read by `perfmodel run <x>`, not by a lone ` here"))
     assert html == "<p>read by <code>perfmodel run &lt;x&gt;</code>, not by a lone ` here</p>"
     assert "<li>see <code>a</code></li>" in render_block(Bullets(("see `a`",)))
+
+
+def test_a_long_number_may_break_before_its_unit_alone() -> None:
+    space = "\N{NO-BREAK SPACE}"
+    tiles = [Tile("Cost", f"740,331{space}USD", ""), Tile("Time", f"54.8{space}d", "")]
+    page = render_block(Tiles(tiles))
+    assert "<strong>740,331 USD</strong>" in page
+    assert f"<strong>54.8{space}d</strong>" in page

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.common import quantities
+from perfmodel.report.comparison.page import comparison_html
 from perfmodel.report.comparison.tables import figures_table
 from perfmodel.report.comparison.text import column_names, headline, sentences
 from perfmodel.scenario import load_scenario
@@ -154,3 +155,12 @@ def test_steps_have_a_fourth_digit_only_where_three_hide_a_difference(
         for row in figures_table(two).rows
     }
     assert rows["step"][:2] == list(cells)
+
+
+def test_a_scenario_alone_is_no_contest(four: Comparison) -> None:
+    alone = replace(four, sides=four.sides[:1], differences=())
+    said = headline(alone).replace("\N{NO-BREAK SPACE}", " ")
+    assert said.startswith("A step takes ")
+    assert ", limited by " in said
+    assert list(sentences(alone)) == []
+    assert "What differs" not in comparison_html(alone)

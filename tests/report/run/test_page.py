@@ -192,3 +192,10 @@ def test_folder_holds_page_data_and_timeline(result: Result, tmp_path: Path) -> 
 def test_a_number_that_is_not_finite_stops_the_page(with_main: Callable[..., Result]) -> None:
     with pytest.raises(InputError, match="step_time_s"):
         report_html(with_main(step_time_s=float("nan")))
+
+
+def test_who_is_meant_stands_beside_a_bottleneck_that_is_an_event(
+    with_main: Callable[..., Result],
+) -> None:
+    page = report_html(with_main(bottleneck="n5/gpu0 2 times slower", reliefs=()))
+    assert "n5 is host 5, gpu0 its GPU 0: all are counted from 0." in page

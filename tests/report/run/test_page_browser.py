@@ -50,7 +50,7 @@ def test_page_opens_cleanly(browser: Browser, page_file: Path, width: int, heigh
 def test_tables_become_cards_on_a_phone(browser: Browser, page_file: Path) -> None:
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto(page_file.as_uri())
-    page.wait_for_function("document.querySelector('#scaling table.cards')")
+    page.wait_for_function("document.querySelector('#scaling table.stacked')")
     boxes = "[...document.querySelectorAll('.scroll')]"
     assert page.evaluate(f"{boxes}.filter(b => b.scrollWidth > b.clientWidth).length") == 0
     row = page.locator("#scaling table tbody tr").first
@@ -60,6 +60,6 @@ def test_tables_become_cards_on_a_phone(browser: Browser, page_file: Path) -> No
     assert shown == '"Step"'
     # On a desk the same page has its table again.
     page.set_viewport_size({"width": 1280, "height": 900})
-    page.wait_for_function("!document.querySelector('table.cards')")
+    page.wait_for_function("!document.querySelector('table.stacked')")
     assert row.evaluate("row => getComputedStyle(row).display") == "table-row"
     page.close()

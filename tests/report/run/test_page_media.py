@@ -96,6 +96,13 @@ def test_lines_of_figures_are_seen_in_the_dark(shown: Callable[..., Page], file:
     assert "rgb(27, 36, 48)" not in strokes
 
 
+def test_intervals_are_seen_in_the_dark(shown: Callable[..., Page], file: Path) -> None:
+    opacity = "all => Math.max(...all.map(e => Number(getComputedStyle(e).fillOpacity)))"
+    for scheme, least, most in (("light", 0.1, 0.25), ("dark", 0.3, 0.4)):
+        page = shown(file, color_scheme=scheme)
+        assert least < page.eval_on_selector_all("#figure-steptime .js-fill", opacity) < most
+
+
 def test_paper_is_white_whatever_the_screen(shown: Callable[..., Page], file: Path) -> None:
     page = shown(file, color_scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 
+from perfmodel.report.common.palette import WORK
 from perfmodel.report.run.drawings.timeline_figure import draw_timeline
 from perfmodel.studies.run.result.model import Result
+from perfmodel.timeline import Span, Timeline
 
 
 def test_timeline_shades_and_labels_the_exposed_tail(result: Result) -> None:
@@ -18,3 +23,47 @@ def test_timeline_shades_and_labels_the_exposed_tail(result: Result) -> None:
     assert high - low == pytest.approx(1e3 * exposed)
     (wait,) = [trace for trace in figure.data if trace.name == "exposed communication"]
     assert wait.x[0] == pytest.approx(1e3 * exposed)
+
+
+def test_short_messages_have_an_edge_of_their_own_colour(result: Result) -> None:
+    """A pale edge of 0.7 pixels covers a bar of one pixel, and on a dark page it is black."""
+    spans = [
+        span._replace(end_s=span.start_s + 1e-4) if span.bucket == 1 else span
+        for span in result.main.timeline.spans
+    ]
+    figure = draw_timeline(replace(result.main, timeline=Timeline(tuple(spans))))
+    (messages,) = [trace for trace in figure.data if trace.name == "communication"]
+    shares = [length / figure.layout.xaxis.range[1] for length in messages.x]
+    own = WORK["communication"]
+    expected = ["white" if share > 1 / 150 else own for share in shares]
+    assert list(messages.marker.line.color) == expected
+    assert expected.count(own) == 1
+
+
+def test_many_rows_stand_close_and_fit_a_sheet_of_paper(result: Result) -> None:
+    spans = [
+        Span("f", "forward", f"stage {n}", "compute", 0, float(n), n + 1.0, 0.0) for n in range(16)
+    ]
+    timeline = Timeline(tuple(spans))
+    height = draw_timeline(replace(result.main, timeline=timeline)).layout.height
+    assert height < 900
+    assert height > draw_timeline(result.main).layout.height
+
+
+def test_one_of_many_spans_is_named_and_the_others_counted(result: Result) -> None:
+    figure = draw_timeline(result.main)
+    (forward,) = [trace for trace in figure.data if trace.name == "forward"]
+    assert forward.hovertext[0].startswith("layer0 forward and 52 more<br>")
+    assert "busy" in forward.hovertext[0]
+
+
+def test_a_step_with_pieces_of_waiting_is_not_shaded_as_a_whole(result: Result) -> None:
+    """Compute of 1.5 ms in every 2 ms: a quarter is exposed, in 495 pieces."""
+    starts_s = [2e-3 * n for n in range(495)]
+    spans = [Span("h", "backward", "all", "compute", 0, at, at + 1.5e-3, at) for at in starts_s]
+    spans.append(Span("g", "communication", "all", "comm", 0, 0.0, 0.99, 0.0))
+    point = replace(result.main, timeline=Timeline(tuple(spans)), step_time_s=0.99)
+    figure = draw_timeline(point)
+    assert not figure.layout.shapes
+    labels = [note.text.replace("\N{NO-BREAK SPACE}", " ") for note in figure.layout.annotations]
+    assert any(re.fullmatch("<b>24[78] ms exposed, in short pieces</b>", text) for text in labels)

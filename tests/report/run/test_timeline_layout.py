@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.run.drawings.timeline_layout import step_picture
+from perfmodel.studies.run.result.dimension_use import MixtureUse, StageUse
 from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.timeline import Span, Timeline
 
@@ -144,3 +145,26 @@ def test_streams_of_the_same_kind_go_by_their_names(result: Result) -> None:
     rows = step_picture(with_spans(result.main, spans)).rows
     assert [row.title for row in rows] == ["compute", "gathers", "reductions", "averages"]
     assert [len(row.bars) for row in rows] == [1, 1, 1, 1]
+
+
+def test_slow_ranks_of_a_stage_are_named_after_it(result: Result) -> None:
+    spans = [span("forward", 0, 1.0, rank_class=own) for own in ("stage 0", "stage 1", "n7")]
+    uses = (StageUse(0, "stage 0", 1, 0, 0), StageUse(1, "n7", 1, 0, 0))
+    mixture = MixtureUse(
+        tensor=1, context=1, expert=1, pipeline=2, data=2, order="tp-pp", schedule="1f1b",
+        micro_batches=1, bubble=0.1, bubble_in_theory=0.1, stages=uses, dimensions=(),
+    )  # fmt: skip
+    point = replace(with_spans(result.main, spans), mixture=mixture)
+    assert {row.title for row in step_picture(point).rows} == {
+        "stage 0: compute", "stage 1: compute", "stage 1, n7: compute",
+    }  # fmt: skip
+
+
+def test_a_row_of_very_many_collectives_is_joined(result: Result) -> None:
+    spans = [span("communication", 0.01 * n, 0.01 * n + 0.008) for n in range(700)]
+    for n, each in enumerate(spans):
+        spans[n] = each._replace(name=f"gather {n}")
+    picture = step_picture(with_spans(result.main, [span("forward", 0, 7.0), *spans]))
+    (row,) = [row for row in picture.rows if row.role == "communication"]
+    assert len(row.bars) < 20
+    assert sum(bar.spans for bar in row.bars) == 700

@@ -11,10 +11,10 @@ from perfmodel.report.collectives.figures import draw_busbw
 from perfmodel.report.collectives.page import headline as collective_headline
 from perfmodel.report.collectives.page import sentences as collective_sentences
 from perfmodel.report.collectives.page import write_collective
-from perfmodel.report.sweeping.figures import draw_throughput, parts_s
-from perfmodel.report.sweeping.page import write_sweep
+from perfmodel.report.sweeping.figures import draw_steps, draw_throughput, parts_s
+from perfmodel.report.sweeping.page import sweep_html, write_sweep
 from perfmodel.report.sweeping.sweep_axes import choose_axes
-from perfmodel.report.sweeping.text import describe, findings, headline
+from perfmodel.report.sweeping.text import describe, findings, headline, variant_table
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.sweep import Answer, SweepResult
 from perfmodel.studies.sweep.variants import Variant
@@ -171,3 +171,26 @@ def test_the_pages_open_cleanly(browser: Browser, tmp_path: Path, width: int, sc
         assert page.locator("img").count() == 0
         assert page.locator(".js-plotly-plot").count() == figures
         page.close()
+
+
+def test_what_a_figure_leaves_out_is_said() -> None:
+    page = sweep_html(CAPS)
+    assert "no numbers" not in page
+    assert "in colour" not in page  # two lines
+    usual = {"strategy.hook": "none", "seed": 1}
+    some = [({"strategy.bucket_cap": cap, **usual}, {}) for cap in ("1 MiB", "2 MiB", "3 MiB")]
+    page = sweep_html(swept(*some, ({"strategy.bucket_cap": None, **usual}, {})))
+    assert "Values of strategy.bucket_cap that are no numbers are in the table alone." in page
+
+
+def test_parts_that_are_nothing_are_not_in_the_legend() -> None:
+    names = [trace.name for trace in draw_steps(pairs_of(CAPS)).data]
+    assert names == ["compute", "exposed communication", "the rest"]
+    hidden = swept(({"seed": 1}, {"compute_s": 0.2, "exposed_comm_s": 0.0}))
+    assert [trace.name for trace in draw_steps(pairs_of(hidden)).data] == ["compute"]
+
+
+def test_the_table_of_variants_has_the_memory_of_each() -> None:
+    table = variant_table(swept(({"seed": 1}, {"memory_bytes": 2.0**31})), 9)
+    column = table.titles.index("memory")
+    assert table.rows[0][column] == f"2.00{SPACE}GiB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -100,3 +101,11 @@ def test_page_opens_cleanly(
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator(".js-plotly-plot").count() == FIGURES
     page.close()
+
+
+def test_the_head_of_the_page_is_one_sentence(tuned: TuneResult) -> None:
+    answer, limit = text.answer(tuned)
+    assert text.headline(tuned).endswith(f"{answer[1:]} {limit}".strip())
+    assert tuned.workload not in answer
+    page = tuned_html(tuned)
+    assert f"<h1>{html.escape(answer)}</h1>" in page

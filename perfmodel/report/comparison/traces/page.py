@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from perfmodel.report.common.document import Block, Bullets, Figure, Paragraph, header, section
+from perfmodel.report.common.document import Block, Bullets, Code, Figure, header, section
 from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import QUIET_INK, WORK, work_of
@@ -75,8 +75,9 @@ def trace_html(analysis: TraceAnalysis) -> str:
         )
     )
     if analysis.rebuilt is not None:
-        sentence = f"perfmodel run {SCENARIO} --set cluster.node=... simulates it elsewhere."
-        blocks.append(section("Go on", "", Paragraph(sentence)))
+        lead = "The same training on another machine; dgx-h100 is an example."
+        command = f"perfmodel run {SCENARIO} --set cluster.node=dgx-h100"
+        blocks.append(section("Go on", lead, Code(command)))
     return render_html(f"Trace: {name}", blocks)
 
 

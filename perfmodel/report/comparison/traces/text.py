@@ -112,7 +112,7 @@ def _replayed(analysis: TraceAnalysis) -> list[str]:
     if comparison is None:
         return [f"No scenario: {analysis.refusal}"]
     simulated = quantities.duration(comparison.simulated_s)
-    error = f"{100 * comparison.error:+.1f} %"
+    error = f"{100 * comparison.error:+.1f} %".replace("-", "\N{MINUS SIGN}")
     lines = [f"Rebuilt and simulated on the machine as recorded: {simulated}, {error}."]
     if analysis.changed is not None:
         factor = comparison.recorded_s / analysis.changed.simulated_s

@@ -64,7 +64,7 @@ def _add_panel(
     visible = [b for b in picture.blocks if b.start_s < high and b.end_s > low]
     suffix = "" if panel == 0 else f"{panel + 1}"
     for kind in KINDS:
-        _add_blocks(figure, [b for b in visible if b.kind == kind], picture, suffix, scale)
+        _add_blocks(figure, [b for b in visible if b.kind == kind], (low, high), suffix, scale)
     panels, labels = len(picture.windows), [f"{stage}" for stage in picture.stages]
     height = (1 - 0.14 * (panels - 1)) / panels
     top = 1 - panel * (height + 0.14)
@@ -81,44 +81,61 @@ def _add_panel(
     })  # fmt: skip
 
 
+def _number(block: Block, window: tuple[float, float]) -> str:
+    """The micro-batch of a pass; nothing where the window shows less than half of it.
+
+    Numbers of blocks that reach over the edge would be cut, or stand on their neighbours'.
+    """
+    start_s, end_s = _clipped(block, window)
+    is_whole = end_s - start_s > 0.5 * (block.end_s - block.start_s)
+    return f"{block.micro_batch}" if is_whole and block.micro_batch is not None else ""
+
+
+def _clipped(block: Block, window: tuple[float, float]) -> tuple[float, float]:
+    return max(block.start_s, window[0]), min(block.end_s, window[1])
+
+
 def _add_blocks(
     figure: go.Figure,
     blocks: Sequence[Block],
-    picture: PipelinePicture,
+    window: tuple[float, float],
     suffix: str,
     scale: float,
 ) -> None:
     if not blocks:
         return
+    ends_s = [_clipped(block, window) for block in blocks]
     kind, thin = blocks[0].kind, blocks[0].kind == MESSAGE
     figure.add_bar(
         orientation="h",
-        base=[block.start_s / scale for block in blocks],
-        x=[(block.end_s - block.start_s) / scale for block in blocks],
+        base=[start_s / scale for start_s, _ in ends_s],
+        x=[(end_s - start_s) / scale for start_s, end_s in ends_s],
         y=[block.row + (0.42 if thin else 0.0) for block in blocks],
-        width=[_THIN if thin else _HEIGHT] * len(blocks),
+        width=_THIN if thin else _HEIGHT,
         name=kind,
         showlegend=not suffix or all(trace.name != kind for trace in figure.data),
         marker={
             "color": _COLOURS[kind],
-            "line": {"color": "white", "width": 0 if blocks[0].micro_batch is None else 0.4},
+            # an edge of its own colour keeps what is short visible
+            "line": {"color": _COLOURS[kind], "width": 0.6}
+            if blocks[0].micro_batch is None
+            else {"color": "white", "width": 0.4},
         },
-        text=["" if b.micro_batch is None else f"{b.micro_batch}" for b in blocks],
+        text=[_number(block, window) for block in blocks],
         textposition="inside",
         insidetextanchor="middle",
         textangle=0,
         constraintext="inside",
-        hovertext=[_hover(block, picture) for block in blocks],
-        hoverinfo="text",
+        hovertext=[_hover(block) for block in blocks],
+        hovertemplate=f"<b>{kind}</b><br>%{{hovertext}}<extra></extra>",
         xaxis=f"x{suffix}",
         yaxis=f"y{suffix}",
     )
 
 
-def _hover(block: Block, picture: PipelinePicture) -> str:
-    number = "" if block.micro_batch is None else f", micro-batch {block.micro_batch}"
-    name = block.kind if block.micro_batch is not None else escape(block.name, quote=False)
-    return (
-        f"<b>{name}{number}</b><br>stage {picture.stages[block.row]}<br>"
-        f"{quantities.duration(block.start_s)} to {quantities.duration(block.end_s)}"
-    )
+def _hover(block: Block) -> str:
+    """What is shown when a block is pointed at, below its kind: short, as there are thousands."""
+    times = f"{quantities.duration(block.start_s)} to {quantities.duration(block.end_s)}"
+    if block.micro_batch is not None:
+        return f"micro-batch {block.micro_batch}<br>{times}"
+    return f"{escape(block.name, quote=False)}<br>{times}"

@@ -16,22 +16,29 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-_ROW_PIXELS = 84
+_ROW_PIXELS, _LEAST_ROW_PIXELS, _ROOMY = 84, 44, 6
+"""Of few rows; of many, which are closer from `_ROOMY` rows on."""
+_TITLE_PIXELS = 19
+"""Of a row's title, which stands above its bars."""
+_THIN = 1 / 150
+"""Share of the step below which a bar has an edge of its own colour: a pale one would hide it."""
 _NUMBER_ROOM = {1: 0.022, 2: 0.055, 3: 0.09}
 """Share of the step's length that a number of so many digits needs, so that neighbours do not
 touch on a screen of 360 pixels."""
 _SHADED, _LABELLED = 0.001, 0.005
 """Shares of the step from which exposed communication is shaded, and labelled."""
 _LABEL_ROOM = 0.4
+_MOSTLY = 0.5
+"""Share of a stretch from which on it is shaded as exposed, and not only said to have pieces."""
 
 
 def draw_timeline(point: SizeResult) -> go.Figure:
     """Draw one step; the horizontal axis zooms, rows stand below each other."""
     picture = step_picture(point)
     unit, scale = time_unit(picture.length_s)
-    figure = new_figure(
-        110 + _ROW_PIXELS * max(1, len(picture.rows)), barmode="overlay", bargap=0.3
-    )
+    rows = max(1, len(picture.rows))
+    row_pixels = max(_LEAST_ROW_PIXELS, min(_ROW_PIXELS, _ROW_PIXELS * _ROOMY // rows))
+    figure = new_figure(110 + row_pixels * rows, barmode="overlay", bargap=0.3)
     for work in WORK:
         _add_bars(figure, picture, work, scale)
     _add_waits(figure, picture, scale)
@@ -47,7 +54,7 @@ def draw_timeline(point: SizeResult) -> go.Figure:
     figure.update_yaxes(
         **axis_layout(
             showgrid=False, showline=False, showticklabels=False,
-            range=[-0.55, len(picture.rows) - 0.45],
+            range=[-0.55, len(picture.rows) - 1 + max(0.55, 0.3 + _TITLE_PIXELS / row_pixels)],
         )
     )  # fmt: skip
     figure.update_layout(dragmode="zoom", margin={"t": 30})
@@ -93,17 +100,18 @@ def _add_bars(figure: go.Figure, picture: StepPicture, work: str, scale: float) 
     ]
     if not placed:
         return
-    edge = 0.7 if work == "communication" else 0
+    edge, thin_s = 0.7 if work == "communication" else 0, _THIN * picture.length_s
+    edges = ["white" if b.end_s - b.start_s > thin_s else WORK[work] for *_, b in placed]
     figure.add_bar(
         orientation="h",
         base=[bar.start_s / scale for _, _, bar in placed],
         x=[(bar.end_s - bar.start_s) / scale for _, _, bar in placed],
         y=[height for height, _, _ in placed],
-        width=[0.52] * len(placed),
+        width=0.52,
         name=work,
-        marker={"color": WORK[work], "line": {"color": "white", "width": edge}},
-        hovertext=[_hover(row, bar) for _, row, bar in placed],
-        hoverinfo="text",
+        marker={"color": WORK[work], "line": {"color": edges if edge else "white", "width": edge}},
+        hovertext=[_hover(bar) for *_, bar in placed],
+        hovertemplate=f"<b>{work}</b><br>%{{hovertext}}<extra></extra>",
     )
 
 
@@ -119,7 +127,7 @@ def _add_waits(figure: go.Figure, picture: StepPicture, scale: float) -> None:
         base=[tail.start_s / scale for _, tail in waits],
         x=[(tail.end_s - tail.start_s) / scale for _, tail in waits],
         y=[height for height, _ in waits],
-        width=[0.52] * len(waits),
+        width=0.52,
         name="exposed communication",
         marker={"color": WORK["exposed communication"], "line": {"width": 0}},
         hovertext=[
@@ -134,20 +142,17 @@ def _visible(picture: StepPicture) -> list[Tail]:
     return [tail for tail in picture.tails if tail.exposed_s >= _SHADED * picture.length_s]
 
 
-def _hover(row: Row, bar: Bar) -> str:
-    names = bar.first if bar.spans == 1 else f"{bar.first} ... {bar.last} ({bar.spans} spans)"
-    where = bar.work if row.title in {row.role, bar.work} else f"{bar.work}, {row.title}"
-    lines = [f"<b>{escape(names, quote=False)}</b>", escape(where, quote=False)]
+def _hover(bar: Bar) -> str:
+    names = bar.first if bar.spans == 1 else f"{bar.first} and {bar.spans - 1:,} more"
+    lines = [escape(names.removeprefix(f"{bar.work} "), quote=False)]
     if bar.bucket is not None:
         wait = max(0.0, bar.start_s - bar.ready_s)
         lines.append(
             f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, "
             f"waited {quantities.duration(wait)}"
         )
-    lines.append(
-        f"{quantities.duration(bar.start_s)} to {quantities.duration(bar.end_s)}, busy "
-        f"{quantities.duration(bar.busy_s)}"
-    )
+    busy = f", busy {quantities.duration(bar.busy_s)}" if bar.spans > 1 else ""
+    lines.append(f"{quantities.duration(bar.start_s)} to {quantities.duration(bar.end_s)}{busy}")
     return "<br>".join(lines)
 
 
@@ -156,10 +161,12 @@ def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
     colour = WORK["exposed communication"]
     labelled: list[float] = []
     for tail in sorted(_visible(picture), key=lambda tail: -tail.exposed_s):
-        figure.add_vrect(
-            x0=tail.start_s / scale, x1=tail.end_s / scale, fillcolor=colour, opacity=0.13,
-            line_width=0, layer="below",
-        )  # fmt: skip
+        in_pieces = tail.exposed_s < _MOSTLY * (tail.end_s - tail.start_s)
+        if not in_pieces:
+            figure.add_vrect(
+                x0=tail.start_s / scale, x1=tail.end_s / scale, fillcolor=colour, opacity=0.13,
+                line_width=0, layer="below",
+            )  # fmt: skip
         middle = (tail.start_s + tail.end_s) / 2 / picture.length_s
         short = labelled and tail.exposed_s < _LABELLED * picture.length_s
         if short or any(abs(middle - other) < _LABEL_ROOM for other in labelled):
@@ -168,6 +175,7 @@ def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
         figure.add_annotation(
             x=(tail.end_s if middle > 0.5 else tail.start_s) / scale, y=1, yref="paper",
             yanchor="bottom", xanchor="right" if middle > 0.5 else "left", showarrow=False,
-            text=f"<b>{quantities.duration(tail.exposed_s)} exposed</b>",
+            text=f"<b>{quantities.duration(tail.exposed_s)} exposed"
+            f"{', in short pieces' if in_pieces else ''}</b>",
             font={"color": WAIT_INK, "size": 13},
         )  # fmt: skip

@@ -19,6 +19,8 @@ _HOST_BOUND = 0.05
 """The host's row is shown when the device idles for more than this share of the step."""
 _MOST_ROWS = 16
 """From more rows on, as of the stages of a pipeline, each class has one for all communication."""
+_MOST_BARS = 300
+"""From more bars in a row on, neighbours are one, whatever they communicate."""
 _ORDER = ("host", "compute", "copy", "communication")
 _STREAMS = {"comm": "communication", "compute": "compute", "copy": "copies"}
 """Streams of a plan as people say them."""
@@ -83,11 +85,23 @@ def step_picture(point: SizeResult) -> StepPicture:
     length = max(point.step_time_s, end - origin)
     with_host = point.breakdown_s.get("idle", 0.0) > _HOST_BOUND * point.step_time_s
     drawn = list(spans) if with_host else device
-    drawn = [span for span in drawn if span.end_s > origin]
+    stages = _stage_names(point)
+    drawn = [
+        span._replace(rank_class=stages.get(span.rank_class, span.rank_class))
+        for span in drawn
+        if span.end_s > origin
+    ]
     rows = _rows(drawn, origin, _GAP * length)
     if len(rows) > _MOST_ROWS:
         rows = _joined_rows(drawn, origin, _GAP * length)
     return StepPicture(rows, _exposed(device, origin, _GAP * length), length)
+
+
+def _stage_names(point: SizeResult) -> dict[str, str]:
+    """Names of the rank classes of stages whose ranks differ: the stage before who it is."""
+    stages = point.mixture.stages if point.mixture else ()
+    names = {each.rank_class: f"stage {each.stage}" for each in stages}
+    return {own: stage if own == stage else f"{stage}, {own}" for own, stage in names.items()}
 
 
 def _exposed(device: Sequence[Span], origin: float, gap_s: float) -> tuple[Tail, ...]:
@@ -127,7 +141,10 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
         name = _STREAMS.get(stream, stream) if streams_of[rank_class, role] > 1 else role
         for number, lane in enumerate(assign_lanes(members)):
             title = f"{prefix}{name}" + (f" {number + 1}" if number else "")
-            row = Row(title, role, _bars(lane, origin, gap_s))
+            bars = _bars(lane, origin, gap_s)
+            if len(bars) > _MOST_BARS:
+                bars = _bars(lane, origin, gap_s, join=True)
+            row = Row(title, role, bars)
             rows.append((classes.index(rank_class), _ORDER.index(role), row))
     rows.sort(key=lambda entry: entry[:2])
     return tuple(row for _, _, row in rows)

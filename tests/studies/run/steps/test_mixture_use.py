@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from perfmodel.report.common.figures import new_figure
+from perfmodel.report.run.drawings.pipeline_figure import _add_blocks
 from perfmodel.report.run.drawings.pipeline_layout import pipeline_picture
 from perfmodel.report.run.parallel.parallelism import degrees, lines
 from perfmodel.scenario import load_scenario
@@ -82,3 +84,16 @@ def test_every_pass_is_drawn_once(point: SizeResult) -> None:
             if b.row == row and b.kind in ("forward", "backward", "exposed collective of layers")
         )  # fmt: skip
         assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(busy))
+
+
+def test_numbers_of_passes_stay_within_their_window(point: SizeResult) -> None:
+    picture = pipeline_picture(point)
+    drawn = next(b for b in picture.blocks if b.micro_batch == 1)
+    length_s = drawn.end_s - drawn.start_s
+    for share, number in ((0.4, ""), (0.6, "1")):
+        window = (drawn.end_s - share * length_s, drawn.end_s + 1.0)
+        figure = new_figure(100)
+        _add_blocks(figure, [drawn], window, "", 1.0)
+        (bar,) = figure.data
+        assert bar.base[0] == pytest.approx(window[0])
+        assert list(bar.text) == [number]
