@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Literal
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import FusedKept, Layer, ParameterTensor, Workload
-from perfmodel.workload.shards.calls import LayerCall
+from perfmodel.workload.shards.calls import CallOp, CallPhase, LayerCall
+from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.layers import (
     ADD_PASSES,
     DROPOUT_PASSES,
@@ -27,6 +29,8 @@ SCALE_PASSES = 2
 FORWARD_SHARE = 3 / 8
 """Forward's part of what element-wise kernels of both passes move, where backward is taken to move
 5/3 of forward (`kernel_constants.yaml`)."""
+TWO_PRODUCTS = 2
+"""Of backward: of an input's gradient and of a weight's."""
 QKV = ("q_proj", "k_proj", "v_proj")
 JOINED = {"qkv_proj": QKV, "gate_up_proj": ("gate_proj", "up_proj")}
 """Maps that libraries of model parallelism run as one product, and their parts elsewhere."""
@@ -39,18 +43,22 @@ class Adapters:
     `rank`: columns of A, rows of B.
     `targets`: ends of the maps' names; ``qkv_proj`` has one adapter for all three of its parts.
     `dropout`: whether their input is dropped out.
+    `a2a_experimental`: whether results of maps cut by rows go from columns to tokens by all-to-all,
+        instead of being made whole first (NeMo, Megatron-Bridge).
     """
 
     rank: int
     targets: tuple[str, ...] = QKV
     dropout: bool = False
+    a2a_experimental: bool = False
 
 
 def add_adapters(workload: Workload, adapters: Adapters) -> Workload:
     """Freeze a model, or what one rank holds of it, and add adapters to its maps.
 
-    A tensor group shares them as Megatron-LM's maps: B's columns where the map is cut by columns,
-    A's rows where it is cut by rows; what they exchange is as wide as the rank.
+    A tensor group shares them as NeMo's ``ParallelLinearAdapter``: A's rows where the map is cut by
+    rows, B's columns always (torch: where the map's are). Of a map cut by rows B's parts are
+    exchanged as wide as the model.
 
     Raises `InputError`: a target that no map has, a model without maps of stated shapes.
     """
@@ -62,7 +70,7 @@ def add_adapters(workload: Workload, adapters: Adapters) -> Workload:
         for maps in [members] if target in JOINED else [[layer] for layer in members]:
             layers += map(_frozen, maps, [target is not None] * len(maps))
             if target is not None:
-                for layer, shape in _adapter(maps, adapters, workload.shard.tensor):
+                for layer, shape in _adapter(maps, adapters, workload.shard):
                     name = f"{layer.name}.weight"
                     layers.append(replace(layer, tensors=(len(tensors),)))
                     tensors.append(ParameterTensor(name, shape, dtype))
@@ -108,24 +116,52 @@ def _ends_with(name: str, end: str) -> bool:
 def _frozen(layer: Layer, has_adapter: bool) -> Layer:
     """A layer whose weights have no gradient: its input is not kept for one.
 
-    An adapter of its own keeps that input.
+    An adapter of its own keeps that input, the whole of it where a tensor group gathered it. For no
+    gradient of the weight nothing is gathered again (Transformer Engine's
+    ``backward_input_needs_gather``, Megatron-Core's ``LinearWithFrozenWeight``).
     """
     if not layer.tensors and not (layer.matmul_flops and layer.weight_elements):
         return layer
     product = layer.matrix
+    regathers = [call for call in layer.calls if _gathers_again(layer, call)]
     spared = 0.0
-    if isinstance(product, MatrixProduct) and not has_adapter:
-        spared = float(product.rows * product.depth)
+    if isinstance(product, MatrixProduct):
+        whole = float(product.rows * product.depth)
+        if not has_adapter:
+            spared = whole
+        elif regathers:
+            spared = whole / regathers[0].ranks - whole
     fused = layer.fused_kept
     return replace(
         layer,
         tensors=(),
         gradients=1,
         saved_elements=max(0.0, layer.saved_elements - spared),
-        copied_elements=0.0 if spared else layer.copied_elements,
+        copied_elements=0.0 if spared > 0 else layer.copied_elements,
         fused_kept=fused and _spared(fused, spared),
-        calls=tuple(call for call in layer.calls if call.phase != "step"),
-    )
+        calls=tuple(
+            _beside_one_product(call) for call in layer.calls
+            if call.phase != "step" and call not in regathers
+        ),
+    )  # fmt: skip
+
+
+def _beside_one_product(call: LayerCall) -> LayerCall:
+    """A call of backward without the product of the weight's gradient.
+
+    Sums of inputs' gradients ran beside it, and wait now. A gather that is cut runs beside the
+    other, which is all of backward.
+    """
+    if call.phase != "backward" or call.group != "tensor":
+        return call
+    gathers = call.op == "all_gather"
+    return replace(call, overlap=min(1.0, TWO_PRODUCTS * call.overlap) if gathers else 0.0)
+
+
+def _gathers_again(layer: Layer, call: LayerCall) -> bool:
+    """Whether a call gathers a kept share of a map's input for the gradient of its weight."""
+    gathers = (call.group, call.op, call.phase) == ("tensor", "all_gather", "backward")
+    return gathers and any(each.gathers_input for each in layer.calls)
 
 
 def _spared(fused: FusedKept, elements: float) -> FusedKept:
@@ -142,19 +178,22 @@ def _without_backward(layers: Iterable[Layer]) -> Iterator[Layer]:
 
 
 def _adapter(
-    maps: list[Layer], adapters: Adapters, ranks: int
+    maps: list[Layer], adapters: Adapters, shard: Shard
 ) -> list[tuple[Layer, tuple[int, int]]]:
     """Both layers of an adapter of maps with one input, with the shape of their weights."""
     products = [layer.matrix for layer in maps if isinstance(layer.matrix, MatrixProduct)]
     first = products[0]
     tokens, inputs, width = first.rows, first.depth, adapters.rank
     outputs = sum(product.columns for product in products)
+    by_rows = _is_by_rows(maps[0])
+    shares = by_rows and shard.library == "megatron"
+    if shares:
+        outputs //= shard.tensor
     narrow, whole = float(tokens * inputs), float(tokens * outputs)
     drops = adapters.dropout
     moved = (DROPOUT_PASSES * narrow) * drops
     # a sum and a scale forward, the scale and the sum of the input's gradients backward
     both = (2 * SCALE_PASSES + ADD_PASSES) * whole + ADD_PASSES * narrow
-    calls = _rank_calls(maps[0], tokens * width, ranks)
     prefix = maps[0].name if len(maps) == 1 else f"{maps[0].name.rpartition('.')[0]}.qkv_proj"
     copied = narrow * drops
     down = _map(
@@ -164,7 +203,13 @@ def _adapter(
         f"{prefix}.lora_B", (tokens, width, outputs), FORWARD_SHARE * both,
         float(tokens * width), 0.0, 3,
     )  # fmt: skip
-    return [(replace(down, calls=calls), (width, inputs)), (up, (outputs, width))]
+    if shard.tensor > 1:
+        first_calls, last_calls = (
+            _row_calls(shard, tokens * width, float(tokens * outputs * shard.tensor), adapters)
+            if by_rows else _column_calls(shard, tokens * width, narrow)
+        )  # fmt: skip
+        down, up = replace(down, calls=first_calls), replace(up, calls=last_calls)
+    return [(down, (width, inputs)), (up, (outputs, width))]
 
 
 def _map(
@@ -186,14 +231,55 @@ def _map(
     )
 
 
-def _rank_calls(layer: Layer, elements: int, ranks: int) -> tuple[LayerCall, ...]:
-    """What a tensor group exchanges of A's result and of its gradient: sums, as wide as the rank.
+def _is_by_rows(layer: Layer) -> bool:
+    """Whether a tensor group shares the rows of a map: forward ends with a sum."""
+    return any(call.phase == "forward" and call.place == "after" for call in layer.calls)
 
-    Of a map cut by rows A's parts are added up in forward, of one cut by columns the parts of the
-    gradient that B's columns make are added up in backward.
+
+Calls = tuple[LayerCall, ...]
+
+
+def _row_calls(
+    shard: Shard, narrow: float, whole: float, adapters: Adapters
+) -> tuple[Calls, Calls]:
+    """Of A and B beside a map cut by rows: sums of A's parts, then B's columns made whole.
+
+    Each rank keeps its tokens of these, whose gradient is gathered (``linear_out`` with
+    ``gather_output``, ``scatter_to_sequence_parallel_region``, ``all2all_hp2sp``).
+
+    `narrow`, `whole`: elements of the result of A, and of B in all ranks.
     """
-    if ranks == 1:
-        return ()
-    if any(call.phase == "forward" and call.place == "after" for call in layer.calls):  # by rows
-        return (LayerCall("tensor", "all_reduce", float(elements), ranks, "forward", "after"),)
-    return (LayerCall("tensor", "all_reduce", float(elements), ranks, "backward", "before"),)
+    down = (_tensor_call(shard, "all_reduce", narrow, "forward", "after"),)
+    if shard.library == "torch":
+        return down, ()
+    if shard.sequence_parallel and adapters.a2a_experimental:
+        part = whole / shard.tensor
+        return down, (
+            _tensor_call(shard, "all_to_all", part, "forward", "after"),
+            _tensor_call(shard, "all_to_all", part, "backward", "before"),
+        )
+    gather = _tensor_call(shard, "all_gather", whole, "forward", "after")
+    if not shard.sequence_parallel:
+        return down, (gather,)
+    return down, (gather, _tensor_call(shard, "all_gather", whole, "backward", "before"))
+
+
+def _column_calls(shard: Shard, narrow: float, inputs: float) -> tuple[Calls, Calls]:
+    """Of A and B beside a map cut by columns: sums of the gradient that B's columns make.
+
+    The map's gathered input is A's, too, unless it was gathered in parts beside products of the map
+    (``return_layernorm_output_gathered`` is off with ``tp_comm_overlap``): A gathers it again.
+
+    `narrow`, `inputs`: elements of the result of A, and of its input.
+    """
+    down = [_tensor_call(shard, "all_reduce", narrow, "backward", "before")]
+    if shard.sequence_parallel and shard.library == "megatron" and shard.hides == "asynchronous":
+        down.append(_tensor_call(shard, "all_gather", inputs, "forward", "before"))
+        down.append(_tensor_call(shard, "reduce_scatter", inputs, "backward", "after"))
+    return tuple(down), ()
+
+
+def _tensor_call(
+    shard: Shard, op: CallOp, elements: float, phase: CallPhase, place: Literal["before", "after"]
+) -> LayerCall:
+    return LayerCall("tensor", op, float(elements), shard.tensor, phase, place)

@@ -26,11 +26,12 @@ from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.decoders.decoder_sizes import SHAPES
 from perfmodel.workload.zoo.decoders.llama import llama
 
+TOKENS = 512
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 SMALL = replace(SHAPES["llama2-7b"], layers=2)
 
 
-def small(shard: Shard | None = None, tokens: int = 512):
+def small(shard: Shard | None = None, tokens: int = TOKENS):
     kwargs = {} if shard is None else {"shard": shard}
     return llama("small", dtype="bf16", sequence_length=tokens, shape=SMALL, **kwargs)
 
@@ -150,3 +151,40 @@ def test_a_scenario_states_adapters_and_documents():
     document["model"]["adapters"]["targets"] = ["gate"]
     with pytest.raises(InputError, match=r"adapters\.targets\.0"):
         resolve_workload(validate_document(Scenario, document))
+
+
+def calls_of(workload, name: str) -> list[tuple[str, str, float, float]]:
+    layer = next(each for each in workload.layers if each.name == f"model.layers.1.{name}")
+    return [(call.op, call.phase, call.elements, call.overlap) for call in layer.calls]
+
+
+def test_frozen_maps_gather_nothing_again_and_reduce_without_a_product_beside():
+    shard = Shard(tensor=2, sequence_parallel=True, overlap="asynchronous")
+    adapted = add_adapters(small(shard), Adapters(8, ("qkv_proj", "o_proj")))
+    wide = 4096.0 * TOKENS
+    assert calls_of(adapted, "mlp.gate_up_proj") == [
+        ("all_gather", "forward", wide, 0.5), ("reduce_scatter", "backward", wide, 0.0),
+    ]  # fmt: skip
+    assert calls_of(adapted, "mlp.down_proj") == [
+        ("reduce_scatter", "forward", wide, 0.5), ("all_gather", "backward", wide, 0.5),
+    ]  # fmt: skip
+    # with the map's gather cut up, A has one of its own
+    assert [each[:3] for each in calls_of(adapted, "self_attn.qkv_proj.lora_A")] == [
+        ("all_reduce", "backward", 8.0 * TOKENS), ("all_gather", "forward", wide),
+        ("reduce_scatter", "backward", wide),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("by_tokens", "expected"), [(False, ("all_gather", 1.0)), (True, ("all_to_all", 0.5))]
+)
+def test_results_beside_maps_cut_by_rows_are_exchanged_whole(by_tokens, expected):
+    shard = Shard(tensor=2, sequence_parallel=True)
+    adapters = Adapters(8, ("qkv_proj", "o_proj"), a2a_experimental=by_tokens)
+    adapted = add_adapters(small(shard), adapters)
+    op, share = expected
+    assert [each[:3] for each in calls_of(adapted, "self_attn.o_proj.lora_B")] == [
+        (op, phase, share * 4096.0 * TOKENS) for phase in ("forward", "backward")
+    ]
+    assert len(calls_of(adapted, "self_attn.qkv_proj.lora_A")) == 1
+    assert not calls_of(adapted, "self_attn.qkv_proj.lora_B")

@@ -241,6 +241,10 @@ class AdaptersSection(FileModel):
         description="ends of names of the maps that have one; 'qkv_proj': one for all three",
     )
     dropout: Switch = Field(default=False, description="their input is dropped out")
+    a2a_experimental: Switch = Field(
+        default=False,
+        description="beside maps cut by rows: from columns to tokens by all-to-all (NeMo)",
+    )
 
 
 MegatronArguments = Annotated[

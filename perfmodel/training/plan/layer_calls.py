@@ -22,6 +22,7 @@ from perfmodel.training.plan.step_plan import (
     Task,
 )
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.kernels.float8.float8_calls import narrow_calls
 from perfmodel.workload.kernels.float8.recipe import wide_precision
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import ITEM_BYTES
@@ -86,12 +87,15 @@ def add_layer_calls(
     have one group of as many ranks as share a layer: placement puts their real groups in its place.
 
     `request`: that the plan was made from; its workload is that of one rank.
-    `dtype`: precision of the compute; activations travel in it, beside fp8 in bf16.
+    `dtype`: precision of the compute; activations travel in it, beside fp8 in bf16 but for
+        what is gathered to be multiplied in fp8.
     `recompute`: what backward runs forward of once more.
     """
-    layers = request.workload.layers
-    if not any(layer.calls for layer in layers):
+    if not any(layer.calls for layer in request.workload.layers):
         return plan
+    if request.float8 is not None:
+        request = replace(request, workload=narrow_calls(request.workload, request.float8))
+    layers = request.workload.layers
     sent_dtype = "fp32" if dtype == "tf32" else wide_precision(dtype)
     adding = _Adding(request, sent_dtype, recompute)
     first_optimizer = _first_optimizers(plan)
