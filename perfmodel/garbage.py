@@ -6,7 +6,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 COLLECT_AFTER = (100_000, 10, 10)
 """New objects after which the young ones are looked at, and how many such runs until the older
 ones are. Python's own 700 costs 3 % of a command; the peak memory of those in
