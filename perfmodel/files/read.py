@@ -225,17 +225,12 @@ def plain(document: Any) -> Any:
 
 
 def _to_plain(document: Any) -> Any:
-    kind = type(document)
-    if kind in PLAIN:
+    if type(document) in PLAIN:
         return document
-    if kind is dict and all(type(key) is str for key in document):
-        return {key: _to_plain(value) for key, value in document.items()}
     if isinstance(document, Mapping):
         return {str(key): _to_plain(value) for key, value in document.items()}
     if isinstance(document, list | tuple):
         return [_to_plain(item) for item in document]
-    if isinstance(document, bool) or document is None:
-        return document
     if type(document).__name__ == "ScalarBoolean":  # ruamel's boolean with an anchor: an int
         return bool(document)
     for kind in (int, float, str):

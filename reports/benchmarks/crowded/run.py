@@ -162,6 +162,10 @@ COLLECTIVES: Mapping[str, tuple[str, ...]] = {
         "v100-x8-100g", "--nodes", "512", "--gpus-per-node", "1", "--fabric", "one-switch",
         "--algorithm", "ring", "-b", "64MiB", "-e", "64MiB", *MESSAGE,
     ),
+    "message-ring-512-64": (
+        "dgx-a100", "--nodes", "64", "--fabric", "rail-optimised", "--algorithm", "ring",
+        "-b", "64MiB", "-e", "64MiB", *MESSAGE,
+    ),
     "message-ring-256": (
         "dgx-a100", "--nodes", "32", "--fabric", "rail-optimised", "--algorithm", "ring",
         "-b", "64MiB", "-e", "64MiB", *MESSAGE,

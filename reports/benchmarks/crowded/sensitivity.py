@@ -62,7 +62,7 @@ def time_s(
     kernel = Kernel(capacity_Bps)
     slot = kernel.add(columns_of(lowered, flat_messages(lowered.schedule), capacity_Bps))
     state, drawn = kernel._state, random.Random(1)  # noqa: S311
-    for records in (state.arcs, state.edges, state.sends):
+    for records in (state.arcs, state.routes, state.edges, state.sends):
         for field in fields(records[0]):
             for record in records if field.type == "float" else ():
                 value = getattr(record, field.name)

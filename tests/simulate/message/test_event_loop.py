@@ -23,6 +23,7 @@ from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.model import Topology
+from perfmodel.topology.templates.build import build_topology
 
 Maker = Callable[..., Topology]
 PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if op != "send"]
@@ -175,3 +176,14 @@ def test_the_kernel_is_the_plain_version_when_links_change_and_others_send(
     found = [ends(MessageNetwork, machine, begun, others, streams, compiled=c) for c in COMPILED]
     assert found[0] == pytest.approx(wanted, rel=1e-9)
     assert found[-1] == found[0]
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+def test_channels_over_the_same_links_share_them_as_edges_of_their_own(compiled: bool) -> None:
+    """Seven channels cross each GPU's NVLinks; the kernel solves the rate of each pair once."""
+    topology = build_topology("dgx-a100", hosts=2, fabric="rail-optimised")
+    machine = Machine(topology, load_library("nccl"))
+    begun = [(0.0, "all_reduce", "ring", 16, 1 << 15)]
+    wanted = ends(PlainMessageNetwork, machine, begun)
+    found = ends(MessageNetwork, machine, begun, compiled=compiled, by_rounds=False)
+    assert found == pytest.approx(wanted, rel=1e-9)
