@@ -112,7 +112,7 @@ MOST_SHARED_WORK = 6_400
 """GPUs of all jobs of a scenario with several, times their number: each change of rates is followed
 by all of them, in simulations with and without each. Ten jobs of 64 V100s that train convolutions
 take 80 s of CPU time, five of 64 A100s that train transformers half a minute."""
-MOST_MEETINGS = 65_536
+MOST_MEETINGS = 32_768
 """GPUs of all jobs of a scenario with few, times the cube of their number. Two jobs on 4,096 GPUs
 take 11 s of CPU time (ResNet-50 beside VGG-16); transformers on 8,192 take minutes."""
 
