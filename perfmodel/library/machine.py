@@ -114,14 +114,14 @@ class Machine:
 
         `kind`: of what is made, of which the last `MOST_RECENT` are kept.
         """
-        found = self.shared.setdefault(kind, {})
+        things = self.shared.setdefault(kind, {})
         whole = (*map(id, made_of), key)
-        if whole not in found:
-            while len(found) >= MOST_RECENT:
-                del found[next(iter(found))]
-            found[whole] = made_of, find()  # with the objects, so that their ids stay unique
-        made: T = found[whole][1]
-        return made
+        if whole not in things:
+            while len(things) >= MOST_RECENT:
+                del things[next(iter(things))]
+            things[whole] = made_of, find()  # with the objects, so that their ids stay unique
+        thing: T = things[whole][1]
+        return thing
 
     def kept_edges(self, key: Hashable, count: int, most: int, find: Callable[[], T]) -> T:
         """The edges that `find` lays for a key, which names their ends; laid once.

@@ -77,8 +77,8 @@ class UseOrders:
 
     def _find_unscaled(self, stage: Stage, phase: Phase) -> UsePatterns | None:
         """Return what was found for the edges of a stage, if those of a class are alike in it."""
-        found = {} if self.unscaled is None else self.unscaled._patterns
-        for key, entry in found.items():
+        of_unscaled = {} if self.unscaled is None else self.unscaled._patterns
+        for key, entry in of_unscaled.items():
             is_own = entry.arcs is stage.edges.arcs and entry.first is phase.first
             if is_own and key[-1] == len(stage.phases):
                 patterns = self._fitting(entry.patterns, phase)
