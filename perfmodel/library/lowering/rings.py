@@ -89,7 +89,10 @@ def _edges_between(machine: Machine, src: IntArray, dst: IntArray, *, relayed: b
     def lay() -> Edges:
         return edges_between(machine.topology, machine.router, src, dst, relayed=relayed)
 
-    ends = hashlib.sha256(np.ascontiguousarray(src)), hashlib.sha256(np.ascontiguousarray(dst))
+    ends = (
+        hashlib.sha256(np.ascontiguousarray(src).data),
+        hashlib.sha256(np.ascontiguousarray(dst).data),
+    )
     key = (*(each.digest() for each in ends), relayed)  # 32 bytes for 32 MiB of ranks
     return machine.kept_edges(key, len(src), MOST_KEPT, lay)
 
