@@ -59,6 +59,9 @@ def observed_time_s(machine: Machine, time_s: float, measured: Corrections | Non
 
 T = TypeVar("T")
 
+MOST_RECENT = 32
+"""Schedules and phases of each kind that machines share; those made first go first."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -103,6 +106,22 @@ class Machine:
             self._routed[key] = find()
         stored: T = self._routed[key]
         return stored
+
+    def recent(
+        self, kind: str, made_of: tuple[object, ...], key: Hashable, find: Callable[[], T]
+    ) -> T:
+        """What `find` makes of some objects by a key; found once for all alike machines.
+
+        `kind`: of what is made, of which the last `MOST_RECENT` are kept.
+        """
+        things = self.shared.setdefault(kind, {})
+        whole = (*map(id, made_of), key)
+        if whole not in things:
+            while len(things) >= MOST_RECENT:
+                del things[next(iter(things))]
+            things[whole] = made_of, find()  # with the objects, so that their ids stay unique
+        thing: T = things[whole][1]
+        return thing
 
     def kept_edges(self, key: Hashable, count: int, most: int, find: Callable[[], T]) -> T:
         """The edges that `find` lays for a key, which names their ends; laid once.

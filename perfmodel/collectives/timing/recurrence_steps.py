@@ -33,7 +33,7 @@ class LinkRates:
     def __post_init__(self) -> None:
         object.__setattr__(self, "flows", bool(self.rate_Bps.all()))
 
-    def chosen(self, selection: IntArray) -> LinkRates:
+    def chosen(self, selection: IntArray | slice) -> LinkRates:
         """The same for some of the edges."""
         return LinkRates(self.from_s, self.rate_Bps[selection], self.latency_s[selection])
 
@@ -144,7 +144,9 @@ def _leap(
     depth, stride = course.depth, stand.step - began.step
     now = (np.arange(depth) + stand.step) % depth
     rows = stand.delivered[now, :-1] - began.delivered[(now - stride) % depth, :-1]
-    gains, begins = np.vstack([rows, stand.free - began.free]), course.ring_begins
+    begins = course.ring_begins
+    assert begins is not None  # elsewhere there is no stride
+    gains = np.vstack([rows, stand.free - began.free])
     gain = np.maximum.reduceat(gains.max(axis=0), begins)
     if not (gain - np.minimum.reduceat(gains.min(axis=0), begins) <= SAME_GAIN * gain).all():
         return

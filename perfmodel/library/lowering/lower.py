@@ -127,7 +127,14 @@ def lower_without_corrections(
     name, protocols = _candidate(machine, op, size, group, algorithm)
     lay = _layer(machine, op, name, size, group, root)
     return tuple(
-        with_protocol(lay(key), key, protocol, size, _channels(machine, op, name, key, size, group))
+        with_protocol(
+            lay(key),
+            key,
+            protocol,
+            size,
+            _channels(machine, op, name, key, size, group),
+            machine,
+        )
         for key, protocol in protocols.items()
         if not protocol.bounded or protocol.serves(chunk_bytes(lay(key).schedule))
     )

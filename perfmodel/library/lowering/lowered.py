@@ -60,3 +60,5 @@ class LaidSchedule:
 
     schedule: Schedule
     laid: Laid
+    shared: bool = False
+    """Whether machines alike lay the very same schedule (`Machine.recent`)."""

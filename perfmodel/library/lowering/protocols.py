@@ -82,19 +82,33 @@ def _ordered_writes(machine: Machine, group: RankGroup) -> bool:
 
 
 def with_protocol(
-    laid: LaidSchedule, name: str, protocol: Protocol, nbytes: int, channels: int = 1
+    laid: LaidSchedule,
+    name: str,
+    protocol: Protocol,
+    nbytes: int,
+    channels: int = 1,
+    machine: Machine | None = None,
 ) -> LoweredCollective:
     """Add to a laid schedule of so many bytes what a protocol costs.
 
     `channels`: those that work on a message of this size.
+    `machine`: with which others share phases of schedules that they share.
     """
     schedule = laid.schedule
     lost_s = uneven_s(protocol, schedule, nbytes, channels)
 
+    def load_phase(phase: Phase, edges: Edges, load: FloatArray) -> Phase:
+        if machine is None or not laid.shared:
+            return _loaded(phase, load)
+        key = (*_efficiencies(protocol), edges.staged)
+        return machine.recent(
+            "loaded phases", (phase, edges.hop), key, lambda: _loaded(phase, load)
+        )
+
     def stage_of(phases: tuple[Phase, ...], edges: Edges) -> Stage:
         load = _wire_load(edges, protocol)
         return Stage(
-            phases=tuple(_loaded(phase, load) for phase in phases),
+            phases=tuple(load_phase(phase, edges, load) for phase in phases),
             edges=edges,
             latency_s=step_latency_s(protocol, edges, schedule),
             cap_Bps=caps_Bps(protocol, edges, schedule, phases, load),
@@ -113,7 +127,7 @@ def with_protocol(
 
 
 def _loaded(phase: Phase, load: FloatArray) -> Phase:
-    """A phase with the bytes that links carry."""
+    """A phase with the bytes that links carry; `load`: per byte of payload, shape (edges,)."""
     if (load == 1.0).all():
         return phase
     return replace(phase, nbytes=phase.nbytes * load)
@@ -121,11 +135,15 @@ def _loaded(phase: Phase, load: FloatArray) -> Phase:
 
 def _wire_load(edges: Edges, protocol: Protocol) -> FloatArray:
     """What links to reducing switches, networks and hosts' memory carry per byte of payload."""
-    key = (
+    return edges.once(("load", *_efficiencies(protocol)), lambda: _find_load(edges, protocol))
+
+
+def _efficiencies(protocol: Protocol) -> tuple[float, ...]:
+    """What the bytes that links carry depend on."""
+    return (
         protocol.network_efficiency, protocol.staged_efficiency, protocol.switch_efficiency,
         protocol.two_way_efficiency,
     )  # fmt: skip
-    return edges.once(("load", *key), lambda: _find_load(edges, protocol))
 
 
 def _find_load(edges: Edges, protocol: Protocol) -> FloatArray:

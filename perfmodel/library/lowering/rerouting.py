@@ -21,7 +21,6 @@ from perfmodel.library.lowering.protocol_costs import caps_Bps, step_latency_s
 from perfmodel.library.lowering.protocols import protocol_parameters
 from perfmodel.library.machine import Machine
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routing.router import Router
 
 
 def reroute(lowered: LoweredCollective, machine: Machine) -> LoweredCollective:
@@ -246,7 +245,7 @@ def _moved_arcs(
     if (edges.src[far] < 0).any() or (edges.dst[far] < 0).any():  # of a switch of the fabric
         return np.zeros(len(arcs), dtype=np.bool_), arcs
     ends = edges.arcs[cables[first]], edges.arcs[cables[first + hops - 1]]
-    nics = _nic_numbers(topology, router, *ends)
+    nics = [router.nic_numbers(cable, end) for end, cable in enumerate(ends)]
     own_hosts = edges.src[far] // topology.gpus_per_host, edges.dst[far] // topology.gpus_per_host
     own_ports = [router.ports(h, nic) for h, nic in zip(own_hosts, nics, strict=True)]
     again = router.across(own_ports[0], own_ports[1], far)
@@ -261,17 +260,6 @@ def _moved_arcs(
     of_as_long = np.repeat(np.repeat(as_long, len(far)), lengths)
     arcs[np.ix_(as_long, cables)] = cable_arcs[of_as_long].reshape(-1, len(cables))
     return as_long, arcs
-
-
-def _nic_numbers(
-    topology: Topology, router: Router, out: IntArray, into: IntArray
-) -> tuple[IntArray, IntArray]:
-    """Numbers of the NICs at the beginning and the end of routes, by their outermost cables."""
-    names, number = topology.arcs.names, router.nic_number
-    return (
-        np.array([number(names[arc][0]) for arc in out.tolist()]),
-        np.array([number(names[arc][1]) for arc in into.tolist()]),
-    )
 
 
 def _are_alike(topology: Topology, own: IntArray, others: IntArray) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -18,9 +19,9 @@ from perfmodel.library.lowering.edges import Edges, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule
 from perfmodel.library.machine import Machine
 
-MOST_KEPT = 1 << 20
+MOST_KEPT = 1 << 23
 """Edges that a machine keeps in all: the same pairs serve collectives of all sizes. An all-to-all
-of 1,024 ranks has as many, of 150 bytes each; larger ones are laid again for each size."""
+of 2,048 ranks has four million, of 150 bytes each; larger ones are laid again for each size."""
 
 
 def lay_on_rings(
@@ -88,7 +89,12 @@ def _edges_between(machine: Machine, src: IntArray, dst: IntArray, *, relayed: b
     def lay() -> Edges:
         return edges_between(machine.topology, machine.router, src, dst, relayed=relayed)
 
-    return machine.kept_edges((src.tobytes(), dst.tobytes(), relayed), len(src), MOST_KEPT, lay)
+    ends = (
+        hashlib.sha256(np.ascontiguousarray(src).data),
+        hashlib.sha256(np.ascontiguousarray(dst).data),
+    )
+    key = (*(each.digest() for each in ends), relayed)  # 32 bytes for 32 MiB of ranks
+    return machine.kept_edges(key, len(src), MOST_KEPT, lay)
 
 
 def _names(

@@ -261,14 +261,14 @@ class JobsOnLinks:
 
 def _meeting_edges(parts: Sequence[Edges], edges: Edges) -> NDArray[np.bool_]:
     """Whether each edge is connected to an edge of another job through links; shape (edges,)."""
-    jobs = np.zeros(int(edges.arcs.max(initial=-1)) + 1, dtype=np.int64)
+    # Links of a job are marked one by one: it has some thousands, and a cluster has a million.
+    is_used, is_met = np.zeros((2, int(edges.arcs.max(initial=-1)) + 1), dtype=np.bool_)
     for part in parts:
-        crossed = np.zeros(len(jobs), dtype=np.bool_)
-        crossed[part.arcs] = True
-        jobs += crossed
-    is_met, owner = jobs > 1, np.repeat(np.arange(len(edges)), np.diff(edges.pointers))
+        is_met[part.arcs[is_used[part.arcs]]] = True
+        is_used[part.arcs] = True
+    owner = np.repeat(np.arange(len(edges)), np.diff(edges.pointers))
     meets, count = np.zeros(len(edges), dtype=np.bool_), -1
-    while count < (count := int(is_met.sum())):
+    while count < (count := int(np.count_nonzero(meets))):
         meets[owner[is_met[edges.arcs]]] = True
         is_met[edges.arcs[meets[owner]]] = True
     return meets

@@ -53,13 +53,15 @@ class UseOrders:
     unscaled: UseOrders | None = None
     _patterns: dict[tuple[int, ...], _KnownPatterns] = field(default_factory=dict)
     _fits: dict[tuple[int, int], tuple[UsePatterns, Phase, bool]] = field(default_factory=dict)
+    """Whether patterns, those of `unscaled` among them, are those of a phase: what is asked for on
+    a machine goes with it."""
 
     def __len__(self) -> int:
         return sum(len(entry.patterns) for entry in self._patterns.values())
 
     def of(self, stage: Stage, phase: Phase, capacity_Bps: FloatArray) -> UsePatterns:
         """Return how links of some capacity are used in a phase of a stage."""
-        same = None if self.unscaled is None else self.unscaled.find(stage, phase)
+        same = self._find_unscaled(stage, phase)
         if same is not None:
             return same
         key = id(stage.edges.arcs), id(phase.first), id(capacity_Bps), len(stage.phases)
@@ -73,9 +75,10 @@ class UseOrders:
             patterns.append(fitting)
         return fitting
 
-    def find(self, stage: Stage, phase: Phase) -> UsePatterns | None:
+    def _find_unscaled(self, stage: Stage, phase: Phase) -> UsePatterns | None:
         """Return what was found for the edges of a stage, if those of a class are alike in it."""
-        for key, entry in self._patterns.items():
+        of_unscaled = {} if self.unscaled is None else self.unscaled._patterns
+        for key, entry in of_unscaled.items():
             is_own = entry.arcs is stage.edges.arcs and entry.first is phase.first
             if is_own and key[-1] == len(stage.phases):
                 patterns = self._fitting(entry.patterns, phase)
@@ -98,7 +101,7 @@ class UseOrders:
         """Return the classes of edges of a stage whose rates were asked for; None without any."""
         if len(stage.phases) > 1:  # patterns of one phase are not those of another
             return None
-        same = None if self.unscaled is None else self.unscaled.find(stage, stage.phases[0])
+        same = self._find_unscaled(stage, stage.phases[0])
         if same is not None:
             return same.classes
         for key, entry in self._patterns.items():

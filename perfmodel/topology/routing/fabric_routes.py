@@ -115,6 +115,13 @@ class FabricRoutes:
         """Number of a NIC in its host."""
         return self._port[self._topology.devices[nic].local]
 
+    def numbers_at(self, cables: Ints, end: int) -> Ints:
+        """Numbers of the NICs at an end of their cables: 0 where arcs begin, 1 where they lead."""
+        if self._tiers is not None:
+            return (cables - self._tiers.first) // 2 % self._tiers.nics
+        names = self._topology.arcs.names
+        return np.array([self.number_of(names[arc][end]) for arc in cables.tolist()], np.int64)
+
     def name_of(self, port: int) -> str:
         """Name of the NIC with a port."""
         host, nic = divmod(port, len(self._port))

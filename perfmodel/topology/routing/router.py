@@ -106,6 +106,10 @@ class Router:
         """Number of a NIC in its host."""
         return self._fabric.number_of(nic)
 
+    def nic_numbers(self, cables: Ints, end: int) -> Ints:
+        """Numbers of the NICs that arcs of the fabric leave, with `end` 0, or enter, with 1."""
+        return self._fabric.numbers_at(cables, end)
+
     def nic_name(self, host: int, number: int) -> str:
         """Name of a NIC by its number in its host."""
         return self._fabric.name_of(int(self.ports(np.array(host), np.array(number))))

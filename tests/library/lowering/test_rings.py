@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from perfmodel.library.lowering import rings
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
@@ -45,3 +46,16 @@ def test_a_machine_keeps_so_many_edges_and_lays_others_again():
     assert laid("too many", 3) is not laid("too many", 3)
     assert laid("few", 2) is laid("few", 2)
     assert laid("first", 3) is first
+
+
+def test_sizes_of_an_all_to_all_go_over_the_same_edges():
+    """Those of 2,048 ranks are kept, too: laid again for each size they took 600 MB each."""
+    machine = Machine(build_topology("dgx1-v100", hosts=2, fabric="one-switch"),
+                      load_library("plain"))  # fmt: skip
+    first, again, part = (
+        lower_collective(machine, "all_to_all", nbytes, ranks, algorithm="direct")[-1].stages[0]
+        for nbytes, ranks in ((1 << 20, range(16)), (1 << 26, range(16)), (1 << 20, range(1, 16)))
+    )
+    assert first.edges is again.edges
+    assert first.edges is not part.edges
+    assert rings.MOST_KEPT >= 2048 * 2047

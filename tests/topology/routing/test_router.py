@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -331,3 +332,16 @@ def test_a_fabric_in_two_parts_is_said() -> None:
 
 def _index(edge: tuple[str, str, dict[str, int]]) -> int:
     return edge[2]["index"]
+
+
+@pytest.mark.parametrize("fabric", ["fat-tree", "leaf-spine", "rail-optimised", "one-switch"])
+@pytest.mark.parametrize("template", ["dgx-a100", "aws-p4d", "v100-x8-100g"])
+def test_numbers_of_nics_by_their_cables_are_those_by_name(template: str, fabric: str) -> None:
+    topology = build_topology(template, hosts=5, fabric=fabric)
+    router, names = Router(topology), topology.arcs.names
+    cables = np.arange(topology.first_cable, len(topology.arcs))
+    for end in (0, 1):
+        own = np.array([arc for arc in cables.tolist() if "/nic" in names[arc][end]])
+        expected = [router.nic_number(names[arc][end]) for arc in own.tolist()]
+        assert router.nic_numbers(own, end).tolist() == expected
+        assert len(own) == 5 * len(set(expected))

@@ -114,8 +114,8 @@ class Clocks:
     def left(self) -> FloatArray:
         """Share of its sends that each edge has not yet sent for certain; shape (edges,)."""
         course = self._fold.course
-        left: FloatArray = 1.0 - course.sent(self._stand.step) / np.maximum(course.sends, 1)
-        return left[self._fold.place]
+        unsent: FloatArray = 1.0 - course.sent(self._stand.step) / np.maximum(course.sends, 1)
+        return unsent[self._fold.place]
 
     def _run(self, stand: RecurrenceState, until_s: float) -> None:
         """Advance in place."""

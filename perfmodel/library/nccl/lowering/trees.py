@@ -50,13 +50,14 @@ def lay_tree(
     laid = machine.laid(("tree", group), lambda: _lay(machine, group))
     nodes, size = laid.rails.hosts.shape
     chunk = tree_bytes(protocol, nbytes, channels, nodes, size)
-    schedule = pipelined_trees.all_reduce(
-        laid.trees,
-        nbytes,
-        pieces=pieces_of_share(nbytes, channels, chunk),
-        itemsize=ITEM_BYTES,
+    pieces = pieces_of_share(nbytes, channels, chunk)
+    schedule = machine.recent(
+        "tree schedules",
+        (laid.trees,),
+        (nbytes, pieces),
+        lambda: pipelined_trees.all_reduce(laid.trees, nbytes, pieces=pieces, itemsize=ITEM_BYTES),
     )
-    return LaidSchedule(schedule, ((schedule.phases, laid.edges),))
+    return LaidSchedule(schedule, ((schedule.phases, laid.edges),), shared=True)
 
 
 def _lay(machine: Machine, group: RankGroup) -> LaidForest:

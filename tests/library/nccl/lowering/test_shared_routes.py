@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from perfmodel.library.lowering.lower import lower_collective
-from perfmodel.library.machine import Machine, make_machine
+from perfmodel.library.machine import MOST_RECENT, Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.simulate.uncontended import UncontendedTimer
@@ -40,6 +40,32 @@ def test_times_are_those_of_a_machine_on_its_own(wish: dict[str, float]) -> None
     assert shared.stages[0].edges.arcs is first.stages[0].edges.arcs
     assert own.stages[0].edges.arcs is not first.stages[0].edges.arcs
     np.testing.assert_array_equal(shared.stages[0].latency_s, own.stages[0].latency_s)
+    assert shared.stages[0].phases[0] is first.stages[0].phases[0]  # bytes of a million edges
+    assert own.stages[0].phases[0] is not first.stages[0].phases[0]
+    np.testing.assert_array_equal(shared.stages[0].phases[0].nbytes, own.stages[0].phases[0].nbytes)
+
+
+def test_other_sizes_and_protocols_have_phases_of_their_own() -> None:
+    machine = cluster()
+    sizes = [1 << 10, 1 << 24, 1 << 26]
+    ways = [lower_collective(machine, "all_reduce", size, range(320), algorithm="tree")
+            for size in sizes]  # fmt: skip
+    for lowered, size in zip(ways, sizes, strict=True):
+        alone = lower_collective(cluster(), "all_reduce", size, range(320), algorithm="tree")
+        for way, own in zip(lowered, alone, strict=True):
+            np.testing.assert_array_equal(
+                way.stages[0].phases[0].nbytes, own.stages[0].phases[0].nbytes
+            )
+
+
+def test_machines_share_what_was_made_last() -> None:
+    machine, made = cluster(), [object() for _ in range(MOST_RECENT + 1)]
+    other = replace(machine, channels=4)
+    for each in made:
+        assert machine.recent("things", (each,), 0, lambda each=each: [each]) == [each]
+    again = [other.recent("things", (each,), 0, list) for each in made[1:]]
+    assert again == [[each] for each in made[1:]]
+    assert other.recent("things", (made[0],), 0, list) == []
 
 
 def test_a_machine_that_has_lost_a_link_finds_its_own_way() -> None:
