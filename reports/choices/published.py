@@ -137,8 +137,7 @@ def degrees_of(stated: StatedStep) -> tuple[int, int, int]:
 def among_published(question: Question, workers: Workers) -> tuple[str, float | None]:
     """What `auto` chooses of the degrees that were measured, and what was measured of it."""
     tensor, pipeline, micro_batch = (
-        sorted(set(values))
-        for values in zip(*map(degrees_of, question.settings), strict=True)
+        sorted(set(values)) for values in zip(*map(degrees_of, question.settings), strict=True)
     )
     first = question.settings[0]
     own = {**parse_yaml(first.cells["strategy"])}
