@@ -87,6 +87,7 @@ SMALL_MODULES = {
     "collectives/algorithms/pat": ROW,
     "workload/kernels/attention": ROW + ": kinds of kernels",
     "workload/kernels/convolutions": ROW + ": kinds of kernels",
+    "workload/kernels/float8/float8_calls": "which calls send fp8, by the recipes beside it",
     "workload/kernels/grouped_products": ROW + ": kinds of kernels",
     "workload/zoo/decoders/experts/latent_attention": ROW + ": parts of a block",
     "workload/zoo/decoders/experts/second_token": "what stands around a further block of a model",

@@ -100,7 +100,8 @@ CONTEXTS = {
     "transformer": Context("model: {name: bert-base}", "model. compute.", {
         "compute.channels_last": NO_CONVOLUTION}, USUAL),
     "adapters": Context(
-        "model: {name: bert-base, adapters: {targets: [query, value]}}", "model.adapters."),
+        "model: {name: bert-base, adapters: {targets: [query, value]}}", "model.adapters.",
+        {"model.adapters.a2a_experimental": "no tensor group shares maps here"}),
     "mixed precision of DDP": Context(
         "strategy: {kind: ddp, mixed_precision: {param_dtype: fp16, reduce_dtype: fp16}}",
         "strategy.mixed_precision."),
