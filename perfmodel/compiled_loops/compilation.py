@@ -14,7 +14,6 @@ from typing import NamedTuple
 from perfmodel.compiled_loops.cycle_times import slowest_cycle
 from perfmodel.compiled_loops.fair_shares import fill
 from perfmodel.compiled_loops.heaviest_paths import heaviest
-from perfmodel.compiled_loops.numba_import import import_numba
 from perfmodel.compiled_loops.stepped_sends import least_end, step_rings, step_trees
 from perfmodel.compiled_loops.tree_sends import keep_sent, least_tree_end, send_over_trees
 
@@ -68,9 +67,9 @@ def load() -> Loops | None:
     for its cache, beside these files or in the user's own.
     """
     try:
-        compile_as = import_numba().njit(
-            cache=True, error_model="numpy"
-        )  # divides by zero as NumPy does
+        from numba import njit  # takes half a second to import
+
+        compile_as = njit(cache=True, error_model="numpy")  # divides by zero as NumPy does
         return Loops(
             compile_as(step_rings),
             compile_as(step_trees),

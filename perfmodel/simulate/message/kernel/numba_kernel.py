@@ -14,7 +14,6 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from perfmodel.compiled_loops.numba_import import import_numba
 from perfmodel.simulate.message.kernel import event_heap, event_loop, link_sharing, records
 from perfmodel.simulate.message.kernel.records import INF, State
 
@@ -36,7 +35,8 @@ def compiled() -> Callable[[Any, float], int]:
 
     Raises `ImportError`: numba is missing, or does not work with this NumPy.
     """
-    njit = import_numba().njit
+    from numba import njit  # takes half a second to import, with what it loads
+    from numba.core.cpu import CPUTargetOptions
     from numba.extending import overload, register_jitable
 
     for function in (*HELPERS, is_before, move_event):
@@ -52,11 +52,10 @@ def compiled() -> Callable[[Any, float], int]:
         _ = sources  # numba's cache knows a function by what it closes over, and not by its callees
         return event_loop.advance(s, until_s)
 
-    fast: Callable[[Any, float], int] = njit(
-        cache=True,
-        error_model="numpy",
-        _nrt=False,  # nothing is allocated: counting references to arrays took half of the time
-    )(advance)
+    # Nothing is allocated: counting references to arrays took half of the time. An option with an
+    # underscore may be gone in a later numba.
+    uncounted = {"_nrt": False} if hasattr(CPUTargetOptions, "_nrt") else {}
+    fast: Callable[[Any, float], int] = njit(cache=True, error_model="numpy", **uncounted)(advance)
     return fast
 
 
