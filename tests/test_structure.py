@@ -100,7 +100,6 @@ SMALL_MODULES = {
     "topology/composed/node_yaml": "from a node to text, apart from how nodes are made",
     "topology/importers/nccl_xml/graph_dump": ROW + ": one file format",
     "library/nccl/lowering/dispatch": "what NCCL decides, apart from how any library is lowered",
-    "files/spec": "used by all packages through files/__init__",
     "files/write": "used by all packages through files/__init__",
     "scenario/rules/broken_rules": "the table of rules, and what all of them look at",
     "scenario/rules/plan_rules": ROW + ": families of rules",
