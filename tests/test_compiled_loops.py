@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -176,21 +174,3 @@ def test_loops_are_loaded_when_they_pay(switch: pytest.MonkeyPatch) -> None:
     for _ in range(3 * compilation.PAYS):
         effort.spend()
         assert len(calls) == (effort.spent >= compilation.PAYS)
-
-
-IMPORTS = """
-import sys
-import numpy as np
-from perfmodel.compiled_loops.compilation import load
-
-zeros = np.zeros(1, np.int64)
-load().least_end(np.zeros(1), zeros, zeros, zeros, zeros, 0, np.ones(1), np.ones((1, 1)))
-assert "scipy.linalg" not in sys.modules
-import scipy.linalg
-
-assert scipy.linalg.det([[2.0]]) == 2.0
-"""
-
-
-def test_numba_is_loaded_without_linear_algebra_which_can_be_imported_later() -> None:
-    subprocess.run([sys.executable, "-P", "-c", IMPORTS], check=True)

@@ -54,7 +54,7 @@ def compiled() -> Callable[[Any, float], int]:
 
     # Nothing is allocated: counting references to arrays took half of the time. An option with an
     # underscore may be gone in a later numba.
-    uncounted = {"_nrt": False} if hasattr(CPUTargetOptions, "_nrt") else {}
+    uncounted: dict[str, Any] = {"_nrt": False} if hasattr(CPUTargetOptions, "_nrt") else {}
     fast: Callable[[Any, float], int] = njit(cache=True, error_model="numpy", **uncounted)(advance)
     return fast
 
