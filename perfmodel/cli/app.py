@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 
 from perfmodel.errors import Fault, PerfmodelError, nearest
 from perfmodel.escape import PLAIN_ERRORS, printable
-from perfmodel.garbage import collect_rarely
 from perfmodel.version import __version__
 
 _CHOICE = re.compile(r"'(?P<found>[^']*)' is not one of (?P<names>'.*')\.")
@@ -193,7 +192,6 @@ def main() -> None:
     # The matrices here are small, and sums should not depend on the number of cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # reads all installed packages
-    collect_rarely()
     _prepare_streams()
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     build_app([first] if first in COMMANDS else COMMANDS)(prog_name="perfmodel")
