@@ -92,6 +92,11 @@ class _Uncorrected:
             )
         return self._lowered[key]
 
+    def forget(self) -> None:
+        """Drop what is cached of each collective."""
+        for cache in (self._link_bytes, self._crossed, self._lowered):
+            cache.clear()
+
     def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
         """Bytes of a collective on the links that it uses."""
         if id(lowered) not in self._link_bytes:
@@ -275,6 +280,16 @@ class UncontendedTimer:
         """Drop the cached arrays of a candidate that is not chosen, which may be large."""
         for cache in (self._bound_s, self._timed_legs, self._legs):
             cache.pop(id(lowered), None)
+
+    def forget(self) -> None:
+        """Drop what is cached of each collective; what sizes share stays.
+
+        That is arrays of every edge, a million of an all-to-all over 1,024 ranks.
+        """
+        own = (self._best, self._of_host, self._bound_s, self._timed_legs, self._legs)
+        for cache in (*own, self._of_legs):
+            cache.clear()
+        self._common.forget()
 
     def time_s(self, lowered: LoweredCollective) -> float:
         """Return the time of a whole collective without other traffic; seconds."""

@@ -122,6 +122,8 @@ def collective_rows(
         if profile is None and named is None and library == "nccl" and size > 1:
             spread = list(datasheet_interval_s(topology, op, nbytes, row["time_s"]))
         rows.append(row | {"interval_s": spread})
+        for each in (timer, *alternatives):  # no other size asks for these
+            each.forget()
         if progress is not None:
             progress(done + 1, len(all_sizes))
     return rows
