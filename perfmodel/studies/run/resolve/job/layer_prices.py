@@ -57,6 +57,7 @@ def _with_recompute(job: TrainingJob, times: LayerTimes) -> LayerTimes:
 
 def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
     compute = job.scenario.compute
+    fused = compute.fused_attention
     times = layer_times(
         job.workload,
         job.gpu,
@@ -66,15 +67,13 @@ def _predict_layers(job: TrainingJob, batch: int) -> LayerTimes:
         optimizer_kernels=compute.optimizer_kernels,
         master_weights=compute.master_weights,
         channels_last=compute.channels_last,
-        fused_attention="cudnn"
-        if compute.fused_attention == "cudnn"
-        else bool(compute.fused_attention),
+        fused_attention=fused if fused == "cudnn" else bool(fused),
         compiled=bool(compute.compiled),
         held_dtype=job.strategy.held_dtype(job.options),
         float8=job.float8,
         accumulate=job.options.accumulate,
     )
-    if compute.fused_attention == "flash_1":
+    if fused == "flash_1":
         times = by_first_flash(job.workload, times)
     return _with_recompute(job, times)
 
