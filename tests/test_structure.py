@@ -77,6 +77,8 @@ SMALL_MODULES = {
     "report/scaling/mixture_search": "how a mixture was found, which a result alone has",
     "studies/advise/narrow_gains": "why several changes gain more surely, apart from the advice",
     "studies/choose/step_causes": "why a step takes as long, apart from the search",
+    "simulate/uncontended/before_corrections": "what machines share, apart from their own times",
+    "simulate/uncontended/changed_machine": "routes after an event, apart from times at the start",
     "compiled_loops/cycle_times": ROW + ": loops that are compiled",
     "compiled_loops/fair_shares": ROW + ": loops that are compiled",
     "compiled_loops/heaviest_paths": ROW + ": loops that are compiled",
@@ -137,7 +139,6 @@ PARTICIPLES = {
     "testbed": "noun",
     "tie_breaking": "noun",
     "training": "a section of the YAML",
-    "uncontended": "of UncontendedTimer",
     "unrolled": "of UnrolledPhases",
 }
 """Modules that end in -ed or -ing, and why that is the right word."""

@@ -20,7 +20,8 @@ from perfmodel.library.lowering.link_bytes import LinkBytes, add_traffic
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.flow.approximation import ApproximationNote
-from perfmodel.simulate.uncontended import ReroutedCollectives, UncontendedTimer
+from perfmodel.simulate.uncontended.changed_machine import ReroutedCollectives
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.topology.model import Topology
 
 LAST_IN_INSTANT = 2

@@ -9,7 +9,7 @@ from perfmodel.collectives.algorithms.chain import PIECE_BYTES
 from perfmodel.library.lowering.link_bytes import stage_bytes
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.lowering.lowered import LoweredCollective
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 
 
 def hidden_s(

@@ -24,7 +24,7 @@ from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.lowering.rings import stages_of
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.engine import network_class
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.testing import closed_forms
 
 Floats = NDArray[np.float64]

@@ -1,7 +1,7 @@
 """Times of measured collectives as functions of the machine's numbers that are to be fitted.
 
-A time is that of `perfmodel.simulate.uncontended` on the machine with these numbers: a fit solves
-for exactly the numbers that predictions use, and measurements on 4 ranks inform about 2 or 8.
+A time is that of `perfmodel.simulate.uncontended.timer` on the machine with these numbers: a fit
+solves for the numbers that predictions use, and measurements on 4 ranks inform about 2 or 8.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perfmodel.library.lowering.protocol_costs import (
 )
 from perfmodel.library.machine import Machine
 from perfmodel.measure.record import Measurement
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 
 
 def observations_of(

@@ -30,7 +30,7 @@ from perfmodel.simulate.network import (
     UnsuitedNetworkError,
     schedule_last,
 )
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 __all__ = ["Fidelity", "Run", "Surroundings", "simulate"]

@@ -22,7 +22,7 @@ from perfmodel.simulate.engine.background import Change, Traffic, schedule_chang
 from perfmodel.simulate.engine.loop_records import LoopRecords, LoopRun, Message
 from perfmodel.simulate.flow.stream_network import StreamNetwork
 from perfmodel.simulate.network import FreeNetwork, Network
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Worker
 
 Stretch = Callable[[int, int, int], float]

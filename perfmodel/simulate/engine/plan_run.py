@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from math import isnan
 
 import numpy as np
@@ -23,6 +22,11 @@ from numpy.typing import NDArray
 from perfmodel.collectives.catalog import ROOTED
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.simulate.engine.background import CollectiveArrivals
+from perfmodel.simulate.engine.collective_meetings import (
+    CollectiveMeetings,
+    Member,
+    collective_text,
+)
 from perfmodel.simulate.engine.outcome import TaskExecution
 from perfmodel.simulate.engine.rank_class import (
     ComputeResource,
@@ -38,7 +42,7 @@ from perfmodel.simulate.engine.task_graph import (
     task_graph,
 )
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.uncontended import MESSAGES, root_in
+from perfmodel.simulate.uncontended.messages import MESSAGES, root_in
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
 
 Stretch = Callable[[int, int], float | NDArray[np.float64]]
@@ -48,20 +52,6 @@ MAX_STEPS_AHEAD = 8
 """Steps that a job without an end may be ahead of its slowest stream, to bound memory."""
 
 _ROOTED = ROOTED - MESSAGES
-
-_Member = tuple[StreamState, int, float]
-"""A task of a collective: its stream, its index, and when it was ready."""
-
-CollectiveInstance = tuple[int, str, str]
-"""A collective of a step: step, key, first class that takes part."""
-
-
-@dataclass(slots=True)
-class _PendingCollective:
-    """A collective that not all classes have reached yet: its tasks, and when each did."""
-
-    members: list[_Member] = field(default_factory=list)
-    arrived_s: dict[str, float] = field(default_factory=dict)
 
 
 class PlanRun:
@@ -100,8 +90,7 @@ class PlanRun:
             for queue in self._graph.queues
         ]
         self._step_states: dict[int, StepState] = {}
-        self._pending: dict[CollectiveInstance, _PendingCollective] = {}
-        self._in_progress: dict[CollectiveInstance, tuple[Task, tuple[str, ...]]] = {}
+        self._meetings = CollectiveMeetings(self._participants, plan.classes)
         env.timeout(0.0).callbacks.append(lambda _: self._begin(start_s))
 
     def _begin(self, start_s: float) -> None:
@@ -364,32 +353,30 @@ class PlanRun:
     ) -> None:
         """Reach a collective, and start it once all of its classes have."""
         participants = self._participants[work.communicator][state.rank_class]
-        if len(participants.classes) == 1:
-            self._launch(step, work, participants, [(state, index, ready_s)])
-            return
-        instance = (step, work.key, participants.classes[0])
-        pending = self._pending.setdefault(instance, _PendingCollective())
-        pending.members.append((state, index, ready_s))
-        pending.arrived_s[state.rank_class] = self._env.now
-        if len(pending.arrived_s) < len(participants.classes):
-            return
-        del self._pending[instance]
-        self._launch(step, work, participants, pending.members)
-        if self._steps is not None:
-            self._record_arrivals(self.plan.tasks[index], step, pending.arrived_s)
+        member, reached = (state, index, ready_s), None
+        if len(participants.classes) > 1:
+            reached = self._meetings.reach(step, work, participants, member, self._env.now)
+            if reached is None:
+                return
+        members = [member] if reached is None else reached.members
+        self._launch(step, work, participants, members)
+        if reached is not None and self._steps is not None:
+            self.arrivals.append(
+                self._meetings.arrivals(self.plan.tasks[index], step, reached, self._env.now)
+            )
 
     def _launch(
-        self, step: int, work: Collective, participants: Participants, members: list[_Member]
+        self, step: int, work: Collective, participants: Participants, members: list[Member]
     ) -> None:
         """Start a collective on the network; its tasks end with it."""
         start_s, classes = self._env.now, participants.classes
         for name in classes:
             self._compute_resources[name].communicate(+1)
         instance = (step, work.key, classes[0])
-        self._in_progress[instance] = (self.plan.tasks[members[-1][1]], classes)
+        self._meetings.in_progress[instance] = (self.plan.tasks[members[-1][1]], classes)
 
         def finish() -> None:
-            del self._in_progress[instance]
+            del self._meetings.in_progress[instance]
             for name in classes:
                 self._compute_resources[name].communicate(-1)
             for state, index, ready_s in members:
@@ -402,25 +389,13 @@ class PlanRun:
         try:
             ended = self._network.collective(work.op, work.nbytes, groups, root, work.times)
         except TopologyError as error:
-            name = _collective_text(*self._in_progress[instance])
+            name = collective_text(*self._meetings.in_progress[instance])
             raise SimulationError(f"{name} cannot start: {error}") from error
         self._call_after(ended, finish)
 
     def names_in_progress(self) -> list[str]:
         """Names of the collectives in progress, with the first of their classes."""
-        return [_collective_text(task, classes) for task, classes in self._in_progress.values()]
-
-    def _record_arrivals(self, task: Task, step: int, arrived_s: dict[str, float]) -> None:
-        """Record which class arrived last and how long the others waited."""
-        now = self._env.now
-        last = max(arrived_s, key=lambda name: arrived_s[name])
-        waits = [(len(self._classes[name].ranks), now - at) for name, at in arrived_s.items()]
-        waited_s = sum(n * wait for n, wait in waits) / (sum(n for n, _ in waits) - 1)
-        longest_s = max(wait for _, wait in waits)
-        rank = self._classes[last].ranks[0]
-        self.arrivals.append(
-            CollectiveArrivals(step, task.name, task.bucket, now, last, rank, waited_s, longest_s)
-        )
+        return [collective_text(*each) for each in self._meetings.in_progress.values()]
 
     # ------------------------------------------------------------ deadlocks
 
@@ -445,7 +420,7 @@ class PlanRun:
     def describe_deadlock(self) -> str:
         """Name the tasks that wait, and for what."""
         waiting = [
-            f"{task.name} (step {step}){self._missing_classes(task, step)}"
+            f"{task.name} (step {step}){self._meetings.missing(task, step)}"
             for step, state in sorted(self._step_states.items())
             for index, task in enumerate(self.plan.tasks)
             if self._could_start(state, step, index)
@@ -460,19 +435,3 @@ class PlanRun:
         if before >= 0 and isnan(own.end_s[before]):
             return False
         return not (earlier >= 0 and step and isnan(self._step_states[step - 1].end_s[earlier]))
-
-    def _missing_classes(self, task: Task, step: int) -> str:
-        """Name the class of a task, and the classes that its collective waits for."""
-        mine = f" of {task.rank_class!r}" if len(self.plan.classes) > 1 else ""
-        if isinstance(task.work, Compute):
-            return mine
-        classes = self._participants[task.work.communicator][task.rank_class].classes
-        pending = self._pending.get((step, task.work.key, classes[0]))
-        if pending is None or task.rank_class not in pending.arrived_s:
-            return mine
-        missing = [repr(name) for name in classes if name not in pending.arrived_s]
-        return f"{mine} for {', '.join(missing[:4])}"
-
-
-def _collective_text(task: Task, classes: tuple[str, ...]) -> str:
-    return f"{task.name} ({', '.join(classes[:4])})"

@@ -17,7 +17,7 @@ from perfmodel.collectives.schedule import Phase
 from perfmodel.library.lowering.edges import Edges, join_edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.simulate.sharing.duty_cycle import is_steady
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 
 GroupsCollective = tuple[str, int, tuple[RankGroup, ...], int]
 """Operation, bytes, groups and root of a collective that several groups run at the same time."""

@@ -19,7 +19,7 @@ from perfmodel.simulate.sharing.between_collectives import (
     rates_in_turns,
     shared_rates,
 )
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 
 Shares = tuple[FloatArray, list[tuple[FloatArray, float]]]
 """Rate of each stream; for each collective the rate of each edge, and by how much it is slower."""

@@ -48,7 +48,7 @@ from perfmodel.simulate.network import (
 )
 from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkSets, LinkUsers
 from perfmodel.simulate.sharing.classed_legs import TimedLeg
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 
 Job = Collective | Streams
 

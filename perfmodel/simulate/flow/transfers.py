@@ -27,7 +27,7 @@ from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.simulate.flow.streams import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
 from perfmodel.simulate.sharing.classed_legs import TimedLeg
-from perfmodel.simulate.uncontended import UncontendedTimer, participants, timed_phases
+from perfmodel.simulate.uncontended.timer import UncontendedTimer, participants, timed_phases
 
 FEW_EDGES = 1024
 """Edges of rings up to which each is stepped through in compiled loops: what repeats in a ring is

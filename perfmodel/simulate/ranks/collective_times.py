@@ -19,7 +19,7 @@ from perfmodel.simulate.engine.engine import Fidelity, Surroundings, on_network,
 from perfmodel.simulate.engine.plan_run import PlanRun
 from perfmodel.simulate.flow.approximation import ApproximationNote
 from perfmodel.simulate.network import LinkCounters, Network, sum_counters, zero_counters
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
 
 

@@ -16,7 +16,7 @@ from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import CommLibrary, Variant, library_on
 from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.simulate.repetition import hidden_s
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.validate.refit.numbers import FittedNumber, with_numbers
 from perfmodel.validate.sweeps.match import Matched
 from perfmodel.validate.sweeps.read import Sweep

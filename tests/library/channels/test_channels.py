@@ -16,7 +16,7 @@ from perfmodel.library.lowering.link_bytes import add_traffic
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Topology

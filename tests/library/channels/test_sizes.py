@@ -24,7 +24,7 @@ from perfmodel.library.model import load_library
 from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine import engine
 from perfmodel.simulate.sharing import link_patterns
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.plan import forward_backward

@@ -13,7 +13,7 @@ from perfmodel.simulate.engine.background import BackgroundJob, Change, Traffic
 from perfmodel.simulate.engine.engine import Fidelity, simulate
 from perfmodel.simulate.engine.rank_class import participants_of
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.resolve.placement import place_plan
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.topology.model import Topology

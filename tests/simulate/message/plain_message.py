@@ -20,7 +20,7 @@ from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.rerouting import reroute
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import LinkCounters, count_collective, zero_counters
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 
 LAST_IN_INSTANT = 2
 """SimPy priority after NORMAL (1): everything that starts at one time shares from the start."""

@@ -12,7 +12,7 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate import uncontended
 from perfmodel.simulate.sharing.classed_legs import classed_leg
 from perfmodel.simulate.sharing.duty_cycle import StageRates
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 
 MIB = 1 << 20

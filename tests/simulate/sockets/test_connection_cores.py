@@ -14,7 +14,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.sockets.connection import Cores
 from perfmodel.simulate.sockets.network import SocketNetwork
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.topology.model import Sockets, Topology
 
 Maker = Callable[..., Topology]

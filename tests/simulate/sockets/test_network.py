@@ -18,7 +18,7 @@ from perfmodel.simulate.sockets.connection import Connection
 from perfmodel.simulate.sockets.link import Link
 from perfmodel.simulate.sockets.network import SocketNetwork
 from perfmodel.simulate.sockets.rank_loops import rank_rounds
-from perfmodel.simulate.uncontended import UncontendedTimer
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
 from perfmodel.topology.model import Sockets, Topology

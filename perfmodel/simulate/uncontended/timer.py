@@ -1,8 +1,6 @@
-"""Times of collectives with no other traffic, and their routes after the machine has changed.
+"""Times of collectives with no other traffic.
 
 `UncontendedTimer` times the lowered candidates of a collective and takes the fastest.
-`ReroutedCollectives` keeps what the library chose at the start: when a link slows down or is lost,
-protocol, algorithm and rings stay, and only routes change.
 """
 
 from __future__ import annotations
@@ -12,24 +10,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from perfmodel.arrays import FloatArray, RankGroup, sending_s
 from perfmodel.collectives.timing.recurrence import TimedPhases, legs_ends
 from perfmodel.library.lowering.link_bytes import (
-    Crossings,
     LinkBytes,
-    add_traffic,
-    alike_bytes,
-    count_crossings,
 )
 from perfmodel.library.lowering.lower import (
     correct,
     lower_message,
-    lower_without_corrections,
 )
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
-from perfmodel.library.lowering.rerouting import MovedEdges, only_host, reroute, shape_of
+from perfmodel.library.lowering.rerouting import MovedEdges, only_host, shape_of
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.sharing.classed_legs import (
     TimedLeg,
@@ -38,18 +29,12 @@ from perfmodel.simulate.sharing.classed_legs import (
     sooner_s,
 )
 from perfmodel.simulate.sharing.duty_cycle import (
-    StageRates,
-    UseOrders,
     is_steady,
-    tells_apart,
 )
-
-MESSAGES = frozenset({"send", "send_recv"})
-"""Operations that are messages between pairs of ranks, all at once."""
+from perfmodel.simulate.uncontended.before_corrections import CollectiveKey, UncorrectedCollectives
+from perfmodel.simulate.uncontended.messages import MESSAGES, message_pairs, root_in
 
 T = TypeVar("T")
-CollectiveKey = tuple[str, int, RankGroup, int, str | None]
-"""Operation, bytes, group, root and algorithm of a collective."""
 _Sample = tuple[RankGroup, LoweredCollective, float]
 """A group, its collective as it was lowered, and its time in seconds."""
 
@@ -57,72 +42,6 @@ MOST_SAMPLES = 32
 """Groups of a shape that are lowered one by one because their routes share links in other ways."""
 HOPS_AT_ONCE = 1 << 22
 """Hops of groups that are led over other hosts at once: a few times so many numbers."""
-
-
-@dataclass
-class _Uncorrected:
-    """What machines have in common that differ in measured corrections only.
-
-    Parameters
-    ----------
-    machine : Machine
-        One of them.
-    """
-
-    machine: Machine
-    rates: StageRates = field(init=False)
-    _link_bytes: dict[int, tuple[LoweredCollective, LinkBytes]] = field(default_factory=dict)
-    _crossed: dict[tuple[int, int], tuple[Stage, list[Crossings]]] = field(default_factory=dict)
-    _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
-    kept: dict[Callable[[], Any], Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        capacity_Bps, own = self.machine.topology.arcs.bandwidth_Bps, UseOrders()
-        used_at, orders = self.machine.shared.setdefault("uses of links", (capacity_Bps, own))
-        if used_at is not capacity_Bps:
-            orders = UseOrders(orders if tells_apart(used_at, capacity_Bps) else None)
-        self.rates = StageRates(capacity_Bps, orders)
-
-    def lower(self, key: CollectiveKey) -> tuple[LoweredCollective, ...]:
-        """Return the candidates of the library for a collective, without corrections."""
-        if key not in self._lowered:
-            op, nbytes, group, root, algorithm = key
-            self._lowered[key] = lower_without_corrections(
-                self.machine, op, nbytes, group, root=root, algorithm=algorithm
-            )
-        return self._lowered[key]
-
-    def forget(self) -> None:
-        """Drop what is cached of each collective."""
-        for cache in (self._link_bytes, self._crossed, self._lowered):
-            cache.clear()
-
-    def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
-        """Bytes of a collective on the links that it uses."""
-        if id(lowered) not in self._link_bytes:
-            wire_bytes, payload_bytes = self.traffic(lowered), self.traffic(lowered, payload=True)
-            links = np.flatnonzero(wire_bytes)
-            on_links = LinkBytes(links, wire_bytes[links], payload_bytes[links])
-            self._link_bytes[id(lowered)] = lowered, on_links
-        return self._link_bytes[id(lowered)][1]
-
-    def traffic(self, lowered: LoweredCollective, *, payload: bool = False) -> FloatArray:
-        """Bytes of a collective on each link: on the wire, or of payload; shape (links,)."""
-        total = np.zeros(len(self.machine.topology.arcs))
-        each = alike_bytes(lowered)
-        if each is None:
-            add_traffic(total, lowered, payload=payload)
-            return total
-        for load, links, crossings in self._crossings(lowered.stages[0]):
-            total[links] += (each if payload else each * load * lowered.wire_factor) * crossings
-        return total
-
-    def _crossings(self, stage: Stage) -> list[Crossings]:
-        """How often edges cross the links that they use, those of one load together."""
-        key = id(stage.edges), id(stage.load)
-        if key not in self._crossed:  # the entry holds both, so that their ids stay unique
-            self._crossed[key] = stage, count_crossings(stage)
-        return self._crossed[key][1]
 
 
 @dataclass
@@ -142,11 +61,11 @@ class UncontendedTimer:
     )
     _legs: dict[int, tuple[LoweredCollective, tuple[Stage, ...]]] = field(default_factory=dict)
     _of_legs: dict[int, tuple[tuple[TimedLeg, ...], Any]] = field(default_factory=dict)
-    _kept: dict[Callable[[], Any], Any] = field(default_factory=dict)
-    _common: _Uncorrected = field(init=False)
+    _shared: dict[Callable[[], Any], Any] = field(default_factory=dict)
+    _common: UncorrectedCollectives = field(init=False)
 
     def __post_init__(self) -> None:
-        self._common = _Uncorrected(self.machine)
+        self._common = UncorrectedCollectives(self.machine)
 
     def on(self, machine: Machine) -> UncontendedTimer:
         """Return a timer of another machine.
@@ -333,11 +252,11 @@ class UncontendedTimer:
 
     def keep(self, make: Callable[[], T]) -> T:
         """What `make` returned the first time: what all simulations on this machine share."""
-        return _kept(self._kept, make)
+        return _once(self._shared, make)
 
     def keep_laid(self, make: Callable[[], T]) -> T:
         """As `keep`, for all machines that differ in measured corrections only."""
-        return _kept(self._common.kept, make)
+        return _once(self._common.laid, make)
 
     def busiest_link_bound_s(self, lowered: LoweredCollective) -> float:
         """Return the least time in which the busiest link carries its bytes; seconds.
@@ -389,29 +308,15 @@ class UncontendedTimer:
         return self._common.rates.of(stage)
 
 
-def _kept(kept: dict[Callable[[], Any], Any], make: Callable[[], T]) -> T:
-    if make not in kept:
-        kept[make] = make()
-    stored: T = kept[make]
+def _once(results: dict[Callable[[], Any], Any], make: Callable[[], T]) -> T:
+    if make not in results:
+        results[make] = make()
+    stored: T = results[make]
     return stored
-
-
-def message_pairs(op: str, group: RankGroup) -> list[tuple[int, int]]:
-    """Who sends to whom in "send", and in "send_recv" around the group."""
-    if op == "send":
-        return [(group[0], group[1])]
-    return [(group[at - 1], group[at]) for at in range(len(group))]
 
 
 def _as_is(stage: Stage, rates_Bps: FloatArray) -> tuple[Stage, FloatArray]:
     return stage, rates_Bps
-
-
-def root_in(group: RankGroup, groups: tuple[RankGroup, ...], root: int) -> int:
-    """Return the root of one of several groups: the rank at the same place as in its own."""
-    if root in group:
-        return root
-    return next((group[own.index(root)] for own in groups if root in own), root)
 
 
 def timed_phases(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray) -> TimedPhases:
@@ -422,69 +327,3 @@ def timed_phases(lowered: LoweredCollective, stage: Stage, rates_Bps: FloatArray
 def participants(lowered: LoweredCollective) -> int:
     """Ranks of a collective, and the switches that take part."""
     return lowered.schedule.ranks + lowered.schedule.switches
-
-
-@dataclass
-class ReroutedCollectives:
-    """Collectives lowered on the machine of `timer`, over the routes of the present machine.
-
-    Parameters
-    ----------
-    timer : UncontendedTimer
-        Of the machine on which the run began.
-    machine : Machine
-        The present one.
-    """
-
-    timer: UncontendedTimer
-    machine: Machine
-    _rerouted: dict[int, tuple[LoweredCollective, LoweredCollective]] = field(default_factory=dict)
-    _legs: dict[int, tuple[LoweredCollective, tuple[Stage, ...]]] = field(default_factory=dict)
-    _messages: dict[tuple[int, int, int], LoweredCollective] = field(default_factory=dict)
-
-    def message(self, src: int, dst: int, nbytes: int) -> LoweredCollective:
-        """Return a point-to-point message lowered on the first machine (see `now`)."""
-        key = (src, dst, nbytes)
-        if key not in self._messages:
-            self._messages[key] = lower_message(self.timer.machine, src, dst, nbytes)
-        return self._messages[key]
-
-    def now(self, lowered: LoweredCollective) -> LoweredCollective:
-        """Return a collective lowered on the first machine, rerouted on the present one.
-
-        Raises
-        ------
-        TopologyError
-            Two ranks that have to communicate cannot reach each other any more.
-        """
-        if self.machine is self.timer.machine:
-            return lowered
-        if (
-            id(lowered) not in self._rerouted
-        ):  # the entry holds `lowered`, so that its id stays unique
-            self._rerouted[id(lowered)] = (lowered, reroute(lowered, self.machine))
-        return self._rerouted[id(lowered)][1]
-
-    def legs(self, lowered: LoweredCollective) -> tuple[Stage, ...]:
-        """Return the legs of a collective lowered on the first machine, rerouted.
-
-        Raises
-        ------
-        TopologyError
-            Two ranks that have to communicate cannot reach each other any more.
-        """
-        legs = self.timer.legs(lowered)
-        if self.machine is self.timer.machine:
-            return legs
-        if id(lowered) not in self._legs:
-            self._legs[id(lowered)] = (
-                lowered,
-                reroute(replace(lowered, stages=legs), self.machine).stages,
-            )
-        return self._legs[id(lowered)][1]
-
-    def become(self, machine: Machine) -> None:
-        """Reroute on another machine from now on."""
-        self.machine = machine
-        self._rerouted.clear()
-        self._legs.clear()

@@ -1,0 +1,1 @@
+"""Collectives with no other traffic: `timer.UncontendedTimer` takes the fastest candidate."""
