@@ -29,6 +29,7 @@ from perfmodel.report.run import tables
 from perfmodel.report.run.chrome_trace import write_kineto
 from perfmodel.report.run.drawings.pipeline_figure import PIPELINE_HINT, draw_pipeline
 from perfmodel.report.run.drawings.timeline_figure import draw_timeline
+from perfmodel.report.run.drawings.timeline_layout import device_window
 from perfmodel.report.run.events import events_section, explain_device
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.parallel.parallelism import mixture_section
@@ -45,6 +46,9 @@ from perfmodel.report.topology.labels import (
 from perfmodel.studies.run.result.model import BucketTime, Result, SizeResult
 
 _BUCKETS_LISTED = 400
+
+_LONGER = 1.02
+"""Of a step's picture to the step, from which on the reader is told why."""
 
 
 FILES = (
@@ -159,7 +163,7 @@ def _tiles(result: Result) -> Tiles:
                 f"{main.global_batch:,}",
                 f"{main.batch_per_gpu:,} {quantities.batch_holder(main)}",
             ),
-            Tile("Bottleneck", limit, below, "text"),
+            Tile("Bottleneck", limit[:1].upper() + limit[1:], below, "text"),
         ]
     )
 
@@ -194,8 +198,14 @@ def _step(point: SizeResult) -> Section:
         lead += f": {behind} behind compute, {quantities.duration(point.exposed_comm_s)} exposed"
     if point.disturbance is not None and len(point.disturbance.steps_s) > 1:
         lead += f" (mean of {len(point.disturbance.steps_s)} steps; one of them is drawn)"
-    if point.buckets:
+    if point.buckets or any(span.bucket is not None for span in point.timeline.spans):
         lead += ". The numbers are gradient buckets"
+    begin_s, end_s = device_window(point)
+    if end_s - begin_s > _LONGER * point.step_time_s:
+        lead += (
+            f". {quantities.duration(end_s - begin_s)} are drawn: some GPUs begin the step while "
+            "others have not ended the one before"
+        )
     hint = (
         "Drag across the picture to zoom, double-click to go back. Bars too short to see are drawn "
         "with their neighbours; timeline.json, made for ui.perfetto.dev, holds every span."

@@ -65,7 +65,8 @@ def draw_throughput(result: Result) -> go.Figure:
     )  # fmt: skip
     lowest = min([*speed, *(row.samples[0] for row in rows if row.samples)])
     figure.update_xaxes(**_gpu_axis(result))
-    figure.update_yaxes(**_log_axis(lowest * 0.8, max(ideal) * 1.25))
+    highest = max([1.25 * max(ideal), *(1.05 * row.samples[1] for row in rows if row.samples)])
+    figure.update_yaxes(**_log_axis(lowest * 0.8, highest))
     _note(figure, f"{result.scaling} scaling")
     _mark_knee(figure, result)
     return figure

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
+from perfmodel.report.common.figures import axis_layout, bar_times, new_figure, time_unit
 from perfmodel.report.common.palette import INK, QUIET_INK, WAIT_INK, WORK
 from perfmodel.report.run.drawings.timeline_layout import Bar, Row, StepPicture, Tail, step_picture
 from perfmodel.studies.run.result.model import SizeResult
@@ -40,7 +40,7 @@ def draw_timeline(point: SizeResult) -> go.Figure:
     row_pixels = max(_LEAST_ROW_PIXELS, min(_ROW_PIXELS, _ROW_PIXELS * _ROOMY // rows))
     figure = new_figure(110 + row_pixels * rows, barmode="overlay", bargap=0.3)
     for work in WORK:
-        _add_bars(figure, picture, work, scale)
+        _add_bars(figure, picture, work, (unit, scale))
     _add_waits(figure, picture, scale)
     _shade(figure, picture, scale)
     figure.update_xaxes(
@@ -91,7 +91,8 @@ def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
     return numbered
 
 
-def _add_bars(figure: go.Figure, picture: StepPicture, work: str, scale: float) -> None:
+def _add_bars(figure: go.Figure, picture: StepPicture, work: str, axis: tuple[str, float]) -> None:
+    unit, scale = axis
     placed = [
         (len(picture.rows) - 1 - position, row, bar)
         for position, row in enumerate(picture.rows)
@@ -111,7 +112,7 @@ def _add_bars(figure: go.Figure, picture: StepPicture, work: str, scale: float) 
         name=work,
         marker={"color": WORK[work], "line": {"color": edges if edge else "white", "width": edge}},
         hovertext=[_hover(bar) for *_, bar in placed],
-        hovertemplate=f"<b>{work}</b><br>%{{hovertext}}<extra></extra>",
+        hovertemplate=f"<b>{work}</b><br>%{{hovertext}}{bar_times(unit)}<extra></extra>",
     )
 
 
@@ -151,8 +152,8 @@ def _hover(bar: Bar) -> str:
             f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, "
             f"waited {quantities.duration(wait)}"
         )
-    busy = f", busy {quantities.duration(bar.busy_s)}" if bar.spans > 1 else ""
-    lines.append(f"{quantities.duration(bar.start_s)} to {quantities.duration(bar.end_s)}{busy}")
+    if bar.spans > 1:
+        lines.append(f"busy {quantities.duration(bar.busy_s)}")
     return "<br>".join(lines)
 
 

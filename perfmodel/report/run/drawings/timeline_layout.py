@@ -79,9 +79,7 @@ def step_picture(point: SizeResult) -> StepPicture:
     The step starts where its first work on a device starts: the host may run ahead.
     """
     spans = point.timeline.spans
-    device = [span for span in spans if span.kind not in _HOST_KINDS]
-    origin = min((span.start_s for span in device), default=0.0)
-    end = max((span.end_s for span in device), default=0.0)
+    device, (origin, end) = _on_devices(point), device_window(point)
     length = max(point.step_time_s, end - origin)
     with_host = point.breakdown_s.get("idle", 0.0) > _HOST_BOUND * point.step_time_s
     drawn = list(spans) if with_host else device
@@ -95,6 +93,17 @@ def step_picture(point: SizeResult) -> StepPicture:
     if len(rows) > _MOST_ROWS:
         rows = _joined_rows(drawn, origin, _GAP * length)
     return StepPicture(rows, _exposed(device, origin, _GAP * length), length)
+
+
+def device_window(point: SizeResult) -> tuple[float, float]:
+    """Begin of the first work on a device, and end of the last: ranks may begin a step early."""
+    device = _on_devices(point)
+    starts, ends = [span.start_s for span in device], [span.end_s for span in device]
+    return min(starts, default=0.0), max(ends, default=0.0)
+
+
+def _on_devices(point: SizeResult) -> list[Span]:
+    return [span for span in point.timeline.spans if span.kind not in _HOST_KINDS]
 
 
 def _stage_names(point: SizeResult) -> dict[str, str]:
