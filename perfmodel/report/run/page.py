@@ -163,9 +163,15 @@ def _tiles(result: Result) -> Tiles:
                 f"{main.global_batch:,}",
                 f"{main.batch_per_gpu:,} {quantities.batch_holder(main)}",
             ),
-            Tile("Bottleneck", limit[:1].upper() + limit[1:], below, "text"),
+            Tile("Bottleneck", _capital(limit), below, "text"),
         ]
     )
+
+
+def _capital(text: str) -> str:
+    """Begin a text with a capital letter, unless it begins with the name of a device (``n5``)."""
+    first = text.partition(" ")[0].partition("'")[0]
+    return text[:1].upper() + text[1:] if first.isalpha() else text
 
 
 def _efficiency(result: Result) -> tuple[str, str]:

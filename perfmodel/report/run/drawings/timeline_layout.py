@@ -25,6 +25,9 @@ _ORDER = ("host", "compute", "copy", "communication")
 _STREAMS = {"comm": "communication", "compute": "compute", "copy": "copies"}
 """Streams of a plan as people say them."""
 
+_PLURAL = {"copy": "copies"}
+"""Title of a role's row, where it is not the role."""
+
 
 def _spelled(rank_class: str) -> str:
     return rank_class.replace("gpu ", "GPU ").replace("gpus", "GPUs")
@@ -149,7 +152,7 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
         prefix = f"{_spelled(rank_class)}: " if len(classes) > 1 else ""
         name = _STREAMS.get(stream, stream) if streams_of[rank_class, role] > 1 else role
         for number, lane in enumerate(assign_lanes(members)):
-            title = f"{prefix}{name}" + (f" {number + 1}" if number else "")
+            title = f"{prefix}{_PLURAL.get(name, name)}" + (f" {number + 1}" if number else "")
             bars = _bars(lane, origin, gap_s)
             if len(bars) > _MOST_BARS:
                 bars = _bars(lane, origin, gap_s, join=True)
