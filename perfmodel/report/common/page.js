@@ -30,7 +30,7 @@ for (const waiting of document.querySelectorAll("script.drawing")) {
   const flatter = (figure) => figure.id === "figure-topology" && figure.layout.height > 520;
 
   function resize(figure, size) {
-    figure.style.height = `${size.height}px`;
+    figure.style.height = figure.parentElement.style.height = `${size.height}px`;
     Plotly.relayout(figure, size);
   }
 

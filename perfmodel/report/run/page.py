@@ -202,12 +202,14 @@ def _step(point: SizeResult) -> Section:
     if point.comm_s > 0:
         behind = f"{quantities.duration(hidden)} hidden" if hidden > 1e-12 else "nothing hidden"
         lead += f": {behind} behind compute, {quantities.duration(point.exposed_comm_s)} exposed"
-    if point.disturbance is not None and len(point.disturbance.steps_s) > 1:
+    averaged = point.disturbance is not None and len(point.disturbance.steps_s) > 1
+    if point.disturbance is not None and averaged:
         lead += f" (mean of {len(point.disturbance.steps_s)} steps; one of them is drawn)"
-    if point.buckets or any(span.bucket is not None for span in point.timeline.spans):
+    drawing = draw_timeline(point)
+    if any(note.text.isdigit() for note in drawing.layout.annotations):
         lead += ". The numbers are gradient buckets"
     begin_s, end_s = device_window(point)
-    if end_s - begin_s > _LONGER * point.step_time_s:
+    if not averaged and end_s - begin_s > _LONGER * point.step_time_s:
         lead += (
             f". {quantities.duration(end_s - begin_s)} are drawn: some GPUs begin the step while "
             "others have not ended the one before"
@@ -216,7 +218,7 @@ def _step(point: SizeResult) -> Section:
         "Drag across the picture to zoom, double-click to go back. Bars too short to see are drawn "
         "with their neighbours; timeline.json, made for ui.perfetto.dev, holds every span."
     )
-    figure = Figure(draw_timeline(point), "timeline", "Timeline of one training step")
+    figure = Figure(drawing, "timeline", "Timeline of one training step")
     table = [tables.communication_table(point)] if point.communication else []
     return section("One step", f"{lead}.", figure, Paragraph(hint, "hint"), *table)
 

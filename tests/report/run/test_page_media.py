@@ -139,6 +139,11 @@ WIDER_THAN_PAPER = """() => [...document.querySelectorAll(".plot .main-svg, .scr
     .map((e) => `${e.closest("section").id} ${e.tagName} ${e.getBoundingClientRect().right}`)"""
 
 
+EMPTY_BELOW = """() => [...document.querySelectorAll(".plot")]
+    .map((e) => e.clientHeight - e.querySelector(".main-svg").clientHeight)
+    .filter((height) => height > 2)"""
+
+
 def test_figures_and_tables_fit_the_paper_and_come_back(
     shown: Callable[..., Page], file: Path
 ) -> None:
@@ -151,6 +156,7 @@ def test_figures_and_tables_fit_the_paper_and_come_back(
     page.set_viewport_size({"width": 690, "height": 1020})
     page.wait_for_timeout(200)
     assert page.evaluate(WIDER_THAN_PAPER) == []
+    assert page.evaluate(EMPTY_BELOW) == []
     assert page.evaluate("document.querySelectorAll('details:not([open])').length") == 0
     page.emulate_media(media="screen")
     page.set_viewport_size({"width": 1280, "height": 900})

@@ -25,8 +25,8 @@ _ORDER = ("host", "compute", "copy", "communication")
 _STREAMS = {"comm": "communication", "compute": "compute", "copy": "copies"}
 """Streams of a plan as people say them."""
 
-_PLURAL = {"copy": "copies"}
-"""Title of a role's row, where it is not the role."""
+_COPY = re.compile(r"\bcopy$")
+"""Names of streams and roles that hold many copies end so."""
 
 
 def _spelled(rank_class: str) -> str:
@@ -151,12 +151,12 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
         role = roles[rank_class, stream]
         prefix = f"{_spelled(rank_class)}: " if len(classes) > 1 else ""
         name = _STREAMS.get(stream, stream) if streams_of[rank_class, role] > 1 else role
+        title = prefix + _COPY.sub("copies", name)
         for number, lane in enumerate(assign_lanes(members)):
-            title = f"{prefix}{_PLURAL.get(name, name)}" + (f" {number + 1}" if number else "")
             bars = _bars(lane, origin, gap_s)
             if len(bars) > _MOST_BARS:
                 bars = _bars(lane, origin, gap_s, join=True)
-            row = Row(title, role, bars)
+            row = Row(title + (f" {number + 1}" if number else ""), role, bars)
             rows.append((classes.index(rank_class), _ORDER.index(role), row))
     rows.sort(key=lambda entry: entry[:2])
     return tuple(row for _, _, row in rows)
