@@ -117,7 +117,7 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
     return render_html(
         f"{result.workload} on {result.machine}",
         for_ranks_of(
-            result,
+            result.topology,
             [
                 result_header(result),
                 _tiles(result),
