@@ -202,7 +202,8 @@ def _table(block: Table) -> str:
     def cells(values: Sequence[str], tag: str) -> str:
         return "".join(
             f"<{tag}{style and f' class={style}'}>"
-            f"{_breakable(value) if tag == 'th' or block.wraps else escape(value)}</{tag}>"
+            f"{_breakable(value) if tag == 'th' or block.wraps or style == 'w' else escape(value)}"
+            f"</{tag}>"
             for value, style in zip(values, styles, strict=True)
         )
 

@@ -84,8 +84,6 @@ def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
     placed = sorted(
         ((bar.start_s + bar.end_s) / 2, bar.bucket) for bar in row.bars if bar.bucket is not None
     )
-    if len({bucket for _, bucket in placed}) < _FEW_BUCKETS:
-        return []
     numbered = placed
     for stride in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
         numbered = [(middle, bucket) for middle, bucket in placed if bucket % stride == 0]
@@ -93,7 +91,7 @@ def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
         gaps = [after - before for (before, _), (after, _) in pairwise(numbered)]
         if all(gap >= least for gap, least in zip(gaps, room, strict=True)):
             break
-    return numbered if len(numbered) >= _FEW_BUCKETS else []
+    return numbered if len({bucket for _, bucket in numbered}) >= _FEW_BUCKETS else []
 
 
 def _add_bars(figure: go.Figure, picture: StepPicture, work: str, axis: tuple[str, float]) -> None:
