@@ -8,14 +8,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.torch_modules.given.wrapped_module import plain_name
 from perfmodel.torch_modules.trace.device_kernels import data_fault, device_kernels, real_kernels
 from perfmodel.torch_modules.trace.fake_module import (
-    causal_masks,
     fake_tensors,
+    plain_parts,
+    stepwise_recurrence,
     to_fake,
     training_mode,
-    whole_masks,
-    without_checkpoints,
 )
 from perfmodel.torch_modules.trace.step_recorder import StepRecorder, StepTrace
 
@@ -43,31 +43,28 @@ def trace_step(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     dtype = {"own": None, "bf16": torch.bfloat16}.get(precision, torch.float32)
-    trace, masks = StepTrace(), list[str]()
+    trace = StepTrace()
     with ExitStack() as stack:
+        stack.enter_context(plain_parts(trace.remarks, real=real))
+        stack.enter_context(stepwise_recurrence(module, trace.remarks))
         if real:
             named = stack.enter_context(kept_state(module))
         else:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             named = stack.enter_context(fake_tensors(module, dtype))
             batch = to_fake(batch, dtype)
-            stack.enter_context(whole_masks())
-            masks = stack.enter_context(causal_masks())
         stack.enter_context(training_mode(module))
-        calls = stack.enter_context(without_checkpoints())
-        stack.enter_context(torch.enable_grad())
         _record(
             trace, module, batch, loss, named, autocast=precision == "autocast", real=real,
             clock=clock,
         )  # fmt: skip
-        trace.checkpoints, trace.causal_masks = len(calls), len(masks)
     return trace
 
 
 @contextmanager
 def kept_state(module: Any) -> Iterator[dict[str, Any]]:
     """Let a real step leave no traces: gradients and buffers are put back."""
-    named = dict(module.named_parameters())
+    named = {plain_name(name): each for name, each in module.named_parameters()}
     gradients = {name: parameter.grad for name, parameter in named.items()}
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     for parameter in named.values():
@@ -175,7 +172,8 @@ def _place_of(error: BaseException) -> str:
 def _module_paths(module: Any, recorder: StepRecorder) -> Iterator[None]:
     """Tell the recorder which module runs."""
     handles = []
-    for name, part in module.named_modules():
+    for raw, part in module.named_modules():
+        name = plain_name(raw)
 
         def enter(_part: Any, _args: Any, name: str = name) -> None:
             recorder.paths.append(name)
