@@ -163,6 +163,8 @@ def without_synchronised_norms(remarks: set[str]) -> Iterator[None]:
 
     def forward(self: Any, x: Any) -> Any:
         remarks.add("synchronised norm")
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
         return torch.nn.functional.batch_norm(
             x, self.running_mean, self.running_var, self.weight, self.bias,
             training=True, momentum=self.momentum or 0.0, eps=self.eps,
