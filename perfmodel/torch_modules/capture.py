@@ -177,7 +177,7 @@ def capture(
     36
     """
     require_torch()
-    model = inner_module(model, real=real or measure)
+    timed, model = model, inner_module(model, real=real or measure)
     count = sample_count(batch) if samples is None else _require_count(samples)
     step = loss_function(loss, batch)
     notes: list[str] = []
@@ -211,7 +211,7 @@ def capture(
         _refuse_idle(optimizer=optimizer, autocast=autocast)
         return captured
     layers = [group.name for group in groups]
-    times = measure_layers(model, batch, step, layers, optimizer=optimizer, autocast=autocast)
+    times = measure_layers(timed, batch, step, layers, optimizer=optimizer, autocast=autocast)
     return with_times(captured, times, autocast)
 
 

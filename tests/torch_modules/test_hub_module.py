@@ -35,7 +35,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "falcon, one key head": {**WIDE, "model_type": "falcon", "num_hidden_layers": 1},
     "gptj": {"n_embd": 64, "n_layer": 1, "n_head": 4, "rotary_dim": 8, "vocab_size": 400},
     "mpt": {"d_model": 64, "n_layers": 1, "n_heads": 4, "vocab_size": 400},
-    "gpt_neox": {**PLAIN, "num_hidden_layers": 1},  # a part of each head is rotated
     "audio-spectrogram-transformer": {**PLAIN, "num_hidden_layers": 1, "patch_size": 8,
                                       "max_length": 64, "num_mel_bins": 32},
     "opt": {**WIDE, "ffn_dim": 160, "word_embed_proj_dim": 64},

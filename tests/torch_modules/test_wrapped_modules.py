@@ -137,6 +137,19 @@ def test_real_steps_are_not_those_of_a_wrapped_module() -> None:
             capture(DistributedDataParallel(Stack()), BATCH, **arguments)
 
 
+def test_a_compiled_module_is_measured_as_it_runs(plain: Capture) -> None:
+    compiled = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    captured = capture(torch.compile(Stack(), backend=backend), BATCH, name="stack", measure=True)
+    assert compiled
+    assert captured.measured is not None
+    assert captured.ready_order == plain.ready_order
+
+
 @dataclasses.dataclass(frozen=True)
 class Fields:
     """A batch of one's own."""
@@ -252,6 +265,26 @@ def test_attention_that_broadcasts_heads_is_not_fused() -> None:
     assert captured.forward_flops * 2 == counter.get_total_flops()
     _, kept = real_step(module, lambda each: each(x))
     assert activation_bytes(captured.workload, 2, "fp32") == kept
+
+
+def test_attention_has_the_layout_of_its_query() -> None:
+    """Where a part of each head was rotated its result is copied to be laid out by tokens."""
+
+    class Rotated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.maps = nn.Linear(16, 48, bias=False)
+            self.out = nn.Linear(16, 16, bias=False)
+
+        def forward(self, x: Any) -> Any:
+            maps = self.maps(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+            query, key, value = (torch.cat((2 * each[..., :2], each[..., 2:]), -1) for each in maps)
+            mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+            return self.out(mixed.transpose(1, 2).flatten(2)).sum()
+
+    x = torch.zeros(2, 32, 16)
+    _, kept = real_step(Rotated(), lambda each: each(x))
+    assert activation_bytes(capture(Rotated(), x).workload, 2, "fp32") == kept
 
 
 def test_a_product_that_is_no_batch_of_products_is_shared_by_rows() -> None:
