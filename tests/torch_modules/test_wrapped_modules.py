@@ -26,6 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
 IDS = torch.zeros(2, 8, dtype=torch.long)
 BATCH = {"ids": IDS, "labels": IDS}
+NESTED = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
 Make = Callable[[], Any]
 
 
@@ -186,10 +187,41 @@ def test_batches_are_given_as_forward_takes_them(module: type, batch: Any, plain
     assert capture(module(), batch, name="stack").document == plain.document
 
 
-def test_a_loader_is_no_batch() -> None:
-    loader = torch.utils.data.DataLoader([IDS], batch_size=1)
-    with pytest.raises(InputError, match=r"no tensor in a DataLoader.*next\(iter\(loader\)\)"):
-        capture(Stack(), loader)
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (torch.utils.data.DataLoader([IDS], batch_size=1),
+         r"no tensor in a DataLoader.*next\(iter\(loader\)\)"),
+        ({**BATCH, "names": ["a", "b"]}, r"unexpected keyword argument 'names'"),
+        ((IDS, IDS, IDS), r"3 .*positional.*a target beside the inputs goes with loss="),
+        (NESTED, "a nested tensor"),
+    ],
+    ids=["loader", "name", "place", "nested"],
+)  # fmt: skip
+def test_batches_that_do_not_fit_are_named(batch: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        capture(Stack(), batch)
+
+
+def test_what_a_module_caches_in_a_step_is_not_there_afterwards() -> None:
+    """It would be fake tensors, with which no real step runs."""
+
+    class Caching(Stack):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places, self.by_size = None, {}
+
+        def forward(self, ids: Any, labels: Any) -> Any:
+            if self.places is None:
+                self.places = torch.arange(ids.shape[1])
+                self.by_size[ids.shape] = torch.ones(1)
+            return super().forward(ids + self.places, labels) * self.by_size[ids.shape]
+
+    module = Caching()
+    capture(module, BATCH)
+    assert module.places is None
+    assert module.by_size == {}
+    assert torch.isfinite(module(**BATCH))
 
 
 def test_outputs_may_be_a_dataclass() -> None:

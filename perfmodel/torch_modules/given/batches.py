@@ -55,7 +55,8 @@ def call(module: Any, inputs: Any) -> Any:
     elif is_dataclass(inputs):
         named = fields_of(inputs)
     placed = tuple(inputs) if isinstance(inputs, list | tuple) else () if named else (inputs,)
-    if not _fits(module, placed, named) and _fits(module, (inputs,), {}):
+    whole = not _fits(module, placed, named) and _fits(module, (inputs,), {})
+    if whole and not set(named) & set(inspect.signature(module.forward).parameters):
         return module(inputs)
     return module(*placed, **named)
 
@@ -88,6 +89,8 @@ def _own_loss(output: Any) -> Any:
 def sample_count(batch: Any) -> int:
     """First dimension of the first tensor of a batch; raises `InputError` where there is none."""
     tensors = _tensors(batch)
+    if any(each.is_nested for each in tensors):
+        raise InputError(Fault("batch", "a nested tensor", "tensors that are filled up alike"))
     if not tensors or not tensors[0].dim() or not tensors[0].shape[0]:
         text = "no tensor with a first dimension" if tensors else "no tensor"
         text += f" in a {type(batch).__name__}"

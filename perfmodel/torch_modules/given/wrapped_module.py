@@ -31,7 +31,8 @@ def inner_module(model: Any, *, real: bool) -> Any:
     if not isinstance(model, torch.nn.Module):
         text = f"{type(model).__name__}"
         raise InputError(Fault("model", text, "a torch.nn.Module, built: MyModel(), not MyModel"))
-    replicas = torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel
+    parallel: Any = torch.nn.parallel
+    replicas = parallel.DistributedDataParallel | parallel.DataParallel
     while isinstance(model, replicas) or hasattr(model, "_orig_mod"):
         if real and isinstance(model, replicas):
             text = f"a module wrapped in {type(model).__name__}"

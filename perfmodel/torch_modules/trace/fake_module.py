@@ -33,8 +33,8 @@ def to_fake(value: Any, dtype: Any) -> Any:
         except TypeError:
             return items
     if isinstance(value, list | tuple):
-        items = [to_fake(each, dtype) for each in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        parts = [to_fake(each, dtype) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
 
@@ -71,6 +71,27 @@ def fake_tensors(module: Any, dtype: Any) -> Iterator[dict[str, Any]]:
     named = {plain_name(name): swapped[name] for name, _ in module.named_parameters()}
     with _reparametrize_module(module, swapped):
         yield named
+
+
+@contextmanager
+def own_attributes(module: Any) -> Iterator[None]:
+    """Let attributes of the module be as they were: ones that it caches in a step would be fake."""
+    before = [
+        (part, dict(part.__dict__), {
+            name: copy(value) for name, value in part.__dict__.items()
+            if isinstance(value, dict | list)
+        }) for part in module.modules()
+    ]  # fmt: skip
+    try:
+        yield
+    finally:
+        for part, values, contents in before:
+            part.__dict__.clear()
+            part.__dict__.update(values)
+            for name, content in contents.items():
+                values[name].clear()
+                add = values[name].update if isinstance(content, dict) else values[name].extend
+                add(content)
 
 
 @contextmanager
@@ -130,7 +151,7 @@ def without_autocast(remarks: set[str]) -> Iterator[None]:
 
     import torch
 
-    enter = torch.autocast.__enter__
+    enter: Any = torch.autocast.__enter__
 
     def enter_disabled(self: Any) -> Any:
         enabled, self._enabled = self._enabled, False

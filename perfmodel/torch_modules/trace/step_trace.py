@@ -12,6 +12,7 @@ from perfmodel.torch_modules.given.wrapped_module import plain_name
 from perfmodel.torch_modules.trace.device_kernels import data_fault, device_kernels, real_kernels
 from perfmodel.torch_modules.trace.fake_module import (
     fake_tensors,
+    own_attributes,
     plain_parts,
     stepwise_recurrence,
     to_fake,
@@ -21,6 +22,9 @@ from perfmodel.torch_modules.trace.step_recorder import StepRecorder, StepTrace
 
 Precision = Literal["own", "fp32", "bf16", "autocast"]
 """Of parameters and inputs: as they are, all of them in one data type, or fp32 under autocast."""
+
+NEEDS_VALUES = ("data-dependent", "item()", ".numpy()", "no fake impl")
+"""Parts of what PyTorch says where fake tensors will not do, and real ones may."""
 
 Loss = Callable[[Any, Any], Any]
 """From the module called with the batch, and the batch, to a scalar."""
@@ -50,6 +54,7 @@ def trace_step(
         if real:
             named = stack.enter_context(kept_state(module))
         else:
+            stack.enter_context(own_attributes(module))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             named = stack.enter_context(fake_tensors(module, dtype))
             batch = to_fake(batch, dtype)
@@ -146,10 +151,15 @@ def _reported_errors() -> Iterator[None]:
         raise data_fault("model", text) from None
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        if "data-dependent" in str(error) or "item()" in str(error):
+        if any(word in str(error) for word in NEEDS_VALUES):
             raise data_fault("model", f"{lines[0]} {_place_of(error)}") from None
         text = f"{type(error).__name__}: {lines[0]} {_place_of(error)}"
-        allowed = "a model that runs with this batch: model(*batch) or model(**batch)"
+        allowed = (
+            "a model that runs with this batch: model(*batch), model(**batch) or model(batch); a "
+            "target beside the inputs goes with loss="
+        )
+        if "FlexAttention" in str(error):
+            allowed = "scaled_dot_product_attention in its place: with is_causal=True where it is"
         raise InputError(Fault("model", text, allowed)) from error
     finally:
         logger.setLevel(level)
