@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ class Span(NamedTuple):
     micro_batch : int
     work_s : float
         Time of a compute task without slowdowns, seconds; 0 for communication.
+    op, communicator : str
+        Of a communication, as its task has them; empty for compute.
+    dtype : str, optional
+        Of the elements that a communication moves, where they have one.
     """
 
     name: str
@@ -44,17 +48,36 @@ class Span(NamedTuple):
     bucket: int | None = None
     micro_batch: int = 0
     work_s: float = 0.0
+    op: str = ""
+    communicator: str = ""
+    dtype: str | None = None
+
+
+class GroupOfClass(NamedTuple):
+    """The group of a communicator that the first rank of a class is in.
+
+    `ranks`: how many; `first`: the first of them.
+    """
+
+    ranks: int
+    first: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All spans of a run in order of their start."""
+    """All spans of a run in order of their start.
+
+    `first_rank`: of each rank class, where known.
+    `groups`: by rank class and communicator.
+    """
 
     spans: tuple[Span, ...]
+    first_rank: Mapping[str, int] = field(default_factory=dict)
+    groups: Mapping[tuple[str, str], GroupOfClass] = field(default_factory=dict)
 
     def step(self, index: int) -> Timeline:
         """Spans of one step."""
-        return Timeline(tuple(span for span in self.spans if span.step == index))
+        return replace(self, spans=tuple(span for span in self.spans if span.step == index))
 
     def table(self) -> pd.DataFrame:
         """One row per span."""

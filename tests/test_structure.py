@@ -77,6 +77,7 @@ SMALL_MODULES = {
     "report/scaling/mixture_search": "how a mixture was found, which a result alone has",
     "studies/advise/narrow_gains": "why several changes gain more surely, apart from the advice",
     "studies/choose/step_causes": "why a step takes as long, apart from the search",
+    "report/topology/page": "the page of a machine, apart from its picture",
     "simulate/engine/collective_meetings": "who has reached a collective, apart from streams",
     "simulate/uncontended/before_corrections": "what machines share, apart from their own times",
     "simulate/uncontended/changed_machine": "routes after an event, apart from times at the start",

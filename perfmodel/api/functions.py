@@ -422,6 +422,7 @@ def collective(
     'ring'
     """
     from perfmodel.api.results import CollectiveTimes
+    from perfmodel.report.common.processes import count_ranks
     from perfmodel.studies.run.collective import (
         collective_rows,
         nominal_timer,
@@ -446,7 +447,7 @@ def collective(
             notes += profile_notes(
                 machine, op=name, sizes=listed, profile=measured, rows=profile_rows
             )
-    title = f"{name.replace('_', '-')} on {len(machine.ranks)} GPUs of {machine.name}"
+    title = f"{name.replace('_', '-')} on {count_ranks(machine)} of {machine.name}"
     return CollectiveTimes(rows, title, notes)
 
 

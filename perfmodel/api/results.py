@@ -127,7 +127,7 @@ class RunResult(Result):
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Write the timeline of a step for ui.perfetto.dev; compressed with a name in ``.gz``."""
-        from perfmodel.report.run.chrome_trace import write_kineto
+        from perfmodel.report.run.kineto.profiler_trace import write_kineto
 
         place = _place(path)
         write_kineto(

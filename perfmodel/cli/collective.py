@@ -138,10 +138,10 @@ def collective(
             print_note(text)
     if output is not None:
         from perfmodel.report.collectives.page import write_collective
+        from perfmodel.report.common.processes import count_ranks
 
-        gpus = len(machine.ranks)
         chosen = "" if algorithm == "auto" else f", {algorithm}"
-        title = f"{op} over {gpus:,} GPUs of {machine.name}, {library}{chosen}"
+        title = f"{op} over {count_ranks(machine)} of {machine.name}, {library}{chosen}"
         print_note(f"wrote {write_collective(title, times, notes, output)}")
 
 

@@ -76,7 +76,8 @@ def run(
     """Simulate a scenario: step time, what limits it, scaling.
 
     Without --json it prints one line per cluster size. With -o it writes report.html (one file,
-    works offline), report.md, tables as CSV, timeline.json (opens in Perfetto) and result.json.
+    works offline), report.md, tables as CSV, timeline.json (opens in Perfetto and in
+    HolisticTraceAnalysis; where ranks differ, ranks/ has one of each kind) and result.json.
     --explore adds sliders to report.html: bucket cap, hook, accumulation, batch, degrees, network,
     GPUs, as far as the scenario has them. The mixtures of strategy auto may be simulated in several
     processes, or on a cluster; the answer is the same.

@@ -86,7 +86,7 @@ def show(
         {"-o": output}, {"TOPOLOGY": Path(topology), "--fabric": Path(fabric) if fabric else None}
     )
     if output is not None:
-        from perfmodel.report.topology.figure import check_page_name
+        from perfmodel.report.topology.page import check_page_name
 
         check_page_name(output)
     machine = build_cluster(topology, nodes, gpus_per_node, fabric)
@@ -98,7 +98,7 @@ def show(
     for name, source in machine.sources.items():
         print_text(f"  {name}: {source}")
     if output is not None:
-        from perfmodel.report.topology.figure import write_topology
+        from perfmodel.report.topology.page import write_topology
 
         print_note(f"wrote {write_topology(machine, output)}")
 

@@ -26,7 +26,7 @@ FILES = ("collective.html", "collective.csv", "collective.json")
 
 BUSBW = (
     "What the busiest link carries if the algorithm were a ring, as nccl-tests defines it: it can "
-    "be compared with the link's bandwidth, whatever the number of GPUs."
+    "be compared with the link's bandwidth, whatever the number of ranks."
 )
 TIME = "Short messages take as long as the network's latency; long ones grow with their size."
 
@@ -65,7 +65,7 @@ def headline(rows: Sequence[Row]) -> str:
     """Say how quick the largest size is."""
     best = max(rows, key=lambda row: row["busbw_Bps"])
     if not best["busbw_Bps"]:
-        return "One GPU has nobody to talk to"
+        return "One rank has nobody to talk to"
     rate, size = quantities.rate(best["busbw_Bps"]), _size(best["nbytes"])
     return f"{rate} bus bandwidth at {size}, {quantities.duration(best['time_s'])}"
 

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from perfmodel.report.common.document import Block, Figure, Markup, Paragraph
-from perfmodel.studies.run.result.model import Result
+from perfmodel.topology.model import Topology
 
 _RENAMED = (
     (re.compile(r", with room for the [^,]* of CUDA, NCCL and allocator"), ""),
@@ -22,12 +22,22 @@ _RENAMED = (
 _USERS_OWN = ("question", "setting")
 
 
-def for_ranks_of(result: Result, blocks: Iterable[Block | None]) -> list[Block]:
+def has_processes(topology: Topology) -> bool:
+    """Whether ranks are processes on CPUs."""
+    return topology.gpu.generation == "cpu"
+
+
+def count_ranks(topology: Topology) -> str:
+    """Say how many ranks there are: "1,024 GPUs", "1 process"."""
+    count = len(topology.ranks)
+    singular, plural = ("process", "processes") if has_processes(topology) else ("GPU", "GPUs")
+    return f"{count:,} {singular if count == 1 else plural}"
+
+
+def for_ranks_of(topology: Topology, blocks: Iterable[Block | None]) -> list[Block]:
     """Blocks as they are for GPUs, renamed for processes on CPUs; what users wrote stays."""
     present = [block for block in blocks if block is not None]
-    if result.topology.gpu.generation != "cpu":
-        return present
-    return [_renamed(block) for block in present]
+    return [_renamed(block) for block in present] if has_processes(topology) else present
 
 
 def _renamed(value: Any) -> Any:

@@ -53,11 +53,7 @@ def comparison_html(comparison: Comparison) -> str:
         )
         table = tables.what_if_table(comparison)
         sections.append(section("What each part of the machine costs", lead, table))
-    grounds = section(
-        "What the numbers rest on",
-        "",
-        Bullets([quantities.assumed(line) for line in comparison.assumptions]),
-    )
+    grounds = section("What the numbers rest on", "", Bullets(text.assumptions(comparison)))
     return render_html(f"Comparison: {title}", [_header(comparison), *sections, grounds])
 
 

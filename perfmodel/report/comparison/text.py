@@ -28,6 +28,17 @@ def column_names(sides: Sequence[Side]) -> list[str]:
     return [ascii_uppercase[at] if len(sides) <= 26 else f"{at + 1}" for at in range(len(sides))]
 
 
+def assumptions(comparison: Comparison) -> list[str]:
+    """What the numbers rest on; what does not hold for all sides, after names of its columns."""
+    sides = comparison.sides
+    columns = dict(zip((side.label for side in sides), column_names(sides), strict=True))
+    lines = []
+    for labels, line in comparison.labelled_assumptions:
+        of = ", ".join(columns[label] for label in labels)
+        lines.append(f"{of}: {quantities.assumed(line)}" if of else quantities.assumed(line))
+    return lines
+
+
 def side_names(comparison: Comparison) -> list[str]:
     """Names of the sides in sentences: the label, after the letter of its column if it has one."""
     pairs = zip(column_names(comparison.sides), comparison.sides, strict=True)

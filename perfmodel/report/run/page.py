@@ -26,11 +26,11 @@ from perfmodel.report.common.processes import for_ranks_of
 from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run import tables
-from perfmodel.report.run.chrome_trace import write_kineto
 from perfmodel.report.run.drawings.pipeline_figure import PIPELINE_HINT, draw_pipeline
 from perfmodel.report.run.drawings.timeline_figure import draw_timeline
 from perfmodel.report.run.events import events_section, explain_device
 from perfmodel.report.run.export import to_json
+from perfmodel.report.run.kineto.profiler_trace import write_kineto
 from perfmodel.report.run.parallel.parallelism import mixture_section
 from perfmodel.report.run.servers import servers_section
 from perfmodel.report.run.text import result_header, run_markdown
@@ -51,7 +51,7 @@ FILES = (
     "report.html", "report.md", "result.json", "summary.csv", "sizes.csv", "buckets.csv",
     "timeline.json",
 )  # fmt: skip
-"""Files that `write_report` may write, images aside."""
+"""Files that `write_report` may write, images and traces of single ranks aside."""
 
 
 def write_report(
@@ -61,7 +61,8 @@ def write_report(
 
     ``report.html`` and ``report.md``; ``result.json`` (as ``--json`` prints it), ``summary.csv``
     and ``sizes.csv`` (one row per size, in brief and in full), ``buckets.csv`` and
-    ``timeline.json`` (Kineto-shaped, for Perfetto).
+    ``timeline.json`` (Kineto-shaped, for Perfetto). Where ranks differ, as stages do, also
+    ``ranks/rankN.json.gz``, a rank of each kind, for HolisticTraceAnalysis.
 
     `grid`: points of the what-if explorer, which is left out without them.
     `images`: write the figures as such files too, below ``images``.
@@ -86,14 +87,28 @@ def write_report(
             **{f"images/{name}": image for name, image in drawn.items()},
         },
     )
-    write_kineto(
-        result.timeline,
-        folder / "timeline.json",
-        world_size=result.main.gpus,
-        backend=result.provenance.get("backend", "nccl"),
-        gpu=result.topology.gpu.name,
-    )
+    _write_timelines(result, folder)
     return path
+
+
+def _write_timelines(result: Result, folder: Path) -> None:
+    """Write the timeline of all ranks, and where they differ that of one of each kind.
+
+    Perfetto shows all in one; HolisticTraceAnalysis takes a file for each rank.
+    """
+    first_rank = result.timeline.first_rank
+    places: dict[str, str | None] = {"timeline.json": None}
+    if len(first_rank) > 1:
+        places |= {f"ranks/rank{rank}.json.gz": name for name, rank in first_rank.items()}
+    for place, rank_class in places.items():
+        write_kineto(
+            result.timeline,
+            folder / place,
+            world_size=result.main.gpus,
+            backend=result.provenance.get("backend", "nccl"),
+            gpu=result.topology.gpu.name,
+            rank_class=rank_class,
+        )
 
 
 def report_html(result: Result, grid: Grid | None = None) -> str:
@@ -102,7 +117,7 @@ def report_html(result: Result, grid: Grid | None = None) -> str:
     return render_html(
         f"{result.workload} on {result.machine}",
         for_ranks_of(
-            result,
+            result.topology,
             [
                 result_header(result),
                 _tiles(result),

@@ -54,7 +54,7 @@ def result_lines(result: Result) -> list[Block]:
         *paragraphs(events.lines(main)),
         *paragraphs(lines, "note"),
     ]
-    return for_ranks_of(result, blocks)
+    return for_ranks_of(result.topology, blocks)
 
 
 def _short_sizes(result: Result) -> Table:
@@ -92,7 +92,7 @@ def run_markdown(result: Result) -> str:
     memory = [Paragraph(f"{quantities.memory(main.memory)}."), Bullets(main.memory.advice)]
     return render_markdown(
         for_ranks_of(
-            result,
+            result.topology,
             [
                 result_header(result),
                 *([section("The mixture", "", *mixture)] if mixture else []),

@@ -12,14 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perfmodel.errors import Fault, InputError
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Figure, header, section
 from perfmodel.report.common.figures import new_figure
-from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import (
     LIMIT_INK,
     LINKS,
@@ -28,6 +24,7 @@ from perfmodel.report.common.palette import (
     UTILISATION,
     band_of,
 )
+from perfmodel.report.common.processes import count_ranks
 from perfmodel.report.topology.labels import (
     LayerLabel,
     alike,
@@ -348,30 +345,10 @@ def topology_caption(topology: Topology, hosts: Sequence[int] = (0,)) -> str:
 
     `hosts`: numbers of those that are drawn.
     """
-    devices = f"{len(topology.ranks):,} GPUs ({topology.gpu.name}) in {topology.hosts:,} hosts"
-    if topology.hosts == 1:
-        devices = f"{quantities.gpus(len(topology.ranks))} ({topology.gpu.name}) in one host"
+    hosts_text = "one host" if topology.hosts == 1 else f"{topology.hosts:,} hosts"
+    devices = f"{count_ranks(topology)} ({topology.gpu.name}) in {hosts_text}"
     some = ""
     if topology.hosts > len(hosts):
         drawn = "one host is" if len(hosts) == 1 else f"{len(hosts)} hosts are"
         some = f"; {drawn} drawn, the others are wired alike"
     return f"{topology.name}: {devices}{some}"
-
-
-def check_page_name(path: Path) -> None:
-    """Raise `InputError` unless a file's name ends as that of a page."""
-    if path.suffix.lower() not in {".html", ".htm"}:
-        raise InputError(Fault("-o", repr(path.name), "a file name that ends in '.html'"))
-
-
-def write_topology(topology: Topology, path: Path) -> Path:
-    """Write the picture as one self-contained HTML page.
-
-    Raises `InputError`: the file's name does not end in ``.html``, or it cannot be written.
-    """
-    check_page_name(path)
-    figure = Figure(draw_topology(topology), "topology", f"Picture of {topology.name}")
-    head = header(f"fabric {topology.fabric}", topology.name, [])
-    lead = f"{topology_caption(topology)}. Rates are usable ones, each way."
-    page = render_html(topology.name, [head, section("Machine and links", lead, figure)])
-    return write_report_files(path.parent, {path.name: page})

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from perfmodel.errors import TopologyError
+from perfmodel.report.common.processes import has_processes
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.units import format_bandwidth, format_bytes, format_time
@@ -29,10 +30,13 @@ def summary(topology: Topology) -> list[str]:
     fabric is oversubscribed.
     """
     gpu = topology.gpu
-    size = f"{len(topology.ranks)} ranks on {topology.hosts} host(s), fabric {topology.fabric}"
+    hosts = "1 host" if topology.hosts == 1 else f"{topology.hosts} hosts"
+    size = f"{len(topology.ranks)} ranks on {hosts}, {network_text(topology)}"
+    device = "Process" if has_processes(topology) else "GPU"
+    memory = f"{format_bytes(gpu.memory_bytes)} at {format_bandwidth(gpu.memory_Bps)}"
     lines = [
         f"{topology.name}: {size}",
-        f"GPU {gpu.name}: {format_bytes(gpu.memory_bytes)} at {format_bandwidth(gpu.memory_Bps)}",
+        f"{device} {gpu.name}: {memory}",
         "",
         *_counts(topology),
         "",
@@ -40,7 +44,12 @@ def summary(topology: Topology) -> list[str]:
         "",
         *_matrix_lines(topology),
     ]
-    return [*lines, "", *_rates(topology)]
+    return [*lines, "", *rate_lines(topology)]
+
+
+def network_text(topology: Topology) -> str:
+    """Name the network between hosts."""
+    return "no network" if topology.fabric == "none" else f"network {topology.fabric}"
 
 
 def path_matrix(topology: Topology) -> tuple[list[str], list[list[str]]]:
@@ -75,18 +84,24 @@ def _counts(topology: Topology) -> Iterator[str]:
     counts = Counter[str](device.kind for device in topology.devices.values())
     for kind, word in _PLURALS.items():
         if counts[kind]:
-            yield f"{counts[kind]:>8}  {word}"
+            of_cpu = kind == "gpu" and has_processes(topology)
+            yield f"{counts[kind]:>8}  {'processes' if of_cpu else word}"
 
 
 def _links(topology: Topology) -> Iterator[str]:
+    yield f"{'links':>8}  {'kind':<11} {'per direction':>14} {'latency':>10}"
+    for count, kind, rate, latency in link_rows(topology):
+        yield f"{count:>8}  {kind:<11} {rate:>14} {latency:>10}"
+
+
+def link_rows(topology: Topology) -> Iterator[tuple[str, str, str, str]]:
+    """List links that are alike: how many, kind, rate per direction, latency."""
     arcs = topology.arcs
     rows = Counter(
         zip(arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(), strict=True)
     )
-    yield f"{'links':>8}  {'kind':<11} {'per direction':>14} {'latency':>10}"
     for (kind, rate_Bps, latency_s), count in sorted(rows.items()):
-        both = f"{count / 2:g}"
-        yield f"{both:>8}  {kind:<11} {format_bandwidth(rate_Bps):>14} {format_time(latency_s):>10}"
+        yield f"{count / 2:g}", kind, format_bandwidth(rate_Bps), format_time(latency_s)
 
 
 def _matrix_lines(topology: Topology) -> Iterator[str]:
@@ -100,7 +115,8 @@ def _matrix_lines(topology: Topology) -> Iterator[str]:
         yield f"... and {len(names) - _MOST_COLUMNS} more devices"
 
 
-def _rates(topology: Topology) -> Iterator[str]:
+def rate_lines(topology: Topology) -> Iterator[str]:
+    """Say how copies between GPUs are staged, what a host sends, and what leaf switches pass on."""
     devices, arcs = topology.devices, topology.arcs
     out_Bps = up_Bps = 0.0
     start = topology.hosts * topology.host_arcs
@@ -110,7 +126,7 @@ def _rates(topology: Topology) -> Iterator[str]:
             out_Bps += float(rate_Bps)
         elif src in leaves and devices[dst].kind == "switch" and dst not in leaves:
             up_Bps += float(rate_Bps)
-    if not topology.gpu_p2p:
+    if not topology.gpu_p2p and not has_processes(topology):
         yield "GPUs may not copy to each other over PCIe: traffic is staged in host memory"
     if out_Bps:
         yield f"each host sends {format_bandwidth(out_Bps / topology.hosts)} into the fabric"

@@ -102,12 +102,8 @@ def span_of(
 ) -> Span:
     """Return the span of a task; `stretch` is the factor on its planned work."""
     work = task.work
-    nbytes, work_s = (
-        (0, work.duration_s * stretch)
-        if isinstance(work, Compute)
-        else (work.nbytes * work.times, 0.0)
-    )
-    return Span(
-        task.name, task.kind, task.rank_class, task.stream, step, start_s, end_s, ready_s,
-        nbytes, task.bucket, task.micro_batch, work_s,
-    )  # fmt: skip
+    placed = (task.name, task.kind, task.rank_class, task.stream, step, start_s, end_s, ready_s)
+    if isinstance(work, Compute):
+        return Span(*placed, 0, task.bucket, task.micro_batch, work.duration_s * stretch)
+    nbytes, moved = work.nbytes * work.times, (work.op, work.communicator, work.dtype)
+    return Span(*placed, nbytes, task.bucket, task.micro_batch, 0.0, *moved)

@@ -7,7 +7,7 @@ what it finds alone, and only what a better one found meanwhile rules out was si
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import InputError
 from perfmodel.files.spec import AS_WRITTEN
 from perfmodel.scenario import Scenario, change_scenario
-from perfmodel.scenario.sections.parallel import ParallelSection
 from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.studies.choose.mixtures import MixtureCandidate
 from perfmodel.studies.choose.step_causes import step_causes
-from perfmodel.studies.run.resolve.job.model_share import resolve_share
+from perfmodel.studies.run.resolve.job.model_share import expert_ranks_per_node, resolve_share
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.steps.sized_job import (
@@ -46,13 +45,14 @@ class MixtureJobs:
     scenario: Scenario
     section: AutoStrategy
     base: SizedJob
-    _shares: dict[tuple[int, int, int, bool], Workload | InputError] = field(default_factory=dict)
+    _shares: dict[Hashable, Workload | InputError] = field(default_factory=dict)
 
     def make(self, candidate: MixtureCandidate) -> SizedJob:
         """Make the job of a mixture; raises `InputError`: the model cannot be split so."""
         changed = change_scenario(self.scenario, self.changes(candidate))
         split = (candidate.tensor, candidate.context, candidate.expert)
-        key = (*split, candidate.sequence_parallel)
+        on_node = expert_ranks_per_node(changed, self.base.size)
+        key = (*split, candidate.sequence_parallel, on_node)
         if key not in self._shares:
             try:
                 self._shares[key] = resolve_share(changed, self.inputs.workload, self.base.size)
@@ -67,7 +67,9 @@ class MixtureJobs:
         """Fields of the scenario that make it a mixture."""
         changes = candidate.changes(self.section)
         if candidate.tensor == 1:
-            changes |= without_tensor(self.scenario.parallel)
+            changes |= without_tensor(self.scenario)
+        if candidate.expert == 1:
+            changes |= without_expert_groups(self.scenario)
         return changes
 
     def memory(self, sized: SizedJob) -> Memory:
@@ -87,18 +89,44 @@ def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | No
     own = section.sharding[0]
     fields = own.model_dump(mode="json", exclude_defaults=True, context=AS_WRITTEN)
     kind = {"kind": own.kind, **fields}
-    plain = change_scenario(
-        scenario,
-        {"strategy": kind, "training": {"batch_per_gpu": 1}, **without_tensor(scenario.parallel)},
-    )
+    unsplit = {"strategy": kind, "training": {"batch_per_gpu": 1}}
+    if max(section.tensor or [2]) > 1:  # by default, all that the node allows
+        unsplit |= without_tensor(scenario)
+    if max(section.expert or [2]) > 1:
+        unsplit |= without_expert_groups(scenario)
+    plain = change_scenario(scenario, unsplit)
     inputs = resolve_scenario(plain, profile, fidelity)
     return MixtureJobs(inputs, scenario, section, size_job(inputs, inputs.sizes[-1]))
 
 
-def without_tensor(parallel: ParallelSection) -> dict[str, Any]:
+def without_tensor(scenario: Scenario) -> dict[str, Any]:
     """Return the changes that take back what is stated of tensor parallelism."""
+    parallel = scenario.parallel
     fields = type(parallel).model_fields
-    return {f"parallel.{name}": fields[name].default for name in parallel.idle_fields}
+    changes = {f"parallel.{name}": fields[name].default for name in parallel.idle_fields}
+    return changes | _experts_unstated(scenario, "tensor")
+
+
+def without_expert_groups(scenario: Scenario) -> dict[str, Any]:
+    """Return the changes that take back what is stated of GPUs that share experts."""
+    section = scenario.model.experts
+    changes = _experts_unstated(scenario, "dispatcher", "dispatch_dtype")
+    if section is not None and section.capacity is None:  # a capacity drops tokens on one GPU, too
+        changes |= _experts_unstated(scenario, "imbalance")
+    return changes
+
+
+def _experts_unstated(scenario: Scenario, *names: str) -> dict[str, Any]:
+    """Return the changes that give fields of the model's experts their defaults."""
+    section = scenario.model.experts
+    if section is None:
+        return {}
+    fields = type(section).model_fields
+    return {
+        f"model.experts.{name}": fields[name].default
+        for name in names
+        if name in section.model_fields_set
+    }
 
 
 @dataclass(frozen=True, slots=True)

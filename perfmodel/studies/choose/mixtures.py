@@ -137,8 +137,10 @@ def list_mixtures(
     blocks = len(repeated_blocks(workload)) if workload.stream_elements else 0
     total = scenario.training.global_batch or 0
     tokens = scenario.model.sequence_length
+    experts = scenario.model.experts
+    expert_tensor = experts.tensor if experts else 1
     listed = [
-        _fill(each, section, total, size.gpus, blocks)
+        _fill(each, section, total, size.gpus, blocks, expert_tensor)
         for each in _combinations(section, size, tokens, _has_experts(workload))
     ]
     candidates = [each for each in listed if each is not None]
@@ -146,11 +148,20 @@ def list_mixtures(
 
 
 def _fill(
-    candidate: MixtureCandidate, section: AutoStrategy, total: int, gpus: int, blocks: int
+    candidate: MixtureCandidate,
+    section: AutoStrategy,
+    total: int,
+    gpus: int,
+    blocks: int,
+    expert_tensor: int,
 ) -> MixtureCandidate | None:
-    """The candidate with the micro-batches of a global batch; None where degrees do not divide."""
+    """The candidate with the micro-batches of a global batch; None where degrees do not divide.
+
+    `expert_tensor`: ranks that share each expert where a tensor group does.
+    """
     own = section.sharding[candidate.sharding]
-    if gpus % candidate.gpus_per_replica or not _shares_experts(candidate, own, gpus):
+    shares_experts = _shares_experts(candidate, own, gpus, expert_tensor)
+    if gpus % candidate.gpus_per_replica or not shares_experts:
         return None
     samples = gpus // candidate.gpus_per_replica * candidate.micro_batch
     if total % samples or total // samples > MOST_MICRO_STEPS:
@@ -166,15 +177,24 @@ def _fill(
     return None
 
 
-def _shares_experts(candidate: MixtureCandidate, section: Any, gpus: int) -> bool:
-    """Whether experts can be shared so: Megatron and ``fully_shard`` reduce them by themselves."""
+def _shares_experts(
+    candidate: MixtureCandidate, section: Any, gpus: int, expert_tensor: int
+) -> bool:
+    """Whether experts can be shared so: Megatron and ``fully_shard`` reduce them by themselves.
+
+    Ranks of a tensor group hold different experts, or all a part of each (`RankGrid`).
+    """
+    if candidate.tensor > 1 and expert_tensor not in {1, candidate.tensor}:
+        return False
     if candidate.expert == 1:
         return True
     whole_groups = getattr(section, "shard_gpus", None) is None and isinstance(
         getattr(section, "reshard_after_forward", True), bool
     )
     sharding = section.kind == "fsdp" and section.version == 2 and whole_groups
-    sharing = gpus // (candidate.tensor * candidate.pipeline)
+    sharing = gpus // candidate.pipeline
+    if expert_tensor > 1:
+        sharing //= candidate.tensor
     return (section.kind == "megatron" or sharding) and sharing % candidate.expert == 0
 
 

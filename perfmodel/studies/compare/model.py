@@ -143,6 +143,14 @@ class Comparison:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Assumptions, each once: of the comparison, then of the sides, labelled if not of all."""
+        return tuple(
+            f"{', '.join(labels)}: {line}" if labels else line
+            for labels, line in self.labelled_assumptions
+        )
+
+    @property
+    def labelled_assumptions(self) -> tuple[tuple[tuple[str, ...], str], ...]:
+        """As `assumptions`, beside the labels of the sides; none for what holds for all."""
         own = [RATIOS] if any(each.step.interval is not None for each in self.differences) else []
         own += [SHARES] if self.what_ifs else []
         labels_of: dict[str, list[str]] = {}
@@ -151,10 +159,10 @@ class Comparison:
                 labels_of.setdefault(line, []).append(side.label)
         count = len(self.sides)
         shared = [
-            line if len(labels) == count else f"{', '.join(labels)}: {line}"
+            (() if len(labels) == count else tuple(labels), line)
             for line, labels in labels_of.items()
         ]
-        return (*own, *shared)
+        return (*(((), line) for line in own), *shared)
 
 
 RATIOS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from perfmodel.report.run.drawings.timeline_figure import draw_timeline
 from perfmodel.report.run.page import report_html, write_report
 from perfmodel.report.scaling.figures import draw_efficiency, draw_step_time, draw_throughput
 from perfmodel.report.topology.figure import draw_topology
+from perfmodel.scenario import change_scenario, load_scenario
+from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.disturbances import DisturbanceCost
 from perfmodel.studies.run.result.model import BucketTime, LinkUse, Result
 from perfmodel.timeline import Timeline
@@ -187,6 +190,23 @@ def test_folder_holds_page_data_and_timeline(result: Result, tmp_path: Path) -> 
     assert not header.startswith(","), "no column of row numbers"
     assert json.loads((page.parent / "result.json").read_text())["gpus"] == 256
     assert json.loads((page.parent / "timeline.json").read_text())["traceEvents"]
+
+
+def test_ranks_that_differ_have_a_trace_each(tmp_path: Path) -> None:
+    """Stages of a pipeline, by the numbers of their first ranks."""
+    scenario = load_scenario("pipeline-straggler")
+    result = run_scenario(change_scenario(scenario, {"strategy.accumulate": 2}))
+    write_report(result, tmp_path)
+    stages = len(result.timeline.first_rank)
+    assert stages > 1
+    names = {path.name for path in (tmp_path / "ranks").iterdir()}
+    assert names == {f"rank{rank}.json.gz" for rank in result.timeline.first_rank.values()}
+    assert "rank0.json.gz" in names
+    for path in (tmp_path / "ranks").iterdir():
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        assert f"rank{document['distributedInfo']['rank']}.json.gz" == path.name
+        sent = [e for e in document["traceEvents"] if e["name"] == "ncclDevKernel_SendRecv"]
+        assert {event["args"]["Group size"] for event in sent} == {2}
 
 
 def test_a_number_that_is_not_finite_stops_the_page(with_main: Callable[..., Result]) -> None:

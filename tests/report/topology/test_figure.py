@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,6 @@ from perfmodel.report.topology.figure import (
     path,
     shrink,
     topology_caption,
-    write_topology,
 )
 from perfmodel.report.topology.labels import (
     LayerLabel,
@@ -29,9 +29,11 @@ from perfmodel.report.topology.labels import (
     limit_sentence,
     stack,
 )
+from perfmodel.report.topology.page import topology_html, write_topology
 from perfmodel.studies.run.result.link_use import LinkUse
 from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.topology.graph import from_networkx
+from perfmodel.topology.templates.build import build_topology
 
 
 def test_cables_join_both_directions_and_parallel_links(result: Result) -> None:
@@ -159,11 +161,27 @@ def test_labels_never_touch_and_stay_in_order(halves: list[int], line: float) ->
         assert placed == [(labels[0].height, labels[0])]
 
 
-def test_page_is_written_and_other_formats_are_refused(result: Result, tmp_path: Path) -> None:
-    page = write_topology(result.topology, tmp_path / "machine.html")
+def test_page_is_written_and_other_formats_are_refused(tmp_path: Path) -> None:
+    machine = build_topology("dgx-a100")
+    page = write_topology(machine, tmp_path / "machine.html")
     assert "figure-topology" in page.read_text(encoding="utf-8")
     with pytest.raises(InputError, match=r"machine\.png.*\.html"):
-        write_topology(result.topology, tmp_path / "machine.png")
+        write_topology(machine, tmp_path / "machine.png")
+
+
+def test_a_page_lists_links_paths_and_sources_in_words_of_its_ranks() -> None:
+    page = topology_html(build_topology("dgx-a100", hosts=2, fabric="rail-optimised"))
+    for text in (
+        "16 GPUs (a100-sxm4-80gb) in 2 hosts", "network rail-optimised", "240 GB/s", "NV12",
+        "Each host sends 198.8 GB/s into the fabric", "NVIDIA A100 data sheet",
+        "Assumption: 7.5 µs, the middle of",
+    ):  # fmt: skip
+        assert text in page
+    loopback = topology_html(build_topology("cpu-loopback"))
+    assert "16 processes (cpu-process) in one host" in loopback
+    assert "no network" in loopback
+    # names of the file's fields aside ("gpu peak")
+    assert not re.findall(r"\bGPUs?\b", loopback.split("<script>")[0].split('"Process"')[0])
 
 
 def test_links_within_a_row_do_not_lie_on_top_of_each_other() -> None:

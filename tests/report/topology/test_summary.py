@@ -12,7 +12,7 @@ from perfmodel.topology.templates.spec import FabricSpec
 def test_summary_counts_links_and_path_types() -> None:
     lines = summary(build_topology("dgx-a100", hosts=4, fabric="rail-optimised"))
     text = "\n".join(lines)
-    assert "dgx-a100 x 4: 32 ranks on 4 host(s), fabric rail-optimised" in text
+    assert "dgx-a100 x 4: 32 ranks on 4 hosts, network rail-optimised" in text
     assert "      32  GPUs" in lines
     assert "      32  NICs" in lines
     assert any("nvlink" in line and "240 GB/s" in line and "300 ns" in line for line in lines)

@@ -261,3 +261,52 @@ def test_tensor_options_are_those_of_mixtures_with_tensor_parallelism(small):
     assert stated == {(1, None), (2, "asynchronous")}
     with pytest.raises(InputError, match=r"parallel\.overlap: found 'asynchronous'; allowed: noth"):
         change_scenario(overlapped, {"strategy": {"kind": "ddp"}})
+
+
+MIXTURE_OF_EXPERTS = {
+    "model": {
+        "transformer": {
+            "hidden": 512, "layers": 4, "heads": 8, "kv_heads": 8, "vocab": 32000,
+            "experts": {"count": 8, "top_k": 2},
+        },
+        "dtype": "bf16", "tokens": 512,
+    },
+    "strategy": {
+        "kind": "auto", "tensor": [1, 2, 4], "pipeline": 1, "expert": [1, 4, 8], "micro_batch": 1,
+        "sequence_parallel": True, "recompute": "none", "buckets": False,
+        "sharding": {"kind": "megatron"},
+    },
+    "cluster": {"node": "dgx-h100", "nodes": 1},
+    "training.global_batch": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"dispatcher": "deduplicated", "dispatch_dtype": "fp8"}, {"imbalance": 0.3},
+        {"imbalance": 0.3, "capacity": 1.25},
+    ],
+)  # fmt: skip
+def test_settings_of_shared_experts_are_those_of_mixtures_that_share_them(small, field):
+    """They are taken back where each GPU has all experts, but for what acts there, too."""
+    stated = change_scenario(small, MIXTURE_OF_EXPERTS | {"model.experts": field})
+    every = choose_mixture(stated, exhaustive=True)
+    assert every.winner == choose_mixture(stated).winner
+    # 8 GPUs hold shares of experts however many of them share matrices
+    assert {
+        (each.changes.get("parallel.tensor", 1), each.changes.get("parallel.expert", 1))
+        for each in every.best
+    } == {(tensor, expert) for tensor in (1, 2, 4) for expert in (1, 4, 8)}
+    for mixture in every.best[:2]:
+        step_s = run_scenario(change_scenario(stated, mixture.changes)).main.step_time_s
+        assert step_s == pytest.approx(mixture.step_time_s)
+
+
+def test_parts_of_experts_are_those_of_mixtures_with_such_tensor_groups(small):
+    """Two GPUs that share each expert: of 8, at most 4 share experts beside them."""
+    stated = change_scenario(small, MIXTURE_OF_EXPERTS | {"model.experts": {"tensor": 2}})
+    assert {
+        (each.changes.get("parallel.tensor", 1), each.changes.get("parallel.expert", 1))
+        for each in choose_mixture(stated, exhaustive=True).best
+    } == {(1, 1), (1, 4), (1, 8), (2, 1), (2, 4)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.report.comparison.text import sentences, unread_fields
+from perfmodel.report.comparison.text import assumptions, sentences, unread_fields
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.compare import Change, Comparison, compare
 from perfmodel.studies.compare.attribution import list_what_ifs
@@ -274,6 +274,9 @@ def test_grounds_of_one_side_say_whose_they_are(file: str) -> None:
     first, other = (set(side.result.assumptions) for side in comparison.sides)
     assert {line for line in comparison.assumptions if line in first} == first & other
     assert "what_if.compute=2: What if: compute 2 times as fast." in comparison.assumptions
+    on_page = assumptions(comparison)
+    assert len(on_page) == len(comparison.assumptions)
+    assert "what_if.compute=2: What if: compute 2 times as fast." in on_page  # not "What_if"
 
 
 def test_what_has_no_room_is_said(file: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.scenario import load_scenario
+from perfmodel.scenario import ClusterSize, load_scenario
 from perfmodel.studies.run import run_scenario
+from perfmodel.studies.run.resolve.job.model_share import expert_ranks_per_node
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.workload import Workload
 
@@ -105,3 +106,30 @@ def test_faults_name_field_and_what_is_allowed(
     assert field in str(raised.value)
     assert allowed in str(raised.value)
     assert "experts.yaml:" in str(raised.value)
+
+
+def test_parts_of_experts_are_in_the_words_of_the_scenario(tmp_path: Path) -> None:
+    """A part for each of two GPUs where four share matrices: no plan is made of that."""
+    path = tmp_path / "experts.yaml"
+    text = TEXT.format(experts="tensor: 2", expert=2)
+    path.write_text(
+        text.replace("expert: 2}", "expert: 2, tensor: 4, sequence_parallel: true}"),
+        encoding="utf-8",
+    )
+    with pytest.raises(InputError, match=r"experts\.tensor: found 2; allowed: 1 or 4"):
+        resolve_scenario(load_scenario(str(path)), None, None)
+
+
+@pytest.mark.parametrize(("experts", "own"), [("tensor: 2", 4), ("tensor: 1", 8)])
+def test_tokens_go_once_to_each_node_of_groups_of_parts(
+    tmp_path: Path, experts: str, own: int
+) -> None:
+    """Of 16 GPUs of an expert group, every second GPU of a node of 8, or all of them."""
+    path = tmp_path / "experts.yaml"
+    text = TEXT.format(experts=f"dispatcher: deduplicated, {experts}", expert=16)
+    text = text.replace("expert: 16}", "expert: 16, tensor: 2, sequence_parallel: true}")
+    path.write_text(text, encoding="utf-8")
+    scenario = load_scenario(str(path))
+    assert expert_ranks_per_node(scenario, ClusterSize(32, 4, 8)) == own
+    # of 8 GPUs, 4 that hold a part each do not divide into groups of 16
+    assert expert_ranks_per_node(scenario, ClusterSize(16, 2, 8)) == (None if own == 4 else 8)

@@ -12,7 +12,7 @@ from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import QUIET_INK, WORK, work_of
 from perfmodel.report.common.quantities import duration
 from perfmodel.report.comparison.traces import text
-from perfmodel.report.run.chrome_trace import to_kineto
+from perfmodel.report.run.kineto.profiler_trace import to_kineto
 from perfmodel.traces.export import to_json
 from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO
 from perfmodel.traces.run import TraceAnalysis

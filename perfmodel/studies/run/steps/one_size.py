@@ -39,14 +39,17 @@ from perfmodel.studies.run.steps.uncertain_numbers import (
     simulate_uncertainties,
 )
 from perfmodel.studies.run.uncertainty import step_interval
-from perfmodel.timeline import Span, Timeline
+from perfmodel.timeline import GroupOfClass, Span, Timeline
 from perfmodel.topology.graph import LinkKinds
 from perfmodel.topology.model import Topology
 from perfmodel.training.ddp.buckets import Bucket
+from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.workload.model import Workload
 
 LISTED_HOSTS = 2
 """Hosts whose links a result lists one by one; all hosts have the same links."""
+RANKS_LISTED = 32
+"""Ranks of a group that a timeline names; it says how many there are."""
 
 
 def simulate_size(
@@ -112,7 +115,7 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         interval_s=None,
         buckets=_time_buckets(spans, assign_buckets(sized.job), sized.job.workload),
         links=sum_link_uses(topology, run.counted, reported.steps, step_s),
-        timeline=Timeline(spans),
+        timeline=_timeline(reported.plan, spans),
         communication=_communication(reported, spans),
         mfu=mfu_of(sized, reported.plan.samples / step_s),
         mixture=mixture_use(sized, reported, spans),
@@ -164,6 +167,20 @@ def _longest_step(reported: ReportedRun) -> tuple[Span, ...]:
         for span in reported.run.timeline.spans
         if span.step == step
     )
+
+
+def _timeline(plan: StepPlan, spans: tuple[Span, ...]) -> Timeline:
+    """A timeline that says which ranks its classes and their groups are."""
+    first_rank = {each.name: each.ranks[0] for each in plan.classes}
+    used = {(span.rank_class, span.communicator) for span in spans if span.communicator}
+    listed = {each.name: each.groups for each in plan.communicators}
+    groups = {
+        (name, communicator): GroupOfClass(len(group), tuple(group[:RANKS_LISTED]))
+        for name, communicator in used
+        for group in listed[communicator]
+        if first_rank[name] in group
+    }
+    return Timeline(spans, first_rank, groups)
 
 
 def _time_buckets(

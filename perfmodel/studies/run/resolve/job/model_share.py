@@ -93,8 +93,9 @@ def expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
     """Ranks of an expert group that share a node, where the group spans several."""
     parallel, mixture = scenario.parallel, mixture_of(scenario)
     ranks = size.gpus // parallel.pipeline.stages
-    if parallel.tensor > 1 and mixture.expert_tensor > 1:  # each share of an expert has its group
-        ranks //= parallel.tensor
+    if mixture.expert_tensor not in {1, parallel.tensor}:  # refused where the model is read
+        return None
+    ranks //= mixture.expert_tensor  # each share of an expert has its group
     if parallel.expert == 1 or not ranks or ranks % parallel.expert:
         return None
     shared = mixture.grid(size.gpus).expert_ranks_per_host(size.gpus_per_node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.report.run.chrome_trace import to_kineto, write_kineto
-from perfmodel.timeline import Span, Timeline
+from perfmodel.report.run.kineto.profiler_trace import to_kineto, write_kineto
+from perfmodel.timeline import GroupOfClass, Span, Timeline
 
 
 def a_step(step: int, origin: float) -> list[Span]:
@@ -26,17 +27,17 @@ def a_step(step: int, origin: float) -> list[Span]:
         return Span(name, kind, "all", stream, step, begin, origin + end, **more)
 
     return [
-        span("issue", "issue", "host", -1e-3, 1e-3),
+        span("issue forward", "issue", "host", -2e-3, 0.0),
         span("forward", "forward", "compute", 0.0, 3e-3),
         span("backward 1", "backward", "compute", 3e-3, 5e-3),
         span("backward 0", "backward", "compute", 5e-3, 7.0000004e-3),
         span(
             "all_reduce bucket 0", "communication", "comm", 5.1e-3, 9e-3,
-            ready_s=origin + 5e-3, nbytes=400, bucket=0,
+            ready_s=origin + 5e-3, nbytes=400, bucket=0, op="all_reduce",
         ),
         span(
             "all_reduce bucket 1", "communication", "comm", 7.0000004e-3, 8e-3,
-            ready_s=origin + 7.0000004e-3, nbytes=800, bucket=1,
+            ready_s=origin + 7.0000004e-3, nbytes=800, bucket=1, op="all_reduce",
         ),
         span("optimizer", "optimizer", "compute", 9e-3, 9.5e-3),
     ]  # fmt: skip
@@ -53,14 +54,21 @@ def complete(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [event for event in document["traceEvents"] if event["ph"] == "X"]
 
 
+def times_ns(event: dict[str, Any]) -> tuple[int, int]:
+    start = round(event["ts"] * 1000)
+    return start, start + round(event["dur"] * 1000)
+
+
 def assert_threads_do_not_overlap(document: dict[str, Any]) -> None:
-    threads: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for event in complete(document):
-        start = round(event["ts"] * 1000)
-        threads[event["pid"], event["tid"]].append((start, start + round(event["dur"] * 1000)))
-    for spans in threads.values():
-        for (_, end), (start, _) in pairwise(sorted(spans)):
-            assert end <= start
+    """But for launches, which are parts of the host's work."""
+    for launched in (True, False):
+        threads: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        for event in complete(document):
+            if (event["cat"] == "cuda_runtime") == launched:
+                threads[event["pid"], event["tid"]].append(times_ns(event))
+        for spans in threads.values():
+            for (_, end), (start, _) in pairwise(sorted(spans)):
+                assert end <= start
 
 
 def test_header_names_the_job() -> None:
@@ -181,6 +189,57 @@ def test_collectives_carry_their_arguments() -> None:
     assert launches == kernels
 
 
+def test_kernels_are_launched_by_the_work_that_issues_them_and_before_they_run() -> None:
+    """What has no such work is launched by the last that ended before it was ready."""
+    events = complete(trace())
+    issues = {e["args"]["External id"]: e for e in events if e["args"].get("kind") == "issue"}
+    kernels = {e["args"]["correlation"]: e for e in events if e["cat"] == "kernel"}
+    assert len(kernels) == 2 * 6
+    for launch in (e for e in events if e["cat"] == "cuda_runtime"):
+        kernel = kernels[launch["args"]["correlation"]]
+        start, end = times_ns(launch)
+        assert end <= times_ns(kernel)[0]
+        work = issues[launch["args"]["External id"]]
+        assert launch["tid"] == work["tid"]
+        assert times_ns(work)[0] <= start <= end <= times_ns(work)[1]
+        if kernel["name"] == "forward":
+            assert end > times_ns(work)[0] + 1_990_000  # at its end
+    late = [e for e in events if e["cat"] == "cuda_runtime" and e["ts"] > 1.0e6 + 8500]
+    assert len(late) == 6  # those of the second step
+
+
+def test_groups_and_elements_are_those_of_the_communicator() -> None:
+    """A gather of half the elements of each of four, in a job of sixteen."""
+    span = Span(
+        "gather layer", "communication", "first stage", "comm", 0, 0.0, 1e-3, 0.0, 800,
+        op="all_gather", communicator="tensor", dtype="bf16",
+    )  # fmt: skip
+    groups = {("first stage", "tensor"): GroupOfClass(4, (8, 9, 10, 11))}
+    timeline = Timeline((span,), {"first stage": 8}, groups)
+    document = to_kineto(
+        timeline, world_size=16, backend="nccl", gpu="A100", rank_class="first stage"
+    )
+    (kernel,) = (e for e in complete(document) if e["cat"] == "kernel")
+    assert document["distributedInfo"]["rank"] == 8
+    assert kernel["name"] == "ncclDevKernel_AllGather"
+    assert kernel["args"] | {
+        "Collective name": "_allgather_base", "In msg nelems": 100, "Out msg nelems": 400,
+        "dtype": "BFloat16", "Group size": 4, "Process Group Name": "tensor",
+        "Process Group Ranks": "[8, 9, 10, 11]",
+    } == kernel["args"]  # fmt: skip
+
+
+def test_a_class_is_written_alone() -> None:
+    other = [span._replace(rank_class="other") for span in a_step(0, 1.0)]
+    timeline = Timeline((*TIMELINE.spans, *other), {"all": 0, "other": 4})
+    alone = to_kineto(timeline, world_size=16, backend="nccl", gpu="A100", rank_class="other")
+    assert {event["pid"] for event in alone["traceEvents"]} == {1}
+    assert alone["distributedInfo"]["rank"] == 4
+    assert len([e for e in complete(alone) if e["cat"] == "kernel"]) == 6
+    both = to_kineto(timeline, world_size=16, backend="nccl", gpu="A100")
+    assert {event["pid"] for event in both["traceEvents"]} == {0, 1}
+
+
 def test_gloo_is_not_called_nccl() -> None:
     names = {e["name"] for e in complete(trace(backend="gloo"))}
     assert "gloo:all_reduce" in names
@@ -194,6 +253,8 @@ def test_written_file_is_the_same_document(tmp_path: Path) -> None:
         data = path.read_bytes()
         text = gzip.decompress(data) if name.endswith(".gz") else data
         assert json.loads(text) == trace()
+        # how HolisticTraceAnalysis 0.5.0 finds the rank of a file (hta/common/trace_file.py)
+        assert re.search(rb'"rank":\s+(\d+)', text)
 
 
 def test_empty_timeline_is_a_valid_trace() -> None:

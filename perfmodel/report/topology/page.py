@@ -1,0 +1,74 @@
+"""A machine or a cluster as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.report.common.document import Definitions, Figure, Table, header, section
+from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.processes import for_ranks_of
+from perfmodel.report.topology.figure import draw_topology, topology_caption
+from perfmodel.report.topology.summary import link_rows, network_text, path_matrix, rate_lines
+from perfmodel.topology.model import Topology
+
+_MOST_COLUMNS = 16
+"""Devices of a host of which the page lists how each reaches each."""
+
+
+def check_page_name(path: Path) -> None:
+    """Raise `InputError` unless a file's name ends as that of a page."""
+    if path.suffix.lower() not in {".html", ".htm"}:
+        raise InputError(Fault("-o", repr(path.name), "a file name that ends in '.html'"))
+
+
+def write_topology(topology: Topology, path: Path) -> Path:
+    """Write the picture, its links and the sources of their numbers as one HTML page.
+
+    Raises `InputError`: the file's name does not end in ``.html``, or it cannot be written.
+    """
+    check_page_name(path)
+    return write_report_files(path.parent, {path.name: topology_html(topology)})
+
+
+def topology_html(topology: Topology) -> str:
+    """Build the page as one string."""
+    figure = Figure(draw_topology(topology), "topology", f"Picture of {topology.name}")
+    lead = f"{topology_caption(topology)}. Rates are usable ones, each way."
+    links = Table((">links", "kind", ">each way", ">latency"), list(link_rows(topology)))
+    rates = " ".join(f"{line[:1].upper()}{line[1:]}." for line in rate_lines(topology))
+    sources = {name: _source_text(text) for name, text in topology.sources.items()}
+    return render_html(
+        topology.name,
+        [
+            header(network_text(topology), topology.name, []),
+            *for_ranks_of(
+                topology,
+                [
+                    section("Machine and links", lead, figure),
+                    section("Links", rates, links),
+                    section("Paths inside a host", _PATHS, _matrix(topology)),
+                ],
+            ),
+            section("Where the numbers come from", "", Definitions(sources)),
+        ],
+    )
+
+
+_PATHS = (
+    "As nvidia-smi topo -m names them: NV12: 12 lanes of NVLink. PIX: one PCIe switch. PXB: "
+    "several. PHB: the CPU's host bridge. NODE: several of one CPU. SYS: from CPU to CPU."
+)
+
+
+def _source_text(text: str) -> str:
+    return re.sub(r"(?<=\d) us\b", f" {chr(0xB5)}s", text[:1].upper() + text[1:])
+
+
+def _matrix(topology: Topology) -> Table | None:
+    """How each device of a host reaches each; none of a host with more than fit."""
+    names, rows = path_matrix(topology)
+    if len(names) > _MOST_COLUMNS:
+        return None
+    return Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=True)])
