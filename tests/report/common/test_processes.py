@@ -43,10 +43,10 @@ def test_published_gpus_stay_gpus_and_cuda_is_left_out(on_cpus: Result) -> None:
         "Fits: 1 GiB, with room for the 522 MiB of CUDA, NCCL and allocator.": "Fits: 1 GiB.",
         "GPU memory: 2 GiB": "Process memory: 2 GiB",
     }
-    blocks = for_ranks_of(on_cpus, [None, *map(Paragraph, texts)])
+    blocks = for_ranks_of(on_cpus.topology, [None, *map(Paragraph, texts)])
     assert [block.text for block in blocks if isinstance(block, Paragraph)] == list(texts.values())
 
 
 def test_gpus_are_gpus(result: Result) -> None:
     block = Paragraph("2 GPUs")
-    assert for_ranks_of(result, [block]) == [block]
+    assert for_ranks_of(result.topology, [block]) == [block]
