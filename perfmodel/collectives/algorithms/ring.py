@@ -11,6 +11,7 @@ Source: Gloo, ``gloo/allreduce.cc`` (ring).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -27,6 +28,9 @@ from perfmodel.collectives.schedule import (
 from perfmodel.errors import ScheduleError
 
 Orders = Sequence[Sequence[int]] | IntArray
+
+MOST_PLACES_KEPT: Final = 64
+"""Places of rings whose schedules are made once for each size."""
 
 
 def all_reduce(
@@ -115,6 +119,24 @@ def _ring(
 ) -> Schedule:
     check_ranks(ranks)
     table = checked_orders(ranks, orders)
+    if table.size > MOST_PLACES_KEPT:
+        return _on_rings(collective, nbytes, itemsize, table, algorithm)
+    own = tuple(map(tuple, table.tolist()))
+    return _on_few_ranks(collective, nbytes, itemsize, own, algorithm)
+
+
+@lru_cache(maxsize=128)
+def _on_few_ranks(
+    collective: str, nbytes: int, itemsize: int, orders: tuple[tuple[int, ...], ...], algorithm: str
+) -> Schedule:
+    """As `_on_rings`, made once: a fit asks for the same sizes a thousand times."""
+    return _on_rings(collective, nbytes, itemsize, np.array(orders, dtype=np.int64), algorithm)
+
+
+def _on_rings(
+    collective: str, nbytes: int, itemsize: int, table: IntArray, algorithm: str
+) -> Schedule:
+    ranks = table.shape[1]
     sizes = split_elements(nbytes, table.size, itemsize)
     # Position p of a ring ends up with chunk p + 1 after N - 1 steps of reducing, so the rank that
     # owns chunk i of a ring stands at position i - 1; gathering starts from the same place.

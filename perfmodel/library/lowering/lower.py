@@ -43,6 +43,9 @@ from perfmodel.library.nccl.lowering.dispatch import (
 )
 from perfmodel.library.nccl.tuner import channels_used, system_on
 
+MOST_RANKS_KEPT = 16
+"""Schedules of more ranks are made again: a fit asks for the same few sizes a thousand times."""
+
 
 def apply_corrections(
     measured: Corrections,
@@ -183,10 +186,14 @@ def _layer(
     if layer is not None:
         row = find_algorithm(op, name)
         return lambda protocol: layer(machine, op, row, nbytes, group, protocol)
-    if name == OWN_ALGORITHM.get(op, "") and name in ON_CHANNELS:
-        laid = lay_on_rings(machine, op, nbytes, group, root)
-    else:
-        laid = lay_by_name(machine, op, name, nbytes, group, root)
+
+    def lay() -> LaidSchedule:
+        if name == OWN_ALGORITHM.get(op, "") and name in ON_CHANNELS:
+            return lay_on_rings(machine, op, nbytes, group, root)
+        return lay_by_name(machine, op, name, nbytes, group, root)
+
+    small = len(group) <= MOST_RANKS_KEPT
+    laid = machine.laid((op, name, nbytes, group, root), lay) if small else lay()
     return lambda _: laid
 
 

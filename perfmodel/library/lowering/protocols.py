@@ -55,7 +55,8 @@ def usable_protocols(
     Raises `InputError`: None of those that the library is left with.
     """
     protocols = protocol_parameters(machine.library, op, algorithm)
-    fast = _ordered_writes(machine, group)
+    some_need_nvlink = any(protocol.nvlink_only for protocol in protocols.values())
+    fast = not some_need_nvlink or _ordered_writes(machine, group)
     usable_protocols = {name: p for name, p in protocols.items() if fast or not p.nvlink_only}
     if not usable_protocols:
         names = ", ".join(repr(name) for name in protocols)

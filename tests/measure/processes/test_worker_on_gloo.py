@@ -27,20 +27,12 @@ def launch(ranks, folder):
     script = Path(__file__).with_name("measure_on_gloo.py")
     root = str(Path(perfmodel.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", str(script), str(rank), str(ranks), str(folder)],
-            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    try:
-        errors = [process.communicate(timeout=90)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(script), str(ranks), str(folder)],
+        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        check=False, timeout=90, start_new_session=True,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.fixture(scope="module", params=[3, 4], ids="{} ranks".format)
