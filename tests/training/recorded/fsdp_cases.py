@@ -280,7 +280,8 @@ HYBRID_2: dict[str, Run] = {
 }
 
 ALSO_ON_FOUR = (
-    "fsdp1", "fsdp1, size", "fsdp1, orig params", "fsdp1, no_sync", "fsdp2", "fsdp2, sync last", "fsdp2, leaves",
+    "fsdp1", "fsdp1, size", "fsdp1, orig params", "fsdp1, no_sync", "fsdp2", "fsdp2, sync last",
+    "fsdp2, leaves",
 )  # fmt: skip
 """Cases of two ranks that four run, too; what else differs is not a matter of how many they are."""
 
