@@ -1,4 +1,4 @@
-"""Read YAML by libyaml, 20 times as fast as ruamel, where both give the same result.
+"""Read YAML and JSON by libyaml, 15 times as fast as ruamel, where both give the same result.
 
 PyYAML contains libyaml's scanner; plain scalars are converted here by the rules of YAML 1.2. ruamel
 reads all documents with anything beyond plain mappings, lists and scalars, and faulty ones, so that
@@ -8,8 +8,11 @@ faults have one wording.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
+
+from perfmodel.files.bounds import DEEPEST
 
 _UNSUPPORTED = re.compile(
     r"(?:^|[\s\[{,:])[&*!]\S|^%|<<|[\t\r\x85\u2028\u2029\ufeff]|[|>][-+0-9]*\s*$", re.MULTILINE
@@ -60,21 +63,24 @@ class LinedList(list[Any]):
     lc: Lines
 
 
-def parse_with_libyaml(text: str) -> Any:
+def parse_with_libyaml(text: str, *, trusted: bool) -> Any:
     """Parse one YAML 1.2 document.
 
-    `text`: of a file that ships, or short: libyaml follows nesting until the stack ends.
+    `trusted`: whether the text ships or is short. Composing follows nesting until the stack ends;
+        of others the levels are counted first, from events, which need no stack.
 
     Raises
     ------
     UnsupportedYaml
-        There is no libyaml, the document is faulty or empty, or it holds something beyond plain
-        mappings, lists and scalars.
+        There is no libyaml, the document is faulty, empty or too deep, or it holds something
+        beyond plain mappings, lists and scalars.
     """
     if _UNSUPPORTED.search(text):
         raise UnsupportedYaml
     try:
         yaml = import_module("yaml")  # imported here: many commands read no file
+        if not trusted:
+            _check_levels(yaml.parse(text, Loader=yaml.CBaseLoader))
         node = yaml.compose(text, Loader=yaml.CBaseLoader)
     except (ImportError, AttributeError):
         raise UnsupportedYaml from None
@@ -83,6 +89,19 @@ def parse_with_libyaml(text: str) -> Any:
     if node is None:
         raise UnsupportedYaml
     return _convert_node(node)
+
+
+def _check_levels(events: Iterable[Any]) -> None:
+    """Raise `UnsupportedYaml` at the first level that no document may have."""
+    level = 0
+    for event in events:
+        name = type(event).__name__
+        if name in {"MappingStartEvent", "SequenceStartEvent"}:
+            level += 1
+            if level > DEEPEST:
+                raise UnsupportedYaml
+        elif name in {"MappingEndEvent", "SequenceEndEvent"}:
+            level -= 1
 
 
 def _convert_node(node: Any) -> Any:

@@ -113,7 +113,7 @@ def first_comment(text: str) -> str:
 def read_yaml(path: Path) -> Any:
     """Read one YAML 1.2 document; mappings keep their line numbers (``.lc``).
 
-    Shipped files are read by libyaml where its result is the same.
+    Files are read by libyaml where its result is the same.
 
     Raises
     ------
@@ -129,13 +129,12 @@ def read_yaml(path: Path) -> Any:
 def _parse(text: str, path: Path) -> Any:
     if is_shipped(path):
         with suppress(UnsupportedYaml):
-            return parse_with_libyaml(text)
+            return parse_with_libyaml(text, trusted=True)
     return parse_yaml(text, str(path))
 
 
 SHORT = 400
-"""Most characters of a text that cannot nest so deep that libyaml runs out of stack: the value of
-an option, for which importing ruamel would take longer than the rest of the command."""
+"""Most characters of a text that cannot nest so deep that composing it runs out of stack."""
 
 
 def parse_yaml(text: str, file: str | None = None) -> Any:
@@ -150,9 +149,8 @@ def parse_yaml(text: str, file: str | None = None) -> Any:
 
 
 def _parse_unbounded(text: str, file: str | None) -> Any:
-    if file is None and len(text) <= SHORT:
-        with suppress(UnsupportedYaml):
-            return parse_with_libyaml(text)
+    with suppress(UnsupportedYaml):
+        return parse_with_libyaml(text, trusted=file is None and len(text) <= SHORT)
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:

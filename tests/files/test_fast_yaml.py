@@ -1,5 +1,6 @@
 """YAML by libyaml: what it reads is what ruamel reads; the rest is left to ruamel."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from perfmodel.errors import InputError
 from perfmodel.files import data_folder, line_of, plain, read_yaml
 from perfmodel.files import fast_yaml as by_libyaml
 from perfmodel.files import read as reading
+from perfmodel.files.bounds import DEEPEST
 from perfmodel.files.fast_yaml import UnsupportedYaml, parse_with_libyaml
 from perfmodel.files.find import is_shipped
 from perfmodel.files.read import parse_yaml
@@ -52,10 +54,10 @@ def lines(document):
 def same(text):
     """Whether it is read quickly; if so, as ruamel reads it."""
     try:
-        quickly = parse_with_libyaml(text)
+        quickly = parse_with_libyaml(text, trusted=False)
     except UnsupportedYaml:
         return False
-    slowly = parse_yaml(text)
+    slowly = reading._load_with_ruamel(text)
     assert typed(plain(quickly)) == typed(plain(slowly))
     assert lines(quickly) == lines(slowly)
     return True
@@ -141,7 +143,7 @@ def test_words_mean_the_same(word):
             parse_yaml(text)
         except InputError:
             with pytest.raises(UnsupportedYaml):
-                parse_with_libyaml(text)
+                parse_with_libyaml(text, trusted=True)
         else:
             same(text)
 
@@ -161,7 +163,7 @@ def test_usual_words_are_read_quickly(word):
 )  # fmt: skip
 def test_the_unusual_and_the_faulty_is_left_to_ruamel(text):
     with pytest.raises(UnsupportedYaml):
-        parse_with_libyaml(text)
+        parse_with_libyaml(text, trusted=True)
 
 
 PLAIN = st.text("abcxeE019+-._:#,'\"~=<>|*&![]{}%@`? \n", max_size=12)
@@ -174,7 +176,7 @@ WORD = st.one_of(
 def test_whatever_is_read_quickly_is_read_the_same(fields):
     text = "".join(f"{key}{at}: {word}\n" for at, (key, word) in enumerate(fields))
     try:
-        parse_with_libyaml(text)
+        parse_with_libyaml(text, trusted=True)
         parse_yaml(text)
     except (UnsupportedYaml, InputError):
         return  # what libyaml makes of a file that is wrong does not matter for files that ship
@@ -200,12 +202,29 @@ def test_nested_documents_are_read_the_same(value, flow):
     same(text)
 
 
-def test_a_users_file_is_left_to_ruamel(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "parse_with_libyaml", lambda _: pytest.fail("not shipped"))
+@given(NESTED.filter(lambda value: isinstance(value, dict | list)), st.sampled_from([None, 1]))
+def test_json_is_read_the_same(value, indent):
+    same(json.dumps(value, indent=indent))
+
+
+def test_a_users_file_is_read_quickly_up_to_as_many_levels_as_a_document_may_have(
+    tmp_path, monkeypatch
+):
     path = tmp_path / "own.yaml"
-    path.write_text("a: 1\n")
+    path.write_text("a: 1\nb: [1, {c: 2}]\n")
     assert not is_shipped(path)
-    assert read_yaml(path) == {"a": 1}
+    with monkeypatch.context() as patched:
+        patched.setattr(reading, "_load_with_ruamel", lambda _: pytest.fail("by libyaml"))
+        assert read_yaml(path) == {"a": 1, "b": [1, {"c": 2}]}
+    for levels in (DEEPEST + 2, 100_000):
+        for text in ("[" * levels + "]" * levels, "a: " + "- " * levels + "b"):
+            with pytest.raises(UnsupportedYaml):
+                parse_with_libyaml(text, trusted=False)
+            path.write_text(text)
+            with pytest.raises(InputError):
+                read_yaml(path)
+    at_most = "[" * DEEPEST + "1" + "]" * DEEPEST
+    assert parse_with_libyaml(at_most, trusted=False)
 
 
 def test_shipped_files_are_known_by_any_path(monkeypatch):
@@ -222,7 +241,7 @@ def test_without_libyaml_ruamel_reads_all(monkeypatch):
 
     monkeypatch.setattr(by_libyaml, "import_module", missing)
     with pytest.raises(UnsupportedYaml):
-        parse_with_libyaml("a: 1\n")
+        parse_with_libyaml("a: 1\n", trusted=True)
     path = data_folder("topologies") / "fabrics" / "rail-optimised.yaml"
     assert line_of(read_yaml(path), ["kind"]) == 3
 
