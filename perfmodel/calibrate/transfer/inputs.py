@@ -15,6 +15,7 @@ from perfmodel.calibrate.transfer.fit import SweepRun, fit_profile
 from perfmodel.calibrate.transfer.link_matrices import SINGLE_COPY_TESTS, measure_links
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.library.lowering.rings import OWN_ALGORITHM
+from perfmodel.library.nccl.communicator import MOST_OF_ONE_HOST
 from perfmodel.library.settings import settings_of
 from perfmodel.measure.record import Measurement
 from perfmodel.topology.model import Topology
@@ -86,8 +87,9 @@ class _FitInput:
             raise InputError(faults)
 
     def _add_sweep(self, sweep: Sweep, file: str, sha256: str) -> Topology:
-        largest = self.build_topology(1, None).gpus_per_host if sweep.nodes is None else None
-        nodes, gpus_per_node = _layout(sweep, self.request, largest)
+        nodes, gpus_per_node = _layout(
+            sweep, self.request, self.build_topology(1, None).gpus_per_host
+        )
         settings = settings_of(
             version=sweep.version, env=sweep.env, one_process=bool(sweep.one_process),
             fields=("NCCL's version", "NCCL's environment"),
@@ -216,15 +218,18 @@ def _without_spikes(sweep: Sweep, in_place: Sweep | None) -> Sweep:
     return replace(sweep, rows=rows, notes=(*sweep.notes, note))
 
 
-def _layout(sweep: Sweep, request: MachineRequest, largest: int | None = None) -> tuple[int, int]:
-    """Nodes of the machine that made a sweep, and GPUs of each.
+def _layout(sweep: Sweep, request: MachineRequest, largest: int) -> tuple[int, int]:
+    """Nodes of the machine that made a sweep, and GPUs of each; one has `largest` GPUs.
 
-    Where neither the log nor the user says, ranks that are more than the `largest` number of GPUs
-    of a host filled several of them.
+    Where neither the log nor the user says, ranks that are more than those of a node filled several
+    of them. The hosts of a log are the trays of a rack whose NVLinks join all of its GPUs.
     """
     requested = request.gpus_per_node
-    filled = largest if largest and sweep.ranks % largest == 0 else sweep.ranks
-    nodes = request.nodes or sweep.nodes or max(sweep.ranks // (requested or filled), 1)
+    filled = largest if sweep.ranks % largest == 0 else sweep.ranks
+    listed = sweep.nodes
+    if listed and largest > MOST_OF_ONE_HOST >= sweep.ranks // listed:
+        listed = max(sweep.ranks // filled, 1)
+    nodes = request.nodes or listed or max(sweep.ranks // (requested or filled), 1)
     if sweep.ranks % nodes:
         actual = f"{sweep.ranks} ranks on {nodes} nodes"
         raise InputError(Fault("nodes", actual, "as many ranks on each (--nodes)"))

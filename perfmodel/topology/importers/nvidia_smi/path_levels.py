@@ -145,6 +145,9 @@ def _add_nvlinks(host: _HostDraft, file: str) -> None:
             own = max((n for (a, _), n in lanes.items() if a == gpu), default=0)
             if own:
                 host.join(host.names[gpu], "nvs", name, gpu, own)
+            else:
+                host.notes.append(f"{gpu} has no NVLinks, as its row says, though others have"
+                                  f" {most}: where they are only down, mend the row")  # fmt: skip
         return
     for (a, b), count in lanes.items():
         if matrix.gpus.index(a) < matrix.gpus.index(b):

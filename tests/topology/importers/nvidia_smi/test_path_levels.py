@@ -145,6 +145,23 @@ def test_a_switch_where_nvlinks_are_more_than_a_gpu_has() -> None:
     assert "n0/nvs" not in build_topology(read(mesh, "A100-SXM4-40GB").node()).graph
 
 
+def test_a_gpu_whose_nvlinks_are_down_is_told() -> None:
+    """As on a B200 host in vllm-project/vllm issue 16336: GPU 2 is reached over PCIe alone."""
+    gpus = [f"GPU{at}" for at in range(4)]
+    rows = [
+        [g, *("X" if g == h else "NODE" if "GPU2" in (g, h) else "NV18" for h in gpus)]
+        for g in gpus
+    ]
+    text = "\t".join(["", *gpus]) + "\n" + "\n".join(map("\t".join, rows))
+    found = read(text, "B200-SXM-180GB")
+    topology = build_topology(found.node())
+    assert topology.graph.has_edge("n0/gpu1", "n0/nvs")
+    assert not topology.graph.has_edge("n0/gpu2", "n0/nvs")
+    assert [note for note in found.notes if "GPU2 has no NVLinks" in note]
+    whole = read(text.replace("NODE", "NV18"), "B200-SXM-180GB")
+    assert not [note for note in whole.notes if "has no NVLinks" in note]
+
+
 def test_new_spelling_with_legend_and_model() -> None:
     found = read(NEW)
     topology = build_topology(found.node())
