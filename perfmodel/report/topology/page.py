@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
@@ -81,7 +81,7 @@ def _paths_section(topology: Topology) -> list[Section]:
     return [section("Paths inside a host", _paths_text(cells), table)]
 
 
-def _paths_text(cells: Set[str]) -> str:
+def _paths_text(cells: AbstractSet[str]) -> str:
     """Explain the path types of a machine, and no others."""
     lanes = next((cell for cell in sorted(cells) if cell.startswith("NV")), None)
     links = "lane" if lanes == "NV1" else "lanes"
