@@ -67,7 +67,7 @@ ROW = "one row of a table of alike modules"
 
 SMALL_MODULES = {
     "__main__": "what Python runs of a package",
-    "torch_modules/given/batches": "what users give as a batch, apart from the capture",
+    "traces/rebuild/executed_units": "which unit an operator runs in, apart from layers",
     "torch_modules/given/user_function": "imports of a user's code, apart from ours",
     "workload/readers/layer_shapes": "layers of a file, apart from its parameters",
     "torch_modules/model_document": "the text of a model file, apart from what it says",

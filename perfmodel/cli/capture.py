@@ -54,8 +54,8 @@ def capture(
     from perfmodel.torch_modules.given.user_function import call_function
 
     if is_configuration(function):
-        _refuse({"--measure": measure, "--real": real}, "FILE.py:FUNCTION: CONFIG has no weights")
-        name, model, batch = hub_module(Path(function), tokens=tokens, name=name)
+        _refuse({"--measure": measure}, "FILE.py:FUNCTION: CONFIG has no weights")
+        name, model, batch = hub_module(Path(function), tokens=tokens, name=name, real=real)
         loss = None
     else:
         _refuse({"--tokens": tokens is not None}, "CONFIG: a function makes its batch itself")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from typing import Any
 from perfmodel.errors import ExecutorUnavailable, Fault, InputError
 from perfmodel.files import validate_document, write_atomically
 from perfmodel.torch_modules.given.batches import describe_sample, loss_function, sample_count
+from perfmodel.torch_modules.given.wrapped_module import inner_module, plain_name
 from perfmodel.torch_modules.kept_tensors import kept_by_layers
 from perfmodel.torch_modules.layer_groups import LayerGroup, group_layers
 from perfmodel.torch_modules.layer_work import escaping_storages, layer_fields
@@ -28,7 +30,7 @@ from perfmodel.workload.readers.spec import ModelSpec
 DTYPES: Mapping[str, str] = {
     "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
     "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int64": "int64", "int32": "int32",
-    "int8": "int8", "uint8": "uint8", "bool": "uint8", "complex64": "int64",
+    "int8": "int8", "uint8": "uint8", "bool": "uint8",
 }  # fmt: skip
 """Words of model files for torch's data types; bytes count for those that have none."""
 
@@ -129,9 +131,12 @@ def capture(
     Parameters
     ----------
     model : torch.nn.Module
-    batch : tensor, tuple or dict
-        A tuple is given as positional arguments, a dict by name. With `loss`, a pair is (inputs,
-        target). Shapes and data types alone are looked at.
+        Of one in torch.compile, DataParallel or DistributedDataParallel, the module inside; one
+        that is sharded already is refused.
+    batch : tensor, tuple, dict or dataclass
+        A tuple is given as positional arguments, a dict or a dataclass by name, or whole to a
+        forward that has one argument. With `loss`, a pair is (inputs, target). Shapes and data
+        types alone are looked at.
     loss : callable, optional
         From output (and target, of a pair) to a scalar. Without it the module returns one, or an
         object or dict with `loss`, as those of transformers with labels; else the sum of its
@@ -172,7 +177,7 @@ def capture(
     36
     """
     require_torch()
-    _require_module(model)
+    timed, model = model, inner_module(model, real=real or measure)
     count = sample_count(batch) if samples is None else _require_count(samples)
     step = loss_function(loss, batch)
     notes: list[str] = []
@@ -183,15 +188,7 @@ def capture(
                   for each in ("bf16", "autocast")]  # fmt: skip
     notes += _join_idle_parameters(model, groups, wide)
     kept_layers = kept_by_layers(groups, wide, others[0], others[1])
-    if wide.checkpoints:
-        notes.append(
-            "Checkpoints of the module ran as plain calls: say compute.recompute in the scenario."
-        )
-    if wide.causal_masks:
-        notes.append(
-            "Square masks of torch.nn.Transformer are taken as causal: capture(..., real=True) "
-            "looks at their values."
-        )
+    notes += _remarks(wide)
     held = frozenset(wide.kept_storages)
     escaping = escaping_storages(groups, held)
     document = {
@@ -214,7 +211,7 @@ def capture(
         _refuse_idle(optimizer=optimizer, autocast=autocast)
         return captured
     layers = [group.name for group in groups]
-    times = measure_layers(model, batch, step, layers, optimizer=optimizer, autocast=autocast)
+    times = measure_layers(timed, batch, step, layers, optimizer=optimizer, autocast=autocast)
     return with_times(captured, times, autocast)
 
 
@@ -230,8 +227,8 @@ def _join_idle_parameters(model: Any, groups: Sequence[LayerGroup], trace: StepT
     DistributedDataParallel with find_unused_parameters has them ready when backward begins.
     """
     idle = [
-        name for name, parameter in model.named_parameters()
-        if parameter.requires_grad and name not in trace.ready
+        name for raw, parameter in model.named_parameters()
+        if parameter.requires_grad and (name := plain_name(raw)) not in trace.ready
     ]  # fmt: skip
     if not idle:
         return []
@@ -239,6 +236,32 @@ def _join_idle_parameters(model: Any, groups: Sequence[LayerGroup], trace: StepT
     names = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
     place = "reduced with those that are ready first, as find_unused_parameters does"
     return [f"No gradient reaches {names}: {place}."]
+
+
+REMARKS: Mapping[str, str] = {
+    "checkpoint":
+        "Checkpoints of the module ran as plain calls: say compute.recompute in the scenario.",
+    "mask":
+        "Square masks of torch.nn.Transformer are taken as causal: capture(..., real=True) "
+        "looks at their values.",
+    "autocast":
+        "Autocast within the module is left out: say compute.precision in the scenario.",
+    "synchronised norm":
+        "SyncBatchNorm ran as BatchNorm: what it sends between GPUs is not counted.",
+    "recurrence":
+        "LSTM, GRU and RNN ran step by step: cuDNN runs their steps in fewer kernels.",
+}  # fmt: skip
+"""What ran otherwise than the module says."""
+
+
+def _remarks(trace: StepTrace) -> Iterator[str]:
+    """Say what ran otherwise, and which operators are not counted."""
+    for word, sentence in REMARKS.items():
+        if word in trace.remarks:
+            yield sentence
+    if trace.uncounted:
+        names = ", ".join(sorted(trace.uncounted))
+        yield f"Operations of {names} are not known: their traffic alone counts."
 
 
 def _refuse_idle(**arguments: object) -> None:
@@ -284,17 +307,6 @@ def require_torch() -> None:
         )
 
 
-def _require_module(model: object) -> None:
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        text = f"{type(model).__name__}"
-        raise InputError(Fault("model", text, "a torch.nn.Module, built: MyModel(), not MyModel"))
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-        text = f"a module wrapped in {type(model).__name__}"
-        raise InputError(Fault("model", text, "the module inside: model.module"))
-
-
 def _traced(
     model: Any, batch: Any, step: Any, precision: Precision, *, real: bool = False
 ) -> tuple[StepTrace, list[LayerGroup]]:
@@ -319,11 +331,12 @@ def _other_precision(
 
 def _parameters(model: Any) -> Iterator[dict[str, Any]]:
     for name, parameter in model.named_parameters():
-        fields: dict[str, Any] = {"name": name}
+        fields: dict[str, Any] = {"name": plain_name(name)}
+        pair = [2] if parameter.is_complex() else []
         if parameter.dim() and parameter.numel():
-            fields["shape"] = list(parameter.shape)
+            fields["shape"] = [*parameter.shape, *pair]
         else:
-            fields["numel"] = max(1, parameter.numel())
+            fields["numel"] = max(1, parameter.numel()) * math.prod(pair)
         fields["dtype"] = _dtype_word(parameter)
         if not parameter.requires_grad:
             fields["requires_grad"] = False
@@ -331,7 +344,8 @@ def _parameters(model: Any) -> Iterator[dict[str, Any]]:
 
 
 def _dtype_word(tensor: Any) -> str:
-    word = str(tensor.dtype).removeprefix("torch.")
+    part = tensor.real if tensor.is_complex() else tensor  # DDP sends pairs of real numbers
+    word = str(part.dtype).removeprefix("torch.")
     if word not in DTYPES:
         raise InputError(Fault("model", f"a tensor of {word}", ", ".join(DTYPES)))
     return DTYPES[word]

@@ -147,7 +147,7 @@ def _shape_fields(operator: Operator, batch: int) -> dict[str, Any]:
 
 
 def _product_fields(product: MatrixProduct, batch: int) -> dict[str, Any]:
-    by_count = product.of_activations
+    by_count = product.of_activations and product.count % batch == 0
     rows = product.rows if by_count else max(1, math.ceil(product.rows / batch))
     fields: dict[str, Any] = {"rows": rows, "columns": product.columns, "depth": product.depth}
     count = max(1, math.ceil(product.count / batch)) if by_count else product.count
@@ -155,7 +155,7 @@ def _product_fields(product: MatrixProduct, batch: int) -> dict[str, Any]:
         fields["count"] = count
     if product.has_bias:
         fields["bias"] = True
-    if by_count:
+    if product.of_activations:
         fields["activations"] = True
     return fields
 

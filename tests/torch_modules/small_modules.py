@@ -76,6 +76,24 @@ class Decoder(nn.Module):
         return {"loss": functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "x": x}
 
 
+class Stack(nn.Module):
+    """Two blocks between a table and a head, called with words and labels; returns the loss."""
+
+    def __init__(self, width: int = 16, vocabulary: int = 20) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(2)
+        )
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: Any, labels: Any) -> Any:
+        x = self.table(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
 class Branching(nn.Module):
     """Goes on as the values of a tensor say."""
 

@@ -19,7 +19,7 @@ from perfmodel.errors import InputError
 from perfmodel.torch_modules.capture import capture
 from perfmodel.torch_modules.given.hub_module import hub_module
 from perfmodel.workload.memory.activations import activation_bytes
-from tests.workload.saved.saved_tensors import saved_bytes
+from tests.workload.saved.saved_tensors import CudaKernels, saved_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
@@ -32,6 +32,11 @@ STATES = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chun
 IMAGE = {**PLAIN, "image_size": 32, "patch_size": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
     "falcon": {**WIDE, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon, one key head": {**WIDE, "model_type": "falcon", "num_hidden_layers": 1},
+    "gptj": {"n_embd": 64, "n_layer": 1, "n_head": 4, "rotary_dim": 8, "vocab_size": 400},
+    "mpt": {"d_model": 64, "n_layers": 1, "n_heads": 4, "vocab_size": 400},
+    "audio-spectrogram-transformer": {**PLAIN, "num_hidden_layers": 1, "patch_size": 8,
+                                      "max_length": 64, "num_mel_bins": 32},
     "opt": {**WIDE, "ffn_dim": 160, "word_embed_proj_dim": 64},
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 400},
     "roberta": PLAIN,
@@ -85,7 +90,7 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
     assert ours == pytest.approx(kept, rel=0.05)
     if not half:
         module.set_attn_implementation("eager")  # whose products the counter sees
-        with FlopCounterMode(display=False) as counter:
+        with FlopCounterMode(display=False) as counter, CudaKernels(autocast=False, fused=False):
             loss_of(module, batch)
         assert captured.forward_flops == pytest.approx(counter.get_total_flops(), rel=0.01)
 
@@ -106,9 +111,38 @@ def test_the_command_takes_a_configuration(tmp_path: Path) -> None:
     assert "sequence of 32 tokens" in output.read_text()
 
 
+DBRX = {"model_type": "dbrx", "d_model": 32, "n_heads": 4, "n_layers": 1, "vocab_size": 100,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10_000.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}}  # fmt: skip
+
+
+def test_control_flow_on_data_runs_with_random_weights(tmp_path: Path) -> None:
+    """DBRX asks which tokens go to an expert."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(DBRX))
+    _, fake, batch = hub_module(path, tokens=16)
+    with pytest.raises(InputError, match=r"modeling_dbrx.*--real"):
+        capture(fake, batch)
+    _, module, batch = hub_module(path, tokens=16, real=True)
+    captured = capture(module, batch, real=True)
+    module.set_attn_implementation("eager")  # whose products the counter sees
+    with FlopCounterMode(display=False) as counter:
+        loss_of(module, batch).backward()
+    assert captured.forward_flops + captured.backward_flops == counter.get_total_flops()
+
+
 @pytest.mark.parametrize(
     ("content", "flags", "words"),
     [
+        ({"model_type": "llama"}, ["--real"], "copy of the file with fewer layers"),
+        (
+            {"model_type": "siglip2"},
+            [],
+            "spatial_shapes of Siglip2ForImageClassification, which is not drawn",
+        ),
+        ({"model_type": "timesfm", "num_hidden_layers": 1}, [], "past_values of TimesFm"),
         ({"model_type": "opt"}, ["--measure"], "CONFIG has no weights"),
         ({"model_type": "optt"}, [], "did you mean 'opt'"),
         ({}, [], "model_type: found nothing"),

@@ -1,6 +1,7 @@
 """One of two processes that train over gloo under the profiler and its ExecutionTraceObserver.
 
-``python -m tests.traces.executed_training RANK FOLDER``; each rank writes two traces of one step.
+``python -m tests.traces.executed_training RANK FOLDER``; each rank writes two traces of one step,
+and one of a step of fully_shard.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
 
@@ -31,6 +34,48 @@ def make_loss(module: Any) -> Any:
     """Of one batch."""
     outputs = module(torch.ones(BATCH, 1, 8, WIDTH // 8))
     return nn.functional.cross_entropy(outputs, torch.zeros(BATCH, dtype=torch.long))
+
+
+class Blocks(nn.Module):
+    """Two blocks between a table and a head that has its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(INNER, WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, INNER), nn.GELU(),
+                          nn.Linear(INNER, WIDTH)) for _ in range(2)
+        )  # fmt: skip
+        self.head = nn.Linear(WIDTH, INNER, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Any) -> Any:
+        """Return the loss."""
+        stream = self.table(tokens)
+        for block in self.blocks:
+            stream = stream + block(stream)
+        return nn.functional.cross_entropy(self.head(stream).flatten(0, 1), tokens.flatten())
+
+
+def record_sharded(path: Path) -> None:
+    """Write a step of fully_shard: two micro-batches in half precision, gradients clipped."""
+    mesh = init_device_mesh("cpu", (2,))
+    model, policy = Blocks(), MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for part in (*model.blocks, model):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.zeros(BATCH, 8, dtype=torch.long)
+    observer = ExecutionTraceObserver().register_callback(str(path))
+    for begins in (False, True):
+        if begins:
+            observer.start()
+        for _ in range(2):
+            model(tokens).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    observer.stop()
+    observer.unregister_callback()
 
 
 def main(rank: int, folder: Path) -> None:
@@ -54,6 +99,7 @@ def main(rank: int, folder: Path) -> None:
             make_loss(model).backward()
             optimizer.step()
             profiler.step()
+    record_sharded(folder / f"sharded{rank}.json")
     dist.barrier()
     sys.stderr.flush()
     os._exit(0)  # threads of gloo end a process badly

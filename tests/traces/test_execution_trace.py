@@ -15,12 +15,16 @@ from typer.testing import CliRunner
 
 from perfmodel.cli.app import app
 from perfmodel.errors import InputError
+from perfmodel.scenario import load_scenario
 from perfmodel.traces.others.execution_trace import (
     is_execution_trace,
     read_execution_trace,
     with_times,
 )
+from perfmodel.traces.rebuild.executed_model import read_executed_model
+from perfmodel.traces.rebuild.executed_scenario import draft_scenario, write_draft
 from perfmodel.traces.run import read_ranks
+from perfmodel.workload import load_workload
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +95,36 @@ def test_the_command_sums_them_up(recorded: Path) -> None:
     run = CliRunner().invoke(app, ["trace", *paths[:3]])
     assert run.exit_code == 2
     assert "2 execution traces and 1 of the profiler" in " ".join(run.output.split())
+
+
+@pytest.mark.timeout(300)
+def test_a_sharded_step_is_drafted_with_its_units(recorded: Path, tmp_path: Path) -> None:
+    """FSDP gathers units into the same memory; the tied weight is one parameter of the root."""
+    from tests.traces.executed_training import BATCH, Blocks
+
+    path = recorded / "sharded0.json"
+    trace, model = read_execution_trace(path), read_executed_model(path)
+    module = Blocks()
+    assert sorted(tuple(each["shape"]) for each in model.parameters) == sorted(
+        tuple(each.shape) for each in module.parameters()
+    )
+    assert (model.batch, model.passes, model.unread) == (BATCH, 2, 0)
+    scenario = load_scenario(
+        write_draft(draft_scenario(trace, model, {"node": "dgx-a100"}), tmp_path)
+    )
+    assert scenario.compute.precision == "bf16"
+    assert scenario.strategy.model_dump(exclude_defaults=True) == {
+        "kind": "fsdp", "wrap": ("blocks.*",), "clip_norm": True, "accumulate": 2,
+        "param_dtype": "bf16", "reduce_dtype": "bf16",
+    }  # fmt: skip
+    sizes = {"blocks.0": 0, "blocks.1": 0, "": 0}
+    for tensor in load_workload(str(tmp_path / "model.yaml")).tensors:
+        sizes[next(unit for unit in sizes if tensor.name.startswith(unit))] += tensor.numel
+        assert tensor.dtype == "fp32"
+    reduced = [each.elements for each in trace.collectives if each.op == "reduce_scatter"]
+    assert reduced == 2 * [sizes["blocks.1"], sizes["blocks.0"], sizes[""]]
+    gathered = [each.elements for each in trace.collectives if each.op == "all_gather"]
+    assert gathered[:3] == [sizes[""] // 2, sizes["blocks.0"] // 2, sizes["blocks.1"] // 2]
 
 
 def node(name: str, shapes: list[Any], number: int = 1, **attributes: Any) -> dict[str, Any]:

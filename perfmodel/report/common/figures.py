@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.palette import FONT, INK, MEMORY, QUIET_INK, RULE, WORK
@@ -20,10 +23,23 @@ if TYPE_CHECKING:
 _UNEVEN = 4.0
 """Steps that differ by more than this factor are drawn as shares, or short ones would vanish."""
 
+_FEW_TICKS = 3
+"""Labels of a logarithmic axis, fewer than which do not say that it is one."""
+
 _WORD = re.compile(r"[^\s._=]+[\s._=]*|[\s._=]+")
 """Parts of a label between which a line may break: words, and names of fields at their joints."""
 _OVER = 4
 """Characters by which a single word may be longer than a line before it is cut."""
+
+_BREAK = "\\u003cbr>"
+"""A line break within a text, as plotly writes it into a script."""
+_TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_TEXTS = re.compile(
+    rf'("(?:hovertext|text|color)":)\[({_TEXT.pattern}(?:,{_TEXT.pattern}){{30,}})\]'
+)
+"""Lists of more than 30 texts; a quote within a text has a backslash, so that keys are keys."""
+_NUMBERS = re.compile(r'("(?:base|x|y)":)\[((?:-?[0-9.e+-]+,){30,}-?[0-9.e+-]+)\]')
+"""Lists of more than 30 numbers."""
 
 _TIME_UNITS = (("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
@@ -102,6 +118,14 @@ def time_unit(longest_s: float, least: float = 2.0) -> tuple[str, float]:
     return fitting[-1] if fitting else _TIME_UNITS[0]
 
 
+def bar_times(unit: str) -> str:
+    """Begin and end of a bar along the axis of time, in the language of plotly's templates.
+
+    The browser writes them from the bar itself: as text they would be half of a page's figures.
+    """
+    return f"<br>%{{base:.5~r}} to %{{x:.5~r}}\N{NO-BREAK SPACE}{unit}"
+
+
 def gpu_ticks(points: Sequence[SizeResult], apart: float = 0.09) -> list[int]:
     """Choose sizes to label, the first and the last among them, on a logarithmic axis.
 
@@ -122,25 +146,39 @@ def log_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round values between `low` and `high`, spread evenly on a logarithmic axis."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     decades = range(first, last + 1)
+    inside: list[float] = []
     for steps in ((1, 2, 5), (1, 3), (1,)):
-        ticks = [step * 10.0**decade for decade in decades for step in steps]
-        inside = [tick for tick in ticks if low <= tick <= high]
+        inside = _round_values(steps, decades, low, high)
         if len(inside) <= most:
             break
-    return inside
+    more = _round_values((1, 2, 3, 4, 6, 8), decades, low, high)
+    return more if len(inside) < _FEW_TICKS and len(more) <= most else inside
+
+
+def _round_values(
+    steps: Sequence[int], decades: Sequence[int], low: float, high: float
+) -> list[float]:
+    values = [step * 10.0**decade for decade in decades for step in steps]
+    return [value for value in values if low <= value <= high]
 
 
 def draw_breakdown(result: Result) -> go.Figure:
-    """Draw where the step's time goes at each size, as times or (if uneven) as shares."""
+    """Draw where the step's time goes at each size, as times or (if uneven) as shares.
+
+    One size alone is a bar from left to right, as wide as the page and no taller than it needs.
+    """
     steps = [point.step_time_s for point in result.points]
     shares = max(steps) > _UNEVEN * min(steps)
     unit, scale = ("%", 0.01) if shares else time_unit(max(steps))
-    figure = new_figure(360, barmode="stack", bargap=0.35)
+    lies = len(result.points) == 1
+    figure = new_figure(130 if lies else 360, barmode="stack", bargap=0.35)
+    names = [f"{point.gpus:,}" for point in result.points]
     for part in _parts(result.points):
         times = [point.breakdown_s.get(part, 0.0) for point in result.points]
+        values = [t / (s if shares else 1) / scale for t, s in zip(times, steps, strict=True)]
         figure.add_bar(
-            x=[f"{point.gpus:,}" for point in result.points],
-            y=[t / (s if shares else 1) / scale for t, s in zip(times, steps, strict=True)],
+            x=values if lies else names, y=[""] if lies else values,
+            orientation="h" if lies else "v",
             name=part, marker={"color": WORK.get(part, WORK["host"])}, hoverinfo="text",
             hovertext=[
                 f"<b>{quantities.gpus(point.gpus)}</b><br>{escape(part)} "
@@ -149,8 +187,12 @@ def draw_breakdown(result: Result) -> go.Figure:
                 for point, time in zip(result.points, times, strict=True)
             ],
         )  # fmt: skip
-    figure.update_xaxes(**axis_layout("GPUs", type="category", showgrid=False))
     title = "share of the step" if shares else f"time per step ({unit})"
+    if lies:
+        figure.update_xaxes(**axis_layout(title, range=[0, 1.02 * max(steps) / scale]))
+        figure.update_yaxes(**axis_layout(showticklabels=False, showgrid=False, showline=False))
+        return figure
+    figure.update_xaxes(**axis_layout("GPUs", type="category", showgrid=False))
     figure.update_yaxes(**axis_layout(title, rangemode="tozero", ticksuffix=" %" if shares else ""))
     return figure
 
@@ -198,3 +240,30 @@ def draw_memory(part: Memory) -> go.Figure:
     figure.update_xaxes(**axis_layout("GiB per GPU", range=[0, 1.02 * longest]))
     figure.update_yaxes(**axis_layout(showticklabels=False, showgrid=False, showline=False))
     return figure
+
+
+def pack(drawing: str) -> str:
+    """Write long lists in a script of plotly's shortly.
+
+    Texts become calls of `texts` of page.js: what is between line breaks is written once, and each
+    text as the numbers of its parts. Numbers become plotly's arrays of bytes, of 7 digits.
+    """
+    return _NUMBERS.sub(_packed_numbers, _TEXTS.sub(_packed_texts, drawing))
+
+
+def _packed_texts(match: re.Match[str]) -> str:
+    lines: dict[str, int] = {}
+    numbers = []
+    for text in _TEXT.findall(match[2]):
+        parts = [lines.setdefault(part, len(lines)) for part in text.split(_BREAK)]
+        numbers.append(f"{parts[0]}" if len(parts) == 1 else f"[{','.join(map(str, parts))}]")
+    quoted = ",".join(f'"{line}"' for line in lines)
+    return f"{match[1]}texts([{quoted}],[{','.join(numbers)}])"
+
+
+def _packed_numbers(match: re.Match[str]) -> str:
+    values = np.array(match[2].split(","), dtype=np.float64)
+    small = np.all(values == values.astype(np.int8))
+    data = values.astype("<i1" if small else "<f4").tobytes()
+    code = base64.b64encode(data).decode("ascii")
+    return f'{match[1]}{{"dtype":"{"i1" if small else "f4"}","bdata":"{code}"}}'

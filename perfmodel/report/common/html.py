@@ -26,6 +26,7 @@ from perfmodel.report.common.document import (
     Tile,
     Tiles,
 )
+from perfmodel.report.common.figures import pack
 from perfmodel.report.common.palette import DARK, QUIET_INK, channels
 
 if TYPE_CHECKING:
@@ -265,6 +266,7 @@ def _figure(block: Figure) -> str:
     drawing = drawing.replace("<script", '<script type="text/plain" class="drawing"', 1)
     drawing = _DIGITS.sub(lambda number: f"{float(number[0]):.7g}", drawing)
     drawing = _ESCAPES.sub(lambda escaped: _PLAIN.get(escaped[0], escaped[0]), drawing)
+    drawing = pack(drawing)
     label = escape(block.description)
     return f'{key}<div class="plot" role="img" aria-label="{label}">{drawing}</div>'
 

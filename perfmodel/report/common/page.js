@@ -1,3 +1,8 @@
+// Long lists of texts of figures: the lines that they are made of, and which of them each has.
+function texts(lines, numbers) {
+  return numbers.map((own) => [].concat(own).map((at) => lines[at]).join("<br>"));
+}
+
 // Figures are drawn once the text stands: their scripts wait as text until the library is there.
 for (const waiting of document.querySelectorAll("script.drawing")) {
   const script = document.createElement("script");
@@ -5,22 +10,46 @@ for (const waiting of document.querySelectorAll("script.drawing")) {
   waiting.replaceWith(script);
 }
 
-// While the page is printed, wide figures take the width of the paper and folded parts are open.
+// While the page is printed, figures take the width of the paper and folded parts are open.
 (() => {
   "use strict";
+  const ZOOM = 0.8; // of figures in print, in page.css
   const PAPER_PIXELS = 690; // A4 with the margins of page.css, at 96 pixels per inch
-  let narrowed = [];
+  const COLUMNS = [0.6, 0.4]; // of a pair in page.css, without the gap of 20 pixels
+  const screen_heights = new Map();
   let opened = [];
+
+  function printed_width(figure) {
+    const column = figure.closest(".pair > div");
+    if (!column) return PAPER_PIXELS / ZOOM;
+    const share = COLUMNS[[...column.parentElement.children].indexOf(column)];
+    return Math.floor((share * (PAPER_PIXELS - 20)) / ZOOM);
+  }
+
+  // a tall picture of a machine would leave half of the sheet before it empty
+  const flatter = (figure) => figure.id === "figure-topology" && figure.layout.height > 520;
+
+  function resize(figure, size) {
+    figure.style.height = figure.parentElement.style.height = `${size.height}px`;
+    Plotly.relayout(figure, size);
+  }
+
+  function print(figure) {
+    const height = figure.layout.height;
+    screen_heights.set(figure, height);
+    resize(figure, { width: printed_width(figure), height: flatter(figure) ? 0.76 * height : height });
+  }
+
+  const figures = () => document.querySelectorAll(".js-plotly-plot");
   addEventListener("beforeprint", () => {
-    narrowed = [...document.querySelectorAll(".js-plotly-plot")].filter(
-      (figure) => figure.clientWidth > PAPER_PIXELS,
-    );
-    for (const figure of narrowed) Plotly.relayout(figure, { width: PAPER_PIXELS });
+    for (const figure of figures()) print(figure);
     opened = [...document.querySelectorAll("details:not([open])")];
     for (const part of opened) part.open = true;
   });
   addEventListener("afterprint", () => {
-    for (const figure of narrowed) Plotly.relayout(figure, { width: null, autosize: true });
+    for (const figure of figures()) {
+      resize(figure, { width: null, height: screen_heights.get(figure), autosize: true });
+    }
     for (const part of opened) part.open = false;
   });
 })();

@@ -28,6 +28,7 @@ from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run import tables
 from perfmodel.report.run.drawings.pipeline_figure import PIPELINE_HINT, draw_pipeline
 from perfmodel.report.run.drawings.timeline_figure import draw_timeline
+from perfmodel.report.run.drawings.timeline_layout import device_window
 from perfmodel.report.run.events import events_section, explain_device
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.kineto.profiler_trace import write_kineto
@@ -45,6 +46,9 @@ from perfmodel.report.topology.labels import (
 from perfmodel.studies.run.result.model import BucketTime, Result, SizeResult
 
 _BUCKETS_LISTED = 400
+
+_LONGER = 1.02
+"""Of a step's picture to the step, from which on the reader is told why."""
 
 
 FILES = (
@@ -174,9 +178,15 @@ def _tiles(result: Result) -> Tiles:
                 f"{main.global_batch:,}",
                 f"{main.batch_per_gpu:,} {quantities.batch_holder(main)}",
             ),
-            Tile("Bottleneck", limit, below, "text"),
+            Tile("Bottleneck", _capital(limit), below, "text"),
         ]
     )
+
+
+def _capital(text: str) -> str:
+    """Begin a text with a capital letter, unless it begins with the name of a device (``n5``)."""
+    first = text.partition(" ")[0].partition("'")[0]
+    return text[:1].upper() + text[1:] if first.isalpha() else text
 
 
 def _efficiency(result: Result) -> tuple[str, str]:
@@ -207,15 +217,23 @@ def _step(point: SizeResult) -> Section:
     if point.comm_s > 0:
         behind = f"{quantities.duration(hidden)} hidden" if hidden > 1e-12 else "nothing hidden"
         lead += f": {behind} behind compute, {quantities.duration(point.exposed_comm_s)} exposed"
-    if point.disturbance is not None and len(point.disturbance.steps_s) > 1:
+    averaged = point.disturbance is not None and len(point.disturbance.steps_s) > 1
+    if point.disturbance is not None and averaged:
         lead += f" (mean of {len(point.disturbance.steps_s)} steps; one of them is drawn)"
-    if point.buckets:
+    drawing = draw_timeline(point)
+    if any(note.text.isdigit() for note in drawing.layout.annotations):
         lead += ". The numbers are gradient buckets"
+    begin_s, end_s = device_window(point)
+    if not averaged and end_s - begin_s > _LONGER * point.step_time_s:
+        lead += (
+            f". {quantities.duration(end_s - begin_s)} are drawn: some GPUs begin the step while "
+            "others have not ended the one before"
+        )
     hint = (
         "Drag across the picture to zoom, double-click to go back. Bars too short to see are drawn "
         "with their neighbours; timeline.json, made for ui.perfetto.dev, holds every span."
     )
-    figure = Figure(draw_timeline(point), "timeline", "Timeline of one training step")
+    figure = Figure(drawing, "timeline", "Timeline of one training step")
     table = [tables.communication_table(point)] if point.communication else []
     return section("One step", f"{lead}.", figure, Paragraph(hint, "hint"), *table)
 

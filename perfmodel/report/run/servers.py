@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
 
 LISTED = 32
 """Servers that the page lists; result.json holds all."""
-
-NOT_MODELLED = (
-    "How much late gradients slow learning down (statistical efficiency) is not modelled: an "
-    "update with a stale gradient may be worth less than a synchronous one."
-)
 
 
 def lines(point: SizeResult) -> list[str]:
@@ -93,7 +89,6 @@ def servers_section(point: SizeResult) -> Section | None:
         Heading("How busy the servers are"),
         Table(("Server", ">Updates for"), rows),
         Paragraph(queue, "hint"),
-        *([] if use.mode == "synchronous" else [Paragraph(NOT_MODELLED, "hint")]),
     ]
     return section("Parameter servers", f"{_updates(use)} {_waiting(use)}", *blocks)
 
@@ -101,6 +96,10 @@ def servers_section(point: SizeResult) -> Section | None:
 def _late(stale: Staleness) -> list[Heading | Figure]:
     caption = "Share of gradients by how many updates late they are"
     return [Heading("How late gradients are"), Figure(draw_staleness(stale), "staleness", caption)]
+
+
+_MOST_LABELS = 6
+"""Of the histogram: more would touch on a phone."""
 
 
 def draw_staleness(stale: Staleness) -> go.Figure:
@@ -118,7 +117,8 @@ def draw_staleness(stale: Staleness) -> go.Figure:
             for name, share in zip(names, shares, strict=True)
         ],
     )  # fmt: skip
-    figure.update_xaxes(axis_layout("updates by others since the parameters were read"))
-    figure.update_xaxes(type="category")
+    labelled = names[:: math.ceil(len(names) / _MOST_LABELS)]
+    title = "updates by others since the parameters were read"
+    figure.update_xaxes(axis_layout(title, type="category", tickvals=labelled, tickangle=0))
     figure.update_yaxes(axis_layout("gradients, %", rangemode="tozero"))
     return figure

@@ -31,6 +31,9 @@ _OTHERS = ("#d55e00", "#e69f00", "#cc79a7", "#009e73", "#56b4e9")
 _STRIP = 0.035
 """Height of the strip of bottlenecks, as a share of the figure."""
 
+_ABOVE_CURVES = 0.84
+"""Height of a label in the figure of throughput, whose curves rise from its lower left corner."""
+
 BAND = "80\N{NO-BREAK SPACE}% interval"
 
 
@@ -65,9 +68,10 @@ def draw_throughput(result: Result) -> go.Figure:
     )  # fmt: skip
     lowest = min([*speed, *(row.samples[0] for row in rows if row.samples)])
     figure.update_xaxes(**_gpu_axis(result))
-    figure.update_yaxes(**_log_axis(lowest * 0.8, max(ideal) * 1.25))
+    highest = max([1.25 * max(ideal), *(1.05 * row.samples[1] for row in rows if row.samples)])
+    figure.update_yaxes(**_log_axis(lowest * 0.8, highest))
     _note(figure, f"{result.scaling} scaling")
-    _mark_knee(figure, result)
+    _mark_knee(figure, result, _ABOVE_CURVES)
     return figure
 
 
@@ -184,7 +188,8 @@ def _neighbours(
     return [group for group in groups if group]
 
 
-def _mark_knee(figure: go.Figure, result: Result) -> None:
+def _mark_knee(figure: go.Figure, result: Result, height: float = 0.12) -> None:
+    """Draw where growing stops to pay; the label stands where no curve is."""
     reach = knee(result)
     if reach is None or reach.beyond is None:
         return
@@ -192,7 +197,7 @@ def _mark_knee(figure: go.Figure, result: Result) -> None:
     sizes = [point.gpus for point in result.points]
     right = reach.gpus * reach.gpus >= sizes[0] * sizes[-1]
     figure.add_annotation(
-        text=f"knee {reach.gpus:,}", x=math.log10(reach.gpus), y=0.12, yref="paper", xref="x",
+        text=f"knee {reach.gpus:,}", x=math.log10(reach.gpus), y=height, yref="paper", xref="x",
         xanchor="right" if right else "left", xshift=-4 if right else 4, showarrow=False,
         font={"color": QUIET_INK, "size": 12},
     )  # fmt: skip

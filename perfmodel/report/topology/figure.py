@@ -287,6 +287,7 @@ def _cable_hover(cable: Cable, with_traffic: bool) -> str:
 def _add_devices(
     drawn: go.Figure, topology: Topology, places: Mapping[str, Place], limits: str
 ) -> None:
+    ranks = set(topology.ranks)
     kinds: dict[str, list[str]] = defaultdict(list)
     for node in places:
         kinds[topology.devices[node].kind].append(node)
@@ -296,12 +297,14 @@ def _add_devices(
             continue
         factor = shrink(places, nodes)
         numbered = factor >= _NUMBERED
+        # a processor that has no rank limits nothing
+        marked = [kind == limits and (kind != "gpu" or node in ranks) for node in nodes]
         drawn.add_scatter(
             x=[places[node][0] for node in nodes], y=[places[node][1] for node in nodes],
             mode="markers+text" if numbered else "markers", name=name,
             marker={"color": colour, "symbol": symbol, "size": factor * diameter,
-                    "line": {"color": LIMIT_INK if kind == limits else "white",
-                             "width": factor * (3.5 if kind == limits else 1.5)}},
+                    "line": {"color": [LIMIT_INK if each else "white" for each in marked],
+                             "width": [factor * (3.5 if each else 1.5) for each in marked]}},
             text=[_number(topology, node) for node in nodes], textposition="middle center",
             textfont={"size": 10, "color": "white"}, hoverinfo="text",
             hovertext=[f"<b>{escape(node, quote=False)}</b><br>{name}" for node in nodes],

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
@@ -42,12 +43,33 @@ def loss_function(loss: Callable[..., Any] | None, batch: Any) -> StepLoss:
 
 
 def call(module: Any, inputs: Any) -> Any:
-    """Call a module with a tensor, with positional arguments or with arguments by name."""
+    """Call a module with a tensor, with positional arguments or with arguments by name.
+
+    What does not fit so is given whole to a forward that has one argument.
+    """
+    from perfmodel.torch_modules.trace.operators import fields_of
+
+    named: Mapping[str, Any] = {}
     if isinstance(inputs, Mapping):
-        return module(**inputs)
-    if isinstance(inputs, list | tuple):
-        return module(*inputs)
-    return module(inputs)
+        named = inputs
+    elif is_dataclass(inputs):
+        named = fields_of(inputs)
+    placed = tuple(inputs) if isinstance(inputs, list | tuple) else () if named else (inputs,)
+    whole = not _fits(module, placed, named) and _fits(module, (inputs,), {})
+    if whole and not set(named) & set(inspect.signature(module.forward).parameters):
+        return module(inputs)
+    return module(*placed, **named)
+
+
+def _fits(module: Any, placed: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    """Whether forward takes these arguments, as far as its signature tells."""
+    try:
+        inspect.signature(module.forward).bind(*placed, **named)
+    except TypeError:
+        return False
+    except ValueError:  # no signature
+        return True
+    return True
 
 
 def _own_loss(output: Any) -> Any:
@@ -67,11 +89,15 @@ def _own_loss(output: Any) -> Any:
 def sample_count(batch: Any) -> int:
     """First dimension of the first tensor of a batch; raises `InputError` where there is none."""
     tensors = _tensors(batch)
+    if any(each.is_nested for each in tensors):
+        raise InputError(Fault("batch", "a nested tensor", "tensors that are filled up alike"))
     if not tensors or not tensors[0].dim() or not tensors[0].shape[0]:
         text = "no tensor with a first dimension" if tensors else "no tensor"
-        raise InputError(
-            Fault("batch", text, "a tensor, a tuple or a dict of tensors; or samples=")
-        )
+        text += f" in a {type(batch).__name__}"
+        allowed = "a tensor, a tuple, a dict or a dataclass of tensors; or samples="
+        if hasattr(batch, "__iter__") and not isinstance(batch, Mapping | list | tuple):
+            allowed += "; of a DataLoader one batch: next(iter(loader))"
+        raise InputError(Fault("batch", text, allowed))
     return int(tensors[0].shape[0])
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from perfmodel.errors import ExecutorUnavailable, Fault, InputError, nearest
 from perfmodel.torch_modules.capture import require_torch
+from perfmodel.units import format_bytes
 from perfmodel.workload.configs.hugging_face import config_path, name_of
 from perfmodel.workload.configs.json_file import JsonFile, read_json
 
@@ -22,6 +23,8 @@ LONGEST_DEFAULT = 2048
 SOUND_SAMPLES = 16_000 * 10
 """Ten seconds at 16 kHz, where a model reads samples of sound."""
 USUAL_PIXELS = 224
+MOST_REAL_BYTES = 4 << 30
+"""Of parameters that are built in memory, where they are asked for."""
 
 
 def is_configuration(text: str) -> bool:
@@ -31,8 +34,9 @@ def is_configuration(text: str) -> bool:
 
 
 def hub_module(
-    path: Path, *, tokens: int | None = None, samples: int = 1, name: str | None = None
-) -> tuple[str, Any, Any]:
+    path: Path, *, tokens: int | None = None, samples: int = 1, name: str | None = None,
+    real: bool = False,
+) -> tuple[str, Any, Any]:  # fmt: skip
     """Build the module of a configuration without memory, and a batch for its forward.
 
     Parameters
@@ -44,6 +48,8 @@ def hub_module(
     samples : int
     name : str, optional
         Of the model; default: as `read_config` names it.
+    real : bool
+        With random parameters and inputs in memory, where control flow needs their values.
 
     Returns
     -------
@@ -52,7 +58,8 @@ def hub_module(
     Raises
     ------
     InputError
-        A family that transformers does not have, or a configuration that it cannot build.
+        A family that transformers does not have, a configuration that it cannot build, inputs that
+        are not drawn here, or real parameters of more than `MOST_REAL_BYTES`.
     ExecutorUnavailable
         torch or transformers is not installed.
     """
@@ -73,12 +80,39 @@ def hub_module(
         with torch.device("meta"):
             model = _head(config, document.content)(config)
         batch = _batch(model, config, tokens, samples)
+        if real:
+            _require_small(model)
+            torch.manual_seed(0)
+            model = type(model)(config)
+            batch = {name: _drawn(each, config) for name, each in batch.items()}
     except InputError:
         raise
     except Exception as error:
         problem = f"what transformers cannot build ({type(error).__name__}: {_first(error)})"
         raise InputError(document.located(Fault(FIELD, problem, _function()))) from error
     return name or name_of(document), model.train(), batch
+
+
+def _require_small(model: Any) -> None:
+    nbytes = sum(each.numel() * each.element_size() for each in model.parameters())
+    if nbytes > MOST_REAL_BYTES:
+        allowed = (
+            f"at most {format_bytes(MOST_REAL_BYTES)}, as gradients are as large: a copy of the "
+            "file with fewer layers"
+        )
+        raise InputError(Fault("--real", f"{format_bytes(nbytes)} of parameters", allowed))
+
+
+def _drawn(value: Any, config: Any) -> Any:
+    """Random words, so that tokens go to different experts, or numbers; labels of a class are 0."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_floating_point():
+        return torch.randn(value.shape)
+    highest = int(getattr(config.get_text_config(), "vocab_size", 1)) if value.dim() > 1 else 1
+    return torch.randint(highest, tuple(value.shape))
 
 
 def _function() -> str:
@@ -159,12 +193,12 @@ def _batch(model: Any, config: Any, tokens: int | None, samples: int) -> dict[st
         batch["input_ids"] = torch.zeros(samples, length, **whole)
     if main == "pixel_values" or "return_loss" in accepted:
         batch["pixel_values"] = torch.zeros(samples, *_image(config), device="meta")
-    elif main == "input_values":
-        batch["input_values"] = torch.zeros(samples, tokens or SOUND_SAMPLES, device="meta")
-    elif main == "input_features":
-        frames = 2 * int(getattr(config, "max_source_positions", 1500))
-        bands = int(getattr(config, "num_mel_bins", 80))
-        batch["input_features"] = torch.zeros(samples, bands, frames, device="meta")
+    elif main in ("input_values", "input_features"):
+        batch[main] = torch.zeros(samples, *_sound(config, main, tokens), device="meta")
+    if (main not in batch and main not in _NOT_MAIN) or _PATCHES in accepted:
+        missing = _PATCHES if _PATCHES in accepted else main
+        text = f"{missing} of {type(model).__name__}, which is not drawn here"
+        raise InputError(Fault("input", text, "FILE.py:FUNCTION that returns the module and batch"))
     if "labels" in accepted and (labels := _labels(model, config, batch, whole)) is not None:
         batch["labels"] = labels
     if "decoder_input_ids" in accepted and "labels" not in batch and "input_ids" in batch:
@@ -200,6 +234,24 @@ def _longest(config: Any) -> int:
 
 _OFFSET = frozenset({"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "longformer", "esm"})
 """Families whose tables of positions begin behind the padding (RoBERTa: 514 rows, 512 tokens)."""
+
+
+_NOT_MAIN = ("input_ids", "inputs_embeds")
+"""Names of main inputs for which others may stand."""
+_PATCHES = "spatial_shapes"
+"""Input of families that take patches of images of any size (SigLIP 2)."""
+
+
+def _sound(config: Any, main: str, tokens: int | None) -> tuple[int, ...]:
+    """Samples of sound, or bands and frames of its spectrum, in the order that a family has."""
+    if main == "input_values" and not hasattr(config, "num_mel_bins"):
+        return (tokens or SOUND_SAMPLES,)
+    if main == "input_values":  # audio spectrogram transformers
+        return int(config.max_length), int(config.num_mel_bins)
+    positions = int(getattr(config, "max_source_positions", 1500))
+    if bands := getattr(config, "input_feat_per_channel", None):  # speech-to-text
+        return positions, int(bands)
+    return int(getattr(config, "num_mel_bins", 80)), 2 * positions
 
 
 def _image(config: Any) -> tuple[int, int, int]:

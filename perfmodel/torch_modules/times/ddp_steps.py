@@ -15,6 +15,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.torch_modules.capture import Capture, with_times
+from perfmodel.torch_modules.given.wrapped_module import plain_name
 from perfmodel.torch_modules.times.layer_timer import MeasuredLayers
 from perfmodel.units import format_bytes, format_time
 
@@ -210,7 +211,7 @@ def record_steps(ddp_model: Any) -> Iterator[RecordedSteps]:
     handles = [ddp_model.register_forward_pre_hook(watch.begin)]
     handles.append(ddp_model.register_forward_hook(watch.end_forward))
     handles += [
-        parameter.register_post_accumulate_grad_hook(watch.ready(name))
+        parameter.register_post_accumulate_grad_hook(watch.ready(plain_name(name)))
         for name, parameter in ddp_model.module.named_parameters()
         if parameter.requires_grad
     ]

@@ -149,14 +149,19 @@ def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = 
 
 def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
     import torch
+    from torch.nn import functional
 
     class FusedAttention(torch.autograd.Function):
         """Keeps query, key, value, result and a learned bias; sums of rows follow from scores."""
 
         @staticmethod
-        def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any) -> Any:
+        def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any, is_flash: bool) -> Any:
             lead, size = query.shape[:-2], value.shape[-1]
-            result = query.new_empty(*lead[:-1], query.shape[-2], lead[-1], size).transpose(-3, -2)
+            if size == query.shape[-1] and is_flash:  # laid out as its query (mha_fwd)
+                result = torch.empty_like(query)
+            else:  # token by token (_efficient_attention_forward)
+                tokens = query.shape[-2]
+                result = query.new_empty(*lead[:-1], tokens, lead[-1], size).transpose(-3, -2)
             ctx.save_for_backward(query, key, value, result, bias)
             return result
 
@@ -164,16 +169,19 @@ def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
         def backward(ctx: Any, _gradient: Any) -> Any:
             query, key, value, _, bias = ctx.saved_tensors
             of_bias = None if bias is None else torch.empty_like(bias)
-            return *map(torch.empty_like, (query, key, value)), of_bias
+            return *map(torch.empty_like, (query, key, value)), of_bias, None
 
     def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         if query.dim() < 3:
             query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+        if key.shape[-3] != query.shape[-3] and not kwargs.get("enable_gqa"):
+            # no fused kernel broadcasts heads (check_batch_size_and_num_heads_dense)
+            return functional.scaled_dot_product_attention(query, key, value, *args, **kwargs)
         record(*describe_attention(query, key, value, *args, **kwargs))
         attend: Callable[..., Any] = FusedAttention.apply
         mask = args[0] if args else kwargs.get("attn_mask")
         is_learned = isinstance(mask, torch.Tensor) and mask.requires_grad
-        return attend(query, key, value, mask if is_learned else None)
+        return attend(query, key, value, mask if is_learned else None, mask is None)
 
     return attention
 
@@ -220,8 +228,8 @@ def _is_square_mask(mask: Any, query: Any, key: Any) -> bool:
 def data_fault(field: str, reason: str) -> InputError:
     """Control flow that depends on data, which fake tensors do not have."""
     allowed = (
-        "a module whose control flow needs no values of tensors; or give capture(..., real=True), "
-        "which runs forward and backward once on real tensors where the module is"
+        "a module whose control flow needs no values of tensors; or capture(..., real=True), "
+        "--real, which runs forward and backward once on real tensors where the module is"
     )
     return InputError(Fault(field, reason, allowed))
 

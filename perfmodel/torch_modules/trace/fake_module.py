@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import is_dataclass
 from typing import Any
+
+from perfmodel.torch_modules.given.wrapped_module import plain_name
+from perfmodel.torch_modules.trace.operators import fields_of
 
 
 def to_fake(value: Any, dtype: Any) -> Any:
@@ -19,17 +24,26 @@ def to_fake(value: Any, dtype: Any) -> Any:
         return torch.empty_strided(
             tuple(value.shape), value.stride(), dtype=dtype if real else value.dtype, device="cpu"
         )
+    if is_dataclass(value) and not isinstance(value, type | Mapping):
+        return _copied(value, {n: to_fake(each, dtype) for n, each in fields_of(value).items()})
     if isinstance(value, Mapping):
         items = {key: to_fake(each, dtype) for key, each in value.items()}
         try:
             return type(value)(items)  # type: ignore[call-arg]
         except TypeError:
             return items
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(to_fake(each, dtype) for each in value))
     if isinstance(value, list | tuple):
-        return type(value)(to_fake(each, dtype) for each in value)
+        parts = [to_fake(each, dtype) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
+
+
+def _copied(value: Any, fields: Mapping[str, Any]) -> Any:
+    """A dataclass with other values, which may be frozen, or not take all of its fields."""
+    copied = copy(value)
+    for name, each in fields.items():
+        object.__setattr__(copied, name, each)
+    return copied
 
 
 @contextmanager
@@ -47,14 +61,37 @@ def fake_tensors(module: Any, dtype: Any) -> Iterator[dict[str, Any]]:
         if id(parameter) not in fakes:
             fake = to_fake(parameter.data, dtype)
             fakes[id(parameter)] = torch.nn.Parameter(
-                fake, requires_grad=parameter.requires_grad and fake.is_floating_point()
+                fake,
+                requires_grad=parameter.requires_grad
+                and (fake.is_floating_point() or fake.is_complex()),
             )
         swapped[name] = fakes[id(parameter)]
     for name, buffer in module.named_buffers(remove_duplicate=False):
         swapped[name] = fakes.setdefault(id(buffer), to_fake(buffer, dtype))
-    named = {name: swapped[name] for name, _ in module.named_parameters()}
+    named = {plain_name(name): swapped[name] for name, _ in module.named_parameters()}
     with _reparametrize_module(module, swapped):
         yield named
+
+
+@contextmanager
+def own_attributes(module: Any) -> Iterator[None]:
+    """Let attributes of the module be as they were: ones that it caches in a step would be fake."""
+    before = [
+        (part, dict(part.__dict__), {
+            name: copy(value) for name, value in part.__dict__.items()
+            if isinstance(value, dict | list)
+        }) for part in module.modules()
+    ]  # fmt: skip
+    try:
+        yield
+    finally:
+        for part, values, contents in before:
+            part.__dict__.clear()
+            part.__dict__.update(values)
+            for name, content in contents.items():
+                values[name].clear()
+                add = values[name].update if isinstance(content, dict) else values[name].extend
+                add(content)
 
 
 @contextmanager
@@ -70,8 +107,97 @@ def training_mode(module: Any) -> Iterator[None]:
 
 
 @contextmanager
-def without_checkpoints() -> Iterator[list[str]]:
-    """Run what ``torch.utils.checkpoint`` wraps as it is; yields a list with a word for each call.
+def plain_parts(remarks: set[str], *, real: bool) -> Iterator[None]:
+    """Run what only speeds a step up, saves memory or needs a GPU as plain PyTorch.
+
+    `remarks`: gets a word for each kind of part that ran otherwise than the module says.
+    """
+    import torch
+
+    with ExitStack() as stack:
+        if set_stance := getattr(torch.compiler, "set_stance", None):
+            stack.enter_context(set_stance("force_eager"))
+        stack.enter_context(without_checkpoints(remarks))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if not real:
+            stack.enter_context(whole_masks())
+            stack.enter_context(causal_masks(remarks))
+            stack.enter_context(without_autocast(remarks))
+            stack.enter_context(without_synchronised_norms(remarks))
+        yield
+
+
+@contextmanager
+def stepwise_recurrence(module: Any, remarks: set[str]) -> Iterator[None]:
+    """Let LSTM, GRU and RNN run step by step, not as one kernel of unknown operations."""
+    import torch
+
+    if not any(isinstance(part, torch.nn.RNNBase) for part in module.modules()):
+        yield
+        return
+    remarks.add("recurrence")
+    with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
+        yield
+
+
+@contextmanager
+def without_autocast(remarks: set[str]) -> Iterator[None]:
+    """Leave out autocast around and within the module: precision is a question to the scenario.
+
+    On fake tensors it would be that of CPUs, which casts other functions.
+    """
+    from unittest.mock import patch
+
+    import torch
+
+    enter: Any = torch.autocast.__enter__
+
+    def enter_disabled(self: Any) -> Any:
+        enabled, self._enabled = self._enabled, False
+        if enabled:
+            remarks.add("autocast")
+        try:
+            return enter(self)
+        finally:
+            self._enabled = enabled
+
+    devices = [name for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)]
+    if devices:
+        remarks.add("autocast")
+    try:
+        for name in devices:
+            torch.set_autocast_enabled(name, False)
+        with patch.object(torch.autocast, "__enter__", enter_disabled):
+            yield
+    finally:
+        for name in devices:
+            torch.set_autocast_enabled(name, True)
+
+
+@contextmanager
+def without_synchronised_norms(remarks: set[str]) -> Iterator[None]:
+    """Run SyncBatchNorm, which CPUs do not have, as batch normalisation."""
+    from unittest.mock import patch
+
+    import torch
+
+    def forward(self: Any, x: Any) -> Any:
+        remarks.add("synchronised norm")
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        return torch.nn.functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias,
+            training=True, momentum=self.momentum or 0.0, eps=self.eps,
+        )  # fmt: skip
+
+    with patch.object(torch.nn.SyncBatchNorm, "forward", forward):
+        yield
+
+
+@contextmanager
+def without_checkpoints(remarks: set[str]) -> Iterator[None]:
+    """Run what ``torch.utils.checkpoint`` wraps as it is.
 
     Whether blocks are recomputed is a question to the scenario (``compute.recompute``).
     """
@@ -79,23 +205,21 @@ def without_checkpoints() -> Iterator[list[str]]:
 
     import torch.utils.checkpoint as checkpoints
 
-    calls: list[str] = []
-
     class Plain:
         @staticmethod
         def apply(function: Any, _preserve: Any, *args: Any) -> Any:
-            calls.append("reentrant")
+            remarks.add("checkpoint")
             return function(*args)
 
     def generator(*_args: Any, **_kwargs: Any) -> Iterator[None]:
-        calls.append("not reentrant")
+        remarks.add("checkpoint")
         yield
 
     with (
         patch.object(checkpoints, "CheckpointFunction", Plain),
         patch.object(checkpoints, "_checkpoint_without_reentrant_generator", generator),
     ):
-        yield calls
+        yield
 
 
 @contextmanager
@@ -117,8 +241,8 @@ def whole_masks() -> Iterator[None]:
 
 
 @contextmanager
-def causal_masks() -> Iterator[list[str]]:
-    """Let ``torch.nn.Transformer`` take square masks as causal; yields a word for each of them.
+def causal_masks(remarks: set[str]) -> Iterator[None]:
+    """Let ``torch.nn.Transformer`` take square masks as causal.
 
     It compares their values with a causal mask's, which fake tensors do not have.
     """
@@ -126,16 +250,14 @@ def causal_masks() -> Iterator[list[str]]:
 
     from torch.nn.modules import transformer
 
-    masks: list[str] = []
-
     def is_causal(mask: Any, stated: bool | None = None, size: int | None = None) -> bool:
         if stated is not None or mask is None:
             return bool(stated)
         tokens = mask.size(-2) if size is None else size
         if tuple(mask.shape) != (tokens, tokens):
             return False
-        masks.append("square")
+        remarks.add("mask")
         return True
 
     with patch.object(transformer, "_detect_is_causal_mask", is_causal):
-        yield masks
+        yield

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixKernel, MatrixProduct
@@ -100,6 +100,14 @@ GATHERS = frozenset({
 
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_grouped_mm"})
 CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"})
+COUNTED_NAMESPACES = frozenset({"aten", "prims", "prim", "profiler"})
+UNCOUNTED = frozenset({
+    "_scaled_mm", "_scaled_grouped_mm", "_int_mm", "_weight_int4pack_mm", "_weight_int8pack_mm",
+    "_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "_cdist_forward", "_trilinear",
+    "linalg_qr", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "_linalg_solve_ex",
+    "linalg_cholesky_ex", "_fft_r2c", "_fft_c2c", "_fft_c2r",
+})  # fmt: skip
+"""Operators of torch whose operations are not counted here; so are all of other libraries."""
 MAP_NORMS = frozenset({
     "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
     "_batch_norm_with_update", "cudnn_batch_norm", "batch_norm_with_update",
@@ -119,11 +127,18 @@ def tensors_in(values: object) -> list[Any]:
 
     if isinstance(values, torch.Tensor):
         return [values]
+    if is_dataclass(values) and not isinstance(values, type | Mapping):
+        values = list(fields_of(values).values())
     if isinstance(values, Mapping):
         values = list(values.values())
     if isinstance(values, list | tuple):
         return [tensor for value in values for tensor in tensors_in(value)]
     return []
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """Fields of a dataclass by name."""
+    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def held_elements(tensor: Any) -> int:

@@ -14,8 +14,10 @@ from typing import Any
 from perfmodel.torch_modules.trace.device_kernels import describe_attention
 from perfmodel.torch_modules.trace.operators import (
     CONVOLUTIONS,
+    COUNTED_NAMESPACES,
     FREE,
     PRODUCTS,
+    UNCOUNTED,
     Operator,
     base_name,
     gradient_flops,
@@ -60,18 +62,18 @@ class StepTrace:
     forward_marks, backward_marks : list of tuple
         Of a timed step: an operator of forward and when its kernels, or those of its backward,
         began; last, -1 and the end.
-    checkpoints : int
-        Calls of ``torch.utils.checkpoint``, which ran as plain calls.
-    causal_masks : int
-        Square masks of ``torch.nn.Transformer``, which were taken as causal.
+    remarks : set of str
+        What ran otherwise than the module says, in words of `fake_module`.
+    uncounted : set of str
+        Operators whose operations are not known.
     """
 
     operators: list[Operator] = field(default_factory=list)
     kept: list[KeptTensor] = field(default_factory=list)
     ready: list[str] = field(default_factory=list)
     output_elements: int = 0
-    checkpoints: int = 0
-    causal_masks: int = 0
+    remarks: set[str] = field(default_factory=set)
+    uncounted: set[str] = field(default_factory=set)
     kept_storages: list[int] = field(default_factory=list)
     forward_marks: list[tuple[int, Any]] = field(default_factory=list)
     backward_marks: list[tuple[int, Any]] = field(default_factory=list)
@@ -192,6 +194,8 @@ class StepRecorder:
         if self.attention_place is not None:
             self.places.setdefault(_number(), self.attention_place)
             return
+        if func.namespace not in COUNTED_NAMESPACES or name in UNCOUNTED:
+            self.trace.uncounted.add(f"{func.namespace}::{name}")
         operator = make_operator(name, self.paths[-1], args, kwargs, out, self.owner)
         self._append(operator, _number())
         if self.keeps_all:

@@ -8,19 +8,23 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.torch_modules.given.wrapped_module import plain_name
 from perfmodel.torch_modules.trace.device_kernels import data_fault, device_kernels, real_kernels
 from perfmodel.torch_modules.trace.fake_module import (
-    causal_masks,
     fake_tensors,
+    own_attributes,
+    plain_parts,
+    stepwise_recurrence,
     to_fake,
     training_mode,
-    whole_masks,
-    without_checkpoints,
 )
 from perfmodel.torch_modules.trace.step_recorder import StepRecorder, StepTrace
 
 Precision = Literal["own", "fp32", "bf16", "autocast"]
 """Of parameters and inputs: as they are, all of them in one data type, or fp32 under autocast."""
+
+NEEDS_VALUES = ("data-dependent", "item()", ".numpy()", "no fake impl")
+"""Parts of what PyTorch says where fake tensors will not do, and real ones may."""
 
 Loss = Callable[[Any, Any], Any]
 """From the module called with the batch, and the batch, to a scalar."""
@@ -43,31 +47,29 @@ def trace_step(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     dtype = {"own": None, "bf16": torch.bfloat16}.get(precision, torch.float32)
-    trace, masks = StepTrace(), list[str]()
+    trace = StepTrace()
     with ExitStack() as stack:
+        stack.enter_context(plain_parts(trace.remarks, real=real))
+        stack.enter_context(stepwise_recurrence(module, trace.remarks))
         if real:
             named = stack.enter_context(kept_state(module))
         else:
+            stack.enter_context(own_attributes(module))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             named = stack.enter_context(fake_tensors(module, dtype))
             batch = to_fake(batch, dtype)
-            stack.enter_context(whole_masks())
-            masks = stack.enter_context(causal_masks())
         stack.enter_context(training_mode(module))
-        calls = stack.enter_context(without_checkpoints())
-        stack.enter_context(torch.enable_grad())
         _record(
             trace, module, batch, loss, named, autocast=precision == "autocast", real=real,
             clock=clock,
         )  # fmt: skip
-        trace.checkpoints, trace.causal_masks = len(calls), len(masks)
     return trace
 
 
 @contextmanager
 def kept_state(module: Any) -> Iterator[dict[str, Any]]:
     """Let a real step leave no traces: gradients and buffers are put back."""
-    named = dict(module.named_parameters())
+    named = {plain_name(name): each for name, each in module.named_parameters()}
     gradients = {name: parameter.grad for name, parameter in named.items()}
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     for parameter in named.values():
@@ -149,10 +151,15 @@ def _reported_errors() -> Iterator[None]:
         raise data_fault("model", text) from None
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        if "data-dependent" in str(error) or "item()" in str(error):
+        if any(word in str(error) for word in NEEDS_VALUES):
             raise data_fault("model", f"{lines[0]} {_place_of(error)}") from None
         text = f"{type(error).__name__}: {lines[0]} {_place_of(error)}"
-        allowed = "a model that runs with this batch: model(*batch) or model(**batch)"
+        allowed = (
+            "a model that runs with this batch: model(*batch), model(**batch) or model(batch); a "
+            "target beside the inputs goes with loss="
+        )
+        if "FlexAttention" in str(error):
+            allowed = "scaled_dot_product_attention in its place: with is_causal=True where it is"
         raise InputError(Fault("model", text, allowed)) from error
     finally:
         logger.setLevel(level)
@@ -175,7 +182,8 @@ def _place_of(error: BaseException) -> str:
 def _module_paths(module: Any, recorder: StepRecorder) -> Iterator[None]:
     """Tell the recorder which module runs."""
     handles = []
-    for name, part in module.named_modules():
+    for raw, part in module.named_modules():
+        name = plain_name(raw)
 
         def enter(_part: Any, _args: Any, name: str = name) -> None:
             recorder.paths.append(name)

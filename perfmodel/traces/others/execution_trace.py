@@ -261,8 +261,9 @@ def _collective(
     if not name.startswith("c10d::"):
         return None
     op = operation_of(name.removeprefix("c10d::"))
-    elements = elements_in(_side(node, "inputs", "shapes")) or 0
-    return RecordedCollective(op, elements, _dtype(node), "", None, identity)
+    sides = [n for each in _side(node, "inputs", "shapes") if (n := elements_in([each]))]
+    sent = min if op == "all_gather" else max  # what is received stands beside what is sent
+    return RecordedCollective(op, sent(sides, default=0), _dtype(node), "", None, identity)
 
 
 def _once(collectives: Sequence[RecordedCollective]) -> tuple[RecordedCollective, ...]:

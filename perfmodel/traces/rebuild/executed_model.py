@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from perfmodel.traces.rebuild.executed_operations import (
     TensorInput,
     read_nodes,
 )
+from perfmodel.traces.rebuild.executed_units import Sharding, in_units, sharding_of
 from perfmodel.workload.readers.fields import TRAINABLE
 
 AUTOGRAD, OPTIMIZER = "autograd::", "Optimizer.step#"
@@ -33,6 +34,10 @@ HOW = (
     "module that is not compiled; or the profiler's trace of the step (torch.profiler.profile("
     "record_shapes=True), export_chrome_trace), which has times as well"
 )
+
+FLAT_ALIGNMENT = 16
+"""Most elements that fill up a tensor, or a unit for its ranks, in a flat unit of FSDP 1: tensors
+begin at multiples of 16 bytes (torch/distributed/fsdp/_flat_param.py)."""
 
 SURELY = ("aten::linear", "aten::conv", "aten::embedding", "aten::layer_norm", "aten::rms_norm",
           "aten::batch_norm", "aten::group_norm")  # fmt: skip
@@ -46,6 +51,7 @@ class ExecutedModel:
     `layers`, `parameters`: as a model file has them; `passes`: forward passes of a step.
     `batch`: samples, by the first size of what the first layer reads.
     `unread`: elements of parameters that have gradients and that no layer was found to read.
+    `sharding`: units of FSDP, which layers are named after.
     """
 
     layers: tuple[dict[str, Any], ...]
@@ -54,6 +60,7 @@ class ExecutedModel:
     batch: int
     passes: int
     unread: int = 0
+    sharding: Sharding = field(default_factory=Sharding)
 
     @property
     def elements(self) -> int:
@@ -79,25 +86,37 @@ def read_executed_model(path: Path, batch: int | None = None) -> ExecutedModel:
                if each.number < end and _is_of_forward(nodes, each)]  # fmt: skip
     if not forward:
         raise trace_fault(path, "no operator of forward that is known", HOW)
-    passes = _count_passes(forward)
+    sharding = sharding_of(nodes, end)
+    if sharding.version:
+        forward = in_units(nodes, forward, sharding.version)
+    passes = sharding.passes or _count_passes(forward)
     shapes = Counter(shape for number, shape in nodes.gradients if number < end)
     trained = Counter({shape: -(-count // passes) for shape, count in shapes.items()})
+    flat = sum(map(math.prod, trained.elements()))
+    if sharding.version == 1:
+        trained.clear()  # which has gradients of flat units
     once = [each for each in forward if each.number < first_backward]
     layered = [each for each in _with_parameters(once, trained) if each[1] or _matrix(each[0], 1)]
     if not any(parameters for _, parameters in layered):
         raise trace_fault(path, "no operator of forward that reads a parameter", HOW)
     samples = batch or _samples(layered)
     layers, parameters = _as_documents(layered, samples)
+    if sharding.casts:  # which forward reads in another precision than they have
+        parameters = [each | {"dtype": "fp32"} for each in parameters]
     optimizer = nodes.parents[steps[0]][0] if steps else ""
     named = re.fullmatch(rf"{OPTIMIZER}(\w+)\.step", optimizer)
     unread = [shape for shape in trained.elements() if shape]
+    if sharding.version == 1:
+        missing = flat - sum(math.prod(each["shape"]) for each in parameters)
+        padding = FLAT_ALIGNMENT * (len(parameters) + len(shapes))
+        unread = [(missing,)] if missing > padding else []
     rest = [{"name": f"unread.{at}", "shape": list(shape), "dtype": parameters[0]["dtype"]}
             for at, shape in enumerate(unread)]  # fmt: skip
     if rest:
         layers = [{"name": "unread", "parameters": [each["name"] for each in rest]}, *layers]
     return ExecutedModel(
         tuple(layers), (*rest, *parameters), named[1] if named else "", samples, passes,
-        sum(map(math.prod, unread)),
+        sum(map(math.prod, unread)), sharding,
     )  # fmt: skip
 
 
@@ -127,16 +146,17 @@ def _with_parameters(
     Inputs that are always parameters go before others of the same shape. `trained`: shapes of
     gradients; those that were found are taken out of it.
     """
-    named: set[Storage] = set()
+    named: set[tuple[str, Storage]] = set()
     by_number: dict[int, list[TensorInput]] = {}
     for surely in (True, False):
         for operation in operations:
             if operation.name.startswith(SURELY) is not surely:
                 continue
             for tensor in operation.weights:
-                is_new = tensor.storage not in named and tensor.dtype in TRAINABLE
+                identity = (operation.unit, tensor.storage)
+                is_new = identity not in named and tensor.dtype in TRAINABLE
                 if is_new and (surely or trained[tensor.shape] > 0):
-                    named.add(tensor.storage)
+                    named.add(identity)
                     by_number.setdefault(operation.number, []).append(tensor)
                     trained[tensor.shape] = max(0, trained[tensor.shape] - 1)
     return [(each, by_number.get(each.number, [])) for each in operations]
@@ -162,7 +182,7 @@ def _as_documents(
     counts: Counter[str] = Counter()
     for operation, read in layered:
         kind = operation.name.removeprefix("aten::")
-        name = f"{kind}.{counts[kind]}"
+        name = f"{operation.unit}.{kind}.{counts[kind]}".lstrip(".")
         counts[kind] += 1
         own: list[str] = []
         for tensor in read:

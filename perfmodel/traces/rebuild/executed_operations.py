@@ -38,13 +38,14 @@ class TensorInput:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operator of forward, in the order of calls."""
+    """An operator of forward, in the order of calls; `unit`: of FSDP, in which it runs."""
 
     number: int
     name: str
     inputs: tuple[TensorInput | None, ...]
     output: tuple[int, ...]
     values: tuple[Any, ...]
+    unit: str = ""
 
     @property
     def weights(self) -> list[TensorInput]:

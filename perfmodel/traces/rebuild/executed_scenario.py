@@ -6,7 +6,8 @@ execution trace has neither, nor the name of a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}
 DATA_PARALLEL = frozenset({"all_reduce", "broadcast", "barrier", "all_gather"})
 """Collectives of DistributedDataParallel; the last where it compares ranks as it begins."""
 SHARDED = DATA_PARALLEL | {"reduce_scatter"}
+MOST_NORMS = 4096
+"""Elements of an all-reduce of norms of gradients: gloo has one for each tensor together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,9 @@ def draft_scenario(
     is_sharded = "reduce_scatter" in operations
     op = "reduce_scatter" if is_sharded else "all_reduce"
     reduced = [c.nbytes for c in trace.collectives if c.op == op and c.elements > 1]
-    strategy: dict[str, Any] = {"kind": "fsdp" if is_sharded else "ddp"}
+    strategy: dict[str, Any] = {"kind": "ddp"}
+    if is_sharded:
+        strategy = _sharded_strategy(trace, model)
     if model.passes > 1:
         strategy["accumulate"] = model.passes
     optimizer = OPTIMIZERS.get(model.optimizer)
@@ -112,6 +117,39 @@ def draft_scenario(
     )  # fmt: skip
 
 
+def _sharded_strategy(trace: ExecutionTrace, model: ExecutedModel) -> dict[str, Any]:
+    """FSDP with the units, precisions and collectives of the trace."""
+    strategy: dict[str, Any] = {"kind": "fsdp"}
+    sharding, counts = model.sharding, Counter(each.op for each in trace.collectives)
+    if sharding.version:
+        strategy["version"] = sharding.version
+        strategy["wrap"] = sharding.wrap or "model"
+    units = len(sharding.units) + 1
+    if sharding.version and counts["all_gather"] <= units * model.passes:
+        strategy["reshard_after_forward"] = False
+    if sharding.version and model.passes > 1 and counts["reduce_scatter"] <= units:
+        strategy["sync"] = "last"
+    reduced = [each for each in trace.collectives if each.op == "all_reduce"]
+    if any(each.elements < MOST_NORMS for each in reduced):
+        strategy["clip_norm"] = True
+    if _has_copies(trace) and (ranks := next(_ranks(trace, "reduce_scatter"), None)):
+        strategy["shard_gpus"] = ranks
+    if sharding.casts:
+        dtypes = {op: each.dtype for each in trace.collectives if (op := each.op) in SHARDED}
+        strategy |= {"param_dtype": dtypes["all_gather"], "reduce_dtype": dtypes["reduce_scatter"]}
+    return strategy
+
+
+def _has_copies(trace: ExecutionTrace) -> bool:
+    """Whether gradients are reduced over copies of shards, too (HSDP)."""
+    operations = {each.op for each in trace.collectives if each.elements >= MOST_NORMS}
+    return operations >= {"all_reduce", "reduce_scatter"}
+
+
+def _ranks(trace: ExecutionTrace, op: str) -> Iterator[int]:
+    return (each.ranks for each in trace.collectives if each.op == op and each.ranks)
+
+
 def _precision(trace: ExecutionTrace) -> str:
     """Type in which most operations of products run."""
     heaviest = max(trace.operators, key=lambda each: each.flops, default=None)
@@ -131,6 +169,11 @@ def _notes(trace: ExecutionTrace, model: ExecutedModel, optimizer: str | None) -
     if optimizer is None:
         named = f"{model.optimizer!r}" if model.optimizer else "no optimizer"
         notes.append(f"The trace has {named}; AdamW is taken (compute.optimizer).")
+    if _has_copies(trace) and not next(_ranks(trace, "reduce_scatter"), 0):
+        notes.append(
+            "All-reduces beside reduce-scatters: of HSDP say strategy.shard_gpus, which the trace "
+            "does not state."
+        )
     if model.unread:
         notes.append(
             f"{model.unread:,} elements of parameters have gradients and no layer that was found "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,28 @@ CONTRASTS = """() => {
   return found;
 }"""
 """Contrast of every text against what lies behind it, as WCAG 2 defines it (W3C, 1.4.3)."""
+
+
+TOUCHING = """() => {
+  const found = [];
+  for (const plot of document.querySelectorAll(".plot")) {
+    const frame = plot.getBoundingClientRect();
+    const texts = [...plot.querySelectorAll("svg text")].filter((e) => e.textContent.trim());
+    const boxes = texts.map((e) => e.getBoundingClientRect());
+    boxes.forEach((one, at) => {
+      const name = texts[at].textContent;
+      if (one.left < frame.left - 1 || one.right > frame.right + 1) found.push(`${name} is cut`);
+      for (let other = at + 1; other < boxes.length; other += 1) {
+        const two = boxes[other];
+        const width = Math.min(one.right, two.right) - Math.max(one.left, two.left);
+        const height = Math.min(one.bottom, two.bottom) - Math.max(one.top, two.top);
+        if (width > 2 && height > 3) found.push(`${name} on ${texts[other].textContent}`);
+      }
+    });
+  }
+  return found;
+}"""
+"""Labels of figures that are cut by the edge or stand on each other."""
 
 
 @pytest.fixture(scope="module")
@@ -111,20 +134,51 @@ def test_paper_is_white_whatever_the_screen(shown: Callable[..., Page], file: Pa
     assert [one for one in found if one[0] < 4.5] == []
 
 
-def test_figures_fit_the_paper_and_come_back(shown: Callable[..., Page], file: Path) -> None:
+WIDER_THAN_PAPER = """() => [...document.querySelectorAll(".plot .main-svg, .scroll > table, p")]
+    .filter((e) => e.getBoundingClientRect().right > innerWidth + 1)
+    .map((e) => `${e.closest("section").id} ${e.tagName} ${e.getBoundingClientRect().right}`)"""
+
+
+EMPTY_BELOW = """() => [...document.querySelectorAll(".plot")]
+    .map((e) => e.clientHeight - e.querySelector(".main-svg").clientHeight)
+    .filter((height) => height > 2)"""
+
+
+def test_figures_and_tables_fit_the_paper_and_come_back(
+    shown: Callable[..., Page], file: Path
+) -> None:
     page = shown(file)
-    widths = "[...document.querySelectorAll('.main-svg')].map(e => e.getBoundingClientRect().width)"
-    before = page.evaluate(widths)
-    assert max(before) > 1000
+    sizes = "[...document.querySelectorAll('.main-svg')].map(e => [e.clientWidth, e.clientHeight])"
+    before = page.evaluate(sizes)
+    assert max(width for width, _ in before) > 1000
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert max(page.evaluate(widths)) <= 690
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 690, "height": 1020})
+    page.wait_for_timeout(200)
+    assert page.evaluate(WIDER_THAN_PAPER) == []
+    assert page.evaluate(EMPTY_BELOW) == []
     assert page.evaluate("document.querySelectorAll('details:not([open])').length") == 0
+    page.emulate_media(media="screen")
+    page.set_viewport_size({"width": 1280, "height": 900})
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     page.wait_for_timeout(200)
-    assert page.evaluate(widths) == before
+    assert page.evaluate(sizes) == before
     assert page.evaluate("document.querySelectorAll('details:not([open])').length") == 1
     printed = page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
+
+
+def test_print_wastes_no_half_sheets(shown: Callable[..., Page], file: Path) -> None:
+    """With figures as large as on the screen, of which half did not fit, these were 8 sheets."""
+    printed = shown(file).pdf(format="A4")
+    assert 3 <= len(re.findall(rb"/Type\s*/Page\b", printed)) <= 6
+
+
+def test_labels_of_figures_do_not_touch(shown: Callable[..., Page], file: Path) -> None:
+    for width in (390, 1440):
+        page = shown(file, viewport={"width": width, "height": 900})
+        assert page.evaluate(TOUCHING) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 # ---------------------------------------------------------------- hostile names

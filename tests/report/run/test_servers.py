@@ -30,6 +30,6 @@ def test_only_servers_that_do_not_wait_have_late_gradients(
     section = servers_section(with_main(server_use=use(mode)).main)
     assert section is not None
     page = render_block(section)
-    assert ("slow learning down" in page) == late
+    assert ("costs in learning" in page) == late
     assert ("How late gradients are" in page) == late
     assert ("No gradient is stale" in page) != late

@@ -67,3 +67,35 @@ def test_a_step_with_pieces_of_waiting_is_not_shaded_as_a_whole(result: Result) 
     assert not figure.layout.shapes
     labels = [note.text.replace("\N{NO-BREAK SPACE}", " ") for note in figure.layout.annotations]
     assert any(re.fullmatch("<b>24[78] ms exposed, in short pieces</b>", text) for text in labels)
+
+
+def test_a_single_bucket_has_no_number(result: Result) -> None:
+    spans = [s for s in result.main.timeline.spans if s.bucket is None or s.bucket == 0]
+    figure = draw_timeline(replace(result.main, timeline=Timeline(tuple(spans))))
+    assert [note.text for note in figure.layout.annotations if note.text.isdigit()] == []
+
+
+def test_pointing_at_a_bar_shows_its_name_and_its_times(result: Result) -> None:
+    """Times are those of the bar, which the browser writes: they are no texts of the page."""
+    figure = draw_timeline(result.main)
+    (messages,) = [trace for trace in figure.data if trace.name == "communication"]
+    bucket = result.main.buckets[1]
+    (at,) = [at for at, text in enumerate(messages.hovertext) if "bucket 1," in text]
+    assert messages.base[at] == pytest.approx(1e3 * bucket.start_s)
+    assert messages.base[at] + messages.x[at] == pytest.approx(1e3 * bucket.end_s)
+    assert "%{hovertext}<br>%{base:.5~r} to %{x:.5~r}" in messages.hovertemplate
+
+
+def test_labels_of_waiting_leave_each_other_room_on_a_phone(result: Result) -> None:
+    """One at 14 % of the width runs to the right, one at 95 % to the left: each is 40 % long."""
+    spans = [
+        Span("c", "communication", "all", "comm", 0, 0.14, 0.20, 0.0),
+        Span("c", "communication", "all", "comm", 0, 0.70, 0.95, 0.0),
+        Span("f", "forward", "all", "compute", 0, 0.0, 0.14, 0.0),
+        Span("b", "backward", "all", "compute", 0, 0.20, 0.70, 0.0),
+        Span("o", "optimizer", "all", "compute", 0, 0.95, 1.0, 0.0),
+    ]
+    point = replace(result.main, timeline=Timeline(tuple(spans)), step_time_s=1.0)
+    labels = [n.text for n in draw_timeline(point).layout.annotations if "exposed" in n.text]
+    assert len(labels) == 1
+    assert "250" in labels[0]

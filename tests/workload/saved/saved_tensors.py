@@ -29,6 +29,11 @@ WIDENED = frozenset({
 """What CUDA's autocast runs in half precision and what in fp32 (aten/src/ATen/autocast_mode.h)."""
 
 
+def _is_fused(query: Any, key: Any, *_: Any, enable_gqa: bool = False, **__: Any) -> bool:
+    """No fused kernel broadcasts heads (check_batch_size_and_num_heads_dense)."""
+    return enable_gqa or query.shape[-3] == key.shape[-3]
+
+
 class FusedAttention(torch.autograd.Function):
     """Saves query, key, value, a bias, result and the fp32 logarithm of each row's sum."""
 
@@ -66,11 +71,11 @@ class FusedNorm(torch.autograd.Function):
 
 
 class CudaKernels(TorchFunctionMode):
-    """Casts as autocast does, if asked to, and saves what CUDA's kernels save."""
+    """Casts as autocast does, if asked to, and saves as CUDA's kernels do; `fused`: attention."""
 
-    def __init__(self, *, autocast: bool) -> None:
+    def __init__(self, *, autocast: bool, fused: bool = True) -> None:
         super().__init__()
-        self.autocast, self.casts = autocast, {}
+        self.autocast, self.casts, self.fused = autocast, {}, fused
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, list | tuple):
@@ -96,7 +101,8 @@ class CudaKernels(TorchFunctionMode):
         if func is functional.multi_head_attention_forward:  # written in Python: go on inside of it
             with self, patch.object(functional, "has_torch_function", lambda _tensors: False):
                 return func(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention:
+        fused = self.fused and func is functional.scaled_dot_product_attention
+        if fused and _is_fused(*args, **kwargs):
             mask = kwargs.get("attn_mask")
             bias = mask if mask is not None and mask.is_floating_point() else None
             named = [kwargs[name] for name in ("query", "key", "value")[len(args) :]]

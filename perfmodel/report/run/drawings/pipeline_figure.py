@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
+from perfmodel.report.common.figures import axis_layout, bar_times, new_figure, time_unit
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.run.drawings.pipeline_layout import (
     COLLECTIVE,
@@ -64,7 +63,9 @@ def _add_panel(
     visible = [b for b in picture.blocks if b.start_s < high and b.end_s > low]
     suffix = "" if panel == 0 else f"{panel + 1}"
     for kind in KINDS:
-        _add_blocks(figure, [b for b in visible if b.kind == kind], (low, high), suffix, scale)
+        _add_blocks(
+            figure, [b for b in visible if b.kind == kind], (low, high), suffix, (unit, scale)
+        )
     panels, labels = len(picture.windows), [f"{stage}" for stage in picture.stages]
     height = (1 - 0.14 * (panels - 1)) / panels
     top = 1 - panel * (height + 0.14)
@@ -100,10 +101,11 @@ def _add_blocks(
     blocks: Sequence[Block],
     window: tuple[float, float],
     suffix: str,
-    scale: float,
+    axis: tuple[str, float],
 ) -> None:
     if not blocks:
         return
+    unit, scale = axis
     ends_s = [_clipped(block, window) for block in blocks]
     kind, thin = blocks[0].kind, blocks[0].kind == MESSAGE
     figure.add_bar(
@@ -127,15 +129,14 @@ def _add_blocks(
         textangle=0,
         constraintext="inside",
         hovertext=[_hover(block) for block in blocks],
-        hovertemplate=f"<b>{kind}</b><br>%{{hovertext}}<extra></extra>",
+        hovertemplate=f"<b>{kind}</b><br>%{{hovertext}}{bar_times(unit)}<extra></extra>",
         xaxis=f"x{suffix}",
         yaxis=f"y{suffix}",
     )
 
 
 def _hover(block: Block) -> str:
-    """What is shown when a block is pointed at, below its kind: short, as there are thousands."""
-    times = f"{quantities.duration(block.start_s)} to {quantities.duration(block.end_s)}"
+    """What is shown when a block is pointed at, between its kind and its times."""
     if block.micro_batch is not None:
-        return f"micro-batch {block.micro_batch}<br>{times}"
-    return f"{escape(block.name, quote=False)}<br>{times}"
+        return f"micro-batch {block.micro_batch}"
+    return escape(block.name, quote=False)

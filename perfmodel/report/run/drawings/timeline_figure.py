@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
+from perfmodel.report.common.figures import axis_layout, bar_times, new_figure, time_unit
 from perfmodel.report.common.palette import INK, QUIET_INK, WAIT_INK, WORK
 from perfmodel.report.run.drawings.timeline_layout import Bar, Row, StepPicture, Tail, step_picture
 from perfmodel.studies.run.result.model import SizeResult
@@ -25,9 +25,12 @@ _THIN = 1 / 150
 _NUMBER_ROOM = {1: 0.022, 2: 0.055, 3: 0.09}
 """Share of the step's length that a number of so many digits needs, so that neighbours do not
 touch on a screen of 360 pixels."""
+_FEW_BUCKETS = 2
+"""Buckets of a row from which on they have numbers: a number alone tells nothing."""
 _SHADED, _LABELLED = 0.001, 0.005
 """Shares of the step from which exposed communication is shaded, and labelled."""
-_LABEL_ROOM = 0.4
+_LABEL_ROOM, _LONG_LABEL_ROOM = 0.42, 0.75
+"""Of the picture's width that such a label takes on a phone, and one that says more."""
 _MOSTLY = 0.5
 """Share of a stretch from which on it is shaded as exposed, and not only said to have pieces."""
 
@@ -40,7 +43,7 @@ def draw_timeline(point: SizeResult) -> go.Figure:
     row_pixels = max(_LEAST_ROW_PIXELS, min(_ROW_PIXELS, _ROW_PIXELS * _ROOMY // rows))
     figure = new_figure(110 + row_pixels * rows, barmode="overlay", bargap=0.3)
     for work in WORK:
-        _add_bars(figure, picture, work, scale)
+        _add_bars(figure, picture, work, (unit, scale))
     _add_waits(figure, picture, scale)
     _shade(figure, picture, scale)
     figure.update_xaxes(
@@ -81,6 +84,8 @@ def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
     placed = sorted(
         ((bar.start_s + bar.end_s) / 2, bar.bucket) for bar in row.bars if bar.bucket is not None
     )
+    if len({bucket for _, bucket in placed}) < _FEW_BUCKETS:
+        return []
     numbered = placed
     for stride in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
         numbered = [(middle, bucket) for middle, bucket in placed if bucket % stride == 0]
@@ -88,10 +93,11 @@ def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
         gaps = [after - before for (before, _), (after, _) in pairwise(numbered)]
         if all(gap >= least for gap, least in zip(gaps, room, strict=True)):
             break
-    return numbered
+    return numbered if len(numbered) >= _FEW_BUCKETS else []
 
 
-def _add_bars(figure: go.Figure, picture: StepPicture, work: str, scale: float) -> None:
+def _add_bars(figure: go.Figure, picture: StepPicture, work: str, axis: tuple[str, float]) -> None:
+    unit, scale = axis
     placed = [
         (len(picture.rows) - 1 - position, row, bar)
         for position, row in enumerate(picture.rows)
@@ -111,7 +117,7 @@ def _add_bars(figure: go.Figure, picture: StepPicture, work: str, scale: float) 
         name=work,
         marker={"color": WORK[work], "line": {"color": edges if edge else "white", "width": edge}},
         hovertext=[_hover(bar) for *_, bar in placed],
-        hovertemplate=f"<b>{work}</b><br>%{{hovertext}}<extra></extra>",
+        hovertemplate=f"<b>{work}</b><br>%{{hovertext}}{bar_times(unit)}<extra></extra>",
     )
 
 
@@ -151,15 +157,15 @@ def _hover(bar: Bar) -> str:
             f"bucket {bar.bucket}, {quantities.size(bar.nbytes)}, "
             f"waited {quantities.duration(wait)}"
         )
-    busy = f", busy {quantities.duration(bar.busy_s)}" if bar.spans > 1 else ""
-    lines.append(f"{quantities.duration(bar.start_s)} to {quantities.duration(bar.end_s)}{busy}")
+    if bar.spans > 1:
+        lines.append(f"busy {quantities.duration(bar.busy_s)}")
     return "<br>".join(lines)
 
 
 def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
     """Shade exposed parts over all rows and say how long the longest ones are."""
     colour = WORK["exposed communication"]
-    labelled: list[float] = []
+    labelled: list[tuple[float, float]] = []
     for tail in sorted(_visible(picture), key=lambda tail: -tail.exposed_s):
         in_pieces = tail.exposed_s < _MOSTLY * (tail.end_s - tail.start_s)
         if not in_pieces:
@@ -167,15 +173,24 @@ def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
                 x0=tail.start_s / scale, x1=tail.end_s / scale, fillcolor=colour, opacity=0.13,
                 line_width=0, layer="below",
             )  # fmt: skip
-        middle = (tail.start_s + tail.end_s) / 2 / picture.length_s
+        is_right = tail.start_s + tail.end_s > picture.length_s
+        low, high = _label_ends(tail, picture.length_s, is_right, in_pieces)
         short = labelled and tail.exposed_s < _LABELLED * picture.length_s
-        if short or any(abs(middle - other) < _LABEL_ROOM for other in labelled):
+        if short or any(low < end and high > start for start, end in labelled):
             continue
-        labelled.append(middle)
+        labelled.append((low, high))
         figure.add_annotation(
-            x=(tail.end_s if middle > 0.5 else tail.start_s) / scale, y=1, yref="paper",
-            yanchor="bottom", xanchor="right" if middle > 0.5 else "left", showarrow=False,
+            x=(tail.end_s if is_right else tail.start_s) / scale, y=1, yref="paper",
+            yanchor="bottom", xanchor="right" if is_right else "left", showarrow=False,
             text=f"<b>{quantities.duration(tail.exposed_s)} exposed"
             f"{', in short pieces' if in_pieces else ''}</b>",
             font={"color": WAIT_INK, "size": 13},
         )  # fmt: skip
+
+
+def _label_ends(tail: Tail, length_s: float, is_right: bool, is_long: bool) -> tuple[float, float]:
+    """Ends of a label of exposed communication as shares of the picture's width on a phone."""
+    room = _LONG_LABEL_ROOM if is_long else _LABEL_ROOM
+    if is_right:
+        return tail.end_s / length_s - room, tail.end_s / length_s
+    return tail.start_s / length_s, tail.start_s / length_s + room

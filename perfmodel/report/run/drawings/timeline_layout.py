@@ -25,6 +25,9 @@ _ORDER = ("host", "compute", "copy", "communication")
 _STREAMS = {"comm": "communication", "compute": "compute", "copy": "copies"}
 """Streams of a plan as people say them."""
 
+_COPY = re.compile(r"\bcopy$")
+"""Names of streams and roles that hold many copies end so."""
+
 
 def _spelled(rank_class: str) -> str:
     return rank_class.replace("gpu ", "GPU ").replace("gpus", "GPUs")
@@ -79,9 +82,7 @@ def step_picture(point: SizeResult) -> StepPicture:
     The step starts where its first work on a device starts: the host may run ahead.
     """
     spans = point.timeline.spans
-    device = [span for span in spans if span.kind not in _HOST_KINDS]
-    origin = min((span.start_s for span in device), default=0.0)
-    end = max((span.end_s for span in device), default=0.0)
+    device, (origin, end) = _on_devices(point), device_window(point)
     length = max(point.step_time_s, end - origin)
     with_host = point.breakdown_s.get("idle", 0.0) > _HOST_BOUND * point.step_time_s
     drawn = list(spans) if with_host else device
@@ -95,6 +96,17 @@ def step_picture(point: SizeResult) -> StepPicture:
     if len(rows) > _MOST_ROWS:
         rows = _joined_rows(drawn, origin, _GAP * length)
     return StepPicture(rows, _exposed(device, origin, _GAP * length), length)
+
+
+def device_window(point: SizeResult) -> tuple[float, float]:
+    """Begin of the first work on a device, and end of the last: ranks may begin a step early."""
+    device = _on_devices(point)
+    starts, ends = [span.start_s for span in device], [span.end_s for span in device]
+    return min(starts, default=0.0), max(ends, default=0.0)
+
+
+def _on_devices(point: SizeResult) -> list[Span]:
+    return [span for span in point.timeline.spans if span.kind not in _HOST_KINDS]
 
 
 def _stage_names(point: SizeResult) -> dict[str, str]:
@@ -139,12 +151,12 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
         role = roles[rank_class, stream]
         prefix = f"{_spelled(rank_class)}: " if len(classes) > 1 else ""
         name = _STREAMS.get(stream, stream) if streams_of[rank_class, role] > 1 else role
+        title = prefix + _COPY.sub("copies", name)
         for number, lane in enumerate(assign_lanes(members)):
-            title = f"{prefix}{name}" + (f" {number + 1}" if number else "")
             bars = _bars(lane, origin, gap_s)
             if len(bars) > _MOST_BARS:
                 bars = _bars(lane, origin, gap_s, join=True)
-            row = Row(title, role, bars)
+            row = Row(title + (f" {number + 1}" if number else ""), role, bars)
             rows.append((classes.index(rank_class), _ORDER.index(role), row))
     rows.sort(key=lambda entry: entry[:2])
     return tuple(row for _, _, row in rows)

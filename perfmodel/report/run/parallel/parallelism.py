@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isclose
+
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Section, Table, paragraphs, section
 from perfmodel.report.common.palette import LINKS
@@ -109,6 +111,17 @@ def stages_table(point: SizeResult, use: MixtureUse) -> Table:
     return Table(header, rows)
 
 
+def _reported_stage(point: SizeResult, use: MixtureUse) -> str:
+    """Say which stage the step's own parts are those of: the mean of all is another number."""
+    same = [s.stage for s in use.stages if isclose(s.exposed_s, point.exposed_comm_s, rel_tol=1e-6)]
+    if len(same) != 1:
+        return ""
+    return (
+        f"The parts of the step elsewhere on this page are those of stage {same[0]}, "
+        f"{quantities.duration(point.exposed_comm_s)} of waiting for the network among them."
+    )
+
+
 def result_blocks(point: SizeResult) -> list[Block]:
     """The same for the terminal."""
     if point.mixture is None:
@@ -127,4 +140,5 @@ def mixture_section(point: SizeResult, *blocks: Block) -> Section | None:
     tables: list[Block] = [dimensions_table(use), Paragraph(DIMENSIONS_HINT, "hint")]
     if use.stages:
         tables.append(stages_table(point, use))
+        tables += paragraphs([_reported_stage(point, use)], "hint")
     return section("How the model is split", " ".join(lines(point)), *blocks, *tables)

@@ -17,6 +17,7 @@ from perfmodel.studies.run.result.disturbances import DisturbanceCost, EventCost
 from perfmodel.studies.run.result.link_use import LinkUse
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.result.server_use import ServerUse
+from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
 from perfmodel.studies.run.steps.one_size import mfu_of, sum_link_uses
 from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
@@ -134,7 +135,7 @@ def _bound_by(bounds: LoopBounds, machine: Machine) -> str:
         return "computing"
     if bounds.least_per_s == bounds.servers_per_s or bounds.link is None:
         return "the update at the busiest server"
-    return machine.topology.arcs.label(bounds.link)
+    return name_link(machine.topology, bounds.link)
 
 
 def _notes(plan: LoopPlan) -> tuple[str, ...]:

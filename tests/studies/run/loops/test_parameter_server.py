@@ -87,6 +87,8 @@ def test_a_synchronous_step_is_bound_by_the_link_of_its_servers(tmp_path: Path) 
     assert least_s < result.main.step_time_s < 2 * least_s + 0.05
     assert link.nbytes == pytest.approx(4 * BYTES, rel=0.05)
     assert result.main.bottleneck == "host 4's NIC"
+    assert result.main.server_use is not None
+    assert result.main.server_use.bound_by == "host 4's NIC"
     assert "n4/nic" in result.main.bottleneck_path
     halved = answered(
         tmp_path, "strategy.overlap=false", "what_if.compute=1000", "strategy.gradient_dtype=bf16"
