@@ -203,7 +203,7 @@ def _interval(side: Side) -> str:
 def _signed_time(time_s: float) -> str:
     if time_s == 0:
         return "0 s"
-    return f"{'+' if time_s > 0 else '-'}{quantities.duration(abs(time_s))}"
+    return f"{'+' if time_s > 0 else chr(0x2212)}{quantities.duration(abs(time_s))}"
 
 
 def what_if_table(comparison: Comparison) -> Table:

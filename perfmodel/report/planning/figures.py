@@ -250,7 +250,8 @@ def draw_tornado(plan: PlanResult) -> go.Figure:
         )  # fmt: skip
     figure.add_vline(x=base, line={"color": INK, "width": 1})
     title = f"cost ({plan.currency})" if in_money else f"time to train ({unit})"
-    figure.update_xaxes(**axis_layout(title))
+    # five labels of money do not fit beside each other on a phone
+    figure.update_xaxes(**axis_layout(title, nticks=4))
     figure.update_yaxes(
         **axis_layout(
             autorange="reversed", tickvals=places, showgrid=False,

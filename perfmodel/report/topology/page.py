@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.report.common.document import Definitions, Figure, Table, header, section
+from perfmodel.report.common.document import Definitions, Figure, Section, Table, header, section
 from perfmodel.report.common.html import render_html, write_report_files
-from perfmodel.report.common.processes import for_ranks_of
+from perfmodel.report.common.processes import for_ranks_of, has_processes
 from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.report.topology.summary import link_rows, network_text, path_matrix, rate_lines
 from perfmodel.topology.model import Topology
@@ -38,7 +39,10 @@ def topology_html(topology: Topology) -> str:
     lead = f"{topology_caption(topology)}. Rates are usable ones, each way."
     links = Table((">links", "kind", ">each way", ">latency"), list(link_rows(topology)))
     rates = " ".join(f"{line[:1].upper()}{line[1:]}." for line in rate_lines(topology))
-    sources = {name: _source_text(text) for name, text in topology.sources.items()}
+    device = "process " if has_processes(topology) else "gpu "
+    sources = {
+        re.sub("^gpu ", device, name): _source_text(text) for name, text in topology.sources.items()
+    }
     return render_html(
         topology.name,
         [
@@ -48,7 +52,7 @@ def topology_html(topology: Topology) -> str:
                 [
                     section("Machine and links", lead, figure),
                     section("Links", rates, links),
-                    section("Paths inside a host", _PATHS, _matrix(topology)),
+                    *_paths_section(topology),
                 ],
             ),
             section("Where the numbers come from", "", Definitions(sources)),
@@ -56,19 +60,31 @@ def topology_html(topology: Topology) -> str:
     )
 
 
-_PATHS = (
-    "As nvidia-smi topo -m names them: NV12: 12 lanes of NVLink. PIX: one PCIe switch. PXB: "
-    "several. PHB: the CPU's host bridge. NODE: several of one CPU. SYS: from CPU to CPU."
-)
+_PATH_TYPES = {
+    "PIX": "one PCIe switch", "PXB": "several PCIe switches", "PHB": "the CPU's host bridge",
+    "NODE": "several host bridges of one CPU", "SYS": "from CPU to CPU",
+}  # fmt: skip
+"""What each path type that ``nvidia-smi topo -m`` names means."""
 
 
 def _source_text(text: str) -> str:
     return re.sub(r"(?<=\d) us\b", f" {chr(0xB5)}s", text[:1].upper() + text[1:])
 
 
-def _matrix(topology: Topology) -> Table | None:
-    """How each device of a host reaches each; none of a host with more than fit."""
+def _paths_section(topology: Topology) -> list[Section]:
+    """How each device of a host reaches each; nothing of a host with more than fit."""
     names, rows = path_matrix(topology)
     if len(names) > _MOST_COLUMNS:
-        return None
-    return Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=True)])
+        return []
+    table = Table(("", *names), [(name, *row) for name, row in zip(names, rows, strict=True)])
+    cells = {cell for row in rows for cell in row}
+    return [section("Paths inside a host", _paths_text(cells), table)]
+
+
+def _paths_text(cells: AbstractSet[str]) -> str:
+    """Explain the path types of a machine, and no others."""
+    lanes = next((cell for cell in sorted(cells) if cell.startswith("NV")), None)
+    links = "lane" if lanes == "NV1" else "lanes"
+    texts = [f"{lanes}: {lanes[2:]} {links} between GPUs"] if lanes else []
+    texts += [f"{kind}: {text}" for kind, text in _PATH_TYPES.items() if kind in cells]
+    return f"As nvidia-smi topo -m names them: {'. '.join(texts)}." if texts else ""
