@@ -122,6 +122,17 @@ def _reported_stage(point: SizeResult, use: MixtureUse) -> str:
     )
 
 
+def _overlapping_steps(point: SizeResult, use: MixtureUse) -> str:
+    """Say why the parts of a stage are more than a step, if they are by a digit that is shown."""
+    longest_s = max(each.busy_s + each.exposed_s + each.waits_s for each in use.stages)
+    if longest_s < 1.005 * point.step_time_s:
+        return ""
+    return (
+        "Stages begin a step while others still end the one before: a stage may be at work on a "
+        "step for longer than one step takes after another."
+    )
+
+
 def result_blocks(point: SizeResult) -> list[Block]:
     """The same for the terminal."""
     if point.mixture is None:
@@ -140,5 +151,5 @@ def mixture_section(point: SizeResult, *blocks: Block) -> Section | None:
     tables: list[Block] = [dimensions_table(use), Paragraph(DIMENSIONS_HINT, "hint")]
     if use.stages:
         tables.append(stages_table(point, use))
-        tables += paragraphs([_reported_stage(point, use)], "hint")
+        tables += paragraphs([_reported_stage(point, use), _overlapping_steps(point, use)], "hint")
     return section("How the model is split", " ".join(lines(point)), *blocks, *tables)
