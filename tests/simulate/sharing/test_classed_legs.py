@@ -9,9 +9,9 @@ from perfmodel.library.lowering.link_bytes import add_traffic
 from perfmodel.library.lowering.lower import lower_collective
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.simulate import uncontended
 from perfmodel.simulate.sharing.classed_legs import classed_leg
 from perfmodel.simulate.sharing.duty_cycle import StageRates
+from perfmodel.simulate.uncontended import timer as uncontended_timer
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 
@@ -33,7 +33,7 @@ def test_times_are_those_edge_by_edge(fabric: str, monkeypatch: pytest.MonkeyPat
             leg = timer.timed_legs(way)[0]
             assert classed_leg(way, StageRates(machine.topology.arcs.bandwidth_Bps)) is not None
             with monkeypatch.context() as patch:
-                patch.setattr(uncontended, "classed_leg", lambda *_: None)
+                patch.setattr(uncontended_timer, "classed_leg", lambda *_: None)
                 edges = alone.timed_legs(way)[0]
             assert "_expanded" not in vars(leg)  # nobody needs a value of each edge
             assert leg.ends.last_s == pytest.approx(edges.ends.last_s, rel=1e-12)

@@ -16,8 +16,8 @@ from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import spread_factors
 from perfmodel.scenario import load_scenario
-from perfmodel.simulate import uncontended
 from perfmodel.simulate.sharing import duty_cycle
+from perfmodel.simulate.uncontended import before_corrections
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import bound_machines
@@ -186,7 +186,7 @@ def test_an_interval_lays_no_collective_again(
     """
     monkeypatch.setattr(one_size, "simulate_reliefs", lambda *_: ())
     lowered = count_calls(
-        monkeypatch, uncontended, "lower_without_corrections",
+        monkeypatch, before_corrections, "lower_without_corrections",
         lambda machine, op, nbytes, group, **_: (op, nbytes, group),
     )  # fmt: skip
     shared = count_calls(monkeypatch, duty_cycle, "_duty_cycle_rates", lambda _, stage, *__: stage)

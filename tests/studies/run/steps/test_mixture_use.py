@@ -93,7 +93,7 @@ def test_numbers_of_passes_stay_within_their_window(point: SizeResult) -> None:
     for share, number in ((0.4, ""), (0.6, "1")):
         window = (drawn.end_s - share * length_s, drawn.end_s + 1.0)
         figure = new_figure(100)
-        _add_blocks(figure, [drawn], window, "", 1.0)
+        _add_blocks(figure, [drawn], window, "", ("s", 1.0))
         (bar,) = figure.data
         assert bar.base[0] == pytest.approx(window[0])
         assert list(bar.text) == [number]
