@@ -1,4 +1,7 @@
-"""Texts about machines whose ranks are processes on CPUs: they say so instead of "GPUs"."""
+"""Texts about machines whose ranks are processes on CPUs, or GPUs of AMD, in their own words.
+
+They are written for NVIDIA's GPUs; of processes they say so, and of AMD's GPUs "XGMI".
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from typing import Any
 from perfmodel.report.common.document import Block, Figure, Markup, Paragraph
 from perfmodel.topology.model import Topology
 
-_RENAMED = (
+_Terms = tuple[tuple[re.Pattern[str], str], ...]
+
+_PROCESSES: _Terms = (
     (re.compile(r", with room for the [^,]* of CUDA, NCCL and allocator"), ""),
     (re.compile(r"^(>?)GPU(?=s?\b)"), r"\1Process"),
     (re.compile(r"^(>?Process)s\b"), r"\1es"),
@@ -19,12 +24,38 @@ _RENAMED = (
 )
 """What is said of GPUs, and of processes; these keep no memory for CUDA."""
 
+_AMD: _Terms = (
+    (re.compile(r"\bNVLinks\b"), "XGMI links"),
+    (re.compile(r"\bNVLink\b"), "XGMI"),
+    (re.compile(r"(?:(?<=\()|^)nvlink(?=\)|$)"), "xgmi"),
+    (re.compile(r"\bNV[0-9]+\b"), "XGMI"),
+    (re.compile(r"\bCUDA, NCCL and allocator"), "ROCm, RCCL and allocator"),
+)
+"""What is said of NVIDIA's GPUs, and of AMD's, whose links are kinds of "nvlink" in the model."""
+
 _USERS_OWN = ("question", "setting")
 
 
 def has_processes(topology: Topology) -> bool:
     """Whether ranks are processes on CPUs."""
     return topology.gpu.generation == "cpu"
+
+
+def _terms_of(topology: Topology) -> _Terms:
+    if has_processes(topology):
+        return _PROCESSES
+    return _AMD if topology.gpu.generation.startswith("cdna") else ()
+
+
+def in_words_of(topology: Topology, text: str) -> str:
+    """A text as it is for NVIDIA's GPUs, in words of these ranks."""
+    return _in_terms(text, _terms_of(topology))
+
+
+def _in_terms(text: str, terms: _Terms) -> str:
+    for pattern, instead in terms:
+        text = pattern.sub(instead, text)
+    return text
 
 
 def count_ranks(topology: Topology) -> str:
@@ -35,33 +66,31 @@ def count_ranks(topology: Topology) -> str:
 
 
 def for_ranks_of(topology: Topology, blocks: Iterable[Block | None]) -> list[Block]:
-    """Blocks as they are for GPUs, renamed for processes on CPUs; what users wrote stays."""
-    present = [block for block in blocks if block is not None]
-    return [_renamed(block) for block in present] if has_processes(topology) else present
+    """Blocks as they are for NVIDIA's GPUs, in words of others; what users wrote stays."""
+    present, terms = [block for block in blocks if block is not None], _terms_of(topology)
+    return [_renamed(block, terms) for block in present] if terms else present
 
 
-def _renamed(value: Any) -> Any:
+def _renamed(value: Any, terms: _Terms) -> Any:
     """Rename in every text of a block and of what is in it."""
     if isinstance(value, str):
-        for pattern, text in _RENAMED:
-            value = pattern.sub(text, value)
-        return value
+        return _in_terms(value, terms)
     if isinstance(value, Markup | Figure):
-        return _drawn(value)
-    if isinstance(value, Block) or hasattr(value, "__dataclass_fields__"):
-        if isinstance(value, Paragraph) and value.role in _USERS_OWN:
-            return value
-        return replace(value, **{f.name: _renamed(getattr(value, f.name)) for f in fields(value)})
+        return _drawn(value, terms)
+    own = isinstance(value, Paragraph) and value.role in _USERS_OWN
+    if not own and (isinstance(value, Block) or hasattr(value, "__dataclass_fields__")):
+        changed = {f.name: _renamed(getattr(value, f.name), terms) for f in fields(value)}
+        return replace(value, **changed)
     if isinstance(value, dict):
-        return {_renamed(name): _renamed(inner) for name, inner in value.items()}
-    return [_renamed(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {_renamed(name, terms): _renamed(inner, terms) for name, inner in value.items()}
+    return [_renamed(each, terms) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _drawn(block: Markup | Figure) -> Block:
+def _drawn(block: Markup | Figure, terms: _Terms) -> Block:
     """Rename in HTML as a whole, and in what a figure writes."""
     if isinstance(block, Markup):
-        return Markup(_renamed(block.html))
+        return Markup(_renamed(block.html, terms))
     import plotly.graph_objects as go
 
-    drawn = go.Figure(_renamed(block.figure.to_plotly_json()))
-    return Figure(drawn, block.name, _renamed(block.description))
+    drawn = go.Figure(_renamed(block.figure.to_plotly_json(), terms))
+    return Figure(drawn, block.name, _renamed(block.description, terms))

@@ -85,6 +85,7 @@ def _paths_text(cells: AbstractSet[str]) -> str:
     """Explain the path types of a machine, and no others."""
     lanes = next((cell for cell in sorted(cells) if cell.startswith("NV")), None)
     links = "lane" if lanes == "NV1" else "lanes"
-    texts = [f"{lanes}: {lanes[2:]} {links} between GPUs"] if lanes else []
+    texts = [f"{lanes}: {lanes[2:]} {links} of NVLink"] if lanes else []
     texts += [f"{kind}: {text}" for kind, text in _PATH_TYPES.items() if kind in cells]
+    texts += ["XGMI: AMD's Infinity Fabric between GPUs"] if "XGMI" in cells else []
     return f"As nvidia-smi topo -m names them: {'. '.join(texts)}." if texts else ""

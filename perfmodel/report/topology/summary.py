@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from perfmodel.errors import TopologyError
-from perfmodel.report.common.processes import has_processes
+from perfmodel.report.common.processes import has_processes, in_words_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.units import format_bandwidth, format_bytes, format_time
@@ -77,7 +77,9 @@ def _cell(topology: Topology, router: Router, src: str, dst: str) -> str:
         arcs = router.route(src, dst)
     except TopologyError:
         return "-"
-    return f"NV{min(topology.arcs.lanes[arc] for arc in arcs)}" if kind == "NVL" else kind
+    if kind != "NVL":
+        return kind
+    return in_words_of(topology, f"NV{min(topology.arcs.lanes[arc] for arc in arcs)}")
 
 
 def _counts(topology: Topology) -> Iterator[str]:
@@ -101,7 +103,8 @@ def link_rows(topology: Topology) -> Iterator[tuple[str, str, str, str]]:
         zip(arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(), strict=True)
     )
     for (kind, rate_Bps, latency_s), count in sorted(rows.items()):
-        yield f"{count / 2:g}", kind, format_bandwidth(rate_Bps), format_time(latency_s)
+        name = in_words_of(topology, kind)
+        yield f"{count / 2:g}", name, format_bandwidth(rate_Bps), format_time(latency_s)
 
 
 def _matrix_lines(topology: Topology) -> Iterator[str]:

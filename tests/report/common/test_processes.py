@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,10 @@ from perfmodel.report.common.document import Paragraph, Table
 from perfmodel.report.common.processes import for_ranks_of
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, run_markdown
+from perfmodel.report.topology.page import topology_html
+from perfmodel.report.topology.summary import summary
 from perfmodel.studies.run.result.model import Result
+from perfmodel.topology.templates.build import build_topology
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +54,23 @@ def test_published_gpus_stay_gpus_and_cuda_is_left_out(on_cpus: Result) -> None:
 def test_gpus_are_gpus(result: Result) -> None:
     block = Paragraph("2 GPUs")
     assert for_ranks_of(result.topology, [block]) == [block]
+
+
+def test_links_of_amd_are_not_called_nvlink(result: Result) -> None:
+    machine = build_topology("mi300x-x8")
+    texts = {
+        "the hosts' NICs and the GPUs' NVLink": "the hosts' NICs and the GPUs' XGMI",
+        "Path: n0/gpu3 -> n0/gpu0 (nvlink).": "Path: n0/gpu3 -> n0/gpu0 (xgmi).",
+        "28 NVLinks": "28 XGMI links",
+        "Fits, with room for the 3 GiB of CUDA, NCCL and allocator.":
+            "Fits, with room for the 3 GiB of ROCm, RCCL and allocator.",
+    }  # fmt: skip
+    blocks = for_ranks_of(machine, list(map(Paragraph, texts)))
+    assert [block.text for block in blocks if isinstance(block, Paragraph)] == list(texts.values())
+    assert for_ranks_of(result.topology, blocks) == blocks
+    own = topology_html(machine).partition("plotly.js v")[0].partition("Where the numbers")[0]
+    assert own.count("XGMI") > 8  # in the picture, its legend, its links and paths
+    assert not re.search("nvlink|NV1\\b", own, re.IGNORECASE)
+    lines = summary(machine)
+    assert any("xgmi" in line for line in lines)
+    assert not [line for line in lines if "nvlink" in line or "NV1" in line]
