@@ -82,13 +82,16 @@ def parse_with_libyaml(text: str, *, trusted: bool) -> Any:
         if not trusted:
             _check_levels(yaml.parse(text, Loader=yaml.CBaseLoader))
         node = yaml.compose(text, Loader=yaml.CBaseLoader)
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, UnicodeError):  # UnicodeError: half of a pair of codes
         raise UnsupportedYaml from None
     except yaml.YAMLError:
         raise UnsupportedYaml from None
     if node is None:
         raise UnsupportedYaml
-    return _convert_node(node)
+    try:
+        return _convert_node(node)
+    except ValueError:  # more digits than Python converts
+        raise UnsupportedYaml from None
 
 
 def _check_levels(events: Iterable[Any]) -> None:

@@ -227,6 +227,17 @@ def test_a_users_file_is_read_quickly_up_to_as_many_levels_as_a_document_may_hav
     assert parse_with_libyaml(at_most, trusted=False)
 
 
+@pytest.mark.parametrize(
+    "text", ["a: " + "9" * 5000, '{"a": -' + "1" * 5000 + "}", "a: b" + "c" * 400 + "\udc80"]
+)
+def test_what_python_cannot_convert_is_a_fault_of_the_file(text):
+    """Of a number with too many digits, and of half a pair of codes, as a shell may hand it on."""
+    with pytest.raises(UnsupportedYaml):
+        parse_with_libyaml(text, trusted=False)
+    with pytest.raises(InputError):
+        parse_yaml(text)
+
+
 def test_shipped_files_are_known_by_any_path(monkeypatch):
     for path in SHIPPED:
         assert is_shipped(path)
