@@ -1,0 +1,139 @@
+"""Dragonfly: groups of routers that are all joined to each other, as are the groups."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable
+from itertools import combinations
+
+import networkx as nx
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.topology.fabric.direct_networks import plug_in
+
+
+def dragonfly(
+    hosts: int,
+    rails: tuple[int, ...],
+    *,
+    radix: int = 64,
+    routers_per_group: int = 32,
+    groups: int | None = None,
+    hosts_per_router: int | None = None,
+    global_cables: int | None = None,
+    global_latency_s: float | None = None,
+    routing: str = "minimal",
+) -> nx.Graph[Hashable]:
+    """Groups of routers, a cable between any two of a group, and cables between any two groups.
+
+    A packet crosses at most one global cable, and at most one in each group, so the diameter is 3.
+    Source: Kim, Dally, Scott and Abts, "Technology-Driven, Highly-Scalable Dragonfly Topology",
+    ISCA 2008. Global cables of a group go to its routers in turn, as in Cray's Slingshot.
+
+    Parameters
+    ----------
+    hosts : int
+    rails : tuple of int
+        Rail of each NIC of a host.
+    radix : int
+        Ports of a router.
+    routers_per_group : int
+    groups : int, optional
+        By default as few as hold all hosts.
+    hosts_per_router : int, optional
+        By default half of the ports that the group leaves are for NICs (Kim's balance, p = h).
+    global_cables : int, optional
+        Between each two groups; by default as many as the routers have ports for.
+    global_latency_s : float, optional
+        Of a global cable; by default that of the others.
+    routing : str
+        "minimal", "valiant", "ecmp" or "adaptive" (see `_join_evenly`).
+
+    Raises
+    ------
+    InputError
+        More hosts than the routers hold, or more cables than they have ports.
+    """
+    free = radix - (routers_per_group - 1)
+    each = hosts_per_router or max(1, free // 2 // len(rails))
+    count = groups or math.ceil(hosts / (routers_per_group * each))
+    ports = routers_per_group * (free - each * len(rails))
+    peers = max(1, count - 1)
+    cables = global_cables or min(1, peers) * (ports // peers)
+    if free < each * len(rails) or (count > 1 and not 1 <= cables * peers <= ports):
+        needed = (
+            f"{count} groups of {routers_per_group} routers with {each * len(rails)} NICs each"
+            f" and {max(1, cables)} cables between groups"
+        )
+        raise InputError(Fault("fabric.radix", f"{radix} ports", f"enough for {needed}"))
+    network: nx.Graph[Hashable] = nx.Graph(routing=routing)
+    members = [[f"group{g}/router{r}" for r in range(routers_per_group)] for g in range(count)]
+    for group, names in enumerate(members):
+        network.add_nodes_from(names, kind="switch", group=group)
+    join = _join_evenly if routing == "adaptive" else _join_each
+    join(network, members, _global_trunks(members, cables), global_latency_s)
+    return plug_in(hosts, rails, network, each)
+
+
+SPREAD_EVENLY = (
+    "assumption: adaptive routing spreads every flow evenly over all cables that leave a router or"
+    " a group, so the cables of each act as one link of their summed rate (in a balanced dragonfly"
+    " at most twice what any routing reaches)"
+)
+
+Trunks = Counter[tuple[str, str]]
+"""Cables between two routers of different groups."""
+
+
+def _global_trunks(members: list[list[str]], cables: int) -> Trunks:
+    """Cables between groups: those of a group, sorted by the distance of the other, go round."""
+    trunks: Trunks = Counter()
+    groups, routers = len(members), len(members[0])
+    for a, b in combinations(range(groups), 2):
+        first_a, first_b = ((b - a - 1) % groups * cables, (a - b - 1) % groups * cables)
+        for cable in range(cables):
+            ends = (first_a + cable) % routers, (first_b + cable) % routers
+            trunks[members[a][ends[0]], members[b][ends[1]]] += 1
+    return trunks
+
+
+def _join_each(
+    network: nx.Graph[Hashable], members: list[list[str]], trunks: Trunks, latency_s: float | None
+) -> None:
+    """A link for each cable."""
+    for names in members:
+        network.add_edges_from(combinations(names, 2))
+    longer = {} if latency_s is None else {"latency_s": latency_s}
+    for (a, b), cables in trunks.items():
+        network.add_edge(a, b, cables=cables, **longer)
+
+
+def _join_evenly(
+    network: nx.Graph[Hashable], members: list[list[str]], trunks: Trunks, latency_s: float | None
+) -> None:
+    """The links between which adaptive routing spreads flows evenly, bonded: a tree of cuts.
+
+    Slingshot sends each packet by the least loaded of up to four minimal and non-minimal paths
+    (De Sensi et al., "An In-Depth Analysis of the Slingshot Interconnect", SC 2020, section II-C),
+    so that flows share what leaves a router and what leaves a group, and no single cable. No
+    routing carries more, and the best carries as much where traffic is even or one group sends to
+    one other. Elsewhere packets cross two global cables, so the best carries at least half, where
+    a = 2 p = 2 h (Kim et al. 2008: Valiant's routing has half the throughput for any pattern); with
+    p > a NICs at a router it may be less. A path has four links; real ones have three to five.
+    """
+    own = Counter[str]()
+    for ends, cables in trunks.items():
+        own.update(dict.fromkeys(ends, cables))
+    longer = {} if latency_s is None else {"latency_s": latency_s / 2}
+    for group, names in enumerate(members):
+        total = sum(own[name] for name in names)
+        hub = f"group{group}/cables"
+        if len(names) > 1 or total:
+            network.add_node(hub, kind="switch", group=group)
+            network.add_edges_from((name, hub, {"lanes": len(names) - 1 + own[name]})
+                                   for name in names)  # fmt: skip
+        if total:
+            network.add_node("global", kind="switch")
+            network.add_edge(hub, "global", lanes=total, **longer)
+    network.graph["assumptions"] = (SPREAD_EVENLY,)
