@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from perfmodel.scenario import ClusterSize, Scenario, UpgradeSection
 from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.advise.model import Proposed
-from perfmodel.topology.fabric.assemble import expand_host
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.topology.templates.spec import NodeSpec, nic_ports
 
 GBIT_Bps = 1e9 / 8
 ADAPTERS_GBIT = (1, 10, 25, 50, 100, 200, 400, 800)
@@ -22,7 +21,7 @@ NO_PRICE = "the price of the adapters, their ports and cables"
 
 def find_adapter(node: NodeSpec) -> tuple[float | None, int]:
     """Rate of a network adapter by its data sheet, in bytes per second, and how many a node has."""
-    ports = expand_host(node).ports
+    ports = nic_ports(node)
     return (ports[0].bandwidth, len(ports)) if ports else (None, 0)
 
 
@@ -84,7 +83,7 @@ def _fabric(scenario: Scenario, node: NodeSpec, routing: float) -> Iterator[Prop
     fabric = scenario.cluster.fabric
     if fabric is None:
         return
-    if fabric.kind in ("leaf-spine", "fat-tree") and len(expand_host(node).ports) > 1:
+    if fabric.kind in ("leaf-spine", "fat-tree") and len(nic_ports(node)) > 1:
         note = "other cables: each adapter of a server to a leaf of its own"
         fields: dict[str, object] = {"cluster.fabric": "rail-optimised"}
         yield Proposed("rail-optimised fabric", fields, "fabric", "hardware", note)
