@@ -9,27 +9,28 @@ one router.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import reduce
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.topology.fabric.clos import Rails, plugged
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Dims = Sequence[int]
-
-_LINES = {"ring": nx.cycle_graph, "path": nx.path_graph, "complete": nx.complete_graph}
 
 
 def torus(
     hosts: int,
-    rails: tuple[int, ...],
+    rails: Rails,
     *,
     dims: Dims | None = None,
     hosts_per_router: int | None = None,
     trunk_cables: int = 1,
     routing: str = "dimension-ordered",
-) -> nx.Graph[Hashable]:
+) -> nx.Graph[int | str]:
     """Rings of routers along each dimension: a k-ary n-cube where all sides are k.
 
     The diameter is the sum of half the sides; k even, 2 k**(n - 1) links cross the middle. Source:
@@ -56,36 +57,38 @@ def torus(
         More hosts than the routers hold.
     """
     sides = dims or even_box(hosts, hosts_per_router, 3)
-    return plug_in(hosts, rails, _grid("ring", sides, trunk_cables, routing), hosts_per_router)
+    ports = hosts_per_router and hosts_per_router * len(rails)
+    return plug_in(hosts, rails, _grid("ring", sides, trunk_cables, routing), ports)
 
 
 def mesh(
     hosts: int,
-    rails: tuple[int, ...],
+    rails: Rails,
     *,
     dims: Dims | None = None,
     hosts_per_router: int | None = None,
     trunk_cables: int = 1,
     routing: str = "dimension-ordered",
-) -> nx.Graph[Hashable]:
+) -> nx.Graph[int | str]:
     """Paths of routers along each dimension: a torus without the links that close its rings.
 
     The diameter is the sum of the sides less one each. Options are those of a torus; by default it
     is an even box of two dimensions.
     """
     sides = dims or even_box(hosts, hosts_per_router, 2)
-    return plug_in(hosts, rails, _grid("path", sides, trunk_cables, routing), hosts_per_router)
+    ports = hosts_per_router and hosts_per_router * len(rails)
+    return plug_in(hosts, rails, _grid("path", sides, trunk_cables, routing), ports)
 
 
 def hypercube(
     hosts: int,
-    rails: tuple[int, ...],
+    rails: Rails,
     *,
     dimensions: int | None = None,
     hosts_per_router: int | None = None,
     trunk_cables: int = 1,
     routing: str = "dimension-ordered",
-) -> nx.Graph[Hashable]:
+) -> nx.Graph[int | str]:
     """Two routers along each of n dimensions: 2**n of them, n their diameter.
 
     2**(n - 1) links cross the middle. Source: Saad and Schultz, "Topological Properties of
@@ -94,18 +97,19 @@ def hypercube(
     """
     routers = math.ceil(hosts / (hosts_per_router or 1))
     sides = (2,) * (dimensions or max(1, (routers - 1).bit_length()))
-    return plug_in(hosts, rails, _grid("path", sides, trunk_cables, routing), hosts_per_router)
+    ports = hosts_per_router and hosts_per_router * len(rails)
+    return plug_in(hosts, rails, _grid("path", sides, trunk_cables, routing), ports)
 
 
 def flattened_butterfly(
     hosts: int,
-    rails: tuple[int, ...],
+    rails: Rails,
     *,
     dims: Dims | None = None,
     hosts_per_router: int | None = None,
     trunk_cables: int = 1,
     routing: str = "dimension-ordered",
-) -> nx.Graph[Hashable]:
+) -> nx.Graph[int | str]:
     """Complete graphs of routers along each dimension, so that one hop crosses a dimension.
 
     A k-ary n-flat has n - 1 dimensions of k routers, and k ports for hosts at each. Source: Kim,
@@ -113,7 +117,8 @@ def flattened_butterfly(
     2007. By default it is an even box of two dimensions; the other options are those of a torus.
     """
     sides = dims or even_box(hosts, hosts_per_router, 2)
-    return plug_in(hosts, rails, _grid("complete", sides, trunk_cables, routing), hosts_per_router)
+    ports = hosts_per_router and hosts_per_router * len(rails)
+    return plug_in(hosts, rails, _grid("complete", sides, trunk_cables, routing), ports)
 
 
 def even_box(hosts: int, hosts_per_router: int | None, dimensions: int) -> tuple[int, ...]:
@@ -127,13 +132,16 @@ def even_box(hosts: int, hosts_per_router: int | None, dimensions: int) -> tuple
     return (side + 1,) * longer + (side,) * (dimensions - longer)
 
 
-def _grid(line: str, dims: Dims, cables: int, routing: str) -> nx.Graph[Hashable]:
+def _grid(line: str, dims: Dims, cables: int, routing: str) -> nx.Graph[int | str]:
     """Routers of a Cartesian product of lines, the last dimension fastest."""
-    one: nx.Graph[Hashable] = nx.empty_graph([()])
-    product = reduce(nx.cartesian_product, (_LINES[line](side) for side in dims), one)
+    import networkx as nx
+
+    lines = {"ring": nx.cycle_graph, "path": nx.path_graph, "complete": nx.complete_graph}
+    one: nx.Graph[Any] = nx.empty_graph([()])
+    product = reduce(nx.cartesian_product, (lines[line](side) for side in dims), one)
     places = {node: nx.utils.flatten(node) for node in product}
     names = {node: "router" + ".".join(map(str, place)) for node, place in places.items()}
-    graph: nx.Graph[Hashable] = nx.Graph(routing=routing, line=line, dims=tuple(dims))
+    graph: nx.Graph[int | str] = nx.Graph(routing=routing, line=line, dims=tuple(dims))
     graph.add_nodes_from((names[node], {"kind": "switch", "place": place})
                          for node, place in places.items())  # fmt: skip
     graph.add_edges_from(((names[a], names[b]) for a, b in product.edges), cables=cables)
@@ -141,23 +149,26 @@ def _grid(line: str, dims: Dims, cables: int, routing: str) -> nx.Graph[Hashable
 
 
 def plug_in(
-    hosts: int, rails: tuple[int, ...], network: nx.Graph[Hashable], hosts_per_router: int | None
-) -> nx.Graph[Hashable]:
-    """Plug hosts into the routers of a network, in order, each with all of its NICs.
+    hosts: int, rails: Rails, network: nx.Graph[int | str], ports: int | None
+) -> nx.Graph[int | str]:
+    """Plug hosts into the routers of a network, in order.
 
-    `hosts_per_router`: by default as few as hold all hosts.
+    `ports`: most NICs at a router. By default as few whole hosts as hold all.
 
-    Raises `InputError`: more hosts than the routers hold.
+    Raises `InputError`: more NICs than the routers have ports for.
     """
-    each = hosts_per_router or math.ceil(hosts / len(network))
-    if hosts > each * len(network):
-        most = f"at most {each * len(network)}: {each} at each of {len(network)} routers"
-        raise InputError(Fault("fabric.hosts_per_router", f"{hosts} hosts", most))
-    graph: nx.Graph[Hashable] = nx.Graph(**network.graph)
-    graph.add_nodes_from(range(hosts), kind="host")
-    graph.add_nodes_from(network.nodes(data=True))
-    routers = list(network)
-    for host in range(hosts):
-        graph.add_edge(host, routers[host // each], nics=tuple(range(len(rails))))
-    graph.add_edges_from(network.edges(data=True))
+    routers, nics = [str(name) for name in network], len(rails)
+    each = ports or math.ceil(hosts / len(routers)) * nics
+    if nics <= each:  # whole hosts
+        each -= each % nics
+    if hosts * nics > each * len(routers):
+        most = f"at most {each * len(routers)}: {each} at each of {len(routers)} routers"
+        raise InputError(Fault("fabric.hosts_per_router", f"{hosts * nics} NICs", most))
+    graph = plugged(
+        hosts,
+        [[(host * nics + nic) // each for nic in range(nics)] for host in range(hosts)],
+        routers,
+    )
+    graph.update(network)
+    graph.graph |= network.graph
     return graph

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable
 from itertools import combinations
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.topology.fabric.clos import Rails
 from perfmodel.topology.fabric.direct_networks import plug_in
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 def dragonfly(
     hosts: int,
-    rails: tuple[int, ...],
+    rails: Rails,
     *,
     radix: int = 64,
     routers_per_group: int = 32,
     groups: int | None = None,
     hosts_per_router: int | None = None,
     global_cables: int | None = None,
-    global_latency_s: float | None = None,
+    global_latency: float | None = None,
     routing: str = "minimal",
-) -> nx.Graph[Hashable]:
+) -> nx.Graph[int | str]:
     """Groups of routers, a cable between any two of a group, and cables between any two groups.
 
     A packet crosses at most one global cable, and at most one in each group, so the diameter is 3.
     Source: Kim, Dally, Scott and Abts, "Technology-Driven, Highly-Scalable Dragonfly Topology",
-    ISCA 2008. Global cables of a group go to its routers in turn, as in Cray's Slingshot.
+    ISCA 2008. Global cables of a group go to its routers in turn.
 
     Parameters
     ----------
@@ -42,10 +44,11 @@ def dragonfly(
     groups : int, optional
         By default as few as hold all hosts.
     hosts_per_router : int, optional
-        By default half of the ports that the group leaves are for NICs (Kim's balance, p = h).
+        With all their NICs. By default half of the ports that the group leaves to a router are for
+        NICs (Kim's balance, p = h); a host that has more is plugged into several routers.
     global_cables : int, optional
         Between each two groups; by default as many as the routers have ports for.
-    global_latency_s : float, optional
+    global_latency : float, optional
         Of a global cable; by default that of the others.
     routing : str
         "minimal", "valiant", "ecmp" or "adaptive" (see `_join_evenly`).
@@ -55,25 +58,37 @@ def dragonfly(
     InputError
         More hosts than the routers hold, or more cables than they have ports.
     """
+    import networkx as nx
+
+    nics = len(rails)
     free = radix - (routers_per_group - 1)
-    each = hosts_per_router or max(1, free // 2 // len(rails))
-    count = groups or math.ceil(hosts / (routers_per_group * each))
-    ports = routers_per_group * (free - each * len(rails))
-    peers = max(1, count - 1)
-    cables = global_cables or min(1, peers) * (ports // peers)
-    if free < each * len(rails) or (count > 1 and not 1 <= cables * peers <= ports):
-        needed = (
-            f"{count} groups of {routers_per_group} routers with {each * len(rails)} NICs each"
-            f" and {max(1, cables)} cables between groups"
-        )
+    each = hosts_per_router * nics if hosts_per_router else max(1, free // 2)
+    each -= each % nics if nics <= each else 0  # whole hosts
+    count = groups or math.ceil(hosts * nics / (routers_per_group * each))
+    cables = _global_cables(free - each, routers_per_group, count, global_cables)
+    if cables is None:
+        needed = f"{count} groups of {routers_per_group} routers with {each} NICs each"
+        needed += f" and {global_cables or 1} cables between groups" if count > 1 else ""
         raise InputError(Fault("fabric.radix", f"{radix} ports", f"enough for {needed}"))
-    network: nx.Graph[Hashable] = nx.Graph(routing=routing)
+    network: nx.Graph[int | str] = nx.Graph(routing=routing)
     members = [[f"group{g}/router{r}" for r in range(routers_per_group)] for g in range(count)]
     for group, names in enumerate(members):
         network.add_nodes_from(names, kind="switch", group=group)
     join = _join_evenly if routing == "adaptive" else _join_each
-    join(network, members, _global_trunks(members, cables), global_latency_s)
+    join(network, members, _global_trunks(members, cables), global_latency)
+    if count > 1 and None in (groups, global_cables):
+        note = f"assumption: {count} groups with {cables} cables between each two"
+        network.graph["assumptions"] = (note, *network.graph.get("assumptions", ()))
     return plug_in(hosts, rails, network, each)
+
+
+def _global_cables(ports: int, routers: int, groups: int, stated: int | None) -> int | None:
+    """Cables between each two groups; None where `ports` of each router are too few for them."""
+    if ports < 0 or groups == 1:
+        return None if ports < 0 else 0
+    most = routers * ports // (groups - 1)
+    cables = stated or most
+    return cables if 1 <= cables <= most else None
 
 
 SPREAD_EVENLY = (
@@ -99,18 +114,18 @@ def _global_trunks(members: list[list[str]], cables: int) -> Trunks:
 
 
 def _join_each(
-    network: nx.Graph[Hashable], members: list[list[str]], trunks: Trunks, latency_s: float | None
+    network: nx.Graph[int | str], members: list[list[str]], trunks: Trunks, latency_s: float | None
 ) -> None:
     """A link for each cable."""
     for names in members:
         network.add_edges_from(combinations(names, 2))
-    longer = {} if latency_s is None else {"latency_s": latency_s}
+    longer = {} if latency_s is None else {"latency": latency_s}
     for (a, b), cables in trunks.items():
         network.add_edge(a, b, cables=cables, **longer)
 
 
 def _join_evenly(
-    network: nx.Graph[Hashable], members: list[list[str]], trunks: Trunks, latency_s: float | None
+    network: nx.Graph[int | str], members: list[list[str]], trunks: Trunks, latency_s: float | None
 ) -> None:
     """The links between which adaptive routing spreads flows evenly, bonded: a tree of cuts.
 
@@ -125,7 +140,7 @@ def _join_evenly(
     own = Counter[str]()
     for ends, cables in trunks.items():
         own.update(dict.fromkeys(ends, cables))
-    longer = {} if latency_s is None else {"latency_s": latency_s / 2}
+    longer = {} if latency_s is None else {"latency": latency_s / 2}
     for group, names in enumerate(members):
         total = sum(own[name] for name in names)
         hub = f"group{group}/cables"

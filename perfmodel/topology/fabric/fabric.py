@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import (
@@ -18,6 +19,7 @@ from perfmodel.files import (
 )
 from perfmodel.topology.templates.spec import (
     FABRIC_KINDS,
+    OPTIONS,
     FabricFile,
     FabricSpec,
     ListedHost,
@@ -42,6 +44,8 @@ class Fabric:
     sources: Mapping[str, str]
     hosts: tuple[ListedHost, ...] = ()
     trunks: tuple[ListedTrunk, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What only the generator of its shape reads."""
 
     @property
     def down_ports(self) -> int:
@@ -149,4 +153,5 @@ def _merge(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
         },
         hosts=listed.hosts or (),
         trunks=listed.trunks or (),
+        options={name: value for name, value in values.items() if name in OPTIONS},
     )

@@ -9,7 +9,7 @@ flows take the same however they are asked for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +24,7 @@ Bits = NDArray[np.uint64]
 SwitchPaths = Callable[[Ints, Ints, Bits], list[Ints]]
 
 
-def switch_paths(fabric: nx.Graph[Hashable]) -> SwitchPaths | None:
+def switch_paths(fabric: nx.Graph[int | str]) -> SwitchPaths | None:
     """The routing that a fabric's graph names; None where its flows are hashed over all cables."""
     routing = fabric.graph.get("routing")
     if routing in {"dimension-ordered", "valiant"} and "line" in fabric.graph:
@@ -86,7 +86,7 @@ def by_way_of_any(minimal: SwitchPaths, routers: int) -> SwitchPaths:
 # ---------------------------------------------------------------- groups of routers
 
 
-def by_groups(fabric: nx.Graph[Hashable], *, by_others: bool) -> SwitchPaths:
+def by_groups(fabric: nx.Graph[int | str], *, by_others: bool) -> SwitchPaths:
     """Over one global cable, and at most one cable in each group at its ends.
 
     `by_others`: Valiant's routing, over a random third group: two global cables, and at most three
@@ -117,7 +117,7 @@ def by_groups(fabric: nx.Graph[Hashable], *, by_others: bool) -> SwitchPaths:
     return paths
 
 
-def _global_cables(fabric: nx.Graph[Hashable]) -> tuple[Ints, int, CableOf]:
+def _global_cables(fabric: nx.Graph[int | str]) -> tuple[Ints, int, CableOf]:
     """Group of each router, number of groups, and how a cable from group to group is drawn."""
     routers = [name for name, data in fabric.nodes(data=True) if data["kind"] == "switch"]
     number = {name: at for at, name in enumerate(routers)}

@@ -116,7 +116,7 @@ def test_hosts_fill_routers_in_order(generator) -> None:
 
 
 def test_more_hosts_than_routers_hold_are_refused() -> None:
-    with pytest.raises(InputError, match="13 hosts; allowed: at most 12: 2 at each of 6 routers"):
+    with pytest.raises(InputError, match="13 NICs; allowed: at most 12: 2 at each of 6 routers"):
         torus(13, (0,), dims=(2, 3), hosts_per_router=2)
 
 
