@@ -25,6 +25,7 @@ from perfmodel.files import (
 )
 from perfmodel.topology.arcs import LinkKind, NodeKind
 from perfmodel.topology.compilation import compile_topology, rows
+from perfmodel.topology.expanded_graph import SWITCH_FACTS
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import MOST_GPUS
 from perfmodel.topology.templates.gpus import gpu_names
@@ -290,7 +291,8 @@ def _parts(graph: nx.MultiDiGraph[str], hosts: Mapping[Hashable, list[str]]) -> 
     fabric.add_nodes_from(range(len(members)), kind="host")
     for name, data in graph.nodes(data=True):
         if name not in place:
-            fabric.add_node(str(data.get("local", name)), kind=data["kind"])
+            where = {fact: data[fact] for fact in SWITCH_FACTS if fact in data}
+            fabric.add_node(str(data.get("local", name)), kind=data["kind"], **where)
     for src, dst, data in rows(graph):
         if src in place and place.get(src) == place.get(dst):
             continue

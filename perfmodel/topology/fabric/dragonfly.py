@@ -143,7 +143,7 @@ def _join_evenly(
     longer = {} if latency_s is None else {"latency": latency_s / 2}
     for group, names in enumerate(members):
         total = sum(own[name] for name in names)
-        hub = f"group{group}/cables"
+        hub = f"group{group}"
         if len(names) > 1 or total:
             network.add_node(hub, kind="switch", group=group)
             network.add_edges_from((name, hub, {"lanes": len(names) - 1 + own[name]})

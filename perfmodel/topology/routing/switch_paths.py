@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.topology.routing.clos import Ints
 
 if TYPE_CHECKING:
@@ -25,16 +26,24 @@ SwitchPaths = Callable[[Ints, Ints, Bits], list[Ints]]
 
 
 def switch_paths(fabric: nx.Graph[int | str]) -> SwitchPaths | None:
-    """The routing that a fabric's graph names; None where its flows are hashed over all cables."""
-    routing = fabric.graph.get("routing")
-    if routing in {"dimension-ordered", "valiant"} and "line" in fabric.graph:
-        ordered = by_dimension(fabric.graph["dims"], fabric.graph["line"])
-        return ordered if routing == "dimension-ordered" else by_way_of_any(
-            ordered, math.prod(fabric.graph["dims"])
-        )  # fmt: skip
-    if routing in {"minimal", "valiant"}:
+    """The routing that a fabric's graph names; None where its flows are hashed over all cables.
+
+    Raises `InputError`: the graph lacks what the routing goes by.
+    """
+    facts, routing = fabric.graph, fabric.graph.get("routing")
+    if routing not in {"dimension-ordered", "minimal", "valiant"}:
+        return None
+    if routing != "minimal" and {"dims", "line"} <= facts.keys():
+        dims = tuple(facts["dims"])
+        ordered = by_dimension(dims, facts["line"])
+        return by_way_of_any(ordered, math.prod(dims)) if routing == "valiant" else ordered
+    switches = [data for _, data in fabric.nodes(data=True) if data["kind"] == "switch"]
+    if routing != "dimension-ordered" and all("group" in data for data in switches):
         return by_groups(fabric, by_others=routing == "valiant")
-    return None
+    grid = "'dims' and 'line' (ring, path or complete) of a grid"
+    needed = {"minimal": "a 'group' of every switch", "dimension-ordered": grid}
+    allowed = needed.get(routing, f"{grid}, or {needed['minimal']}")
+    raise InputError(Fault("fabric.routing", f"{routing!r} without what it goes by", allowed))
 
 
 # ---------------------------------------------------------------- grids
@@ -123,10 +132,12 @@ def _global_cables(fabric: nx.Graph[int | str]) -> tuple[Ints, int, CableOf]:
     number = {name: at for at, name in enumerate(routers)}
     group = np.array([fabric.nodes[name]["group"] for name in routers], dtype=np.int64)
     groups = int(group.max()) + 1
-    one_way = [(number[a], number[b]) for a, b, data in fabric.edges(data=True)
-               if a in number and b in number and group[number[a]] != group[number[b]]
-               for _ in range(data.get("cables", 1))]  # fmt: skip
-    ends = np.array([*one_way, *((b, a) for a, b in one_way)], dtype=np.int64).reshape(-1, 2)
+    listed = [(number[a], number[b]) for a, b, data in fabric.edges(data=True)
+              if a in number and b in number and group[number[a]] != group[number[b]]
+              for _ in range(data.get("cables", 1))]  # fmt: skip
+    ways = 1 if fabric.is_directed() else 2
+    ends = np.array([pair for a, b in listed for pair in ((a, b), (b, a))[:ways]],
+                    dtype=np.int64).reshape(-1, 2)  # fmt: skip
     code = group[ends[:, 0]] * groups + group[ends[:, 1]]
     order = np.argsort(code, kind="stable")
     ends = ends[order]

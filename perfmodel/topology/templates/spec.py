@@ -333,7 +333,7 @@ ROUTINGS_OF: Mapping[str, tuple[str, ...]] = {
     "hypercube": _BOX_ROUTINGS,
     "flattened-butterfly": _BOX_ROUTINGS,
 }
-"""Routings that each shape of fabric has, where it has several."""
+"""Routings that each shape of fabric has, where it has several; the first if nobody says."""
 
 _NEVER_BLOCK = frozenset({"one-switch", "rail-only", "listed"})
 _TRUE_ANYWAY: Mapping[str, Any] = {"oversubscription": 1.0, "routing": "ecmp"}
@@ -373,8 +373,8 @@ class FabricSpec(FileModel):
     that flows that keep to their rail never do. `adaptive`: every flow is spread over all paths, so
     that the switches above the leaves act as one. `dimension-ordered`: the first dimension first.
     `minimal`: over one cable between groups. `valiant`: over a random router, or group, of others.
-    Default: that of the shape's file; on InfiniBand, leaves, spines and fat trees are adaptive,
-    unless an event names a switch or a cable; else ecmp.
+    Default: the first that the shape has; adaptive on a dragonfly, and on InfiniBand for leaves,
+    spines and fat trees, unless an event names a switch or a cable.
     """
     dims: Annotated[tuple[Side, ...], Field(min_length=1, max_length=6)] | None = None
     """Routers along each dimension (default: the smallest even box that holds all hosts)."""

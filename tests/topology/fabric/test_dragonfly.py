@@ -195,8 +195,8 @@ def test_the_tree_has_the_cuts_of_the_network() -> None:
         leaving = sum(
             data["cables"] for *_, data in nx.edge_boundary(routers_of(graph), inside, data=True)
         )
-        assert tree.edges[f"group{group}/cables", "global"]["lanes"] == leaving
+        assert tree.edges[f"group{group}", "global"]["lanes"] == leaving
         for router in inside:
             ports = sum(d.get("cables", 1) for *_, d in routers_of(graph).edges(router, data=True))
-            assert tree.edges[router, f"group{group}/cables"]["lanes"] == ports
+            assert tree.edges[router, f"group{group}"]["lanes"] == ports
     assert len(tree.graph["assumptions"]) == 1

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import pairwise
 
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfmodel.errors import InputError
 from perfmodel.simulate.sharing.max_min import max_min_rates
 from perfmodel.topology.faults import find_arcs, remove_links
 from perfmodel.topology.model import Topology
+from perfmodel.topology.own_graph import topology_of
 from perfmodel.topology.routing.router import Router
+from perfmodel.topology.routing.switch_paths import switch_paths
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.spec import FabricSpec
 
@@ -148,3 +153,29 @@ def test_even_traffic_fills_a_torus_to_its_bisection() -> None:
     first = topology.first_cable + 2 * k**n
     loads = np.bincount(arcs, minlength=len(topology.arcs))[first:]
     assert (loads == (k**2 - 1) // 8 * k ** (n - 1)).all()
+
+
+# ---------------------------------------------------------------- as graphs
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_flows_go_the_same_ways_in_the_graph_of_a_cluster(shape: dict[str, object]) -> None:
+    """A topology, its graph as JSON, and the topology of that."""
+    topology = built(shape)
+    written = json.dumps(nx.node_link_data(topology.graph, edges="edges"))
+    again = topology_of(nx.node_link_graph(json.loads(written), edges="edges"))
+    src, dst = all_ports(topology)
+    for before, after in zip(*(Router(t).across(src, dst, src) for t in (topology, again)),
+                             strict=True):  # fmt: skip
+        np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("routing", "needed"),
+    [("minimal", "'group'"), ("dimension-ordered", "'dims' and 'line'"), ("valiant", "'group'")],
+)
+def test_a_graph_that_lacks_what_its_routing_goes_by_is_refused(routing: str, needed: str) -> None:
+    fabric = nx.Graph(routing=routing)
+    fabric.add_node("leaf0", kind="switch")
+    with pytest.raises(InputError, match=f"{routing}.*{needed}"):
+        switch_paths(fabric)
