@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import plain, read_text, read_yaml, write_json
+from perfmodel.topology.composed.load import GRAPH_SUFFIXES
 from perfmodel.topology.importers.nccl_xml.safe_xml import parse_xml
 from perfmodel.topology.model import Topology
 from perfmodel.topology.own_graph import topology_of
@@ -14,12 +15,10 @@ from perfmodel.topology.own_graph import topology_of
 if TYPE_CHECKING:
     import networkx as nx
 
-SUFFIXES = (".json", ".graphml")
-
 
 def is_graph_file(name: str) -> bool:
     """Whether a name is that of a file that holds a graph."""
-    return name.lower().endswith(SUFFIXES)
+    return name.lower().endswith(GRAPH_SUFFIXES)
 
 
 def read_topology(path: Path) -> Topology:
