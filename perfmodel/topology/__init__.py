@@ -54,41 +54,49 @@ def build_cluster(
     >>> perfmodel.topology("dgx-a100", nodes=2, fabric="rail-optimised").name
     'dgx-a100 x 2'
     """
-    from perfmodel.errors import Fault, InputError
+    from perfmodel.errors import InputError
     from perfmodel.files import validate_document
+    from perfmodel.topology.graph_files import is_graph_file
     from perfmodel.topology.templates.build import build_topology, with_usual_routing
     from perfmodel.topology.templates.spec import FabricSpec
 
-    faults = []
     if is_graph(node):
         return graph_alone(node, nodes=nodes, fabric=fabric, gpus_per_node=gpus_per_node)
+    _check_arguments(node, fabric, nodes=nodes, gpus_per_node=gpus_per_node)
+    name = str(node)
+    if is_graph_file(name):
+        return graph_alone(Path(name), nodes=nodes, fabric=fabric, gpus_per_node=gpus_per_node)
+    try:
+        if callable(fabric):
+            return build_topology(name, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node)
+        if isinstance(fabric, Mapping):
+            network: FabricSpec | str | None = validate_document(FabricSpec, dict(fabric))
+        else:
+            network = None if fabric is None else str(fabric)
+        routed = with_usual_routing(name, network)
+        return build_topology(name, hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
+    except InputError as error:
+        names = {"hosts": "nodes", "gpus_per_host": "gpus_per_node"}
+        faults = [replace(each, field=names.get(each.field, each.field)) for each in error.faults]
+        raise InputError(faults) from None
+
+
+def _check_arguments(node: object, fabric: object, **counts: object) -> None:
+    """Refuse types that no argument has; every fault."""
+    from perfmodel.errors import Fault, InputError
+
+    faults = []
     if not isinstance(node, str | Path):
         allowed = "a name such as 'dgx-a100', a path, or a NetworkX graph"
         faults.append(Fault("topology", f"a {type(node).__name__}", allowed))
     if not (isinstance(fabric, str | Path | Mapping | None) or callable(fabric)):
         allowed = "a name, a path, a mapping with its 'kind', or a function that returns a graph"
         faults.append(Fault("fabric", f"a {type(fabric).__name__}", allowed))
-    for name, number in (("nodes", nodes), ("gpus_per_node", gpus_per_node)):
+    for name, number in counts.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
             faults.append(Fault(name, repr(number), "a whole number"))
     if faults:
         raise InputError(faults)
-    try:
-        network: FabricSpec | str | None
-        if callable(fabric):
-            return build_topology(
-                str(node), hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node
-            )
-        if isinstance(fabric, Mapping):
-            network = validate_document(FabricSpec, dict(fabric))
-        else:
-            network = None if fabric is None else str(fabric)
-        routed = with_usual_routing(str(node), network)
-        return build_topology(str(node), hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
-    except InputError as error:
-        names = {"hosts": "nodes", "gpus_per_host": "gpus_per_node"}
-        faults = [replace(each, field=names.get(each.field, each.field)) for each in error.faults]
-        raise InputError(faults) from None
 
 
 def is_graph(machine: object) -> TypeGuard[nx.Graph[Any]]:
@@ -97,19 +105,20 @@ def is_graph(machine: object) -> TypeGuard[nx.Graph[Any]]:
     return networkx is not None and isinstance(machine, networkx.Graph)
 
 
-def graph_alone(graph: nx.Graph[Any], **arguments: Any) -> Topology:
-    """The machine of a graph, which says all of it.
+def graph_alone(graph: nx.Graph[Any] | Path, **arguments: Any) -> Topology:
+    """The machine of a graph, or of the graph in a file, which says all of it.
 
     Raises `InputError`: something beside it, or what is wrong in the graph.
     """
     from perfmodel.errors import Fault, InputError
+    from perfmodel.topology.graph_files import read_topology
     from perfmodel.topology.own_graph import topology_of
 
     stated = [name for name, value in arguments.items() if value not in (None, 1)]
     if stated:
         allowed = "nothing beside a graph, which says all of a machine"
         raise InputError(Fault(name, "a value", allowed) for name in stated)
-    return topology_of(graph)
+    return read_topology(graph) if isinstance(graph, Path) else topology_of(graph)
 
 
 class _CallablePackage(ModuleType):

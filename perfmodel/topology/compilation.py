@@ -7,7 +7,7 @@ the rates of links read arrays (`Arcs`) instead, in which each host owns a block
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.errors import Fault, InputError
-from perfmodel.garbage import no_collections
 from perfmodel.topology.arcs import Arcs, LinkKinds
 from perfmodel.topology.expanded_graph import SWITCH
 from perfmodel.topology.fabric.like_hosts import ArcEnd, ArcEnds, Cables, LikeHosts
@@ -66,15 +65,14 @@ def compile_topology(
     if not gpus:
         raise InputError(Fault("ranks", "no GPU", "at least one GPU"))
     gpu = _gpu(node, gpus[0])
-    with no_collections(all_stays=True):
-        block = _node_arcs(node)
-        cabling = None if fabric is None else _cabling(fabric, node, hosts)
-        arcs = _joined(block, hosts, cabling)
-        devices = LikeHosts(
-            [(name, data["kind"]) for name, data in node.nodes(data=True)],
-            hosts,
-            cabling.switches if cabling else (),
-        )
+    block = _node_arcs(node)
+    cabling = None if fabric is None else _cabling(fabric, node, hosts)
+    arcs = _joined(block, hosts, cabling)
+    devices = LikeHosts(
+        [(name, data["kind"]) for name, data in node.nodes(data=True)],
+        hosts,
+        cabling.switches if cabling else (),
+    )
     wider = {} if fabric is None else fabric.graph
     sources = {
         **{f"gpu {field}": text for field, text in gpu_sources(gpu.name).items()},
@@ -169,10 +167,17 @@ def _channel_graphs(node: nx.MultiDiGraph[str]) -> tuple[ChannelGraph, ...]:
 # ---------------------------------------------------------------- links of a host
 
 
-def rows(graph: nx.Graph[Any]) -> list[tuple[Any, Any, dict[str, Any]]]:
-    """Edges with their attributes: by ``index`` where they have one, else as they were added."""
-    listed = list(graph.edges(data=True))
-    return sorted(listed, key=lambda edge: edge[2].get("index", 0))
+Edge = tuple[Any, Any, dict[str, Any]]
+
+
+def ordered(edges: Iterable[Edge]) -> list[Edge]:
+    """Edges by their ``index`` where they have one, else as they were added."""
+    return sorted(edges, key=lambda edge: edge[2].get("index", 0))
+
+
+def rows(graph: nx.Graph[Any]) -> list[Edge]:
+    """Edges of a graph with their attributes, in order."""
+    return ordered(graph.edges(data=True))
 
 
 def _node_arcs(node: nx.MultiDiGraph[str]) -> Arcs:
@@ -188,11 +193,11 @@ def _node_arcs(node: nx.MultiDiGraph[str]) -> Arcs:
 
 def _joined(block: Arcs, hosts: int, cabling: Cabling | None) -> Arcs:
     """Each host's block in turn, then the fabric's links."""
-    names: Sequence[ArcEnd]
-    if cabling is None or isinstance(cabling.ends, Cables):
-        names = ArcEnds(block.names, hosts, cabling.ends if cabling else None)
-    else:
-        names = (*ArcEnds(block.names, hosts), *cabling.ends)
+    ends = None if cabling is None else cabling.ends
+    regular = ends if isinstance(ends, Cables) else None
+    names: Sequence[ArcEnd] = ArcEnds(block.names, hosts, regular)
+    if isinstance(ends, tuple):
+        names = (*names, *ends)
     own = Arcs(
         names=names,
         kinds=LinkKinds(block.kinds.names, np.tile(block.kinds.codes, hosts)),
@@ -276,7 +281,7 @@ def _cabling(fabric: nx.Graph[int | str], node: nx.MultiDiGraph[str], hosts: int
     out_s = [delay_s + switch_s for delay_s in into_s]  # a switch delays what leaves it
     names = [name for name, data in fabric.nodes(data=True) if data["kind"] == "switch"]
     leaf_of = _leaf_of(fabric, names, hosts, len(nics))
-    trunks = _trunks(fabric, fastest)
+    trunks = _trunks(fabric, frozenset(names), fastest)
     kinds = LinkKinds.of([*(port["port_kind"] for port in ports), fastest["port_kind"]])
     switches = tuple(f"{SWITCH}{name}" for name in names)
     return Cabling(
@@ -321,8 +326,8 @@ def _leaf_of(
     leaf_of = np.full((hosts, nics), -1, dtype=np.int64)
     faults = []
     for host in range(hosts):
-        edges = list(fabric.edges(host, data=True))
-        for at, (_, switch, data) in enumerate(edges):
+        edges = _edges_at(fabric, host)
+        for at, (switch, data) in enumerate(edges):
             usual = range(nics) if len(edges) == 1 else (at,)
             for nic in data.get("nics", usual):
                 if not 0 <= nic < nics or leaf_of[host, nic] >= 0:
@@ -340,6 +345,15 @@ def _leaf_of(
     return leaf_of.ravel()
 
 
+def _edges_at(fabric: nx.Graph[int | str], host: int) -> list[tuple[int | str, dict[str, Any]]]:
+    """Switches that a host is joined to, and what each edge says; parallel edges apart."""
+    if fabric.is_multigraph():
+        return [
+            (switch, data) for switch, keys in fabric.adj[host].items() for data in keys.values()
+        ]
+    return list(fabric.adj[host].items())
+
+
 @dataclass(frozen=True, slots=True)
 class _Trunks:
     """Cables between switches, parallel ones apart; arrays have shape (cables,)."""
@@ -350,13 +364,16 @@ class _Trunks:
     lanes: NDArray[np.int32]
 
 
-def _trunks(fabric: nx.Graph[int | str], port: Mapping[str, Any]) -> _Trunks:
+def _trunks(
+    fabric: nx.Graph[int | str], switches: frozenset[str | int], port: Mapping[str, Any]
+) -> _Trunks:
     """Cables between switches, whose usable part is that of the fastest port."""
     facts = fabric.graph
     usual_Bps = facts.get("uplink_bandwidth", port["port_bandwidth"])
     usual_s = facts.get("cable_latency", 0.0)
-    is_switch = fabric.nodes.data("kind")
-    bundles = [row for row in rows(fabric) if is_switch[row[0]] == is_switch[row[1]] == "switch"]
+    bundles = ordered(
+        edge for edge in fabric.edges(data=True) if edge[0] in switches and edge[1] in switches
+    )
     count = [data.get("cables", 1) for _, _, data in bundles]
     lanes = np.array([data.get("lanes", 1) for _, _, data in bundles], dtype=np.int32)
     rates_Bps = np.array(

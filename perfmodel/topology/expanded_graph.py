@@ -48,7 +48,11 @@ def expand(
     """
     import networkx as nx  # takes longer than a small simulation
 
-    facts = {"perfmodel": 1, "gpus_per_node": gpus_per_node, "machine": dict(node.graph)}
+    facts: dict[str, Any] = {
+        "perfmodel": 1,
+        "gpus_per_node": gpus_per_node,
+        "machine": dict(node.graph),
+    }
     graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(**facts)
     if fabric is not None:
         own = fabric.graph

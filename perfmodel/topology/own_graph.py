@@ -203,10 +203,15 @@ def _model_faults(graph: nx.Graph[Any], names: Mapping[Hashable, str]) -> Iterat
         yield Fault("nodes", f"{len(gpus):,} GPUs", f"1 to {MOST_GPUS:,} nodes of kind 'gpu'")
 
 
+def _kinds(graph: nx.Graph[Any]) -> dict[Any, str]:
+    """Kind of each node."""
+    return {name: str(data.get("kind")) for name, data in graph.nodes(data=True)}
+
+
 def _usual_kind(graph: nx.MultiDiGraph[str], src: str, dst: str) -> str:
     """Kind of a link that does not say it: by what it joins."""
     kinds = {graph.nodes[end]["kind"] for end in (src, dst)}
-    networked = any(kind == "nic" for _, kind in graph.nodes.data("kind"))
+    networked = "nic" in _kinds(graph).values()
     if "memory" in kinds:
         return "memory"
     if "switch" in kinds and networked:
@@ -222,7 +227,7 @@ def _check_paths(graph: nx.MultiDiGraph[str]) -> None:
     """Refuse GPUs that cannot reach each other."""
     import networkx as nx
 
-    gpus = [name for name, kind in graph.nodes.data("kind") if kind == "gpu"]
+    gpus = [name for name, kind in _kinds(graph).items() if kind == "gpu"]
     to, fro = nx.descendants(graph, gpus[0]), nx.ancestors(graph, gpus[0])
     cut = [name for name in gpus[1:] if name not in to or name not in fro]
     faults = []
@@ -252,7 +257,7 @@ def _one_node(graph: nx.MultiDiGraph[str], facts: Mapping[str, Any]) -> nx.Multi
 
     local = {name: str(data.get("local", name)) for name, data in graph.nodes(data=True)}
     node: nx.MultiDiGraph[str] = nx.relabel_nodes(graph, _distinct(local, graph))
-    for data in dict(node.nodes(data=True)).values():
+    for _, data in node.nodes(data=True):
         data.pop("local", None)
         data.pop("node", None)
     node.graph.clear()
@@ -287,32 +292,41 @@ def _parts(graph: nx.MultiDiGraph[str], hosts: Mapping[Hashable, list[str]]) -> 
     alike = [_host_graph(graph, each, local) for each in members]
     if any(not nx.utils.graphs_equal(each, alike[0]) for each in alike[1:]):
         return None
-    fabric: nx.MultiDiGraph[int | str] = nx.MultiDiGraph()
-    fabric.add_nodes_from(range(len(members)), kind="host")
-    for name, data in graph.nodes(data=True):
-        if name not in place:
-            where = {fact: data[fact] for fact in SWITCH_FACTS if fact in data}
-            fabric.add_node(str(data.get("local", name)), kind=data["kind"], **where)
-    for src, dst, data in rows(graph):
-        if src in place and place.get(src) == place.get(dst):
-            continue
-        ends = [place.get(name, graph.nodes[name].get("local", name)) for name in (src, dst)]
-        devices = {
-            end: local[name]
-            for end, name in (("src_device", src), ("dst_device", dst))
-            if name in place
-        }
-        fabric.add_edge(*ends, **data, **devices)
+    fabric = _fabric(graph, place, local)
     regular = "fabric" in graph.graph  # as `Topology.graph` wrote it
     if not regular and not _joins_nics(fabric, alike[0]):
         return None
+    leaving = {data.get("src_device"): data["kind"] for *_, data in fabric.edges(data=True)}
     for nic, data in alike[0].nodes(data=True):
         if data["kind"] == "nic":
-            kind = next(
-                d["kind"] for *_, d in fabric.edges(data=True) if d.get("src_device") == nic
-            )
-            data.setdefault("network", NETWORKS.get(kind, "infiniband"))
+            data.setdefault("network", NETWORKS.get(leaving[nic], "infiniband"))
     return _Parts(alike[0], fabric)
+
+
+def _fabric(
+    graph: nx.MultiDiGraph[str], place: Mapping[str, int], local: Mapping[str, str]
+) -> nx.MultiDiGraph[int | str]:
+    """Hosts by their numbers, whatever stands in none, and the links between them."""
+    import networkx as nx
+
+    names: dict[str, int | str] = {
+        name: place.get(name, str(data.get("local", name))) for name, data in graph.nodes(data=True)
+    }
+    fabric: nx.MultiDiGraph[int | str] = nx.MultiDiGraph()
+    fabric.add_nodes_from(range(len(set(place.values()))), kind="host")
+    kept = ("kind", *SWITCH_FACTS)
+    fabric.add_nodes_from(
+        (names[name], {fact: data[fact] for fact in kept if fact in data})
+        for name, data in graph.nodes(data=True)
+        if name not in place
+    )
+    for src, dst, data in rows(graph):
+        if src in place and place[src] == place.get(dst):
+            continue
+        ends = (("src_device", src), ("dst_device", dst))
+        devices = {key: local[name] for key, name in ends if name in place}
+        fabric.add_edge(names[src], names[dst], None, **data, **devices)
+    return fabric
 
 
 def _local_names(graph: nx.MultiDiGraph[str], names: Sequence[str]) -> list[str]:
@@ -345,10 +359,10 @@ def _joins_nics(fabric: nx.MultiDiGraph[int | str], host: nx.MultiDiGraph[str]) 
     """Whether hosts end in NICs only, and the switches join every NIC with every other."""
     import networkx as nx
 
-    switches = [name for name, kind in fabric.nodes.data("kind") if kind != "host"]
+    switches = [name for name, kind in _kinds(fabric).items() if kind != "host"]
     if any(fabric.nodes[name]["kind"] != "switch" for name in switches):
         return False
-    nics = {name for name, kind in host.nodes.data("kind") if kind == "nic"}
+    nics = {name for name, kind in _kinds(host).items() if kind == "nic"}
     up: dict[tuple[int | str, str], set[int | str]] = {}
     for src, dst, data in fabric.edges(data=True):
         for device, other in (("src_device", dst), ("dst_device", src)):

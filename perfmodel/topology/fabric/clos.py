@@ -187,12 +187,11 @@ def plugged(
     graph: nx.Graph[int | str] = nx.Graph()
     graph.add_nodes_from(range(hosts), kind="host")
     graph.add_nodes_from(names, kind="switch")
-    for host, leaves in enumerate(leaf_of):
-        nics: dict[int, list[int]] = {}
-        for nic, leaf in enumerate(leaves):
-            nics.setdefault(leaf, []).append(nic)
-        for leaf, numbers in nics.items():
-            graph.add_edge(host, names[leaf], nics=tuple(numbers))
+    graph.add_edges_from(
+        (host, names[leaf], {"nics": tuple(nic for nic, own in enumerate(leaves) if own == leaf)})
+        for host, leaves in enumerate(leaf_of)
+        for leaf in dict.fromkeys(leaves)
+    )
     return graph
 
 

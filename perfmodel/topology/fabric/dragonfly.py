@@ -130,7 +130,7 @@ def _join_evenly(
     """The links between which adaptive routing spreads flows evenly, bonded: a tree of cuts.
 
     Slingshot sends each packet by the least loaded of up to four minimal and non-minimal paths
-    (De Sensi et al., "An In-Depth Analysis of the Slingshot Interconnect", SC 2020, section II-C),
+    (De Sensi et al., "An In-Depth Analysis of the Slingshot Interconnect", SC 2020, section II),
     so that flows share what leaves a router and what leaves a group, and no single cable. No
     routing carries more, and the best carries as much where traffic is even or one group sends to
     one other. Elsewhere packets cross two global cables, so the best carries at least half, where
@@ -141,14 +141,15 @@ def _join_evenly(
     for ends, cables in trunks.items():
         own.update(dict.fromkeys(ends, cables))
     longer = {} if latency_s is None else {"latency": latency_s / 2}
-    for group, names in enumerate(members):
-        total = sum(own[name] for name in names)
-        hub = f"group{group}"
-        if len(names) > 1 or total:
-            network.add_node(hub, kind="switch", group=group)
-            network.add_edges_from((name, hub, {"lanes": len(names) - 1 + own[name]})
-                                   for name in names)  # fmt: skip
-        if total:
-            network.add_node("global", kind="switch")
-            network.add_edge(hub, "global", lanes=total, **longer)
+    groups, routers = len(members), len(members[0])
+    hubs = [f"group{group}" for group in range(groups)] if groups * routers > 1 else []
+    network.add_nodes_from(hubs, kind="switch")
+    for hub, names in zip(hubs, members, strict=False):
+        network.add_edges_from((name, hub, {"lanes": routers - 1 + own[name]}) for name in names)
+    if groups > 1:
+        network.add_node("global", kind="switch")
+    for hub, names in zip(hubs, members if groups > 1 else (), strict=False):
+        network.add_edge(hub, "global", lanes=sum(own[name] for name in names), **longer)
+    levels = {"above": 1, "cables": 1, "cores": int(groups > 1)} if hubs else {}
+    network.graph["tiers"] = {"leaves": groups * routers, "pod": routers, **levels}
     network.graph["assumptions"] = (SPREAD_EVENLY,)

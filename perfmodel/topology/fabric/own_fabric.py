@@ -67,7 +67,9 @@ def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
         for host in range(hosts)
         if host not in graph
     ]
-    own = nx.MultiGraph(kind=name, routing=graph.graph.get("routing", "ecmp"))
+    own: nx.MultiGraph[int | str] = nx.MultiGraph(
+        kind=name, routing=graph.graph.get("routing", "ecmp")
+    )
     own.add_nodes_from(range(hosts), kind="host")
     own.add_nodes_from((n for n in graph if n not in range(hosts)), kind="switch")
     for src, dst, data in graph.edges(data=True):

@@ -28,7 +28,7 @@ def rail_only(
     radix : int
         Ports of a switch.
     routing : str
-        "ecmp", or "adaptive": all flows of a leaf share its uplinks evenly.
+        "ecmp", "rail", or "adaptive": all flows of a leaf share its uplinks evenly.
     """
     used = sorted(set(rails))
     nics = len(rails) // len(used)  # of one host on one rail
@@ -48,4 +48,7 @@ def rail_only(
             trunk = {"lanes": uplinks} if adaptive else {"cables": uplinks // spines}
             graph.add_edge(name, upper, **trunk)
     graph.graph["routing"] = routing
+    above, cables = (1, 1) if adaptive else (spines, uplinks // max(1, spines))
+    levels = {"above": above, "cables": cables} if leaves > 1 else {}
+    graph.graph["tiers"] = {"leaves": len(names), "pod": leaves, **levels}
     return graph

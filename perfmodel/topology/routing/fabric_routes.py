@@ -86,6 +86,10 @@ class FabricRoutes:
         if tiers is None:
             return self._by_switches(src, dst, flow)
         kinds = tiers.kinds(src, dst)
+        if tiers.pods_apart and (kinds == 2).any():
+            at = int(np.argmax(kinds == 2))
+            ends = self.name_of(int(src[at])), self.name_of(int(dst[at]))
+            raise NoRoute("no cable leads from {} to {}".format(*ends), at)
         lengths = 2 * kinds + 2
         pointers = np.cumsum(lengths) - lengths
         arcs = np.empty(int(lengths.sum()), dtype=np.int64)
@@ -136,8 +140,9 @@ class FabricRoutes:
     @cached_property
     def parts(self) -> Ints | None:
         """Part of the fabric into which each port is plugged; None where cables join them all."""
-        one = self._topology.hosts == 1 or not self._port
-        if one or self._tiers is not None or self._over_cables is not None:
+        if self._tiers is not None:
+            return self._tiers.leaf_of // self._tiers.pod if self._tiers.pods_apart else None
+        if self._topology.hosts == 1 or not self._port or self._over_cables is not None:
             return None
         part_of = self._search.parts()
         ports = range(self._topology.hosts * len(self._port))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.garbage import no_collections
 from perfmodel.topology.compilation import compile_topology
 from perfmodel.topology.composed.load import load_node
 from perfmodel.topology.fabric.fabric import (
@@ -88,12 +89,13 @@ def build_topology(
     if hosts == 1 or fabric is None:
         return compile_topology(node_alone, gpus_per_host=gpus_per_host)
     rails = tuple(data["rail"] for _, data in node_alone.nodes(data=True) if data["kind"] == "nic")
-    joined = (
-        own_fabric(fabric, hosts, len(rails))
-        if callable(fabric)
-        else fabric_graph(resolve_fabric(fabric), rails, hosts)
-    )
-    return compile_topology(node_alone, hosts=hosts, fabric=joined, gpus_per_host=gpus_per_host)
+    with no_collections(all_stays=True):
+        joined = (
+            own_fabric(fabric, hosts, len(rails))
+            if callable(fabric)
+            else fabric_graph(resolve_fabric(fabric), rails, hosts)
+        )
+        return compile_topology(node_alone, hosts=hosts, fabric=joined, gpus_per_host=gpus_per_host)
 
 
 def _check_references(node: NodeSpec) -> NodeSpec:

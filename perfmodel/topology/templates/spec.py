@@ -326,7 +326,7 @@ ROUTINGS_OF: Mapping[str, tuple[str, ...]] = {
     "rail-optimised": _CLOS_ROUTINGS,
     "leaf-spine": _CLOS_ROUTINGS,
     "fat-tree": _CLOS_ROUTINGS,
-    "rail-only": ("ecmp", "adaptive"),
+    "rail-only": _CLOS_ROUTINGS,
     "dragonfly": ("minimal", "valiant", "adaptive", "ecmp"),
     "torus": _BOX_ROUTINGS,
     "mesh": _BOX_ROUTINGS,

@@ -49,7 +49,7 @@ def split(lengths: np.ndarray, arcs: np.ndarray) -> list[list[int]]:
     return [part.tolist() for part in np.split(arcs, np.cumsum(lengths)[:-1])]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, {**SHAPES[4], "routing": "adaptive"}])
 def test_routes_lead_from_port_to_port_without_a_gap(shape: dict[str, object]) -> None:
     topology = built(shape)
     router, names = Router(topology), topology.arcs.names

@@ -8,8 +8,8 @@ import sys
 from collections import Counter
 from itertools import pairwise
 
-import numpy as np
 import networkx as nx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
