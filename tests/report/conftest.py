@@ -14,6 +14,7 @@ from perfmodel.studies.run.result.model import BucketTime, LinkUse, Result, Size
 from perfmodel.timeline import Span, Timeline, exposed_s
 from perfmodel.topology.graph import from_networkx
 from perfmodel.topology.model import Gpu, Topology
+from perfmodel.workload.sample import Sample
 
 LAYERS = 53
 BATCH = 64
@@ -156,7 +157,7 @@ def build_result() -> Result:
     return Result(
         scenario="resnet50-a100", question="How does ResNet-50 scale from 1 to 256 GPUs?",
         workload="resnet50", strategy="ddp", machine="example-a100 x 32", scaling="weak",
-        points=points, efficiency_base=1, samples="image", topology=build_topology(),
+        points=points, efficiency_base=1, samples=Sample("image"), topology=build_topology(),
         assumptions=(
             "Data loading keeps up with training.",
             "assumption: compute is 1.1 times slower while a collective runs on the same GPU.",

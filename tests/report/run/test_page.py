@@ -23,6 +23,7 @@ from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.disturbances import DisturbanceCost
 from perfmodel.studies.run.result.model import BucketTime, LinkUse, Result
 from perfmodel.timeline import Timeline
+from perfmodel.workload.sample import Sample
 
 HOSTILE = '<script>alert("1")</script>'
 
@@ -77,7 +78,7 @@ def hostile(result: Result) -> Result:
         result,
         points=(*result.points[:-1], bad),
         scenario=HOSTILE, question=HOSTILE, workload=HOSTILE, strategy=HOSTILE, machine=HOSTILE,
-        samples=HOSTILE, assumptions=(HOSTILE, f"https://example.com/{HOSTILE}"),
+        samples=Sample(HOSTILE, HOSTILE), assumptions=(HOSTILE, f"https://example.com/{HOSTILE}"),
         sources={HOSTILE: HOSTILE}, provenance={HOSTILE: HOSTILE},
         topology=replace(result.topology, name=HOSTILE),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from perfmodel.studies.run.result.searched_mixtures import MixtureSearch
 from perfmodel.studies.run.result.server_use import HotSpot, ServerUse
 from perfmodel.timeline import Timeline
 from perfmodel.topology.model import Topology
+from perfmodel.workload.sample import Sample
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -168,8 +169,8 @@ class Result:
         By growing number of GPUs; the last one is the main size of the scenario.
     efficiency_base : int
         GPUs of the point that efficiency is relative to (1, or the smallest size).
-    samples : str
-        What one sample is ("image").
+    samples : Sample
+        What one sample is.
     topology : Topology
         Of the last point.
     assumptions : tuple of str
@@ -195,7 +196,7 @@ class Result:
     scaling: Scaling
     points: tuple[SizeResult, ...]
     efficiency_base: int
-    samples: str
+    samples: Sample
     topology: Topology
     assumptions: tuple[str, ...]
     sources: Mapping[str, str]

@@ -180,7 +180,8 @@ def _timeline(plan: StepPlan, spans: tuple[Span, ...]) -> Timeline:
         for group in listed[communicator]
         if first_rank[name] in group
     }
-    return Timeline(spans, first_rank, groups)
+    kinds = {stream.name: stream.kind for stream in plan.streams}
+    return Timeline(spans, first_rank, groups, kinds)
 
 
 def _time_buckets(
