@@ -76,12 +76,14 @@ class Timeline:
     `first_rank`: of each rank class, where known.
     `groups`: by rank class and communicator.
     `stream_kinds`: of each stream by its name, where known.
+    `classes`: rank classes (or workers, and servers) in the order of the plan, where known.
     """
 
     spans: tuple[Span, ...]
     first_rank: Mapping[str, int] = field(default_factory=dict)
     groups: Mapping[tuple[str, str], GroupOfClass] = field(default_factory=dict)
     stream_kinds: Mapping[str, str] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
 
     def step(self, index: int) -> Timeline:
         """Spans of one step."""

@@ -88,7 +88,9 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         interval_s=None,
         buckets=(),
         links=_link_uses(metrics, machine),
-        timeline=Timeline(metrics.spans()),
+        timeline=Timeline(
+            metrics.spans(), classes=tuple(each.name for each in (*plan.workers, *plan.servers))
+        ),
         mode=f"flow, {len(plan.workers)} workers and {len(plan.servers)} servers as processes, "
         f"mean of {rounds.counted} rounds after {rounds.warm_up}",
         communication=metrics.communication(exposed_s),

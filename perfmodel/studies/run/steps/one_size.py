@@ -172,7 +172,7 @@ def _longest_step(reported: ReportedRun) -> tuple[Span, ...]:
 def _timeline(plan: StepPlan, spans: tuple[Span, ...]) -> Timeline:
     """A timeline that says which ranks its classes and their groups are."""
     first_rank = {each.name: each.ranks[0] for each in plan.classes}
-    used = {(span.rank_class, span.communicator) for span in spans if span.communicator}
+    used = dict.fromkeys((s.rank_class, s.communicator) for s in spans if s.communicator)
     listed = {each.name: each.groups for each in plan.communicators}
     groups = {
         (name, communicator): GroupOfClass(len(group), tuple(group[:RANKS_LISTED]))
@@ -181,7 +181,7 @@ def _timeline(plan: StepPlan, spans: tuple[Span, ...]) -> Timeline:
         if first_rank[name] in group
     }
     kinds = {stream.name: stream.kind for stream in plan.streams}
-    return Timeline(spans, first_rank, groups, kinds)
+    return Timeline(spans, first_rank, groups, kinds, tuple(first_rank))
 
 
 def _time_buckets(
