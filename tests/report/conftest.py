@@ -143,6 +143,7 @@ def build_point(gpus: int, base_rate: float | None = None) -> SizeResult:
         breakdown_s={**times, "exposed communication": exposed, "slowdown": 0.0, "idle": 0.0},
         samples_per_s=rate, scaling_efficiency=rate / gpus / (base_rate or rate),
         bottleneck="compute" if gpus == 1 else "n0/nic1 -> leaf0 (infiniband)",
+        limit="compute" if gpus == 1 else "communication",
         global_batch=BATCH * gpus, batch_per_gpu=BATCH,
         memory=Memory(0.102e9, 0.102e9, 0.102e9, 0.102e9, 11.2e9, 0.0, 80e9),
         interval_s=None, buckets=buckets, links=links, timeline=Timeline(spans),

@@ -50,13 +50,14 @@ def limit_words(advice: Advice) -> str:
     point = advice.base
     relief = point.relief
     if relief is None:
-        if point.bottleneck == "compute":
+        if point.limit == "compute":
             return "computing is the limit, nothing else costs more than 1 % of a step"
         return f"{point.bottleneck} holds you back"
     if relief.parts != ("network",):
         sentence = _LIMITS.get(relief.parts[0]) if len(relief.parts) == 1 else None
         return sentence or f"{point.bottleneck} hold you back together"
-    if "NIC" in point.bottleneck and advice.adapter_Bps is not None:
+    at_nic = any("nic" in link.devices for link in point.limiting_links)
+    if at_nic and advice.adapter_Bps is not None:
         rate = f"{advice.adapter_Bps * 8 / 1e9:g} Gbit/s"
         if advice.adapters == 1:
             return f"each server's {rate} adapter holds you back"
@@ -221,8 +222,9 @@ def power_limits(advice: Advice) -> list[str]:
 
 def _then(trial: Trial) -> str:
     assert trial.point is not None
-    limit = trial.point.bottleneck
-    return "computing is the limit" if limit == "compute" else f"the limit is {limit}"
+    if trial.point.limit == "compute":
+        return "computing is the limit"
+    return f"the limit is {trial.point.bottleneck}"
 
 
 def _cost_of_samples(advice: Advice, trial: Trial) -> str:

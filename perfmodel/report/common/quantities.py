@@ -180,8 +180,7 @@ def link_path(point: SizeResult) -> str:
 
     Latency and rates of the library, which limit it beside them, are no links.
     """
-    parts = re.split(r" and |, over ", point.bottleneck_path)
-    return " and ".join(part for part in parts if "->" in part)
+    return " and ".join(map(str, point.limiting_links))
 
 
 def utilisation(point: SizeResult) -> str:

@@ -164,7 +164,7 @@ def _tiles(result: Result) -> Tiles:
     if not below:
         below = "costs more than anything else"
         below += f"; {explained}" if (explained := explain_device(limit)) else ""
-    if limit == "compute":
+    if main.limit == "compute":
         limit, below = "Compute", "nothing else would save more than 1 % of the step"
     return Tiles(
         [

@@ -225,5 +225,5 @@ def test_a_number_that_is_not_finite_stops_the_page(with_main: Callable[..., Res
 def test_who_is_meant_stands_beside_a_bottleneck_that_is_an_event(
     with_main: Callable[..., Result],
 ) -> None:
-    page = report_html(with_main(bottleneck="n5/gpu0 2 times slower", reliefs=()))
+    page = report_html(with_main(bottleneck="n5/gpu0 2 times slower", limit="event"))
     assert "n5 is host 5, gpu0 its GPU 0: all are counted from 0." in page

@@ -1,4 +1,4 @@
-"""Names are for people: every text of every shipped plan is another one, and no bit of an answer is.
+"""Names are for people: give every text of every shipped plan another one, and no bit changes.
 
 New texts are made of words that names have had a meaning by, so that whoever reads one is misled.
 """

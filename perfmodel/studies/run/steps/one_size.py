@@ -13,7 +13,7 @@ from perfmodel.studies.run.memory_advice import advise
 from perfmodel.studies.run.resolve.job.training_job import assign_buckets
 from perfmodel.studies.run.result.dimension_use import CommunicationUse
 from perfmodel.studies.run.result.link_use import LinkUses
-from perfmodel.studies.run.result.model import BucketTime, SizeResult
+from perfmodel.studies.run.result.model import BucketTime, SizeResult, with_bottleneck
 from perfmodel.studies.run.steps.bottlenecks.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.bottlenecks.hot_spot import find_hot_spot
 from perfmodel.studies.run.steps.bottlenecks.reliefs import simulate_reliefs
@@ -79,11 +79,11 @@ def simulate_size(
 def _add_limits(sized: SizedJob, reported: ReportedRun, point: SizeResult) -> SizeResult:
     """Add what limits the step, and what its time is sensitive to."""
     reliefs = simulate_reliefs(sized, reported, point)
-    part, path = name_bottleneck(sized, reported, point, reliefs)
+    found = name_bottleneck(sized, reported, point, reliefs)
     notes = (
         *point.notes, *_describe_profile(sized, reported), *describe_sensitivity(sized, reported)
     )  # fmt: skip
-    return replace(point, bottleneck=part, bottleneck_path=path, reliefs=reliefs, notes=notes)
+    return replace(with_bottleneck(point, found), reliefs=reliefs, notes=notes)
 
 
 def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> SizeResult:
