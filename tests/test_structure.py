@@ -71,7 +71,6 @@ SMALL_MODULES = {
     "torch_modules/given/user_function": "imports of a user's code, apart from ours",
     "workload/readers/layer_shapes": "layers of a file, apart from its parameters",
     "torch_modules/model_document": "the text of a model file, apart from what it says",
-    "workload/zoo/diffusion/dit": ROW,
     "workload/configs/families/image_text_configs": ROW + ": families of configurations",
     "workload/configs/extra_fields": "fields that no contract has, apart from those that act",
     "report/scaling/mixture_search": "how a mixture was found, which a result alone has",

@@ -33,6 +33,8 @@ from perfmodel.studies.tune.objective.evaluator import make_evaluator
 from perfmodel.training.parallel import mixture
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
+from perfmodel.workload.readers.parameter_file import make_workload
+from perfmodel.workload.readers.spec import ModelSpec
 
 WORDS = (
     "copy out bucket", "compress bucket", "weights of layer", "inputs of layer", "issue forward",
@@ -261,6 +263,18 @@ def test_no_number_of_tune_is_read_out_of_a_text(
     expected = surrogate()
     renamed()
     assert surrogate() == expected
+
+
+def test_tokens_of_a_plan_are_those_that_a_model_file_states() -> None:
+    scenario = load_scenario("plan-llama3-70b")
+    parameters = [{"name": "fc.weight", "shape": [8, 8]}]
+    for stated in (640, 12):
+        spec = ModelSpec.model_validate(
+            {"sample": "page of 7 tokens", "tokens_per_sample": stated, "parameters": parameters}
+        )
+        workload = make_workload(spec, "page.yaml", "page")
+        assert target_samples(scenario, workload) == 1e12 / stated
+        assert (workload.sample.units, workload.sample.plural) == ("pages", "pages of 7 tokens")
 
 
 def test_tokens_of_a_plan_are_no_words_of_a_sample() -> None:

@@ -50,8 +50,8 @@ def simulate_loop_size(
         if not with_limits:
             return point
         reliefs = simulate_loop_reliefs(metrics)
-        found = loop_bottleneck(metrics, point, reliefs)
-        return replace(with_bottleneck(point, found), reliefs=reliefs)
+        bottleneck = loop_bottleneck(metrics, point, reliefs)
+        return replace(with_bottleneck(point, bottleneck), reliefs=reliefs)
 
 
 def _with_interval(point: SizeResult) -> ServerUse:

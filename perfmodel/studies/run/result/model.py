@@ -177,12 +177,15 @@ class SizeResult:
         return None if self.limit in ("compute", "event") else next(iter(self.reliefs), None)
 
 
-def with_bottleneck(point: SizeResult, found: Bottleneck) -> SizeResult:
+def with_bottleneck(point: SizeResult, bottleneck: Bottleneck) -> SizeResult:
     """Return the step with what limits it."""
     return replace(
-        point, bottleneck=found.text, bottleneck_path=found.path, limit=found.limit,
-        limiting_links=found.links,
-    )  # fmt: skip
+        point,
+        bottleneck=bottleneck.text,
+        bottleneck_path=bottleneck.path,
+        limit=bottleneck.limit,
+        limiting_links=bottleneck.links,
+    )
 
 
 @dataclass(frozen=True, slots=True)

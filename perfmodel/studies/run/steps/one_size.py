@@ -79,11 +79,11 @@ def simulate_size(
 def _add_limits(sized: SizedJob, reported: ReportedRun, point: SizeResult) -> SizeResult:
     """Add what limits the step, and what its time is sensitive to."""
     reliefs = simulate_reliefs(sized, reported, point)
-    found = name_bottleneck(sized, reported, point, reliefs)
+    bottleneck = name_bottleneck(sized, reported, point, reliefs)
     notes = (
         *point.notes, *_describe_profile(sized, reported), *describe_sensitivity(sized, reported)
     )  # fmt: skip
-    return replace(with_bottleneck(point, found), reliefs=reliefs, notes=notes)
+    return replace(with_bottleneck(point, bottleneck), reliefs=reliefs, notes=notes)
 
 
 def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> SizeResult:
