@@ -236,9 +236,9 @@ class Network(ABC):
         routes.
 
         Raises `TopologyError`: no route is left between two ranks that have to communicate. Raises
-        `UnsuitedNetworkError`: this network has no machine that changes.
+        `UnsuitedNetworkError`: this network does not simulate such a change.
         """
-        raise UnsuitedNetworkError("the machine changes, which this fidelity does not simulate")
+        raise UnsuitedNetworkError("this network does not simulate a machine that changes")
 
     def _note_change(self, machine: Machine) -> None:
         """Replace the machine, of whose changes one less is left."""

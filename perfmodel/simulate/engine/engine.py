@@ -200,7 +200,7 @@ def simulate(
     ------
     SimulationError
         The plan cannot finish: the message names the tasks that wait, or ranks without a route. Or
-        fidelity "reference" cannot simulate it: too many sends, changes, or background jobs.
+        fidelity "reference" cannot simulate it: too many sends, lost links, or background jobs.
     """
     timer = timer or UncontendedTimer(machine)
     usual = machine.topology.gpu.overlap_slowdown
@@ -241,10 +241,11 @@ def _run_reference(
 ) -> Run:
     from perfmodel.simulate.reference.plan_processes import PlanProcesses
 
-    if surroundings.changes or surroundings.background_jobs:
-        beside = "a machine that changes" if surroundings.changes else "other jobs"
-        raise UnsuitedNetworkError(f"fidelity 'reference' with {beside}; allowed: 'flow'")
-    start_traffic(network.env, network, network.machine, (), surroundings.traffic)
+    if surroundings.background_jobs:
+        raise UnsuitedNetworkError("fidelity 'reference' with other jobs; allowed: 'flow'")
+    env, changes = network.env, surroundings.changes
+    schedule_changes(env, network, changes, list)
+    start_traffic(env, network, network.machine, changes, surroundings.traffic)
     return PlanProcesses(network, plan, steps, slowdown, stretch).run()
 
 

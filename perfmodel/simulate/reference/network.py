@@ -15,6 +15,7 @@ import simpy
 
 from perfmodel.collectives.dependencies import messages, messages_in, unroll
 from perfmodel.library.lowering.lowered import Edge, LoweredCollective, Path, paths_of
+from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import LinkCounters, Network, UnsuitedNetworkError
 from perfmodel.simulate.reference.shared_links import Flow, Process, SharedLinks
 
@@ -83,6 +84,14 @@ class ReferenceNetwork(Network):
         """Send background traffic, or a message between a worker and a server, from now on."""
         self._refuse_many(1)
         return self.env.process(self._links.carry(Flow(Path(route, cap_Bps, 0.0), nbytes)))
+
+    def become(self, machine: Machine) -> None:
+        """Go on with other bandwidths; other paths and latencies are not simulated."""
+        before, now = self.machine.topology, machine.topology
+        if before.dead != now.dead or (before.arcs.latency_s != now.arcs.latency_s).any():
+            raise UnsuitedNetworkError("fidelity 'reference' with links that are lost or get late")
+        self._note_change(machine)
+        self._links.become(now.arcs.bandwidth_Bps)
 
     @property
     def counted(self) -> LinkCounters:

@@ -58,6 +58,12 @@ class SharedLinks:
         del self._flows[flow]
         self._share_anew(flow.path.links)
 
+    def become(self, bandwidth_Bps: FloatArray) -> None:
+        """Share other bandwidths from now on."""
+        self.count_until_now()
+        self.bandwidth_Bps = bandwidth_Bps
+        self._share_anew(range(len(bandwidth_Bps)))
+
     def count_until_now(self) -> None:
         """Count the bytes that are on their way."""
         for flow in self._flows:
