@@ -93,6 +93,8 @@ def simulate_steps(
         reason = why_unsuited(plan)
         if jobs and uses_sockets(timer.machine, fidelity):
             reason = "other jobs keep cores busy on which messages wait"
+        if fidelity == "reference":
+            reason = "fidelity 'reference' has a process for each rank"
         if reason is None:
             run = simulate_ranks(
                 plan, timer.machine, steps=steps, fidelity=fidelity,
