@@ -139,7 +139,10 @@ def _grid(line: str, dims: Dims, cables: int, routing: str) -> nx.Graph[int | st
     lines = {"ring": nx.cycle_graph, "path": nx.path_graph, "complete": nx.complete_graph}
     one: nx.Graph[Any] = nx.empty_graph([()])
     product = reduce(nx.cartesian_product, (lines[line](side) for side in dims), one)
-    places = {node: nx.utils.flatten(node) for node in product}
+    places: dict[Any, tuple[int, ...]] = {
+        node: nx.utils.flatten(node)  # type: ignore[no-untyped-call]
+        for node in product
+    }
     names = {node: "router" + ".".join(map(str, place)) for node, place in places.items()}
     graph: nx.Graph[int | str] = nx.Graph(routing=routing, line=line, dims=tuple(dims))
     graph.add_nodes_from((names[node], {"kind": "switch", "place": place})
