@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, load_library
-from perfmodel.topology.graph import from_networkx
-from perfmodel.topology.model import Topology
+from perfmodel.topology.own_graph import topology_of
 from tests.conftest import PLAIN_GPU
 
 
@@ -27,43 +27,35 @@ def random_library(
 
 
 def random_machine(seed: int, ranks: int, *, mesh: bool = False, **library: Any) -> Machine:
-    """GPUs and switches, connected at random by links of any speed and latency.
+    """GPUs and switches, joined at random by links of any speed and latency: a graph of one's own.
 
     `mesh`: a link from each GPU to each other one instead, so that no two edges share one.
     `library`: as for `random_library`.
     """
     rng = np.random.default_rng(seed)
-    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-    gpus = [f"n0/gpu{number}" for number in range(ranks)]
-    switches = [] if mesh else [f"n0/nvs{number}" for number in range(int(rng.integers(1, 5)))]
-    for name in (*gpus, *switches, "n0/cpu0"):
-        kind = "nvswitch" if "nvs" in name else name[3:6]
-        graph.add_node(name, kind=kind, host=0, local=name[3:])
+    graph = nx.DiGraph(name="drawn")
+    gpus = [f"gpu{number}" for number in range(ranks)]
+    switches = [] if mesh else [f"switch{number}" for number in range(int(rng.integers(1, 5)))]
+    graph.add_nodes_from(gpus, kind="gpu", model="a100-sxm4-80gb")
+    graph.add_nodes_from(switches, kind="switch")
     pairs = list(itertools.combinations(gpus, 2)) if mesh else []
     if switches:
         pairs += [(name, switches[int(rng.integers(at))]) for at, name in enumerate(switches) if at]
         pairs += [(name, str(rng.choice(switches))) for name in gpus]
-        pairs += [tuple(rng.choice(switches, 2, replace=False)) for _ in switches[1:]]
+        pairs += [tuple(rng.choice([*gpus, *switches], 2, replace=False)) for _ in switches]
     for src, dst in itertools.chain.from_iterable(((a, b), (b, a)) for a, b in pairs):
-        graph.add_edge(
-            src, dst, index=graph.number_of_edges(), kind="nvlink", lanes=1,
-            bandwidth_Bps=float(rng.uniform(1e9, 9e10)), latency_s=float(rng.uniform(0, 1e-5)),
-        )  # fmt: skip
-    devices, built = from_networkx(graph)
-    topology = Topology(
-        name="drawn", devices=devices, built=built, ranks=tuple(gpus), gpu=PLAIN_GPU, hosts=1,
-        host_arcs=graph.number_of_edges(), gpu_p2p=True, gpudirect_rdma=True, staging_Bps=None,
-        sources={}, template="drawn", fabric="none",
-    )  # fmt: skip
+        numbers = {"bandwidth": rng.uniform(1e9, 9e10), "latency": rng.uniform(0, 1e-5)}
+        graph.add_edge(src, dst, kind="nvlink", **numbers)
+    topology = replace(topology_of(graph), gpu=PLAIN_GPU)
     return Machine(topology, random_library(**library))
 
 
 def machines(*, mesh: bool = False, in_order: bool = False) -> st.SearchStrategy[dict[str, Any]]:
-    """Arguments of `random_machine`: 2 to 8 GPUs with any library; short to print."""
+    """Arguments of `random_machine`: 2 to 16 GPUs with any library; short to print."""
     return st.fixed_dictionaries(
         {
             "seed": st.integers(0, 10**6),
-            "ranks": st.integers(2, 8),
+            "ranks": st.integers(2, 16),
             "mesh": st.just(mesh),
             "credits": st.integers(1, 4),
             "in_order": st.just(in_order),
