@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from perfmodel.api.functions import plan as plan_scenario
     from perfmodel.api.functions import sweep as run_sweep
     from perfmodel.api.functions import tune as tune_scenario
+    from perfmodel.api.verification import verify
     from perfmodel.calibrate import read_profile
     from perfmodel.collectives.schedule import Schedule
-    from perfmodel.collectives.verify import verify
-    from perfmodel.errors import PerfmodelError
+    from perfmodel.errors import PerfmodelError, ScheduleError
     from perfmodel.scenario import Scenario, load_scenario
     from perfmodel.studies.run.result.model import Result
     from perfmodel.topology import build_cluster as topology
@@ -52,6 +52,7 @@ __all__ = [
     "Result",
     "Scenario",
     "Schedule",
+    "ScheduleError",
     "Topology",
     "__version__",
     "advise",
@@ -81,6 +82,7 @@ _HOMES = {
     "Result": "perfmodel.studies.run.result.model:Result",
     "Scenario": "perfmodel.scenario:Scenario",
     "Schedule": "perfmodel.collectives.schedule:Schedule",
+    "ScheduleError": "perfmodel.errors:ScheduleError",
     "Topology": "perfmodel.topology.model:Topology",
     "advise": "perfmodel.api.functions:advise",
     "capture": "perfmodel.torch_modules.capture:capture",
@@ -100,7 +102,7 @@ _HOMES = {
     "tune": "perfmodel.api.functions:tune",
     "tune_scenario": "perfmodel.api.functions:tune",
     "variants": "perfmodel.api.functions:variants",
-    "verify": "perfmodel.collectives.verify:verify",
+    "verify": "perfmodel.api.verification:verify",
 }
 """Where each word lives; `topology` is a package that can be called."""
 

@@ -66,6 +66,7 @@ REPEATED_STEMS = {
 ROW = "one row of a table of alike modules"
 
 SMALL_MODULES = {
+    "api/verification": "a word of the API that a reader looks for by name",
     "__main__": "what Python runs of a package",
     "traces/rebuild/executed_units": "which unit an operator runs in, apart from layers",
     "torch_modules/given/user_function": "imports of a user's code, apart from ours",
@@ -103,7 +104,6 @@ SMALL_MODULES = {
     "topology/composed/host_line": "a host as one text, apart from its fields",
     "topology/composed/node_yaml": "from a node to text, apart from how nodes are made",
     "topology/importers/nccl_xml/graph_dump": ROW + ": one file format",
-    "library/nccl/lowering/dispatch": "what NCCL decides, apart from how any library is lowered",
     "files/write": "used by all packages through files/__init__",
     "scenario/rules/broken_rules": "the table of rules, and what all of them look at",
     "scenario/rules/plan_rules": ROW + ": families of rules",

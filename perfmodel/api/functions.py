@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         Sweep,
     )
     from perfmodel.calibrate import Profile
+    from perfmodel.collectives.schedule import Schedule
     from perfmodel.library.settings import LibrarySettings
     from perfmodel.scenario import ClusterSize
     from perfmodel.simulate.engine.engine import Fidelity
@@ -383,7 +384,7 @@ def collective(
     gpus_per_node: int | None = None,
     op: str = "all_reduce",
     sizes: Any = SIZES,
-    algorithm: str = "auto",
+    algorithm: str | Callable[[int, int], Schedule] = "auto",
     library: str = "nccl",
     settings: LibrarySettings | None = None,
     version: str | None = None,
@@ -403,8 +404,12 @@ def collective(
         Such as "all_reduce" or "all-gather".
     sizes : int, str, or several of them
         Bytes, or text such as "1 MiB"; default: 1 KiB to 1 GiB.
-    algorithm, library : str
-        "auto" or the name of an algorithm; "nccl", "gloo", "mpi" or "plain".
+    algorithm : str or callable
+        "auto", the name of an algorithm, or a function of (ranks, nbytes) that returns a Schedule.
+        Its messages take the nearest links between their ranks, with the costs that the library's
+        protocols have for any algorithm.
+    library : str
+        "nccl", "gloo", "mpi" or "plain".
     settings : LibrarySettings, optional
         Version and environment of the library; or `version` and `env`, of NCCL.
     profile, profile_rows, fidelity, progress
@@ -424,6 +429,7 @@ def collective(
     from perfmodel.api.results import CollectiveTimes
     from perfmodel.report.common.processes import count_ranks
     from perfmodel.studies.run.collective import (
+        check_own,
         collective_rows,
         nominal_timer,
         profile_notes,
@@ -442,7 +448,9 @@ def collective(
             settings=settings, profile=measured, profile_rows=profile_rows, fidelity=fidelity,
             progress=progress, nominal=nominal,
         )  # fmt: skip
-        notes = routing_notes(nominal, op=name, nbytes=max(listed), algorithm=algorithm)
+        largest = {"op": name, "nbytes": max(listed), "algorithm": algorithm}
+        notes = check_own(machine, library=library, **largest)
+        notes += routing_notes(nominal, **largest)
         if measured is not None:
             notes += profile_notes(
                 machine, op=name, sizes=listed, profile=measured, rows=profile_rows
