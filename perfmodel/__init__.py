@@ -44,15 +44,35 @@ if TYPE_CHECKING:
     from perfmodel.topology.model import Topology
     from perfmodel.torch_modules.capture import Capture, capture
     from perfmodel.torch_modules.times.ddp_steps import record_steps
+    from perfmodel.training.plan.step_builder import StepBuilder
+    from perfmodel.training.plan.step_plan import (
+        Collective,
+        Communicator,
+        Compute,
+        RankClass,
+        StepPlan,
+        Stream,
+        Task,
+    )
+    from perfmodel.training.strategy import StepRequest
 
 
 __all__ = [
     "Capture",
+    "Collective",
+    "Communicator",
+    "Compute",
     "PerfmodelError",
+    "RankClass",
     "Result",
     "Scenario",
     "Schedule",
     "ScheduleError",
+    "StepBuilder",
+    "StepPlan",
+    "StepRequest",
+    "Stream",
+    "Task",
     "Topology",
     "__version__",
     "advise",
@@ -78,11 +98,20 @@ __all__ = [
 
 _HOMES = {
     "Capture": "perfmodel.torch_modules.capture:Capture",
+    "Collective": "perfmodel.training.plan.step_plan:Collective",
+    "Communicator": "perfmodel.training.plan.step_plan:Communicator",
+    "Compute": "perfmodel.training.plan.step_plan:Compute",
     "PerfmodelError": "perfmodel.errors:PerfmodelError",
+    "RankClass": "perfmodel.training.plan.step_plan:RankClass",
     "Result": "perfmodel.studies.run.result.model:Result",
     "Scenario": "perfmodel.scenario:Scenario",
     "Schedule": "perfmodel.collectives.schedule:Schedule",
     "ScheduleError": "perfmodel.errors:ScheduleError",
+    "StepBuilder": "perfmodel.training.plan.step_builder:StepBuilder",
+    "StepPlan": "perfmodel.training.plan.step_plan:StepPlan",
+    "StepRequest": "perfmodel.training.strategy:StepRequest",
+    "Stream": "perfmodel.training.plan.step_plan:Stream",
+    "Task": "perfmodel.training.plan.step_plan:Task",
     "Topology": "perfmodel.topology.model:Topology",
     "advise": "perfmodel.api.functions:advise",
     "capture": "perfmodel.torch_modules.capture:capture",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.api.questions import (
     Fields,
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
+UNCHANGED: Final = object()
+"""A section that stays as the scenario has it: None removes one."""
+
 SIZES = tuple(4**power for power in range(5, 16))
 """1 KiB to 1 GiB."""
 
@@ -61,6 +64,7 @@ def run(
     jobs: int | None = None,
     backend: str = "loky",
     scheduler: str | None = None,
+    strategy: Any = UNCHANGED,
     **keywords: Any,
 ) -> RunResult:
     """Predict the step time of a scenario at all its cluster sizes.
@@ -83,6 +87,9 @@ def run(
         Processes that simulate the mixtures of strategy ``auto``; default: this one.
     backend, scheduler
         As of `sweep`, for the same.
+    strategy : callable, or fields
+        A function of a `StepRequest` that returns a `StepPlan` (see `StepBuilder`), in place of
+        the scenario's strategy; or that section's fields.
     **keywords
         Fields that differ: ``cluster__nodes=4``; None removes one.
 
@@ -102,13 +109,16 @@ def run(
     from perfmodel.studies.run import run_scenario
     from perfmodel.studies.sweep.executor import search_workers
 
+    own = strategy if callable(strategy) else None
+    if own is None and strategy is not UNCHANGED:
+        keywords["strategy"] = strategy
     question = as_scenario(scenario, fields, keywords)
     with python_names():
         return showing(
             RunResult,
             run_scenario(
                 question, fidelity=fidelity, profile=as_profile(profile), progress=progress,
-                with_first=with_first,
+                with_first=with_first, strategy=own,
                 workers=search_workers(question, jobs, backend, scheduler),
             ),
         )  # fmt: skip

@@ -31,6 +31,7 @@ from perfmodel.workload.kernels.float8.float8_layers import float8_layers
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
+    from perfmodel.studies.run.resolve.job.own_strategy import OwnStrategy
     from perfmodel.studies.sweep.executor import Workers
 
 DATASHEET_INTERVAL = (
@@ -49,6 +50,7 @@ def run_scenario(
     progress: Callable[[int, int], None] | None = None,
     with_first: bool = True,
     workers: Workers | None = None,
+    strategy: OwnStrategy | None = None,
 ) -> Result:
     """Answer a scenario.
 
@@ -65,6 +67,9 @@ def run_scenario(
         Whether very first steps are simulated, too; their times are nan otherwise.
     workers : Workers, optional
         Who simulates the mixtures of strategy ``auto``; default: this process.
+    strategy : callable, optional
+        A function of a `StepRequest` that returns a `StepPlan`, in place of the scenario's
+        strategy.
 
     With strategy ``auto`` the quickest mixture that fits is looked for first
     (`perfmodel.studies.choose`), and the result is that of it.
@@ -75,12 +80,12 @@ def run_scenario(
         A name that does not resolve or a size that does not fit; names file, line and field.
     """
     search = None
-    if scenario.strategy.kind == "auto":
+    if scenario.strategy.kind == "auto" and strategy is None:
         from perfmodel.studies.choose.search import choose_mixture
 
         search = choose_mixture(scenario, profile=profile, fidelity=fidelity, workers=workers)
         scenario = change_scenario(scenario, search.winner.changes)
-    inputs = resolve_scenario(scenario, profile, fidelity)
+    inputs = resolve_scenario(scenario, profile, fidelity, strategy)
     largest = size_job(inputs, inputs.sizes[-1])
     points: list[SizeResult] = []
     for done, size in enumerate(inputs.sizes, 1):
@@ -136,6 +141,7 @@ def _assemble_result(
             "scenario_sha256": scenario_digest(scenario),
             "fidelity": inputs.fidelity,
             "profile": "none" if profile is None else profile.name,
+            **({} if inputs.own is None else {"strategy": f"own, {inputs.own.name}"}),
             "seed": str(scenario.seed),
             "python": platform.python_version(),
         },
