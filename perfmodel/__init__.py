@@ -38,7 +38,11 @@ if TYPE_CHECKING:
     from perfmodel.calibrate import read_profile
     from perfmodel.collectives.schedule import Schedule
     from perfmodel.errors import PerfmodelError, ScheduleError
+    from perfmodel.library.machine import Machine
+    from perfmodel.library.model import CommLibrary, load_library
     from perfmodel.scenario import Scenario, load_scenario
+    from perfmodel.simulate import simulate_plan as simulate
+    from perfmodel.simulate.engine.own_processes import NetworkView
     from perfmodel.studies.run.result.model import Result
     from perfmodel.topology import build_cluster as topology
     from perfmodel.topology.model import Topology
@@ -60,8 +64,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Capture",
     "Collective",
+    "CommLibrary",
     "Communicator",
     "Compute",
+    "Machine",
+    "NetworkView",
     "PerfmodelError",
     "RankClass",
     "Result",
@@ -81,6 +88,7 @@ __all__ = [
     "compare",
     "compare_scenarios",
     "doctor",
+    "load_library",
     "load_scenario",
     "plan",
     "plan_scenario",
@@ -88,6 +96,7 @@ __all__ = [
     "record_steps",
     "run",
     "run_sweep",
+    "simulate",
     "sweep",
     "topology",
     "tune",
@@ -99,8 +108,11 @@ __all__ = [
 _HOMES = {
     "Capture": "perfmodel.torch_modules.capture:Capture",
     "Collective": "perfmodel.training.plan.step_plan:Collective",
+    "CommLibrary": "perfmodel.library.model:CommLibrary",
     "Communicator": "perfmodel.training.plan.step_plan:Communicator",
     "Compute": "perfmodel.training.plan.step_plan:Compute",
+    "Machine": "perfmodel.library.machine:Machine",
+    "NetworkView": "perfmodel.simulate.engine.own_processes:NetworkView",
     "PerfmodelError": "perfmodel.errors:PerfmodelError",
     "RankClass": "perfmodel.training.plan.step_plan:RankClass",
     "Result": "perfmodel.studies.run.result.model:Result",
@@ -119,6 +131,7 @@ _HOMES = {
     "compare": "perfmodel.api.functions:compare",
     "compare_scenarios": "perfmodel.api.functions:compare",
     "doctor": "perfmodel.api.functions:doctor",
+    "load_library": "perfmodel.library.model:load_library",
     "load_scenario": "perfmodel.scenario:load_scenario",
     "plan": "perfmodel.api.functions:plan",
     "plan_scenario": "perfmodel.api.functions:plan",
@@ -126,6 +139,7 @@ _HOMES = {
     "record_steps": "perfmodel.torch_modules.times.ddp_steps:record_steps",
     "run": "perfmodel.api.functions:run",
     "run_sweep": "perfmodel.api.functions:sweep",
+    "simulate": "perfmodel.simulate",
     "sweep": "perfmodel.api.functions:sweep",
     "topology": "perfmodel.topology",
     "tune": "perfmodel.api.functions:tune",
@@ -133,7 +147,7 @@ _HOMES = {
     "variants": "perfmodel.api.functions:variants",
     "verify": "perfmodel.api.verification:verify",
 }
-"""Where each word lives; `topology` is a package that can be called."""
+"""Where each word lives; `topology` and `simulate` are packages that can be called."""
 
 
 def __getattr__(name: str) -> object:

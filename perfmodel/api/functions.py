@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from perfmodel.library.settings import LibrarySettings
     from perfmodel.scenario import ClusterSize
     from perfmodel.simulate.engine.engine import Fidelity
+    from perfmodel.simulate.engine.own_processes import Process
     from perfmodel.studies.sweep.variants import Variant
     from perfmodel.topology.model import Topology
 
@@ -65,6 +66,8 @@ def run(
     backend: str = "loky",
     scheduler: str | None = None,
     strategy: Any = UNCHANGED,
+    processes: Sequence[Process] = (),
+    steps: int | None = None,
     **keywords: Any,
 ) -> RunResult:
     """Predict the step time of a scenario at all its cluster sizes.
@@ -90,6 +93,12 @@ def run(
     strategy : callable, or fields
         A function of a `StepRequest` that returns a `StepPlan` (see `StepBuilder`), in place of
         the scenario's strategy; or that section's fields.
+    processes : sequence of callable
+        SimPy processes beside the job: generator functions of (env, network), where `network` sends
+        traffic, changes links and says what the job does (`NetworkView`). They begin with the
+        first step that counts, once for each simulation that a run makes.
+    steps : int, optional
+        Steps that are counted beside processes; default: 20.
     **keywords
         Fields that differ: ``cluster__nodes=4``; None removes one.
 
@@ -118,7 +127,7 @@ def run(
             RunResult,
             run_scenario(
                 question, fidelity=fidelity, profile=as_profile(profile), progress=progress,
-                with_first=with_first, strategy=own,
+                with_first=with_first, strategy=own, processes=processes, steps=steps,
                 workers=search_workers(question, jobs, backend, scheduler),
             ),
         )  # fmt: skip

@@ -9,6 +9,7 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import collect_faults
 from perfmodel.scenario import ClusterSize, Scenario, sizes
 from perfmodel.simulate.engine.engine import Fidelity
+from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.job.model_share import resolve_share, resolve_workload
 from perfmodel.studies.run.resolve.job.training_job import TrainingJob
 from perfmodel.studies.run.resolve.machine import (
@@ -39,6 +40,7 @@ class ResolvedScenario:
     `other_workloads`: models of the other jobs on the network.
     `sizes`: of the scaling curve; the last one is the scenario's main size.
     `own`: a strategy of the user's, in place of the scenario's.
+    `processes`: of the user's, beside the job.
     """
 
     scenario: Scenario
@@ -50,6 +52,7 @@ class ResolvedScenario:
     fidelity: Fidelity
     sizes: tuple[ClusterSize, ...]
     own: Strategy | None = None
+    processes: tuple[Disturbance, ...] = ()
 
     def ensemble_at(self, size: ClusterSize) -> MachineEnsemble:
         """Build the machine at one size, with the alternatives that measurements allow."""

@@ -154,7 +154,7 @@ def in_circles(request: pm.StepRequest) -> pm.StepPlan:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "None": (lambda request: None, "lambda|own returned None; allowed: a function of a StepReq"),
+    "None": (lambda request: None, "own returned None; allowed: a function of a StepReq"),
     "a list": (lambda request: [], r"own returned a list, \[\]; allowed"),
     "no argument": (lambda: None, r"own\(\), which cannot take \(request\)"),
     "two arguments": (lambda a, b: None, "which cannot take"),

@@ -1,0 +1,1 @@
+"""Workers that loop and servers that are queues, in simulated time."""
