@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import networkx as nx
 import pytest
 from hypothesis import settings
 
-from perfmodel.topology.graph import from_networkx
+from perfmodel.topology.compilation import compile_topology
 from perfmodel.topology.model import Gpu, Topology
 
 if TYPE_CHECKING:
@@ -65,14 +66,14 @@ def switched(
 
     With `shared_Bps` all traffic crosses one trunk between two switches' halves instead.
     """
-    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name="hand-made")
     count = len(bandwidth_Bps)
     gpus = [f"n0/gpu{number}" for number in range(count)]
     for name in gpus:
-        graph.add_node(name, kind="gpu", host=0, local=name[3:])
+        graph.add_node(name[3:], kind="gpu", model="a100-sxm4-80gb")
     for name in ("n0/cpu0", "n0/nvs", *(["n0/nvs2"] if shared_Bps else [])):
         kind = "cpu" if "cpu" in name else "nvswitch"
-        graph.add_node(name, kind=kind, host=0, local=name[3:])
+        graph.add_node(name[3:], kind=kind)
     arcs: list[tuple[str, str, str, float, float]] = []
     down = "n0/nvs2" if shared_Bps else "n0/nvs"
     for name, bandwidth, latency in zip(gpus, bandwidth_Bps, latency_s, strict=True):
@@ -82,14 +83,9 @@ def switched(
         arcs.append(("n0/nvs", "n0/nvs2", "nvlink", shared_Bps, 0.0))
     for index, (src, dst, kind, bandwidth, latency) in enumerate(arcs):
         graph.add_edge(
-            src, dst, index=index, kind=kind, bandwidth_Bps=bandwidth, latency_s=latency, lanes=1
+            src[3:], dst[3:], index=index, kind=kind, bandwidth=bandwidth, latency=latency
         )
-    devices, built = from_networkx(graph)
-    return Topology(
-        name="hand-made", devices=devices, built=built, ranks=tuple(gpus), gpu=PLAIN_GPU, hosts=1,
-        host_arcs=len(arcs), gpu_p2p=True, gpudirect_rdma=True, staging_Bps=None, sources={},
-        template="hand-made", fabric="none",
-    )  # fmt: skip
+    return replace(compile_topology(graph), gpu=PLAIN_GPU, sources={}, assumptions=())
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import Fault, InputError, PerfmodelError
 from perfmodel.files import write_atomically
 from perfmodel.scenario import Scenario, load_scenario, make_scenario
-from perfmodel.topology.fabric.assemble import expand_host
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.topology.templates.spec import device_names
 
 if TYPE_CHECKING:
     from perfmodel.studies.run.result.memory import Memory
@@ -110,13 +110,14 @@ def draft_scenario(answers: DraftAnswers, folder: Path = Path()) -> Draft:
 def _content(answers: DraftAnswers) -> dict[str, Any]:
     """All sections but the strategy and the batch; files as seen from here."""
     node = load_node(answers.node)
-    host, gpu = expand_host(node), load_gpu(node.gpu)
+    gpu = load_gpu(node.gpu)
     precision = answers.precision
     if precision is None:
         precision = next((p for p in ("bf16", "fp16") if p in gpu.peak_flops), "fp32")
     cluster: dict[str, Any] = {"node": answers.node, "nodes": answers.nodes}
     if answers.nodes > 1:
-        usual = "rail-optimised" if len(host.nics) >= len(host.gpus) else "leaf-spine"
+        nics, gpus = (len(device_names(node, kind)) for kind in ("nic", "gpu"))
+        usual = "rail-optimised" if nics >= gpus else "leaf-spine"
         cluster["fabric"] = answers.fabric or usual
     model = {"config": answers.config} if answers.model is None else {"name": answers.model}
     content: dict[str, Any] = {
@@ -186,7 +187,7 @@ def _first_that_fits(
 
 def _gpus(content: Mapping[str, Any]) -> int:
     node = load_node(content["cluster"]["node"])
-    return len(expand_host(node).gpus) * int(content["cluster"]["nodes"])
+    return len(device_names(node, "gpu")) * int(content["cluster"]["nodes"])
 
 
 def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, Memory]:

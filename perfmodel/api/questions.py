@@ -200,8 +200,8 @@ def as_profile(profile: object) -> Profile | None:
 def as_topology(
     machine: object, nodes: int, fabric: str | Mapping[str, Any] | None, gpus: int | None
 ) -> Topology:
-    """Return a machine by name or path, or as it is; `gpus`: of each node."""
-    from perfmodel.topology import build_cluster
+    """Return a machine by name, path or graph, or as it is; `gpus`: of each node."""
+    from perfmodel.topology import build_cluster, is_graph
     from perfmodel.topology.model import Topology
 
     if isinstance(machine, Topology):
@@ -211,10 +211,10 @@ def as_topology(
             allowed = "nothing beside a Topology, which has its own"
             raise InputError(Fault(name, "a value", allowed) for name in extra)
         return machine
-    if isinstance(machine, str | Path):
+    if isinstance(machine, str | Path) or is_graph(machine):
         with python_names():
-            return build_cluster(str(machine), nodes=nodes, fabric=fabric, gpus_per_node=gpus)
-    allowed = "a name such as 'dgx-a100', a path or a Topology (perfmodel.topology)"
+            return build_cluster(machine, nodes=nodes, fabric=fabric, gpus_per_node=gpus)
+    allowed = "a name such as 'dgx-a100', a path, a NetworkX graph or a Topology"
     raise InputError(Fault("topology", describe_type(machine), allowed))
 
 

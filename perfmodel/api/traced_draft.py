@@ -10,9 +10,9 @@ from typing import Any
 from perfmodel.api.draft import Draft, check_new
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario import Scenario, load_scenario
-from perfmodel.topology.fabric.assemble import expand_host
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.topology.templates.spec import device_names
 from perfmodel.traces.model import RankTrace
 from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
 from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO, rebuild, yaml_text
@@ -125,12 +125,11 @@ def _other_machine(answers: TraceAnswers, trace: RankTrace, folder: Path) -> dic
 
     assert answers.node is not None
     host_node = load_node(answers.node)
-    host = expand_host(host_node)
-    size, world = len(host.gpus), trace.world_size
+    size, world = len(device_names(host_node, "gpu")), trace.world_size
     nodes = answers.nodes or max(1, -(-world // size))
     cluster: dict[str, Any] = {"node": relative_file(answers.node, folder), "nodes": nodes}
     if nodes > 1:
-        usual = "rail-optimised" if len(host.nics) >= size else "leaf-spine"
+        usual = "rail-optimised" if len(device_names(host_node, "nic")) >= size else "leaf-spine"
         cluster["fabric"] = answers.fabric or usual
     elif world < size:
         cluster["gpus_per_node"] = world

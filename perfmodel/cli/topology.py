@@ -29,6 +29,8 @@ SHOW_EXAMPLES = (
     "perfmodel topology show dgx-a100",
     "perfmodel topology show dgx-a100 --nodes 4 --fabric rail-optimised -o cluster.html",
     "perfmodel topology show '2 x rtx-4090, 10 GbE' --yaml",
+    "perfmodel topology show dgx-a100 --graph dgx.json",
+    "perfmodel topology show mine.graphml -o mine.html",
 )
 CHECK_EXAMPLES = ("perfmodel topology check my-node.yaml",)
 
@@ -52,8 +54,13 @@ def build_cluster(
     topology: str, nodes: int, gpus_per_node: int | None, fabric: str | None
 ) -> Topology:
     """Build the cluster that the flags describe."""
+    from perfmodel.topology import graph_alone
+    from perfmodel.topology.graph_files import is_graph_file
     from perfmodel.topology.templates.build import build_topology, with_usual_routing
 
+    if is_graph_file(topology):
+        flags = {"--nodes": nodes, "--gpus-per-node": gpus_per_node, "--fabric": fabric}
+        return graph_alone(Path(topology), **flags)
     with flags_as_fields(FLAGS):
         routed = with_usual_routing(topology, fabric)
         return build_topology(topology, hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
@@ -67,6 +74,10 @@ def show(
     yaml: Annotated[
         bool, typer.Option("--yaml", help="Print the host as a file that may be changed.")
     ] = False,
+    graph: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Write its NetworkX graph, as node-link JSON."),
+    ] = None,
     output: Annotated[Path | None, output_option("FILE.html", "Draw it here.")] = None,
 ) -> None:
     """Summarise a machine or a cluster.
@@ -79,11 +90,13 @@ def show(
             "--fabric": fabric is not None,
             "--gpus-per-node": gpus_per_node is not None,
             "-o": output is not None,
+            "--graph": graph is not None,
         }
         _print_node(topology, [flag for flag, stated in conflicts.items() if stated])
         return
     check_outputs(
-        {"-o": output}, {"TOPOLOGY": Path(topology), "--fabric": Path(fabric) if fabric else None}
+        {"-o": output, "--graph": graph},
+        {"TOPOLOGY": Path(topology), "--fabric": Path(fabric) if fabric else None},
     )
     if output is not None:
         from perfmodel.report.topology.page import check_page_name
@@ -97,6 +110,11 @@ def show(
     print_text("\nwhere the numbers come from")
     for name, source in machine.sources.items():
         print_text(f"  {name}: {source}")
+    if graph is not None:
+        from perfmodel.topology.graph_files import write_graph
+
+        write_graph(machine, graph)
+        print_note(f"wrote {graph}")
     if output is not None:
         from perfmodel.report.topology.page import write_topology
 

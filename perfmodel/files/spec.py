@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Annotated, Any
 
 from pydantic import (
@@ -92,6 +93,23 @@ Seconds = Annotated[float, _at_least_zero(parse_time), _schema("1.3 us"), _unit(
 
 Latency = Annotated[float, _at_least_zero(_parse_latency), _schema("1.3 us"), _unit("s")]
 """What one message or call waits, written with its unit; seconds."""
+
+
+def _in_si(parse: Callable[[object], float]) -> BeforeValidator:
+    """A number in SI units as it is, or text with a unit."""
+
+    def read(value: object) -> float:
+        plain = isinstance(value, Real) and not isinstance(value, bool)
+        return float(value) if plain else parse(value)  # type: ignore[arg-type]
+
+    return BeforeValidator(read)
+
+
+LinkBandwidth = Annotated[float, _in_si(parse_bandwidth), Field(gt=0, allow_inf_nan=False)]
+"""Of an edge of a graph: bytes per second as a number, or text with its unit."""
+
+LinkLatency = Annotated[float, _in_si(parse_time), Field(ge=0, allow_inf_nan=False)]
+"""Of an edge of a graph: seconds as a number, or text with its unit."""
 
 FlopRate = Annotated[float, _above_zero(parse_flop_rate), _schema("312 TFLOP/s"), _unit("FLOP/s")]
 """A compute rate above zero, written with its unit; operations per second."""

@@ -76,7 +76,7 @@ def apply_settings(topology: Topology, settings: LibrarySettings) -> Topology:
     directly by a NIC, ``NCCL_PXN_DISABLE`` (or a version before 2.12) keeps each GPU to its own
     NICs, and ``NCCL_IB_DISABLE`` or ``NCCL_NET=Socket`` turn RDMA into TCP.
     """
-    peer = settings.level("NCCL_P2P_LEVEL")
+    peer = settings.level("NCCL_P2P_LEVEL") or topology.reach.peer
     reach = Reach(
         peer="LOC" if settings.is_on("NCCL_P2P_DISABLE") else peer,
         nic=settings.level("NCCL_NET_GDR_LEVEL"),

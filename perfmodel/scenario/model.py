@@ -107,6 +107,12 @@ class Scenario(FileModel):
         """Return an error about a dotted field that names its file and line, or its flag."""
         return InputError(self._origin.fault(field, found, allowed))
 
+    def with_cluster(self, cluster: ClusterSection) -> Scenario:
+        """Return the same scenario on another cluster."""
+        copy = self.model_copy(update={"cluster": cluster})
+        copy._origin = self._origin
+        return copy
+
     def with_origin(self, origin: SourceMap) -> Scenario:
         """Return the same scenario with another source map."""
         copy = self.model_copy()
@@ -260,6 +266,7 @@ _LATER_SOURCES: Mapping[str, object] = {
 
 _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
     "model": {"experts": None, **_LATER_SOURCES},
+    "cluster": {"graph": None},
     "library": {"workers": None, "host_step": None},
     "compute": {
         "compiled": False,

@@ -7,34 +7,39 @@ beside it would be hidden as soon as anything here is imported.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from perfmodel.topology.model import Topology
 
 
 def build_cluster(
-    node: str | Path,
+    node: str | Path | nx.Graph[Any],
     *,
     nodes: int = 1,
-    fabric: str | Path | Mapping[str, Any] | None = None,
+    fabric: str | Path | Mapping[str, Any] | Callable[[int, int], nx.Graph[Any]] | None = None,
     gpus_per_node: int | None = None,
 ) -> Topology:
     """Build a machine, or a cluster of such machines with the routing usual on its network.
 
     Parameters
     ----------
-    node : str or Path
-        Name of a node template (`perfmodel topology list`), or its file.
+    node : str, Path or networkx.Graph
+        Name of a node template (`perfmodel topology list`), or its file; or the graph of a whole
+        machine (see `perfmodel.topology.own_graph.topology_of`).
     nodes : int
-    fabric : str, Path or mapping, optional
+    fabric : str, Path, mapping or callable, optional
         Network between the nodes, by name or file, or its kind with what differs from the kind's
-        defaults: ``{"kind": "fat-tree", "oversubscription": 4.0}``; needed for more than one.
+        defaults: ``{"kind": "fat-tree", "oversubscription": 4.0}``; or a function of the numbers of
+        nodes and of NICs of each that returns a graph of them and of switches (see
+        `perfmodel.topology.fabric.own_fabric`). Needed for more than one node.
     gpus_per_node : int, optional
         Use only the first GPUs of each node.
 
@@ -49,35 +54,71 @@ def build_cluster(
     >>> perfmodel.topology("dgx-a100", nodes=2, fabric="rail-optimised").name
     'dgx-a100 x 2'
     """
-    from perfmodel.errors import Fault, InputError
+    from perfmodel.errors import InputError
     from perfmodel.files import validate_document
+    from perfmodel.topology.graph_files import is_graph_file
     from perfmodel.topology.templates.build import build_topology, with_usual_routing
     from perfmodel.topology.templates.spec import FabricSpec
 
-    faults = []
-    if not isinstance(node, str | Path):
-        allowed = "a name such as 'dgx-a100', or a path"
-        faults.append(Fault("topology", f"a {type(node).__name__}", allowed))
-    if not isinstance(fabric, str | Path | Mapping | None):
-        allowed = "a name, a path, or a mapping with its 'kind'"
-        faults.append(Fault("fabric", f"a {type(fabric).__name__}", allowed))
-    for name, number in (("nodes", nodes), ("gpus_per_node", gpus_per_node)):
-        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
-            faults.append(Fault(name, repr(number), "a whole number"))
-    if faults:
-        raise InputError(faults)
+    if is_graph(node):
+        return graph_alone(node, nodes=nodes, fabric=fabric, gpus_per_node=gpus_per_node)
+    _check_arguments(node, fabric, nodes=nodes, gpus_per_node=gpus_per_node)
+    name = str(node)
+    if is_graph_file(name):
+        return graph_alone(Path(name), nodes=nodes, fabric=fabric, gpus_per_node=gpus_per_node)
     try:
-        network: FabricSpec | str | None
+        if callable(fabric):
+            return build_topology(name, hosts=nodes, fabric=fabric, gpus_per_host=gpus_per_node)
         if isinstance(fabric, Mapping):
-            network = validate_document(FabricSpec, dict(fabric))
+            network: FabricSpec | str | None = validate_document(FabricSpec, dict(fabric))
         else:
             network = None if fabric is None else str(fabric)
-        routed = with_usual_routing(str(node), network)
-        return build_topology(str(node), hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
+        routed = with_usual_routing(name, network)
+        return build_topology(name, hosts=nodes, fabric=routed, gpus_per_host=gpus_per_node)
     except InputError as error:
         names = {"hosts": "nodes", "gpus_per_host": "gpus_per_node"}
         faults = [replace(each, field=names.get(each.field, each.field)) for each in error.faults]
         raise InputError(faults) from None
+
+
+def _check_arguments(node: object, fabric: object, **counts: object) -> None:
+    """Refuse types that no argument has; every fault."""
+    from perfmodel.errors import Fault, InputError
+
+    faults = []
+    if not isinstance(node, str | Path):
+        allowed = "a name such as 'dgx-a100', a path, or a NetworkX graph"
+        faults.append(Fault("topology", f"a {type(node).__name__}", allowed))
+    if not (isinstance(fabric, str | Path | Mapping | None) or callable(fabric)):
+        allowed = "a name, a path, a mapping with its 'kind', or a function that returns a graph"
+        faults.append(Fault("fabric", f"a {type(fabric).__name__}", allowed))
+    for name, number in counts.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, Integral)):
+            faults.append(Fault(name, repr(number), "a whole number"))
+    if faults:
+        raise InputError(faults)
+
+
+def is_graph(machine: object) -> TypeGuard[nx.Graph[Any]]:
+    """Whether something is a NetworkX graph; NetworkX is not loaded to find out."""
+    networkx = sys.modules.get("networkx")
+    return networkx is not None and isinstance(machine, networkx.Graph)
+
+
+def graph_alone(graph: nx.Graph[Any] | Path, **arguments: Any) -> Topology:
+    """The machine of a graph, or of the graph in a file, which says all of it.
+
+    Raises `InputError`: something beside it, or what is wrong in the graph.
+    """
+    from perfmodel.errors import Fault, InputError
+    from perfmodel.topology.graph_files import read_topology
+    from perfmodel.topology.own_graph import topology_of
+
+    stated = [name for name, value in arguments.items() if value not in (None, 1)]
+    if stated:
+        allowed = "nothing beside a graph, which says all of a machine"
+        raise InputError(Fault(name, "a value", allowed) for name in stated)
+    return read_topology(graph) if isinstance(graph, Path) else topology_of(graph)
 
 
 class _CallablePackage(ModuleType):

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.topology.graph import Arcs
+from perfmodel.topology.arcs import Arcs
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.name_ranges import expand_ranges
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from perfmodel.topology.arcs import Arcs, Device
+from perfmodel.topology.expanded_graph import expand
 from perfmodel.topology.fabric.like_hosts import Adjacency
-from perfmodel.topology.graph import Arcs, Device, to_networkx
 from perfmodel.topology.routing.clos import Tiers
 
 if TYPE_CHECKING:
@@ -212,15 +213,20 @@ class Drives:
 
 @dataclass(frozen=True, repr=False)
 class Topology:
-    """A machine or a cluster: the nodes and arcs of a graph, and what the graph does not say.
+    """A machine or a cluster: its graphs, and what is compiled from them.
 
-    The graph itself, for drawing and for NetworkX's algorithms, is `graph`; it is made when asked
-    for, as a cluster has a million arcs. Parallel cables of a fabric are parallel arcs; bonded
-    NVLinks are one arc.
+    The source is a graph of graphs: `node_graph` is one node, of which there are `hosts` alike, and
+    `fabric_graph` joins them. `graph` has every device and link of both; it is made when asked for,
+    as a cluster has a million links. Parallel cables of a fabric are parallel arcs; bonded NVLinks
+    are one arc.
 
     Parameters
     ----------
     name : str
+    node_graph : networkx.MultiDiGraph
+        Devices and links of one node (`perfmodel.topology.templates.node_graph`).
+    fabric_graph : networkx.Graph or None
+        Hosts and switches (`perfmodel.topology.fabric.fabric_graph`); None for one node.
     devices : mapping of str to Device
     built : Arcs
         The directed links as the machine is described.
@@ -260,7 +266,7 @@ class Topology:
         Structure of a regular fabric; ignored where it does not fit the number of arcs.
     reach : Reach
         Limits that the user sets on paths.
-    graphs : tuple of ChannelGraph
+    channel_graphs : tuple of ChannelGraph
         Channels that a dump of NCCL's names; empty where there is none.
     sockets : Sockets
         Limits of TCP.
@@ -271,6 +277,8 @@ class Topology:
     """
 
     name: str
+    node_graph: nx.MultiDiGraph[str]
+    fabric_graph: nx.Graph[int | str] | None
     devices: Mapping[str, Device]
     built: Arcs
     ranks: tuple[str, ...]
@@ -291,7 +299,7 @@ class Topology:
     tiers: Tiers | None = None
     network: NetworkKind = "none"
     reach: Reach = Reach()
-    graphs: tuple[ChannelGraph, ...] = ()
+    channel_graphs: tuple[ChannelGraph, ...] = ()
     sockets: Sockets = Sockets()
     host_memory_bytes: float | None = None
     drives: Drives | None = None
@@ -318,8 +326,10 @@ class Topology:
 
     @cached_property
     def graph(self) -> nx.MultiDiGraph[str]:
-        """The machine as built, as a NetworkX graph (see `perfmodel.topology.graph`)."""
-        return to_networkx(self.devices, self.built)
+        """Every device and link of the machine as built: `perfmodel.topology.expanded_graph`."""
+        return expand(
+            self.node_graph, self.fabric_graph, self.devices, self.built, self.gpus_per_host
+        )
 
     def with_arcs(self, arcs: Arcs) -> Topology:
         """Return the topology with other rates of its links, for timing alone.
@@ -340,7 +350,7 @@ class Topology:
         members = set(gpus)
         fitting = (
             graph
-            for graph in self.graphs
+            for graph in self.channel_graphs
             if graph.pattern == pattern and all(set(path.gpus) == members for path in graph.paths)
         )
         return next(fitting, None)

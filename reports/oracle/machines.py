@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -11,10 +12,9 @@ from numpy.typing import NDArray
 
 from perfmodel.files import validate_document
 from perfmodel.library.model import CommLibrary, load_library
+from perfmodel.topology.compilation import compile_topology
 from perfmodel.topology.faults import degrade_links
-from perfmodel.topology.graph import from_networkx
 from perfmodel.topology.model import Topology
-from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
 
 Numbers = Sequence[float] | NDArray[np.float64]
@@ -62,23 +62,17 @@ def crossbar(
 
 def drawn(arcs: Sequence[tuple[str, str, float, float]]) -> Topology:
     """One host of NVLinks: (from, to, bytes per second, seconds) each."""
-    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-    for name in dict.fromkeys(end for arc in arcs for end in arc[:2]):
-        kind = "gpu" if "gpu" in name else "nvswitch"
-        graph.add_node(name, kind=kind, host=0, local=name[3:])
-    graph.add_node("n0/cpu0", kind="cpu", host=0, local="cpu0")
-    for index, (src, dst, bandwidth, late) in enumerate(arcs):
+    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(name="drawn")
+    for name in dict.fromkeys(end[3:] for arc in arcs for end in arc[:2]):
+        own = {"model": "a100-sxm4-80gb"} if "gpu" in name else {}
+        graph.add_node(name, kind="gpu" if "gpu" in name else "nvswitch", **own)
+    graph.add_node("cpu0", kind="cpu")
+    for src, dst, bandwidth, late in arcs:
         graph.add_edge(
-            src, dst, index=index, kind="nvlink", bandwidth_Bps=bandwidth, latency_s=late, lanes=1
-        )
-    gpus = tuple(name for name in graph if "gpu" in name)
-    devices, built = from_networkx(graph)
-    return Topology(
-        name="drawn",
-        devices=devices, built=built, ranks=gpus, gpu=load_gpu("a100-sxm4-80gb"),
-        hosts=1, host_arcs=len(arcs), gpu_p2p=True, gpudirect_rdma=True, staging_Bps=None,
-        sources={}, template="drawn", fabric="none",
-    )  # fmt: skip
+            src[3:], dst[3:], index=graph.number_of_edges(), kind="nvlink", bandwidth=bandwidth,
+            latency=late,
+        )  # fmt: skip
+    return replace(compile_topology(graph), sources={})
 
 
 ROUND_NUMBERS = "assumption: round numbers for a comparison with other simulators"

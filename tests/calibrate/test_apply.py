@@ -48,7 +48,7 @@ def test_bandwidth_scales_all_links_of_the_kind_and_nothing_else(machine):
     assert after.bandwidth_Bps / before.bandwidth_Bps == pytest.approx(3e9 / 5.964e9)
     assert (after.latency_s == before.latency_s).all()
     assert here.library == machine.library
-    drawn = [d["bandwidth_Bps"] for *_, d in sorted(
+    drawn = [d["bandwidth"] for *_, d in sorted(
         here.topology.graph.edges(data=True), key=lambda arc: arc[2]["index"])]  # fmt: skip
     assert drawn == pytest.approx(after.bandwidth_Bps.tolist())
     assert before.bandwidth_Bps.min() == pytest.approx(5.964e9), "the original is as it was"

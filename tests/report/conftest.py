@@ -12,8 +12,8 @@ import pytest
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import BucketTime, LinkUse, Result, SizeResult
 from perfmodel.timeline import Span, Timeline, exposed_s
-from perfmodel.topology.graph import from_networkx
 from perfmodel.topology.model import Gpu, Topology
+from perfmodel.topology.own_graph import topology_of
 
 LAYERS = 53
 BATCH = 64
@@ -35,7 +35,9 @@ def build_topology(hosts: int = HOSTS) -> Topology:
     cables: list[tuple[str, str, str, float]] = []
 
     def node(name: str, kind: str, host: int) -> str:
-        graph.add_node(name, kind=kind, host=host, local=name.rpartition("/")[2])
+        own = {} if host < 0 else {"node": host}
+        model = {"model": "a100-sxm4-80gb"} if kind == "gpu" else {}
+        graph.add_node(name, kind=kind, local=name.rpartition("/")[2], **own, **model)
         return name
 
     leaf = node("leaf0", "switch", -1)
@@ -53,14 +55,13 @@ def build_topology(hosts: int = HOSTS) -> Topology:
     for a, b, kind, rate in cables:
         for src, dst in ((a, b), (b, a)):
             graph.add_edge(
-                src, dst, kind=kind, bandwidth_Bps=rate, latency_s=1e-6, lanes=1,
+                src, dst, kind=kind, bandwidth=rate, latency=1e-6, lanes=1,
                 index=graph.number_of_edges(),
             )  # fmt: skip
-    devices, built = from_networkx(graph)
-    return Topology(
-        name="example-a100 x 32", devices=devices, built=built, ranks=tuple(ranks), gpu=GPU,
-        hosts=hosts, host_arcs=40, gpu_p2p=True, gpudirect_rdma=True, staging_Bps=None,
-        sources={"nvlink": "datasheet"}, template="example-a100", fabric="single-switch",
+    graph.graph["routing"] = "nccl"
+    return replace(
+        topology_of(graph, "example-a100"), gpu=GPU, sources={"nvlink": "datasheet"},
+        assumptions=(), fabric="single-switch",
     )  # fmt: skip
 
 
@@ -131,8 +132,8 @@ def build_point(gpus: int, base_rate: float | None = None) -> SizeResult:
         for a, b, kind, nbytes, share in (
             *((f"gpu{i}", "nvs", "nvlink", 178e6, 0.006) for i in range(8)),
             ("plx0", "nic0", "pcie", 200e6, 0.11), ("plx1", "nic1", "pcie", 200e6, 0.11),
-            ("nic0", "/leaf0", "infiniband", 200e6, 0.31),
-            ("nic1", "/leaf0", "infiniband", 200e6, 0.62),
+            ("nic0", "/fabric/leaf0", "infiniband", 200e6, 0.31),
+            ("nic1", "/fabric/leaf0", "infiniband", 200e6, 0.62),
         )
         if gpus > 1
     )  # fmt: skip
@@ -141,7 +142,7 @@ def build_point(gpus: int, base_rate: float | None = None) -> SizeResult:
         compute_s=compute, comm_s=sum(e - s for s, e in comm), exposed_comm_s=exposed,
         breakdown_s={**times, "exposed communication": exposed, "slowdown": 0.0, "idle": 0.0},
         samples_per_s=rate, scaling_efficiency=rate / gpus / (base_rate or rate),
-        bottleneck="compute" if gpus == 1 else "n0/nic1 -> leaf0 (infiniband)",
+        bottleneck="compute" if gpus == 1 else "n0/nic1 -> fabric/leaf0 (infiniband)",
         global_batch=BATCH * gpus, batch_per_gpu=BATCH,
         memory=Memory(0.102e9, 0.102e9, 0.102e9, 0.102e9, 11.2e9, 0.0, 80e9),
         interval_s=None, buckets=buckets, links=links, timeline=Timeline(spans),

@@ -26,7 +26,7 @@ from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine, observed_time_s
 from perfmodel.simulate.repetition import hidden_s
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
-from perfmodel.topology.graph import Arcs
+from perfmodel.topology.arcs import Arcs
 from perfmodel.topology.model import Topology
 
 

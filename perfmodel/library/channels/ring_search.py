@@ -59,7 +59,7 @@ def dumped_rings(
 
     With `nics`, those whose ends are among them.
     """
-    if not topology.graphs:
+    if not topology.channel_graphs:
         return ()
     devices = topology.devices
     number = {

@@ -15,6 +15,7 @@ from perfmodel.scenario.sections.studies.what_if import INFINITE
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
 from perfmodel.studies.run.result.model import Result
+from perfmodel.topology.model import Topology
 from perfmodel.training.ddp.options import DEFAULT_CAP_BYTES, FIRST_BUCKET_BYTES, DdpOptions
 from perfmodel.training.ddp.strategy import ddp_options
 
@@ -136,6 +137,8 @@ def _round(value: float) -> float:
 def _adapter_rates(scenario: Scenario) -> tuple[float | None, float | None]:
     """Nominal bandwidth and latency of the links between nodes, if all have the same."""
     node = resolve_names(scenario)[0]
+    if isinstance(node, Topology):
+        return None, None
     links = [link for link in node.links.values() if link.kind in BETWEEN_NODES]
     if len({(link.bandwidth, link.latency) for link in links}) != 1:
         return None, None

@@ -204,6 +204,8 @@ def _cluster_sizes(scenario: Scenario, result: Result) -> list[Size]:
     if scenario.scale is not None:
         return [(point.gpus, point.nodes) for point in result.points]
     nodes, each = result.main.nodes, result.main.gpus // result.main.nodes
+    if scenario.cluster.graph is not None:
+        return [(result.main.gpus, nodes)]
     powers = [2**power for power in range(nodes.bit_length()) if 2**power < nodes]
     return [
         (count * each, count)
@@ -249,6 +251,7 @@ def gpu_axis(scenario: Scenario, result: Result) -> Axis:
 
     def stop(at: float, gpus: int, nodes: int) -> Stop:
         size = {"cluster.nodes": nodes, "cluster.gpus_per_node": min(gpus, each)}
+        size = size if scenario.cluster.graph is None else {}
         return Stop(at, quantities.gpus(gpus), float(gpus), size)
 
     points = [stop(float(at), gpus, nodes) for at, (gpus, nodes) in enumerate(sizes)]

@@ -11,7 +11,7 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.palette import LINKS
 from perfmodel.studies.run.result.link_use import LinkUse
 from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.topology.graph import Arcs
+from perfmodel.topology.arcs import Arcs
 from perfmodel.topology.model import Topology
 
 BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})

@@ -14,7 +14,13 @@ from perfmodel.scenario.source_map import SourceMap
 def sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     """Find sizes that the cluster does not have."""
     cluster, scale = parts.get("cluster"), parts.get("scale")
-    if cluster is None or scale is None or is_resized_by_flag(origin):
+    if cluster is None or scale is None:
+        return
+    if cluster.graph is not None:
+        allowed = "nothing beside cluster.graph, which is one cluster"
+        yield origin.fault("scale", "sizes of a curve", allowed)
+        return
+    if is_resized_by_flag(origin):
         return
     for i, nodes in enumerate(scale.nodes or ()):
         if nodes > cluster.nodes:

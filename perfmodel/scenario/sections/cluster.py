@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from perfmodel.files import FileModel, Nodes, Parts
 from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
@@ -59,3 +60,24 @@ class ClusterSection(FileModel):
     )
     placement: Placement = "packed"
     mixed: tuple[MixedSection, ...] = ()
+    graph: Name | None = Field(
+        default=None,
+        description="a NetworkX graph of the whole machine (node-link JSON or GraphML), in place "
+        "of node, nodes and fabric",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_graph(cls, stated: Any) -> Any:
+        """Let the graph stand for the node."""
+        if isinstance(stated, Mapping) and stated.get("graph") is not None:
+            return {"node": stated["graph"], **stated}
+        return stated
+
+    @model_validator(mode="after")
+    def _check_graph(self) -> ClusterSection:
+        beside = sorted(self.model_fields_set - {"graph", "node"})
+        if self.graph is not None and (beside or self.node != self.graph):
+            listed = ", ".join(beside or ["node"])
+            raise ValueError(f"graph alone: it says all of the machine, and {listed} stands beside")
+        return self

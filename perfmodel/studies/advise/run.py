@@ -38,7 +38,9 @@ from perfmodel.studies.run.steps.sized_job import size_job
 from perfmodel.studies.sweep.executor import check_backend, map_unordered
 from perfmodel.studies.sweep.variants import without_curve
 from perfmodel.timeline import Timeline
+from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:
@@ -228,12 +230,19 @@ def advise_scenario(
         base=trials.base, adapter_Bps=rate, adapters=count,
         trials=tuple(sorted((t for t in alone if t.point), key=lambda trial: -trial.ratio)),
         together=together,
-        power=power, full_power_W=inputs.node.power_limit or load_gpu(inputs.node.gpu).power_W,
+        power=power, full_power_W=_full_power_W(inputs.node),
         too_big=tuple(each for each in alone if each.memory and each.point is None),
         refused=tuple(each for each in alone if each.memory is None),
         hourly=hourly_price(scenario, size), simulated=trials.simulated,
         provenance=_provenance(single, result),
     )  # fmt: skip
+
+
+def _full_power_W(node: NodeSpec | Topology) -> float | None:
+    """Most that each GPU may draw: its limit, or what its data sheet says; watts."""
+    if isinstance(node, Topology):
+        return node.gpu.power_W
+    return node.power_limit or load_gpu(node.gpu).power_W
 
 
 def _without_dearer(alone: Sequence[Trial]) -> list[Trial]:

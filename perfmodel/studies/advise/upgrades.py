@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from perfmodel.scenario import ClusterSize, Scenario, UpgradeSection
 from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.advise.model import Proposed
-from perfmodel.topology.fabric.assemble import expand_host
+from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.topology.templates.spec import NodeSpec, nic_ports
 
 GBIT_Bps = 1e9 / 8
 ADAPTERS_GBIT = (1, 10, 25, 50, 100, 200, 400, 800)
@@ -20,23 +20,26 @@ TIMES = (2, 4)
 NO_PRICE = "the price of the adapters, their ports and cables"
 
 
-def find_adapter(node: NodeSpec) -> tuple[float | None, int]:
-    """Rate of a network adapter by its data sheet, in bytes per second, and how many a node has."""
-    ports = expand_host(node).ports
+def find_adapter(node: NodeSpec | Topology) -> tuple[float | None, int]:
+    """Rate of a network adapter by its data sheet, in bytes per second, and how many a node has.
+
+    None where a graph stands for the node, which says what links carry, and not what is sold.
+    """
+    ports = () if isinstance(node, Topology) else nic_ports(node)
     return (ports[0].bandwidth, len(ports)) if ports else (None, 0)
 
 
 def list_upgrades(
-    scenario: Scenario, node: NodeSpec, size: ClusterSize, routing: float
+    scenario: Scenario, node: NodeSpec | Topology, size: ClusterSize, routing: float
 ) -> Iterator[Proposed]:
     """List hardware that could be had instead.
 
     `routing`: times as long as the largest all-reduce takes without collisions in the fabric.
     """
-    if size.nodes > 1:
+    if size.nodes > 1 and not isinstance(node, Topology):
         yield from _adapters(scenario, node)
         yield from _fabric(scenario, node, routing)
-    if node.power_limit is not None:
+    if not isinstance(node, Topology) and node.power_limit is not None:
         full_W = load_gpu(node.gpu).power_W
         fields = {"cluster.node.power_limit": f"{full_W:g} W"}
         note = "power and cooling of the racks"
@@ -48,8 +51,10 @@ POWER_SHARES = (0.85, 0.7, 0.55)
 """Limits on the boards' power that are tried, of their data sheet's; above the least of the law."""
 
 
-def list_power_limits(scenario: Scenario, node: NodeSpec) -> Iterator[Proposed]:
+def list_power_limits(scenario: Scenario, node: NodeSpec | Topology) -> Iterator[Proposed]:
     """List limits below the present one, where times follow from the GPU's rates."""
+    if isinstance(node, Topology):
+        return
     compute, full_W = scenario.compute, load_gpu(node.gpu).power_W
     stated = compute.source != "roofline" or compute.measured_step is not None
     if stated or scenario.cluster.mixed or full_W is None:
@@ -84,7 +89,7 @@ def _fabric(scenario: Scenario, node: NodeSpec, routing: float) -> Iterator[Prop
     fabric = scenario.cluster.fabric
     if fabric is None:
         return
-    if fabric.kind in ("leaf-spine", "fat-tree") and len(expand_host(node).ports) > 1:
+    if fabric.kind in ("leaf-spine", "fat-tree") and len(nic_ports(node)) > 1:
         note = "other cables: each adapter of a server to a leaf of its own"
         fields: dict[str, object] = {"cluster.fabric": "rail-optimised"}
         yield Proposed("rail-optimised fabric", fields, "fabric", "hardware", note)

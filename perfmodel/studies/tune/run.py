@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes
 from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
+from perfmodel.studies.run.resolve.resolved_scenario import gpus_of, resolve_names
 from perfmodel.studies.run.run import name_machine
 from perfmodel.studies.tune.assumptions import assumptions
 from perfmodel.studies.tune.caps import (
@@ -47,7 +47,6 @@ from perfmodel.studies.tune.search.surrogate_search import (
     select_main_dtype,
     simulate_uniform_caps,
 )
-from perfmodel.topology.templates.build import build_topology
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.version import __version__
 
@@ -272,4 +271,4 @@ def _prove_bound(evaluator: Evaluator, best_s: float) -> float | None:
 def list_sizes(scenario: Scenario) -> tuple[ClusterSize, ...]:
     """Return the sizes of a scenario's scaling curve that have buckets: of two GPUs or more."""
     node, _, _ = resolve_names(scenario)
-    return tuple(size for size in sizes(scenario, len(build_topology(node).ranks)) if size.gpus > 1)
+    return tuple(size for size in sizes(scenario, gpus_of(node)) if size.gpus > 1)

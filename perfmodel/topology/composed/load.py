@@ -14,6 +14,9 @@ from perfmodel.topology.composed.host_line import is_host_in_words, read_words
 from perfmodel.topology.templates.load import check_template, find_template
 from perfmodel.topology.templates.spec import NodeSpec
 
+GRAPH_SUFFIXES = (".json", ".graphml")
+"""Endings of files that hold graphs (`perfmodel.topology.graph_files`)."""
+
 
 def load_node(machine: str | NodeSection) -> NodeSpec:
     """Read a node by name, by path or in words, or put one together.
@@ -45,6 +48,9 @@ def _load(machine: str | NodeSection, field: str, chain: tuple[Path, ...]) -> No
             raise InputError(
                 _in_one_line(fault, field, machine) for fault in error.faults
             ) from None
+    if machine.lower().endswith(GRAPH_SUFFIXES):
+        allowed = "a node; a graph is a whole machine: `cluster.graph`, or `perfmodel.topology`"
+        raise InputError(Fault(field, repr(machine), allowed))
     path = find_template(machine, field)
     document = read_yaml(path)
     if not is_composed(document):

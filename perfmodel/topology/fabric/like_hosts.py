@@ -15,7 +15,7 @@ from typing import overload
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.topology.graph import Device, NodeKind
+from perfmodel.topology.arcs import Device, NodeKind
 
 ArcEnd = tuple[str, str]
 """Devices that an arc leaves and enters."""

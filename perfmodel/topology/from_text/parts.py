@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from perfmodel.files import Bandwidth, FileModel, Seconds, load_document
-from perfmodel.topology.graph import LinkKind
+from perfmodel.topology.arcs import LinkKind
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.spec import LinkSpec, Source
 from perfmodel.units import parse_bandwidth

@@ -11,8 +11,7 @@ from perfmodel.topology.from_text.match_template import TemplateFacts, template_
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.importers.nccl_xml.devices import Device, Domain, number
 from perfmodel.topology.templates.build import load_node
-from perfmodel.topology.templates.name_ranges import expand_pattern
-from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.topology.templates.spec import NodeSpec, device_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +46,12 @@ class Completion:
     @property
     def gpus(self) -> int:
         """GPUs of the template; 0 without one."""
-        return len(devices_of(self.template, "gpu")) if self.template else 0
+        return len(device_names(self.template, "gpu")) if self.template else 0
 
     @property
     def nics(self) -> int:
         """NICs of the template; 0 without one."""
-        return len(devices_of(self.template, "nic")) if self.template else 0
-
-
-def devices_of(node: NodeSpec, kind: str) -> tuple[str, ...]:
-    """Names of a template's devices of one kind."""
-    return tuple(name for d in node.nodes if d.kind == kind for name in expand_pattern(d.id))
+        return len(device_names(self.template, "nic")) if self.template else 0
 
 
 def complete_machine(domains: Sequence[Domain], hints: Hints) -> Completion:

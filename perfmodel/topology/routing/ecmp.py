@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from perfmodel.errors import TopologyError
-from perfmodel.topology.fabric.assemble import collector_off
+from perfmodel.garbage import no_collections
 from perfmodel.topology.model import Topology
 
 _T = TypeVar("_T")
@@ -30,7 +30,7 @@ class SearchedRoutes:
         self._ends = topology.arcs.names
         self._leaving: _Neighbours = {}
         self._entering: _Neighbours = {}
-        with collector_off():
+        with no_collections(all_stays=True):
             for index in range(topology.first_cable, len(self._ends)):
                 if index in topology.dead:
                     continue

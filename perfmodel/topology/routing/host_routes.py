@@ -9,7 +9,13 @@ import numpy as np
 from perfmodel.topology.fabric.like_hosts import devices_of
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
-from perfmodel.topology.routing.shortest_paths import PATH_TYPES, HostArc, Path, best_paths
+from perfmodel.topology.routing.shortest_paths import (
+    PATH_TYPES,
+    HostArc,
+    Path,
+    best_paths,
+    shortest_paths,
+)
 
 _RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
 _WHOLE = -1
@@ -27,6 +33,8 @@ class HostRoutes:
         self.kinds: Mapping[str, str] = {
             device.local: device.kind for device in devices_of(topology.devices, 0)
         }
+        nccl = topology.node_graph.graph.get("routing", "nccl") == "nccl"
+        self._find = best_paths if nccl else shortest_paths
         self._arcs: dict[str, list[HostArc]] = {}
         arcs = built.arcs
         for index in range(topology.host_arcs):
@@ -55,7 +63,7 @@ class HostRoutes:
         key = (host if host in self._dead else _WHOLE, local)
         if key not in self._paths:
             dead = self._dead.get(key[0], ())
-            self._paths[key] = best_paths(local, self.kinds, _living_arcs(self._arcs, dead))
+            self._paths[key] = self._find(local, self.kinds, _living_arcs(self._arcs, dead))
         return self._paths[key]
 
     def nics(self, local: str, host: int) -> tuple[str, ...]:

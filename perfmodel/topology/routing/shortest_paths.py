@@ -3,7 +3,7 @@
 Source of the rules: NVIDIA/nccl 2.30.7 ``src/graph/paths.cc`` (ncclTopoSetPaths) and
 ``src/graph/topo.h``: a better path type wins, then more bandwidth (that of the narrowest link),
 then fewer hops. Traffic passes through a NIC never, and through another GPU only over NVLink, at
-most once.
+most once. In a graph of one's own every device forwards, and paths are the shortest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ bridge, or its memory; SYS between CPUs; NET between hosts.
 """
 
 _RANK = {name: rank for rank, name in enumerate(PATH_TYPES)}
+_BY_HOST = frozenset({"pcie", "memory", "infiniband", "ethernet"})
+"""Kinds of link whose paths have the types of PCIe's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class _Trail:
         return _Trail(
             nvlinks=self.nvlinks + (kind == "nvlink"),
             c2c=self.c2c + (kind == "c2c"),
-            pcie=self.pcie + (kind in {"pcie", "memory"}),
+            pcie=self.pcie + (kind in _BY_HOST),
             relays=self.relays + (src_kind == "gpu" and self.length > 0),
             switches=self.switches + (dst_kind == "pcie_switch"),
             cpu=self.cpu or kind == "memory" or (kind == "pcie" and "cpu" in {src_kind, dst_kind}),
@@ -108,6 +110,31 @@ def best_paths(
             narrowest = max(negative_Bps, -arc.bandwidth_Bps)
             path = (*arcs_so_far, arc.index)
             heapq.heappush(queue, (_RANK[longer.type], narrowest, hops + 1, path, arc.dst, longer))
+    return done
+
+
+def shortest_paths(
+    src: str, kinds: Mapping[str, str], arcs: Mapping[str, Sequence[HostArc]]
+) -> dict[str, Path]:
+    """Path of the fewest links from one device to every other, and of these the widest.
+
+    Arguments as of `best_paths`; any device is passed.
+    """
+    done: dict[str, Path] = {}
+    queue: list[tuple[int, float, tuple[int, ...], str, _Trail]] = [
+        (0, -float("inf"), (), src, _Trail())
+    ]
+    while queue:
+        hops, negative_Bps, arcs_so_far, device, trail = heapq.heappop(queue)
+        if device in done:
+            continue
+        done[device] = Path(trail.type, -negative_Bps, arcs_so_far)
+        for arc in arcs.get(device, ()):
+            if arc.dst not in done:
+                narrowest = max(negative_Bps, -arc.bandwidth_Bps)
+                longer = trail.crossing(arc.kind, kinds[device], kinds[arc.dst])
+                path = (*arcs_so_far, arc.index)
+                heapq.heappush(queue, (hops + 1, narrowest, path, arc.dst, longer))
     return done
 
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
-from perfmodel.errors import Fault, InputError, TopologyError, allowed_names
+from perfmodel.errors import Fault, InputError, TopologyError
 from perfmodel.files import read_yaml, validate_document
 from perfmodel.topology.fabric.fabric import resolve_fabric
-from perfmodel.topology.graph import Arcs, NodeKind
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology, load_node
-from perfmodel.topology.templates.gpus import gpu_names, source_faults
+from perfmodel.topology.templates.gpus import source_faults
 from perfmodel.topology.templates.references import reference_faults
-from perfmodel.topology.templates.spec import LINK_KINDS, GpuTable, NodeSpec
-
-NODE_KINDS: tuple[str, ...] = get_args(NodeKind)
+from perfmodel.topology.templates.spec import GpuTable, NodeSpec
 
 
 def check(machine: NodeSpec | Topology | str | Path) -> tuple[Fault, ...]:
@@ -64,7 +60,7 @@ def _file_faults(path: Path) -> tuple[Fault, ...]:
 
 
 def _graph_faults(topology: Topology, file: str | None = None) -> Iterator[Fault]:
-    broken = [*_device_faults(topology), *_arc_faults(topology.built), *_rank_faults(topology)]
+    broken = [*_device_faults(topology)]
     yield from (Fault(f.field, f.found, f.allowed, file) for f in broken)
     if not broken:
         yield from (Fault(f.field, f.found, f.allowed, file) for f in _route_faults(topology))
@@ -75,48 +71,12 @@ def _device_faults(topology: Topology) -> Iterator[Fault]:
     linked = {end for ends in names for end in ends}
     leaving = {src for src, dst in names if devices[src].host != devices[dst].host}
     for name, device in devices.items():
-        if device.kind not in NODE_KINDS:
-            allowed = allowed_names(NODE_KINDS, str(device.kind))
-            yield Fault(f"nodes.{name}.kind", repr(device.kind), allowed)
         if name not in linked and len(devices) > 1:
             yield Fault(f"nodes.{name}", "no link", "a link to every device")
         if device.kind == "nic" and topology.hosts > 1 and name not in leaving:
             yield Fault(
                 f"nodes.{name}", "a NIC without a cable", "a link to a switch of the fabric"
             )
-    if topology.gpu.name not in gpu_names():
-        yield Fault("gpu", repr(topology.gpu.name), allowed_names(gpu_names(), topology.gpu.name))
-
-
-def _arc_faults(arcs: Arcs) -> Iterator[Fault]:
-    kinds = np.array([kind in LINK_KINDS for kind in arcs.kinds])
-    rates = np.isfinite(arcs.bandwidth_Bps) & (arcs.bandwidth_Bps > 0)
-    delays = np.isfinite(arcs.latency_s) & (arcs.latency_s >= 0)
-    for arc in np.flatnonzero(~(kinds & rates & delays)).tolist():
-        field = f"links.{' -> '.join(arcs.names[arc])}"
-        if not kinds[arc]:
-            allowed = allowed_names(LINK_KINDS, str(arcs.kinds[arc]))
-            yield Fault(f"{field}.kind", repr(arcs.kinds[arc]), allowed)
-        if not rates[arc]:
-            rate_Bps = repr(float(arcs.bandwidth_Bps[arc]))
-            yield Fault(f"{field}.bandwidth_Bps", rate_Bps, "a finite bandwidth above zero")
-        if not delays[arc]:
-            latency_s = repr(float(arcs.latency_s[arc]))
-            yield Fault(f"{field}.latency_s", latency_s, "a finite time of zero or more")
-
-
-def _rank_faults(topology: Topology) -> Iterator[Fault]:
-    for rank, name in enumerate(topology.ranks):
-        device = topology.devices.get(name)
-        if device is None or device.kind != "gpu":
-            kind = "missing node" if device is None else device.kind
-            yield Fault(f"ranks.{rank}", f"{name!r}, a {kind}", "a GPU")
-    if not topology.ranks:
-        yield Fault("ranks", "no GPU", "at least one GPU")
-    elif len(topology.ranks) % topology.hosts:
-        yield Fault(
-            "ranks", f"{len(topology.ranks)} on {topology.hosts} hosts", "as many on each host"
-        )
 
 
 def _route_faults(topology: Topology) -> Iterator[Fault]:

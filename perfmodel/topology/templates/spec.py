@@ -31,7 +31,7 @@ from perfmodel.files import (
     Parts,
     Power,
 )
-from perfmodel.topology.graph import LinkKind
+from perfmodel.topology.arcs import LinkKind
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.name_ranges import expand_pattern
 
@@ -229,6 +229,23 @@ class NodeSpec(FileModel):
     sockets: SocketsSpec | None = None
     assumed: tuple[str, ...] = ()
     """What a description of the host left open, and how that was filled."""
+
+
+def device_names(node: NodeSpec, kind: str) -> tuple[str, ...]:
+    """Names of the devices of a kind, in the order of the file."""
+    return tuple(
+        name for device in node.nodes if device.kind == kind for name in expand_pattern(device.id)
+    )
+
+
+def nic_ports(node: NodeSpec) -> tuple[LinkSpec, ...]:
+    """The link that leaves each NIC, in the order of the file."""
+    return tuple(
+        node.links[device.port or ""]
+        for device in node.nodes
+        if device.kind == "nic"
+        for _ in expand_pattern(device.id)
+    )
 
 
 def pairs(edge: EdgeSpec) -> list[tuple[str, str]]:

@@ -32,18 +32,18 @@ from perfmodel.report.topology.labels import (
 from perfmodel.report.topology.page import topology_html, write_topology
 from perfmodel.studies.run.result.link_use import LinkUse
 from perfmodel.studies.run.result.model import Result, SizeResult
-from perfmodel.topology.graph import from_networkx
+from perfmodel.topology.own_graph import topology_of
 from perfmodel.topology.templates.build import build_topology
 
 
 def test_cables_join_both_directions_and_parallel_links(result: Result) -> None:
     topology = result.topology
     graph = topology.graph.copy()
-    for src, dst in (("n0/gpu0", "n0/nvs"), ("n0/nvs", "n0/gpu0")):
-        index = graph.number_of_edges()
-        graph.add_edge(src, dst, kind="nvlink", bandwidth_Bps=300e9, latency_s=1e-6, index=index)
-    devices, built = from_networkx(graph)
-    doubled = replace(topology, devices=devices, built=built)
+    for host in range(topology.hosts):
+        for src, dst in (("gpu0", "nvs"), ("nvs", "gpu0")):
+            numbers = {"bandwidth": 300e9, "latency": 1e-6, "index": graph.number_of_edges()}
+            graph.add_edge(f"n{host}/{src}", f"n{host}/{dst}", kind="nvlink", **numbers)
+    doubled = topology_of(graph)
     use = [
         LinkUse("n0/gpu0", "n0/nvs", "nvlink", 10.0, 0.2),
         LinkUse("n0/nvs", "n0/gpu0", "nvlink", 30.0, 0.6),
@@ -68,7 +68,7 @@ def test_colours_tell_use_or_kind(result: Result) -> None:
 def test_hover_names_the_link_its_rate_and_its_use(result: Result) -> None:
     drawn = draw_topology(result.topology, result.main)
     texts = [text for trace in drawn.data for text in (trace.hovertext or ())]
-    hover = next(text for text in texts if "leaf0 - n0/nic1" in text)
+    hover = next(text for text in texts if "fabric/leaf0 - n0/nic1" in text)
     plain = hover.replace("\N{NO-BREAK SPACE}", " ")
     assert "25.0 GB/s" in plain
     assert "62 % used" in plain
@@ -88,7 +88,9 @@ def limited_by(result: Result, link: LinkUse) -> SizeResult:
 
 
 def test_the_bottleneck_is_thick_named_and_has_its_rate(result: Result) -> None:
-    nic = next(link for link in result.main.links if (link.src, link.dst) == ("n0/nic1", "leaf0"))
+    nic = next(
+        link for link in result.main.links if (link.src, link.dst) == ("n0/nic1", "fabric/leaf0")
+    )
     point = limited_by(result, nic)
     drawn = draw_topology(result.topology, point)
     thick = [trace for trace in drawn.data if trace.name == "bottleneck" and trace.mode == "lines"]
@@ -111,10 +113,10 @@ def test_a_bottleneck_whose_traffic_is_not_listed_is_drawn_at_its_like(result: R
 
 def test_of_a_path_of_which_a_part_is_listed_the_rest_is_drawn_at_its_like(result: Result) -> None:
     listed = next(link for link in result.main.links if link.dst == "n0/nvs")
-    path = f"{listed.src} -> n0/nvs (nvlink) and n112/nic1 -> leaf9 (infiniband)"
+    path = f"{listed.src} -> n0/nvs (nvlink) and n112/nic1 -> fabric/leaf9 (infiniband)"
     limiting = find_limiting(replace(result.main, bottleneck_path=path))
     assert {link.kind for link in limiting} == {"nvlink", "infiniband"}
-    assert {"n0/nvs", "leaf0"} <= {end for link in limiting for end in (link.src, link.dst)}
+    assert {"n0/nvs", "fabric/leaf0"} <= {end for link in limiting for end in (link.src, link.dst)}
     point = replace(result.main, bottleneck_path=path, bottleneck="the GPUs' NVLink, the NICs")
     words = limit_sentence(result.topology, point)
     assert "NVLink of " in words
@@ -123,7 +125,7 @@ def test_of_a_path_of_which_a_part_is_listed_the_rest_is_drawn_at_its_like(resul
 
 
 def test_the_path_of_a_bottleneck_has_links_alone(result: Result) -> None:
-    link = "n0/nic1 -> leaf0 (infiniband)"
+    link = "n0/nic1 -> fabric/leaf0 (infiniband)"
     for limits in (
         f"{link} and latency of the ring's steps",
         f"latency of the ring's steps, over {link}",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.topology.arcs import Device, LinkKinds
 from perfmodel.topology.fabric.like_hosts import devices_of
-from perfmodel.topology.graph import Device, LinkKinds, from_networkx
 from perfmodel.topology.templates.build import build_topology
 
 CLUSTER = build_topology("dgx-a100", hosts=12, fabric="leaf-spine")
@@ -22,7 +22,7 @@ def test_a_name_that_no_device_has_is_none(name: str) -> None:
 
 
 def test_devices_of_a_host_are_those_of_its_name() -> None:
-    listed = from_networkx(CLUSTER.graph)[0]
+    listed = dict(CLUSTER.devices)
     for host in (0, 11):
         own = list(devices_of(CLUSTER.devices, host))
         assert own == list(devices_of(listed, host))

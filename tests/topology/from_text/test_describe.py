@@ -60,7 +60,7 @@ def test_unknown_gpu_is_refused_with_those_that_are_known(words: str) -> None:
 def test_usable_nvlink_of_a_gpu(gpu: str, gpus: int, intra: str, GBps: float) -> None:
     graph = build_topology(describe(gpu, gpus=gpus, intra=intra).node).graph
     arcs = graph.out_edges("n0/gpu0", data=True)
-    found = sum(data["bandwidth_Bps"] for _, _, data in arcs if data["kind"] == "nvlink")
+    found = sum(data["bandwidth"] for _, _, data in arcs if data["kind"] == "nvlink")
     assert found / 1e9 == pytest.approx(GBps, rel=2e-3)
 
 
@@ -76,9 +76,7 @@ def test_hardware_that_nobody_has_run_by_its_numbers() -> None:
     )
     topology = built(found, 2, 8)
     assert found.template is None
-    assert topology.graph["n0/gpu0"]["n0/nvs"][0]["bandwidth_Bps"] == pytest.approx(
-        36 * 100e9 * 0.824
-    )
+    assert topology.graph["n0/gpu0"]["n0/nvs"][0]["bandwidth"] == pytest.approx(36 * 100e9 * 0.824)
     port = next(i for i, (a, b) in enumerate(topology.arcs.names) if a == "n0/nic0" and "fab" in b)
     assert topology.arcs.bandwidth_Bps[port] == pytest.approx(200e9 * 4096 / 4122, rel=1e-4)
 

@@ -78,7 +78,7 @@ def test_a_stated_generation_is_the_rate_of_the_links() -> None:
     rates = {
         text: build_topology(
             find_host(read_host("A100-PCIE-40GB", gpus=2, intra=text, network=None)).node
-        ).graph["n0/gpu0"]["n0/cpu0"][0]["bandwidth_Bps"]
+        ).graph["n0/gpu0"]["n0/cpu0"][0]["bandwidth"]
         for text in ("PCIe x16 Gen3", "PCIe x16 Gen4")
     }
     assert rates["PCIe x16 Gen3"] == pytest.approx(15.75e9 * 0.762)

@@ -162,8 +162,8 @@ def test_bonded_links_say_how_many_cables_they_are() -> None:
     topology = tree("adaptive")
     arc = topology.graph["fabric/edge0"]["fabric/agg0"][0]
     assert arc["lanes"] == 4
-    assert arc["bandwidth_Bps"] == pytest.approx(
-        4 * topology.graph["n0/nic0"]["fabric/edge0"][0]["bandwidth_Bps"]
+    assert arc["bandwidth"] == pytest.approx(
+        4 * topology.graph["n0/nic0"]["fabric/edge0"][0]["bandwidth"]
     )
     assert topology.graph["fabric/agg0"]["fabric/core0"][0]["lanes"] == 16
     assert any("adaptive routing" in said for said in topology.assumptions)

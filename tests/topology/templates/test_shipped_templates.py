@@ -39,7 +39,7 @@ SYS SYS SYS NV1 NV2 NV1 NV2 X   SYS SYS PHB PIX
 def nvlink_Bps(name: str, gpu: str = "n0/gpu0") -> float:
     graph = build_topology(name).graph
     return sum(
-        d["bandwidth_Bps"] for _, _, d in graph.out_edges(gpu, data=True) if d["kind"] == "nvlink"
+        d["bandwidth"] for _, _, d in graph.out_edges(gpu, data=True) if d["kind"] == "nvlink"
     )
 
 

@@ -149,7 +149,7 @@ def test_a_step_takes_no_less_than_its_work_and_its_bytes(kind: str) -> None:
         if isinstance(task.work, Compute):
             busy[task.stream] = busy.get(task.stream, 0.0) + task.work.duration_s
     assert run.step_time_s >= max(busy.values()) * (1 - 1e-9)
-    wire_Bps = machine.topology.graph["n0/nic0"]["fabric/switch0"][0]["bandwidth_Bps"]
+    wire_Bps = machine.topology.graph["n0/nic0"]["fabric/switch0"][0]["bandwidth"]
     totals = sent(plan)
     least = totals.get("all_reduce", 0) * 2 * 3 / 4 + totals.get("all_gather", 0) * 3 / 4
     assert run.step_time_s >= least / wire_Bps * (1 - 1e-9)

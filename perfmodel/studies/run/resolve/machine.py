@@ -24,6 +24,7 @@ from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
 from perfmodel.scenario.sections.node import NodeSection
 from perfmodel.studies.run.resolve.limits import check_cluster_size, check_sharing_jobs
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
+from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology, with_usual_routing
 from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
 
@@ -48,7 +49,7 @@ _FIELDS = {
 
 
 def machine(
-    scenario: Scenario, node: NodeSpec, size: ClusterSize, hosts: int | None = None
+    scenario: Scenario, node: NodeSpec | Topology, size: ClusterSize, hosts: int | None = None
 ) -> Machine:
     """Build the cluster at one size, with the library that drives it.
 
@@ -59,12 +60,7 @@ def machine(
         count = (hosts or size.nodes) * size.gpus_per_node
         check_cluster_size(count, _field_of_hosts(scenario, size))
     check_sharing_jobs(scenario, size)
-    fabric = _resolve_fabric(scenario)
-    with relocated_errors(scenario, "cluster"):
-        routed = fabric if _names_cables(scenario) else with_usual_routing(node, fabric)
-        topology = build_topology(
-            node, hosts=hosts or size.nodes, fabric=routed, gpus_per_host=size.gpus_per_node
-        )
+    topology = node if isinstance(node, Topology) else _build(scenario, node, size, hosts)
     if scenario.library.host_step is not None and topology.gpu.generation != "cpu":
         allowed = f"nothing with {topology.gpu.name}, only for processes on CPUs"
         raise scenario.fault("library.host_step", f"{scenario.library.host_step:g} s", allowed)
@@ -76,11 +72,23 @@ def machine(
     )
 
 
+def _build(scenario: Scenario, node: NodeSpec, size: ClusterSize, hosts: int | None) -> Topology:
+    """Join nodes by the scenario's fabric."""
+    fabric = _resolve_fabric(scenario)
+    with relocated_errors(scenario, "cluster"):
+        routed = fabric if _names_cables(scenario) else with_usual_routing(node, fabric)
+        return build_topology(
+            node, hosts=hosts or size.nodes, fabric=routed, gpus_per_host=size.gpus_per_node
+        )
+
+
 def named_node(scenario: Scenario) -> str | NodeSection:
     """Return what `cluster.node` names, with the paths of files beside the scenario."""
     node, origin = scenario.cluster.node, scenario.origin
     if isinstance(node, str):
-        return origin.beside("cluster.node", node)
+        return origin.beside(
+            "cluster.node" if scenario.cluster.graph is None else "cluster.graph", node
+        )
     if node.extends is None:
         return node
     extended = origin.beside("cluster.node.extends", node.extends)

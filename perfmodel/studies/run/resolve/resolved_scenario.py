@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from perfmodel.errors import Fault, InputError, allowed_names
@@ -20,7 +21,8 @@ from perfmodel.studies.run.resolve.machine import (
     relocated_errors,
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
-from perfmodel.topology.model import Gpu
+from perfmodel.topology.graph_files import read_topology
+from perfmodel.topology.model import Gpu, Topology
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 class ResolvedScenario:
     """A scenario and what its names refer to.
 
+    `node`: template of every node, or the whole machine where the scenario has its graph.
     `share`: what one rank of a tensor, context and expert group holds of `workload`.
     `other_workloads`: models of the other jobs on the network.
     `sizes`: of the scaling curve; the last one is the scenario's main size.
@@ -44,7 +47,7 @@ class ResolvedScenario:
     """
 
     scenario: Scenario
-    node: NodeSpec
+    node: NodeSpec | Topology
     workload: Workload
     share: Workload
     other_workloads: tuple[Workload, ...]
@@ -93,7 +96,10 @@ def resolve_scenario(
     if profile is None and scenario.profile is not None:
         profile = _read_profile(scenario, scenario.profile)
     node, workload, other_workloads = resolve_names(scenario)
-    all_sizes = tuple(sizes(scenario, len(build_topology(node).ranks)))
+    if isinstance(node, Topology):
+        cluster = scenario.cluster.model_copy(update={"nodes": node.hosts})
+        scenario = scenario.with_cluster(cluster)
+    all_sizes = tuple(sizes(scenario, gpus_of(node)))
     share = resolve_share(scenario, workload, all_sizes[-1])
     _check_groups(scenario, all_sizes[-1].gpus)
     return ResolvedScenario(
@@ -146,25 +152,37 @@ def _read_profile(scenario: Scenario, name: str) -> Profile:
         return read_profile(scenario.origin.beside("profile", name))
 
 
-def _check_maker(gpu: Gpu, node: NodeSpec | None) -> None:
+def gpus_of(node: NodeSpec | Topology) -> int:
+    """GPUs of one node."""
+    if isinstance(node, Topology):
+        return node.gpus_per_host
+    return len(build_topology(node).ranks)
+
+
+def _check_maker(gpu: Gpu, node: NodeSpec | Topology | None) -> None:
     """Refuse GPUs of AMD and NVIDIA in one job: RCCL and NCCL do not speak to each other."""
     if node is None:
         return
-    own = load_gpu(node.gpu)
+    own = node.gpu if isinstance(node, Topology) else load_gpu(node.gpu)
     if gpu.amd != own.amd:
         raise InputError(Fault("gpu", repr(gpu.name), f"a GPU of the maker of {own.name}"))
 
 
-def resolve_names(scenario: Scenario) -> tuple[NodeSpec, Workload, tuple[Workload, ...]]:
-    """Look up the node, the model, and the models of the other jobs of a scenario.
+def resolve_names(
+    scenario: Scenario,
+) -> tuple[NodeSpec | Topology, Workload, tuple[Workload, ...]]:
+    """Look up the node or the machine, the model, and the models of the other jobs of a scenario.
 
     Raises `InputError`: with the faults of all names at once.
     """
     faults: list[Fault] = []
-    node, workload = None, None
+    node: NodeSpec | Topology | None = None
+    workload = None
     other_workloads: tuple[Workload, ...] = ()
     with collect_faults(faults), relocated_errors(scenario, "cluster.node"):
-        node = load_node(named_node(scenario))
+        named = named_node(scenario)
+        stated = scenario.cluster.graph is not None
+        node = read_topology(Path(str(named))) if stated else load_node(named)
     with collect_faults(faults):
         workload = resolve_workload(scenario)
         _check_master_weights(scenario, workload)

@@ -11,7 +11,7 @@ from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
 from perfmodel.scenario.sections.studies.what_if import INFINITE, WhatIf
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.topology.graph import LinkKinds
+from perfmodel.topology.arcs import LinkKinds
 from perfmodel.topology.model import Topology
 from perfmodel.workload.model import LayerTimes, scale_times
 

@@ -40,7 +40,7 @@ from perfmodel.studies.run.steps.uncertain_numbers import (
 )
 from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.timeline import GroupOfClass, Span, Timeline
-from perfmodel.topology.graph import LinkKinds
+from perfmodel.topology.arcs import LinkKinds
 from perfmodel.topology.model import Topology
 from perfmodel.training.ddp.buckets import Bucket
 from perfmodel.training.plan.step_plan import StepPlan

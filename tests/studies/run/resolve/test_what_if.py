@@ -330,4 +330,4 @@ def test_any_machine_can_be_imagined(name: str) -> None:
 
 def graph_rates(machine: Machine) -> list[float]:
     rows = sorted(machine.topology.graph.edges(data=True), key=lambda arc: arc[2]["index"])
-    return [data["bandwidth_Bps"] for _, _, data in rows]
+    return [data["bandwidth"] for _, _, data in rows]

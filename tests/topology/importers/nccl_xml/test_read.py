@@ -72,7 +72,7 @@ def imported(tmp_path: Path, text: str, name: str = "host.xml", **said: str) -> 
 
 
 def rate_GBps(topology: Topology, src: str, dst: str) -> float:
-    return float(topology.graph[f"n0/{src}"][f"n0/{dst}"][0]["bandwidth_Bps"]) / 1e9
+    return float(topology.graph[f"n0/{src}"][f"n0/{dst}"][0]["bandwidth"]) / 1e9
 
 
 # ---------------------------------------------------------------- a dump
@@ -307,12 +307,12 @@ def test_channels_of_a_graph_are_kept_and_used(tmp_path: Path) -> None:
     assert [(way.nic_in, way.nic_out) for way in ring.paths] == [(0, 1), (1, 0)]
     assert (ring.intra_Bps, ring.type_inter, ring.same_channels) == (20e9, "PIX", False)
     assert topology.graph_of("ring", [0]) is None
-    assert len(topology.graphs) == 1, "a graph without channels says nothing"
+    assert len(topology.channel_graphs) == 1, "a graph without channels says nothing"
     assert local_rings(Router(topology), topology.ranks) == ((1, 0), (0, 1))
     system = system_of(topology, Router(topology), range(2), LibrarySettings())
     assert (system.ring.channels, system.ring.intra_GBps) == (2, 20)
     alone = build_topology(import_file(host).node())
-    assert alone.graphs == ()
+    assert alone.channel_graphs == ()
     assert system_of(alone, Router(alone), range(2), LibrarySettings()).ring.channels > 2
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.topology.graph import Device
+from perfmodel.topology.arcs import Device
 from perfmodel.topology.model import Topology
 
 BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})

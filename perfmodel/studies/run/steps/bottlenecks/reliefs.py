@@ -21,7 +21,7 @@ from perfmodel.studies.run.result.model import Relief, SizeResult
 from perfmodel.studies.run.steps.metrics.step_parts import mean, parts_of_steps
 from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
-from perfmodel.topology.graph import Arcs
+from perfmodel.topology.arcs import Arcs
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 WORTH_NAMING = 0.01

@@ -1,18 +1,13 @@
-"""Devices and directed links of a machine, and the NetworkX graph of them."""
+"""Devices and directed links of a machine as arrays; `compilation` makes them of its graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
-
-from perfmodel.errors import Fault, InputError
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 NodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic", "switch"]
 LinkKind = Literal["nvlink", "c2c", "pcie", "upi", "memory", "ethernet", "infiniband"]
@@ -125,89 +120,3 @@ class Arcs:
         """Readable name of one arc: ``"n0/gpu3 -> n0/nvs (nvlink)"``."""
         src, dst = self.names[index]
         return f"{src} -> {dst} ({self.kinds[index]})"
-
-
-def to_networkx(devices: Mapping[str, Device], arcs: Arcs) -> nx.MultiDiGraph[str]:
-    """Make the graph of a machine.
-
-    Parameters
-    ----------
-    devices : mapping of str to Device
-    arcs : Arcs
-
-    Returns
-    -------
-    networkx.MultiDiGraph
-        Node attributes: ``kind``, ``host``, ``local`` (see `Device`). Arc attributes: ``kind``,
-        ``bandwidth_Bps``, ``latency_s``, ``lanes`` (see `Arcs`) and ``index``, the arc's number.
-    """
-    import networkx as nx  # takes longer than a small simulation
-
-    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-    graph.add_nodes_from((name, device._asdict()) for name, device in devices.items())
-    rows = zip(
-        arcs.names, arcs.kinds, arcs.bandwidth_Bps.tolist(), arcs.latency_s.tolist(),
-        arcs.lanes.tolist(),
-        strict=True,
-    )  # fmt: skip
-    graph.add_edges_from(
-        (src, dst, {"kind": kind, "bandwidth_Bps": rate_Bps, "latency_s": latency_s,
-                    "lanes": lanes, "index": index})
-        for index, ((src, dst), kind, rate_Bps, latency_s, lanes) in enumerate(rows)
-    )  # fmt: skip
-    return graph
-
-
-def from_networkx(graph: nx.MultiDiGraph[str]) -> tuple[dict[str, Device], Arcs]:
-    """Return devices and arcs of a graph with the attributes that `to_networkx` writes.
-
-    Parameters
-    ----------
-    graph : networkx.MultiDiGraph
-
-    Returns
-    -------
-    dict of str to Device, Arcs
-        The values of `Topology.devices` and `Topology.built`.
-
-    Raises
-    ------
-    InputError
-        Attributes that are missing, numbers of arcs with gaps; every fault.
-    """
-    faults = list(_attribute_faults(graph))
-    if faults:
-        raise InputError(faults)
-    devices = {
-        name: Device(data["kind"], data["host"], data["local"])
-        for name, data in graph.nodes(data=True)
-    }
-    rows = sorted(graph.edges(data=True), key=lambda arc: arc[2]["index"])
-    return devices, Arcs(
-        names=tuple((src, dst) for src, dst, _ in rows),
-        kinds=LinkKinds.of(data["kind"] for _, _, data in rows),
-        bandwidth_Bps=np.array([data["bandwidth_Bps"] for _, _, data in rows], dtype=float),
-        latency_s=np.array([data["latency_s"] for _, _, data in rows], dtype=float),
-        lanes=np.array([data.get("lanes", 1) for _, _, data in rows], dtype=np.int32),
-    )
-
-
-def _attribute_faults(graph: nx.MultiDiGraph[str]) -> Iterator[Fault]:
-    for name, data in graph.nodes(data=True):
-        lacking = _lacking(data, ("kind", "host", "local"))
-        if lacking:
-            yield Fault(
-                f"nodes.{name}", f"no {lacking} (only the end of a link?)",
-                "a node that is declared before a link names it",
-            )  # fmt: skip
-    for src, dst, data in graph.edges(data=True):
-        lacking = _lacking(data, ("kind", "bandwidth_Bps", "latency_s", "index"))
-        if lacking:
-            yield Fault(f"links.{src} -> {dst}", f"no {lacking}", "these attributes of every link")
-    indices = [data.get("index") for _, _, data in graph.edges(data=True)]
-    if sorted(i for i in indices if isinstance(i, int)) != list(range(len(indices))):
-        yield Fault("links", "indices with gaps or repeats", f"0 to {len(indices) - 1}, each once")
-
-
-def _lacking(attributes: Mapping[str, Any], required: tuple[str, ...]) -> str:
-    return ", ".join(name for name in required if name not in attributes)

@@ -1,0 +1,77 @@
+"""Every device and link of a machine as one NetworkX graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.topology.arcs import Arcs, Device
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+SWITCH = "fabric/"
+"""What precedes the name of a switch of the fabric among the names of devices."""
+
+FABRIC_FACTS = ("kind", "routing", "tiers", "sources", "assumptions")
+"""What the expanded graph says of the fabric as a whole: the rest is in its links."""
+
+
+def expand(
+    node: nx.MultiDiGraph[str],
+    fabric: nx.Graph[int | str] | None,
+    devices: Mapping[str, Device],
+    arcs: Arcs,
+    gpus_per_node: int,
+) -> nx.MultiDiGraph[str]:
+    """Return the devices and links of a machine, and what its graphs say as a whole.
+
+    Parameters
+    ----------
+    node, fabric : networkx graphs
+        `Topology.node_graph` and `Topology.fabric_graph`.
+    devices : mapping of str to Device
+    arcs : Arcs
+    gpus_per_node : int
+        GPUs of each node that are ranks.
+
+    Returns
+    -------
+    networkx.MultiDiGraph
+        Nodes have ``kind``, what the graph of their node says of them, ``node`` (number of their
+        host; switches of the fabric have none) and ``local`` (their name in it). Edges have
+        ``kind``, ``bandwidth``, ``latency``, ``lanes`` and ``index``, the number of the link.
+        `perfmodel.topology.own_graph.topology_of` makes the same topology of it.
+    """
+    import networkx as nx  # takes longer than a small simulation
+
+    facts: dict[str, Any] = {
+        "perfmodel": 1,
+        "gpus_per_node": gpus_per_node,
+        "machine": dict(node.graph),
+    }
+    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(**facts)
+    if fabric is not None:
+        own = fabric.graph
+        graph.graph["fabric"] = {name: own[name] for name in FABRIC_FACTS if name in own}
+    for name, device in devices.items():
+        if device.host < 0:
+            graph.add_node(name, kind=device.kind, local=name.removeprefix(SWITCH))
+        else:
+            stated = node.nodes[device.local]
+            graph.add_node(name, **stated, node=device.host, local=device.local)
+    graph.add_edges_from(_links(arcs))
+    return graph
+
+
+def _links(arcs: Arcs) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    columns = (
+        arcs.names,
+        arcs.kinds,
+        arcs.bandwidth_Bps.tolist(),
+        arcs.latency_s.tolist(),
+        arcs.lanes.tolist(),
+    )
+    for index, (ends, kind, rate_Bps, latency_s, lanes) in enumerate(zip(*columns, strict=True)):
+        numbers = {"bandwidth": rate_Bps, "latency": latency_s, "lanes": lanes}
+        yield *ends, {"kind": kind, **numbers, "index": index}

@@ -1,0 +1,213 @@
+"""Fabrics of switches in levels, as generators of NetworkX graphs: a switch, leaves, a fat tree.
+
+Each takes the number of hosts and the rail of each NIC of a host, and returns a graph of hosts (the
+numbers from 0) and switches. An edge of a host has the numbers of the NICs that it plugs in
+(``nics``); an edge between switches has parallel ``cables``, of ``lanes`` bonded into each.
+``graph.graph["tiers"]`` says how regular it is (`perfmodel.topology.routing.clos.Tiers`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from perfmodel.errors import Fault, InputError
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Rails = tuple[int, ...]
+"""Rail of each NIC of one host; all hosts are alike."""
+
+
+def one_switch(hosts: int, rails: Rails) -> nx.Graph[int | str]:
+    """All NICs on one switch."""
+    graph = plugged(hosts, [[0] * len(rails)] * hosts, ["switch0"])
+    graph.graph["tiers"] = {"leaves": 1, "pod": 1}
+    return graph
+
+
+def rail_optimised(
+    hosts: int,
+    rails: Rails,
+    *,
+    down_ports: int,
+    radix: int,
+    oversubscription: float,
+    hosts_per_leaf: int | None = None,
+    adaptive: bool = False,
+) -> nx.Graph[int | str]:
+    """One leaf per rail for each group of hosts; spines above join the rails and the groups."""
+    used = sorted(set(rails))
+    cables = len(rails) // len(used)  # NICs of one host on one rail
+    group = hosts_per_leaf or max(1, down_ports // cables)
+    own = [used.index(rail) for rail in rails]
+    leaf_of = [[host // group * len(used) + rail for rail in own] for host in range(hosts)]
+    leaves = math.ceil(hosts / group) * len(used)
+    down = min(group, hosts) * cables
+    return _with_spines(hosts, leaf_of, leaves, down, radix, oversubscription, adaptive)
+
+
+def leaf_spine(
+    hosts: int,
+    rails: Rails,
+    *,
+    down_ports: int,
+    radix: int,
+    oversubscription: float,
+    hosts_per_leaf: int | None = None,
+    adaptive: bool = False,
+) -> nx.Graph[int | str]:
+    """Leaves hold whole hosts where a host fits; spines above join the leaves."""
+    nics, per_leaf = len(rails), down_ports
+    if hosts_per_leaf or nics <= per_leaf:
+        per_leaf = nics * (hosts_per_leaf or per_leaf // nics)
+    ports = hosts * nics
+    leaf_of = [[(host * nics + nic) // per_leaf for nic in range(nics)] for host in range(hosts)]
+    leaves, down = math.ceil(ports / per_leaf), min(per_leaf, ports)
+    return _with_spines(hosts, leaf_of, leaves, down, radix, oversubscription, adaptive)
+
+
+def fat_tree(
+    hosts: int,
+    rails: Rails,
+    *,
+    k: int | None,
+    radix: int,
+    oversubscription: float,
+    adaptive: bool = False,
+) -> nx.Graph[int | str]:
+    """Three levels of equal switches (Al-Fares et al., SIGCOMM 2008): k**3 / 4 host ports.
+
+    Only what the ports in use need is built: their edge switches, whole pods above them, and core
+    switches if there are several pods. An oversubscribed tree is tapered at its edge: each edge
+    switch has fewer uplinks by that factor, so that its pod has as many aggregation switches fewer.
+    """
+    ports = hosts * len(rails)
+    size = k or _smallest_k(ports)
+    if ports > size**3 // 4 or size > max(radix, k or 0):
+        most = (k or radix - radix % 2) ** 3 // 4
+        raise InputError(
+            Fault("fabric.radix", f"{ports} NICs", f"at most {most} in a fat tree of such switches")
+        )
+    half = size // 2
+    edges = math.ceil(ports / half)
+    numbers = range(len(rails))
+    leaf_of = [[(host * len(rails) + nic) // half for nic in numbers] for host in range(hosts)]
+    names = [f"edge{edge}" for edge in range(edges)]
+    if edges == 1:
+        graph = plugged(hosts, leaf_of, names)
+        graph.graph["tiers"] = {"leaves": 1, "pod": 1}
+        return graph
+    pods, up = math.ceil(edges / half), max(1, round(half / oversubscription))
+    above, lanes = (1, up) if adaptive else (up, 1)  # switches of a pod, cables to each
+    cores = (1 if adaptive else half) if pods > 1 else 0  # above each of those
+    aggs = [f"agg{agg}" for agg in range(pods * above)]
+    tops = [f"core{core}" for core in range(above * cores)]
+    graph = plugged(hosts, leaf_of, names + aggs + tops)
+    graph.add_edges_from(
+        (names[edge], aggs[edge // half * above + agg], {"lanes": lanes})
+        for edge in range(edges)
+        for agg in range(above)
+    )
+    graph.add_edges_from(
+        (aggs[agg], tops[agg % above * cores + core], {"lanes": up * half if adaptive else 1})
+        for agg in range(pods * above)
+        for core in range(cores)
+    )
+    graph.graph["tiers"] = {
+        "leaves": edges,
+        "pod": half,
+        "above": above,
+        "cables": 1,
+        "cores": cores,
+    }
+    graph.graph["assumptions"] = [
+        *_rounded_taper(half, up, oversubscription),
+        *_adaptive_note(adaptive, f"the {up} aggregation switches of a pod and all core switches"),
+    ]
+    return graph
+
+
+def _smallest_k(ports: int) -> int:
+    k = 2
+    while k**3 // 4 < ports:
+        k += 2
+    return k
+
+
+def _with_spines(
+    hosts: int,
+    leaf_of: Sequence[Sequence[int]],
+    leaves: int,
+    down: int,
+    radix: int,
+    oversubscription: float,
+    adaptive: bool,
+) -> nx.Graph[int | str]:
+    """Join leaves of `down` used ports by the fewest spines that have ports enough."""
+    names = [f"leaf{leaf}" for leaf in range(leaves)]
+    if leaves == 1:
+        graph = plugged(hosts, leaf_of, names)
+        graph.graph["tiers"] = {"leaves": 1, "pod": 1}
+        return graph
+    up = max(1, round(down / oversubscription))
+    fitting = (s for s in range(1, up + 1) if up % s == 0 and leaves * up // s <= radix)
+    spines = next(fitting, up)
+    notes = []
+    if leaves * up // spines > radix:
+        notes.append(
+            f"assumption: {spines} modular spine switches of {leaves * up // spines} ports "
+            f"each stand for the third level that switches of {radix} ports would need"
+        )
+    notes += _rounded_taper(down, up, oversubscription)
+    notes += _adaptive_note(adaptive and spines > 1, f"{spines} spine switches")
+    above, cables, lanes = (1, 1, up) if adaptive else (spines, up // spines, 1)
+    upper = [f"spine{spine}" for spine in range(above)]
+    graph = plugged(hosts, leaf_of, names + upper)
+    graph.add_edges_from(
+        (leaf, spine, {"cables": cables, "lanes": lanes}) for leaf in names for spine in upper
+    )
+    graph.graph["tiers"] = {"leaves": leaves, "pod": leaves, "above": above, "cables": cables}
+    graph.graph["assumptions"] = notes
+    return graph
+
+
+def plugged(
+    hosts: int, leaf_of: Sequence[Sequence[int]], switches: Iterable[str]
+) -> nx.Graph[int | str]:
+    """Return hosts and switches, each NIC plugged into its leaf.
+
+    `leaf_of`: position among the switches of the leaf of each NIC, host by host.
+    """
+    import networkx as nx
+
+    names = list(switches)
+    graph: nx.Graph[int | str] = nx.Graph()
+    graph.add_nodes_from(range(hosts), kind="host")
+    graph.add_nodes_from(names, kind="switch")
+    graph.add_edges_from(
+        (host, names[leaf], {"nics": tuple(nic for nic, own in enumerate(leaves) if own == leaf)})
+        for host, leaves in enumerate(leaf_of)
+        for leaf in dict.fromkeys(leaves)
+    )
+    return graph
+
+
+def _rounded_taper(down: int, up: int, oversubscription: float) -> Iterator[str]:
+    """Say what whole cables make of a ratio."""
+    if abs(down / up - oversubscription) > 1e-9:
+        yield (
+            f"assumption: {up} uplinks for {down} host ports of a leaf, so oversubscription "
+            f"{down / up:.3g} (asked: {oversubscription:g})"
+        )
+
+
+def _adaptive_note(adaptive: bool, switches: str) -> Iterator[str]:
+    if adaptive:
+        yield (
+            "assumption: adaptive routing spreads every flow evenly over all ways, so "
+            f"{switches} act as one, and the cables from a switch to them as one link of their "
+            "summed rate"
+        )

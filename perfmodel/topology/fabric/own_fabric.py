@@ -1,0 +1,90 @@
+"""Fabrics of one's own: a function that returns a NetworkX graph of hosts and switches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import (
+    LinkBandwidth,
+    LinkLatency,
+    Parts,
+    validate_document,
+)
+from perfmodel.topology.fabric.fabric import resolve_fabric
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Generator = Callable[[int, int], "nx.Graph[Any]"]
+"""From the number of hosts and of NICs of each to a graph of hosts and switches."""
+
+
+class _Cable(BaseModel):
+    """What an edge of the graph may say."""
+
+    bandwidth: LinkBandwidth | None = None
+    latency: LinkLatency | None = None
+    cables: Parts = 1
+    lanes: Parts = 1
+    nics: tuple[int, ...] | None = None
+
+
+def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
+    """Call a function of the user's, and check what it returns.
+
+    Parameters
+    ----------
+    make : callable
+        ``make(hosts, nics)`` returns an undirected graph whose nodes ``0`` to ``hosts - 1`` are the
+        hosts; all others are switches. An edge of a host plugs in the NICs with the numbers
+        ``nics``: by default all of them if it is the only one, else one each. An edge between
+        switches may have ``bandwidth`` (default: that of the NICs' ports), ``latency`` (default: a
+        cable's), parallel ``cables`` and ``lanes`` bonded into each.
+    hosts, nics : int
+
+    Raises
+    ------
+    InputError
+        No such function or graph, hosts or cables that are missing, wrong numbers; every fault.
+    """
+    import networkx as nx
+
+    if not callable(make):
+        allowed = "a name, a mapping, or a function of (hosts, nics) that returns a graph"
+        raise InputError(Fault("fabric", f"a {type(make).__name__}", allowed))
+    name = getattr(make, "__name__", type(make).__name__)
+    graph = make(hosts, nics)
+    if not isinstance(graph, nx.Graph) or graph.is_directed():
+        found = f"a {type(graph).__name__} from {name}({hosts}, {nics})"
+        raise InputError(Fault("fabric", found, "an undirected NetworkX graph"))
+    faults = [
+        Fault(f"fabric.{host}", f"no host {host} in the graph", f"the nodes 0 to {hosts - 1}")
+        for host in range(hosts)
+        if host not in graph
+    ]
+    own: nx.MultiGraph[int | str] = nx.MultiGraph(
+        kind=name, routing=graph.graph.get("routing", "ecmp")
+    )
+    own.add_nodes_from(range(hosts), kind="host")
+    own.add_nodes_from((n for n in graph if n not in range(hosts)), kind="switch")
+    for src, dst, data in graph.edges(data=True):
+        try:
+            cable = validate_document(_Cable, dict(data))
+            own.add_edge(src, dst, **cable.model_dump(exclude_none=True))
+        except InputError as error:
+            place = f"fabric.{src} -- {dst}"
+            faults += [replace(each, field=f"{place}.{each.field}") for each in error.faults]
+    if faults:
+        raise InputError(faults)
+    usual = resolve_fabric("one-switch")
+    own.graph |= {
+        "switch_latency": usual.switch_latency_s,
+        "cable_latency": usual.cable_latency_s,
+        "sources": dict(usual.sources),
+    }
+    return own

@@ -1,0 +1,61 @@
+"""Graphs in files: NetworkX's node-link JSON, written and read, and GraphML, read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import plain, read_text, read_yaml, write_json
+from perfmodel.topology.composed.load import GRAPH_SUFFIXES
+from perfmodel.topology.importers.nccl_xml.safe_xml import parse_xml
+from perfmodel.topology.model import Topology
+from perfmodel.topology.own_graph import topology_of
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+def is_graph_file(name: str) -> bool:
+    """Whether a name is that of a file that holds a graph."""
+    return name.lower().endswith(GRAPH_SUFFIXES)
+
+
+def read_topology(path: Path) -> Topology:
+    """Make a machine of the graph in a file.
+
+    Raises `InputError`: no such file, no graph, or what is wrong in it; names the file.
+    """
+    try:
+        return topology_of(_read(path), "")
+    except InputError as error:
+        raise error.located(str(path)) from None
+
+
+def _read(path: Path) -> nx.Graph[Any]:
+    import networkx as nx
+
+    file = str(path)
+    if file.lower().endswith(".graphml"):
+        text = read_text(path)
+        parse_xml(text, file)  # refuses what could make a small file huge
+        try:
+            graph: nx.Graph[Any] = nx.parse_graphml(text, edge_key_type=str)
+        except (nx.NetworkXError, KeyError, ValueError) as error:
+            raise InputError(Fault("file", f"no GraphML: {error}", "a graph", file)) from None
+        return graph
+    document = plain(read_yaml(path))
+    links = "links" if isinstance(document, dict) and "links" in document else "edges"
+    try:
+        return nx.node_link_graph(document, edges=links)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        found = f"no graph: {type(error).__name__} {error}"
+        allowed = "node-link data, with 'nodes' and 'edges' (networkx.node_link_data)"
+        raise InputError(Fault("file", found, allowed, file)) from None
+
+
+def write_graph(topology: Topology, path: Path) -> None:
+    """Write every device and link of a machine as node-link JSON; `read_topology` reads it."""
+    import networkx as nx
+
+    write_json(path, nx.node_link_data(topology.graph, edges="edges"))

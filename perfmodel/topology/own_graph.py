@@ -1,0 +1,374 @@
+"""Machines from anybody's NetworkX graph.
+
+Nodes have a ``kind``, GPUs a ``model``; edges have a ``bandwidth`` and a ``latency``, as numbers in
+SI units or as text with units. An undirected edge is a link of two directions. Devices of several
+hosts name theirs by ``node``. Where these are alike and joined from NIC to switch, libraries see
+nodes with a fabric between them; any other graph is one machine whose devices all forward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import (
+    LinkBandwidth,
+    LinkLatency,
+    Parts,
+    collect_faults,
+    validate_document,
+)
+from perfmodel.topology.arcs import LinkKind, NodeKind
+from perfmodel.topology.compilation import compile_topology, rows
+from perfmodel.topology.model import Topology
+from perfmodel.topology.templates.build import MOST_GPUS
+from perfmodel.topology.templates.gpus import gpu_names
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+NETWORKS = {"infiniband": "infiniband", "ethernet": "roce"}
+"""What drives a NIC by the kind of link that leaves it, where its ``network`` does not say."""
+
+DEVICE_FACTS = (
+    "kind",
+    "model",
+    "rail",
+    "port_kind",
+    "port_bandwidth",
+    "port_efficiency",
+    "port_latency",
+    "network",
+    "flow_bandwidth",
+    "adapter",
+)
+"""What a device of a graph may say; other attributes are the user's own."""
+
+FORWARDING = {"routing": "shortest", "reach": {"peer": "SYS"}}
+"""Facts of a graph of one's own: every device forwards, and GPUs copy along any path."""
+
+
+def topology_of(graph: nx.Graph[Any], name: str = "") -> Topology:
+    """Make a machine of a graph.
+
+    Parameters
+    ----------
+    graph : networkx.Graph, DiGraph, MultiGraph or MultiDiGraph
+        See the module; also what `Topology.graph` returns, of which the same topology is made.
+    name : str
+        Default: ``graph.graph["name"]``, or "own graph".
+
+    Raises
+    ------
+    InputError
+        Every fault, with its node or edge: an unknown kind, a GPU of no known model, an edge
+        without bandwidth, a number that is zero, negative or not finite, GPUs without a path.
+
+    Examples
+    --------
+    >>> import networkx as nx
+    >>> ring = nx.cycle_graph(4)
+    >>> for gpu in ring:
+    ...     ring.nodes[gpu].update(kind="gpu", model="a100-sxm4-80gb")
+    >>> for link in ring.edges:
+    ...     ring.edges[link].update(bandwidth="25 GB/s", latency="1 us")
+    >>> topology_of(ring).ranks
+    ('n0/0', 'n0/1', 'n0/2', 'n0/3')
+    """
+    import networkx as nx
+
+    if not isinstance(graph, nx.Graph):
+        raise InputError(Fault("topology", f"a {type(graph).__name__}", "a NetworkX graph"))
+    stated, stated_facts = _stated(graph), graph.graph
+    facts = dict(stated_facts.get("machine", FORWARDING))
+    facts["name"] = name or facts.get("name") or str(stated_facts.get("name") or "own graph")
+    if "routing" in stated_facts:
+        facts["routing"] = stated_facts["routing"]
+    per_node = stated_facts.get("gpus_per_node")
+    hosts = _hosts(stated)
+    if len(hosts) < 2:
+        return compile_topology(_one_node(stated, facts), gpus_per_host=per_node)
+    parts = _parts(stated, hosts)
+    if parts is None:
+        note = "its nodes differ, or other links than from NICs to switches join them"
+        facts["assumptions"] = (f"one machine whose devices all forward: {note}",)
+        return compile_topology(_one_node(stated, facts))
+    parts.node.graph.update(facts)
+    parts.fabric.graph.update(stated_facts.get("fabric", {"kind": "own"}))
+    return compile_topology(
+        parts.node, hosts=len(hosts), fabric=parts.fabric, gpus_per_host=per_node
+    )
+
+
+# ---------------------------------------------------------------- what is stated
+
+
+class _StatedNode(BaseModel):
+    kind: NodeKind
+    model: str | None = None
+
+
+class _StatedEdge(BaseModel):
+    bandwidth: LinkBandwidth
+    latency: LinkLatency
+    kind: LinkKind | None = None
+    lanes: Parts = 1
+
+
+class _StatedGraph(BaseModel):
+    """What nodes and edges have to say, by their names; other attributes stay as they are."""
+
+    nodes: dict[str, _StatedNode]
+    edges: dict[str, _StatedEdge]
+
+
+def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
+    """Return the graph with names, kinds and SI numbers, each direction a link of its own.
+
+    Raises `InputError`: every fault.
+    """
+    import networkx as nx
+
+    names = {node: _name(node) for node in graph}
+    links = rows(graph)
+    labels = _labels([(names[src], names[dst]) for src, dst, _ in links])
+    faults = [*_name_faults(names), *_model_faults(graph, names)]
+    document = {
+        "nodes": {names[node]: dict(data) for node, data in graph.nodes(data=True)},
+        "edges": {label: dict(row[2]) for label, row in zip(labels, links, strict=True)},
+    }
+    with collect_faults(faults):
+        read = validate_document(_StatedGraph, document)
+    faults += [
+        Fault(f"edges.{label}", "an edge from a node to itself", "two different nodes")
+        for label, (src, dst, _) in zip(labels, links, strict=True)
+        if src == dst
+    ]
+    if faults:
+        raise InputError(faults)
+    stated: nx.MultiDiGraph[str] = nx.MultiDiGraph(**graph.graph)
+    for node, data in graph.nodes(data=True):
+        stated.add_node(names[node], **data)
+    for label, (start, end, _) in zip(labels, links, strict=True):
+        src, dst = names[start], names[end]
+        numbers = read.edges[label].model_dump()
+        numbers["kind"] = numbers["kind"] or _usual_kind(stated, src, dst)
+        for ends in [(src, dst)] if graph.is_directed() else [(src, dst), (dst, src)]:
+            stated.add_edge(*ends, **numbers, index=stated.number_of_edges())
+    _check_paths(stated)
+    return stated
+
+
+def _name(node: Hashable) -> str:
+    """Name of a node; that of a tuple such as (0, 1) is "0-1"."""
+    return "-".join(map(str, node)) if isinstance(node, tuple) else str(node)
+
+
+def _labels(ends: Sequence[tuple[str, str]]) -> list[str]:
+    """Name of each edge; parallel ones are numbered."""
+    seen: Counter[tuple[str, str]] = Counter()
+    labels = []
+    for src, dst in ends:
+        number = f" #{seen[src, dst]}" if seen[src, dst] else ""
+        labels.append(f"{src} -- {dst}{number}")
+        seen[src, dst] += 1
+    return labels
+
+
+def _name_faults(names: Mapping[Hashable, str]) -> Iterator[Fault]:
+    for name, count in Counter(names.values()).items():
+        if count > 1:
+            yield Fault(f"nodes.{name}", f"{count} nodes of this name", "one node of each name")
+
+
+def _model_faults(graph: nx.Graph[Any], names: Mapping[Hashable, str]) -> Iterator[Fault]:
+    gpus = [
+        (names[node], data) for node, data in graph.nodes(data=True) if data.get("kind") == "gpu"
+    ]
+    known, first = gpu_names(), None
+    for name, data in gpus:
+        model, field = data.get("model"), f"nodes.{name}.model"
+        if model not in known:
+            found = "nothing" if model is None else repr(model)
+            yield Fault(field, found, allowed_names(known, None if model is None else str(model)))
+        elif model != (first := first or model):
+            yield Fault(field, repr(model), f"{first!r}, as the GPUs before it have")
+    if not 1 <= len(gpus) <= MOST_GPUS:
+        yield Fault("nodes", f"{len(gpus):,} GPUs", f"1 to {MOST_GPUS:,} nodes of kind 'gpu'")
+
+
+def _kinds(graph: nx.Graph[Any]) -> dict[Any, str]:
+    """Kind of each node."""
+    return {name: str(data.get("kind")) for name, data in graph.nodes(data=True)}
+
+
+def _usual_kind(graph: nx.MultiDiGraph[str], src: str, dst: str) -> str:
+    """Kind of a link that does not say it: by what it joins."""
+    kinds = {graph.nodes[end]["kind"] for end in (src, dst)}
+    networked = "nic" in _kinds(graph).values()
+    if "memory" in kinds:
+        return "memory"
+    if "switch" in kinds and networked:
+        return "infiniband"
+    if kinds == {"cpu"}:
+        return "upi"
+    if kinds == {"nic"}:
+        return "infiniband"
+    return "pcie" if kinds & {"pcie_switch", "cpu", "nic"} else "nvlink"
+
+
+def _check_paths(graph: nx.MultiDiGraph[str]) -> None:
+    """Refuse GPUs that cannot reach each other."""
+    import networkx as nx
+
+    gpus = [name for name, kind in _kinds(graph).items() if kind == "gpu"]
+    to, fro = nx.descendants(graph, gpus[0]), nx.ancestors(graph, gpus[0])
+    cut = [name for name in gpus[1:] if name not in to or name not in fro]
+    faults = []
+    for name in cut:
+        ends = (gpus[0], name) if name not in to else (name, gpus[0])
+        found = "no path from {} to {}".format(*ends)
+        faults.append(Fault(f"nodes.{name}", found, "a path between every two GPUs"))
+    if faults:
+        raise InputError(faults)
+
+
+# ---------------------------------------------------------------- hosts
+
+
+def _hosts(graph: nx.MultiDiGraph[str]) -> dict[Hashable, list[str]]:
+    """Names of the devices of each host, by its ``node``."""
+    hosts: dict[Hashable, list[str]] = {}
+    for name, data in graph.nodes(data=True):
+        if data.get("node") is not None:
+            hosts.setdefault(data["node"], []).append(name)
+    return hosts
+
+
+def _one_node(graph: nx.MultiDiGraph[str], facts: Mapping[str, Any]) -> nx.MultiDiGraph[str]:
+    """The whole graph as one node."""
+    import networkx as nx
+
+    local = {name: str(data.get("local", name)) for name, data in graph.nodes(data=True)}
+    node: nx.MultiDiGraph[str] = nx.relabel_nodes(graph, _distinct(local, graph))
+    for _, data in node.nodes(data=True):
+        data.pop("local", None)
+        data.pop("node", None)
+    node.graph.clear()
+    node.graph.update(facts)
+    return node
+
+
+def _distinct(local: Mapping[str, str], graph: nx.MultiDiGraph[str]) -> dict[str, str]:
+    """Local names where no two are the same, else the names themselves."""
+    distinct = len(set(local.values())) == len(graph)
+    return dict(local) if distinct else {name: name for name in local}
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """One of many alike hosts, and the directed graph of hosts and switches."""
+
+    node: nx.MultiDiGraph[str]
+    fabric: nx.MultiDiGraph[int | str]
+
+
+def _parts(graph: nx.MultiDiGraph[str], hosts: Mapping[Hashable, list[str]]) -> _Parts | None:
+    """Take a graph apart; None where its hosts differ or are not joined from NICs to switches."""
+    import networkx as nx
+
+    members = list(hosts.values())
+    if any(len(each) != len(members[0]) for each in members):
+        return None
+    first = _local_names(graph, members[0])
+    local = {name: own for each in members for name, own in zip(each, first, strict=True)}
+    place = {name: at for at, each in enumerate(members) for name in each}
+    alike = [_host_graph(graph, each, local) for each in members]
+    if any(not nx.utils.graphs_equal(each, alike[0]) for each in alike[1:]):
+        return None
+    fabric = _fabric(graph, place, local)
+    regular = "fabric" in graph.graph  # as `Topology.graph` wrote it
+    if not regular and not _joins_nics(fabric, alike[0]):
+        return None
+    leaving = {data.get("src_device"): data["kind"] for *_, data in fabric.edges(data=True)}
+    for nic, data in alike[0].nodes(data=True):
+        if data["kind"] == "nic":
+            data.setdefault("network", NETWORKS.get(leaving[nic], "infiniband"))
+    return _Parts(alike[0], fabric)
+
+
+def _fabric(
+    graph: nx.MultiDiGraph[str], place: Mapping[str, int], local: Mapping[str, str]
+) -> nx.MultiDiGraph[int | str]:
+    """Hosts by their numbers, whatever stands in none, and the links between them."""
+    import networkx as nx
+
+    names: dict[str, int | str] = {
+        name: place.get(name, str(data.get("local", name))) for name, data in graph.nodes(data=True)
+    }
+    fabric: nx.MultiDiGraph[int | str] = nx.MultiDiGraph()
+    fabric.add_nodes_from(range(len(set(place.values()))), kind="host")
+    fabric.add_nodes_from(
+        (names[name], {"kind": data["kind"]})
+        for name, data in graph.nodes(data=True)
+        if name not in place
+    )
+    for src, dst, data in rows(graph):
+        if src in place and place[src] == place.get(dst):
+            continue
+        ends = (("src_device", src), ("dst_device", dst))
+        devices = {key: local[name] for key, name in ends if name in place}
+        fabric.add_edge(names[src], names[dst], None, **data, **devices)
+    return fabric
+
+
+def _local_names(graph: nx.MultiDiGraph[str], names: Sequence[str]) -> list[str]:
+    """Names of a host's devices within it: as they say, else their kind and number."""
+    seen: Counter[str] = Counter()
+    local = []
+    for name in names:
+        kind = graph.nodes[name]["kind"]
+        local.append(str(graph.nodes[name].get("local", f"{kind}{seen[kind]}")))
+        seen[kind] += 1
+    return local
+
+
+def _host_graph(
+    graph: nx.MultiDiGraph[str], names: Sequence[str], local: Mapping[str, str]
+) -> nx.MultiDiGraph[str]:
+    """One host by its local names; its links are numbered in their order."""
+    import networkx as nx
+
+    host: nx.MultiDiGraph[str] = nx.MultiDiGraph()
+    for name in names:
+        own = graph.nodes[name]
+        host.add_node(local[name], **{fact: own[fact] for fact in DEVICE_FACTS if fact in own})
+    for src, dst, data in rows(graph.subgraph(names)):
+        host.add_edge(local[src], local[dst], **{**data, "index": host.number_of_edges()})
+    return host
+
+
+def _joins_nics(fabric: nx.MultiDiGraph[int | str], host: nx.MultiDiGraph[str]) -> bool:
+    """Whether hosts end in NICs only, and the switches join every NIC with every other."""
+    import networkx as nx
+
+    switches = [name for name, kind in _kinds(fabric).items() if kind != "host"]
+    if any(fabric.nodes[name]["kind"] != "switch" for name in switches):
+        return False
+    nics = {name for name, kind in _kinds(host).items() if kind == "nic"}
+    up: dict[tuple[int | str, str], set[int | str]] = {}
+    for src, dst, data in fabric.edges(data=True):
+        for device, other in (("src_device", dst), ("dst_device", src)):
+            if device in data and (data[device] not in nics or isinstance(other, int)):
+                return False
+        if "src_device" in data:
+            up.setdefault((src, data["src_device"]), set()).add(dst)
+    core = fabric.subgraph(switches)
+    hosts = len(fabric) - len(switches)
+    complete = len(up) == hosts * len(nics) and bool(nics)
+    return complete and bool(switches) and nx.is_strongly_connected(core)

@@ -1,0 +1,153 @@
+"""One node as a NetworkX graph: what a template, a composed node or an import describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.topology.templates.name_ranges import expand_pattern
+from perfmodel.topology.templates.spec import DeviceSpec, GraphSpec, NodeSpec, pairs, resolve_source
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+def node_graph(spec: NodeSpec) -> nx.MultiDiGraph[str]:
+    """Make the graph of one node.
+
+    Returns
+    -------
+    networkx.MultiDiGraph
+        Nodes are devices with their ``kind``; a GPU has its ``model``, a NIC its ``rail`` and what
+        its port carries. Edges are directed links with ``kind``, ``bandwidth`` (usable bytes per
+        second), ``latency`` (seconds) and ``lanes``, in the order of the file. ``graph.graph`` has
+        what concerns the node as a whole (see `node_facts`).
+    """
+    import networkx as nx
+
+    graph: nx.MultiDiGraph[str] = nx.MultiDiGraph(**node_facts(spec))
+    nics = 0
+    for device in spec.nodes:
+        for place, name in enumerate(expand_pattern(device.id)):
+            own: dict[str, Any] = {"kind": device.kind}
+            if device.kind == "gpu":
+                own["model"] = spec.gpu
+            if device.kind == "nic":
+                own["rail"] = place % device.rails if device.rails else nics
+                own |= _port(spec, device)
+                nics += 1
+            graph.add_node(name, **own)
+    for edge in spec.edges:
+        link = spec.links[edge.link]
+        numbers = {
+            "kind": link.kind,
+            "bandwidth": link.usable_Bps * edge.lanes,
+            "latency": link.latency,
+            "lanes": edge.lanes,
+        }
+        for a, b in pairs(edge):
+            graph.add_edge(a, b, index=graph.number_of_edges(), **numbers)
+            graph.add_edge(b, a, index=graph.number_of_edges(), **numbers)
+    return graph
+
+
+def _port(spec: NodeSpec, device: DeviceSpec) -> dict[str, Any]:
+    """What leaves a NIC: kind, raw rate of the port and the usable part of it, what drives it."""
+    link = spec.links[device.port or ""]
+    port = {
+        "port_kind": link.kind,
+        "port_bandwidth": link.bandwidth,
+        "port_efficiency": link.efficiency,
+        "port_latency": link.latency,
+        "network": link.network_kind,
+        "flow_bandwidth": link.flow,
+        "adapter": link.adapter,
+    }
+    return {name: value for name, value in port.items() if value is not None}
+
+
+def node_facts(spec: NodeSpec) -> dict[str, Any]:
+    """Return what a template says of the node as a whole, in SI units, without what it leaves out.
+
+    Sources are sentences by the number that they stand for.
+    """
+    facts = {
+        "name": spec.name or "",
+        "routing": "nccl",
+        "gpu_p2p": spec.gpu_p2p,
+        "gpudirect_rdma": spec.gpudirect_rdma,
+        "staging_Bps": spec.staging.bandwidth if spec.staging else None,
+        "power_limit_W": spec.power_limit,
+        "launch_s": spec.launch.time if spec.launch else None,
+        "host_memory_bytes": spec.host_memory.capacity if spec.host_memory else None,
+        "drives": _drives(spec),
+        "sockets": _sockets(spec),
+        "channels": [_channels(graph) for graph in spec.graphs] or None,
+        "sources": dict(_sources(spec)),
+        "assumptions": list(spec.assumed) or None,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _drives(spec: NodeSpec) -> dict[str, Any] | None:
+    stated = spec.nvme
+    if stated is None:
+        return None
+    return {
+        "read_Bps": stated.read,
+        "write_Bps": stated.write,
+        "capacity_bytes": stated.capacity,
+    }
+
+
+def _sockets(spec: NodeSpec) -> dict[str, Any] | None:
+    own = spec.sockets
+    if own is None:
+        return None
+    return {
+        "burst_bytes": own.burst or 0.0,
+        "cores": own.cores,
+        "core_speed": own.core_speed,
+        "frame_bytes": own.frame,
+        "pods": own.pods,
+    }
+
+
+def _channels(graph: GraphSpec) -> dict[str, Any]:
+    """Channels of one dump of NCCL's, by the names of GPUs and NICs."""
+    return {
+        "pattern": graph.pattern,
+        "intra_Bps": graph.intra,
+        "inter_Bps": graph.inter,
+        "type_intra": graph.type_intra,
+        "type_inter": graph.type_inter,
+        "same_channels": graph.same_channels,
+        "paths": [
+            {"gpus": list(each.gpus), "enter": each.enter, "leave": each.leave}
+            for each in graph.channels
+        ],
+    }
+
+
+def _sources(spec: NodeSpec) -> Iterator[tuple[str, str]]:
+    """Sentence by number."""
+
+    def sentence(text: str) -> str:
+        return resolve_source(text, spec.sources)
+
+    for name, link in spec.links.items():
+        yield f"{name} bandwidth", sentence(link.source)
+        yield f"{name} efficiency", sentence(link.efficiency_source or link.source)
+        yield f"{name} latency", sentence(link.latency_source or link.source)
+        if link.flow_source is not None:
+            yield f"{name} flow", sentence(link.flow_source)
+    sections: Mapping[str, Any] = {
+        "staging bandwidth": spec.staging,
+        "gpu launch": spec.launch,
+        "host memory": spec.host_memory,
+        "nvme drives": spec.nvme,
+        "sockets": spec.sockets,
+    }
+    for name, section in sections.items():
+        if section is not None:
+            yield name, sentence(section.source)
