@@ -28,7 +28,7 @@ surrogate    search for buckets in `perfmodel  one all-reduce at a time, alike  
              tune`; the simulation checks it   ranks, host ahead of the device  set of buckets
 ===========  ================================  ===============================  ==================
 
-Messages of workers to servers (`engine/loops/loop_run.py`) are streams, which share links max-min
+Messages of workers to servers (`engine/loop_run.py`) are streams, which share links max-min
 fairly: `flow/stream_network.py`, exact, thousands at once; = flow:
 tests/simulate/flow/test_stream_network.
 

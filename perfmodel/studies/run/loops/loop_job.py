@@ -11,8 +11,8 @@ import numpy as np
 from perfmodel.arrays import Z80, FloatArray, round_bits
 from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.engine.loops.loop_records import LoopRun
-from perfmodel.simulate.engine.loops.loop_run import Stretch, simulate_loops
+from perfmodel.simulate.engine.loop_records import LoopRun
+from perfmodel.simulate.engine.loop_run import Stretch, simulate_loops
 from perfmodel.simulate.ranks.jitter import Jitter
 from perfmodel.studies.run.loops.loop_bounds import loop_bounds
 from perfmodel.studies.run.resolve.disturbance import Disturbance, background_traffic

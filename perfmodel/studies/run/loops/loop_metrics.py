@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 
-from perfmodel.simulate.engine.loops.loop_records import LoopRun
+from perfmodel.simulate.engine.loop_records import LoopRun
 from perfmodel.studies.run.loops.loop_bounds import LoopBounds, loop_bounds
 from perfmodel.studies.run.loops.loop_job import LoopJob, tracked_workers
 from perfmodel.studies.run.result.dimension_use import CommunicationUse

@@ -19,7 +19,7 @@ import simpy
 from perfmodel.errors import PerfmodelError, SimulationError, TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import Change, Traffic, schedule_changes, start_traffic
-from perfmodel.simulate.engine.loops.loop_records import LoopRecords, LoopRun, Message
+from perfmodel.simulate.engine.loop_records import LoopRecords, LoopRun, Message
 from perfmodel.simulate.flow.stream_network import StreamNetwork
 from perfmodel.simulate.network import FreeNetwork, Network
 from perfmodel.simulate.uncontended.timer import UncontendedTimer

@@ -17,8 +17,8 @@ from perfmodel.errors import SimulationError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.background import Change, Traffic
-from perfmodel.simulate.engine.loops.loop_records import LoopRun
-from perfmodel.simulate.engine.loops.loop_run import simulate_loops
+from perfmodel.simulate.engine.loop_records import LoopRun
+from perfmodel.simulate.engine.loop_run import simulate_loops
 from perfmodel.topology.faults import degrade_links
 from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server, Worker, WorkItem
 from tests.conftest import switched

@@ -1,1 +1,0 @@
-"""Workers that loop and servers that are queues, in simulated time."""
