@@ -34,6 +34,10 @@ class Span(NamedTuple):
         Of a communication, as its task has them; empty for compute.
     dtype : str, optional
         Of the elements that a communication moves, where they have one.
+    role : str, optional
+        What the task does, where its kind does not say it; copied from it.
+    issues : str
+        Of the host's work, the name of the task that it issues; copied from the task.
     """
 
     name: str
@@ -51,6 +55,8 @@ class Span(NamedTuple):
     op: str = ""
     communicator: str = ""
     dtype: str | None = None
+    role: str | None = None
+    issues: str = ""
 
 
 class GroupOfClass(NamedTuple):
@@ -69,11 +75,15 @@ class Timeline:
 
     `first_rank`: of each rank class, where known.
     `groups`: by rank class and communicator.
+    `stream_kinds`: of each stream by its name, where known.
+    `classes`: rank classes (or workers, and servers) in the order of the plan, where known.
     """
 
     spans: tuple[Span, ...]
     first_rank: Mapping[str, int] = field(default_factory=dict)
     groups: Mapping[tuple[str, str], GroupOfClass] = field(default_factory=dict)
+    stream_kinds: Mapping[str, str] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
 
     def step(self, index: int) -> Timeline:
         """Spans of one step."""

@@ -56,7 +56,9 @@ class Devices:
 
     `cpu`, `cores`, `memory_bytes`: None where the system does not say.
     `gpus`: names, as the driver says. `gpu_source`: what said so, or why nothing did.
-    `cuda`: what PyTorch says of its CUDA devices.
+    `has_nvml`: whether Python can ask the driver itself.
+    `cuda`: what PyTorch says of its CUDA devices. `sees_gpus`: whether it has any; None where it
+        was not asked.
     `nics`: name and state or speed of each network interface and RDMA port.
     """
 
@@ -65,7 +67,9 @@ class Devices:
     memory_bytes: float | None
     gpus: tuple[str, ...]
     gpu_source: str
+    has_nvml: bool
     cuda: str
+    sees_gpus: bool | None
     nics: tuple[str, ...]
 
 
@@ -110,7 +114,7 @@ def inspect_installation(sysfs: Path = Path("/sys")) -> Installation:
         extras=extras,
         devices=devices,
         measurable=_measurable(extras, devices),
-        problems=tuple(_problems(packages, devices, extras)),
+        problems=tuple(_problems(packages, devices)),
     )
 
 
@@ -143,13 +147,17 @@ def _devices(sysfs: Path) -> Devices:
     from perfmodel.measure.environment import describe_machine
 
     gpus, source = _gpus()
+    unknown: tuple[str, bool | None] = ("PyTorch fails when it is imported", None)
+    cuda, sees_gpus = _quietly(_read_cuda, unknown)
     return Devices(
         cpu=_quietly(lambda: describe_machine()["cpu"], "unknown"),
         cores=_quietly(lambda: len(os.sched_getaffinity(0)), os.cpu_count()),
         memory_bytes=_quietly(_read_memory, None),
         gpus=gpus,
         gpu_source=source,
-        cuda=_quietly(_read_cuda, "PyTorch fails when it is imported"),
+        has_nvml=_has_nvml(),
+        cuda=cuda,
+        sees_gpus=sees_gpus,
         nics=_quietly(lambda: tuple(_read_nics(sysfs)), ()),
     )
 
@@ -172,8 +180,12 @@ def _gpus() -> tuple[tuple[str, ...], str]:
     return lines, "nvidia-smi" if lines else f"{by_nvml}; nvidia-smi lists no GPU"
 
 
+def _has_nvml() -> bool:
+    return importlib.util.find_spec("pynvml") is not None
+
+
 def _ask_nvml() -> tuple[str, ...] | str:
-    if importlib.util.find_spec("pynvml") is None:
+    if not _has_nvml():
         return "nvidia-ml-py is not installed (extra nvml)"
     nvml: Any = importlib.import_module("pynvml")
     nvml.nvmlInit()
@@ -193,18 +205,21 @@ def _ask_tool(tool: str) -> tuple[str, ...]:
     return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
 
 
-def _read_cuda() -> str:
-    """Say what PyTorch sees, without importing it where there is no GPU driver at all."""
+def _read_cuda() -> tuple[str, bool | None]:
+    """Say what PyTorch sees, and whether that is a GPU.
+
+    It is not imported where there is no GPU driver at all.
+    """
     version = _version("torch")
     if version is None:
-        return "PyTorch is not installed (extra torch)"
+        return "PyTorch is not installed (extra torch)", None
     if not Path("/proc/driver/nvidia").exists() and "torch" not in sys.modules:
-        return f"torch {version}, no NVIDIA driver"
+        return f"torch {version}, no NVIDIA driver", None
     torch: Any = importlib.import_module("torch")
     if not torch.cuda.is_available():
-        return f"torch {version}, no CUDA device"
+        return f"torch {version}, no CUDA device", False
     count = torch.cuda.device_count()
-    return f"torch {version} with CUDA {torch.version.cuda}: {count} devices"
+    return f"torch {version} with CUDA {torch.version.cuda}: {count} devices", True
 
 
 def _read_nics(sysfs: Path) -> list[str]:
@@ -252,15 +267,12 @@ def _measurable(extras: tuple[Extra, ...], devices: Devices) -> dict[str, str]:
     return able
 
 
-def _problems(
-    packages: Mapping[str, str | None], devices: Devices, extras: tuple[Extra, ...]
-) -> list[str]:
+def _problems(packages: Mapping[str, str | None], devices: Devices) -> list[str]:
     missing = [name for name, version in packages.items() if version is None]
     problems = [f"{name} is missing: pip install {name}" for name in missing]
-    torch = next(extra for extra in extras if extra.name == "torch")
-    if devices.gpus and torch.installed and "no CUDA device" in devices.cuda:
+    if devices.gpus and devices.sees_gpus is False:
         problems.append("there are GPUs, but this PyTorch sees none: install a build with CUDA")
-    if devices.gpus and "nvidia-ml-py is not" in devices.gpu_source:
+    if devices.gpus and not devices.has_nvml:
         problems.append("there are GPUs, but no NVML: pip install 'perfmodel[nvml]'")
     return problems
 

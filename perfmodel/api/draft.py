@@ -145,7 +145,7 @@ def _usual_training(scenario: Scenario) -> dict[str, Any]:
     """Optimizer and layout that such models are trained with."""
     from perfmodel.studies.run.resolve.job.model_share import resolve_workload
 
-    if resolve_workload(scenario).sample.startswith("image"):
+    if resolve_workload(scenario).sample.is_image:
         return {"optimizer": "sgd-momentum", "channels_last": True}
     return {"optimizer": "adamw"}
 

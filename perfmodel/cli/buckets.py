@@ -49,7 +49,13 @@ def models(
     print_table(
         ("model", ">parameters", ">tensors", ">size in fp32", "one sample"),
         [
-            (m.name, f"{m.parameters:,}", f"{len(m.tensors)}", format_bytes(m.nbytes), m.sample)
+            (
+                m.name,
+                f"{m.parameters:,}",
+                f"{len(m.tensors)}",
+                format_bytes(m.nbytes),
+                str(m.sample),
+            )
             for m in zoo
         ],
     )
@@ -61,7 +67,7 @@ def _model_json(model: Workload) -> dict[str, Any]:
         "parameters": model.parameters,
         "tensors": len(model.tensors),
         "nbytes": model.nbytes,
-        "sample": model.sample,
+        "sample": str(model.sample),
         "source": model.source,
     }
 

@@ -31,7 +31,7 @@ class Algorithm:
     """Of `perfmodel.collectives.algorithms`: "ring.all_reduce". Empty where NCCL's tuner weighs the
     algorithm but no schedule of it is modelled."""
     form: str
-    """Closed form of its cost: "ring" is ``_ring`` of `perfmodel.testing.closed_forms`."""
+    """Closed form of its cost, by its name in `perfmodel.testing.closed_forms`."""
     nccl: str = ""
     """Its name in NCCL's tuner; empty for what NCCL does not weigh."""
     protocols: tuple[str, ...] = PROTOCOLS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from numbers import Real
 from typing import Annotated, Any
@@ -95,20 +96,23 @@ Latency = Annotated[float, _at_least_zero(_parse_latency), _schema("1.3 us"), _u
 """What one message or call waits, written with its unit; seconds."""
 
 
-def _in_si(parse: Callable[[object], float]) -> BeforeValidator:
-    """A number in SI units as it is, or text with a unit."""
+def _in_si(parse: Callable[[object], float], unit: str, *, zero: bool) -> BeforeValidator:
+    """A number in SI units as it is, or text with a unit; whether it may be zero."""
 
     def read(value: object) -> float:
         plain = isinstance(value, Real) and not isinstance(value, bool)
-        return float(value) if plain else parse(value)  # type: ignore[arg-type]
+        number = float(value) if plain else parse(value)  # type: ignore[arg-type]
+        if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+            raise ValueError(f"{unit}, {'zero or more' if zero else 'above zero'} and finite")
+        return number
 
     return BeforeValidator(read)
 
 
-LinkBandwidth = Annotated[float, _in_si(parse_bandwidth), Field(gt=0, allow_inf_nan=False)]
+LinkBandwidth = Annotated[float, _in_si(parse_bandwidth, "bytes per second", zero=False)]
 """Of an edge of a graph: bytes per second as a number, or text with its unit."""
 
-LinkLatency = Annotated[float, _in_si(parse_time), Field(ge=0, allow_inf_nan=False)]
+LinkLatency = Annotated[float, _in_si(parse_time, "seconds", zero=True)]
 """Of an edge of a graph: seconds as a number, or text with its unit."""
 
 FlopRate = Annotated[float, _above_zero(parse_flop_rate), _schema("312 TFLOP/s"), _unit("FLOP/s")]

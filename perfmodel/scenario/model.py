@@ -154,7 +154,7 @@ def sizes(scenario: Scenario, gpus_in_node: int) -> tuple[ClusterSize, ...]:
     whole = ClusterSize(per_node * cluster.nodes, cluster.nodes, per_node)
     scenario.data_ranks(whole.gpus)
     _check_processes(scenario, per_node)
-    if scale is None:
+    if scale is None or cluster.graph is not None:
         return (whole,)
     smaller = _smaller_sizes(scenario, scale, whole)
     shared = scenario.parallel.gpus_per_replica
@@ -214,6 +214,8 @@ def sizes_left_out(scenario: Scenario, whole: ClusterSize) -> tuple[str, ...]:
     scale = scenario.scale
     if scale is None:
         return ()
+    if scenario.cluster.graph is not None:
+        return ("Sizes of the curve are left out: a graph is one cluster.",)
     unit, most = ("GPUs", whole.gpus) if scale.gpus else ("nodes", whole.nodes)
     larger = [str(size) for size in scale.gpus or scale.nodes or () if size > most]
     if not larger:

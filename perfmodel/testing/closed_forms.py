@@ -62,7 +62,7 @@ def form(op: str, algorithm: str, ranks: int, nbytes: float, **own: Any) -> Form
     InputError
         No such operation or algorithm.
     """
-    formula: Formula = globals()[f"_{find_algorithm(op, algorithm).form}"]
+    formula = _FORMS[find_algorithm(op, algorithm).form]
     return formula(ranks, nbytes, own) if ranks > 1 else Form(0, 0.0, 0.0)
 
 
@@ -254,6 +254,44 @@ def _gather(ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
 
 def _send(_ranks: int, nbytes: float, _: Mapping[str, Any]) -> Form:
     return Form(1, nbytes, nbytes)
+
+
+_FORMS: Mapping[str, Formula] = {
+    "ring": _ring,
+    "ring_reduce_scatter": _ring_reduce_scatter,
+    "ring_all_gather": _ring_all_gather,
+    "gloo_ring": _gloo_ring,
+    "tree": _tree,
+    "binomial": _binomial,
+    "recursive_doubling": _recursive_doubling,
+    "halving_doubling": _halving_doubling,
+    "rabenseifner": _rabenseifner,
+    "hierarchical": _hierarchical,
+    "torus": _torus,
+    "server": _server,
+    "switch": _switch,
+    "nvls_all_reduce": _nvls_all_reduce,
+    "nvls_reduce_scatter": _nvls_reduce_scatter,
+    "nvls_all_gather": _nvls_all_gather,
+    "nvls_tree": _nvls_tree,
+    "collnet": _collnet,
+    "collnet_direct": _collnet_direct,
+    "recursive_halving": _recursive_halving,
+    "logarithmic_reduce_scatter": _logarithmic_reduce_scatter,
+    "logarithmic_all_gather": _logarithmic_all_gather,
+    "chain_broadcast": _chain_broadcast,
+    "chain_reduce": _chain_reduce,
+    "binomial_broadcast": _binomial_broadcast,
+    "binomial_reduce": _binomial_reduce,
+    "pairwise": _pairwise,
+    "bruck_all_to_all": _bruck_all_to_all,
+    "direct_all_to_all": _direct_all_to_all,
+    "batched": _batched,
+    "scatter": _scatter,
+    "gather": _gather,
+    "send": _send,
+}
+"""By `perfmodel.collectives.catalog.Algorithm.form`."""
 
 
 def closed_form_s(

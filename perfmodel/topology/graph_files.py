@@ -45,12 +45,16 @@ def _read(path: Path) -> nx.Graph[Any]:
             raise InputError(Fault("file", f"no GraphML: {error}", "a graph", file)) from None
         return graph
     document = plain(read_yaml(path))
-    links = "links" if isinstance(document, dict) and "links" in document else "edges"
+    allowed = "node-link data, with lists of nodes and edges, as networkx.node_link_data makes it"
+    keys = document.keys() if isinstance(document, dict) else ()
+    links = "links" if "links" in keys else "edges"
+    missing = [key for key in ("nodes", links) if key not in keys]
+    if missing:
+        raise InputError(Fault("file", f"no {' and no '.join(missing)}", allowed, file))
     try:
         return nx.node_link_graph(document, edges=links)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        found = f"no graph: {type(error).__name__} {error}"
-        allowed = "node-link data, with 'nodes' and 'edges' (networkx.node_link_data)"
+    except (KeyError, TypeError, AttributeError, ValueError, nx.NetworkXError) as error:
+        found = f"nodes or edges that are no mappings, or without an end: {error}"
         raise InputError(Fault("file", found, allowed, file)) from None
 
 

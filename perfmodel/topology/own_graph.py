@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
 
@@ -20,7 +20,6 @@ from perfmodel.files import (
     LinkBandwidth,
     LinkLatency,
     Parts,
-    collect_faults,
     validate_document,
 )
 from perfmodel.topology.arcs import LinkKind, NodeKind
@@ -142,8 +141,10 @@ def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
         "nodes": {names[node]: dict(data) for node, data in graph.nodes(data=True)},
         "edges": {label: dict(row[2]) for label, row in zip(labels, links, strict=True)},
     }
-    with collect_faults(faults):
+    try:
         read = validate_document(_StatedGraph, document)
+    except InputError as error:
+        faults += [_expected(fault) for fault in error.faults]
     faults += [
         Fault(f"edges.{label}", "an edge from a node to itself", "two different nodes")
         for label, (src, dst, _) in zip(labels, links, strict=True)
@@ -162,6 +163,20 @@ def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
             stated.add_edge(*ends, **numbers, index=stated.number_of_edges())
     _check_paths(stated)
     return stated
+
+
+REQUIRED = {
+    "kind": allowed_names(get_args(NodeKind)),
+    "bandwidth": "bytes per second, or text such as '25 GB/s'",
+    "latency": "seconds, or text such as '1.3 us'",
+}
+"""What a node or an edge has to say, by its attribute."""
+
+
+def _expected(fault: Fault) -> Fault:
+    """Say of an attribute that is missing what it may be."""
+    attribute = fault.field.rpartition(".")[2]
+    return replace(fault, allowed=REQUIRED[attribute]) if fault.found == "nothing" else fault
 
 
 def _name(node: Hashable) -> str:

@@ -191,9 +191,10 @@ def capture(
     notes += _remarks(wide)
     held = frozenset(wide.kept_storages)
     escaping = escaping_storages(groups, held)
+    described = describe_sample(batch)
     document = {
         "perfmodel": 1, "kind": "model", "name": name or type(model).__name__,
-        "sample": sample or describe_sample(batch),
+        "sample": sample or str(described),
         "inputs": step.input_elements(batch) / count, "outputs": wide.output_elements / count,
         "stream": _stream_elements(groups) / count,
         "parameters": list(_parameters(model)),
@@ -202,6 +203,8 @@ def capture(
             for group, each, outside in zip(groups, kept_layers, escaping, strict=True)
         ],
     }  # fmt: skip
+    if described.tokens is not None:
+        document["tokens_per_sample"] = described.tokens
     if not document["stream"]:
         del document["stream"]
     if buffers := list(_buffers(model)):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.workload.kernels.shapes import MatrixKernel
+from perfmodel.workload.sample import SAMPLE, Sample
 from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.shards.shard import WHOLE, Shard
 
@@ -201,8 +202,8 @@ class Workload:
     name : str
     tensors : tuple of ParameterTensor
     layers : tuple of Layer
-    sample : str
-        What one sample is ("image", "sequence of 512 tokens").
+    sample : Sample
+        What one sample is.
     buffers : tuple of Buffers
         Running statistics and the like, by dtype, that DDP broadcasts from rank 0 before forward.
     output_elements : float
@@ -230,7 +231,7 @@ class Workload:
     name: str
     tensors: tuple[ParameterTensor, ...]
     layers: tuple[Layer, ...]
-    sample: str = "sample"
+    sample: Sample = SAMPLE
     buffers: tuple[Buffers, ...] = ()
     output_elements: float = 0.0
     input_elements: float = 0.0

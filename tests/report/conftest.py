@@ -14,6 +14,7 @@ from perfmodel.studies.run.result.model import BucketTime, LinkUse, Result, Size
 from perfmodel.timeline import Span, Timeline, exposed_s
 from perfmodel.topology.model import Gpu, Topology
 from perfmodel.topology.own_graph import topology_of
+from perfmodel.workload.sample import Sample
 
 LAYERS = 53
 BATCH = 64
@@ -143,6 +144,7 @@ def build_point(gpus: int, base_rate: float | None = None) -> SizeResult:
         breakdown_s={**times, "exposed communication": exposed, "slowdown": 0.0, "idle": 0.0},
         samples_per_s=rate, scaling_efficiency=rate / gpus / (base_rate or rate),
         bottleneck="compute" if gpus == 1 else "n0/nic1 -> fabric/leaf0 (infiniband)",
+        limit="compute" if gpus == 1 else "communication",
         global_batch=BATCH * gpus, batch_per_gpu=BATCH,
         memory=Memory(0.102e9, 0.102e9, 0.102e9, 0.102e9, 11.2e9, 0.0, 80e9),
         interval_s=None, buckets=buckets, links=links, timeline=Timeline(spans),
@@ -157,7 +159,7 @@ def build_result() -> Result:
     return Result(
         scenario="resnet50-a100", question="How does ResNet-50 scale from 1 to 256 GPUs?",
         workload="resnet50", strategy="ddp", machine="example-a100 x 32", scaling="weak",
-        points=points, efficiency_base=1, samples="image", topology=build_topology(),
+        points=points, efficiency_base=1, samples=Sample("image"), topology=build_topology(),
         assumptions=(
             "Data loading keeps up with training.",
             "assumption: compute is 1.1 times slower while a collective runs on the same GPU.",

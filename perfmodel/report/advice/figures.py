@@ -46,7 +46,7 @@ def draw_gains(advice: Advice) -> go.Figure:
             hoverinfo="text", hovertext=[_hover(trial) for trial in chosen],
         )  # fmt: skip
     labels = [_label(trial) for trial in listed]
-    figure.update_xaxes(**axis_layout(f"{advice.samples.partition(' ')[0]}s/s, change in %"))
+    figure.update_xaxes(**axis_layout(f"{advice.samples.units}/s, change in %"))
     figure.update_yaxes(
         **axis_layout(
             autorange="reversed", tickvals=list(range(len(labels))), ticktext=labels, showgrid=False

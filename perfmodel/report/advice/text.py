@@ -17,9 +17,6 @@ from perfmodel.scenario.source_map import SourceMap
 from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial, joined_fields
 from perfmodel.studies.advise.narrow_gains import NarrowGain, StepsAtEnd, find_narrow_gains
 
-_WITH_ARTICLE = frozenset({"hook", "channels_last", "optimizer_kernels"})
-"""What changes are about whose names take an article."""
-
 _LIMITS = {
     "NVLink": "NVLink inside each server holds you back",
     "PCIe": "PCIe inside each server holds you back",
@@ -53,13 +50,14 @@ def limit_words(advice: Advice) -> str:
     point = advice.base
     relief = point.relief
     if relief is None:
-        if point.bottleneck == "compute":
+        if point.limit == "compute":
             return "computing is the limit, nothing else costs more than 1 % of a step"
         return f"{point.bottleneck} holds you back"
     if relief.parts != ("network",):
         sentence = _LIMITS.get(relief.parts[0]) if len(relief.parts) == 1 else None
         return sentence or f"{point.bottleneck} hold you back together"
-    if "NIC" in point.bottleneck and advice.adapter_Bps is not None:
+    at_nic = any("nic" in link.devices for link in point.limiting_links)
+    if at_nic and advice.adapter_Bps is not None:
         rate = f"{advice.adapter_Bps * 8 / 1e9:g} Gbit/s"
         if advice.adapters == 1:
             return f"each server's {rate} adapter holds you back"
@@ -79,7 +77,7 @@ def headline(advice: Advice) -> str:
         others = [named(each) for each in best.changes if each.text != first.changes[0].text]
         text += f", with {_listed(others)} {quantities.percent(best.saves)}"
     doubt = "" if best.sure else ", though not surely"
-    return f"{text} of the time per {_sample(advice)}{doubt}."
+    return f"{text} of the time per {advice.samples.unit}{doubt}."
 
 
 def _first_of(advice: Advice, best: Trial) -> Trial:
@@ -90,19 +88,13 @@ def _first_of(advice: Advice, best: Trial) -> Trial:
 
 
 def _saving(trial: Trial) -> str:
-    verb = "save" if _is_plural(trial.changes[0]) else "saves"
+    verb = "save" if trial.changes[0].is_plural else "saves"
     return f"{verb} {quantities.percent(trial.saves)}"
-
-
-def _is_plural(change: Proposed) -> bool:
-    heads = ("buckets", "larger micro-batches", "CUDA graphs")
-    return change.text.startswith(heads) or change.about == "network adapter"
 
 
 def named(change: Proposed) -> str:
     """Name a change within a sentence: "the fp16 hook"."""
-    with_article = change.about in _WITH_ARTICLE and not change.text.startswith("gradients")
-    return f"the {change.text}" if with_article else change.text
+    return f"the {change.text}" if change.takes_article else change.text
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -111,10 +103,6 @@ def _listed(names: Sequence[str]) -> str:
 
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _sample(advice: Advice) -> str:
-    return advice.samples.partition(" ")[0]
 
 
 def gain_text(ratio: float) -> str:
@@ -155,7 +143,7 @@ def changes_table(advice: Advice, trials: Sequence[Trial]) -> Table:
         for trial in trials
         if trial.point is not None
     ]
-    rate = f">{_sample(advice)}s/s"
+    rate = f">{advice.samples.units}/s"
     header = ("change", rate, ">80 % interval", ">step", ">memory", "costs")
     return Table(header, rows, ruled=False)
 
@@ -180,8 +168,8 @@ def proposals(advice: Advice) -> list[str]:
         step = quantities.duration(trial.point.step_time_s)
         line = (
             f"{_upper(LEVELS[trial.touches])}: {trial.text}: {gain_text(trial.ratio)} "
-            f"{_sample(advice)}s per second (80 % interval {gain_interval(trial)}), a step takes "
-            f"{step} in {quantities.size(trial.point.memory.total_bytes)}; then "
+            f"{advice.samples.units} per second (80 % interval {gain_interval(trial)}), a step "
+            f"takes {step} in {quantities.size(trial.point.memory.total_bytes)}; then "
             f"{_then(trial)}."
         )
         lines.append(line + _cost_of_samples(advice, trial))
@@ -222,7 +210,7 @@ def _steps(end: StepsAtEnd) -> str:
 def power_limits(advice: Advice) -> list[str]:
     """Say what limits on the power of boards would save and cost, where that is worth it."""
     lines = [
-        f"{trial.text}: {gain_text(trial.ratio)} {_sample(advice)}s per second for "
+        f"{trial.text}: {gain_text(trial.ratio)} {advice.samples.units} per second for "
         f"{quantities.percent(1 - advice.energy_ratio(trial))} less energy of each"
         for trial in advice.thrifty
     ]
@@ -234,8 +222,9 @@ def power_limits(advice: Advice) -> list[str]:
 
 def _then(trial: Trial) -> str:
     assert trial.point is not None
-    limit = trial.point.bottleneck
-    return "computing is the limit" if limit == "compute" else f"the limit is {limit}"
+    if trial.point.limit == "compute":
+        return "computing is the limit"
+    return f"the limit is {trial.point.bottleneck}"
 
 
 def _cost_of_samples(advice: Advice, trial: Trial) -> str:
@@ -248,8 +237,8 @@ def _cost_of_samples(advice: Advice, trial: Trial) -> str:
     after = (per_s + sum(rents) / 3600) / trial.point.samples_per_s * 1e6
     unit = advice.hourly.currency
     return (
-        f" A million {_sample(advice)}s cost {quantities.count(after)} {unit} of rent instead of "
-        f"{quantities.count(before)}."
+        f" A million {advice.samples.units} cost {quantities.count(after)} {unit} of rent instead "
+        f"of {quantities.count(before)}."
     )
 
 
@@ -324,7 +313,7 @@ def _too_big(advice: Advice) -> Iterator[str]:
 def as_it_is(advice: Advice) -> str:
     """Describe the scenario as it is."""
     point = advice.base
-    rate = f"{quantities.count(point.samples_per_s)} {_sample(advice)}s/s"
+    rate = f"{quantities.count(point.samples_per_s)} {advice.samples.units}/s"
     fits = (
         "" if point.memory.fits else " It does not fit its GPUs: gains are over an imagined step."
     )

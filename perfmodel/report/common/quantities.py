@@ -99,13 +99,12 @@ def operation(op: str) -> str:
 
 def samples(result: Result) -> str:
     """Name of samples in the plural: "images", "sequences of 512 tokens"."""
-    first, _, rest = result.samples.partition(" ")
-    return _LARGE.sub(lambda number: f"{int(number[0]):,}", f"{first}s {rest}".strip())
+    return _LARGE.sub(lambda number: f"{int(number[0]):,}", result.samples.plural)
 
 
 def samples_short(result: Result) -> str:
     """Name of samples in one plural word: "images", "sequences"."""
-    return samples(result).partition(" ")[0]
+    return result.samples.units
 
 
 def gpus(number: int) -> str:
@@ -181,8 +180,7 @@ def link_path(point: SizeResult) -> str:
 
     Latency and rates of the library, which limit it beside them, are no links.
     """
-    parts = re.split(r" and |, over ", point.bottleneck_path)
-    return " and ".join(part for part in parts if "->" in part)
+    return " and ".join(map(str, point.limiting_links))
 
 
 def utilisation(point: SizeResult) -> str:

@@ -11,6 +11,7 @@ from perfmodel.report.comparison.text import (
     column_names,
     headline,
     limited_by,
+    mostly_computes,
     sentences,
     signed_ratio,
     unread_fields,
@@ -103,7 +104,7 @@ def _limited_by(point: SizeResult, *, short: bool) -> str:
     relief = point.relief
     if not short or relief is None or not relief.parts:
         return limited_by(point)
-    return "compute" if limited_by(point).startswith("compute") else ", ".join(relief.parts)
+    return "compute" if mostly_computes(point) else ", ".join(relief.parts)
 
 
 def _per_sample_rows(comparison: Comparison) -> list[tuple[str, ...]]:

@@ -179,11 +179,19 @@ def _any_host(part: str) -> str:
 
 def limited_by(point: SizeResult) -> str:
     """Name the bottleneck; where a step is compute but for a little, that first."""
-    relief, computes = point.relief, point.compute_s >= _MOSTLY * point.step_time_s
-    if relief is None or not computes or relief.saves_s >= (1 - _MOSTLY) * point.step_time_s:
+    relief = point.relief
+    if relief is None or not mostly_computes(point):
         return point.bottleneck
     saves = quantities.percent(relief.saves_s / point.step_time_s)
     return f"compute (without limits of {_and(relief.parts)} {saves} less)"
+
+
+def mostly_computes(point: SizeResult) -> bool:
+    """Whether a step is compute but for a little, or nothing but compute limits it."""
+    if point.relief is None:
+        return point.limit == "compute"
+    computes = point.compute_s >= _MOSTLY * point.step_time_s
+    return computes and point.relief.saves_s < (1 - _MOSTLY) * point.step_time_s
 
 
 def _and(names: Sequence[str]) -> str:
@@ -193,7 +201,7 @@ def _and(names: Sequence[str]) -> str:
 def _limit(first: Side, side: Side, versus: SideDifference) -> str:
     before, after = versus.bottleneck
     ends = limited_by(first.point), limited_by(side.point)
-    if all(end.startswith("compute") for end in ends):
+    if mostly_computes(first.point) and mostly_computes(side.point):
         return "Compute limits both."
     if _any_host(before) != _any_host(after):
         return f"The limit moves from {ends[0]} to {ends[1]}."

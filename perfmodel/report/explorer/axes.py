@@ -118,9 +118,8 @@ def _factor_axis(scenario: Scenario, kind: str, factors: Sequence[float]) -> Axi
         else:
             text = "" if not delay_s else quantities.whole(quantities.duration(delay_s * value))
         times = f"\N{MULTIPLICATION SIGN}{factor:.3g}"
-        return Stop(
-            at, f"{text} ({times})" if text else times, factor, {f"what_if.network_{kind}": value}
-        )
+        settings = {f"what_if.network_{kind}": value}
+        return Stop(at, text or times, factor, settings, times if text else "")
 
     return Axis(
         kind,

@@ -185,7 +185,7 @@ def _stop_at(axis: Axis, at: float) -> Stop:
 def _without_network(axes: Sequence[Axis], place: Place) -> Place:
     """The same place with the scenario's own network where one node uses none."""
     size = _stop_at(axes[-1], place[-1])
-    if size.settings["cluster.nodes"] > 1:
+    if size.settings.get("cluster.nodes") != 1:
         return place
     return tuple(
         float(axis.baseline) if axis.key in {"bandwidth", "latency"} else at

@@ -20,19 +20,21 @@ class Stop:
     """One position of a slider.
 
     `at`: position among the simulated points of the axis; whole where it is one of them.
-    `label`: what the slider says there, with its unit.
+    `short`: what an axis says there, with its unit.
     `value`: bytes, factor or GPUs.
+    `detail`: what the slider says beside it, in brackets.
     """
 
     at: float
-    label: str
+    short: str
     value: float
     settings: Settings
+    detail: str = ""
 
     @property
-    def short(self) -> str:
-        """Label of an axis: without the part in brackets."""
-        return self.label.partition(" (")[0]
+    def label(self) -> str:
+        """What the slider says there."""
+        return f"{self.short} ({self.detail})" if self.detail else self.short
 
 
 @dataclass(frozen=True, slots=True)

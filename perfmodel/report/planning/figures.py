@@ -188,7 +188,7 @@ def draw_throughput(plan: PlanResult) -> go.Figure:
             "GPUs", (gpus[0] / room, gpus[-1] * room), gpus[:: -(-len(gpus) // 8)], "{:,}".format
         )
     )
-    figure.update_yaxes(**axis_layout(f"{plan.samples.partition(' ')[0]}s/s", rangemode="tozero"))
+    figure.update_yaxes(**axis_layout(f"{plan.samples.units}/s", rangemode="tozero"))
     return figure
 
 

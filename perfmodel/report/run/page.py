@@ -27,7 +27,7 @@ from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run import tables
 from perfmodel.report.run.drawings.pipeline_figure import PIPELINE_HINT, draw_pipeline
-from perfmodel.report.run.drawings.timeline_figure import draw_timeline
+from perfmodel.report.run.drawings.timeline_figure import draw_timeline, has_bucket_numbers
 from perfmodel.report.run.drawings.timeline_layout import device_window
 from perfmodel.report.run.events import events_section, explain_device
 from perfmodel.report.run.export import to_json
@@ -159,7 +159,7 @@ def _tiles(result: Result) -> Tiles:
     if not below:
         below = "costs more than anything else"
         below += f"; {explained}" if (explained := explain_device(limit)) else ""
-    if limit == "compute":
+    if main.limit == "compute":
         limit, below = "Compute", "nothing else would save more than 1 % of the step"
     return Tiles(
         [
@@ -216,7 +216,7 @@ def _step(point: SizeResult) -> Section:
     if point.disturbance is not None and averaged:
         lead += f" (mean of {len(point.disturbance.steps_s)} steps; one of them is drawn)"
     drawing = draw_timeline(point)
-    if any(note.text.isdigit() for note in drawing.layout.annotations):
+    if has_bucket_numbers(point):
         lead += ". The numbers are gradient buckets"
     begin_s, end_s = device_window(point)
     if not averaged and end_s - begin_s > _LONGER * point.step_time_s:

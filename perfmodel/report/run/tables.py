@@ -36,7 +36,7 @@ def sizes_table(result: Result, marked: Sequence[int] = ()) -> Table:
 def hints(result: Result) -> list[str]:
     """Explain what the table of sizes names."""
     hints = [KNEE_HINT] if len(result.points) > 1 else []
-    return [*hints, LINK_HINT] if any("->" in p.bottleneck_path for p in result.points) else hints
+    return [*hints, LINK_HINT] if any(point.limiting_links for point in result.points) else hints
 
 
 def _header(result: Result) -> tuple[str, ...]:

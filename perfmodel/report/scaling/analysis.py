@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result.model import Limit, Result, SizeResult
 
 WORTH = 0.8
 """Share of one GPU's throughput that an added GPU must bring for growing to pay.
@@ -63,6 +63,7 @@ class Run:
     last: int
     bottleneck: str
     kind: str
+    limit: Limit
 
 
 def size_gains(result: Result) -> tuple[SizeGain, ...]:
@@ -196,7 +197,7 @@ def runs(result: Result) -> tuple[Run, ...]:
         kind = kind_of(point.bottleneck)
         if joined and joined[-1].kind == kind:
             last = joined[-1]
-            joined[-1] = Run(last.first, point.gpus, last.bottleneck, kind)
+            joined[-1] = replace(last, last=point.gpus)
         else:
-            joined.append(Run(point.gpus, point.gpus, point.bottleneck, kind))
+            joined.append(Run(point.gpus, point.gpus, point.bottleneck, kind, point.limit))
     return tuple(joined)

@@ -43,9 +43,9 @@ def bottleneck_colours(result: Result) -> dict[str, str]:
     for run in runs(result):
         if run.kind in colours:
             continue
-        if run.kind == "compute":
+        if run.limit == "compute":
             colours[run.kind] = WORK["backward"]
-        elif run.kind.startswith("host ("):
+        elif run.limit == "host":
             colours[run.kind] = WORK["host"]
         else:
             others = sum(colour in _OTHERS for colour in colours.values())

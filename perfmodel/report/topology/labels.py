@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.palette import LINKS
-from perfmodel.studies.run.result.link_use import LinkUse
+from perfmodel.studies.run.result.link_use import LinkEnds, LinkUse
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.topology.arcs import Arcs
 from perfmodel.topology.model import Topology
@@ -49,34 +49,34 @@ def find_limiting(point: SizeResult) -> list[LinkUse]:
     Where the traffic of these is not listed, the like of them in a host whose traffic is.
     """
     links = point.links or ()
-    named = [link for link in links if _label(link) in point.bottleneck_path]
+    limiting = set(map(_ends, point.limiting_links))
+    named = [link for link in links if _ends(link) in limiting]
     if _all_named(point, named):
         return named
     # Traffic is listed of a few hosts; the link that is named has its like in the first of them.
-    path = _without_numbers(point.bottleneck_path)
-    layers = {_without_numbers(_label(link)): link for link in reversed(links)}
-    return [link for label, link in layers.items() if label in path]
+    like = set(map(_layer_of, point.limiting_links))
+    layers = {_layer_of(link): link for link in reversed(links)}
+    return [link for layer, link in layers.items() if layer in like]
 
 
 def _all_named(point: SizeResult, links: Sequence[LinkUse]) -> bool:
     """Whether links are those that the bottleneck names, and not others like them."""
-    named = [link for link in links if _label(link) in point.bottleneck_path]
-    return len(named) == point.bottleneck_path.count("->")
+    limiting = list(map(_ends, point.limiting_links))
+    return len(limiting) == sum(_ends(link) in limiting for link in links)
 
 
-def _without_numbers(label: str) -> str:
-    return re.sub(r"\d+", "", label)
+def _ends(link: LinkUse | LinkEnds) -> tuple[str, str, str]:
+    return link.src, link.dst, link.kind
+
+
+def _layer_of(link: LinkUse | LinkEnds) -> tuple[str, str, str]:
+    """Devices without their numbers, which are the same in all hosts, and the kind of link."""
+    return re.sub(r"\d+", "", link.src), re.sub(r"\d+", "", link.dst), link.kind
 
 
 def limiting_device(point: SizeResult) -> str:
     """Kind of device that limits the step, where it is no link: GPUs that compute, or the host."""
-    if point.bottleneck == "compute":
-        return "gpu"
-    return "cpu" if point.bottleneck.startswith("host (") else ""
-
-
-def _label(link: LinkUse) -> str:
-    return f"{link.src} -> {link.dst} ({link.kind})"
+    return {"compute": "gpu", "host": "cpu"}.get(point.limit, "")
 
 
 def drawn_hosts(topology: Topology, limiting: Iterable[LinkUse]) -> tuple[int, ...]:
@@ -157,7 +157,7 @@ def limit_sentence(topology: Topology, point: SizeResult) -> str:
     """Say what limits the step, and at which rate; nothing where that is not a link."""
     limiting = find_limiting(point)
     if not limiting:
-        if point.bottleneck == "compute":
+        if point.limit == "compute":
             return "The GPUs themselves are the bottleneck (compute), no link is"
         return f"Bottleneck: {point.bottleneck}"
     each = "; ".join(

@@ -16,11 +16,11 @@ def sizes_fit(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     cluster, scale = parts.get("cluster"), parts.get("scale")
     if cluster is None or scale is None:
         return
-    if cluster.graph is not None:
+    if cluster.graph is not None and not origin.from_flag("cluster.graph"):
         allowed = "nothing beside cluster.graph, which is one cluster"
         yield origin.fault("scale", "sizes of a curve", allowed)
         return
-    if is_resized_by_flag(origin):
+    if cluster.graph is not None or is_resized_by_flag(origin):
         return
     for i, nodes in enumerate(scale.nodes or ()):
         if nodes > cluster.nodes:

@@ -76,8 +76,10 @@ class ClusterSection(FileModel):
 
     @model_validator(mode="after")
     def _check_graph(self) -> ClusterSection:
-        beside = sorted(self.model_fields_set - {"graph", "node"})
-        if self.graph is not None and (beside or self.node != self.graph):
-            listed = ", ".join(beside or ["node"])
-            raise ValueError(f"graph alone: it says all of the machine, and {listed} stands beside")
+        if self.graph is None:
+            return self
+        own = {"graph"} if self.node != self.graph else {"graph", "node"}
+        others = ", ".join(sorted(self.model_fields_set - own))
+        if others:
+            raise ValueError(f"graph alone, which says all of the machine, without {others}")
         return self

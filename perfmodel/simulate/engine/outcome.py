@@ -104,6 +104,9 @@ def span_of(
     work = task.work
     placed = (task.name, task.kind, task.rank_class, task.stream, step, start_s, end_s, ready_s)
     if isinstance(work, Compute):
-        return Span(*placed, 0, task.bucket, task.micro_batch, work.duration_s * stretch)
+        work_s = work.duration_s * stretch
+        return Span(
+            *placed, 0, task.bucket, task.micro_batch, work_s, role=task.role, issues=task.issues
+        )
     nbytes, moved = work.nbytes * work.times, (work.op, work.communicator, work.dtype)
     return Span(*placed, nbytes, task.bucket, task.micro_batch, 0.0, *moved)

@@ -19,7 +19,9 @@ def to_json(advice: Advice) -> dict[str, Any]:
     document = {
         "scenario": advice.scenario.name,
         "scenario_sha256": scenario_digest(advice.scenario),
-        **attributes(advice, "workload machine samples adapter_Bps adapters"),
+        **attributes(advice, "workload machine"),
+        "samples": str(advice.samples),
+        **attributes(advice, "adapter_Bps adapters"),
         "base": _point(advice.base),
         "changes": [_trial(trial, advice) for trial in advice.trials],
         "together": [_trial(trial, advice) for trial in advice.together],

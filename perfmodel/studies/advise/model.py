@@ -11,6 +11,7 @@ from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.workload.sample import Sample
 
 Touches = Literal["nothing", "rounding", "training", "hardware"]
 """What a change costs beside memory: nothing; other rounding; the batch, or information of
@@ -33,6 +34,9 @@ class Proposed:
     `note`: what it costs beside memory, in words; "" for nothing.
     `price`: once, for the whole cluster; None where none is stated.
     `rent`: more of it for each hour of the cluster.
+    `limit_W`: power that each board may draw with it; None where it sets no limit.
+    `is_plural`: whether `text` names several things, which "save" and do not "saves".
+    `takes_article`: whether `text` takes "the" within a sentence.
     """
 
     text: str
@@ -42,6 +46,9 @@ class Proposed:
     note: str = ""
     price: Money | None = None
     rent: Money | None = None
+    limit_W: float | None = None
+    is_plural: bool = False
+    takes_article: bool = False
 
 
 def joined_fields(changes: Sequence[Proposed]) -> dict[str, Any]:
@@ -101,7 +108,8 @@ class Advice:
     ----------
     scenario : Scenario
         Whose main size is meant.
-    workload, machine, samples : str
+    workload, machine : str
+    samples : Sample
     base : SizeResult
         The scenario as it is.
     adapter_Bps : float or None
@@ -130,7 +138,7 @@ class Advice:
     scenario: Scenario
     workload: str
     machine: str
-    samples: str
+    samples: Sample
     base: SizeResult
     adapter_Bps: float | None
     adapters: int
@@ -151,9 +159,10 @@ class Advice:
 
     def energy_ratio(self, trial: Trial) -> float:
         """Energy of a sample under a limit over that of now, each board at its limit's power."""
-        watts = float(str(trial.changes[0].fields["cluster.node.power_limit"]).removesuffix(" W"))
+        limit_W = trial.changes[0].limit_W
+        assert limit_W is not None  # trials of `power` are of limits
         assert self.full_power_W is not None  # else no limit was tried
-        return watts / self.full_power_W / trial.ratio
+        return limit_W / self.full_power_W / trial.ratio
 
     @property
     def thrifty(self) -> tuple[Trial, ...]:

@@ -33,7 +33,7 @@ def scan_settings(prepared: PreparedSize) -> Iterator[Proposed]:
         if best is not None:
             fields = {"strategy.bucket_cap": best, "strategy.bucket_caps": None,
                       "strategy.first_bucket": None}  # fmt: skip
-            yield Proposed(f"buckets of {best}", fields, "buckets")
+            yield Proposed(f"buckets of {best}", fields, "buckets", is_plural=True)
     for setting in row.settings(prepared.job.workload, scenario.strategy) if row.settings else ():
         values = [_written(value, setting.unit) for value in setting.values]
         best = _best(prepared, setting.field, values, now_s)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.scenario import Scenario
-from perfmodel.studies.advise.model import Proposed
+from perfmodel.studies.advise.model import Proposed, Touches
 from perfmodel.topology.model import Gpu
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.workload.model import Workload
@@ -14,7 +15,7 @@ from perfmodel.workload.model import Workload
 LOSSY = "gradients lose information: compare the loss over a few thousand steps"
 COARSER = "gradients are rounded to {bits} for the sum over GPUs"
 
-_HOOKS = {
+_HOOKS: Mapping[str, tuple[str, Touches, str]] = {
     "fp16": ("fp16 hook", "rounding", f"{COARSER.format(bits='10 bits')}"),
     "bf16": ("bf16 hook", "rounding", f"{COARSER.format(bits='7 bits')}"),
     "powersgd": ("PowerSGD hook", "training", LOSSY),
@@ -50,14 +51,26 @@ _STRATEGIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("Megatron's distributed optimizer", {"kind": "megatron", "use_distributed_optimizer": True}),
 )
 
-_KERNELS: tuple[tuple[str, str, Any, str], ...] = (
-    ("channels-last layout", "channels_last", True, ""),
-    ("torch.compile", "compiled", True, "compiling takes minutes at the start"),
-    ("CUDA graphs", "cuda_graphs", True, "shapes have to stay the same"),
-    ("fused optimizer", "optimizer_kernels", "fused", ""),
-    ("fused attention", "fused_attention", True, ""),
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """Kernels that may run otherwise: a field of ``compute``, its value, and what it costs."""
+
+    text: str
+    field: str
+    value: Any = True
+    note: str = ""
+    is_plural: bool = False
+    takes_article: bool = False
+
+
+_KERNELS = (
+    _Kernels("channels-last layout", "channels_last", takes_article=True),
+    _Kernels("torch.compile", "compiled", note="compiling takes minutes at the start"),
+    _Kernels("CUDA graphs", "cuda_graphs", note="shapes have to stay the same", is_plural=True),
+    _Kernels("fused optimizer", "optimizer_kernels", "fused", takes_article=True),
+    _Kernels("fused attention", "fused_attention"),
 )
-"""Name, field of ``compute``, value, and what it costs."""
 
 _SCHEDULES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("interleaved pipeline, 2 chunks", {"schedule": "interleaved", "chunks": 2}),
@@ -91,7 +104,8 @@ def _channels(scenario: Scenario) -> Iterator[Proposed]:
     for least in LEAST_CHANNELS:
         fields = {"library.env": {**library.env, "NCCL_MIN_CTAS": str(least)}}
         note = "multiprocessors that kernels of communication take from others"
-        yield Proposed(f"at least {least} channels of NCCL", fields, "channels", "nothing", note)
+        text = f"at least {least} channels of NCCL"
+        yield Proposed(text, fields, "channels", "nothing", note, is_plural=True)
 
 
 def _hooks(scenario: Scenario, workload: Workload) -> Iterator[Proposed]:
@@ -106,11 +120,13 @@ def _hooks(scenario: Scenario, workload: Workload) -> Iterator[Proposed]:
             if own.hook.kind != hook:
                 text, touches, note = _HOOKS[hook]
                 section = {"kind": "powersgd", "rank": 4} if hook == "powersgd" else hook
-                yield Proposed(text, {"strategy.hook": section}, "hook", touches, note)  # type: ignore[arg-type]
+                fields = {"strategy.hook": section}
+                yield Proposed(text, fields, "hook", touches, note, takes_article=True)
     field = {"fsdp": "reduce_dtype", "zero": "communication_data_type"}.get(own.kind)
     if field is not None and "bf16" in narrower and getattr(own, field) is None:
         note = COARSER.format(bits="7 bits")
-        yield Proposed("gradients in bf16", {f"strategy.{field}": "bf16"}, "hook", "rounding", note)
+        fields = {f"strategy.{field}": "bf16"}
+        yield Proposed("gradients in bf16", fields, "hook", "rounding", note, is_plural=True)
 
 
 def _strategies(scenario: Scenario) -> Iterator[Proposed]:
@@ -142,7 +158,8 @@ def _batches(scenario: Scenario) -> Iterator[Proposed]:
         fields: dict[str, Any] = {"strategy.accumulate": count // 2}
         if per_gpu is not None:
             fields["training.batch_per_gpu"] = 2 * per_gpu
-        yield Proposed(f"larger micro-batches ({count // 2} a step)", fields, "batch")
+        text = f"larger micro-batches ({count // 2} a step)"
+        yield Proposed(text, fields, "batch", is_plural=True)
     if training.global_batch is not None:
         twice = {"training.global_batch": 2 * training.global_batch}
         note = "twice the batch: learning rate and epochs have to follow"
@@ -156,7 +173,7 @@ def _batches(scenario: Scenario) -> Iterator[Proposed]:
         if can_accumulate:
             yield Proposed(
                 f"{factor * count} micro-batches a step", {"strategy.accumulate": factor * count},
-                "batch", "training", note,
+                "batch", "training", note, is_plural=True,
             )  # fmt: skip
     if scenario.compute.recompute == "full":
         return
@@ -190,11 +207,17 @@ def _precisions(scenario: Scenario, gpu: Gpu) -> Iterator[Proposed]:
 
 
 def _kernels(scenario: Scenario) -> Iterator[Proposed]:
-    for text, field, value, note in _KERNELS:
-        if not getattr(scenario.compute, field) or (
-            field == "optimizer_kernels" and scenario.compute.optimizer_kernels != value
-        ):
-            yield Proposed(text, {f"compute.{field}": value}, field, "nothing", note)
+    for each in _KERNELS:
+        own = getattr(scenario.compute, each.field)
+        if not own or (each.field == "optimizer_kernels" and own != each.value):
+            yield Proposed(
+                each.text,
+                {f"compute.{each.field}": each.value},
+                each.field,
+                note=each.note,
+                is_plural=each.is_plural,
+                takes_article=each.takes_article,
+            )
 
 
 def _degrees(scenario: Scenario) -> Iterator[Proposed]:

@@ -43,7 +43,8 @@ def list_upgrades(
         full_W = load_gpu(node.gpu).power_W
         fields = {"cluster.node.power_limit": f"{full_W:g} W"}
         note = "power and cooling of the racks"
-        yield Proposed(f"boards at their {full_W:g} W", fields, "power", "hardware", note)
+        text = f"boards at their {full_W:g} W"
+        yield Proposed(text, fields, "power", "hardware", note, is_plural=True)
     yield from _planned(scenario, size)
 
 
@@ -63,7 +64,10 @@ def list_power_limits(scenario: Scenario, node: NodeSpec | Topology) -> Iterator
         limit_W = 10 * round(share * full_W / 10)
         if limit_W < (node.power_limit or full_W):
             fields = {"cluster.node.power_limit": f"{limit_W:g} W"}
-            yield Proposed(f"boards limited to {limit_W:g} W", fields, "power", "hardware")
+            text = f"boards limited to {limit_W:g} W"
+            yield Proposed(
+                text, fields, "power", "hardware", limit_W=float(limit_W), is_plural=True
+            )
 
 
 def _adapters(scenario: Scenario, node: NodeSpec) -> Iterator[Proposed]:
@@ -82,7 +86,7 @@ def _adapters(scenario: Scenario, node: NodeSpec) -> Iterator[Proposed]:
         factor = own * gbit * GBIT_Bps / rate_Bps
         fields = {"what_if.network_bandwidth": factor}
         text = f"{several}{gbit} Gbit/s adapters and switches"
-        yield Proposed(text, fields, "network adapter", "hardware", NO_PRICE)
+        yield Proposed(text, fields, "network adapter", "hardware", NO_PRICE, is_plural=True)
 
 
 def _fabric(scenario: Scenario, node: NodeSpec, routing: float) -> Iterator[Proposed]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from perfmodel.studies.run.steps.metrics.step_parts import busiest_class, spans_by_step
 from perfmodel.studies.run.steps.sized_job import ReportedRun
 from perfmodel.timeline import Span, covered_s, exposed_s
-from perfmodel.training.pipeline.stage_messages import TRANSFER_STREAMS
+from perfmodel.training.parallel.dimensions import Dimension, dimension_of
 
-CALLS = ("tensor", "context", "expert")
-"""First words of the names of layers' collectives (`perfmodel.training.plan.layer_calls`)."""
+CALLS: tuple[Dimension, ...] = ("tensor", "context", "expert")
+"""Dimensions of layers' collectives (`perfmodel.training.plan.layer_calls`)."""
 
 Intervals = list[tuple[float, float]]
 
@@ -26,24 +26,23 @@ def step_causes(reported: ReportedRun) -> dict[str, float]:
     own = [span for span in spans if span.rank_class == busiest]
     on_device = [span for span in own if kinds[span.stream] == "compute"]
     exchanged = [span for span in own if kinds[span.stream] == "comm"]
-    transfers = {stream.name for stream in TRANSFER_STREAMS}
+    communicators = {each.name: each for each in reported.plan.communicators}
     kernels = _intervals([span for span in on_device if span.kind != "communication"])
     parts = {"compute": covered_s(kernels)}
     cover = list(kernels)
+    sent = [span for span in on_device + exchanged if span.kind == "communication"]
     for name in CALLS:
-        calls = [span for span in on_device + exchanged if _is_call(span, name)]
+        calls = [s for s in sent if dimension_of(communicators[s.communicator]) == name]
         parts[name] = exposed_s(_intervals(calls), cover)
         cover += _intervals(calls)
-    for name, is_transfer in (("data", False), ("pipeline", True)):
-        busy = _intervals([span for span in exchanged if (span.stream in transfers) == is_transfer])
-        parts[name] = exposed_s(busy, cover)
+    messages = [s for s in exchanged if communicators[s.communicator].role == "stages"]
+    others = [s for s in exchanged if communicators[s.communicator].role != "stages"]
+    for cause, spans_of_cause in (("data", others), ("pipeline", messages)):
+        busy = _intervals(spans_of_cause)
+        parts[cause] = exposed_s(busy, cover)
         cover += busy
     parts["bubble"] = max(0.0, reported.run.step_times_s[at] - sum(parts.values()))
     return parts
-
-
-def _is_call(span: Span, name: str) -> bool:
-    return span.kind == "communication" and span.name.startswith(f"{name} ")
 
 
 def _intervals(spans: list[Span]) -> Intervals:

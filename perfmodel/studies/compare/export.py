@@ -33,7 +33,7 @@ def _side(side: Side) -> dict[str, Any]:
         "scenario_sha256": scenario_digest(side.scenario),
         **attributes(result, "workload machine"),
         **attributes(point, "gpus global_batch"),
-        "samples": result.samples,
+        "samples": str(result.samples),
         **attributes(
             point,
             "step_time_s interval_s samples_per_s compute_s comm_s exposed_comm_s breakdown_s "

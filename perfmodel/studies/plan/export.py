@@ -38,6 +38,7 @@ def to_json(plan: PlanResult) -> dict[str, Any]:
             plan,
             "scenario question workload target samples currency deadline_s budget efficiency_base",
         ),
+        "samples": str(plan.samples),
         "options": [option_to_json(option, plan) for option in plan.options],
         "answers": {
             **{name: _key(option) for name, option in attributes(answers, chosen).items()},

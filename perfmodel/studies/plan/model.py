@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perfmodel.studies.plan.failures import Simulated, Upkeep
+from perfmodel.workload.sample import Sample
 
 Interval = tuple[float, float]
 """Low and high end of 80 %."""
@@ -184,8 +185,8 @@ class PlanResult:
     ----------
     target : str
         In words.
-    samples : str
-        What one sample is ("image").
+    samples : Sample
+        What one sample is.
     efficiency_base : str
         What efficiency is relative to, in words.
     sensitivities : tuple of Sensitivity
@@ -198,7 +199,7 @@ class PlanResult:
     question: str
     workload: str
     target: str
-    samples: str
+    samples: Sample
     currency: str | None
     deadline_s: float | None
     budget: float | None

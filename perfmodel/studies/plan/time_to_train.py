@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 from perfmodel.scenario import CandidateSection, FailureSection, Scenario, TargetSection
 from perfmodel.studies.plan.failures import (
@@ -21,14 +20,6 @@ from perfmodel.studies.plan.failures import (
 from perfmodel.studies.plan.model import Interval, Step, Training
 from perfmodel.units import format_time
 from perfmodel.workload.model import Workload
-
-_SEQUENCE = re.compile(r"sequence of (\d+) tokens")
-
-
-def tokens_per_sample(workload: Workload) -> int | None:
-    """Return tokens of one sample, from its name in the zoo; None if it is no sequence."""
-    match = _SEQUENCE.fullmatch(workload.sample)
-    return int(match[1]) if match else None
 
 
 def target_samples(scenario: Scenario, workload: Workload) -> float:
@@ -51,10 +42,11 @@ def target_samples(scenario: Scenario, workload: Workload) -> float:
 
 
 def _tokens(scenario: Scenario, workload: Workload, field: str) -> int:
-    each = tokens_per_sample(workload)
+    each = workload.sample.tokens
     if each is None:
         problem = f"tokens, but a sample of {workload.name} is no sequence: one {workload.sample}"
-        raise scenario.fault(field, problem, "samples, or a transformer of the zoo")
+        allowed = "samples, a transformer of the zoo, or a model file with tokens_per_sample"
+        raise scenario.fault(field, problem, allowed)
     return each
 
 

@@ -54,14 +54,16 @@ def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
     """
     import networkx as nx
 
-    if not callable(make):
-        allowed = "a name, a mapping, or a function of (hosts, nics) that returns a graph"
-        raise InputError(Fault("fabric", f"a {type(make).__name__}", allowed))
     name = getattr(make, "__name__", type(make).__name__)
-    graph = make(hosts, nics)
+    allowed = "a function of the numbers of hosts and NICs that returns an undirected nx.Graph"
+    try:
+        graph = make(hosts, nics)
+    except Exception as error:
+        found = f"{type(error).__name__} from {name}({hosts}, {nics}): {error}"
+        raise InputError(Fault("fabric", found, allowed)) from error
     if not isinstance(graph, nx.Graph) or graph.is_directed():
         found = f"a {type(graph).__name__} from {name}({hosts}, {nics})"
-        raise InputError(Fault("fabric", found, "an undirected NetworkX graph"))
+        raise InputError(Fault("fabric", found, allowed))
     faults = [
         Fault(f"fabric.{host}", f"no host {host} in the graph", f"the nodes 0 to {hosts - 1}")
         for host in range(hosts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.workload.sample import SAMPLE, Sample, sequence_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +102,14 @@ def sample_count(batch: Any) -> int:
     return int(tensors[0].shape[0])
 
 
-def describe_sample(batch: Any) -> str:
+def describe_sample(batch: Any) -> Sample:
     """What one sample is, as far as shapes tell."""
     tensor = _tensors(batch)[0]
     if tensor.dim() == 4 and tensor.shape[1] in {1, 3}:
-        return "image"
+        return Sample("image", is_image=True)
     if tensor.dim() == 2 and not tensor.is_floating_point():
-        return f"sequence of {tensor.shape[1]} tokens"
-    return "sample"
+        return sequence_of(int(tensor.shape[1]))
+    return SAMPLE
 
 
 def _tensors(values: Any) -> list[Any]:

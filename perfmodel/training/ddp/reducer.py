@@ -87,7 +87,10 @@ def add_copy_out(
         issued = step.tasks.issue(name, kernels, step.rank_class, after=waits, **marks)
         after = dict.fromkeys((*issued, *((done,) if mixed is None else reduced)))
         nbytes = bucket.nbytes if mixed is None else returned_bytes(step, bucket, mixed)
-        ends.append(step.tasks.copy(name, nbytes, kernels, step.rank_class, after=after, **marks))
+        copied = step.tasks.copy(
+            name, nbytes, kernels, step.rank_class, after=after, role="copy_out", **marks
+        )
+        ends.append(copied)
     return (*ends, *reduced[len(buckets) :])
 
 

@@ -171,8 +171,9 @@ def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:
     )  # fmt: skip
     if step.request.host_s > 0:
         end = tasks.compute(
-            "end of the step", "copy", step.request.host_s, RANKS, after=(end,), **marks
-        )
+            "end of the step", "copy", step.request.host_s, RANKS, after=(end,),
+            role="step_end", **marks,
+        )  # fmt: skip
     streams = [task.stream for task in tasks.tasks]
     for stream in {COMPUTE.name, CASTS.name}.intersection(streams):
         first = streams.index(stream)
@@ -206,7 +207,7 @@ def unbucketed_plan(
             f"all-reduce {number}", "all_reduce", nbytes, RANKS,
             communicator=GROUP, key=f"tensors {number}", after=(last,), dtype=dtype,
         )  # fmt: skip
-    end = tasks.compute("end of the step", "copy", host_s, RANKS, after=(last,))
+    end = tasks.compute("end of the step", "copy", host_s, RANKS, after=(last,), role="step_end")
     tasks.tasks[start] = replace(tasks.tasks[start], after_previous=(end,))
     return StepPlan(
         name=f"{mode}, {workload.name}",

@@ -156,7 +156,7 @@ def _add_segment(reducing: _Reducing, part: Segment) -> None:
     if cast:
         end = tasks.compute(
             f"compress {part.name}", "copy", casts_s(request, reducing.options, cast), RANKS,
-            after=(end,), micro_batch=step.last_micro_batch,
+            after=(end,), micro_batch=step.last_micro_batch, role="compress",
         )  # fmt: skip
     handed = end if follows_device(request) or not issued else issued[-1]
     for tensor in part.tensors:
@@ -199,7 +199,7 @@ def _add_reduction(reducing: _Reducing, members: tuple[int, ...], agreed: int) -
     if copied_s > 0:
         end = tasks.compute(
             f"copy out buffer {number}", "copy", copied_s, RANKS, after=(end,), stream=BUFFER.name,
-            **marks,
+            role="copy_out", **marks,
         )  # fmt: skip
     reducing.reduced.append((end, tensors))
 
@@ -260,6 +260,8 @@ def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:
         after=dict.fromkeys((*issued, *reduced)), **marks,
     )  # fmt: skip
     if request.host_s > 0:
-        end = tasks.compute("end of the step", "copy", request.host_s, RANKS, after=(end,), **marks)
+        end = tasks.compute(
+            "end of the step", "copy", request.host_s, RANKS, after=(end,), role="step_end", **marks
+        )
     first = next(at for at, task in enumerate(tasks.tasks) if task.stream == COMPUTE.name)
     tasks.tasks[first] = replace(tasks.tasks[first], after_previous=(end,))

@@ -83,7 +83,7 @@ def _add_backward(step: Step) -> dict[int, tuple[int, float]]:
     if step.request.host_s > 0:
         step.tasks.compute(
             "end of the step", "copy", step.request.host_s, RANKS, after=(end,),
-            micro_batch=step.last_micro_batch,
+            micro_batch=step.last_micro_batch, role="step_end",
         )  # fmt: skip
     return ready
 

@@ -80,10 +80,10 @@ def _renamed(sample: PartPlan, part: ModelPart) -> StepPlan:
         return texts[text]
 
     def rename_task(task: Task) -> Task:
-        name, work = rename(task.name), task.work
+        name, issues, work = rename(task.name), rename(task.issues), task.work
         if isinstance(work, Collective) and rename(work.key) != work.key:
             return replace(task, name=name, work=replace(work, key=rename(work.key)))
-        return task if name == task.name else replace(task, name=name)
+        return task if name == task.name else replace(task, name=name, issues=issues)
 
     plan = sample.plan
     return replace(

@@ -82,9 +82,10 @@ def spread_replica(
     for device, part in enumerate(parts):
         _DeviceTasks(plan, on_device, device, part, tasks, transfer_bytes).write()
     communicators = [
-        Communicator(
-            f"{each.name} of part {device}",
-            tuple(tuple(device * ranks + rank for rank in group) for group in each.groups),
+        replace(
+            each,
+            name=f"{each.name} of part {device}",
+            groups=tuple(tuple(device * ranks + rank for rank in group) for group in each.groups),
         )
         for each in plan.communicators
         for device in range(devices)
@@ -92,7 +93,8 @@ def spread_replica(
     neighbours = [pair for a, b in pairwise(range(devices)) for pair in ((a, b), (b, a))]
     for source, target in neighbours:
         pairs = tuple((source * ranks + r, target * ranks + r) for r in range(ranks))
-        communicators.append(Communicator(_message(source, target, 0).communicator, pairs))
+        name = _message(source, target, 0).communicator
+        communicators.append(Communicator(name, pairs, "stages"))
     used = {task.work.communicator for task in tasks if isinstance(task.work, Collective)}
     streams = {task.stream for task in tasks}
     return replace(
@@ -131,12 +133,9 @@ class _Places:
             return self.layers[task.layers[0]]
         if task.bucket is not None:
             return self.buckets[task.bucket]
-        if isinstance(task.work, Collective) or (task.kind == "copy" and task.name != END):
+        if isinstance(task.work, Collective) or (task.kind == "copy" and task.role != "step_end"):
             return 0
         return None
-
-
-END = "end of the step"
 
 
 @dataclass(slots=True)

@@ -12,30 +12,32 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.training.parallel.rank_grid import Groups, RankGrid
-from perfmodel.training.plan.amax_reductions import AMAXES
-from perfmodel.training.plan.builder import EXPERT_COPIES
-from perfmodel.training.plan.step_plan import Collective, Communicator, RankClass, StepPlan, Task
-
-TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"
-EXPERT_RAIL, EXPERT_NODE = "expert_rail", "expert_node"
-"""Communicators of calls (`perfmodel.workload.shards.calls.CallGroup`)."""
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    CommunicatorRole,
+    RankClass,
+    StepPlan,
+    Task,
+)
 
 
 def expand_ranks(plan: StepPlan, grid: RankGrid) -> StepPlan:
     """Return the plan on all ranks of a grid.
 
-    `plan`: rank s R + r is replica r of R in stage s. Its communicators "tensor", "context" and
-    "expert" get their groups here. Ranks of a context group train the same samples.
+    `plan`: rank s R + r is replica r of R in stage s. Its communicators of layers' calls and of the
+    holders of the same experts get their groups here. Ranks of a context group train the same
+    samples.
     """
     if grid.ranks == grid.data and grid.expert == 1:
         return plan
-    called: Mapping[str, Groups] = {
-        TENSOR: grid.tensor_groups,
-        CONTEXT: grid.context_groups,
-        EXPERT: grid.expert_groups,
-        EXPERT_RAIL: grid.expert_groups,
-        EXPERT_NODE: grid.expert_groups,
-        EXPERT_COPIES: grid.expert_replica_groups,
+    called: Mapping[CommunicatorRole, Groups] = {
+        "tensor": grid.tensor_groups,
+        "context": grid.context_groups,
+        "expert": grid.expert_groups,
+        "expert_rail": grid.expert_groups,
+        "expert_node": grid.expert_groups,
+        "expert_copies": grid.expert_replica_groups,
     }
     classes = tuple(_grown(each, grid) for each in plan.classes)
     callers = _callers(plan, classes)
@@ -65,23 +67,23 @@ def _callers(plan: StepPlan, classes: tuple[RankClass, ...]) -> Mapping[str, set
 
 
 def _placed(
-    communicator: Communicator, grid: RankGrid, called: Mapping[str, Groups], callers: set[int]
-) -> Communicator:
+    communicator: Communicator, grid: RankGrid, called: Mapping[CommunicatorRole, Groups],
+    callers: set[int],
+) -> Communicator:  # fmt: skip
     """Groups of all ranks: those of the calls of layers, or copies of a plan's own.
 
-    A pipeline says of which part of the model a communicator is; that is the rest of its name.
     `callers`: ranks that call its collectives, in their layers.
     """
-    name = communicator.name.partition(" of part ")[0]
-    if name in called:
-        groups: Groups = tuple(group for group in called[name] if group[0] in callers)
-        if name in (EXPERT_RAIL, EXPERT_NODE):
-            groups = _within(groups, len(communicator.groups[0]), by_node=name == EXPERT_NODE)
-        if name == EXPERT_COPIES:
-            groups = _joined(groups, len(called[name]) // grid.stages)
+    role = communicator.role
+    if role in called:
+        groups: Groups = tuple(group for group in called[role] if group[0] in callers)
+        if role in ("expert_rail", "expert_node"):
+            groups = _within(groups, len(communicator.groups[0]), by_node=role == "expert_node")
+        if role == "expert_copies":
+            groups = _joined(groups, len(called[role]) // grid.stages)
     else:
         groups = _copies(communicator, grid)
-    if name == AMAXES:  # Transformer Engine's group has the ranks of tensor groups, too
+    if role == "amaxes":  # Transformer Engine's group has the ranks of tensor groups, too
         count = len(communicator.groups)
         groups = tuple(
             tuple(rank for place in range(grid.tensor) for rank in groups[at * grid.tensor + place])

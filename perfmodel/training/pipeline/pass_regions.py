@@ -11,7 +11,13 @@ from typing import Literal
 
 from perfmodel.errors import ScheduleError
 from perfmodel.training.plan.builder import COMPUTE, HOST
-from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    CommunicatorRole,
+    Compute,
+    StepPlan,
+    Task,
+)
 
 PASSES = ("forward", "backward")
 
@@ -37,12 +43,14 @@ class Regions:
     `begin`, `end`: before the first pass and after the last one.
     `passes`: by kind and micro-batch; in the last backward with what reduces its gradients.
     `waited_for`: tasks that another stream than the computing one waits for.
+    `expert_calls`: communicators of what experts exchange.
     """
 
     begin: list[Work] = field(default_factory=list)
     passes: dict[PassKey, list[Work]] = field(default_factory=dict)
     end: list[Work] = field(default_factory=list)
     waited_for: frozenset[int] = frozenset()
+    expert_calls: frozenset[str] = frozenset()
 
 
 def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
@@ -61,7 +69,11 @@ def plan_regions(plan: StepPlan, *, overlap_reduction: bool = True) -> Regions:
     if not places:
         raise ScheduleError(f"plan {plan.name!r} has neither forward nor backward")
     regions = Regions(
-        passes={key: [] for key in keys if key is not None}, waited_for=_waited_for(plan)
+        passes={key: [] for key in keys if key is not None},
+        waited_for=_waited_for(plan),
+        expert_calls=frozenset(
+            each.name for each in plan.communicators if each.role in EXPERT_CALLS
+        ),
     )
     last, newest, ended = places[-1], None, False
     owners: list[list[Work]] = []
@@ -177,23 +189,26 @@ def merge_pass(works: Sequence[Work], waited_for: frozenset[int]) -> list[Work]:
 
 
 EXPERT = "expert"
-"""Communicator, and stream, of what experts exchange (`perfmodel.workload.shards.calls`)."""
-EXPERT_CALLS = (EXPERT, "expert_rail", "expert_node")
-"""Communicators of these calls."""
+"""Stream of what experts exchange beside the kernels of another pass."""
+EXPERT_CALLS: tuple[CommunicatorRole, ...] = ("expert", "expert_rail", "expert_node")
+"""Roles of communicators of these calls (`perfmodel.workload.shards.calls`)."""
 
 
-def part_calls(works: Sequence[Work]) -> tuple[list[Work], list[Work]]:
+def part_calls(
+    works: Sequence[Work], expert_calls: frozenset[str]
+) -> tuple[list[Work], list[Work]]:
     """Take what experts exchange out of a pass, to run beside the kernels of another one.
 
     Calls and kernels of a pass are many in a row, of one block after the other, between which those
     of the other pass stand (DeepSeek-V3 report, arXiv:2412.19437, 3.2.1: all-to-alls of one are
     hidden by the other). Kernels then wait for no call as long as both passes last.
+
+    `expert_calls`: communicators of what experts exchange.
     """
     calls = [
         work for work in works
         if isinstance(work.task.work, Collective)
-        and work.task.work.communicator in EXPERT_CALLS
-        and work.task.stream in (COMPUTE.name, work.task.work.communicator)
+        and work.task.work.communicator in expert_calls
     ]  # fmt: skip
     moving = {member for work in calls for member in work.members}
     on_host = {m for work in works if work.task.stream == HOST.name for m in work.members}
@@ -269,7 +284,7 @@ def _rest(issued: Sequence[Work]) -> list[Work]:
         return []
     tasks = [work.task for work in issued[1:]]
     work = Compute(sum(_seconds(task) for task in tasks))
-    joined = replace(tasks[0], name=f"{tasks[0].name} ..", work=work, after=())
+    joined = replace(tasks[0], name=f"{tasks[0].name} ..", work=work, after=(), issues="")
     return [Work(joined, tuple(member for each in issued[1:] for member in each.members))]
 
 

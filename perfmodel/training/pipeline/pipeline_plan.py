@@ -142,18 +142,19 @@ def _communicators(
         stages = [schedule.place(number, direction)[0] for direction in directions]
         for each in part.plan.communicators:
             name, groups = f"{each.name} of part {number}", each.groups
-            if each.name not in CALL_GROUPS:  # which get their groups with all ranks
+            if each.role not in CALL_GROUPS:  # which get their groups with all ranks
                 groups = tuple(_placed(group, stages, ranks) for group in groups)
-            named[name] = Communicator(name, groups)
+            named[name] = replace(each, name=name, groups=groups)
     for source in range(schedule.stages):
         for target in range(schedule.stages):
             name = f"stage {source} to stage {target}"
             pairs = tuple((source * ranks + r, target * ranks + r) for r in range(ranks))
-            named[name] = Communicator(name, pairs)
+            named[name] = Communicator(name, pairs, "stages")
     first, last = schedule.place(0)[0], schedule.place(schedule.parts - 1)[0]
     ends = tuple((first * ranks + r, last * ranks + r) for r in range(ranks))
-    named[TIED] = Communicator(TIED, ends)
-    named[ALL_STAGES] = Communicator(ALL_STAGES, (range(schedule.stages * ranks),))
+    named[TIED] = Communicator(TIED, ends, "embedding_holders")
+    everyone = (range(schedule.stages * ranks),)
+    named[ALL_STAGES] = Communicator(ALL_STAGES, everyone, "all_stages")
     used = {getattr(task.work, "communicator", None) for task in tasks}
     return tuple(each for name, each in named.items() if name in used)
 

@@ -57,7 +57,7 @@ def split_backward(works: Sequence[Work], times: LayerTimes) -> tuple[list[Work]
             )
             after = tuple(source for source in task.after if source in issues)
             part = replace(
-                task, name=f"weights of {task.name}",
+                task, name=f"weights of {task.name}", role="weight_gradient",
                 work=Compute(weight_s), after=after, core_s=0.0,
             )  # fmt: skip
             weights.append(replace(work, task=part))
@@ -94,5 +94,5 @@ def _split_issue(work: Work, works: Sequence[Work], times: LayerTimes) -> tuple[
     weight_s = total_s * min(kernels, total) / total if total else 0.0
     first = replace(work, task=replace(work.task, work=Compute(total_s - weight_s)))
     name = f"{work.task.name}, weights"
-    second = replace(work.task, name=name, work=Compute(weight_s), after=())
+    second = replace(work.task, name=name, work=Compute(weight_s), after=(), issues="")
     return first, replace(work, task=second)

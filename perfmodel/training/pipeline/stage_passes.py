@@ -215,7 +215,7 @@ def _write_pass(
         passes.begun = True
     calls: list[Work] = []
     if paired:
-        calls, works = part_calls(works)
+        calls, works = part_calls(works, regions.expert_calls)
         own_gates = (*gates, *passes.ended)  # calls would overtake the kernels before the pair
         write_works(passes, action.chunk, calls, own_gates, action.micro_batch)
         passes.hidden += [passes.indices[part][m] for work in calls[-1:] for m in work.members]
@@ -286,11 +286,11 @@ def _renamed(work: Compute | Collective, part: int) -> Compute | Collective:
 
 
 def _unordered(passes: StagePasses, chunk: int) -> Fault:
-    kind = passes.parts[passes.part(chunk)].plan.name.split(",")[0]
+    name = passes.parts[passes.part(chunk)].plan.name
     allowed = (
         "a strategy whose micro-batches can run in another order: ddp, megatron, zero up to stage "
         "2, or fsdp that gathers and reduces once a step (reshard_after_forward, "
         "reshard_after_backward: false; sync: last), as PyTorch runs it in pipelines"
     )
-    text = f"{kind} of several micro-batches, each of which waits for the one before, in a pipeline"
+    text = f"several micro-batches of {name}, each of which waits for the one before, in a pipeline"
     return Fault("strategy.kind", text, allowed)

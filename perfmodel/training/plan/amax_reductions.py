@@ -64,7 +64,7 @@ def add_amax_reductions(plan: StepPlan, request: StepRequest, float8: Float8) ->
             tasks[at] = replace(task, after_previous=before)
     if not reduces:
         return replace(plan, tasks=tuple(tasks))
-    everyone = Communicator(AMAXES, (range(request.ranks),))
+    everyone = Communicator(AMAXES, (range(request.ranks),), "amaxes")
     return replace(
         plan, tasks=tuple(tasks), streams=(*plan.streams, Stream(AMAXES, "comm")),
         communicators=(*plan.communicators, everyone),
@@ -98,7 +98,8 @@ def _agreement(
 
     if launch_s > 0:
         issued = Compute(KERNELS * launch_s)
-        waits = (last, add(Task(f"issue {name}", "issue", end.rank_class, HOST.name, issued)))
+        issue = Task(f"issue {name}", "issue", end.rank_class, HOST.name, issued, issues=name)
+        waits = (last, add(issue))
     if reduces:
         work = Collective(
             "all_reduce", amaxes * AMAX_BYTES, AMAXES, f"{AMAXES} {number}", dtype="fp32"

@@ -40,7 +40,16 @@ class TaskList:
         if self.launch_s <= 0 or kernels <= 0:
             return tuple(after)
         work = Compute(kernels * self.launch_s)
-        task = Task(f"issue {name}", "issue", rank_class, HOST.name, work, tuple(after), **marks)
+        task = Task(
+            f"issue {name}",
+            "issue",
+            rank_class,
+            HOST.name,
+            work,
+            tuple(after),
+            issues=name,
+            **marks,
+        )
         return (self.add(task),)
 
     def compute(

@@ -121,7 +121,7 @@ def add_layer_calls(
         streams=(*plan.streams, *(Stream(name, "comm") for name in used)),
         communicators=(
             *plan.communicators,
-            *(Communicator(group, (range(size),)) for group, size in ranks.items()),
+            *(Communicator(group, (range(size),), group) for group, size in ranks.items()),
         ),
     )
 

@@ -1,5 +1,8 @@
 """StepPlan: one training step as tasks on streams, the only input of the engine.
 
+Names are for people, and tell classes, streams, communicators and keys apart. Whatever else depends
+on a task or a communicator stands in fields: nothing is read out of a name.
+
 A plan names *classes* of identical ranks, not ranks: data-parallel training of 100,000
 GPUs is one class, nn.DataParallel is two, a pipeline is one per stage. ``reports/decisions``
 has the check that FSDP, tensor, pipeline and asynchronous training fit.
@@ -14,6 +17,27 @@ Op = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all",
     "scatter", "gather", "send", "send_recv",
 ]  # fmt: skip
+
+CommunicatorRole = Literal[
+    "replicas", "tensor", "context", "expert", "expert_rail", "expert_node", "expert_copies",
+    "amaxes", "stages", "embedding_holders", "all_stages",
+]  # fmt: skip
+"""What ranks of a communicator share.
+
+"replicas": gradients or parameters, as data-parallel ranks do. "tensor" to "expert_node": layers
+(`perfmodel.workload.shards.calls.CallGroup`). "expert_copies": gradients of the same experts.
+"amaxes": greatest values of fp8 tensors. "stages": messages of two stages of a pipeline.
+"embedding_holders": the gradient of an embedding that the first and the last stage hold.
+"all_stages": numbers that all ranks of a pipeline agree on.
+"""
+
+TaskRole = Literal["compress", "copy_out", "weight_gradient", "step_end"]
+"""What a task does, where more depends on it than its kind says.
+
+"compress": makes a bucket smaller before it is sent. "copy_out": copies a reduced bucket into its
+gradients. "weight_gradient": the part of a backward that makes gradients of weights, where it is
+split. "step_end": what the host does once a step has ended.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +71,12 @@ class Communicator:
 
     `groups`: the groups that run each collective at the same time (one for data parallelism; one
         per node for tensor parallelism inside nodes). Ring order is rank order within a group.
+    `role`: what its ranks share.
     """
 
     name: str
     groups: tuple[range | tuple[int, ...], ...]
+    role: CommunicatorRole = "replicas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +127,8 @@ class Task:
         that core.
     `layers`: of the workload (indices) whose forward or backward it runs, in the order in which it
         does; collectives of these layers have them, too.
+    `role`: what it does, where its kind does not say it.
+    `issues`: of the host's work, the name of the task that it issues.
     """
 
     name: str
@@ -116,6 +144,8 @@ class Task:
     releases: str | None = None
     core_s: float = 0.0
     layers: tuple[int, ...] = ()
+    role: TaskRole | None = None
+    issues: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from perfmodel.workload.readers.estimated_work import ELEMENT_BYTES, Stated, com
 from perfmodel.workload.readers.fields import list_first
 from perfmodel.workload.readers.layer_shapes import make_layer
 from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
+from perfmodel.workload.sample import stated_sample
 
 YAML_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 FILE_SUFFIXES = YAML_SUFFIXES | {".csv", SUFFIX}
@@ -99,7 +100,7 @@ def make_workload(spec: ModelSpec, source: str, name: str) -> Workload:
         name=spec.name or name,
         tensors=tensors,
         layers=layers,
-        sample=spec.sample,
+        sample=stated_sample(spec.sample, spec.tokens_per_sample),
         buffers=_make_buffers(spec),
         input_elements=spec.inputs,
         output_elements=spec.outputs,

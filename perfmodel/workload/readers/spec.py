@@ -178,6 +178,8 @@ class ModelSpec(FileModel):
     bytes at 4 per element; without them they are estimated. ``activations`` of the model are
     measured, of a whole micro-batch. `buffer_groups` state buffers by data type.
     `inputs`, `outputs` and `stream` (what repeated blocks hand on) are elements of one sample.
+    `sample` is what one is ("sequence of 512 tokens"), counted by its first word ("sequences");
+    with `tokens_per_sample` plans can count in tokens.
     """
 
     perfmodel: Literal[1] = 1
@@ -185,6 +187,7 @@ class ModelSpec(FileModel):
     name: Name | None = None
     description: str = ""
     sample: Name = "sample"
+    tokens_per_sample: Size | None = None
     parameters: tuple[ParameterSpec, ...] = ()
     layers: tuple[LayerSpec, ...] = ()
     buffers: Annotated[Bytes, AfterValidator(_check_buffers)] | None = None

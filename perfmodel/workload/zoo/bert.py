@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from perfmodel.workload.model import Buffers, FusedKept, Workload
+from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.shards.map_calls import (
     column_calls,
@@ -184,7 +185,7 @@ def bert(
         name,
         parts,
         dtype=dtype,
-        sample=f"sequence of {s} tokens",
+        sample=sequence_of(s),
         source="Hugging Face BertModel; Devlin et al. 2018, arXiv 1810.04805",
         input_elements=s,
         output_elements=h if head == "pooler" else s * vocabulary,

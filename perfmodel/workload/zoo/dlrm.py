@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Layer, Workload
+from perfmodel.workload.sample import Sample
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ELEMENT_BYTES,
@@ -65,7 +66,7 @@ def dlrm(name: str, *, dtype: str) -> Workload:
     registered = [each for part in (*tables, *bottom, *top) for each in part.parameters]
     return assemble(
         name, [*bottom, *tables, _interaction(vectors, width, products), *top], dtype=dtype,
-        sample="row", source="facebookresearch/dlrm; Naumov et al. 2019, arXiv 1906.00091",
+        sample=Sample("row"), source="facebookresearch/dlrm; Naumov et al. 2019, arXiv 1906.00091",
         input_elements=float(shape.bottom[0] + len(shape.rows)), output_elements=1.0,
         registered=registered, notes=(NOTE,),
     )  # fmt: skip

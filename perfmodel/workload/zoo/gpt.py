@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perfmodel.workload.model import FusedKept, Workload
+from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_calls, table_calls
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.shards.sizes import SharedSizes, check_shard
@@ -145,7 +146,7 @@ def gpt(
         name,
         parts,
         dtype=dtype,
-        sample=f"sequence of {s} tokens",
+        sample=sequence_of(s),
         source=_source(name),
         input_elements=s,
         output_elements=s * shape.vocabulary,

@@ -17,6 +17,7 @@ from typing import Any
 
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import Buffers, FusedKept, Layer, ParameterTensor, Workload
+from perfmodel.workload.sample import Sample
 from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.shards.shard import WHOLE, Shard
 
@@ -177,7 +178,7 @@ def assemble(
     parts: Sequence[Module],
     *,
     dtype: str,
-    sample: str,
+    sample: Sample,
     source: str,
     input_elements: float,
     output_elements: float,

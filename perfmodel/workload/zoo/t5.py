@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from perfmodel.workload.model import FusedKept, Workload
+from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.shards.map_calls import (
     column_calls,
     loss_calls,
@@ -144,7 +145,7 @@ def t5(
         name,
         parts,
         dtype=dtype,
-        sample=f"sequence of {s} tokens",
+        sample=sequence_of(s),
         source=SOURCE,
         input_elements=s + targets,
         output_elements=targets * shape.vocabulary,

@@ -9,6 +9,7 @@ import pytest
 
 from perfmodel.report.common import quantities
 from perfmodel.studies.run.result.model import Result
+from perfmodel.workload.sample import sequence_of
 
 NO_INTERVAL = "no interval yet: the spread of collectives on this machine has not been measured"
 
@@ -80,7 +81,7 @@ def test_a_small_part_of_a_long_step_is_no_hidden_communication(
 
 
 def test_samples_of_many_words(result: Result) -> None:
-    tokens = replace(result, samples="sequence of 512 tokens")
+    tokens = replace(result, samples=sequence_of(512))
     assert quantities.samples(tokens) == "sequences of 512 tokens"
     assert quantities.samples_short(tokens) == "sequences"
 

@@ -23,6 +23,7 @@ from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.disturbances import DisturbanceCost
 from perfmodel.studies.run.result.model import BucketTime, LinkUse, Result
 from perfmodel.timeline import Timeline
+from perfmodel.workload.sample import Sample
 
 HOSTILE = '<script>alert("1")</script>'
 
@@ -77,7 +78,7 @@ def hostile(result: Result) -> Result:
         result,
         points=(*result.points[:-1], bad),
         scenario=HOSTILE, question=HOSTILE, workload=HOSTILE, strategy=HOSTILE, machine=HOSTILE,
-        samples=HOSTILE, assumptions=(HOSTILE, f"https://example.com/{HOSTILE}"),
+        samples=Sample(HOSTILE, HOSTILE), assumptions=(HOSTILE, f"https://example.com/{HOSTILE}"),
         sources={HOSTILE: HOSTILE}, provenance={HOSTILE: HOSTILE},
         topology=replace(result.topology, name=HOSTILE),
     )  # fmt: skip
@@ -224,5 +225,5 @@ def test_a_number_that_is_not_finite_stops_the_page(with_main: Callable[..., Res
 def test_who_is_meant_stands_beside_a_bottleneck_that_is_an_event(
     with_main: Callable[..., Result],
 ) -> None:
-    page = report_html(with_main(bottleneck="n5/gpu0 2 times slower", reliefs=()))
+    page = report_html(with_main(bottleneck="n5/gpu0 2 times slower", limit="event"))
     assert "n5 is host 5, gpu0 its GPU 0: all are counted from 0." in page

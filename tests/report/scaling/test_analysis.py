@@ -39,6 +39,7 @@ def curve(result: Result) -> Callable[..., Result]:
                     scaling_efficiency=speed / gpus / (each / first),
                     interval_s=(intervals or {}).get(gpus),
                     bottleneck=bottlenecks[at] if bottlenecks else "compute",
+                    limit="communication" if bottlenecks else "compute",
                 )
             )  # fmt: skip
         return replace(result, points=tuple(points), efficiency_base=first)

@@ -30,7 +30,7 @@ from perfmodel.report.topology.labels import (
     stack,
 )
 from perfmodel.report.topology.page import topology_html, write_topology
-from perfmodel.studies.run.result.link_use import LinkUse
+from perfmodel.studies.run.result.link_use import LinkEnds, LinkUse
 from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.topology.own_graph import topology_of
 from perfmodel.topology.templates.build import build_topology
@@ -83,8 +83,14 @@ def test_only_placed_devices_are_drawn(result: Result) -> None:
 
 
 def limited_by(result: Result, link: LinkUse) -> SizeResult:
-    path = f"{link.src} -> {link.dst} ({link.kind})"
-    return replace(result.main, bottleneck="host 0's NIC 1", bottleneck_path=path)
+    ends = link_of(link.src, link.dst, link.kind)
+    return replace(
+        result.main, bottleneck="host 0's NIC 1", bottleneck_path=str(ends), limiting_links=(ends,)
+    )
+
+
+def link_of(src: str, dst: str, kind: str) -> LinkEnds:
+    return LinkEnds(src, dst, kind, ("nic", "switch"))
 
 
 def test_the_bottleneck_is_thick_named_and_has_its_rate(result: Result) -> None:
@@ -105,19 +111,24 @@ def test_the_bottleneck_is_thick_named_and_has_its_rate(result: Result) -> None:
 
 
 def test_a_bottleneck_whose_traffic_is_not_listed_is_drawn_at_its_like(result: Result) -> None:
-    point = replace(result.main, bottleneck_path="n112/gpu3 -> n112/nvs (nvlink)")
+    elsewhere = link_of("n112/gpu3", "n112/nvs", "nvlink")
+    point = replace(result.main, limiting_links=(elsewhere,))
     (link,) = find_limiting(point)
     assert (link.src[:6], link.dst) == ("n0/gpu", "n0/nvs")
-    assert find_limiting(replace(point, bottleneck_path="compute")) == []
+    assert find_limiting(replace(point, limiting_links=())) == []
 
 
 def test_of_a_path_of_which_a_part_is_listed_the_rest_is_drawn_at_its_like(result: Result) -> None:
     listed = next(link for link in result.main.links if link.dst == "n0/nvs")
-    path = f"{listed.src} -> n0/nvs (nvlink) and n112/nic1 -> fabric/leaf9 (infiniband)"
-    limiting = find_limiting(replace(result.main, bottleneck_path=path))
+    links = (
+        link_of(listed.src, "n0/nvs", "nvlink"),
+        link_of("n112/nic1", "fabric/leaf9", "infiniband"),
+    )
+    limiting = find_limiting(replace(result.main, limiting_links=links))
     assert {link.kind for link in limiting} == {"nvlink", "infiniband"}
     assert {"n0/nvs", "fabric/leaf0"} <= {end for link in limiting for end in (link.src, link.dst)}
-    point = replace(result.main, bottleneck_path=path, bottleneck="the GPUs' NVLink, the NICs")
+    text = "the GPUs' NVLink, the NICs"
+    point = replace(result.main, limiting_links=links, bottleneck=text)
     words = limit_sentence(result.topology, point)
     assert "NVLink of " in words
     assert "InfiniBand of " in words
@@ -125,14 +136,11 @@ def test_of_a_path_of_which_a_part_is_listed_the_rest_is_drawn_at_its_like(resul
 
 
 def test_the_path_of_a_bottleneck_has_links_alone(result: Result) -> None:
-    link = "n0/nic1 -> fabric/leaf0 (infiniband)"
-    for limits in (
-        f"{link} and latency of the ring's steps",
-        f"latency of the ring's steps, over {link}",
-    ):
-        point = replace(result.main, bottleneck_path=limits)
-        assert link_path(point) == link
-        assert busiest_link(point).endswith(f"Path of the bottleneck: {link}.")
+    link = link_of("n0/nic1", "fabric/leaf0", "infiniband")
+    path = f"latency of the ring's steps, over {link}"
+    point = replace(result.main, bottleneck_path=path, limiting_links=(link,))
+    assert link_path(point) == "n0/nic1 -> fabric/leaf0 (infiniband)"
+    assert busiest_link(point).endswith(f"Path of the bottleneck: {link}.")
     assert not link_path(replace(result.main, bottleneck_path="latency of the ring's steps"))
 
 
@@ -146,7 +154,7 @@ def test_the_host_of_the_bottleneck_is_drawn(result: Result) -> None:
 
 
 def test_compute_is_shown_at_the_gpus(result: Result) -> None:
-    point = replace(result.main, bottleneck="compute", bottleneck_path="compute")
+    point = replace(result.main, bottleneck="compute", limit="compute")
     notes = [note.text for note in draw_topology(result.topology, point).layout.annotations]
     assert "<b>Bottleneck<br>GPU<br>compute</b>" in notes
 

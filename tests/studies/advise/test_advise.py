@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +33,7 @@ from perfmodel.scenario import (
     make_scenario,
 )
 from perfmodel.scenario.sections.studies.money import Money
+from perfmodel.studies.advise import run as run_of_advice
 from perfmodel.studies.advise.export import advice_rows, to_json
 from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial
 from perfmodel.studies.advise.quick_scan import _best
@@ -376,3 +379,63 @@ def test_adapters_are_offered_on_top_of_what_the_scenario_imagines() -> None:
             ]
         )
     assert factors == [[2.5, 5.0], [5.0, 10.0]]
+
+
+def test_no_number_of_advice_is_read_out_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every change gets another text, of words that once had a meaning."""
+    words = ("buckets", "CUDA graphs", "gradients", "hook", "boards limited to 7 W", "network")
+
+    def few(scenario: Scenario, *rest: Any) -> list[Proposed]:
+        kept = {"fp16 hook", "bf16 hook", "CUDA graphs"}
+        return [each for each in list_settings(scenario, *rest) if each.text in kept]
+
+    def numbers(advice: Advice) -> list[Any]:
+        first = advice.together[0].changes[0]
+        sides = (advice.trials, advice.together, advice.power, advice.thrifty)
+        return [
+            *([(t.ratio, t.gain, t.saves, t.sure) for t in trials] for trials in sides),
+            [advice.energy_ratio(trial) for trial in advice.power],
+            (first.is_plural, first.takes_article, len(power_limits(advice))),
+        ]
+
+    monkeypatch.setattr(run_of_advice, "scan_settings", lambda _: ())
+    monkeypatch.setattr(run_of_advice, "list_upgrades", lambda *_: ())
+    monkeypatch.setattr(run_of_advice, "list_settings", few)
+    expected = numbers(advise_scenario(make_scenario(SLOW_NETWORK), jobs=1))
+    texts: dict[str, str] = {}
+
+    def renamed(proposals: Iterable[Proposed]) -> list[Proposed]:
+        return [
+            replace(each, text=texts.setdefault(each.text, f"{choose.choice(words)} {len(texts)}"))
+            for each in proposals
+        ]
+
+    choose = random.Random(32)
+    monkeypatch.setattr(run_of_advice, "list_settings", lambda *given: renamed(few(*given)))
+    monkeypatch.setattr(
+        run_of_advice, "list_power_limits", lambda *given: renamed(list_power_limits(*given))
+    )
+    assert numbers(advise_scenario(make_scenario(SLOW_NETWORK), jobs=1)) == expected
+    assert len(texts) > 4
+
+
+@pytest.mark.parametrize(
+    ("text", "named_as", "verb"),
+    [
+        ("fp16 hook", "the fp16 hook", "saves"),
+        ("channels-last layout", "the channels-last layout", "saves"),
+        ("torch.compile", "torch.compile", "saves"),
+        ("CUDA graphs", "CUDA graphs", "save"),
+        ("at least 16 channels of NCCL", "at least 16 channels of NCCL", "save"),
+        ("2 micro-batches a step", "2 micro-batches a step", "save"),
+    ],
+)
+def test_changes_are_named_as_people_say_them(
+    scenario: Scenario, advice: Advice, text: str, named_as: str, verb: str
+) -> None:
+    _, workload, _ = resolve_names(scenario)
+    gpu = load_gpu("v100-sxm2-32gb")
+    change = next(p for p in list_settings(scenario, workload, gpu, 4) if p.text == text)
+    alone = replace(advice.trials[0], changes=(change,))
+    sentence = headline(replace(advice, trials=(alone,), together=(alone,)))
+    assert f"; {named_as} {verb} " in sentence

@@ -26,6 +26,7 @@ from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.simulate_step import simulate_steps
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.studies.sweep.variants import without_curve
+from perfmodel.workload.sample import Sample
 
 HOOK: Mapping[str, Any] = {"strategy.hook": "fp16"}
 KERNELS: Mapping[str, Any] = {"compute.channels_last": True, "compute.compiled": True}
@@ -128,7 +129,7 @@ def test_why_several_are_surer_is_said_with_steps_at_both_ends(
     joined = trial_of(base, together, "fp16 hook", "channels-last layout")
     advice = Advice(
         scenario=load_scenario("bucket-size-slow-ethernet"), workload="", machine="",
-        samples="images", base=base.point, adapter_Bps=None, adapters=0, trials=(alone,),
+        samples=Sample("image"), base=base.point, adapter_Bps=None, adapters=0, trials=(alone,),
         together=(joined,), power=(), full_power_W=None, too_big=(), refused=(), hourly=None,
         simulated=0, provenance={},
     )  # fmt: skip

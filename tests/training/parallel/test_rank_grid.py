@@ -112,7 +112,7 @@ def small_plan(replicas: int) -> StepPlan:
         tasks += [
             Task("forward", "forward", name, "compute", Compute(1e-3)),
             Task("call", "communication", name, "compute",
-                 Collective("all_reduce", 8, f"tensor of part {stage}", f"call {stage}"), (own,)),
+                 Collective("all_reduce", 8, f"calls {stage}", f"call {stage}"), (own,)),
             Task("reduce", "communication", name, "comm",
                  Collective("broadcast", 8, f"ranks of part {stage}", f"reduce {stage}",
                             root=stage * replicas), (own + 1,)),
@@ -122,7 +122,7 @@ def small_plan(replicas: int) -> StepPlan:
         "two stages",
         tuple(RankClass(f"stage {stage}", ranks) for stage, ranks in enumerate(ends)),
         (Stream("compute", "compute"), Stream("comm", "comm")),
-        tuple(Communicator(f"tensor of part {stage}", (range(2),)) for stage in range(2))
+        tuple(Communicator(f"calls {stage}", (range(2),), "tensor") for stage in range(2))
         + tuple(Communicator(f"ranks of part {s}", (ranks,)) for s, ranks in enumerate(ends)),
         tuple(tasks),
         samples=2 * replicas,
@@ -136,7 +136,7 @@ def test_a_plan_is_laid_on_all_ranks() -> None:
     ranks = [rank for each in plan.classes for rank in each.ranks]
     assert Counter(ranks) == Counter(range(24))
     groups = {each.name: each.groups for each in plan.communicators}
-    assert groups["tensor of part 0"] + groups["tensor of part 1"] == grid.tensor_groups
+    assert groups["calls 0"] + groups["calls 1"] == grid.tensor_groups
     assert len(groups["ranks of part 1"]) == 2
     assert groups["ranks of part 1"][1] == tuple(range(13, 24, 2))
     assert {task.work.root for task in plan.tasks if isinstance(task.work, Collective)} == {0, 12}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from perfmodel.workload.sample import Sample
 from perfmodel.workload.zoo.images.image_layers import Image, adaptive_pooling, convolution
 from perfmodel.workload.zoo.layers import assemble, linear, names, norm_parameters, weight_and_bias
 from perfmodel.workload.zoo.transformer import (
@@ -92,7 +93,7 @@ def tiny_gpt():
 
 
 def assembled(parts):
-    return assemble("tiny", parts, dtype="fp32", sample="sample", source="", input_elements=1,
+    return assemble("tiny", parts, dtype="fp32", sample=Sample(), source="", input_elements=1,
                     output_elements=1)  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from perfmodel.errors import InputError
 from perfmodel.workload import build_model, zoo_names
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.blocks import repeated_blocks
+from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.zoo.bert import bert
 from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.decoders.llama import llama
@@ -351,7 +352,7 @@ def test_every_sixth_layer_of_gemma_3_sees_all():
 def test_work_of_decoders_is_two_per_parameter_and_token_plus_attention(name):
     # Kaplan et al. 2020 (arXiv 2001.08361), section 2.1, with the scores of all token pairs
     workload = build_model(name)
-    tokens = int(workload.sample.split()[2])
+    tokens = workload.sample.tokens
     blocks = [layer for layer in workload.layers if layer.kind == "attention"]
     width = next(t.shape[-1] for t in workload.tensors)
     tables = [t for t in workload.tensors if t.name.endswith(("wpe.weight", "embed_tokens.weight"))]
@@ -398,7 +399,7 @@ def test_sizes_scale_the_work():
     short = build_model("bert-base", sequence_length=128)
     # Jiao et al. 2019 (TinyBERT, arXiv 1909.10351), table 1: 22.5 GFLOPs
     assert 2 * gmacs(short) == pytest.approx(22.5, rel=0.01)
-    assert short.sample == "sequence of 128 tokens"
+    assert short.sample == sequence_of(128)
 
 
 def test_dtype_of_the_parameters():

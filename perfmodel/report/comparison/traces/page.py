@@ -84,11 +84,17 @@ def trace_html(analysis: TraceAnalysis) -> str:
 # ---------------------------------------------------------------- timelines
 
 
+_ROWS = (
+    "recorded compute", "recorded communication", "simulated compute", "simulated communication",
+)  # fmt: skip
+"""In the order in which they are drawn."""
+
+
 def recorded_bars(analysis: TraceAnalysis) -> list[Bar]:
     """The step as recorded: layers one after the other, collectives where they were."""
     profile, first = analysis.profile, analysis.first
     bars, position = [], 0.0
-    compute, comm = "recorded compute", "recorded communication"
+    compute, comm = _ROWS[:2]
     starts = profile.step_s - profile.tail_s - profile.exposed_s - float(profile.backward_s.sum())
     position = max(0.0, starts - float(profile.forward_s.sum()))
     for kind, order, times in (
@@ -123,10 +129,10 @@ def simulated_bars(analysis: TraceAnalysis) -> list[Bar]:
     spans = analysis.comparison.point.timeline.spans
     begin = min((span.start_s for span in spans if span.kind == "forward"), default=0.0)
     begin = min([begin, *(span.start_s for span in spans if span.step == spans[0].step)])
-    first_class = spans[0].rank_class
+    first_class, (compute, comm) = spans[0].rank_class, _ROWS[2:]
     return [
         Bar(
-            "simulated communication" if span.kind == "communication" else "simulated compute",
+            comm if span.kind == "communication" else compute,
             work_of(span.kind), span.start_s - begin, span.end_s - begin, span.name,
         )
         for span in spans
@@ -137,8 +143,7 @@ def simulated_bars(analysis: TraceAnalysis) -> list[Bar]:
 def draw_steps(analysis: TraceAnalysis) -> go.Figure:
     """Draw both steps on one axis."""
     bars = [*recorded_bars(analysis), *simulated_bars(analysis)]
-    rows = list(dict.fromkeys(bar.row for bar in bars))
-    rows.sort(key=lambda row: (row.startswith("simulated"), "communication" in row))
+    rows = [row for row in _ROWS if any(bar.row == row for bar in bars)]
     longest = max(bar.end_s for bar in bars)
     unit, scale = time_unit(longest)
     figure = new_figure(110 + 76 * len(rows), barmode="overlay", bargap=0.3)

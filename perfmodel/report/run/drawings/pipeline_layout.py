@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 
 from perfmodel.studies.run.result.dimension_use import StageUse
 from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.timeline import Span
+from perfmodel.timeline import Span, Timeline
 
 MOST_STAGES = 16
 """Stages drawn at most: the first, the last and some between them."""
@@ -62,9 +62,11 @@ def pipeline_picture(point: SizeResult) -> PipelinePicture:
     origin = min(span.start_s for span in passes)
     end = max(span.end_s for span in point.timeline.spans if span.rank_class in rows) - origin
     blocks = [
-        _block(span, rows[span.rank_class], origin)
+        _block(span, rows[span.rank_class], kind, origin)
         for span in point.timeline.spans
-        if span.rank_class in rows and _is_drawn(span) and span.end_s > span.start_s
+        if (kind := _kind(span, point.timeline)) in KINDS
+        and span.rank_class in rows
+        and span.end_s > span.start_s
     ]
     windows = _windows(blocks, end)
     gap_s = _GAP * (windows[0][1] - windows[0][0])
@@ -83,20 +85,22 @@ def _chosen(stages: Sequence[StageUse]) -> list[StageUse]:
     return [stages[round(at * last / (MOST_STAGES - 1))] for at in range(MOST_STAGES)]
 
 
-def _is_drawn(span: Span) -> bool:
-    return _kind(span) in KINDS and not span.stream.startswith("to ")
-
-
-def _kind(span: Span) -> str:
+def _kind(span: Span, timeline: Timeline) -> str | None:
+    """Kind of block of a span; None of a message that a stage sends: its receiver has it."""
     if span.kind == "communication":
-        return COLLECTIVE if span.stream == "compute" else MESSAGE
-    if span.kind == _BACKWARD and span.name.startswith("weights of "):
-        return _WEIGHTS
-    return span.kind
+        if timeline.stream_kinds[span.stream] == "compute":
+            return COLLECTIVE
+        return None if _sends(span, timeline) else MESSAGE
+    return _WEIGHTS if span.role == "weight_gradient" else span.kind
 
 
-def _block(span: Span, row: int, origin: float) -> Block:
-    kind = _kind(span)
+def _sends(span: Span, timeline: Timeline) -> bool:
+    """Whether a span is the sender's end of a message, whose rank is the first of its group."""
+    first = timeline.groups[span.rank_class, span.communicator].first[0]
+    return span.op == "send" and first == timeline.first_rank[span.rank_class]
+
+
+def _block(span: Span, row: int, kind: str, origin: float) -> Block:
     number = span.micro_batch if kind in (_FORWARD, _BACKWARD, _WEIGHTS) else None
     return Block(row, kind, span.name, number, span.start_s - origin, span.end_s - origin)
 

@@ -79,6 +79,12 @@ def _write_rows(figure: go.Figure, picture: StepPicture, scale: float) -> None:
             )  # fmt: skip
 
 
+def has_bucket_numbers(point: SizeResult) -> bool:
+    """Whether the picture numbers the buckets of a row."""
+    picture = step_picture(point)
+    return any(_numbers(row, picture.length_s) for row in picture.rows)
+
+
 def _numbers(row: Row, length_s: float) -> list[tuple[float, int]]:
     """Middle and number of the buckets to number: every one, or every 2nd, 5th, 10th ..."""
     placed = sorted(

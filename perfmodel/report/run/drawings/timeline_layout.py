@@ -94,7 +94,8 @@ def step_picture(point: SizeResult) -> StepPicture:
     ]
     rows = _rows(drawn, origin, _GAP * length)
     if len(rows) > _MOST_ROWS:
-        rows = _joined_rows(drawn, origin, _GAP * length)
+        classes = [stages.get(name, name) for name in point.timeline.classes]
+        rows = _joined_rows(drawn, classes, origin, _GAP * length)
     return StepPicture(rows, _exposed(device, origin, _GAP * length), length)
 
 
@@ -162,14 +163,19 @@ def _rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]
     return tuple(row for _, _, row in rows)
 
 
-def _joined_rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Row, ...]:
-    """One row of communication for each class, and one of everything else, in order of names."""
+def _joined_rows(
+    spans: Sequence[Span], in_order: Sequence[str], origin: float, gap_s: float
+) -> tuple[Row, ...]:
+    """One row of communication for each class, and one of everything else.
+
+    `in_order`: classes; others follow in the order in which they begin.
+    """
     groups: dict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in spans:
         if span.kind not in _HOST_KINDS:
             role = "communication" if span.kind == "communication" else "compute"
             groups[span.rank_class, role].append(span)
-    classes = sorted({rank_class for rank_class, _ in groups}, key=_by_number)
+    classes = dict.fromkeys((*in_order, *(rank_class for rank_class, _ in groups)))
     return tuple(
         Row(
             f"{_spelled(rank_class)}: {role}",
@@ -180,11 +186,6 @@ def _joined_rows(spans: Sequence[Span], origin: float, gap_s: float) -> tuple[Ro
         for role in ("compute", "communication")
         if (rank_class, role) in groups
     )
-
-
-def _by_number(name: str) -> tuple[list[int], str]:
-    """Sort "stage 10" after "stage 9"."""
-    return [int(number) for number in re.findall(r"\d+", name)], name
 
 
 def _bars(

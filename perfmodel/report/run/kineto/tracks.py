@@ -19,9 +19,6 @@ LAUNCH_NS = 1000
 """Longest launch that is drawn at the end of the work that issues it. The host's time for an
 operation is that of this work, of which a launch is a part of a few us."""
 
-_ISSUE = "issue "
-"""How the host's work is called that issues a task: this, and the name of the task."""
-
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -125,7 +122,7 @@ def _by_issue(
     """Kernels by the host's work that launches them; -1: none does."""
     waiting: dict[tuple[int, str], deque[int]] = defaultdict(deque)
     for at, (issue, _) in enumerate(issues):
-        waiting[issue.span.step, issue.span.name.removeprefix(_ISSUE)].append(at)
+        waiting[issue.span.step, issue.span.issues].append(at)
     ends = [issue.end_ns for issue, _ in issues]
     issued: dict[int, list[Placed]] = defaultdict(list)
     for kernel in kernels:

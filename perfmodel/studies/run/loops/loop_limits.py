@@ -12,8 +12,8 @@ from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.what_if import apply_what_if
-from perfmodel.studies.run.result.model import Relief, SizeResult
-from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
+from perfmodel.studies.run.result.model import Bottleneck, Relief, SizeResult
+from perfmodel.studies.run.steps.bottlenecks.link_names import ends_of, name_link
 from perfmodel.studies.run.steps.bottlenecks.reliefs import (
     COMMUNICATION,
     HOST,
@@ -102,28 +102,27 @@ def _relief(
 
 def loop_bottleneck(
     metrics: LoopMetrics, point: SizeResult, reliefs: Sequence[Relief]
-) -> tuple[str, str]:
+) -> Bottleneck:
     """Name what limits: "compute", the host, the servers' updates, an event, latency or a link.
 
-    It is what saves most where it is no limit, if that is more than 1 % of the step. Returns a link
-    by the part that somebody buys, and by its ends.
+    It is what saves most where it is no limit, if that is more than 1 % of the step.
     """
     least_s = WORTH_NAMING * point.step_time_s
     best = reliefs[0] if reliefs else None
     events = () if point.disturbance is None else point.disturbance.events
     event = max(events, key=lambda event: event.costs_s, default=None)
     if event is not None and event.costs_s > max(least_s, 0.0 if best is None else best.saves_s):
-        return event.what, event.what
+        return Bottleneck("event", event.what, event.what)
     if best is None or best.saves_s <= least_s:
-        return "compute", "compute"
+        return Bottleneck("compute", "compute", "compute")
     name = best.parts[0]
     if name == HOST.name:
-        return f"host ({HOST.name})", f"host ({HOST.name})"
+        return Bottleneck("host", f"host ({HOST.name})", f"host ({HOST.name})")
     busy = metrics.server_busy
     if name == SERVERS:
         server = metrics.run.plan.servers[int(np.argmax(busy))]
         updates = f"updates at {server.name} ({server.device})"
-        return updates, updates
+        return Bottleneck("communication", updates, updates)
     topology = metrics.job.machine.topology
     arcs = topology.arcs
     kinds = next((part.kinds for part in LINKS if part.name == name), None)
@@ -131,8 +130,8 @@ def loop_bottleneck(
     if kinds is not None:
         shares = np.where(arcs.kinds.among(kinds), shares, -1.0)
     busiest = int(np.argmax(shares))
-    part, ends = name_link(topology, busiest), arcs.label(busiest)
-    if kinds is not None:
-        return part, ends
-    messages = "latency of messages" if name == LATENCY.name else "messages"
-    return f"{messages}, over {part}", f"{messages}, over {ends}"
+    part, ends = name_link(topology, busiest), ends_of(topology, busiest)
+    over = ""
+    if kinds is None:
+        over = ("latency of messages" if name == LATENCY.name else "messages") + ", over "
+    return Bottleneck("communication", f"{over}{part}", f"{over}{ends}", (ends,))

@@ -15,7 +15,7 @@ from perfmodel.studies.run.loops.loop_limits import loop_bottleneck, simulate_lo
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.result.disturbances import DisturbanceCost, EventCost
 from perfmodel.studies.run.result.link_use import LinkUse
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.model import SizeResult, with_bottleneck
 from perfmodel.studies.run.result.server_use import ServerUse
 from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
 from perfmodel.studies.run.steps.one_size import mfu_of, sum_link_uses
@@ -50,8 +50,8 @@ def simulate_loop_size(
         if not with_limits:
             return point
         reliefs = simulate_loop_reliefs(metrics)
-        part, path = loop_bottleneck(metrics, point, reliefs)
-        return replace(point, bottleneck=part, bottleneck_path=path, reliefs=reliefs)
+        bottleneck = loop_bottleneck(metrics, point, reliefs)
+        return replace(with_bottleneck(point, bottleneck), reliefs=reliefs)
 
 
 def _with_interval(point: SizeResult) -> ServerUse:
@@ -88,7 +88,7 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         interval_s=None,
         buckets=(),
         links=_link_uses(metrics, machine),
-        timeline=Timeline(metrics.spans()),
+        timeline=Timeline(metrics.spans(), classes=_names(plan)),
         mode=f"flow, {len(plan.workers)} workers and {len(plan.servers)} servers as processes, "
         f"mean of {rounds.counted} rounds after {rounds.warm_up}",
         communication=metrics.communication(exposed_s),
@@ -96,6 +96,11 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         notes=_notes(plan),
         server_use=use,
     )
+
+
+def _names(plan: LoopPlan) -> tuple[str, ...]:
+    """Workers, and servers."""
+    return (*(each.name for each in plan.workers), *(each.name for each in plan.servers))
 
 
 def _link_uses(metrics: LoopMetrics, machine: Machine) -> Sequence[LinkUse]:

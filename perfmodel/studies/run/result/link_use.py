@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+class LinkEnds(NamedTuple):
+    """A directed link by its ends; `devices`: what kinds of device they are."""
+
+    src: str
+    dst: str
+    kind: str
+    devices: tuple[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.src} -> {self.dst} ({self.kind})"
 
 
 @dataclass(frozen=True, slots=True)

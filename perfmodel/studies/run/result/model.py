@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from perfmodel.studies.run.result.dimension_use import CommunicationUse, MixtureUse
 from perfmodel.studies.run.result.disturbances import DisturbanceCost
-from perfmodel.studies.run.result.link_use import LinkUse
+from perfmodel.studies.run.result.link_use import LinkEnds, LinkUse
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.searched_mixtures import MixtureSearch
 from perfmodel.studies.run.result.server_use import HotSpot, ServerUse
 from perfmodel.timeline import Timeline
 from perfmodel.topology.model import Topology
+from perfmodel.workload.sample import Sample
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,6 +76,25 @@ class Relief:
     saves_s: float
 
 
+Limit = Literal["compute", "host", "event", "communication"]
+"""What limits a step: kernels; the host, which launches them; an event; or communication, by links,
+by latency, by the library or by servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """What limits a step.
+
+    `text`: links by the part that somebody buys; `path`: by their ends.
+    `links`: that both name, in their order.
+    """
+
+    limit: Limit
+    text: str
+    path: str
+    links: tuple[LinkEnds, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class SizeResult:
     """A training step at one cluster size. Times in seconds, of one step in steady state.
@@ -93,6 +113,8 @@ class SizeResult:
         buys ("host 0's NIC"), latency, the host or an event; "compute" where nothing but compute
         saves more than 1 %.
     `bottleneck_path`: the same with links by their ends ("n0/nic0 -> fabric/leaf0 (ethernet)").
+    `limit`: what kind of thing the bottleneck is.
+    `limiting_links`: the links that it names, in their order.
     `interval_s`: 80 % interval of `step_time_s`; None where none is known.
     `uncertainties`: what it is made of; None where it is.
     `scaling_efficiency_interval`: 80 %; errors that both sizes share cancel in it as far as they
@@ -141,6 +163,8 @@ class SizeResult:
     mfu: float | None = None
     mixture: MixtureUse | None = None
     bottleneck_path: str = ""
+    limit: Limit = "communication"
+    limiting_links: tuple[LinkEnds, ...] = ()
 
     @property
     def sent_bytes(self) -> float:
@@ -150,9 +174,18 @@ class SizeResult:
     @property
     def relief(self) -> Relief | None:
         """What the bottleneck costs; None where it is compute or an event."""
-        events = () if self.disturbance is None else self.disturbance.events
-        is_event = any(event.what == self.bottleneck for event in events)
-        return None if is_event or self.bottleneck == "compute" else next(iter(self.reliefs), None)
+        return None if self.limit in ("compute", "event") else next(iter(self.reliefs), None)
+
+
+def with_bottleneck(point: SizeResult, bottleneck: Bottleneck) -> SizeResult:
+    """Return the step with what limits it."""
+    return replace(
+        point,
+        bottleneck=bottleneck.text,
+        bottleneck_path=bottleneck.path,
+        limit=bottleneck.limit,
+        limiting_links=bottleneck.links,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +201,8 @@ class Result:
         By growing number of GPUs; the last one is the main size of the scenario.
     efficiency_base : int
         GPUs of the point that efficiency is relative to (1, or the smallest size).
-    samples : str
-        What one sample is ("image").
+    samples : Sample
+        What one sample is.
     topology : Topology
         Of the last point.
     assumptions : tuple of str
@@ -195,7 +228,7 @@ class Result:
     scaling: Scaling
     points: tuple[SizeResult, ...]
     efficiency_base: int
-    samples: str
+    samples: Sample
     topology: Topology
     assumptions: tuple[str, ...]
     sources: Mapping[str, str]

@@ -13,7 +13,7 @@ from perfmodel.studies.run.memory_advice import advise
 from perfmodel.studies.run.resolve.job.training_job import assign_buckets
 from perfmodel.studies.run.result.dimension_use import CommunicationUse
 from perfmodel.studies.run.result.link_use import LinkUses
-from perfmodel.studies.run.result.model import BucketTime, SizeResult
+from perfmodel.studies.run.result.model import BucketTime, SizeResult, with_bottleneck
 from perfmodel.studies.run.steps.bottlenecks.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.bottlenecks.hot_spot import find_hot_spot
 from perfmodel.studies.run.steps.bottlenecks.reliefs import simulate_reliefs
@@ -79,11 +79,11 @@ def simulate_size(
 def _add_limits(sized: SizedJob, reported: ReportedRun, point: SizeResult) -> SizeResult:
     """Add what limits the step, and what its time is sensitive to."""
     reliefs = simulate_reliefs(sized, reported, point)
-    part, path = name_bottleneck(sized, reported, point, reliefs)
+    bottleneck = name_bottleneck(sized, reported, point, reliefs)
     notes = (
         *point.notes, *_describe_profile(sized, reported), *describe_sensitivity(sized, reported)
     )  # fmt: skip
-    return replace(point, bottleneck=part, bottleneck_path=path, reliefs=reliefs, notes=notes)
+    return replace(with_bottleneck(point, bottleneck), reliefs=reliefs, notes=notes)
 
 
 def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> SizeResult:
@@ -174,7 +174,7 @@ def _longest_step(reported: ReportedRun) -> tuple[Span, ...]:
 def _timeline(plan: StepPlan, spans: tuple[Span, ...]) -> Timeline:
     """A timeline that says which ranks its classes and their groups are."""
     first_rank = {each.name: each.ranks[0] for each in plan.classes}
-    used = {(span.rank_class, span.communicator) for span in spans if span.communicator}
+    used = dict.fromkeys((s.rank_class, s.communicator) for s in spans if s.communicator)
     listed = {each.name: each.groups for each in plan.communicators}
     groups = {
         (name, communicator): GroupOfClass(len(group), tuple(group[:RANKS_LISTED]))
@@ -182,7 +182,8 @@ def _timeline(plan: StepPlan, spans: tuple[Span, ...]) -> Timeline:
         for group in listed[communicator]
         if first_rank[name] in group
     }
-    return Timeline(spans, first_rank, groups)
+    kinds = {stream.name: stream.kind for stream in plan.streams}
+    return Timeline(spans, first_rank, groups, kinds, tuple(first_rank))
 
 
 def _time_buckets(

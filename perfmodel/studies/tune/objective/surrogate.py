@@ -106,7 +106,8 @@ def build_surrogate(
         for index, task in enumerate(plan.tasks)
         if task.kind == "backward" and task.micro_batch == last
     )
-    parts = _Parts(len(gradients))
+    compute = frozenset(stream.name for stream in plan.streams if stream.kind == "compute")
+    parts = _Parts(len(gradients), compute)
     for task in plan.tasks[begin:]:
         parts.count(task)
     return StepSurrogate(
@@ -123,21 +124,22 @@ def build_surrogate(
 class _Parts:
     """Sums of the work of the last backward and of the tasks after it."""
 
-    def __init__(self, gradients: int) -> None:
+    def __init__(self, gradients: int, streams: frozenset[str]) -> None:
+        self.streams = streams
         self.ready, self.out = [0.0] * gradients, [0.0] * gradients
         self.work_s = self.optimizer_s = 0.0
         self.is_over = False
 
     def count(self, task: Task) -> None:
         """Add a task."""
-        if not isinstance(task.work, Compute) or task.stream != "compute":
+        if not isinstance(task.work, Compute) or task.stream not in self.streams:
             return
         if task.kind == "optimizer" or self.is_over:
             self.is_over = True
             self.optimizer_s += task.work.duration_s
-        elif task.name.startswith("copy out") and task.bucket is not None:
+        elif task.role == "copy_out" and task.bucket is not None:
             self.out[task.bucket] += task.work.duration_s
-        elif not task.name.startswith("compress"):  # a bucket's, not a gradient's
+        elif task.role != "compress":  # a bucket's, not a gradient's
             self.work_s += task.work.duration_s
             if task.kind == "copy" and task.bucket is not None:
                 self.ready[task.bucket] = self.work_s

@@ -83,7 +83,7 @@ class BucketReduction:
         return tasks.compute(
             name, "copy", self.work_s(moved_bytes, kernels) + more_s, rank_class,
             after=dict.fromkeys((*issued, *self.ready, *after)),
-            stream=CAST if on_host else COMPUTE.name, **self.marks,
+            stream=CAST if on_host else COMPUTE.name, role="compress", **self.marks,
         )  # fmt: skip
 
     def call_back(

@@ -31,9 +31,11 @@ def _convert(reduction: BucketReduction, nbytes: int) -> int:
         cast_s = reduction.bucket.nbytes / step.request.cast_Bps
         return step.tasks.compute(
             name, "copy", cast_s, step.rank_class, after=reduction.ready, stream=CAST,
-            **reduction.marks,
+            role="compress", **reduction.marks,
         )  # fmt: skip
     issued = step.tasks.issue(name, 2, step.rank_class, **reduction.marks)
     cast_bytes = (reduction.bucket.nbytes + nbytes) / 2 + nbytes
     after = (*issued, *reduction.ready)
-    return step.tasks.copy(name, cast_bytes, 2, step.rank_class, after=after, **reduction.marks)
+    return step.tasks.copy(
+        name, cast_bytes, 2, step.rank_class, after=after, role="compress", **reduction.marks
+    )

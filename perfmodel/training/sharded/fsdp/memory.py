@@ -77,7 +77,7 @@ def rank_shards(sizes: UnitSizes, units: Sequence[ShardUnit], optimizer: str) ->
     optimizer sees: a flat one for each unit of version 1, or those of which the rank has a part.
     """
     states = kernel_constants().optimizer(optimizer).state_tensors
-    counts_steps = optimizer.startswith("adam")
+    counts_steps = optimizer in ("adam", "adamw")
     parameters = gradients = state_bytes = 0
     for unit in units:
         item = ITEM_BYTES[sizes.own_dtype(unit)]

@@ -116,7 +116,9 @@ def _expert_faults(request: StepRequest, options: FsdpOptions) -> Iterator[Fault
 def _expert_copies(request: StepRequest) -> tuple[Communicator, ...]:
     """Ranks that share units of experts; placement puts their real groups in its place."""
     copies = request.expert_copies or 1
-    return (Communicator(EXPERT_COPIES, (range(copies),)),) if copies > 1 else ()
+    if copies < 2:
+        return ()
+    return (Communicator(EXPERT_COPIES, (range(copies),), "expert_copies"),)
 
 
 def _divisors(number: int) -> str:

@@ -123,7 +123,8 @@ def megatron_step(request: StepRequest, options: MegatronOptions) -> StepPlan:
     end = _add_optimizer(sharing)
     others = _instances(request.ranks, shard_ranks)
     if any(bucket.of_experts for bucket in buckets):
-        others += (Communicator(EXPERT_COPIES, (range(request.expert_copies or 1),)),)
+        copies = range(request.expert_copies or 1)
+        others += (Communicator(EXPERT_COPIES, (copies,), "expert_copies"),)
     return finish_plan(step, end, "Megatron", others)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 
 from perfmodel.workload.model import Workload
+from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.shards.sizes import SharedSizes, check_shard
 from perfmodel.workload.zoo.decoders.decoder_block import (
@@ -53,7 +54,7 @@ def llama(
         name,
         [first, *chain.from_iterable(blocks), last],
         dtype=dtype,
-        sample=f"sequence of {s} tokens",
+        sample=sequence_of(s),
         source=f"Hugging Face {family or _hugging_face_class(name)}",
         input_elements=s,
         output_elements=s * shape.vocabulary,

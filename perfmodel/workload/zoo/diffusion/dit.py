@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.workload.model import Workload
+from perfmodel.workload.sample import Sample
 from perfmodel.workload.zoo.diffusion.modulation import (
     GATE_PASSES,
     TIME_FEATURES,
@@ -57,7 +58,8 @@ def dit(*, dtype: str, image_size: int) -> Workload:
         ),
     ]  # fmt: skip
     return assemble(
-        DIT, parts, dtype=dtype, sample=f"image of {image_size} x {image_size}",
+        DIT, parts, dtype=dtype,
+        sample=Sample("image", f"of {image_size} x {image_size}", is_image=True),
         source="diffusers DiTTransformer2DModel; Peebles and Xie 2022, arXiv 2212.09748",
         input_elements=float(code.elements), output_elements=float(LEARNED * code.elements),
         stream_elements=float(elements),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from perfmodel.workload.model import Workload
+from perfmodel.workload.sample import Sample
 from perfmodel.workload.zoo.decoders.decoder_block import ROTARY_PASSES
 from perfmodel.workload.zoo.diffusion.modulation import (
     GATE_PASSES,
@@ -89,7 +90,8 @@ def flux(
         *_in_order(last, _LAST),
     ]  # fmt: skip
     return assemble(
-        name, parts, dtype=dtype, sample=f"image of {image_size} x {image_size} and its text",
+        name, parts, dtype=dtype,
+        sample=Sample("image", f"of {image_size} x {image_size} and its text", is_image=True),
         source="diffusers FluxTransformer2DModel; Black Forest Labs 2024",
         input_elements=float(image * shape.channels + text_tokens * shape.text_width
                              + shape.pooled_width),

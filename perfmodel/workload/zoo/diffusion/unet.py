@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.workload.model import Layer, Workload
+from perfmodel.workload.sample import Sample
 from perfmodel.workload.zoo.diffusion.unet_parts import (
     Condition,
     Parts,
@@ -54,7 +55,8 @@ def unet(*, dtype: str, image_size: int) -> Workload:
     builder.add(group_norm("conv_norm_out", image, activation=True), "end")
     builder.convolve("conv_out", image, LATENT_CHANNELS, stage="end")
     return assemble(
-        SDXL, builder.parts, dtype=dtype, sample=f"image of {image_size} x {image_size}",
+        SDXL, builder.parts, dtype=dtype,
+        sample=Sample("image", f"of {image_size} x {image_size}", is_image=True),
         source="diffusers UNet2DConditionModel; Podell et al. 2023, arXiv 2307.01952",
         input_elements=float(code.elements + TEXT_TOKENS * TEXT_WIDTH),
         output_elements=float(code.elements), registered=builder.registered(),

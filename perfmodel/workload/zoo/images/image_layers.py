@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.kernels.shapes import Convolution
 from perfmodel.workload.model import Buffers, Layer, Workload
+from perfmodel.workload.sample import Sample
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -175,7 +176,8 @@ def image_model(
     layer = parts[0].layer
     first = replace(layer, saved_elements=layer.saved_elements + 3.0 * image_size**2)
     return assemble(
-        name, [replace(parts[0], layer=first), *parts[1:]], dtype=dtype, sample="image",
+        name, [replace(parts[0], layer=first), *parts[1:]], dtype=dtype,
+        sample=Sample("image", is_image=True),
         source=source,
         input_elements=3.0 * image_size**2, output_elements=CLASSES, registered=registered,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.workload.model import Buffers, Layer, Workload
+from perfmodel.workload.sample import Sample
 from perfmodel.workload.zoo.layers import (
     ELEMENT_BYTES,
     INDEX_BYTES,
@@ -100,7 +101,7 @@ def clip(name: str, *, dtype: str, image_size: int, shape: ClipShape | None = No
         name,
         [*image_parts, *text_parts, Module(_comparison(shape), scale, names(scale))],
         dtype=dtype,
-        sample="image and its text",
+        sample=Sample("image", "and its text", is_image=True),
         source="Hugging Face CLIPModel; Radford et al. 2021, arXiv 2103.00020",
         input_elements=float(shape.image.channels * image_size**2 + shape.tokens),
         output_elements=2.0 * shape.projection,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.model import Workload
+from perfmodel.workload.sample import Sample
 from perfmodel.workload.zoo.images.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
@@ -97,7 +98,7 @@ def vit(name: str, *, dtype: str, image_size: int, shape: ImageShape | None = No
         name,
         [first, joined, *blocks, norm, head],
         dtype=dtype,
-        sample="image",
+        sample=Sample("image", is_image=True),
         source="Hugging Face ViTForImageClassification; Dosovitskiy et al. 2020, arXiv 2010.11929",
         input_elements=float(shape.channels * image_size**2),
         output_elements=shape.classes or h,

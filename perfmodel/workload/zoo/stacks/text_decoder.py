@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfmodel.workload.model import Buffers, Workload
+from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.shards.sizes import SharedSizes, check_shard
 from perfmodel.workload.zoo.layers import Parameter, assemble, norm_parameters
@@ -143,7 +144,7 @@ def text_decoder(
         name,
         [first, *blocks, last],
         dtype=dtype,
-        sample=f"sequence of {s} tokens",
+        sample=sequence_of(s),
         source=source,
         input_elements=s,
         output_elements=s * shape.vocabulary,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.errors import InputError
 from perfmodel.workload.model import Workload
+from perfmodel.workload.sample import Sample
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo.images.image_layers import Image, convolution
 from perfmodel.workload.zoo.layers import (
@@ -122,7 +123,7 @@ def whisper(
         name,
         [*encoder, *decoder],
         dtype=dtype,
-        sample=f"{_seconds(shape):g} s of sound and {s} tokens of text",
+        sample=Sample("recording", f"of {_seconds(shape):g} s and {s} tokens of text"),
         source="Hugging Face WhisperForConditionalGeneration; Radford et al. 2022, "
         "arXiv 2212.04356",
         input_elements=float(PER_TOKEN * shape.sounds * shape.mels + s),

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
-from perfmodel.studies.run.result.model import Relief, SizeResult
-from perfmodel.studies.run.steps.bottlenecks.link_names import name_busiest
+from perfmodel.studies.run.result.link_use import LinkEnds
+from perfmodel.studies.run.result.model import Bottleneck, Relief, SizeResult
+from perfmodel.studies.run.steps.bottlenecks.link_names import ends_of, name_busiest
 from perfmodel.studies.run.steps.bottlenecks.reliefs import (
     HOST,
     LATENCY,
@@ -31,34 +32,36 @@ _LIBRARIES = {"nccl": "NCCL", "gloo": "Gloo", "mpi": "MPI"}
 
 def name_bottleneck(
     sized: SizedJob, reported: ReportedRun, point: SizeResult, reliefs: Sequence[Relief]
-) -> tuple[str, str]:
+) -> Bottleneck:
     """Name what limits a step: "compute", the host, an event, latency, or links.
 
     It is what saves most where it is no limit (`reliefs`, the largest first), or an event that
     costs more than any single limit; compute where that is no more than 1 % of the step. Of the
     links of a kind, it is the one that its bytes keep busy for longest, or all in hosts alike.
-
-    Returns links by the parts that somebody buys, and by their ends.
     """
     least_s = WORTH_NAMING * point.step_time_s
     best = reliefs[0] if reliefs else None
     events = () if point.disturbance is None else point.disturbance.events
     event = max(events, key=lambda event: event.costs_s, default=None)
     if event is not None and event.costs_s > max(least_s, _rival_s(reliefs)):
-        return event.what, event.what
+        return Bottleneck("event", event.what, event.what)
     if best is None or best.saves_s <= least_s:
-        return "compute", "compute"
+        return Bottleneck("compute", "compute", "compute")
     if best.parts == (HOST.name,):
-        return f"host ({HOST.name})", f"host ({HOST.name})"
+        return Bottleneck("host", f"host ({HOST.name})", f"host ({HOST.name})")
     topology = timer_of(reported.setup, sized.disturbances).machine.topology
 
+    links: list[LinkEnds] = []
+
     def by_ends(busy_s: FloatArray) -> str:
-        return topology.arcs.label(int(np.argmax(busy_s)))
+        links.append(ends_of(topology, int(np.argmax(busy_s))))
+        return str(links[-1])
 
     bought = partial(name_busiest, topology)
     parts, ends = (list(_name_parts(sized, reported, best, name)) for name in (bought, by_ends))
     listed = ", ".join(parts[:-1])
-    return " and ".join(filter(None, [listed, parts[-1]])), " and ".join(ends)
+    text = " and ".join(filter(None, [listed, parts[-1]]))
+    return Bottleneck("communication", text, " and ".join(ends), tuple(links))
 
 
 def _rival_s(reliefs: Sequence[Relief]) -> float:
@@ -78,16 +81,19 @@ def _name_parts(
     arcs = timer.machine.topology.arcs
     busy_s, own = _busy_s(sized, reported, timer), timer.machine.library.name
     algorithm, staged = _largest_collective(reported.plan, timer)
-    over = "" if len(relief.parts) > 1 else f", over {name(busy_s)}"
+
+    def over() -> str:
+        return "" if len(relief.parts) > 1 else f", over {name(busy_s)}"
+
     for part in (PARTS[each] for each in relief.parts):
         if part in LINKS:
             label = name(np.where(arcs.kinds.among(part.kinds), busy_s, -1.0))
             copies = part is MEMORY and staged
             yield f"staging in host memory, over {label}" if copies else label
         elif part is LATENCY:
-            yield f"latency of the {algorithm}'s steps{over}"
+            yield f"latency of the {algorithm}'s steps{over()}"
         else:
-            yield f"{_LIBRARIES.get(own, own)} itself{over}"
+            yield f"{_LIBRARIES.get(own, own)} itself{over()}"
 
 
 def _busy_s(sized: SizedJob, reported: ReportedRun, timer: UncontendedTimer) -> FloatArray:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from perfmodel.arrays import FloatArray
+from perfmodel.studies.run.result.link_use import LinkEnds
 from perfmodel.topology.arcs import Device
 from perfmodel.topology.model import Topology
 
@@ -28,6 +29,13 @@ Ends = tuple[tuple[str, Device], tuple[str, Device]]
 """Both devices of a link, each with its name."""
 ByKind = Mapping[str, tuple[str, Device]]
 """The same by the kind of device; of two same_kind, the second."""
+
+
+def ends_of(topology: Topology, arc: int) -> LinkEnds:
+    """Return a link by its ends."""
+    src, dst = topology.arcs.names[arc]
+    kinds = topology.devices[src].kind, topology.devices[dst].kind
+    return LinkEnds(src, dst, topology.arcs.kinds[arc], kinds)
 
 
 def name_busiest(topology: Topology, busy_s: FloatArray) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -22,8 +22,7 @@ from perfmodel.studies.run.steps.metrics.step_parts import computes
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.testing.pipeline_times import PassTimes, pass_spans
 from perfmodel.timeline import Span, covered_s, exposed_s
-from perfmodel.training.parallel.dimensions import DIMENSIONS, dimension_of
-from perfmodel.training.parallel.expand_ranks import EXPERT_NODE, EXPERT_RAIL
+from perfmodel.training.parallel.dimensions import DIMENSIONS, Dimension, dimension_of
 from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
 from perfmodel.training.plan.step_plan import Collective, Communicator, Compute, StepPlan, Task
 
@@ -86,7 +85,7 @@ def bubble_in_theory(plan: StepPlan, schedule: PipelineSchedule) -> float:
 
 
 def _part_of_pass(task: Task) -> str:
-    return "weights" if task.name.startswith("weights of ") else task.kind
+    return "weights" if task.role == "weight_gradient" else task.kind
 
 
 def _simulated_bubble(plan: StepPlan, spans: Sequence[Span]) -> float:
@@ -140,12 +139,13 @@ def stage_of_classes(sized: SizedJob, plan: StepPlan) -> dict[str, int]:
 def _dimension_uses(sized: SizedJob, reported: ReportedRun) -> tuple[DimensionUse, ...]:
     plan, steps = reported.plan, reported.counted_steps
     by_step = executions_by_step(reported.run, steps)
-    exposed = _exposed_s(plan, by_step)
+    dimension_of_task = _dimensions(plan)
+    exposed = _exposed_s(plan, by_step, dimension_of_task)
     by_class: dict[tuple[str, str], list[Task]] = defaultdict(list)
     for execution in by_step[steps[-1]]:
         task = execution[0]
         if isinstance(task.work, Collective):
-            by_class[_dimension(task), task.rank_class].append(task)
+            by_class[dimension_of_task(task), task.rank_class].append(task)
     used = {dimension for dimension, _ in by_class}
     return tuple(
         _dimension_use(
@@ -161,7 +161,9 @@ def _dimension_uses(sized: SizedJob, reported: ReportedRun) -> tuple[DimensionUs
 
 
 def _exposed_s(
-    plan: StepPlan, by_step: Mapping[int, Sequence[TaskExecution]]
+    plan: StepPlan,
+    by_step: Mapping[int, Sequence[TaskExecution]],
+    dimension_of_task: Callable[[Task], Dimension],
 ) -> Mapping[str, float]:
     """Exposed time by dimension, of all steps, mean over ranks."""
     kinds = {stream.name: stream.kind for stream in plan.streams}
@@ -174,15 +176,21 @@ def _exposed_s(
         for rank_class in plan.classes:
             busy_s, exposed_s = defaultdict[str, float](float), defaultdict[str, float](float)
             name = rank_class.name
-            add_times(own[name], kinds, name, _dimension, busy_s, exposed_s)
+            add_times(own[name], kinds, name, dimension_of_task, busy_s, exposed_s)
             for dimension, time_s in exposed_s.items():
                 total[dimension] += time_s * len(rank_class.ranks) / ranks
     return total
 
 
-def _dimension(task: Task) -> str:
-    assert isinstance(task.work, Collective)
-    return dimension_of(task.work.communicator)
+def _dimensions(plan: StepPlan) -> Callable[[Task], Dimension]:
+    """Dimension that a communication of a plan serves."""
+    dimensions = {each.name: dimension_of(each) for each in plan.communicators}
+
+    def dimension(task: Task) -> Dimension:
+        assert isinstance(task.work, Collective)
+        return dimensions[task.work.communicator]
+
+    return dimension
 
 
 def _dimension_use(
@@ -219,9 +227,8 @@ def _group_ranks(communicators: Iterable[Communicator]) -> int:
     """Ranks of a dimension's groups; those of experts have so many rails of so many nodes."""
     sizes: dict[str, int] = {}
     for each in communicators:
-        name = each.name.partition(" of part ")[0]
-        sizes[name] = max(sizes.get(name, 1), len(each.groups[0]))
-    legs = sizes.pop(EXPERT_RAIL, 1) * sizes.pop(EXPERT_NODE, 1)
+        sizes[each.role] = max(sizes.get(each.role, 1), len(each.groups[0]))
+    legs = sizes.pop("expert_rail", 1) * sizes.pop("expert_node", 1)
     return max(legs, *sizes.values(), 1)
 
 

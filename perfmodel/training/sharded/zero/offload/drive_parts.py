@@ -74,7 +74,7 @@ def _machine_faults(request: StepRequest, options: ZeroOptions) -> Iterator[Faul
                 "of all drives of a host together"
             )
             yield Fault(name, "device: nvme", allowed)
-    if options.offload_optimizer and not request.optimizer.startswith("adam"):
+    if options.offload_optimizer and request.optimizer not in ("adam", "adamw"):
         allowed = "'adam' or 'adamw' with strategy.offload_optimizer, as DeepSpeedCPUAdam is"
         yield Fault("compute.optimizer", repr(request.optimizer), allowed)
 

@@ -7,6 +7,7 @@ from itertools import chain
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.workload.model import Buffers, Workload
+from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.shards.sizes import SharedSizes, check_shard
 from perfmodel.workload.zoo.decoders.decoder_block import (
@@ -104,7 +105,7 @@ def expert_decoder(
         name,
         [first, *chain.from_iterable(blocks), last, *second],
         dtype=dtype,
-        sample=f"sequence of {s} tokens",
+        sample=sequence_of(s),
         source=f"Hugging Face {family}, experts as grouped products",
         input_elements=s,
         output_elements=s * decoder.vocabulary,
