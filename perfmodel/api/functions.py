@@ -18,10 +18,9 @@ from perfmodel.api.questions import (
     as_scenario,
     as_sizes,
     as_topology,
-    describe_type,
     python_names,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, describe_type
 from perfmodel.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -467,9 +466,9 @@ def collective(
             settings=settings, profile=measured, profile_rows=profile_rows, fidelity=fidelity,
             progress=progress, nominal=nominal,
         )  # fmt: skip
-        largest = {"op": name, "nbytes": max(listed), "algorithm": algorithm}
-        notes = check_own(machine, library=library, **largest)
-        notes += routing_notes(nominal, **largest)
+        largest = max(listed)
+        notes = check_own(machine, op=name, nbytes=largest, algorithm=algorithm, library=library)
+        notes += routing_notes(nominal, op=name, nbytes=largest, algorithm=algorithm)
         if measured is not None:
             notes += profile_notes(
                 machine, op=name, sizes=listed, profile=measured, rows=profile_rows

@@ -337,7 +337,7 @@ def _messages_of(part: Round) -> _Messages:
     count = ends.shape[1]
     of = of.ravel()
     adds = np.bincount(of, weights=part.reduce, minlength=count) > 0
-    nbytes = np.bincount(of, weights=part.nbytes, minlength=count)
+    nbytes = np.bincount(of, weights=part.nbytes, minlength=count).astype(float)
     return _Messages(ends, nbytes, np.bincount(of, minlength=count), adds)
 
 

@@ -72,7 +72,7 @@ class ProcessEnvironment(simpy.Environment):
         """How far the job is: a number that grows."""
         self._idle_events, self._progress = 0, 0
 
-    def process(self, generator: Events) -> simpy.Process:  # type: ignore[override]
+    def process(self, generator: Events) -> simpy.Process:
         """Start a process."""
         return self.start(getattr(generator, "__name__", "process"), generator)
 
@@ -121,7 +121,7 @@ def _guarded(env: simpy.Environment, name: str, generator: Events, *, strict: bo
         try:
             value, resume = (yield event), generator.send
         except BaseException as error:  # noqa: BLE001  (the generator's own to deal with)
-            value, resume = error, generator.throw  # type: ignore[assignment]
+            value, resume = error, generator.throw
 
 
 def start_process(env: ProcessEnvironment, network: NetworkView, own: OwnProcess) -> None:
@@ -212,7 +212,7 @@ class NetworkView:
         return self._network.machine.topology
 
     @property
-    def graph(self) -> nx.MultiDiGraph:
+    def graph(self) -> nx.MultiDiGraph[str]:
         """The machine as a NetworkX graph."""
         return self.machine.graph
 

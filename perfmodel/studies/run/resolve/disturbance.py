@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any
 
 from perfmodel.errors import Fault, InputError, describe_type
 from perfmodel.files import collect_faults
@@ -103,15 +103,14 @@ COUNTED_STEPS = 20
 """Steps that are counted beside a process of the user's, whose end nobody knows."""
 
 
-def as_disturbances(processes: object, steps: object = None) -> tuple[Disturbance, ...]:
+def as_disturbances(processes: Any, steps: Any = None) -> tuple[Disturbance, ...]:
     """Check processes of the user's; one need not stand in a list.
 
     `steps`: that are counted beside them; None: `COUNTED_STEPS`.
     Raises `InputError`: what is no function of (env, network), or no number of steps; all faults.
     """
-    listed = (
-        [processes] if callable(processes) or not isinstance(processes, Iterable) else [*processes]
-    )
+    single = callable(processes) or not isinstance(processes, Iterable)
+    listed = [processes] if single else list(processes)
     faults: list[Fault] = []
     for number, function in enumerate(listed):
         with collect_faults(faults):
@@ -122,7 +121,7 @@ def as_disturbances(processes: object, steps: object = None) -> tuple[Disturbanc
     if faults:
         raise InputError(faults)
     return tuple(
-        Disturbance(f"process {own.name}", own.field, process=own, counted=cast("int", counted))
+        Disturbance(f"process {own.name}", own.field, process=own, counted=counted)
         for own in (
             OwnProcess(function, f"processes.{number}") for number, function in enumerate(listed)
         )

@@ -93,3 +93,17 @@ class Memory:
     @property
     def _most_bytes(self) -> float:
         return self.total_bytes if self.high_bytes is None else self.high_bytes
+
+
+def unstated_memory(capacity_bytes: float) -> Memory:
+    """Memory of a strategy that does not say what it keeps, on GPUs of so many bytes."""
+    return Memory(
+        parameters_bytes=0.0,
+        gradients_bytes=0.0,
+        optimizer_bytes=0.0,
+        buckets_bytes=0.0,
+        activations_bytes=0.0,
+        gathered_bytes=0.0,
+        capacity_bytes=capacity_bytes,
+        is_stated=False,
+    )

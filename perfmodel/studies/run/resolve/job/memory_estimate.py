@@ -9,7 +9,7 @@ from perfmodel.studies.run.resolve.host_overhead import NO_HOST_MEMORY, HostMemo
 from perfmodel.studies.run.resolve.job.layer_prices import price_layers
 from perfmodel.studies.run.resolve.job.training_job import TrainingJob
 from perfmodel.studies.run.resolve.machine import relocated_errors
-from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.memory import Memory, unstated_memory
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.reserve import reserve_bytes
@@ -40,7 +40,7 @@ def estimate_memory(
     memory_of = job.strategy.memory
     capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
     if memory_of is None:
-        return Memory(*[0.0] * 6, capacity_bytes=capacity_bytes, is_stated=False)
+        return unstated_memory(capacity_bytes)
     setup = Setup(
         workload=job.workload,
         precision=job.wide_precision,
