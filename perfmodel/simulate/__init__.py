@@ -1,4 +1,6 @@
-"""A training step in simulated time; the public function is `engine.engine.simulate`.
+"""A training step in simulated time: `engine.engine.simulate`.
+
+The package can be called, as ``perfmodel.simulate(plan, machine)`` (`simulate_plan`).
 
 Six models time the same schedules. Each is exact where it says so; tests tie them to each other.
 
@@ -26,8 +28,9 @@ surrogate    search for buckets in `perfmodel  one all-reduce at a time, alike  
              tune`; the simulation checks it   ranks, host ahead of the device  set of buckets
 ===========  ================================  ===============================  ==================
 
-Messages of workers to servers (`engine/loop_run.py`) are streams, which share links max-min fairly:
-`flow/stream_network.py`, exact, thousands at once; = flow: tests/simulate/flow/test_stream_network.
+Messages of workers to servers (`engine/loop_run.py`) are streams, which share links max-min
+fairly: `flow/stream_network.py`, exact, thousands at once; = flow:
+tests/simulate/flow/test_stream_network.
 
 ===========  =====================================  ==============================================
 model        module                                 held by
@@ -54,3 +57,109 @@ Costs are from ``reports/benchmarks``. Max-min filling is written twice, each fo
 (`sharing/max_min.py`), and the linked lists of the message kernel
 (`message/kernel/link_sharing.py`).
 """
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfmodel.library.machine import Machine
+    from perfmodel.simulate.engine.engine import Fidelity
+    from perfmodel.simulate.engine.outcome import Run
+    from perfmodel.topology.model import Topology
+    from perfmodel.training.plan.step_plan import StepPlan
+
+
+def simulate_plan(
+    plan: StepPlan,
+    machine: Topology | Machine,
+    *,
+    library: str = "nccl",
+    steps: int = 1,
+    fidelity: Fidelity = "flow",
+    processes: Sequence[Callable[..., Any]] = (),
+) -> Run:
+    """Run a step plan on a machine, as ``perfmodel.simulate(plan, machine)``.
+
+    Parameters
+    ----------
+    plan : StepPlan
+        Ranks are the GPUs of the machine, in order.
+    machine : Topology or Machine
+        As `perfmodel.topology` builds it, or with a library of your own.
+    library : str
+        "nccl", "gloo", "mpi" or "plain"; nothing beside a `Machine`, which has its own.
+    steps : int
+        One after the other; the first ones may be shorter or longer than those that follow.
+    fidelity : {"flow", "message"}
+    processes : sequence of callable
+        SimPy processes beside it, from the start on: generator functions of (env, network).
+
+    Returns
+    -------
+    Run
+        With `step_times_s` and `timeline`.
+
+    Raises
+    ------
+    InputError
+        What is no plan, no machine or no process.
+    ScheduleError
+        A plan that is not well formed; every fault.
+    SimulationError
+        A plan that cannot finish, or a process that fails.
+
+    Examples
+    --------
+    >>> import perfmodel as pm
+    >>> work = pm.Task("work", "forward", "all", "compute", pm.Compute(1e-3))
+    >>> all_ranks, compute = pm.RankClass("all", range(8)), pm.Stream("compute", "compute")
+    >>> plan = pm.StepPlan("one kernel", (all_ranks,), (compute,), (), (work,), samples=8)
+    >>> pm.simulate(plan, pm.topology("dgx-a100")).step_times_s
+    (0.001,)
+    """
+    from perfmodel.errors import Fault, InputError, describe_type
+    from perfmodel.library.machine import Machine, make_machine
+    from perfmodel.library.model import load_library
+    from perfmodel.simulate.engine.engine import simulate
+    from perfmodel.simulate.engine.own_processes import OwnProcess
+    from perfmodel.testing.check_plan import check_plan
+    from perfmodel.topology.model import Topology
+    from perfmodel.training.plan.step_plan import StepPlan
+
+    faults = [
+        Fault(name, describe_type(value), allowed)
+        for name, value, kinds, allowed in (
+            ("plan", plan, StepPlan, "a perfmodel.StepPlan"),
+            (
+                "machine",
+                machine,
+                (Topology, Machine),
+                "what perfmodel.topology builds, or a Machine",
+            ),
+        )
+        if not isinstance(value, kinds)
+    ]
+    if faults:
+        raise InputError(faults)
+    check_plan(plan)
+    if not isinstance(machine, Machine):
+        machine = make_machine(machine, load_library(library))
+    last = max(rank for each in plan.classes for rank in each.ranks)
+    if last >= (gpus := len(machine.topology.ranks)):
+        raise InputError(Fault("plan.classes", f"rank {last}", f"0 to {gpus - 1}, the GPUs"))
+    own = [OwnProcess(each, f"processes.{number}") for number, each in enumerate(processes)]
+    return simulate(plan, machine, steps=steps, fidelity=fidelity, processes=own)
+
+
+class _CallablePackage(ModuleType):
+    """A package that is called like `simulate_plan`."""
+
+    __call__ = staticmethod(simulate_plan)
+
+
+_package: Any = sys.modules[__name__]
+_package.__class__ = _CallablePackage

@@ -23,6 +23,14 @@ from perfmodel.simulate.engine.background import (
     start_traffic,
 )
 from perfmodel.simulate.engine.outcome import Run
+from perfmodel.simulate.engine.own_processes import (
+    CollectiveStarts,
+    LinkState,
+    NetworkView,
+    OwnProcess,
+    ProcessEnvironment,
+    start_process,
+)
 from perfmodel.simulate.engine.plan_run import PlanRun, Stretch
 from perfmodel.simulate.network import (
     FreeNetwork,
@@ -108,44 +116,76 @@ def on_network(
     run: Callable[[Network], T],
     *,
     changes: bool = False,
+    environment: Callable[[], simpy.Environment] = simpy.Environment,
 ) -> T:
     """Run something on the first network that can simulate it, from the start.
 
     `changes`: whether the machine changes or there is background traffic, which sockets do not
     have.
+    `environment`: makes its clock.
     """
     other = network_class(fidelity)
     if uses_sockets(timer.machine, fidelity):
         for make in () if changes else _socket_networks(timer.machine, fidelity):
             with suppress(UnsuitedNetworkError):
-                return run(make(simpy.Environment(), timer))
+                return run(make(environment(), timer))
         other = partial(other, instead_of_sockets=True) if fidelity == "flow" else other
-    return run(other(simpy.Environment(), timer))
+    return run(other(environment(), timer))
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What happens beside a plan: changes of the machine, background traffic, other jobs."""
+    """What happens beside a plan: changes of the machine, traffic, other jobs, own processes."""
 
     changes: Sequence[Change] = ()
     traffic: Sequence[Traffic] = ()
     background_jobs: Sequence[BackgroundJob | StepPlan] = ()
+    processes: Sequence[OwnProcess] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.changes or self.traffic or self.background_jobs)
+        return bool(self.changes or self.traffic or self.background_jobs or self.processes)
+
+    @property
+    def have_no_end(self) -> bool:
+        """Whether they never run out of events."""
+        return bool(self.traffic or self.background_jobs or self.processes)
 
     @property
     def change_network(self) -> bool:
         """Whether they do what sockets do not have (see `on_network`)."""
-        return bool(self.changes or self.traffic)
+        return bool(self.changes or self.traffic or self.processes)
 
     def start(
         self, network: Network, machine: Machine, in_progress: Callable[[], Sequence[str]]
     ) -> list[PlanRun]:
-        """Start everything at its time; return the jobs in progress.
+        """Start everything but processes at its time; return the jobs in progress.
 
         `in_progress`: names of the main plan's collectives in progress.
         """
+        return self._start(network, machine, in_progress, LinkState(network, machine))
+
+    def start_beside(self, main: PlanRun, network: Network, machine: Machine) -> list[PlanRun]:
+        """Start everything at its time beside a plan; return the jobs in progress."""
+        links, starts = LinkState(network, machine), CollectiveStarts()
+        others = self._start(network, machine, main.names_in_progress, links)
+        env = network.env
+        if isinstance(env, ProcessEnvironment):
+            main.on_collective = starts.announce
+            network.changes_left = None  # nobody knows
+            env.progress = lambda: len(main.executions)
+        for own in self.processes:
+            assert isinstance(env, ProcessEnvironment)
+            view = NetworkView(env, network, links, starts, main.names_in_progress, own.start_s)
+            start_process(env, view, own)
+        return others
+
+    def _start(
+        self,
+        network: Network,
+        machine: Machine,
+        in_progress: Callable[[], Sequence[str]],
+        links: LinkState,
+    ) -> list[PlanRun]:
         env, usual = network.env, machine.topology.gpu.overlap_slowdown
         others = [_start_background_job(env, network, job, usual) for job in self.background_jobs]
         schedule_changes(
@@ -153,8 +193,9 @@ class Surroundings:
             network,
             self.changes,
             lambda: [*in_progress(), *(n for job in others for n in job.names_in_progress())],
+            links.become,
         )
-        start_traffic(env, network, machine, self.changes, self.traffic)
+        start_traffic(env, network, self.traffic)
         for job in others:
             _detect_deadlock(env, job)
         return others
@@ -172,6 +213,7 @@ def simulate(
     traffic: Sequence[Traffic] = (),
     background_jobs: Sequence[BackgroundJob | StepPlan] = (),
     stretch: Stretch | None = None,
+    processes: Sequence[OwnProcess] = (),
 ) -> Run:
     """Run a plan for some steps, one after the other as the plan links them.
 
@@ -195,25 +237,30 @@ def simulate(
         Background jobs, repeated on the same machine until this one has ended.
     stretch : callable, optional
         Factor on a task's work, by step and index (see `perfmodel.simulate.ranks.jitter`).
+    processes : sequence of OwnProcess
+        Processes of the user's, which see clock and network.
 
     Raises
     ------
+    InputError
+        A process whose function takes other arguments, or is no generator function.
     SimulationError
         The plan cannot finish: the message names the tasks that wait, or ranks without a route. Or
-        fidelity "reference" cannot simulate it: too many sends, lost links, or background jobs.
+        a process fails, which the message names, or fidelity "reference" cannot simulate it: too
+        many sends, lost links, or background jobs.
     """
     timer = timer or UncontendedTimer(machine)
     usual = machine.topology.gpu.overlap_slowdown
     slowdown = usual if overlap_slowdown is None else overlap_slowdown
-    surroundings = Surroundings(changes, traffic, background_jobs)
+    surroundings = Surroundings(changes, traffic, background_jobs, processes)
 
     def run(network: Network) -> Run:
         env = network.env
         if fidelity == "reference":
             return _run_reference(network, plan, steps, slowdown, stretch, surroundings)
         main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)
-        others = surroundings.start(network, machine, main.names_in_progress)
-        if others or traffic:  # they never run out of events
+        others = surroundings.start_beside(main, network, machine)
+        if surroundings.have_no_end:
             _detect_deadlock(env, main)
         run_until(env, main.done, main.describe_deadlock)
         return Run(
@@ -226,7 +273,10 @@ def simulate(
 
     expect_changes(timer, plan, steps, surroundings)
     if surroundings:  # whose objects grow without end
-        return on_network(timer, fidelity, run, changes=surroundings.change_network)
+        return on_network(
+            timer, fidelity, run, changes=surroundings.change_network,
+            environment=ProcessEnvironment if processes else simpy.Environment,
+        )  # fmt: skip
     with no_collections():
         return on_network(timer, fidelity, run)
 
@@ -241,11 +291,10 @@ def _run_reference(
 ) -> Run:
     from perfmodel.simulate.reference.plan_processes import PlanProcesses
 
-    if surroundings.background_jobs:
-        raise UnsuitedNetworkError("fidelity 'reference' with other jobs; allowed: 'flow'")
-    env, changes = network.env, surroundings.changes
-    schedule_changes(env, network, changes, list)
-    start_traffic(env, network, network.machine, changes, surroundings.traffic)
+    if surroundings.background_jobs or surroundings.processes:
+        beside = "other jobs" if surroundings.background_jobs else "processes of one's own"
+        raise UnsuitedNetworkError(f"fidelity 'reference' with {beside}; allowed: 'flow'")
+    surroundings.start(network, network.machine, list)
     return PlanProcesses(network, plan, steps, slowdown, stretch).run()
 
 

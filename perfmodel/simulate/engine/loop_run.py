@@ -78,7 +78,7 @@ def simulate_loops(
         network = ReferenceNetwork(env, timer)
     loops = _Loops(env, network, plan, rounds, stretch, tracked)
     schedule_changes(env, network, changes, loops.waiting)
-    start_traffic(env, network, machine, changes, traffic)
+    start_traffic(env, network, traffic)
     run_until(env, loops.done, loops.describe_deadlock)
     return loops.records.run(plan, env.now, network.counted)
 

@@ -77,6 +77,8 @@ class PlanRun:
         self.step_ends_s: list[float] = []
         self.done = env.event()
         self.on_idle: Callable[[], None] | None = None
+        self.on_collective: Callable[[Task], None] | None = None
+        """Called with the task of each collective that starts."""
         self._env, self._network, self._steps = env, network, steps
         self._stretch, self._slowdown, self._busy = stretch, slowdown, 0
         self._startable, self._advancing = deque[StreamState](), False
@@ -388,6 +390,8 @@ class PlanRun:
             name = collective_text(*self._meetings.in_progress[instance])
             raise SimulationError(f"{name} cannot start: {error}") from error
         self._call_after(ended, finish)
+        if self.on_collective is not None:
+            self.on_collective(self.plan.tasks[members[-1][1]])
 
     def names_in_progress(self) -> list[str]:
         """Names of the collectives in progress, with the first of their classes."""

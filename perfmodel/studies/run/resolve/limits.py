@@ -9,7 +9,7 @@ import numpy as np
 from perfmodel.arrays import RankGroup
 from perfmodel.collectives.dependencies import messages_in
 from perfmodel.errors import Fault, InputError
-from perfmodel.library.lowering.lower import lower_collective, lower_message
+from perfmodel.library.lowering.lower import Algorithm, lower_collective, lower_message
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario
@@ -37,7 +37,7 @@ def check_message_size(
     field: str = "fidelity",
     *,
     fidelity: str = "message",
-    algorithm: str | None = None,
+    algorithm: Algorithm | None = None,
     sockets: bool = False,
     by_cores: bool = False,
     simulations: float = 1.0,
@@ -88,7 +88,7 @@ def check_message_size(
 
 
 def _sample(
-    machine: Machine, op: str, nbytes: int, groups: Groups, algorithm: str | None
+    machine: Machine, op: str, nbytes: int, groups: Groups, algorithm: Algorithm | None
 ) -> tuple[LoweredCollective, int]:
     """One of the collectives of some groups, and how many like it there are."""
     if op in MESSAGES:
