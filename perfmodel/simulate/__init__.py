@@ -2,11 +2,16 @@
 
 The package can be called, as ``perfmodel.simulate(plan, machine)`` (`simulate_plan`).
 
-Six models time the same schedules. Each is exact where it says so; tests tie them to each other.
+`simulate.reference` says in four hundred lines of SimPy what a step is: streams, tasks,
+collectives, sends that share links. Six quicker models time the same plans and schedules; each is
+the reference where it says that it is exact, and tests tie it to that.
 
 ===========  ================================  ===============================  ==================
 model        used for                          exact for                        cost
 ===========  ================================  ===============================  ==================
+reference    fidelity "reference": up to       everything, but ranks that       3e3 sends/s
+             2e5 sends; what the others        share cores, lost links, other
+             mean                              jobs (refused)
 recurrence   one collective alone: choice of   unshared links, or alike edges   1e8 sends/s; rings
              algorithm, bounds, calibration    that share a link and start      that repeat are
                                                together                         not stepped
@@ -36,18 +41,26 @@ tests/simulate/flow/test_stream_network.
 model        module                                 held by
 ===========  =====================================  ==============================================
 recurrence   collectives/timing/recurrence.py       = send by send: tests/collectives/timing
-flow         simulate/flow/network.py               = message: tests/simulate/test_all_algorithms,
+flow         simulate/flow/network.py               = reference on links of their own:
+                                                    tests/simulate/reference; = message:
+                                                    tests/simulate/test_all_algorithms,
                                                     test_legs, test_agreement (near elsewhere)
-message      simulate/message/network.py            = a plain SimPy version:
-                                                    tests/simulate/message/test_event_loop;
+reference    simulate/reference/                    = closed forms and what links allow:
+                                                    tests/simulate/reference
+message      simulate/message/network.py            = reference, send by send:
+                                                    tests/simulate/message/test_event_loop,
+                                                    tests/simulate/reference/test_network;
                                                     = SimGrid: tests/simulate/test_simgrid;
                                                     rounds = message by message: tests/
                                                     collectives/timing/test_chunk_recurrence
-sockets      simulate/sockets/network.py            = flow where nothing queues, and measurements:
+sockets      simulate/sockets/network.py            = reference where ready messages cost nothing
+                                                    (test_network there), = flow where nothing
+                                                    queues, and measurements:
                                                     tests/simulate/sockets/test_network,
                                                     test_alike_ranks (who stands for whom),
                                                     tests/validate/trainings
-rank vector  simulate/ranks/rank_vectors.py         = an engine process for each rank:
+rank vector  simulate/ranks/rank_vectors.py         = reference:
+                                                    reference/test_plan_processes; = engine:
                                                     tests/simulate/ranks/test_rank_vectors
 surrogate    studies/tune/objective/surrogate.py    = simulation of all partitions:
                                                     tests/studies/tune/test_run
