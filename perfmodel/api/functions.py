@@ -79,7 +79,7 @@ def run(
         Dotted fields that differ, with values as in a file: ``{"cluster.nodes": 4}``.
     profile : str, Path or Profile, optional
         Measured numbers instead of those of datasheets.
-    fidelity : {"flow", "message"}, optional
+    fidelity : {"flow", "message", "reference"}, optional
         Instead of the scenario's.
     progress : callable, optional
         Called with (sizes done, sizes in all).

@@ -203,6 +203,15 @@ def nic_path(topology: Topology, router: Router, gpu: str, nic: str, *, outward:
     return Path(arcs, "network", staged=True)
 
 
+def hands_over(topology: Topology, router: Router, gpu: str, nic: str) -> bool:
+    """Whether a NIC of the host sends what a GPU has: itself, or from the GPU beside it (PXN)."""
+    direct = gdr_paths(topology)
+    if path_type_between(router, gpu, nic) in direct:
+        return True
+    relays = bool(direct) and topology.reach.relay
+    return relays and _relay_gpu(topology, router, gpu, nic) is not None
+
+
 def _memory_arcs(router: Router, cpu: str) -> tuple[int, ...]:
     """Into the memory beside a CPU and out of it: bytes that rest there are written and read."""
     memory = router.memory_of(cpu)

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 SWITCH = "fabric/"
 """What precedes the name of a switch of the fabric among the names of devices."""
 
-FABRIC_FACTS = ("kind", "routing", "tiers", "sources", "assumptions")
+FABRIC_FACTS = ("kind", "routing", "tiers", "line", "dims", "sources", "assumptions")
 """What the expanded graph says of the fabric as a whole: the rest is in its links."""
+
+SWITCH_FACTS = ("group", "place")
+"""What it says of switches: where they stand among others, by which some routings go."""
 
 
 def expand(
@@ -56,7 +59,10 @@ def expand(
         graph.graph["fabric"] = {name: own[name] for name in FABRIC_FACTS if name in own}
     for name, device in devices.items():
         if device.host < 0:
-            graph.add_node(name, kind=device.kind, local=name.removeprefix(SWITCH))
+            local = name.removeprefix(SWITCH)
+            switch = {} if fabric is None else fabric.nodes[local]
+            where = {fact: switch[fact] for fact in SWITCH_FACTS if fact in switch}
+            graph.add_node(name, kind=device.kind, local=local, **where)
         else:
             stated = node.nodes[device.local]
             graph.add_node(name, **stated, node=device.host, local=device.local)

@@ -24,6 +24,7 @@ from perfmodel.files import (
 )
 from perfmodel.topology.arcs import LinkKind, NodeKind
 from perfmodel.topology.compilation import compile_topology, rows
+from perfmodel.topology.expanded_graph import SWITCH_FACTS
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import MOST_GPUS
 from perfmodel.topology.templates.gpus import gpu_names
@@ -328,8 +329,9 @@ def _fabric(
     }
     fabric: nx.MultiDiGraph[int | str] = nx.MultiDiGraph()
     fabric.add_nodes_from(range(len(set(place.values()))), kind="host")
+    kept = ("kind", *SWITCH_FACTS)
     fabric.add_nodes_from(
-        (names[name], {"kind": data["kind"]})
+        (names[name], {fact: data[fact] for fact in kept if fact in data})
         for name, data in graph.nodes(data=True)
         if name not in place
     )

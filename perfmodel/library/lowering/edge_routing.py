@@ -22,10 +22,17 @@ from perfmodel.library.lowering.edges import (
     ranges,
     select_edges,
 )
-from perfmodel.library.transport import NVLINK_PATHS, Path, gdr_paths, local_path, nic_path
+from perfmodel.library.transport import (
+    NVLINK_PATHS,
+    Path,
+    gdr_paths,
+    hands_over,
+    local_path,
+    nic_path,
+)
 from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.fabric_routes import NoRoute
-from perfmodel.topology.routing.router import Router
+from perfmodel.topology.routing.router import Router, no_rail
 
 NEAREST = -1
 """In place of a NIC's number: the nearest one."""
@@ -291,7 +298,45 @@ def _nics(
     if router.by_rails:  # the sender passes its bytes to the rail on which they arrive
         out = np.where((out == NEAREST) & (into == NEAREST), arriving, out)
     out = np.where(out == RELAYED, arriving, out)
-    return _usable_nics(topology, router, src, out), arriving
+    leaving = _usable_nics(topology, router, src, out)
+    return _joined_nics(topology, router, src, dst, leaving, arriving), arriving
+
+
+def _joined_nics(
+    topology: Topology,
+    router: Router,
+    src: IntArray,
+    dst: IntArray,
+    out: IntArray,
+    into: IntArray,
+) -> IntArray:
+    """NICs to leave by, others where no cable leads from those requested to where edges arrive.
+
+    Where rails have no cable between them, a GPU hands bytes to one on the rail on which they
+    arrive (NCCL's PXN).
+
+    Raises `TopologyError`: it reaches none over NVLink.
+    """
+    parts = router.parts
+    if parts is None:
+        return out
+    size = topology.gpus_per_host
+    ports = router.ports(src // size, out), router.ports(dst // size, into)
+    apart = np.flatnonzero(parts[ports[0]] != parts[ports[1]])
+    code = (router.variants[src[apart] // size] + 1) * size + src[apart] % size
+    first, of = first_of_each(code * (int(parts.max()) + 1) + parts[ports[1][apart]])
+    nics = []
+    for at in apart[first].tolist():
+        gpu, nic = topology.ranks[src[at]], router.nic_name(int(src[at]) // size, int(out[at]))
+        there = router.nic_name(int(dst[at]) // size, int(into[at]))
+        joined = (name for name in router.nearest_nics(gpu) if router.joined(name, there))
+        found = next((name for name in joined if hands_over(topology, router, gpu, name)), None)
+        if found is None:
+            raise router.unreachable(gpu, topology.ranks[dst[at]], no_rail(gpu, nic, there))
+        nics.append(router.nic_number(found))
+    leaving = out.copy()
+    leaving[apart] = np.array(nics, dtype=np.int64)[of]
+    return leaving
 
 
 def _usable_nics(topology: Topology, router: Router, rank: IntArray, nic: IntArray) -> IntArray:

@@ -21,10 +21,25 @@ class FabricSection(FileModel):
     )
     hosts_per_leaf: Parts | None = None
     radix: Parts | None = Field(default=None, description="ports of one switch")
-    routing: Literal["ecmp", "rail", "adaptive"] | None = Field(
+    routing: (
+        Literal["ecmp", "rail", "adaptive", "dimension-ordered", "minimal", "valiant"] | None
+    ) = Field(
         default=None,
-        description="how flows choose among equal ways; default: the fabric's, else adaptive on "
-        "InfiniBand and ecmp elsewhere",
+        description="how flows choose among ways; default: the fabric's, else adaptive for leaves "
+        "and spines on InfiniBand and on a dragonfly",
+    )
+    dims: tuple[Parts, ...] | None = Field(
+        default=None, description="routers along each dimension of a torus, mesh or butterfly"
+    )
+    dimensions: Parts | None = Field(default=None, description="of a hypercube")
+    groups: Parts | None = Field(default=None, description="groups of a dragonfly")
+    routers_per_group: Parts | None = None
+    hosts_per_router: Parts | None = None
+    trunk_cables: Parts | None = Field(
+        default=None, description="parallel cables between two neighbouring routers"
+    )
+    global_cables: Parts | None = Field(
+        default=None, description="cables between each two groups of a dragonfly"
     )
 
 

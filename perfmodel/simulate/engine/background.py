@@ -6,7 +6,7 @@ The simulators know no faults: whatever breaks, the machine is another one from 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import simpy
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import Network
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import RankClass, StepPlan, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,27 @@ class CollectiveArrivals(NamedTuple):
     """How long the ranks that were not last waited, on average."""
     longest_s: float
     """How long the first rank waited."""
+
+
+def arrivals_of(
+    task: Task,
+    step: int,
+    arrived_s: Mapping[str, float],
+    classes: Mapping[str, RankClass],
+    start_s: float,
+) -> CollectiveArrivals:
+    """Return which class reached a collective last, and how long the others waited.
+
+    `arrived_s`: when each class reached it, in that order.
+    """
+    last = max(arrived_s, key=lambda name: arrived_s[name])
+    waits = [(len(classes[name].ranks), start_s - at) for name, at in arrived_s.items()]
+    waited_s = sum(n * wait for n, wait in waits) / (sum(n for n, _ in waits) - 1)
+    longest_s = max(wait for _, wait in waits)
+    rank = classes[last].ranks[0]
+    return CollectiveArrivals(
+        step, task.name, task.bucket, start_s, last, rank, waited_s, longest_s
+    )
 
 
 def schedule_changes(

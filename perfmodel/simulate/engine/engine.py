@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 import simpy
 
 from perfmodel.compiled_loops.compilation import Effort
-from perfmodel.errors import PerfmodelError, SimulationError
+from perfmodel.errors import SimulationError
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import (
@@ -36,6 +36,7 @@ from perfmodel.simulate.network import (
     FreeNetwork,
     Network,
     UnsuitedNetworkError,
+    run_until,
     schedule_last,
 )
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
@@ -43,7 +44,9 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 __all__ = ["Fidelity", "Run", "Surroundings", "simulate"]
 
-Fidelity = Literal["flow", "message"]
+Fidelity = Literal["flow", "message", "reference"]
+BY_SENDS = frozenset({"message", "reference"})
+"""Fidelities at which every send is simulated."""
 T = TypeVar("T")
 READY = 2
 """Latencies of a send that waits for a ready message."""
@@ -56,7 +59,7 @@ NEARLY_ALIKE = 0.1
 
 
 def network_class(name: str) -> Callable[..., Network]:
-    """Class of the network "flow", "message", "sockets" or "free"; imported when it is used."""
+    """Class of the network of a fidelity, "sockets" or "free"; imported when it is used."""
     if name == "flow":
         from perfmodel.simulate.flow.network import FlowNetwork
 
@@ -65,6 +68,10 @@ def network_class(name: str) -> Callable[..., Network]:
         from perfmodel.simulate.message.network import MessageNetwork
 
         return MessageNetwork
+    if name == "reference":
+        from perfmodel.simulate.reference.network import ReferenceNetwork
+
+        return ReferenceNetwork
     if name == "sockets":
         from perfmodel.simulate.sockets.network import SocketNetwork
 
@@ -82,7 +89,7 @@ def uses_sockets(machine: Machine, fidelity: str) -> bool:
     waits = all(
         protocol.latencies_per_step == READY for protocol in machine.library.protocols.values()
     )
-    simulated = fidelity in get_args(Fidelity) and not machine.fitted
+    simulated = fidelity in {"flow", "message"} and not machine.fitted
     return machine.library.in_order and waits and simulated
 
 
@@ -215,9 +222,9 @@ def simulate(
     plan : StepPlan
     machine : Machine
     steps : int
-    fidelity : {"flow", "message", "free"}
-        "flow": a few events per collective. "message": every send is an event. "free":
-        communication takes no time.
+    fidelity : {"flow", "message", "reference", "free"}
+        "flow": a few events per collective. "message": every send is an event. "reference": tasks,
+        too, in plain SimPy. "free": communication takes no time.
     overlap_slowdown : float, optional
         Factor by which compute is slower while its class communicates; default: the GPU's.
     timer : UncontendedTimer, optional
@@ -239,7 +246,8 @@ def simulate(
         A process whose function takes other arguments, or is no generator function.
     SimulationError
         The plan cannot finish: the message names the tasks that wait, or ranks without a route. Or
-        a process fails: the message names it.
+        a process fails, which the message names, or fidelity "reference" cannot simulate it: too
+        many sends, lost links, or background jobs.
     """
     timer = timer or UncontendedTimer(machine)
     usual = machine.topology.gpu.overlap_slowdown
@@ -248,6 +256,8 @@ def simulate(
 
     def run(network: Network) -> Run:
         env = network.env
+        if fidelity == "reference":
+            return _run_reference(network, plan, steps, slowdown, stretch, surroundings)
         main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)
         others = surroundings.start_beside(main, network, machine)
         if surroundings.have_no_end:
@@ -271,6 +281,23 @@ def simulate(
         return on_network(timer, fidelity, run)
 
 
+def _run_reference(
+    network: Network,
+    plan: StepPlan,
+    steps: int,
+    slowdown: float,
+    stretch: Stretch | None,
+    surroundings: Surroundings,
+) -> Run:
+    from perfmodel.simulate.reference.plan_processes import PlanProcesses
+
+    if surroundings.background_jobs or surroundings.processes:
+        beside = "other jobs" if surroundings.background_jobs else "processes of one's own"
+        raise UnsuitedNetworkError(f"fidelity 'reference' with {beside}; allowed: 'flow'")
+    surroundings.start(network, network.machine, list)
+    return PlanProcesses(network, plan, steps, slowdown, stretch).run()
+
+
 def expect_changes(
     timer: UncontendedTimer, plan: StepPlan, steps: int, surroundings: Surroundings
 ) -> None:
@@ -285,20 +312,6 @@ def _start_background_job(
     job = plan if isinstance(plan, BackgroundJob) else BackgroundJob(plan)
     slowdown = usual if job.overlap_slowdown is None else job.overlap_slowdown
     return PlanRun(env, network, job.plan, None, slowdown, start_s=job.start_s)
-
-
-def run_until(
-    env: simpy.Environment, until: simpy.Event | float, describe_deadlock: Callable[[], str]
-) -> None:
-    """Run until an event or a time; raise on a deadlock, on which SimPy stops silently."""
-    try:
-        env.run(until=until)
-    except PerfmodelError as error:
-        if isinstance(error.__cause__, type(error)):  # SimPy raises a copy, made of its text
-            raise error.__cause__ from error.__cause__.__cause__
-        raise
-    except RuntimeError as error:
-        raise SimulationError(describe_deadlock()) from error
 
 
 def _detect_deadlock(env: simpy.Environment, job: PlanRun) -> None:

@@ -32,6 +32,7 @@ from perfmodel.simulate.engine.rank_class import (
     ComputeResource,
     Participants,
     Work,
+    class_factor,
     participants_of,
 )
 from perfmodel.simulate.engine.task_graph import (
@@ -340,13 +341,8 @@ class PlanRun:
         assert isinstance(work, Compute)
         if self._stretch is None:
             return 1.0, work.duration_s
-        factor = np.asarray(self._stretch(step, index))
-        if factor.size > 1 and (factor != factor.flat[0]).any():
-            task = self.plan.tasks[index]
-            raise SimulationError(
-                f"{task.name}: ranks of class {task.rank_class!r} differ; split the class first"
-            )
-        return float(factor.flat[0]), work.duration_s * float(factor.flat[0])
+        factor = class_factor(self.plan.tasks[index], self._stretch(step, index))
+        return factor, work.duration_s * factor
 
     # ------------------------------------------------------------ collectives
 

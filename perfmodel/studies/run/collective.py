@@ -32,6 +32,7 @@ from perfmodel.library.prediction_error import datasheet_interval_s
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.own_functions import check_function, name_of
 from perfmodel.simulate.engine.engine import (
+    BY_SENDS,
     Fidelity,
     has_shared_cores,
     network_class,
@@ -39,7 +40,7 @@ from perfmodel.simulate.engine.engine import (
     uses_sockets,
 )
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.repetition import hidden_s
+from perfmodel.simulate.uncontended.repetition import hidden_s
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, hash_cost
@@ -83,7 +84,7 @@ def collective_rows(
     profile_rows : {"library", "schedule"}, optional
         Numbers of the profile to use: of the library's own collective (default, if measured), or
         of our schedule.
-    fidelity : {"flow", "message"}
+    fidelity : {"flow", "message", "reference"}
     progress : callable, optional
         Called with (done, total).
     nominal : UncontendedTimer, optional
@@ -97,8 +98,8 @@ def collective_rows(
     Raises
     ------
     InputError
-        A size or fidelity that there is not, too many ranks for fidelity "message", or
-        rows that the profile does not have; what is wrong with a function.
+        A size or fidelity that there is not, too many ranks for a fidelity that simulates sends,
+        or rows that the profile does not have; what is wrong with a function.
     """
     all_sizes = list(sizes)
     _check_arguments(all_sizes, fidelity)
@@ -118,8 +119,8 @@ def collective_rows(
     alternatives = [UncontendedTimer(other) for other in drawn]
     pairs = [(op, nbytes) for nbytes in all_sizes]
     sockets = named is None and uses_sockets(machine, fidelity)
-    if fidelity == "message":
-        check_message_size(machine, pairs, algorithm=named, sockets=sockets)
+    if fidelity in BY_SENDS:
+        check_message_size(machine, pairs, fidelity=fidelity, algorithm=named, sockets=sockets)
     elif has_shared_cores(machine) and sockets:
         check_message_size(machine, pairs, "nodes", sockets=True, by_cores=True)
     # Schedules of our own are not Gloo's loops.

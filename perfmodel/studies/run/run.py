@@ -62,7 +62,7 @@ def run_scenario(
     Parameters
     ----------
     scenario : Scenario
-    fidelity : {"flow", "message"}, optional
+    fidelity : {"flow", "message", "reference"}, optional
         Instead of the scenario's.
     profile : Profile, optional
         Measured numbers instead of those of datasheets.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import (
@@ -18,6 +19,8 @@ from perfmodel.files import (
 )
 from perfmodel.topology.templates.spec import (
     FABRIC_KINDS,
+    OPTIONS,
+    ROUTINGS_OF,
     FabricFile,
     FabricSpec,
     ListedHost,
@@ -42,6 +45,8 @@ class Fabric:
     sources: Mapping[str, str]
     hosts: tuple[ListedHost, ...] = ()
     trunks: tuple[ListedTrunk, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What only the generator of its shape reads."""
 
     @property
     def down_ports(self) -> int:
@@ -57,9 +62,11 @@ def usual_routing(kind: str, network: str) -> str:
 
     Switches of InfiniBand route adaptively, and NCCL asks them to: NCCL_IB_ADAPTIVE_ROUTING is 1 on
     InfiniBand and 0 on RoCE unless set (NVIDIA NCCL user guide, "Environment Variables").
+    Slingshot's always do (De Sensi et al., SC 2020), so dragonflies are taken for such.
     """
-    levels = kind in {"leaf-spine", "rail-optimised", "fat-tree"}
-    return "adaptive" if levels and network == "infiniband" else "ecmp"
+    levels = kind in {"leaf-spine", "rail-optimised", "fat-tree", "rail-only"}
+    adaptive = kind == "dragonfly" or (levels and network == "infiniband")
+    return "adaptive" if adaptive else "ecmp"
 
 
 # ---------------------------------------------------------------- from files
@@ -142,11 +149,12 @@ def _merge(file: FabricFile, overrides: FabricSpec | None) -> Fabric:
         hosts_per_leaf=values.get("hosts_per_leaf"),
         uplink_Bps=values.get("uplink_bandwidth"),
         k=values.get("k"),
-        routing=values.get("routing", "ecmp"),
+        routing=values.get("routing", ROUTINGS_OF.get(listed.kind, ("ecmp",))[0]),
         sources={
             **file.sources,
             **({} if own_file else dict.fromkeys(settings, "given in the scenario")),
         },
         hosts=listed.hosts or (),
         trunks=listed.trunks or (),
+        options={name: value for name, value in values.items() if name in OPTIONS},
     )

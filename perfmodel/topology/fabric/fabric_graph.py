@@ -20,7 +20,15 @@ from perfmodel.topology.fabric.clos import (
     plugged,
     rail_optimised,
 )
+from perfmodel.topology.fabric.direct_networks import (
+    flattened_butterfly,
+    hypercube,
+    mesh,
+    torus,
+)
+from perfmodel.topology.fabric.dragonfly import dragonfly
 from perfmodel.topology.fabric.fabric import Fabric
+from perfmodel.topology.fabric.rail_only import rail_only
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -52,11 +60,18 @@ def fabric_graph(fabric: Fabric, rails: Rails, hosts: int) -> nx.Graph[int | str
         "down_ports": fabric.down_ports,
         "hosts_per_leaf": fabric.hosts_per_leaf,
     }
+    own: dict[str, Any] = {"routing": fabric.routing, **fabric.options}
     shapes: Mapping[str, Callable[[], nx.Graph[int | str]]] = {
         "one-switch": lambda: one_switch(hosts, rails),
         "rail-optimised": lambda: rail_optimised(hosts, rails, **leaves),
         "leaf-spine": lambda: leaf_spine(hosts, rails, **leaves),
         "fat-tree": lambda: fat_tree(hosts, rails, k=fabric.k, **levels),
+        "rail-only": lambda: rail_only(hosts, rails, radix=fabric.radix, **own),
+        "dragonfly": lambda: dragonfly(hosts, rails, radix=fabric.radix, **own),
+        "torus": lambda: torus(hosts, rails, **own),
+        "mesh": lambda: mesh(hosts, rails, **own),
+        "hypercube": lambda: hypercube(hosts, rails, **own),
+        "flattened-butterfly": lambda: flattened_butterfly(hosts, rails, **own),
         "listed": lambda: _listed(fabric, rails, hosts),
     }
     graph = shapes[fabric.kind]()

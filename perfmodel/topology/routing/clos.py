@@ -52,6 +52,11 @@ class Tiers:
         trunks = self.leaves * self.above * self.cables + pods * self.above * self.cores
         return 2 * (len(self.leaf_of) + trunks)
 
+    @property
+    def pods_apart(self) -> bool:
+        """Whether no cable joins its pods, as rails without spines above them."""
+        return self.leaves > self.pod and not self.cores
+
     # ------------------------------------------------------------ paths between two ports
 
     def kinds(self, src: Ints, dst: Ints) -> Ints:

@@ -48,6 +48,14 @@ class SearchedRoutes:
         """Whether a cable of the fabric ends at this device."""
         return name in self._leaving or name in self._entering
 
+    def parts(self) -> dict[str, int]:
+        """Number of the part of the fabric to which each device belongs that a cable reaches."""
+        import networkx as nx
+
+        pairs = ((src, dst) for src, others in self._leaving.items() for dst in others)
+        joined = nx.connected_components(nx.Graph(pairs))
+        return {name: part for part, names in enumerate(joined) for name in names}
+
     def route(self, src: str, dst: str, flow: int) -> tuple[int, ...]:
         """Return the indices of the arcs from one device of the fabric to another.
 

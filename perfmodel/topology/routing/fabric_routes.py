@@ -1,4 +1,8 @@
-"""Routes between hosts: by arithmetic where the fabric is regular, by search where it is not."""
+"""Routes between hosts: by arithmetic where the fabric is regular, by search where it is not.
+
+A fabric of levels is routed by `clos`, one whose routing says which switches a flow passes by
+`switch_paths`, and any other by `ecmp`.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ import numpy as np
 from perfmodel.errors import TopologyError
 from perfmodel.topology.fabric.like_hosts import devices_of
 from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.cable_routes import NO_CABLE, NO_HOP, CableRoutes
 from perfmodel.topology.routing.clos import Ints, Tiers
 from perfmodel.topology.routing.ecmp import SearchedRoutes
+from perfmodel.topology.routing.switch_paths import switch_paths
 
 _KINDS = (0, 1, 2)
 
@@ -27,8 +33,9 @@ class FabricRoutes:
     """Routes from NIC to NIC (or switch) over the fabric of a topology.
 
     A hash of source, destination and flow picks one of all shortest paths (equal-cost multi-path
-    routing), or the source's port does where the fabric is routed by rails. A flow whose path has
-    failed is hashed over the paths that remain; all others keep theirs.
+    routing), or the source's port does where the fabric is routed by rails, or those that the
+    fabric's routing names. A flow whose path has failed is hashed over the shortest paths that
+    remain; all others keep theirs.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -43,7 +50,7 @@ class FabricRoutes:
 
     def __contains__(self, name: str) -> bool:
         """Whether a cable of the fabric ends at this device."""
-        if self._tiers is None:
+        if self._tiers is None and self._over_cables is None:
             return name in self._search
         device = self._topology.devices[name]
         return device.host < 0 or device.local in self._port
@@ -54,11 +61,18 @@ class FabricRoutes:
         Raises `TopologyError`: nothing connects them.
         """
         ports = [self._port_of(name) for name in (src, dst)]
-        if self._tiers is None or None in ports:
+        if None in ports or (self._tiers is None and self._over_cables is None):
             return self._search.route(src, dst, flow)
         a, b = (np.array([port]) for port in ports)
         _, arcs = self.routes(a, b, np.array([flow % (1 << 62)]))
         return tuple(arcs.tolist())
+
+    def joined(self, src: str, dst: str) -> bool:
+        """Whether cables lead from one NIC to another."""
+        ports = self._port_of(src), self._port_of(dst)
+        if self.parts is None or ports[0] is None or ports[1] is None:
+            return True
+        return bool(self.parts[ports[0]] == self.parts[ports[1]])
 
     def routes(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
         """Routes of many flows between ports at once; arrays of shape (flows,).
@@ -70,8 +84,12 @@ class FabricRoutes:
         """
         tiers = self._tiers
         if tiers is None:
-            return self._by_search(src, dst, flow)
+            return self._by_switches(src, dst, flow)
         kinds = tiers.kinds(src, dst)
+        if tiers.pods_apart and (kinds == 2).any():
+            at = int(np.argmax(kinds == 2))
+            ends = self.name_of(int(src[at])), self.name_of(int(dst[at]))
+            raise NoRoute("no cable leads from {} to {}".format(*ends), at)
         lengths = 2 * kinds + 2
         pointers = np.cumsum(lengths) - lengths
         arcs = np.empty(int(lengths.sum()), dtype=np.int64)
@@ -101,6 +119,35 @@ class FabricRoutes:
         return chosen
 
     # ------------------------------------------------------------ names and search
+
+    @cached_property
+    def _over_cables(self) -> CableRoutes | None:
+        """Routes along the switches that the fabric's routing names; None where it names none."""
+        fabric, first = self._topology.fabric_graph, self._topology.first_cable
+        paths = None if fabric is None or self._tiers is not None else switch_paths(fabric)
+        if paths is None:
+            return None
+        switches = [name for name, device in self._topology.devices.items() if device.host < 0]
+        ports = self._topology.hosts * len(self._port)
+        return CableRoutes(
+            paths,
+            {name: at for at, name in enumerate(switches)},
+            {self.name_of(port): port for port in range(ports)},
+            self._topology.arcs.names[first:],
+            first,
+        )
+
+    @cached_property
+    def parts(self) -> Ints | None:
+        """Part of the fabric into which each port is plugged; None where cables join them all."""
+        if self._tiers is not None:
+            return self._tiers.leaf_of // self._tiers.pod if self._tiers.pods_apart else None
+        if self._topology.hosts == 1 or not self._port or self._over_cables is not None:
+            return None
+        part_of = self._search.parts()
+        ports = range(self._topology.hosts * len(self._port))
+        parts = np.array([part_of.get(self.name_of(port), -1 - port) for port in ports], np.int64)
+        return parts if (parts != parts[0]).any() else None
 
     @cached_property
     def _search(self) -> SearchedRoutes:
@@ -136,6 +183,24 @@ class FabricRoutes:
         if device.host < 0 or device.local not in self._port:
             return None
         return device.host * len(self._port) + self._port[device.local]
+
+    def _by_switches(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
+        """Along the switches that the routing names; flows that lost a cable are searched."""
+        if self._over_cables is None:
+            return self._by_search(src, dst, flow)
+        rows = self._over_cables.rows(src, dst, flow)
+        lost = np.flatnonzero(((rows == NO_CABLE) | (self._dead[rows] & (rows >= 0))).any(axis=1))
+        if len(lost):
+            try:
+                lengths, arcs = self._by_search(src[lost], dst[lost], flow[lost])
+            except NoRoute as none:
+                raise NoRoute(str(none), int(lost[none.flow])) from None
+            more = max(0, int(lengths.max()) - rows.shape[1])
+            rows = np.pad(rows, ((0, 0), (0, more)), constant_values=NO_HOP)
+            rows[lost] = NO_HOP
+            place = np.arange(len(arcs)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            rows[np.repeat(lost, lengths), place] = arcs
+        return (rows != NO_HOP).sum(axis=1), rows[rows != NO_HOP]
 
     def _by_search(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
         routes = []

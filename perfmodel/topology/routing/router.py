@@ -11,7 +11,7 @@ from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.clos import Ints
 from perfmodel.topology.routing.fabric_routes import FabricRoutes
 from perfmodel.topology.routing.host_routes import HostRoutes
-from perfmodel.topology.routing.shortest_paths import Path
+from perfmodel.topology.routing.shortest_paths import PATH_TYPES, Path
 
 
 class Router:
@@ -118,6 +118,15 @@ class Router:
         """Ports of NICs, given by their hosts and their numbers in their hosts."""
         return self._fabric.ports(host, nic)
 
+    @property
+    def parts(self) -> Ints | None:
+        """Part of the fabric of each port; None where cables join them all."""
+        return self._fabric.parts
+
+    def joined(self, src: str, dst: str) -> bool:
+        """Whether cables lead from one NIC to another."""
+        return self._fabric.joined(src, dst)
+
     def across(self, src: Ints, dst: Ints, flow: Ints) -> tuple[Ints, Ints]:
         """Routes of many flows between ports; see `FabricRoutes.routes`."""
         return self._fabric.routes(src, dst, flow)
@@ -148,8 +157,9 @@ class Router:
         if host == other_host and host >= 0:
             offset = host * self.topology.host_arcs
             return tuple(offset + arc for arc in self._host_path(local, other, host).arcs)
-        out, into = self._fabric_end(src, src, dst), self._fabric_end(dst, src, dst)
-        head = self.route(src, out) if out != src else ()
+        into = self._fabric_end(dst, src, dst)
+        out = self._fabric_end(src, src, dst, into)
+        head = self._way_out(src, out) if out != src else ()
         tail = self.route(into, dst) if into != dst else ()
         try:
             across = self._fabric.route(out, into, flow)
@@ -157,14 +167,44 @@ class Router:
             raise self.unreachable(src, dst, str(error)) from None
         return head + across + tail
 
-    def _fabric_end(self, name: str, src: str, dst: str) -> str:
-        """Device by which another reaches the fabric: itself, or its nearest NIC."""
+    def _fabric_end(self, name: str, src: str, dst: str, other: str | None = None) -> str:
+        """Device by which another reaches the fabric: itself, or its nearest NIC.
+
+        `other`: the NIC that it sends to, to which cables lead from some NICs only.
+        """
         if name in self._fabric:
             return name
         nics = self.nearest_nics(name)
         if not nics:
             raise self.unreachable(src, dst, f"{name} reaches no NIC")
-        return nics[0]
+        if other is None or self.parts is None:
+            return nics[0]
+        joined = [nic for nic in nics if self._fabric.joined(nic, other)]
+        found = next((nic for nic in joined if self._hands_over(name, nic)), None)
+        if found is None:
+            raise self.unreachable(src, dst, no_rail(name, nics[0], other))
+        return found
+
+    def _hands_over(self, name: str, nic: str) -> bool:
+        """Whether a device's bytes leave by a NIC: of GPUs by near ones, or over NVLink."""
+        near = self.path_type(name, nic) in _NEAR
+        return (
+            near or self.topology.devices[name].kind != "gpu" or self._relay(name, nic) is not None
+        )
+
+    def _way_out(self, src: str, nic: str) -> tuple[int, ...]:
+        """Route from a device to a NIC; to one of another rail over the GPU beside it."""
+        relay = None if self.parts is None else self._relay(src, nic)
+        if relay is None or nic == self.nearest_nics(src)[0]:
+            return self.route(src, nic)
+        return self.route(src, relay) + self.route(relay, nic)
+
+    def _relay(self, gpu: str, nic: str) -> str | None:
+        """GPU beside a NIC, to which NVLinks lead from another one."""
+        first = int(self.topology.devices[gpu].host) * self.topology.gpus_per_host
+        peers = self.topology.ranks[first : first + self.topology.gpus_per_host]
+        beside = (peer for peer in peers if self.nearest_nics(peer)[:1] == (nic,))
+        return next((peer for peer in beside if self.path_type(gpu, peer) in _NVLINK), None)
 
     # ------------------------------------------------------------ names
 
@@ -178,6 +218,18 @@ class Router:
             allowed = allowed_names(candidates, name, limit=12)
             raise TopologyError(f"{self.topology.name}: no device {name!r}; {allowed}") from None
         return device.host, device.local
+
+
+def no_rail(src: str, nic: str, other: str) -> str:
+    """Say that two devices on different rails have no way to each other."""
+    return (
+        f"no cable leads from {nic} to {other}, and no NVLink from {src} to a GPU beside a NIC"
+        " from which one does (NCCL's PXN): rails are joined inside hosts only"
+    )
+
+
+_NVLINK = ("LOC", "NVL", "NVB")
+_NEAR = PATH_TYPES[: PATH_TYPES.index("PXB") + 1]
 
 
 def _nearest_first(lost: tuple[str, ...], src: str, dst: str) -> list[str]:

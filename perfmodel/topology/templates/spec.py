@@ -36,8 +36,11 @@ from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.name_ranges import expand_pattern
 
 HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic"]
-FabricKind = Literal["one-switch", "rail-optimised", "leaf-spine", "fat-tree", "listed"]
-Routing = Literal["ecmp", "rail", "adaptive"]
+FabricKind = Literal[
+    "one-switch", "rail-optimised", "leaf-spine", "fat-tree", "rail-only", "dragonfly", "torus",
+    "mesh", "hypercube", "flattened-butterfly", "listed",
+]  # fmt: skip
+Routing = Literal["ecmp", "rail", "adaptive", "dimension-ordered", "minimal", "valiant"]
 
 HOST_NODE_KINDS: tuple[str, ...] = get_args(HostNodeKind)
 LINK_KINDS: tuple[str, ...] = get_args(LinkKind)
@@ -298,20 +301,49 @@ _EVERY_SHAPE = frozenset({"kind", "switch_latency", "cable_latency"})
 _LEAVES = frozenset(
     {"radix", "oversubscription", "leaf_ports", "hosts_per_leaf", "uplink_bandwidth", "routing"}
 )
+_BOX = frozenset({"hosts_per_router", "trunk_cables", "uplink_bandwidth", "routing"})
 _USES: Mapping[str, frozenset[str]] = {
     "one-switch": frozenset(),
     "rail-optimised": _LEAVES,
     "leaf-spine": _LEAVES,
     "fat-tree": frozenset({"radix", "oversubscription", "uplink_bandwidth", "k", "routing"}),
+    "rail-only": frozenset({"radix", "uplink_bandwidth", "routing"}),
+    "dragonfly": frozenset(
+        {"radix", "uplink_bandwidth", "routing", "groups", "routers_per_group", "hosts_per_router",
+         "global_cables", "global_latency"}
+    ),
+    "torus": _BOX | {"dims"},
+    "mesh": _BOX | {"dims"},
+    "hypercube": _BOX | {"dimensions"},
+    "flattened-butterfly": _BOX | {"dims"},
     "listed": frozenset({"uplink_bandwidth", "hosts", "trunks"}),
-}
+}  # fmt: skip
 """Fields that each shape of fabric reads, besides those of every shape."""
 
+_CLOS_ROUTINGS = ("ecmp", "rail", "adaptive")
+_BOX_ROUTINGS = ("dimension-ordered", "valiant", "ecmp")
+ROUTINGS_OF: Mapping[str, tuple[str, ...]] = {
+    "rail-optimised": _CLOS_ROUTINGS,
+    "leaf-spine": _CLOS_ROUTINGS,
+    "fat-tree": _CLOS_ROUTINGS,
+    "rail-only": _CLOS_ROUTINGS,
+    "dragonfly": ("minimal", "valiant", "adaptive", "ecmp"),
+    "torus": _BOX_ROUTINGS,
+    "mesh": _BOX_ROUTINGS,
+    "hypercube": _BOX_ROUTINGS,
+    "flattened-butterfly": _BOX_ROUTINGS,
+}
+"""Routings that each shape of fabric has, where it has several; the first if nobody says."""
+
+_NEVER_BLOCK = frozenset({"one-switch", "rail-only", "listed"})
 _TRUE_ANYWAY: Mapping[str, Any] = {"oversubscription": 1.0, "routing": "ecmp"}
-"""Values that hold for a shape without the field: one switch never blocks."""
+"""Values that hold for a shape that never blocks, though it lacks the field."""
 
 _SAME: Mapping[str, str] = {"hosts_per_leaf": "leaf_ports", "k": "radix"}
 """Fields that settle what an earlier field would."""
+
+
+Side = Annotated[Parts, Field(ge=2)]
 
 
 class FabricSpec(FileModel):
@@ -339,9 +371,27 @@ class FabricSpec(FileModel):
 
     `ecmp`: a hash of each flow, so that flows may collide. `rail`: a port's place at its leaf, so
     that flows that keep to their rail never do. `adaptive`: every flow is spread over all paths, so
-    that the switches above the leaves act as one. Default: adaptive on InfiniBand, unless an event
-    names a switch or a cable; else ecmp.
+    that the switches above the leaves act as one. `dimension-ordered`: the first dimension first.
+    `minimal`: over one cable between groups. `valiant`: over a random router, or group, of others.
+    Default: the first that the shape has; adaptive on a dragonfly, and on InfiniBand for leaves,
+    spines and fat trees, unless an event names a switch or a cable.
     """
+    dims: Annotated[tuple[Side, ...], Field(min_length=1, max_length=6)] | None = None
+    """Routers along each dimension (default: the smallest even box that holds all hosts)."""
+    dimensions: Annotated[Parts, Field(le=16)] | None = None
+    """Of a hypercube (default: the fewest that hold all hosts)."""
+    groups: Parts | None = None
+    """Groups of a dragonfly (default: as few as hold all hosts)."""
+    routers_per_group: Parts | None = None
+    hosts_per_router: Parts | None = None
+    """Default: as few as hold all hosts; of a dragonfly, as many as half of the ports that its
+    group leaves to a router take."""
+    trunk_cables: Parts | None = None
+    """Parallel cables between two neighbouring routers (default: one)."""
+    global_cables: Parts | None = None
+    """Cables between each two groups of a dragonfly (default: as many as there are ports for)."""
+    global_latency: Latency | None = None
+    """Time through a cable between two groups of a dragonfly."""
     hosts: Annotated[tuple[ListedHost, ...], Field(min_length=1)] | None = None
     """Hosts of a listed fabric; the first are used."""
     trunks: tuple[ListedTrunk, ...] | None = None
@@ -354,10 +404,19 @@ class FabricSpec(FileModel):
         shape, field = info.data.get("kind"), info.field_name or ""
         if shape is None or value is None or field in _EVERY_SHAPE | _USES[shape]:
             return value
-        if _TRUE_ANYWAY.get(field) == value:
+        if shape in _NEVER_BLOCK and _TRUE_ANYWAY.get(field) == value:
             return value
         uses = sorted((_EVERY_SHAPE | _USES[shape]) - {"kind"})
         raise ValueError(f"nothing with kind: {shape}, which has {', '.join(uses)}")
+
+    @field_validator("routing")
+    @classmethod
+    def _check_routing(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """Refuse a routing that this shape does not have."""
+        routings = ROUTINGS_OF.get(info.data.get("kind", ""), ROUTINGS)
+        if value is not None and value not in routings:
+            raise ValueError(f"{allowed_names(routings, value)} with kind: {info.data['kind']}")
+        return value
 
     @field_validator(*_SAME)
     @classmethod
@@ -367,6 +426,11 @@ class FabricSpec(FileModel):
         if value is not None and info.data.get(other) is not None:
             raise ValueError(f"nothing beside '{other}', which says as much")
         return value
+
+
+OPTIONS = frozenset({"dims", "dimensions", "groups", "routers_per_group", "hosts_per_router",
+                     "trunk_cables", "global_cables", "global_latency"})  # fmt: skip
+"""Fields that only the generators of single shapes read."""
 
 
 class FabricFile(FileModel):

@@ -18,7 +18,7 @@ from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.check import check
-from perfmodel.topology.templates.spec import FABRIC_KINDS, ROUTINGS, FabricSpec
+from perfmodel.topology.templates.spec import ROUTINGS_OF, FabricSpec
 
 UPLINKS = 8
 
@@ -67,6 +67,12 @@ def ways_between(topology: Topology, src: str, dst: str) -> set[tuple[int, ...]]
         (
             build_topology(
                 "ethernet-10g", hosts=8, fabric=FabricSpec(kind="leaf-spine", hosts_per_leaf=4)
+            ),
+            6,
+        ),
+        (
+            build_topology(
+                "ethernet-10g", hosts=8, fabric=FabricSpec(kind="rail-only", radix=4)
             ),
             6,
         ),
@@ -145,7 +151,7 @@ def test_by_rails_a_fat_tree_carries_shifts_by_whole_leaves(shift: int) -> None:
     assert rates(tree("ecmp"), src, (src + shift) % 64, src).min() <= 0.5
 
 
-@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("routing", ROUTINGS_OF["leaf-spine"])
 @pytest.mark.parametrize("ratio", [2, 4, 8])
 def test_flows_over_one_uplink_take_as_long_as_they_are_many(routing: str, ratio: int) -> None:
     """At r : 1 all hosts of a leaf together have 1 / r of their rate."""
@@ -170,12 +176,20 @@ def test_bonded_links_say_how_many_cables_they_are() -> None:
     assert not any("adaptive" in said for said in tree("ecmp").assumptions)
 
 
-@pytest.mark.parametrize("kind", sorted(set(FABRIC_KINDS) - {"one-switch"}))
 @pytest.mark.parametrize("ratio", [1, 2])
-@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize(
+    ("kind", "routing"), [(kind, routing) for kind, each in ROUTINGS_OF.items() for routing in each]
+)
 def test_every_fabric_is_sound_under_every_routing(kind: str, routing: str, ratio: int) -> None:
-    fabric = FabricSpec(kind=kind, routing=routing, radix=8, oversubscription=ratio)
+    clos = kind in {"leaf-spine", "rail-optimised", "fat-tree"}
+    sizes = {"radix": 8, "oversubscription": ratio} if clos else {}
+    fabric = FabricSpec(kind=kind, routing=routing, **sizes)
     assert check(build_topology("dgx1-v100", hosts=5, fabric=fabric)) == ()
+
+
+def test_a_routing_of_another_shape_is_refused() -> None:
+    with pytest.raises(InputError, match=r"routing: found 'rail'; allowed: .* with kind: torus"):
+        validate_document(FabricSpec, {"kind": "torus", "routing": "rail"})
 
 
 def test_an_unknown_routing_is_refused() -> None:

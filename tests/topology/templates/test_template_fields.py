@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
@@ -20,6 +21,7 @@ from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.model import Topology
+from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.references import reference_faults
 from perfmodel.topology.templates.spec import FabricSpec, GpuTable, NodeSpec
@@ -37,6 +39,12 @@ SHAPES: dict[str, Document] = {
     "leaf-spine": {"kind": "leaf-spine", "radix": 4},
     "rail-optimised": {"kind": "rail-optimised", "radix": 4},
     "fat-tree": {"kind": "fat-tree", "radix": 4},
+    "rail-only": {"kind": "rail-only", "radix": 4},
+    "dragonfly": {"kind": "dragonfly", "radix": 5, "routers_per_group": 2},
+    "torus": {"kind": "torus"},
+    "mesh": {"kind": "mesh"},
+    "hypercube": {"kind": "hypercube"},
+    "flattened-butterfly": {"kind": "flattened-butterfly"},
     "listed": LISTED,
 }
 OTHERS: dict[str, list[Any]] = {
@@ -46,8 +54,10 @@ OTHERS: dict[str, list[Any]] = {
     "leaves": [["y"], ["x"]],
     "from": ["z"],
     "to": ["z"],
+    "dims": [[2, 5], [3, 3]],
+    "routing": ["dimension-ordered", "valiant", "minimal"],
 }
-IMPLIED = {("one-switch", "routing"): "ecmp", ("listed", "routing"): "ecmp"}
+IMPLIED = {(shape, "routing"): "ecmp" for shape in ("one-switch", "listed", "rail-only")}
 """Values that hold in a shape without being said."""
 NAMES = "names of hosts are in messages only: switches and cables make the network"
 
@@ -58,7 +68,9 @@ def network_of(document: Document) -> object:
     topology = build_topology(
         "ethernet-10g", hosts=hosts, fabric=validate_document(FabricSpec, document)
     )
-    return _arcs_of(topology), None if topology.tiers is None else topology.tiers.by_place
+    ports = np.arange(hosts)
+    lengths, arcs = Router(topology).across(ports, np.roll(ports, 1), ports)
+    return _arcs_of(topology), lengths.tolist(), arcs.tolist()
 
 
 def _arcs_of(topology: Topology) -> object:

@@ -95,6 +95,8 @@ def simulate_steps(
         reason = why_unsuited(plan)
         if jobs and uses_sockets(timer.machine, fidelity):
             reason = "other jobs keep cores busy on which messages wait"
+        if fidelity == "reference":
+            reason = "fidelity 'reference' has a process for each rank"
         if processes:
             reason = "processes see each collective begin"
         if reason is None:

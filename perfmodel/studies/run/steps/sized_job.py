@@ -13,7 +13,7 @@ from perfmodel.errors import InputError, PerfmodelError, SimulationError, Topolo
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
-from perfmodel.simulate.engine.engine import Fidelity, has_shared_cores, uses_sockets
+from perfmodel.simulate.engine.engine import BY_SENDS, Fidelity, has_shared_cores, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance, process_at
@@ -248,7 +248,7 @@ class SizedJob:
         machine = self.ensemble.likely
         sockets = uses_sockets(machine, self.fidelity)
         by_cores = has_shared_cores(machine) and sockets
-        if self.fidelity == "message" or by_cores:
+        if self.fidelity in BY_SENDS or by_cores:
             plan = self.plan_for(None)
             groups = {
                 each.name: tuple(group for group in each.groups if len(group) > 1)
@@ -261,10 +261,10 @@ class SizedJob:
                 for _ in range(work.times)
                 if groups[work.communicator]
             ] * steps
-            field = "fidelity" if self.fidelity == "message" else "cluster.nodes"
+            field = "fidelity" if self.fidelity in BY_SENDS else "cluster.nodes"
             check_message_size(
-                machine, sent, field, sockets=sockets, by_cores=field != "fidelity",
-                simulations=SIMULATIONS,
+                machine, sent, field, fidelity=self.fidelity, sockets=sockets,
+                by_cores=field != "fidelity", simulations=SIMULATIONS,
             )  # fmt: skip
 
 

@@ -188,7 +188,7 @@ def _trunk(src: str, dst: str) -> str:
     ends = [(_tier(name), name) for name in (src, dst)]
     (low, lower), (high, _) = sorted(ends, key=lambda end: _rank(end[0]))
     if low not in _TIERS or high not in _TIERS:
-        return f"the cable between {src.rpartition('/')[2]} and {dst.rpartition('/')[2]}"
+        return f"the cable between {src.removeprefix('fabric/')} and {dst.removeprefix('fabric/')}"
     number = _number(lower.rpartition("/")[2])
     direction = "up from" if src == lower else "down to"
     return f"{_TIER_NAMES[high]}, {direction} {_TIER_NAMES[low]} {number}"

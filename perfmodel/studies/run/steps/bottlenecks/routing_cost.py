@@ -21,6 +21,7 @@ from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.topology.fabric.like_hosts import devices_of
 from perfmodel.topology.routing.clos import Ints
+from perfmodel.topology.templates.spec import ROUTINGS_OF
 from perfmodel.units import format_bytes
 
 MUCH = 1.1
@@ -44,8 +45,13 @@ def routing_cost(sized: SizedJob, point: SizeResult) -> float:
 
 
 def hash_cost(timer: UncontendedTimer, lowered: LoweredCollective) -> float:
-    """How many times as long a collective takes as if flows were spread over all their ways."""
+    """How many times as long a collective takes as if flows were spread over all their ways.
+
+    1 on fabrics that cannot spread them.
+    """
     machine = timer.machine
+    if "adaptive" not in ROUTINGS_OF.get(machine.topology.fabric, ("adaptive",)):
+        return 1.0
     arcs, first = machine.topology.arcs, machine.topology.first_cable
     hashed = np.zeros(len(arcs))
     add_traffic(hashed, lowered)

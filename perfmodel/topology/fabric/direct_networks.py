@@ -1,0 +1,177 @@
+"""Direct networks, in which every router holds hosts: torus, mesh, hypercube, flattened butterfly.
+
+Each is a Cartesian product of lines of routers: rings, paths or complete graphs. A generator takes
+the number of hosts and the rail of each NIC of a host, and returns a NetworkX graph: hosts are the
+integers 0, 1, ..., routers stand at a `place` of the grid, and all NICs of a host are plugged into
+one router.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.topology.fabric.clos import Rails, plugged
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Dims = Sequence[int]
+
+
+def torus(
+    hosts: int,
+    rails: Rails,
+    *,
+    dims: Dims | None = None,
+    hosts_per_router: int | None = None,
+    trunk_cables: int = 1,
+    routing: str = "dimension-ordered",
+) -> nx.Graph[int | str]:
+    """Rings of routers along each dimension: a k-ary n-cube where all sides are k.
+
+    The diameter is the sum of half the sides; k even, 2 k**(n - 1) links cross the middle. Source:
+    Dally, "Performance Analysis of k-ary n-cube Interconnection Networks", IEEE Transactions on
+    Computers 39(6), 1990.
+
+    Parameters
+    ----------
+    hosts : int
+    rails : tuple of int
+        Rail of each NIC of a host.
+    dims : sequence of int, optional
+        Routers along each dimension; by default the smallest even box of three dimensions.
+    hosts_per_router : int, optional
+        By default as few as hold all hosts.
+    trunk_cables : int
+        Parallel cables between neighbours.
+    routing : str
+        "dimension-ordered", "valiant" or "ecmp".
+
+    Raises
+    ------
+    InputError
+        More hosts than the routers hold.
+    """
+    sides = dims or even_box(hosts, hosts_per_router, 3)
+    ports = hosts_per_router and hosts_per_router * len(rails)
+    return plug_in(hosts, rails, _grid("ring", sides, trunk_cables, routing), ports)
+
+
+def mesh(
+    hosts: int,
+    rails: Rails,
+    *,
+    dims: Dims | None = None,
+    hosts_per_router: int | None = None,
+    trunk_cables: int = 1,
+    routing: str = "dimension-ordered",
+) -> nx.Graph[int | str]:
+    """Paths of routers along each dimension: a torus without the links that close its rings.
+
+    The diameter is the sum of the sides less one each. Options are those of a torus; by default it
+    is an even box of two dimensions.
+    """
+    sides = dims or even_box(hosts, hosts_per_router, 2)
+    ports = hosts_per_router and hosts_per_router * len(rails)
+    return plug_in(hosts, rails, _grid("path", sides, trunk_cables, routing), ports)
+
+
+def hypercube(
+    hosts: int,
+    rails: Rails,
+    *,
+    dimensions: int | None = None,
+    hosts_per_router: int | None = None,
+    trunk_cables: int = 1,
+    routing: str = "dimension-ordered",
+) -> nx.Graph[int | str]:
+    """Two routers along each of n dimensions: 2**n of them, n their diameter.
+
+    2**(n - 1) links cross the middle. Source: Saad and Schultz, "Topological Properties of
+    Hypercubes", IEEE Transactions on Computers 37(7), 1988. By default it has the fewest dimensions
+    that hold all hosts, one host to a router; the other options are those of a torus.
+    """
+    routers = math.ceil(hosts / (hosts_per_router or 1))
+    sides = (2,) * (dimensions or max(1, (routers - 1).bit_length()))
+    ports = hosts_per_router and hosts_per_router * len(rails)
+    return plug_in(hosts, rails, _grid("path", sides, trunk_cables, routing), ports)
+
+
+def flattened_butterfly(
+    hosts: int,
+    rails: Rails,
+    *,
+    dims: Dims | None = None,
+    hosts_per_router: int | None = None,
+    trunk_cables: int = 1,
+    routing: str = "dimension-ordered",
+) -> nx.Graph[int | str]:
+    """Complete graphs of routers along each dimension, so that one hop crosses a dimension.
+
+    A k-ary n-flat has n - 1 dimensions of k routers, and k ports for hosts at each. Source: Kim,
+    Dally and Abts, "Flattened Butterfly: A Cost-Efficient Topology for High-Radix Networks", ISCA
+    2007. By default it is an even box of two dimensions; the other options are those of a torus.
+    """
+    sides = dims or even_box(hosts, hosts_per_router, 2)
+    ports = hosts_per_router and hosts_per_router * len(rails)
+    return plug_in(hosts, rails, _grid("complete", sides, trunk_cables, routing), ports)
+
+
+def even_box(hosts: int, hosts_per_router: int | None, dimensions: int) -> tuple[int, ...]:
+    """Smallest box of sides that differ by one at most and hold all hosts, longer sides first."""
+    routers = math.ceil(hosts / (hosts_per_router or 1))
+    side = 2
+    while (side + 1) ** dimensions <= routers:
+        side += 1
+    longer = next(n for n in range(dimensions + 1)
+                  if (side + 1) ** n * side ** (dimensions - n) >= routers)  # fmt: skip
+    return (side + 1,) * longer + (side,) * (dimensions - longer)
+
+
+def _grid(line: str, dims: Dims, cables: int, routing: str) -> nx.Graph[int | str]:
+    """Routers of a Cartesian product of lines, the last dimension fastest."""
+    import networkx as nx
+
+    lines = {"ring": nx.cycle_graph, "path": nx.path_graph, "complete": nx.complete_graph}
+    one: nx.Graph[Any] = nx.empty_graph([()])
+    product = reduce(nx.cartesian_product, (lines[line](side) for side in dims), one)
+    places: dict[Any, tuple[int, ...]] = {
+        node: nx.utils.flatten(node)  # type: ignore[no-untyped-call]
+        for node in product
+    }
+    names = {node: "router" + ".".join(map(str, place)) for node, place in places.items()}
+    graph: nx.Graph[int | str] = nx.Graph(routing=routing, line=line, dims=tuple(dims))
+    graph.add_nodes_from((names[node], {"kind": "switch", "place": place})
+                         for node, place in places.items())  # fmt: skip
+    graph.add_edges_from(((names[a], names[b]) for a, b in product.edges), cables=cables)
+    return graph
+
+
+def plug_in(
+    hosts: int, rails: Rails, network: nx.Graph[int | str], ports: int | None
+) -> nx.Graph[int | str]:
+    """Plug hosts into the routers of a network, in order.
+
+    `ports`: most NICs at a router. By default as few whole hosts as hold all.
+
+    Raises `InputError`: more NICs than the routers have ports for.
+    """
+    routers, nics = [str(name) for name in network], len(rails)
+    each = ports or math.ceil(hosts / len(routers)) * nics
+    if nics <= each:  # whole hosts
+        each -= each % nics
+    if hosts * nics > each * len(routers):
+        most = f"at most {each * len(routers)}: {each} at each of {len(routers)} routers"
+        raise InputError(Fault("fabric.hosts_per_router", f"{hosts * nics} NICs", most))
+    graph = plugged(
+        hosts,
+        [[(host * nics + nic) // each for nic in range(nics)] for host in range(hosts)],
+        routers,
+    )
+    graph.update(network)
+    graph.graph |= network.graph
+    return graph
