@@ -197,3 +197,20 @@ def test_two_that_write_one_chunk_race() -> None:
 
 def test_every_stepped_algorithm_ships() -> None:
     assert all(name in ALGORITHMS[op] for op, name in STEPPED)
+
+
+@pytest.mark.parametrize("fidelity", ["flow", "message"])
+def test_rounds_of_unlike_bytes_keep_their_own(fidelity: str) -> None:
+    """A step for 4,000 bytes and one for 4,100, one after the other: nothing is averaged."""
+    small, large = 4000, 4100
+    rounds = [[(0, 1, 0)], [(0, 1, 1)]]
+    both = Schedule.from_rounds(
+        2, small + large, rounds, collective="broadcast", chunks=[small, large]
+    )
+    assert [phase.nbytes.tolist() for phase in both.phases] == [[small], [large]]
+    alone = [
+        Schedule.from_rounds(2, nbytes, [[(0, 1, 0)]], collective="broadcast")
+        for nbytes in (small, large)
+    ]
+    expected = sum(time_s(each, fidelity) for each in alone)
+    assert time_s(both, fidelity) == pytest.approx(expected, rel=1e-9)

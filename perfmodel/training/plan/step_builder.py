@@ -134,6 +134,7 @@ class StepBuilder:
             As of `compute`; `bucket` numbers it among the step's buckets.
 
         Returns the number of the task in the first of its classes; other classes have one, too.
+        Raises `InputError`: a communicator that there is not.
         """
         communicator = next(iter(self._groups)) if group is None else group
         if communicator not in self._groups:
@@ -158,9 +159,18 @@ class StepBuilder:
     ) -> int:
         """Send a message from each rank of a class to the rank in the same place of another.
 
-        Returns the number of the receivers' task, which ends when the message has arrived.
+        Returns the number of the receivers' task, which ends when the message has arrived. Raises
+        `InputError`: a class that there is not, or classes of unlike numbers of ranks.
         """
-        pairs = tuple(zip(self._classes[source], self._classes[target], strict=True))
+        for field, rank_class in (("source", source), ("target", target)):
+            if rank_class not in self._classes:
+                allowed = allowed_names(self._classes, rank_class)
+                raise InputError(Fault(field, repr(rank_class), allowed))
+        senders, receivers = self._classes[source], self._classes[target]
+        if len(senders) != len(receivers):
+            allowed = f"{len(senders)}, as {source!r} has"
+            raise InputError(Fault("target", f"{len(receivers)} ranks", allowed))
+        pairs = tuple(zip(senders, receivers, strict=True))
         communicator = f"{source} to {target}"
         self._groups[communicator] = pairs
         first = self._communicate(
