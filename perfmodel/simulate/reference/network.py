@@ -20,7 +20,7 @@ from perfmodel.simulate.network import LinkCounters, Network, UnsuitedNetworkErr
 from perfmodel.simulate.reference.shared_links import Flow, Process, SharedLinks
 
 MOST_SENDS = 200_000
-"""Sends that take about a minute."""
+"""Sends that take about a minute at 0.3 ms each; 0.04 ms where few meet, 3 ms where 4,000 do."""
 
 
 @dataclass(slots=True, eq=False)
