@@ -6,10 +6,10 @@ protocols those of the lowering, which is the same at all fidelities.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache, partial
-from math import inf
 
 import simpy
 
@@ -50,7 +50,7 @@ class ReferenceNetwork(Network):
         cores = self.machine.topology.sockets.cores
         if self.machine.library.in_order and cores and cores < len(self.machine.topology.ranks):
             raise UnsuitedNetworkError("fidelity 'reference' has no ranks that share cores")
-        at_once = 1 if self.machine.library.in_order else inf
+        at_once = 1 if self.machine.library.in_order else sys.maxsize
         self._connections = defaultdict(partial(simpy.Resource, self.env, at_once))
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:
