@@ -6,6 +6,7 @@ protocols those of the lowering, which is the same at all fidelities.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -19,7 +20,7 @@ from perfmodel.simulate.network import LinkCounters, Network, UnsuitedNetworkErr
 from perfmodel.simulate.reference.shared_links import Flow, Process, SharedLinks
 
 MOST_SENDS = 200_000
-"""Sends that take about a minute."""
+"""Sends that take about a minute at 0.3 ms each; 0.04 ms where few meet, 3 ms where 4,000 do."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +50,7 @@ class ReferenceNetwork(Network):
         cores = self.machine.topology.sockets.cores
         if self.machine.library.in_order and cores and cores < len(self.machine.topology.ranks):
             raise UnsuitedNetworkError("fidelity 'reference' has no ranks that share cores")
-        at_once = 1 if self.machine.library.in_order else MOST_SENDS
+        at_once = 1 if self.machine.library.in_order else sys.maxsize
         self._connections = defaultdict(partial(simpy.Resource, self.env, at_once))
 
     def _launch(self, lowered: LoweredCollective) -> simpy.Event:

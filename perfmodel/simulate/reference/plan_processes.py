@@ -47,8 +47,8 @@ class PlanProcesses:
             for each in self.plan.classes
             for name, capacity in self.plan.semaphores
         }
-        self.ended: dict[tuple[int, int], simpy.Event] = defaultdict(env.event)
-        self.arrived: dict[Any, simpy.Event] = defaultdict(env.event)  # by collective and class
+        self.ended: dict[tuple[int, int], Any] = defaultdict(env.event)
+        self.arrived: dict[Any, Any] = defaultdict(env.event)  # by collective and class
         self.collectives = dict[Any, simpy.Process]()
         self.communicating = Counter[str]()  # collectives in progress, by class
         self.turned: dict[str, simpy.Event] = defaultdict(env.event)  # a class, to another pace

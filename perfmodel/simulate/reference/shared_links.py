@@ -53,7 +53,7 @@ class SharedLinks:
                 break
             except simpy.Interrupt as interrupt:  # by `_share`: another rate from now on
                 self._count(flow, flow.rate_Bps * (self.env.now - flow.since_s))
-                flow.rate_Bps = float(interrupt.cause)  # type: ignore[arg-type]  # Any or None
+                flow.rate_Bps = interrupt.cause or 0.0
         self._count(flow, flow.left_bytes)
         del self._flows[flow]
         self._share_anew(flow.path.links)
