@@ -137,8 +137,8 @@ def _grid(line: str, dims: Dims, cables: int, routing: str) -> nx.Graph[int | st
     import networkx as nx
 
     lines = {"ring": nx.cycle_graph, "path": nx.path_graph, "complete": nx.complete_graph}
-    one: nx.Graph[Any] = nx.empty_graph([()])
-    product = reduce(nx.cartesian_product, (lines[line](side) for side in dims), one)
+    origin: nx.Graph[Any] = nx.empty_graph([()])
+    product = reduce(nx.cartesian_product, (lines[line](side) for side in dims), origin)
     places = {node: nx.utils.flatten(node) for node in product}
     names = {node: "router" + ".".join(map(str, place)) for node, place in places.items()}
     graph: nx.Graph[int | str] = nx.Graph(routing=routing, line=line, dims=tuple(dims))
