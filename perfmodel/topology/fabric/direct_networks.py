@@ -9,7 +9,7 @@ one router.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +139,8 @@ def _grid(line: str, dims: Dims, cables: int, routing: str) -> nx.Graph[int | st
     lines = {"ring": nx.cycle_graph, "path": nx.path_graph, "complete": nx.complete_graph}
     origin: nx.Graph[Any] = nx.empty_graph([()])
     product = reduce(nx.cartesian_product, (lines[line](side) for side in dims), origin)
-    places = {node: nx.utils.flatten(node) for node in product}
+    flatten: Callable[[Any], tuple[int, ...]] = nx.utils.flatten
+    places = {node: flatten(node) for node in product}
     names = {node: "router" + ".".join(map(str, place)) for node, place in places.items()}
     graph: nx.Graph[int | str] = nx.Graph(routing=routing, line=line, dims=tuple(dims))
     graph.add_nodes_from((names[node], {"kind": "switch", "place": place})
