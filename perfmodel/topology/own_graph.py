@@ -329,9 +329,9 @@ def _fabric(
     }
     fabric: nx.MultiDiGraph[int | str] = nx.MultiDiGraph()
     fabric.add_nodes_from(range(len(set(place.values()))), kind="host")
-    kept = ("kind", *SWITCH_FACTS)
+    facts = ("kind", *SWITCH_FACTS)
     fabric.add_nodes_from(
-        (names[name], {fact: data[fact] for fact in kept if fact in data})
+        (names[name], {fact: data[fact] for fact in facts if fact in data})
         for name, data in graph.nodes(data=True)
         if name not in place
     )

@@ -65,6 +65,10 @@ RINGS = dict.fromkeys(
     ("cluster.fabric.oversubscription", "cluster.fabric.routing"),
     "a ring leaves each leaf once, so that one uplink is enough; the test of fabrics tries it",
 )
+DRAGONFLY = dict.fromkeys(
+    ("cluster.fabric.radix", "cluster.fabric.global_cables"),
+    "a ring leaves each group once, so that one cable is enough; the test of fabrics tries it",
+)
 USUAL = {"cluster.fabric.routing": "ecmp", "compute.source": "roofline", "training.scaling": "weak"}
 OWN_CHOICE = {"library.algorithm": "ring", "library.protocol": "simple"}
 A100 = "cluster: {node: dgx-a100, nodes: 2, gpus_per_node: 2, fabric: rail-optimised}\n"
@@ -151,6 +155,12 @@ CONTEXTS = {
         "cluster.fabric.", RINGS if shape == "rail-optimised" else {},
         {"cluster.fabric.routing": "ecmp" if shape == "one-switch" else "adaptive"}) for shape in
         ("one-switch", "leaf-spine", "rail-optimised", "fat-tree")},
+    **{f"fabric {fabric.partition(',')[0]}": Context(
+        f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {fabric}}}}}",
+        "cluster.fabric.", DRAGONFLY if usual == "adaptive" else {},
+        {"cluster.fabric.routing": usual}) for fabric, usual in (
+            ("torus", "dimension-ordered"), ("hypercube", "dimension-ordered"),
+            ("dragonfly, radix: 10, routers_per_group: 2, hosts_per_router: 1", "adaptive"))},
     "some of a pool": Context(
         "cluster: {node: ethernet-10g, nodes: 4, pool: 16, placement: random, fabric: "
         "{kind: leaf-spine, hosts_per_leaf: 4, oversubscription: 4}}",
@@ -234,6 +244,8 @@ VALUES: Mapping[str, list[Any]] = {
     "scale.nodes": [[2]],
     "cluster.mixed": [[{"nodes": [1], "gpu": "v100-pcie-16gb"}]],
     "cluster.fabric": ["leaf-spine"],
+    "dims": [[2, 4], [8]],
+    "cluster.fabric.routing": ["ecmp", "dimension-ordered", "minimal", "valiant"],
     "jobs.0.model": ["resnet18"],
     "kind": ["leaf-spine", "rail-optimised", "one-switch", "fat-tree"],
         "scale": [{"gpus": [1]}],

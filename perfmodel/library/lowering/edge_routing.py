@@ -328,12 +328,12 @@ def _joined_nics(
     nics = []
     for at in apart[first].tolist():
         gpu, nic = topology.ranks[src[at]], router.nic_name(int(src[at]) // size, int(out[at]))
-        there = router.nic_name(int(dst[at]) // size, int(into[at]))
-        joined = (name for name in router.nearest_nics(gpu) if router.joined(name, there))
-        found = next((name for name in joined if hands_over(topology, router, gpu, name)), None)
-        if found is None:
-            raise router.unreachable(gpu, topology.ranks[dst[at]], no_rail(gpu, nic, there))
-        nics.append(router.nic_number(found))
+        arrival = router.nic_name(int(dst[at]) // size, int(into[at]))
+        joined = (name for name in router.nearest_nics(gpu) if router.joined(name, arrival))
+        rail = next((name for name in joined if hands_over(topology, router, gpu, name)), None)
+        if rail is None:
+            raise router.unreachable(gpu, topology.ranks[dst[at]], no_rail(gpu, nic, arrival))
+        nics.append(router.nic_number(rail))
     leaving = out.copy()
     leaving[apart] = np.array(nics, dtype=np.int64)[of]
     return leaving

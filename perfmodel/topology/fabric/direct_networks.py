@@ -9,7 +9,7 @@ one router.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -137,12 +137,10 @@ def _grid(line: str, dims: Dims, cables: int, routing: str) -> nx.Graph[int | st
     import networkx as nx
 
     lines = {"ring": nx.cycle_graph, "path": nx.path_graph, "complete": nx.complete_graph}
-    one: nx.Graph[Any] = nx.empty_graph([()])
-    product = reduce(nx.cartesian_product, (lines[line](side) for side in dims), one)
-    places: dict[Any, tuple[int, ...]] = {
-        node: nx.utils.flatten(node)  # type: ignore[no-untyped-call]
-        for node in product
-    }
+    origin: nx.Graph[Any] = nx.empty_graph([()])
+    product = reduce(nx.cartesian_product, (lines[line](side) for side in dims), origin)
+    flatten: Callable[[Any], tuple[int, ...]] = nx.utils.flatten
+    places = {node: flatten(node) for node in product}
     names = {node: "router" + ".".join(map(str, place)) for node, place in places.items()}
     graph: nx.Graph[int | str] = nx.Graph(routing=routing, line=line, dims=tuple(dims))
     graph.add_nodes_from((names[node], {"kind": "switch", "place": place})
@@ -154,23 +152,24 @@ def _grid(line: str, dims: Dims, cables: int, routing: str) -> nx.Graph[int | st
 def plug_in(
     hosts: int, rails: Rails, network: nx.Graph[int | str], ports: int | None
 ) -> nx.Graph[int | str]:
-    """Plug hosts into the routers of a network, in order.
+    """Plug hosts into the routers of a network in order: its switches that have a ``place``.
 
     `ports`: most NICs at a router. By default as few whole hosts as hold all.
 
     Raises `InputError`: more NICs than the routers have ports for.
     """
-    routers, nics = [str(name) for name in network], len(rails)
-    each = ports or math.ceil(hosts / len(routers)) * nics
+    routers = sum("place" in data for _, data in network.nodes(data=True))
+    nics = len(rails)
+    each = ports or math.ceil(hosts / routers) * nics
     if nics <= each:  # whole hosts
         each -= each % nics
-    if hosts * nics > each * len(routers):
-        most = f"at most {each * len(routers)}: {each} at each of {len(routers)} routers"
+    if hosts * nics > each * routers:
+        most = f"at most {each * routers}: {each} at each of {routers} routers"
         raise InputError(Fault("fabric.hosts_per_router", f"{hosts * nics} NICs", most))
     graph = plugged(
         hosts,
         [[(host * nics + nic) // each for nic in range(nics)] for host in range(hosts)],
-        routers,
+        [str(name) for name in network],
     )
     graph.update(network)
     graph.graph |= network.graph

@@ -73,7 +73,10 @@ def dragonfly(
     network: nx.Graph[int | str] = nx.Graph(routing=routing)
     members = [[f"group{g}/router{r}" for r in range(routers_per_group)] for g in range(count)]
     for group, names in enumerate(members):
-        network.add_nodes_from(names, kind="switch", group=group)
+        network.add_nodes_from(
+            (name, {"kind": "switch", "group": group, "place": (group, router)})
+            for router, name in enumerate(names)
+        )
     join = _join_evenly if routing == "adaptive" else _join_each
     join(network, members, _global_trunks(members, cables), global_latency)
     if count > 1 and None in (groups, global_cables):

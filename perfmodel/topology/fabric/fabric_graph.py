@@ -18,6 +18,7 @@ from perfmodel.topology.fabric.clos import (
     leaf_spine,
     one_switch,
     plugged,
+    rail_only,
     rail_optimised,
 )
 from perfmodel.topology.fabric.direct_networks import (
@@ -28,7 +29,6 @@ from perfmodel.topology.fabric.direct_networks import (
 )
 from perfmodel.topology.fabric.dragonfly import dragonfly
 from perfmodel.topology.fabric.fabric import Fabric
-from perfmodel.topology.fabric.rail_only import rail_only
 
 if TYPE_CHECKING:
     import networkx as nx

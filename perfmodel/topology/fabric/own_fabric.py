@@ -15,6 +15,7 @@ from perfmodel.files import (
     Parts,
     validate_document,
 )
+from perfmodel.topology.expanded_graph import SWITCH_FACTS
 from perfmodel.topology.fabric.fabric import resolve_fabric
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
         hosts; all others are switches. An edge of a host plugs in the NICs with the numbers
         ``nics``: by default all of them if it is the only one, else one each. An edge between
         switches may have ``bandwidth`` (default: that of the NICs' ports), ``latency`` (default: a
-        cable's), parallel ``cables`` and ``lanes`` bonded into each.
+        cable's), parallel ``cables`` and ``lanes`` bonded into each. ``graph.graph["routing"]`` may
+        be "minimal" or "valiant" where switches have a ``group``, and "dimension-ordered" or
+        "valiant" on a grid whose ``dims`` and ``line`` (ring, path or complete) the graph states.
     hosts, nics : int
 
     Raises
@@ -69,11 +72,16 @@ def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
         for host in range(hosts)
         if host not in graph
     ]
+    grid = {fact: graph.graph[fact] for fact in ("dims", "line") if fact in graph.graph}
     own: nx.MultiGraph[int | str] = nx.MultiGraph(
-        kind=name, routing=graph.graph.get("routing", "ecmp")
+        kind=name, routing=graph.graph.get("routing", "ecmp"), **grid
     )
     own.add_nodes_from(range(hosts), kind="host")
-    own.add_nodes_from((n for n in graph if n not in range(hosts)), kind="switch")
+    own.add_nodes_from(
+        (node, {**{fact: data[fact] for fact in SWITCH_FACTS if fact in data}, "kind": "switch"})
+        for node, data in graph.nodes(data=True)
+        if node not in range(hosts)
+    )
     for src, dst, data in graph.edges(data=True):
         try:
             cable = validate_document(_Cable, dict(data))

@@ -13,10 +13,9 @@ import numpy as np
 from perfmodel.errors import TopologyError
 from perfmodel.topology.fabric.like_hosts import devices_of
 from perfmodel.topology.model import Topology
-from perfmodel.topology.routing.cable_routes import NO_CABLE, NO_HOP, CableRoutes
 from perfmodel.topology.routing.clos import Ints, Tiers
 from perfmodel.topology.routing.ecmp import SearchedRoutes
-from perfmodel.topology.routing.switch_paths import switch_paths
+from perfmodel.topology.routing.switch_paths import NO_CABLE, NO_HOP, CableRoutes, switch_paths
 
 _KINDS = (0, 1, 2)
 

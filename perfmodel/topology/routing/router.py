@@ -180,10 +180,10 @@ class Router:
         if other is None or self.parts is None:
             return nics[0]
         joined = [nic for nic in nics if self._fabric.joined(nic, other)]
-        found = next((nic for nic in joined if self._hands_over(name, nic)), None)
-        if found is None:
+        rail = next((nic for nic in joined if self._hands_over(name, nic)), None)
+        if rail is None:
             raise self.unreachable(src, dst, no_rail(name, nics[0], other))
-        return found
+        return rail
 
     def _hands_over(self, name: str, nic: str) -> bool:
         """Whether a device's bytes leave by a NIC: of GPUs by near ones, or over NVLink."""

@@ -101,6 +101,14 @@ def test_what_ports_cannot_carry_is_refused() -> None:
             dragonfly(64, (0,), radix=7, routers_per_group=4, **{"groups": 9, **options})
 
 
+@pytest.mark.parametrize("routing", ["minimal", "adaptive"])
+def test_more_hosts_than_routers_hold_are_refused(routing: str) -> None:
+    """The links that adaptive routing bonds meet at switches that have no ports for hosts."""
+    with pytest.raises(InputError, match="7 NICs; allowed: at most 6: 1 at each of 6 routers"):
+        dragonfly(7, (0,), radix=10, routers_per_group=2, hosts_per_router=1, groups=3,
+                  routing=routing)  # fmt: skip
+
+
 # ---------------------------------------------------------------- adaptive
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from hypothesis import strategies as st
 import perfmodel as pm
 from perfmodel.errors import TopologyError
 from perfmodel.library.lowering.edge_routing import edges_between
-from perfmodel.topology.fabric.rail_only import rail_only
+from perfmodel.topology.fabric.clos import rail_only
+from perfmodel.topology.model import Topology
 from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
+from perfmodel.topology.templates.spec import FabricSpec
 
 
 def network_of(graph: nx.Graph) -> nx.Graph:
@@ -57,22 +61,26 @@ def test_switches_are_fewer_by_the_spines() -> None:
 
 
 CLUSTER = build_topology("dgx-h100", hosts=4, fabric="rail-only")
+SPINES = build_topology("dgx-h100", hosts=4, fabric=FabricSpec(kind="rail-only", radix=3))
+"""A leaf for each host on each rail, under spines."""
 
 
+@pytest.mark.parametrize("cluster", [CLUSTER, SPINES])
 @pytest.mark.parametrize("relayed", [False, True])
-def test_bytes_change_rails_in_the_host_that_sends(relayed: bool) -> None:
+def test_bytes_change_rails_in_the_host_that_sends(relayed: bool, cluster: Topology) -> None:
     """NCCL's PXN: to the GPU of that rail over NVLink, and on by its NIC."""
-    router = Router(CLUSTER)
+    router = Router(cluster)
     src, dst = (axis.ravel() for axis in np.indices((32, 32)))
     src, dst = src[src // 8 != dst // 8], dst[src // 8 != dst // 8]
-    edges = edges_between(CLUSTER, router, src, dst, relayed=relayed)
-    names, kinds = CLUSTER.arcs.names, CLUSTER.arcs.kinds
+    edges = edges_between(cluster, router, src, dst, relayed=relayed)
+    names, kinds = cluster.arcs.names, cluster.arcs.kinds
     for at, (a, b) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
         route = edges.arcs[edges.pointers[at] : edges.pointers[at + 1]].tolist()
-        cables = [arc for arc in route if arc >= CLUSTER.first_cable]
+        assert all(names[x][1] == names[y][0] for x, y in pairwise(route))
+        cables = [arc for arc in route if arc >= cluster.first_cable]
         assert names[cables[0]][0] == f"n{a // 8}/nic{b % 8}"
         assert names[cables[-1]][1] == f"n{b // 8}/nic{b % 8}"
-        passed = {kinds[arc] for arc in route if arc < CLUSTER.first_cable}
+        passed = {kinds[arc] for arc in route if arc < cluster.first_cable}
         assert ("nvlink" in passed) == (a % 8 != b % 8)
 
 

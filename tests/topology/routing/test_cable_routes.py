@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import perfmodel as pm
 from perfmodel.errors import InputError
 from perfmodel.simulate.sharing.max_min import max_min_rates
+from perfmodel.topology.fabric.direct_networks import torus
+from perfmodel.topology.fabric.dragonfly import dragonfly
 from perfmodel.topology.faults import find_arcs, remove_links
 from perfmodel.topology.model import Topology
 from perfmodel.topology.own_graph import topology_of
@@ -179,3 +182,20 @@ def test_a_graph_that_lacks_what_its_routing_goes_by_is_refused(routing: str, ne
     fabric.add_node("leaf0", kind="switch")
     with pytest.raises(InputError, match=f"{routing}.*{needed}"):
         switch_paths(fabric)
+
+
+def test_a_function_of_the_users_may_say_how_it_is_routed() -> None:
+    """Our own generators, called as a user's function: groups and grids keep their routing."""
+
+    def mine(hosts: int, nics: int) -> nx.Graph:
+        return dragonfly(hosts, (0,) * nics, radix=7, routers_per_group=4, routing="valiant")
+
+    def grid(hosts: int, nics: int) -> nx.Graph:
+        return torus(hosts, (0,) * nics, dims=(3, 4))
+
+    for make, kind in ((mine, SHAPES[5]), (grid, {"kind": "torus", "dims": (3, 4)})):
+        ours, shipped = pm.topology("dgx1-v100", nodes=12, fabric=make), built(kind)
+        src, dst = all_ports(ours)
+        for one, two in zip(*(Router(t).across(src, dst, src) for t in (ours, shipped)),
+                            strict=True):  # fmt: skip
+            np.testing.assert_array_equal(one, two)
