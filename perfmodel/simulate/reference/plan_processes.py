@@ -22,11 +22,6 @@ from perfmodel.simulate.uncontended.messages import root_in
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Stream, Task
 
 
-def time_of(event: simpy.Event) -> float:
-    """When something happened, which is the event's value."""
-    return float(event.value)  # type: ignore[arg-type]  # SimPy: Any or None
-
-
 @dataclass(eq=False)
 class PlanProcesses:
     """A plan that runs for some steps; `stretch`: factor on a task's work, by step and index."""
@@ -77,7 +72,8 @@ class PlanProcesses:
                     yield event
                 if task.acquires:
                     yield self.semaphores[rank_class, task.acquires].get(1)
-                ready_s = max(map(time_of, before), default=0.0)
+                ends_s = [float(event.value) for event in before]
+                ready_s = max(ends_s, default=0.0)
                 self.env.process(self.task(step, index, ready_s, stream, worker))
 
     def task(self, step: int, index: int, ready_s: float, stream: Stream, worker: Any) -> Process:
@@ -123,7 +119,8 @@ class PlanProcesses:
         start_s = self.env.now
         root = root_in(groups[0], self.groups[work.communicator], work.root)
         if len(classes) > 1:
-            arrived_s = {name: time_of(self.arrived[key, name]) for name in classes}
+            times_s = [float(self.arrived[key, each].value) for each in classes]
+            arrived_s = dict(zip(classes, times_s, strict=True))
             self.arrivals.append(arrivals_of(task, step, arrived_s, self.classes, start_s))
         self.turn(classes, +1)
         yield self.network.collective(work.op, work.nbytes, groups, root, work.times)
