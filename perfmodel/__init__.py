@@ -34,24 +34,52 @@ if TYPE_CHECKING:
     from perfmodel.api.functions import plan as plan_scenario
     from perfmodel.api.functions import sweep as run_sweep
     from perfmodel.api.functions import tune as tune_scenario
+    from perfmodel.api.verification import verify
     from perfmodel.calibrate import read_profile
     from perfmodel.collectives.schedule import Schedule
-    from perfmodel.collectives.verify import verify
-    from perfmodel.errors import PerfmodelError
+    from perfmodel.errors import PerfmodelError, ScheduleError
+    from perfmodel.library.machine import Machine
+    from perfmodel.library.model import CommLibrary, load_library
     from perfmodel.scenario import Scenario, load_scenario
+    from perfmodel.simulate import simulate_plan as simulate
+    from perfmodel.simulate.engine.own_processes import NetworkView
     from perfmodel.studies.run.result.model import Result
     from perfmodel.topology import build_cluster as topology
     from perfmodel.topology.model import Topology
     from perfmodel.torch_modules.capture import Capture, capture
     from perfmodel.torch_modules.times.ddp_steps import record_steps
+    from perfmodel.training.plan.step_builder import StepBuilder
+    from perfmodel.training.plan.step_plan import (
+        Collective,
+        Communicator,
+        Compute,
+        RankClass,
+        StepPlan,
+        Stream,
+        Task,
+    )
+    from perfmodel.training.strategy import StepRequest
 
 
 __all__ = [
     "Capture",
+    "Collective",
+    "CommLibrary",
+    "Communicator",
+    "Compute",
+    "Machine",
+    "NetworkView",
     "PerfmodelError",
+    "RankClass",
     "Result",
     "Scenario",
     "Schedule",
+    "ScheduleError",
+    "StepBuilder",
+    "StepPlan",
+    "StepRequest",
+    "Stream",
+    "Task",
     "Topology",
     "__version__",
     "advise",
@@ -60,6 +88,7 @@ __all__ = [
     "compare",
     "compare_scenarios",
     "doctor",
+    "load_library",
     "load_scenario",
     "plan",
     "plan_scenario",
@@ -67,6 +96,7 @@ __all__ = [
     "record_steps",
     "run",
     "run_sweep",
+    "simulate",
     "sweep",
     "topology",
     "tune",
@@ -77,10 +107,23 @@ __all__ = [
 
 _HOMES = {
     "Capture": "perfmodel.torch_modules.capture:Capture",
+    "Collective": "perfmodel.training.plan.step_plan:Collective",
+    "CommLibrary": "perfmodel.library.model:CommLibrary",
+    "Communicator": "perfmodel.training.plan.step_plan:Communicator",
+    "Compute": "perfmodel.training.plan.step_plan:Compute",
+    "Machine": "perfmodel.library.machine:Machine",
+    "NetworkView": "perfmodel.simulate.engine.own_processes:NetworkView",
     "PerfmodelError": "perfmodel.errors:PerfmodelError",
+    "RankClass": "perfmodel.training.plan.step_plan:RankClass",
     "Result": "perfmodel.studies.run.result.model:Result",
     "Scenario": "perfmodel.scenario:Scenario",
     "Schedule": "perfmodel.collectives.schedule:Schedule",
+    "ScheduleError": "perfmodel.errors:ScheduleError",
+    "StepBuilder": "perfmodel.training.plan.step_builder:StepBuilder",
+    "StepPlan": "perfmodel.training.plan.step_plan:StepPlan",
+    "StepRequest": "perfmodel.training.strategy:StepRequest",
+    "Stream": "perfmodel.training.plan.step_plan:Stream",
+    "Task": "perfmodel.training.plan.step_plan:Task",
     "Topology": "perfmodel.topology.model:Topology",
     "advise": "perfmodel.api.functions:advise",
     "capture": "perfmodel.torch_modules.capture:capture",
@@ -88,6 +131,7 @@ _HOMES = {
     "compare": "perfmodel.api.functions:compare",
     "compare_scenarios": "perfmodel.api.functions:compare",
     "doctor": "perfmodel.api.functions:doctor",
+    "load_library": "perfmodel.library.model:load_library",
     "load_scenario": "perfmodel.scenario:load_scenario",
     "plan": "perfmodel.api.functions:plan",
     "plan_scenario": "perfmodel.api.functions:plan",
@@ -95,14 +139,15 @@ _HOMES = {
     "record_steps": "perfmodel.torch_modules.times.ddp_steps:record_steps",
     "run": "perfmodel.api.functions:run",
     "run_sweep": "perfmodel.api.functions:sweep",
+    "simulate": "perfmodel.simulate",
     "sweep": "perfmodel.api.functions:sweep",
     "topology": "perfmodel.topology",
     "tune": "perfmodel.api.functions:tune",
     "tune_scenario": "perfmodel.api.functions:tune",
     "variants": "perfmodel.api.functions:variants",
-    "verify": "perfmodel.collectives.verify:verify",
+    "verify": "perfmodel.api.verification:verify",
 }
-"""Where each word lives; `topology` is a package that can be called."""
+"""Where each word lives; `topology` and `simulate` are packages that can be called."""
 
 
 def __getattr__(name: str) -> object:

@@ -181,6 +181,22 @@ def allowed_names(names: Iterable[str], found: str | None = None, *, limit: int 
     return f"one of {quoted}{more}{hint}"
 
 
+def describe_type(value: object) -> str:
+    """Say what a value is, for a message about its type.
+
+    Examples
+    --------
+    >>> describe_type(3.5), describe_type(None)
+    ('a float, 3.5', 'None')
+    """
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    article = "an" if name[0].lower() in "aeiou" else "a"
+    text = repr(value)
+    return f"{article} {name}, {text if len(text) <= 60 else f'{text[:57]}...'}"
+
+
 def nearest(names: Iterable[str], found: str) -> str | None:
     """Return the name closest to `found`, or None; case and separators are ignored.
 

@@ -121,6 +121,27 @@ def test_a_command_that_needs_hardware_or_time_can_be_parsed(line: str) -> None:
     parse(line)
 
 
+def marked_python(document: str) -> list[str]:
+    """Python in a document that is marked to run, block by block."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.findall(r"<!-- runs -->\n```python\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if marked_python(d)])
+def test_python_that_is_marked_runs(document: str) -> None:
+    """Later blocks have the names of earlier ones."""
+    names: dict[str, object] = {}
+    for block in marked_python(document):
+        exec(compile(block, document, "exec"), names)
+
+
+def test_parts_of_your_own_are_run() -> None:
+    assert {d for d in DOCUMENTS if marked_python(d)} >= {
+        "scenarios/README.md",
+        "topologies/README.md",
+    }
+
+
 def test_a_misspelt_command_is_noticed() -> None:
     with pytest.raises(Exception, match="ranjs"):
         parse("perfmodel measure ring --ranjs 4")

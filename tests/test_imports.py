@@ -16,7 +16,8 @@ LAYERS = [
     "__main__", "cli", "api", "report", "validate", "traces", "studies", "calibrate", "measure",
     "torch_modules", "simulate", "library",
     "testing", "training", "workload", "topology", "scenario", "collectives", "files",
-    "compiled_loops", "garbage", "timeline", "arrays", "units", "errors", "escape", "version",
+    "compiled_loops", "garbage", "timeline", "arrays", "own_functions", "units", "errors", "escape",
+    "version",
 ]  # fmt: skip
 """Top to bottom."""
 

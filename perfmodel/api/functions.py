@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from perfmodel.api.questions import (
     Fields,
@@ -18,10 +18,9 @@ from perfmodel.api.questions import (
     as_scenario,
     as_sizes,
     as_topology,
-    describe_type,
     python_names,
 )
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, describe_type
 from perfmodel.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -37,13 +36,18 @@ if TYPE_CHECKING:
         Sweep,
     )
     from perfmodel.calibrate import Profile
+    from perfmodel.collectives.schedule import Schedule
     from perfmodel.library.settings import LibrarySettings
     from perfmodel.scenario import ClusterSize
     from perfmodel.simulate.engine.engine import Fidelity
+    from perfmodel.simulate.engine.own_processes import Process
     from perfmodel.studies.sweep.variants import Variant
     from perfmodel.topology.model import Topology
 
 Progress = Callable[[int, int], None]
+
+UNCHANGED: Final = object()
+"""A section that stays as the scenario has it: None removes one."""
 
 SIZES = tuple(4**power for power in range(5, 16))
 """1 KiB to 1 GiB."""
@@ -60,6 +64,9 @@ def run(
     jobs: int | None = None,
     backend: str = "loky",
     scheduler: str | None = None,
+    strategy: Any = UNCHANGED,
+    processes: Sequence[Process] = (),
+    steps: int | None = None,
     **keywords: Any,
 ) -> RunResult:
     """Predict the step time of a scenario at all its cluster sizes.
@@ -72,7 +79,7 @@ def run(
         Dotted fields that differ, with values as in a file: ``{"cluster.nodes": 4}``.
     profile : str, Path or Profile, optional
         Measured numbers instead of those of datasheets.
-    fidelity : {"flow", "message"}, optional
+    fidelity : {"flow", "message", "reference"}, optional
         Instead of the scenario's.
     progress : callable, optional
         Called with (sizes done, sizes in all).
@@ -82,6 +89,15 @@ def run(
         Processes that simulate the mixtures of strategy ``auto``; default: this one.
     backend, scheduler
         As of `sweep`, for the same.
+    strategy : callable, or fields
+        A function of a `StepRequest` that returns a `StepPlan` (see `StepBuilder`), in place of
+        the scenario's strategy; or that section's fields.
+    processes : sequence of callable
+        SimPy processes beside the job: generator functions of (env, network), where `network` sends
+        traffic, changes links and says what the job does (`NetworkView`). They begin with the
+        first step that counts, once for each simulation that a run makes.
+    steps : int, optional
+        Steps that are counted beside processes; default: 20.
     **keywords
         Fields that differ: ``cluster__nodes=4``; None removes one.
 
@@ -101,13 +117,16 @@ def run(
     from perfmodel.studies.run import run_scenario
     from perfmodel.studies.sweep.executor import search_workers
 
+    own = strategy if callable(strategy) else None
+    if own is None and strategy is not UNCHANGED:
+        keywords["strategy"] = strategy
     question = as_scenario(scenario, fields, keywords)
     with python_names():
         return showing(
             RunResult,
             run_scenario(
                 question, fidelity=fidelity, profile=as_profile(profile), progress=progress,
-                with_first=with_first,
+                with_first=with_first, strategy=own, processes=processes, steps=steps,
                 workers=search_workers(question, jobs, backend, scheduler),
             ),
         )  # fmt: skip
@@ -383,7 +402,7 @@ def collective(
     gpus_per_node: int | None = None,
     op: str = "all_reduce",
     sizes: Any = SIZES,
-    algorithm: str = "auto",
+    algorithm: str | Callable[[int, int], Schedule] = "auto",
     library: str = "nccl",
     settings: LibrarySettings | None = None,
     version: str | None = None,
@@ -403,8 +422,12 @@ def collective(
         Such as "all_reduce" or "all-gather".
     sizes : int, str, or several of them
         Bytes, or text such as "1 MiB"; default: 1 KiB to 1 GiB.
-    algorithm, library : str
-        "auto" or the name of an algorithm; "nccl", "gloo", "mpi" or "plain".
+    algorithm : str or callable
+        "auto", the name of an algorithm, or a function of (ranks, nbytes) that returns a Schedule.
+        Its messages take the nearest links between their ranks, with the costs that the library's
+        protocols have for any algorithm.
+    library : str
+        "nccl", "gloo", "mpi" or "plain".
     settings : LibrarySettings, optional
         Version and environment of the library; or `version` and `env`, of NCCL.
     profile, profile_rows, fidelity, progress
@@ -424,6 +447,7 @@ def collective(
     from perfmodel.api.results import CollectiveTimes
     from perfmodel.report.common.processes import count_ranks
     from perfmodel.studies.run.collective import (
+        check_own,
         collective_rows,
         nominal_timer,
         profile_notes,
@@ -442,7 +466,9 @@ def collective(
             settings=settings, profile=measured, profile_rows=profile_rows, fidelity=fidelity,
             progress=progress, nominal=nominal,
         )  # fmt: skip
-        notes = routing_notes(nominal, op=name, nbytes=max(listed), algorithm=algorithm)
+        largest = max(listed)
+        notes = check_own(machine, op=name, nbytes=largest, algorithm=algorithm, library=library)
+        notes += routing_notes(nominal, op=name, nbytes=largest, algorithm=algorithm)
         if measured is not None:
             notes += profile_notes(
                 machine, op=name, sizes=listed, profile=measured, rows=profile_rows

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast, runtime_checkable
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, describe_type
 from perfmodel.scenario import Scenario, change_scenario, load_scenario, make_scenario
 
 if TYPE_CHECKING:
@@ -56,20 +56,6 @@ def python_names() -> Iterator[None]:
 
 def _python_name(field: str) -> str:
     return _PYTHON_NAMES.get(field, field.removeprefix("--set "))
-
-
-def describe_type(value: object) -> str:
-    """Say what a value is, for a message about its type.
-
-    Examples
-    --------
-    >>> describe_type(3.5)
-    'a float, 3.5'
-    """
-    name = type(value).__name__
-    article = "an" if name[0].lower() in "aeiou" else "a"
-    text = repr(value)
-    return f"{article} {name}, {text if len(text) <= 60 else f'{text[:57]}...'}"
 
 
 def as_scenario(

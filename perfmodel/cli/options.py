@@ -71,8 +71,11 @@ def library_settings(
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 FidelityOption = Annotated[
-    Literal["flow", "message"] | None,
-    typer.Option(help="flow: rates on links; message: every send (up to some hundred GPUs)."),
+    Literal["flow", "message", "reference"] | None,
+    typer.Option(
+        help="flow: rates on links; message: every send (up to some hundred GPUs); reference: the "
+        "same in plain SimPy (some ten GPUs)."
+    ),
 ]
 NodesOption = Annotated[
     int,

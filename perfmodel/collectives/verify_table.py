@@ -1,17 +1,24 @@
-"""The table that ``perfmodel verify ALGORITHM`` prints: one row per operation and rank count."""
+"""The table that ``perfmodel verify ALGORITHM`` prints: one row per operation and rank count.
+
+Also of a function of the user's, which does what its schedules say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from perfmodel.collectives.algorithms.own import OwnAlgorithm, plan_own
 from perfmodel.collectives.catalog import allows, make, operations
 from perfmodel.collectives.dependencies import sends_in
+from perfmodel.collectives.schedule import Schedule
 from perfmodel.collectives.verify import verify
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, ScheduleError
+from perfmodel.own_functions import name_of
 
 ITEM_BYTES = 4
 
@@ -36,7 +43,7 @@ class VerifiedRow:
 
 
 def verify_table(
-    algorithm: str,
+    algorithm: str | OwnAlgorithm,
     ranks: Iterable[int],
     *,
     elements: Sequence[int] | None = None,
@@ -49,10 +56,11 @@ def verify_table(
 
     Parameters
     ----------
-    algorithm : str
-        Name of an algorithm in `perfmodel.collectives.catalog.ALGORITHMS`.
+    algorithm : str or callable
+        Name of an algorithm in `perfmodel.collectives.catalog.ALGORITHMS`, or a function of
+        (ranks, nbytes) that returns a Schedule.
     ranks : iterable of int
-        Those that the algorithm does not allow are left out.
+        Those that the algorithm does not allow, which it says by a `ScheduleError`, are left out.
     elements : sequence of int, optional
         Sizes in 4-byte elements. Default: 0, 1, 7, 3N + 1 (not divisible) and 4N.
     orders, seed, dtype
@@ -63,67 +71,97 @@ def verify_table(
     Raises
     ------
     InputError
-        No such algorithm, or more than `MOST_SENDS` to execute, which is found out before any is.
+        No such algorithm, what is wrong with a function, or more than `MOST_SENDS` to execute,
+        which is found out before any is.
     DataMismatch
         Wrong data; names operation, rank and chunk.
     """
     counts = list(ranks)
-    _check_work(algorithm, counts, elements, orders)
+    plans = [_plans(algorithm, count, _sizes(count, elements)) for count in counts]
+    _check_work(algorithm, counts, plans, orders)
     rows: list[VerifiedRow] = []
-    for done, count in enumerate(counts, 1):
-        sizes = _sizes(count, elements)
-        allowed = _allowed(algorithm, count)
-        rows += [_row(op, algorithm, count, sizes, orders, seed, dtype) for op in allowed]
+    for done, (count, schedules) in enumerate(zip(counts, plans, strict=True), 1):
+        rows += [_row(op, count, sizes, orders, seed, dtype) for op, sizes in schedules.items()]
         if progress is not None:
             progress(done, len(counts))
     return rows
+
+
+Plan = Callable[[], Schedule]
+
+
+def _plans(
+    algorithm: str | OwnAlgorithm, ranks: int, sizes: Sequence[int]
+) -> Mapping[str, Mapping[int, Plan]]:
+    """What an algorithm does on some ranks: of each operation the schedules by size in bytes."""
+    nbytes = [size * ITEM_BYTES for size in sizes]
+    if not isinstance(algorithm, str):
+        return _own_plans(algorithm, ranks, nbytes)
+    return {
+        op: {
+            size: partial(make, op, algorithm, ranks, size, itemsize=ITEM_BYTES) for size in nbytes
+        }
+        for op in operations(algorithm)
+        if allows(op, algorithm, ranks) is None
+    }
+
+
+def _own_plans(
+    algorithm: OwnAlgorithm, ranks: int, nbytes: Sequence[int]
+) -> Mapping[str, Mapping[int, Plan]]:
+    plans: dict[str, dict[int, Plan]] = {}
+    for size in nbytes:
+        try:
+            op = plan_own(algorithm, ranks, size).collective
+        except ScheduleError:
+            continue
+        plans.setdefault(op, {})[size] = partial(plan_own, algorithm, ranks, size, op)
+    return plans
 
 
 def _sizes(ranks: int, elements: Sequence[int] | None) -> list[int]:
     return sorted({0, 1, 7, 3 * ranks + 1, 4 * ranks} if elements is None else {*elements})
 
 
-def _allowed(algorithm: str, ranks: int) -> list[str]:
-    return [op for op in operations(algorithm) if allows(op, algorithm, ranks) is None]
-
-
 def _check_work(
-    algorithm: str, counts: Sequence[int], elements: Sequence[int] | None, orders: int
+    algorithm: str | OwnAlgorithm,
+    counts: Sequence[int],
+    plans: Sequence[Mapping[str, Mapping[int, Plan]]],
+    orders: int,
 ) -> None:
-    """Refuse a table that would take hours; the largest size counts for all sizes."""
-    sends = 0
-    for count in counts:
-        sizes = _sizes(count, elements)
-        times = orders * len(sizes)
-        for op in _allowed(algorithm, count):
-            largest = make(op, algorithm, count, sizes[-1] * ITEM_BYTES, itemsize=ITEM_BYTES)
-            sends += times * sends_in(largest, most=(MOST_SENDS - sends) // times)
+    """Refuse a table that is empty or would take hours; the largest size counts for all sizes."""
+    sends, name = 0, algorithm if isinstance(algorithm, str) else name_of(algorithm)
+    ranks = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else ", ".join(map(str, counts))
+    if not any(plans):
+        raise InputError(Fault("ranks", ranks or "none", f"numbers that {name} allows"))
+    for count, schedules in zip(counts, plans, strict=True):
+        for by_size in schedules.values():
+            times = orders * len(by_size)
+            sends += times * sends_in(by_size[max(by_size)](), (MOST_SENDS - sends) // times)
             if sends > MOST_SENDS:
-                ranks = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{count}"
                 allowed = (
-                    f"what executes {MOST_SENDS:,} sends at most; {algorithm} reaches that at "
-                    f"{count} ranks with {orders} orders of {len(sizes)} sizes each"
+                    f"what executes {MOST_SENDS:,} sends at most; {name} reaches that at "
+                    f"{count} ranks with {orders} orders of {len(by_size)} sizes each"
                 )
                 raise InputError(Fault("ranks", ranks, allowed))
 
 
 def _row(
     op: str,
-    algorithm: str,
     ranks: int,
-    elements: Sequence[int],
+    plans: Mapping[int, Plan],
     orders: int,
     seed: int,
     dtype: DTypeLike,
 ) -> VerifiedRow:
-    for size in elements:
-        schedule = make(op, algorithm, ranks, size * ITEM_BYTES, itemsize=ITEM_BYTES)
+    for plan in plans.values():
+        schedule = plan()
         verified = verify(schedule, orders=orders, seed=seed, dtype=dtype)
-    nbytes = elements[-1] * ITEM_BYTES
+    nbytes = max(plans)
     return VerifiedRow(
         op=op,
         ranks=ranks,
-        sizes=tuple(size * ITEM_BYTES for size in elements),
+        sizes=tuple(plans),
         sends=verified.sends,
         steps=sum(phase.repeat for phase in schedule.phases),
         bytes_per_rank_over_nbytes=verified.max_bytes_sent / nbytes if nbytes else 0.0,

@@ -59,7 +59,7 @@ class Scenario(FileModel):
     plan: PlanSection | None = Field(
         default=None, description="candidate clusters for a target, for `perfmodel plan`"
     )
-    fidelity: Literal["flow", "message"] = "flow"
+    fidelity: Literal["flow", "message", "reference"] = "flow"
     seed: Annotated[int, Field(strict=True, ge=0)] = 0
 
     _origin: SourceMap = PrivateAttr(default_factory=SourceMap)

@@ -15,7 +15,7 @@ import numpy as np
 import simpy
 
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
-from perfmodel.errors import SimulationError
+from perfmodel.errors import PerfmodelError, SimulationError
 from perfmodel.library.lowering.link_bytes import LinkBytes, add_traffic
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.machine import Machine
@@ -51,6 +51,20 @@ def succeed_at(env: simpy.Environment, event: simpy.Event, time_s: float) -> Non
     """Let an event fire at a time; at once if it has passed."""
     event._ok, event._value = True, None
     env.schedule(event, delay=max(0.0, time_s - env.now))
+
+
+def run_until(
+    env: simpy.Environment, until: simpy.Event | float, describe_deadlock: Callable[[], str]
+) -> None:
+    """Run until an event or a time; raise on a deadlock, on which SimPy stops silently."""
+    try:
+        env.run(until=until)
+    except PerfmodelError as error:
+        if isinstance(error.__cause__, type(error)):  # SimPy raises a copy, made of its text
+            raise error.__cause__ from error.__cause__.__cause__
+        raise
+    except RuntimeError as error:
+        raise SimulationError(describe_deadlock()) from error
 
 
 class UnsuitedNetworkError(SimulationError):
@@ -215,15 +229,16 @@ class Network(ABC):
         been sent: never, if they are infinite.
         """
 
-    @abstractmethod
-    def become(self, machine: Machine) -> None:
+    def become(self, machine: Machine) -> None:  # noqa: ARG002  # those that can, override it
         """Go on on this machine: other rates, latencies and dead arcs.
 
         Transfers in progress keep the bytes that they have sent; edges over dead arcs take other
         routes.
 
-        Raises `TopologyError`: no route is left between two ranks that have to communicate.
+        Raises `TopologyError`: no route is left between two ranks that have to communicate. Raises
+        `UnsuitedNetworkError`: this network does not simulate such a change.
         """
+        raise UnsuitedNetworkError("this network does not simulate a machine that changes")
 
     def _note_change(self, machine: Machine) -> None:
         """Replace the machine, of whose changes one less is left."""

@@ -6,31 +6,74 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
+from typing import get_args
 
-from perfmodel.errors import ScheduleError, allowed_names
-from perfmodel.training.plan.step_plan import Collective, Communicator, Compute, StepPlan
+from perfmodel.errors import ScheduleError, allowed_names, describe_type
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    Compute,
+    Op,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
 from perfmodel.workload.model import ITEM_BYTES
 
 
-def check_plan(plan: StepPlan) -> None:
+def check_plan(plan: StepPlan, ranks: int | None = None) -> None:
     """Check a plan; the error lists all faults at once.
 
     Names must be known and unique, ranks in one class each; `after` points to earlier tasks;
     every class with members in a collective's communicator takes part in it once, and alike;
     messages have two ends; semaphores are given back as often as taken; and the streams' orders do
-    not make tasks wait for each other in a circle.
+    not make tasks wait for each other in a circle. With `ranks`, the classes hold so many.
 
     Raises
     ------
     ScheduleError
         One line per fault.
     """
-    faults = [
-        *_declarations(plan), *_ranks(plan), *_tasks(plan), *_collectives(plan)
+    faults = [*_types(plan)] or [
+        *_declarations(plan), *_ranks(plan, ranks), *_tasks(plan), *_collectives(plan)
     ]  # fmt: skip
     faults += [] if faults else [*_semaphores(plan), *_circles(plan)]
     if faults:
         raise ScheduleError(f"plan {plan.name!r}:\n" + "\n".join(f"  {fault}" for fault in faults))
+
+
+def _types(plan: StepPlan) -> Iterator[str]:
+    parts = {"classes": RankClass, "streams": Stream, "communicators": Communicator}
+    for name, kind in parts.items():
+        for each in getattr(plan, name):
+            if not isinstance(each, kind):
+                yield f"{name}: found {describe_type(each)}; allowed: a perfmodel.{kind.__name__}"
+    if isinstance(plan.samples, bool) or not isinstance(plan.samples, int):
+        yield f"samples: found {plan.samples!r}; allowed: a whole number"
+    if not plan.tasks:
+        yield "tasks: found none; allowed: at least one"
+    for index, task in enumerate(plan.tasks):
+        if not isinstance(task, Task):
+            yield f"task {index}: found {describe_type(task)}; allowed: a perfmodel.Task"
+            continue
+        where = f"task {index} {task.name!r}"
+        if not all(isinstance(each, int) for each in (*task.after, *task.after_previous)):
+            yield f"{where}: found after {task.after!r}; allowed: numbers of tasks"
+        yield from (f"{where}: {fault}" for fault in _work_faults(task.work))
+
+
+def _work_faults(work: object) -> Iterator[str]:
+    if isinstance(work, Compute):
+        if not isinstance(work.duration_s, int | float):
+            yield f"found duration_s {work.duration_s!r}; allowed: seconds"
+    elif isinstance(work, Collective):
+        if not isinstance(work.nbytes, int):
+            yield f"found nbytes {work.nbytes!r}; allowed: a whole number"
+        if work.op not in get_args(Op):
+            yield f"found op {work.op!r}; allowed: {allowed_names(get_args(Op), str(work.op))}"
+    else:
+        yield f"found work {describe_type(work)}; allowed: a perfmodel.Compute or Collective"
 
 
 def _declarations(plan: StepPlan) -> Iterator[str]:
@@ -52,16 +95,21 @@ def _declarations(plan: StepPlan) -> Iterator[str]:
         yield f"{plan.samples} samples; at least 1"
 
 
-def _ranks(plan: StepPlan) -> Iterator[str]:
+def _ranks(plan: StepPlan, count: int | None) -> Iterator[str]:
+    planned = {rank for each in plan.classes for rank in each.ranks}
+    if count is not None and planned != set(range(count)):
+        missing, extra = sorted(set(range(count)) - planned), sorted(planned - set(range(count)))
+        without = f", without {missing[:4]}" if missing else ""
+        beyond = f", with {extra[:4]}" if extra else ""
+        yield f"classes: found {len(planned)} ranks{without}{beyond}; allowed: 0 to {count - 1}"
     for rank in _twice(rank for each in plan.classes for rank in each.ranks):
         yield f"rank {rank} is in two classes"
     yield from (f"class {each.name!r} has no ranks" for each in plan.classes if not each.ranks)
-    ranks = {rank for each in plan.classes for rank in each.ranks}
     for communicator in plan.communicators:
         members = [rank for group in communicator.groups for rank in group]
         for rank in _twice(members):
             yield f"communicator {communicator.name!r}: rank {rank} is in two of its groups"
-        for rank in sorted(set(members) - ranks):
+        for rank in sorted(set(members) - planned):
             yield f"communicator {communicator.name!r}: rank {rank} is in no class"
 
 

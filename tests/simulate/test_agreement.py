@@ -64,6 +64,15 @@ def test_a_fluid_is_near_elsewhere() -> None:
     assert over.p90 <= P90
 
 
+@pytest.mark.parametrize(
+    "family", sorted({*MUST_AGREE, *NEED_NOT} - {"cable lost in mid-transfer"})
+)
+def test_message_is_the_reference(family: str) -> None:
+    """Which has no links that are lost."""
+    for scene, ends in played(family):
+        assert ends["message"] == pytest.approx(play("reference", scene), rel=1e-9)
+
+
 @pytest.mark.parametrize("family", [*MUST_AGREE, *NEED_NOT])
 def test_nothing_ends_before_it_can(family: str) -> None:
     """Neither fidelity beats the narrowest cut or the chain of latencies."""

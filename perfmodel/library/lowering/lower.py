@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from perfmodel.arrays import RankGroup, distinct, rank_array
 from perfmodel.collectives.algorithms import linear
+from perfmodel.collectives.algorithms.own import OWN, OwnAlgorithm, plan_own
 from perfmodel.collectives.catalog import NCCL_ALGORITHMS, find_algorithm
 from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.lowering.edge_routing import edges_between
@@ -29,6 +31,7 @@ from perfmodel.library.lowering.rings import (
     ON_CHANNELS,
     OWN_ALGORITHM,
     lay_by_name,
+    lay_directly,
     lay_on_rings,
 )
 from perfmodel.library.machine import Machine
@@ -42,6 +45,9 @@ from perfmodel.library.nccl.lowering.dispatch import (
     send_protocol,
 )
 from perfmodel.library.nccl.tuner import channels_used, system_on
+
+Algorithm = str | OwnAlgorithm
+"""An algorithm of the catalogue by name, or a function that plans a schedule."""
 
 MOST_RANKS_KEPT = 16
 """Schedules of more ranks are made again: a fit asks for the same few sizes a thousand times."""
@@ -87,7 +93,7 @@ def lower_collective(
     group: RankGroup,
     *,
     root: int = 0,
-    algorithm: str | None = None,
+    algorithm: Algorithm | None = None,
 ) -> tuple[LoweredCollective, ...]:
     """Lay a collective on the machine: one result for each protocol that the library may take.
 
@@ -101,9 +107,11 @@ def lower_collective(
         Ranks of the topology, at least two.
     root : int
         Rank of the topology, for rooted operations.
-    algorithm : str, optional
+    algorithm : str or callable, optional
         Name in `perfmodel.collectives.catalog`. Default: the library's own. Rings, and chains
         around them, are laid over the machine's channels; so is what `NCCL_OWN` names, for NCCL.
+        A function of the user's is laid over the nearest links of each pair of ranks, with the
+        costs that the library's protocols have for any algorithm.
 
     Raises
     ------
@@ -121,14 +129,19 @@ def lower_without_corrections(
     group: RankGroup,
     *,
     root: int = 0,
-    algorithm: str | None = None,
+    algorithm: Algorithm | None = None,
 ) -> tuple[LoweredCollective, ...]:
     """As `lower_collective`, without the machine's measured corrections."""
-    size = _whole_items(nbytes)
+    size = whole_items(nbytes)
     if algorithm is None:
         op = machine.library.runs_as.get(op, op)
-    name, protocols = _candidate(machine, op, size, group, algorithm)
-    lay = _layer(machine, op, name, size, group, root)
+    if algorithm is None or isinstance(algorithm, str):
+        name, protocols = _candidate(machine, op, size, group, algorithm)
+        lay = _layer(machine, op, name, size, group, root)
+    else:
+        name, protocols = _candidate(machine, op, size, group, OWN)
+        planned = plan_own(algorithm, len(group), size, op)
+        lay = partial(_as_laid, lay_directly(machine, planned, group))
     return tuple(
         with_protocol(
             lay(key),
@@ -155,7 +168,8 @@ def _channels(
     return channels_used(system, op, name, protocol, nbytes, machine.settings)
 
 
-def _whole_items(nbytes: int) -> int:
+def whole_items(nbytes: int) -> int:
+    """Return a size that is whole elements: the next of them; bytes."""
     return -(-int(nbytes) // ITEM_BYTES) * ITEM_BYTES
 
 
@@ -194,7 +208,11 @@ def _layer(
 
     small = len(group) <= MOST_RANKS_KEPT
     laid = machine.laid((op, name, nbytes, group, root), lay) if small else lay()
-    return lambda _: laid
+    return partial(_as_laid, laid)
+
+
+def _as_laid(laid: LaidSchedule, _: str) -> LaidSchedule:
+    return laid
 
 
 def lower_message(machine: Machine, src: int, dst: int, nbytes: int) -> LoweredCollective:
@@ -218,7 +236,7 @@ def correct(
     machine: Machine, lowered: LoweredCollective, nbytes: int, group: RankGroup
 ) -> LoweredCollective:
     """Apply the machine's measured corrections to a collective lowered without them."""
-    return _correct(machine, lowered, _whole_items(nbytes), group)
+    return _correct(machine, lowered, whole_items(nbytes), group)
 
 
 def _correct(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise, repeat
 
 from perfmodel.arrays import FloatArray
 from perfmodel.collectives.schedule import Phase, Schedule
@@ -48,6 +49,34 @@ class LoweredCollective:
     credits: int
     uneven_s: float = 0.0
     """Part of `launch_s` that grows with the bytes: channels run unevenly, and blocks copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The links of one edge, in order, and what it may carry over them."""
+
+    links: tuple[int, ...]
+    cap_Bps: float
+    latency_s: float
+    wire_share: float = 1.0
+    """Bytes on the wire per byte of payload."""
+
+
+Edge = tuple[int, int, int, int]
+"""Of a collective: stage, channel, sender, receiver."""
+
+
+def paths_of(lowered: LoweredCollective) -> dict[Edge, Path]:
+    """Return the path of each edge of a collective, in each of its stages."""
+    paths = dict[Edge, Path]()
+    for number, stage in enumerate(lowered.stages):
+        phase, hops = stage.phases[0], pairwise(stage.edges.pointers.tolist())
+        links = [tuple(stage.edges.arcs[begin:end].tolist()) for begin, end in hops]
+        columns = stage.cap_Bps, stage.latency_s, lowered.wire_factor * stage.load
+        each = map(Path, links, *(column.tolist() for column in columns))
+        ends = (column.tolist() for column in (phase.channel, phase.src, phase.dst))
+        paths |= dict(zip(zip(repeat(number), *ends, strict=False), each, strict=False))
+    return paths
 
 
 Laid = tuple[tuple[tuple[Phase, ...], Edges], ...]

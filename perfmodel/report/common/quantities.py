@@ -279,6 +279,9 @@ def efficiency_base(result: Result) -> str:
 
 def memory(part: Memory) -> str:
     """Say whether the training state fits, and how sure that is; what is offloaded, too."""
+    if not part.is_stated:
+        has = size(part.capacity_bytes)
+        return f"Memory: not stated, as the strategy does not say what it keeps of {has} per GPU"
     if part.fits_gpu and part.overfull:
         return f"Does not fit the host: {host_memory(part)}"
     offloaded = host_memory(part)
@@ -317,8 +320,15 @@ def host_memory(part: Memory) -> str:
     return "; ".join(sentences)
 
 
+def memory_size(part: Memory) -> str:
+    """What is kept on a GPU, where that is stated."""
+    return size(part.total_bytes) if part.is_stated else "not stated"
+
+
 def memory_verdict(part: Memory) -> str:
-    """Return the same in two words: "fits", "tight", "may not fit", "does not fit"."""
+    """Return the same in two words: "fits", "tight", "may not fit", "does not fit", or ""."""
+    if not part.is_stated:
+        return ""
     if not part.fits:
         return "may not fit" if part.may_fit else "does not fit"
     return "tight" if part.tight else "fits"

@@ -50,14 +50,16 @@ def size_to_json(point: SizeResult) -> dict[str, Any]:
             "scaling_efficiency_interval bottleneck bottleneck_path uncertainties communication "
             "sent_bytes mfu mixture",
         ),
-        "memory_bytes": memory.total_bytes,
-        "fits": memory.fits,
-        "tight": memory.tight,
+        "memory_bytes": memory.total_bytes if memory.is_stated else None,
+        "fits": memory.fits if memory.is_stated else None,
+        "tight": memory.tight if memory.is_stated else None,
         "memory": attributes(
             memory,
             f"{needs} total_bytes capacity_bytes advice low_bytes high_bytes reserve_bytes "
             "host_bytes host_capacity_bytes drive_bytes drive_capacity_bytes",
-        ),
+        )
+        if memory.is_stated
+        else None,
         "mode": point.mode,
         "reliefs": [attributes(each, "what parts what_if saves_s") for each in point.reliefs],
     }

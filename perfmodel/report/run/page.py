@@ -43,6 +43,7 @@ from perfmodel.report.topology.labels import (
     find_limiting,
     limit_sentence,
 )
+from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import BucketTime, Result, SizeResult
 
 _BUCKETS_LISTED = 400
@@ -151,15 +152,9 @@ def _pipeline(point: SizeResult) -> list[Block]:
 def _tiles(result: Result) -> Tiles:
     main, memory = result.main, result.main.memory
     share = quantities.percent(main.exposed_comm_s / main.step_time_s)
-    used = quantities.percent(memory.total_bytes / memory.capacity_bytes)
     speed = quantities.count(main.samples_per_s)
     first_step = f"first step {quantities.duration(main.first_step_time_s)}"
     waiting = quantities.duration(main.exposed_comm_s)
-    verdict = quantities.memory_verdict(memory)
-    title, figure = "Memory per GPU", quantities.size(memory.total_bytes)
-    room = Tile(title, figure, f"{verdict}, {used} used")
-    if not memory.fits or memory.tight:
-        room = Tile(title, figure, f"{verdict}: {used}", "bad")
     limit, below = main.bottleneck, quantities.limit(main)
     if not below:
         below = "costs more than anything else"
@@ -172,7 +167,7 @@ def _tiles(result: Result) -> Tiles:
             Tile("Step time", quantities.duration(main.step_time_s), first_step),
             Tile("Scaling efficiency", *_efficiency(result)),
             Tile("Waiting for network", waiting, f"{share} of the step"),
-            room,
+            _memory_tile(memory),
             Tile(
                 "Global batch",
                 f"{main.global_batch:,}",
@@ -281,9 +276,22 @@ def _topology(result: Result) -> Section:
     )
 
 
+def _memory_tile(memory: Memory) -> Tile:
+    title, figure = "Memory per GPU", quantities.memory_size(memory)
+    if not memory.is_stated:
+        return Tile(title, figure, f"of {quantities.size(memory.capacity_bytes)}")
+    used = quantities.percent(memory.total_bytes / memory.capacity_bytes)
+    verdict = quantities.memory_verdict(memory)
+    if not memory.fits or memory.tight:
+        return Tile(title, figure, f"{verdict}: {used}", "bad")
+    return Tile(title, figure, f"{verdict}, {used} used")
+
+
 def _memory(point: SizeResult) -> Section:
     memory = point.memory
     summary = quantities.memory(memory)
+    if not memory.is_stated:
+        return section("Memory", f"{summary}.")
     title = Heading("Room to save" if memory.fits else "What would make it fit")
     advice = [title, Bullets(memory.advice)] if memory.advice else []
     figure = Figure(draw_memory(memory), "memory", summary)

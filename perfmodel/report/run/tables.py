@@ -8,6 +8,7 @@ from perfmodel.files import csv_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Table
 from perfmodel.report.scaling.analysis import WORTH, Range, SizeGain, size_gains
+from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import Result, SizeResult
 
 _EFFICIENCY = slice(6, 8)
@@ -66,13 +67,13 @@ def _row(grown_size: SizeGain) -> tuple[str, ...]:
         "" if marginal is None else quantities.percent_column(marginal),
         quantities.duration(point.exposed_comm_s),
         point.bottleneck,
-        quantities.size(point.memory.total_bytes) + _memory_note(point),
+        quantities.memory_size(point.memory) + _memory_note(point),
     )
 
 
 def _memory_note(point: SizeResult) -> str:
     verdict = quantities.memory_verdict(point.memory)
-    return "" if verdict == "fits" else f", {verdict}"
+    return "" if verdict in ("", "fits") else f", {verdict}"
 
 
 def communication_table(point: SizeResult) -> Table:
@@ -114,9 +115,15 @@ def _numbers(size: SizeGain, parts: Sequence[str]) -> list[object]:
         point.samples_per_s, *_ends(size.samples),
         point.scaling_efficiency, *_ends(size.efficiency), size.marginal,
         point.compute_s, point.comm_s, point.exposed_comm_s, point.bottleneck,
-        point.memory.total_bytes, point.memory.capacity_bytes, point.memory.fits,
+        *_memory_numbers(point.memory),
         *(point.breakdown_s.get(part, 0.0) for part in parts),
     ]  # fmt: skip
+
+
+def _memory_numbers(memory: Memory) -> tuple[float | None, float, bool | None]:
+    if not memory.is_stated:
+        return None, memory.capacity_bytes, None
+    return memory.total_bytes, memory.capacity_bytes, memory.fits
 
 
 def _ends(interval: Range | None) -> tuple[float | None, float | None]:

@@ -6,7 +6,7 @@ The simulators know no faults: whatever breaks, the machine is another one from 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import simpy
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.network import Network
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import RankClass, StepPlan, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +89,44 @@ class CollectiveArrivals(NamedTuple):
     """How long the first rank waited."""
 
 
+def arrivals_of(
+    task: Task,
+    step: int,
+    arrived_s: Mapping[str, float],
+    classes: Mapping[str, RankClass],
+    start_s: float,
+) -> CollectiveArrivals:
+    """Return which class reached a collective last, and how long the others waited.
+
+    `arrived_s`: when each class reached it, in that order.
+    """
+    last = max(arrived_s, key=lambda name: arrived_s[name])
+    waits = [(len(classes[name].ranks), start_s - at) for name, at in arrived_s.items()]
+    waited_s = sum(n * wait for n, wait in waits) / (sum(n for n, _ in waits) - 1)
+    longest_s = max(wait for _, wait in waits)
+    rank = classes[last].ranks[0]
+    return CollectiveArrivals(
+        step, task.name, task.bucket, start_s, last, rank, waited_s, longest_s
+    )
+
+
 def schedule_changes(
     env: simpy.Environment,
     network: Network,
     changes: Sequence[Change],
     in_progress: Callable[[], Sequence[str]],
+    switch_to: Callable[[Machine], None] | None = None,
 ) -> None:
     """Change the machine of the network at the time of each change.
 
     `in_progress`: names of the collectives in progress, for the message if one of them loses all
-    routes.
+    routes. `switch_to`: lets the network go on on a machine; default: `Network.become`.
     """
+    switch = network.become if switch_to is None else switch_to
 
     def become(change: Change) -> None:
         try:
-            network.become(change.machine)
+            switch(change.machine)
         except TopologyError as error:
             names = ", ".join(in_progress()[:8]) or "nothing"
             raise SimulationError(f"{change.what}: {error}; under way: {names}") from error
@@ -114,25 +137,14 @@ def schedule_changes(
         event.callbacks.append(lambda event: become(event.value))
 
 
-def start_traffic(
-    env: simpy.Environment,
-    network: Network,
-    machine: Machine,
-    changes: Sequence[Change],
-    traffic: Sequence[Traffic],
-) -> None:
+def start_traffic(env: simpy.Environment, network: Network, traffic: Sequence[Traffic]) -> None:
     """Start streams and bursts on the network, each at its time."""
-    by_time = sorted(changes, key=lambda change: change.at_s)
-
-    def machine_now() -> Machine:
-        return next((c.machine for c in reversed(by_time) if c.at_s <= env.now), machine)
-
     for source in traffic:
-        env.process(_send(env, network, machine_now, source))
+        env.process(_send(env, network, source))
 
 
 def _send(
-    env: simpy.Environment, network: Network, machine_now: Any, source: Traffic
+    env: simpy.Environment, network: Network, source: Traffic
 ) -> Generator[simpy.Event, Any, None]:
     """Send one stream, or burst after burst over the route at that time."""
     yield env.timeout(source.start_s)
@@ -141,7 +153,7 @@ def _send(
     while True:
         begun_s = env.now
         try:
-            route = machine_now().router.route(source.src, source.dst)
+            route = network.machine.router.route(source.src, source.dst)
         except TopologyError as error:
             raise SimulationError(f"traffic from {source.src} to {source.dst}: {error}") from error
         yield network.stream(route, rate_Bps, nbytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from perfmodel.simulate.engine.background import CollectiveArrivals
+from perfmodel.simulate.engine.background import CollectiveArrivals, arrivals_of
 from perfmodel.simulate.engine.rank_class import Participants
 from perfmodel.simulate.engine.task_graph import StreamState
 from perfmodel.training.plan.step_plan import Collective, Compute, RankClass, Task
@@ -63,15 +63,7 @@ class CollectiveMeetings:
         self, task: Task, step: int, reached: ReachedCollective, start_s: float
     ) -> CollectiveArrivals:
         """Return which class reached a collective last, and how long the others waited."""
-        arrived_s = reached.arrived_s
-        last = max(arrived_s, key=lambda name: arrived_s[name])
-        waits = [(len(self._classes[name].ranks), start_s - at) for name, at in arrived_s.items()]
-        waited_s = sum(n * wait for n, wait in waits) / (sum(n for n, _ in waits) - 1)
-        longest_s = max(wait for _, wait in waits)
-        rank = self._classes[last].ranks[0]
-        return CollectiveArrivals(
-            step, task.name, task.bucket, start_s, last, rank, waited_s, longest_s
-        )
+        return arrivals_of(task, step, reached.arrived_s, self._classes, start_s)
 
     def missing(self, task: Task, step: int) -> str:
         """Name the class of a task, and the classes that its collective waits for."""

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 import simpy
 
 from perfmodel.compiled_loops.compilation import Effort
-from perfmodel.errors import PerfmodelError, SimulationError
+from perfmodel.errors import SimulationError
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import (
@@ -23,11 +23,20 @@ from perfmodel.simulate.engine.background import (
     start_traffic,
 )
 from perfmodel.simulate.engine.outcome import Run
+from perfmodel.simulate.engine.own_processes import (
+    CollectiveStarts,
+    LinkState,
+    NetworkView,
+    OwnProcess,
+    ProcessEnvironment,
+    start_process,
+)
 from perfmodel.simulate.engine.plan_run import PlanRun, Stretch
 from perfmodel.simulate.network import (
     FreeNetwork,
     Network,
     UnsuitedNetworkError,
+    run_until,
     schedule_last,
 )
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
@@ -35,7 +44,9 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan
 
 __all__ = ["Fidelity", "Run", "Surroundings", "simulate"]
 
-Fidelity = Literal["flow", "message"]
+Fidelity = Literal["flow", "message", "reference"]
+BY_SENDS = frozenset({"message", "reference"})
+"""Fidelities at which every send is simulated."""
 T = TypeVar("T")
 READY = 2
 """Latencies of a send that waits for a ready message."""
@@ -48,7 +59,7 @@ NEARLY_ALIKE = 0.1
 
 
 def network_class(name: str) -> Callable[..., Network]:
-    """Class of the network "flow", "message", "sockets" or "free"; imported when it is used."""
+    """Class of the network of a fidelity, "sockets" or "free"; imported when it is used."""
     if name == "flow":
         from perfmodel.simulate.flow.network import FlowNetwork
 
@@ -57,6 +68,10 @@ def network_class(name: str) -> Callable[..., Network]:
         from perfmodel.simulate.message.network import MessageNetwork
 
         return MessageNetwork
+    if name == "reference":
+        from perfmodel.simulate.reference.network import ReferenceNetwork
+
+        return ReferenceNetwork
     if name == "sockets":
         from perfmodel.simulate.sockets.network import SocketNetwork
 
@@ -74,7 +89,7 @@ def uses_sockets(machine: Machine, fidelity: str) -> bool:
     waits = all(
         protocol.latencies_per_step == READY for protocol in machine.library.protocols.values()
     )
-    simulated = fidelity in get_args(Fidelity) and not machine.fitted
+    simulated = fidelity in {"flow", "message"} and not machine.fitted
     return machine.library.in_order and waits and simulated
 
 
@@ -101,44 +116,76 @@ def on_network(
     run: Callable[[Network], T],
     *,
     changes: bool = False,
+    environment: Callable[[], simpy.Environment] = simpy.Environment,
 ) -> T:
     """Run something on the first network that can simulate it, from the start.
 
     `changes`: whether the machine changes or there is background traffic, which sockets do not
     have.
+    `environment`: makes its clock.
     """
     other = network_class(fidelity)
     if uses_sockets(timer.machine, fidelity):
         for make in () if changes else _socket_networks(timer.machine, fidelity):
             with suppress(UnsuitedNetworkError):
-                return run(make(simpy.Environment(), timer))
+                return run(make(environment(), timer))
         other = partial(other, instead_of_sockets=True) if fidelity == "flow" else other
-    return run(other(simpy.Environment(), timer))
+    return run(other(environment(), timer))
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What happens beside a plan: changes of the machine, background traffic, other jobs."""
+    """What happens beside a plan: changes of the machine, traffic, other jobs, own processes."""
 
     changes: Sequence[Change] = ()
     traffic: Sequence[Traffic] = ()
     background_jobs: Sequence[BackgroundJob | StepPlan] = ()
+    processes: Sequence[OwnProcess] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.changes or self.traffic or self.background_jobs)
+        return bool(self.changes or self.traffic or self.background_jobs or self.processes)
+
+    @property
+    def have_no_end(self) -> bool:
+        """Whether they never run out of events."""
+        return bool(self.traffic or self.background_jobs or self.processes)
 
     @property
     def change_network(self) -> bool:
         """Whether they do what sockets do not have (see `on_network`)."""
-        return bool(self.changes or self.traffic)
+        return bool(self.changes or self.traffic or self.processes)
 
     def start(
         self, network: Network, machine: Machine, in_progress: Callable[[], Sequence[str]]
     ) -> list[PlanRun]:
-        """Start everything at its time; return the jobs in progress.
+        """Start everything but processes at its time; return the jobs in progress.
 
         `in_progress`: names of the main plan's collectives in progress.
         """
+        return self._start(network, machine, in_progress, LinkState(network, machine))
+
+    def start_beside(self, main: PlanRun, network: Network, machine: Machine) -> list[PlanRun]:
+        """Start everything at its time beside a plan; return the jobs in progress."""
+        links, starts = LinkState(network, machine), CollectiveStarts()
+        others = self._start(network, machine, main.names_in_progress, links)
+        env = network.env
+        if isinstance(env, ProcessEnvironment):
+            main.on_collective = starts.announce
+            network.changes_left = None  # nobody knows
+            env.progress = lambda: len(main.executions)
+        for own in self.processes:
+            assert isinstance(env, ProcessEnvironment)
+            view = NetworkView(env, network, links, starts, main.names_in_progress, own.start_s)
+            start_process(env, view, own)
+        return others
+
+    def _start(
+        self,
+        network: Network,
+        machine: Machine,
+        in_progress: Callable[[], Sequence[str]],
+        links: LinkState,
+    ) -> list[PlanRun]:
         env, usual = network.env, machine.topology.gpu.overlap_slowdown
         others = [_start_background_job(env, network, job, usual) for job in self.background_jobs]
         schedule_changes(
@@ -146,8 +193,9 @@ class Surroundings:
             network,
             self.changes,
             lambda: [*in_progress(), *(n for job in others for n in job.names_in_progress())],
+            links.become,
         )
-        start_traffic(env, network, machine, self.changes, self.traffic)
+        start_traffic(env, network, self.traffic)
         for job in others:
             _detect_deadlock(env, job)
         return others
@@ -165,6 +213,7 @@ def simulate(
     traffic: Sequence[Traffic] = (),
     background_jobs: Sequence[BackgroundJob | StepPlan] = (),
     stretch: Stretch | None = None,
+    processes: Sequence[OwnProcess] = (),
 ) -> Run:
     """Run a plan for some steps, one after the other as the plan links them.
 
@@ -173,9 +222,9 @@ def simulate(
     plan : StepPlan
     machine : Machine
     steps : int
-    fidelity : {"flow", "message", "free"}
-        "flow": a few events per collective. "message": every send is an event. "free":
-        communication takes no time.
+    fidelity : {"flow", "message", "reference", "free"}
+        "flow": a few events per collective. "message": every send is an event. "reference": tasks,
+        too, in plain SimPy. "free": communication takes no time.
     overlap_slowdown : float, optional
         Factor by which compute is slower while its class communicates; default: the GPU's.
     timer : UncontendedTimer, optional
@@ -188,22 +237,30 @@ def simulate(
         Background jobs, repeated on the same machine until this one has ended.
     stretch : callable, optional
         Factor on a task's work, by step and index (see `perfmodel.simulate.ranks.jitter`).
+    processes : sequence of OwnProcess
+        Processes of the user's, which see clock and network.
 
     Raises
     ------
+    InputError
+        A process whose function takes other arguments, or is no generator function.
     SimulationError
-        The plan cannot finish: the message names the tasks that wait, or ranks without a route.
+        The plan cannot finish: the message names the tasks that wait, or ranks without a route. Or
+        a process fails, which the message names, or fidelity "reference" cannot simulate it: too
+        many sends, lost links, or background jobs.
     """
     timer = timer or UncontendedTimer(machine)
     usual = machine.topology.gpu.overlap_slowdown
     slowdown = usual if overlap_slowdown is None else overlap_slowdown
-    surroundings = Surroundings(changes, traffic, background_jobs)
+    surroundings = Surroundings(changes, traffic, background_jobs, processes)
 
     def run(network: Network) -> Run:
         env = network.env
+        if fidelity == "reference":
+            return _run_reference(network, plan, steps, slowdown, stretch, surroundings)
         main = PlanRun(env, network, plan, steps, slowdown, stretch=stretch)
-        others = surroundings.start(network, machine, main.names_in_progress)
-        if others or traffic:  # they never run out of events
+        others = surroundings.start_beside(main, network, machine)
+        if surroundings.have_no_end:
             _detect_deadlock(env, main)
         run_until(env, main.done, main.describe_deadlock)
         return Run(
@@ -216,9 +273,29 @@ def simulate(
 
     expect_changes(timer, plan, steps, surroundings)
     if surroundings:  # whose objects grow without end
-        return on_network(timer, fidelity, run, changes=surroundings.change_network)
+        return on_network(
+            timer, fidelity, run, changes=surroundings.change_network,
+            environment=ProcessEnvironment if processes else simpy.Environment,
+        )  # fmt: skip
     with no_collections():
         return on_network(timer, fidelity, run)
+
+
+def _run_reference(
+    network: Network,
+    plan: StepPlan,
+    steps: int,
+    slowdown: float,
+    stretch: Stretch | None,
+    surroundings: Surroundings,
+) -> Run:
+    from perfmodel.simulate.reference.plan_processes import PlanProcesses
+
+    if surroundings.background_jobs or surroundings.processes:
+        beside = "other jobs" if surroundings.background_jobs else "processes of one's own"
+        raise UnsuitedNetworkError(f"fidelity 'reference' with {beside}; allowed: 'flow'")
+    surroundings.start(network, network.machine, list)
+    return PlanProcesses(network, plan, steps, slowdown, stretch).run()
 
 
 def expect_changes(
@@ -235,20 +312,6 @@ def _start_background_job(
     job = plan if isinstance(plan, BackgroundJob) else BackgroundJob(plan)
     slowdown = usual if job.overlap_slowdown is None else job.overlap_slowdown
     return PlanRun(env, network, job.plan, None, slowdown, start_s=job.start_s)
-
-
-def run_until(
-    env: simpy.Environment, until: simpy.Event | float, describe_deadlock: Callable[[], str]
-) -> None:
-    """Run until an event or a time; raise on a deadlock, on which SimPy stops silently."""
-    try:
-        env.run(until=until)
-    except PerfmodelError as error:
-        if isinstance(error.__cause__, type(error)):  # SimPy raises a copy, made of its text
-            raise error.__cause__ from error.__cause__.__cause__
-        raise
-    except RuntimeError as error:
-        raise SimulationError(describe_deadlock()) from error
 
 
 def _detect_deadlock(env: simpy.Environment, job: PlanRun) -> None:

@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 import simpy
 
-from perfmodel.errors import PerfmodelError, SimulationError, TopologyError
+from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.engine.background import Change, Traffic, schedule_changes, start_traffic
 from perfmodel.simulate.engine.loop_records import LoopRecords, LoopRun, Message
 from perfmodel.simulate.flow.stream_network import StreamNetwork
-from perfmodel.simulate.network import FreeNetwork, Network
+from perfmodel.simulate.network import FreeNetwork, Network, run_until
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Worker
 
@@ -34,7 +34,7 @@ def simulate_loops(
     machine: Machine,
     *,
     rounds: int,
-    fidelity: Literal["flow", "free"] = "flow",
+    fidelity: Literal["flow", "reference", "free"] = "flow",
     stretch: Stretch | None = None,
     changes: Sequence[Change] = (),
     traffic: Sequence[Traffic] = (),
@@ -49,8 +49,8 @@ def simulate_loops(
         Placed: its servers have devices.
     machine : Machine
     rounds : int
-    fidelity : {"flow", "free"}
-        "free": messages take no time.
+    fidelity : {"flow", "reference", "free"}
+        "reference": each message is a SimPy process. "free": messages take no time.
     stretch : callable, optional
         Factor on an item's time.
     changes : sequence of Change
@@ -72,18 +72,14 @@ def simulate_loops(
     network: Network = FreeNetwork(env, timer)
     if fidelity == "flow":
         network = StreamNetwork(env, timer, quantum_s=quantum_s)
+    elif fidelity == "reference":
+        from perfmodel.simulate.reference.network import ReferenceNetwork
+
+        network = ReferenceNetwork(env, timer)
     loops = _Loops(env, network, plan, rounds, stretch, tracked)
     schedule_changes(env, network, changes, loops.waiting)
-    start_traffic(env, network, machine, changes, traffic)
-    try:
-        env.run(until=loops.done)
-    except PerfmodelError as error:
-        if isinstance(error.__cause__, type(error)):  # SimPy raises a copy, made of its text
-            raise error.__cause__ from error.__cause__.__cause__
-        raise
-    except RuntimeError as error:
-        names = ", ".join(loops.waiting()[:8])
-        raise SimulationError(f"{plan.name!r} cannot go on; waiting: {names}") from error
+    start_traffic(env, network, traffic)
+    run_until(env, loops.done, loops.describe_deadlock)
     return loops.records.run(plan, env.now, network.counted)
 
 
@@ -193,6 +189,11 @@ class _Loops:
             for worker, wait in zip(self.plan.workers, self._waits, strict=True)
             if wait is not None
         ]
+
+    def describe_deadlock(self) -> str:
+        """Name the workers that wait."""
+        names = ", ".join(self.waiting()[:8])
+        return f"{self.plan.name!r} cannot go on; waiting: {names}"
 
     def route(self, src: str, dst: str) -> tuple[tuple[int, ...], float]:
         """Links from one device to another as they are now, and their latency; seconds."""

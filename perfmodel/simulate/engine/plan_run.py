@@ -32,6 +32,7 @@ from perfmodel.simulate.engine.rank_class import (
     ComputeResource,
     Participants,
     Work,
+    class_factor,
     participants_of,
 )
 from perfmodel.simulate.engine.task_graph import (
@@ -76,6 +77,8 @@ class PlanRun:
         self.step_ends_s: list[float] = []
         self.done = env.event()
         self.on_idle: Callable[[], None] | None = None
+        self.on_collective: Callable[[Task], None] | None = None
+        """Called with the task of each collective that starts."""
         self._env, self._network, self._steps = env, network, steps
         self._stretch, self._slowdown, self._busy = stretch, slowdown, 0
         self._startable, self._advancing = deque[StreamState](), False
@@ -338,13 +341,8 @@ class PlanRun:
         assert isinstance(work, Compute)
         if self._stretch is None:
             return 1.0, work.duration_s
-        factor = np.asarray(self._stretch(step, index))
-        if factor.size > 1 and (factor != factor.flat[0]).any():
-            task = self.plan.tasks[index]
-            raise SimulationError(
-                f"{task.name}: ranks of class {task.rank_class!r} differ; split the class first"
-            )
-        return float(factor.flat[0]), work.duration_s * float(factor.flat[0])
+        factor = class_factor(self.plan.tasks[index], self._stretch(step, index))
+        return factor, work.duration_s * factor
 
     # ------------------------------------------------------------ collectives
 
@@ -392,6 +390,8 @@ class PlanRun:
             name = collective_text(*self._meetings.in_progress[instance])
             raise SimulationError(f"{name} cannot start: {error}") from error
         self._call_after(ended, finish)
+        if self.on_collective is not None:
+            self.on_collective(self.plan.tasks[members[-1][1]])
 
     def names_in_progress(self) -> list[str]:
         """Names of the collectives in progress, with the first of their classes."""

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import simpy
 
-from perfmodel.arrays import RankGroup, rank_array
-from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan
+from perfmodel.arrays import FloatArray, RankGroup, rank_array
+from perfmodel.errors import SimulationError
+from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Task
 
 
 class Participants(NamedTuple):
@@ -86,6 +87,19 @@ def _kinds_of_groups(
     in_table = ranks < len(class_of_rank)
     of_ranks = np.where(in_table, class_of_rank[np.where(in_table, ranks, 0)], -1)
     return [part.tobytes() for part in np.split(of_ranks, np.cumsum(lengths)[:-1])]
+
+
+def class_factor(task: Task, factors: float | FloatArray) -> float:
+    """Return the factor on a task's work for its class, given that of each rank, or of all.
+
+    Raises `SimulationError`: ranks differ.
+    """
+    each = np.asarray(factors)
+    if each.size > 1 and (each != each.flat[0]).any():
+        raise SimulationError(
+            f"{task.name}: ranks of class {task.rank_class!r} differ; split the class first"
+        )
+    return float(each.flat[0])
 
 
 @dataclass(slots=True, eq=False)

@@ -15,10 +15,16 @@ import simpy
 from perfmodel.arrays import RankGroup
 from perfmodel.errors import SimulationError, TopologyError
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.engine.engine import Fidelity, Surroundings, on_network, run_until
+from perfmodel.simulate.engine.engine import Fidelity, Surroundings, on_network
 from perfmodel.simulate.engine.plan_run import PlanRun
 from perfmodel.simulate.flow.approximation import ApproximationNote
-from perfmodel.simulate.network import LinkCounters, Network, sum_counters, zero_counters
+from perfmodel.simulate.network import (
+    LinkCounters,
+    Network,
+    run_until,
+    sum_counters,
+    zero_counters,
+)
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
 

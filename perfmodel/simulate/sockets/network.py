@@ -18,7 +18,6 @@ import simpy
 
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective
-from perfmodel.library.machine import Machine
 from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote
 from perfmodel.simulate.network import (
     Network,
@@ -102,10 +101,6 @@ class SocketNetwork(Network):
     def stream(self, _route: tuple[int, ...], _cap_Bps: float, _nbytes: float) -> simpy.Event:
         """Refuse: the engine chooses another network where there is background traffic."""
         raise SimulationError("sockets carry no other traffic")
-
-    def become(self, _machine: Machine) -> None:
-        """Refuse: the engine chooses another network where the machine changes."""
-        raise SimulationError("sockets do not change")
 
     def _start(self, wired: WiredCollective) -> simpy.Event:
         done = self.env.event()

@@ -16,12 +16,12 @@ from perfmodel.library.lowering.link_bytes import (
     alike_bytes,
     count_crossings,
 )
-from perfmodel.library.lowering.lower import lower_without_corrections
+from perfmodel.library.lowering.lower import Algorithm, lower_without_corrections
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
 from perfmodel.library.machine import Machine
 from perfmodel.simulate.sharing.duty_cycle import StageRates, UseOrders, tells_apart
 
-CollectiveKey = tuple[str, int, RankGroup, int, str | None]
+CollectiveKey = tuple[str, int, RankGroup, int, Algorithm | None]
 """Operation, bytes, group, root and algorithm of a collective."""
 
 

@@ -16,6 +16,7 @@ from perfmodel.library.lowering.link_bytes import (
     LinkBytes,
 )
 from perfmodel.library.lowering.lower import (
+    Algorithm,
     correct,
     lower_message,
 )
@@ -79,7 +80,12 @@ class UncontendedTimer:
         return timer
 
     def best(
-        self, op: str, nbytes: int, group: RankGroup, root: int = 0, algorithm: str | None = None
+        self,
+        op: str,
+        nbytes: int,
+        group: RankGroup,
+        root: int = 0,
+        algorithm: Algorithm | None = None,
     ) -> tuple[LoweredCollective, float]:
         """Return the fastest of the candidates of the library, and its time in seconds.
 

@@ -84,7 +84,7 @@ def choose_mixture(
         With strategy ``auto``.
     profile : Profile, optional
         Measured numbers instead of datasheets'.
-    fidelity : {"flow", "message"}, optional
+    fidelity : {"flow", "message", "reference"}, optional
         Instead of the scenario's.
     exhaustive : bool
         Whether to simulate all that fits, whatever its lower bound.

@@ -16,13 +16,23 @@ from perfmodel.calibrate import Profile, draws, interval_s, measured_at
 from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.profile import Rows
 from perfmodel.calibrate.sampling import CollectiveRequest, describe_beyond
+from perfmodel.collectives.algorithms.own import (
+    A_FUNCTION,
+    MOST_CHECKED,
+    OWN,
+    check_data,
+    plan_own,
+)
 from perfmodel.collectives.catalog import bus_factor, maker
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.library.lowering.lower import Algorithm, whole_items
 from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import load_library
 from perfmodel.library.prediction_error import datasheet_interval_s
 from perfmodel.library.settings import LibrarySettings
+from perfmodel.own_functions import check_function, name_of
 from perfmodel.simulate.engine.engine import (
+    BY_SENDS,
     Fidelity,
     has_shared_cores,
     network_class,
@@ -30,7 +40,7 @@ from perfmodel.simulate.engine.engine import (
     uses_sockets,
 )
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.repetition import hidden_s
+from perfmodel.simulate.uncontended.repetition import hidden_s
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, hash_cost
@@ -45,7 +55,7 @@ def collective_rows(
     *,
     op: str = "all_reduce",
     sizes: Iterable[int],
-    algorithm: str = "auto",
+    algorithm: Algorithm = "auto",
     library: str = "nccl",
     settings: LibrarySettings | None = None,
     profile: Profile | None = None,
@@ -62,8 +72,9 @@ def collective_rows(
     op : str
     sizes : iterable of int
         As nccl-tests counts them; bytes.
-    algorithm : str
-        "auto" for the library's own, or a name of `perfmodel.collectives.catalog`.
+    algorithm : str or callable
+        "auto" for the library's own, a name of `perfmodel.collectives.catalog`, or a function of
+        (ranks, nbytes) that returns a Schedule.
     library : str
     settings : LibrarySettings, optional
         Version and environment of the library.
@@ -73,7 +84,7 @@ def collective_rows(
     profile_rows : {"library", "schedule"}, optional
         Numbers of the profile to use: of the library's own collective (default, if measured), or
         of our schedule.
-    fidelity : {"flow", "message"}
+    fidelity : {"flow", "message", "reference"}
     progress : callable, optional
         Called with (done, total).
     nominal : UncontendedTimer, optional
@@ -87,8 +98,8 @@ def collective_rows(
     Raises
     ------
     InputError
-        A size or fidelity that there is not, too many ranks for fidelity "message", or
-        rows that the profile does not have.
+        A size or fidelity that there is not, too many ranks for a fidelity that simulates sends,
+        or rows that the profile does not have; what is wrong with a function.
     """
     all_sizes = list(sizes)
     _check_arguments(all_sizes, fidelity)
@@ -97,20 +108,19 @@ def collective_rows(
     if profile is not None:
         timer = UncontendedTimer(apply(profile, nominal.machine, rows=profile_rows))
     machine = timer.machine
-    named = None if algorithm == "auto" else algorithm.replace("-", "_")
-    if named is not None:
-        maker(op, named)  # raises for an unknown name, also on a single rank
+    named = find_named(op, algorithm)
     drawn: list[Machine] = []
     size = len(topology.ranks)
-    if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=named):
+    numbers_of = named if isinstance(named, str) else OWN if named else None
+    if profile and measured_at(profile, size, op, rows=profile_rows, algorithm=numbers_of):
         drawn = [
             apply(p, nominal.machine, rows=profile_rows) for p in draws(profile, DRAWS, seed=0)
         ]
     alternatives = [UncontendedTimer(other) for other in drawn]
     pairs = [(op, nbytes) for nbytes in all_sizes]
     sockets = named is None and uses_sockets(machine, fidelity)
-    if fidelity == "message":
-        check_message_size(machine, pairs, algorithm=named, sockets=sockets)
+    if fidelity in BY_SENDS:
+        check_message_size(machine, pairs, fidelity=fidelity, algorithm=named, sockets=sockets)
     elif has_shared_cores(machine) and sockets:
         check_message_size(machine, pairs, "nodes", sockets=True, by_cores=True)
     # Schedules of our own are not Gloo's loops.
@@ -146,16 +156,58 @@ def profile_notes(
 
 
 def routing_notes(
-    nominal: UncontendedTimer, *, op: str, nbytes: int, algorithm: str = "auto"
+    nominal: UncontendedTimer, *, op: str, nbytes: int, algorithm: Algorithm = "auto"
 ) -> tuple[str, ...]:
     """Name the routing of the fabric where its static hash makes a collective much slower."""
     topology = nominal.machine.topology
     ranks = range(len(topology.ranks))
     if topology.hosts < 2 or len(ranks) < 2:
         return ()
-    named = None if algorithm == "auto" else algorithm.replace("-", "_")
+    named = find_named(op, algorithm)
     lowered = nominal.best(op, nbytes, ranks, 0, named)[0]
     return describe_routing(hash_cost(nominal, lowered), nbytes, op)
+
+
+def find_named(op: str, algorithm: object) -> Algorithm | None:
+    """Return an algorithm by its name in the catalogue, or a function as it is; None for "auto".
+
+    Raises `InputError`: an unknown name, or neither a name nor a function.
+    """
+    if algorithm == "auto":
+        return None
+    if isinstance(algorithm, str):
+        name = algorithm.replace("-", "_")
+        maker(op, name)  # raises for an unknown name, also on a single rank
+        return name
+    allowed = f"'auto', a name such as 'ring', or {A_FUNCTION}"
+    check_function("algorithm", algorithm, "(ranks, nbytes)", allowed)
+    return algorithm  # type: ignore[return-value]  # its result is checked when it is called
+
+
+def check_own(
+    topology: Topology, *, op: str, nbytes: int, algorithm: object, library: str
+) -> tuple[str, ...]:
+    """Check the data that a function of the user's leaves behind; say what its times rest on.
+
+    Returns nothing for an algorithm by name.
+
+    Raises
+    ------
+    InputError
+        Neither a name nor a function, or what is wrong with the function.
+    DataMismatch
+        Wrong data; names rank and chunk.
+    """
+    named, ranks = find_named(op, algorithm), len(topology.ranks)
+    if named is None or isinstance(named, str) or ranks < 2:
+        return ()
+    name, checked = name_of(named), check_data(plan_own(named, ranks, whole_items(nbytes), op))
+    laid = (
+        f"{name} sends from rank to rank over the nearest links, with what the protocols of "
+        f"{library} cost with any algorithm; what the library tunes for its own is left out."
+    )
+    unchecked = f"{name} has more than {MOST_CHECKED:,} sends: perfmodel.verify checks its data."
+    return (laid,) if checked else (laid, unchecked)
 
 
 def _check_arguments(sizes: Iterable[int], fidelity: str) -> None:
@@ -178,7 +230,9 @@ def _on_plain_network(
     return run(network_class(fidelity)(simpy.Environment(), timer))
 
 
-def _time_row(network: Network, op: str, nbytes: int, algorithm: str | None) -> dict[str, Any]:
+def _time_row(
+    network: Network, op: str, nbytes: int, algorithm: Algorithm | None
+) -> dict[str, Any]:
     env, timer = network.env, network.timer
     ranks = range(len(timer.machine.topology.ranks))
     lowered = None
@@ -204,7 +258,7 @@ def _time_interval(
     alternatives: list[UncontendedTimer],
     op: str,
     nbytes: int,
-    algorithm: str | None,
+    algorithm: Algorithm | None,
     row: dict[str, Any],
 ) -> list[float] | None:
     """80 % interval of the time, from draws of the profile's numbers; None without them."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import (
     ClusterSize,
@@ -15,6 +16,7 @@ from perfmodel.scenario import (
     scenario_digest,
     sizes_left_out,
 )
+from perfmodel.studies.run.resolve.disturbance import as_disturbances
 from perfmodel.studies.run.resolve.job.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
@@ -31,6 +33,8 @@ from perfmodel.workload.kernels.float8.float8_layers import float8_layers
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
+    from perfmodel.simulate.engine.own_processes import Process
+    from perfmodel.studies.run.resolve.job.own_strategy import OwnStrategy
     from perfmodel.studies.sweep.executor import Workers
 
 DATASHEET_INTERVAL = (
@@ -49,13 +53,16 @@ def run_scenario(
     progress: Callable[[int, int], None] | None = None,
     with_first: bool = True,
     workers: Workers | None = None,
+    strategy: OwnStrategy | None = None,
+    processes: Sequence[Process] = (),
+    steps: int | None = None,
 ) -> Result:
     """Answer a scenario.
 
     Parameters
     ----------
     scenario : Scenario
-    fidelity : {"flow", "message"}, optional
+    fidelity : {"flow", "message", "reference"}, optional
         Instead of the scenario's.
     profile : Profile, optional
         Measured numbers instead of those of datasheets.
@@ -65,6 +72,14 @@ def run_scenario(
         Whether very first steps are simulated, too; their times are nan otherwise.
     workers : Workers, optional
         Who simulates the mixtures of strategy ``auto``; default: this process.
+    strategy : callable, optional
+        A function of a `StepRequest` that returns a `StepPlan`, in place of the scenario's
+        strategy.
+    processes : sequence of callable
+        Generator functions of (env, network), SimPy processes that run beside the job from the
+        first step that counts on; see `perfmodel.simulate.engine.own_processes.NetworkView`.
+    steps : int, optional
+        Steps that are counted beside processes; default: 20.
 
     With strategy ``auto`` the quickest mixture that fits is looked for first
     (`perfmodel.studies.choose`), and the result is that of it.
@@ -75,13 +90,17 @@ def run_scenario(
         A name that does not resolve or a size that does not fit; names file, line and field.
     """
     search = None
-    if scenario.strategy.kind == "auto":
+    if scenario.strategy.kind == "auto" and strategy is None:
         from perfmodel.studies.choose.search import choose_mixture
 
         search = choose_mixture(scenario, profile=profile, fidelity=fidelity, workers=workers)
         scenario = change_scenario(scenario, search.winner.changes)
-    inputs = resolve_scenario(scenario, profile, fidelity)
+    inputs = resolve_scenario(scenario, profile, fidelity, strategy)
+    inputs = replace(inputs, processes=as_disturbances(processes, steps))
     largest = size_job(inputs, inputs.sizes[-1])
+    if inputs.processes and largest.job.strategy.loops is not None:
+        allowed = f"none with {largest.job.strategy.name}, whose ranks share no steps"
+        raise InputError(Fault("processes", str(len(inputs.processes)), allowed))
     points: list[SizeResult] = []
     for done, size in enumerate(inputs.sizes, 1):
         sized = largest if size == largest.size else size_job(inputs, size, largest.job)
@@ -128,7 +147,7 @@ def _assemble_result(
             *points[-1].notes,
             *describe_routing(hashed, largest_bytes),
             *_describe_interval(job, profile, points[-1]),
-            *_describe_disturbances(points[-1], job),
+            *_describe_disturbances(points[-1], largest),
         ),
         sources=topology.sources,
         provenance={
@@ -136,6 +155,7 @@ def _assemble_result(
             "scenario_sha256": scenario_digest(scenario),
             "fidelity": inputs.fidelity,
             "profile": "none" if profile is None else profile.name,
+            **({} if inputs.own is None else {"strategy": f"own, {inputs.own.name}"}),
             "seed": str(scenario.seed),
             "python": platform.python_version(),
         },
@@ -188,17 +208,21 @@ def _describe_compute_spread(job: TrainingJob) -> str:
     return "eight of ten published throughputs of one GPU about those predicted"
 
 
-def _describe_disturbances(point: SizeResult, job: TrainingJob) -> tuple[str, ...]:
+def _describe_disturbances(point: SizeResult, sized: SizedJob) -> tuple[str, ...]:
     """Describe which events and other jobs are simulated, and which are absent."""
+    job = sized.job
     what_if = what_if_of(job.scenario)
     events = job.scenario.events if what_if.events else ()
     jobs = job.scenario.jobs if what_if.jobs else ()
     kinds = {event.kind for event in events if what_if.jitter or event.kind != "jitter"}
     kinds |= {"jobs"} if jobs else set()
     kinds |= {"slow"} if job.scenario.cluster.mixed else set()
+    own = [each.process.name for each in sized.disturbances if each.process]
+    kinds |= {"own"} if own else set()
     absent = {
         "no stragglers": {"slow"}, "no jitter": {"jitter"},
-        "no failing links": {"degrade", "down", "lose"}, "no other traffic": {"traffic"},
+        "no failing links": {"degrade", "down", "lose", "own"},
+        "no other traffic": {"traffic", "own"},
         "no other jobs": {"jobs"},
     }  # fmt: skip
     missing = [text for text, of_kinds in absent.items() if not of_kinds & kinds]
@@ -220,6 +244,8 @@ def _describe_disturbances(point: SizeResult, job: TrainingJob) -> tuple[str, ..
             "Jitter varies work on the GPU, not on the host, independently from GPU to GPU; "
             "timeline and parts of the step are those of the first rank of each class."
         )
+    if own:
+        lines.append(f"Beside the job run processes of your own: {', '.join(own)}.")
     if jobs:
         lines.append("Other jobs repeat their step without a pause, from their start on.")
     if {"degrade", "down", "lose"} & kinds:

@@ -103,9 +103,10 @@ class TaskList:
         stream: str = "comm",
         dtype: str | None = None,
         times: int = 1,
+        root: int = 0,
         **marks: Any,
     ) -> int:
-        """Take part in a collective (root: rank 0)."""
-        work = Collective(op, nbytes, communicator, key, dtype=dtype, times=times)
+        """Take part in a collective."""
+        work = Collective(op, nbytes, communicator, key, root, dtype, times)
         task = Task(name, "communication", rank_class, stream, work, tuple(after), **marks)
         return self.add(task)

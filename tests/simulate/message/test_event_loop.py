@@ -1,13 +1,10 @@
-"""The kernel of fidelity "message" against the plain SimPy version, with and without numba."""
+"""The kernel of fidelity "message" against the reference, with and without numba."""
 
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,6 +17,7 @@ from perfmodel.collectives.catalog import ALGORITHMS
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.message.network import MessageNetwork
+from perfmodel.simulate.reference.network import ReferenceNetwork
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.topology.faults import degrade_links
 from perfmodel.topology.model import Topology
@@ -30,19 +28,6 @@ PAIRS = [(op, name) for op, makers in ALGORITHMS.items() for name in makers if o
 POWERS_OF_TWO = {"recursive_doubling", "recursive_halving", "halving_doubling"}
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 COMPILED = [False, True] if HAS_NUMBA else [False]
-
-
-def plain_message() -> ModuleType:
-    path = Path(__file__).with_name("plain_message.py")
-    spec = importlib.util.spec_from_file_location("plain_message", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-PlainMessageNetwork = plain_message().PlainMessageNetwork
 
 
 def library(credits: int, *, in_order: bool = False, max_rate: float | None = None) -> CommLibrary:
@@ -114,7 +99,7 @@ def ends(
 
 @given(switches(), starts(), st.integers(1, 4), st.booleans(), st.sampled_from([None, 2e10]))
 @settings(max_examples=150, deadline=None)
-def test_the_kernel_is_the_plain_version(
+def test_the_kernel_is_the_reference(
     switched_topology: Maker,
     given_switch: dict[str, Any],
     begun: list[Start],
@@ -128,7 +113,7 @@ def test_the_kernel_is_the_plain_version(
     machine = Machine(
         switched_topology(**given_switch), library(credits, in_order=in_order, max_rate=max_rate)
     )
-    wanted = ends(PlainMessageNetwork, machine, begun)
+    wanted = ends(ReferenceNetwork, machine, begun)
     found = [
         ends(MessageNetwork, machine, begun, compiled=compiled, by_rounds=False)
         for compiled in COMPILED
@@ -154,7 +139,7 @@ def test_the_kernel_is_the_plain_version(
     ),
 )
 @settings(max_examples=100, deadline=None)
-def test_the_kernel_is_the_plain_version_when_links_change_and_others_send(
+def test_the_kernel_is_the_reference_when_links_change_and_others_send(
     switched_topology: Maker,
     given_switch: dict[str, Any],
     begun: list[Start],
@@ -172,7 +157,7 @@ def test_the_kernel_is_the_plain_version_when_links_change_and_others_send(
         )
         for at_s, by, arc in changes
     ]
-    wanted = ends(PlainMessageNetwork, machine, begun, others, streams)
+    wanted = ends(ReferenceNetwork, machine, begun, others, streams)
     found = [ends(MessageNetwork, machine, begun, others, streams, compiled=c) for c in COMPILED]
     assert found[0] == pytest.approx(wanted, rel=1e-9)
     assert found[-1] == found[0]
@@ -184,6 +169,6 @@ def test_channels_over_the_same_links_share_them_as_edges_of_their_own(compiled:
     topology = build_topology("dgx-a100", hosts=2, fabric="rail-optimised")
     machine = Machine(topology, load_library("nccl"))
     begun = [(0.0, "all_reduce", "ring", 16, 1 << 15)]
-    wanted = ends(PlainMessageNetwork, machine, begun)
+    wanted = ends(ReferenceNetwork, machine, begun)
     found = ends(MessageNetwork, machine, begun, compiled=compiled, by_rounds=False)
     assert found == pytest.approx(wanted, rel=1e-9)

@@ -14,6 +14,7 @@ from perfmodel.collectives.algorithms import ring as gloo
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.simulate.engine.engine import uses_sockets
+from perfmodel.simulate.reference.network import ReferenceNetwork
 from perfmodel.simulate.sockets.connection import Connection
 from perfmodel.simulate.sockets.link import Link
 from perfmodel.simulate.sockets.network import SocketNetwork
@@ -129,17 +130,20 @@ def test_small_all_reduces_take_a_round_trip_for_each_step(
     nbytes=st.integers(1, 2_000_000).map(lambda n: 8 * n),
 )
 @settings(max_examples=30, deadline=None)
-def test_alone_on_like_links_it_is_what_the_recurrence_says(
+def test_alone_on_like_links_it_is_the_reference(
     switched_topology: Maker, ranks: int, latency_s: float, nbytes: int
 ) -> None:
-    """Where nothing queues, ready messages are one more latency for each step: fidelity "flow"."""
+    """Where nothing queues, ready messages are one more latency for each step."""
     topology = switched_topology([1e8] * ranks, [latency_s] * ranks)
     library = load_library("gloo").model_copy(update={"device_queue": 0})
     machine = Machine(topology, library)
     size = ranks * nbytes  # whole segments
-    alone_s = UncontendedTimer(machine).best("all_reduce", size, range(ranks))[1]
+    timer, env = UncontendedTimer(machine), simpy.Environment()
+    lowered, alone_s = timer.best("all_reduce", size, range(ranks))
+    env.run(ReferenceNetwork(env, timer).launch([lowered]))
     rounding_s = 2 * 4 * gloo.segments(ranks, size)[0] / 1e8  # of segments to whole elements
-    assert ends_s(machine, [size], ranks)[0] == pytest.approx(alone_s, rel=1e-6, abs=rounding_s)
+    assert ends_s(machine, [size], ranks)[0] == pytest.approx(env.now, rel=1e-9, abs=rounding_s)
+    assert alone_s == pytest.approx(env.now, rel=1e-6, abs=rounding_s)
 
 
 # ---------------------------------------------------------------- beside what was measured

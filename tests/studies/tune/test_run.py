@@ -15,6 +15,7 @@ from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.tune.caps import (
     as_bytes,
+    assign_buckets,
     caps_mb,
     find_windows,
     list_uniform_partitions,
@@ -23,7 +24,7 @@ from perfmodel.studies.tune.caps import (
 )
 from perfmodel.studies.tune.choice.tie_breaking import AS_GOOD, FEWER
 from perfmodel.studies.tune.model import TuneResult
-from perfmodel.studies.tune.objective.evaluator import SAME
+from perfmodel.studies.tune.objective.evaluator import SAME, make_evaluator
 from perfmodel.studies.tune.objective.gradients import Cuts, order_gradients
 from perfmodel.studies.tune.run import list_sizes, tune_scenario
 
@@ -95,6 +96,23 @@ def test_the_list_is_the_best_of_all_groups(
         min(steps_of_all_lists(scenario, all_cuts)), rel=1e-9
     )
     is_sound(found, scenario)
+
+
+@SMALL
+@given(ELEMENTS, st.data(), st.sampled_from([1.0, 1.3]), st.floats(1, 30))
+def test_the_surrogate_is_the_reference(
+    made: Made, elements: list[int], data: st.DataObject, slowdown: float, cap_mb: float
+) -> None:
+    """One all-reduce at a time, the host ahead of the device, and chunks of equal bytes."""
+    times = st.lists(st.floats(0.01, 20), min_size=len(elements), max_size=len(elements))
+    sixteens = [16 * (count // 16) for count in elements]
+    scenario = made(sixteens, data.draw(times), slowdown=slowdown)
+    evaluator = make_evaluator(prepare(scenario))
+    options = evaluator.uniform_options(cap_mb)
+    groups = assign_buckets(evaluator.workload, options)
+    evaluator.time_allreduces(groups)
+    expected = prepare(scenario, fidelity="reference").step(options).step_time_s
+    assert evaluator.predict_step_s(groups) == pytest.approx(expected, rel=1e-9)
 
 
 @SMALL

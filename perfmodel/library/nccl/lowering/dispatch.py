@@ -6,7 +6,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from perfmodel.arrays import RankGroup, distinct, rank_array
-from perfmodel.collectives.catalog import ALGORITHMS, NCCL_ALGORITHMS, Algorithm, find_algorithm
+from perfmodel.collectives.algorithms.own import OWN
+from perfmodel.collectives.catalog import (
+    ALGORITHMS,
+    NCCL_ALGORITHMS,
+    PROTOCOLS,
+    Algorithm,
+    find_algorithm,
+)
 from perfmodel.errors import Fault, InputError
 from perfmodel.library.lowering.lowered import LaidSchedule
 from perfmodel.library.lowering.protocols import protocol_parameters, usable_protocols
@@ -54,7 +61,7 @@ def allowed_protocols(
     protocols = usable_protocols(machine, group, op, name)
     if op in SINGLE_SENDS:
         return send_protocol(protocols, nbytes if op == "send" else nbytes / len(group))
-    runs_in = find_algorithm(op, name).protocols
+    runs_in = PROTOCOLS if name == OWN else find_algorithm(op, name).protocols
     settings = machine.settings.protocols(op)
     possible = {key: p for key, p in protocols.items() if key in runs_in}
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 
@@ -76,6 +77,11 @@ class LoopJob:
         return self.free or not what_if_of(self.sized.job.scenario).communication
 
     @property
+    def fidelity(self) -> Literal["flow", "reference"]:
+        """Of the network that carries messages."""
+        return "reference" if self.sized.fidelity == "reference" else "flow"
+
+    @property
     def machine(self) -> Machine:
         """As it is at the start of the run."""
         return timer_of(self.sized.setup(), self.disturbances).machine
@@ -142,7 +148,7 @@ class LoopJob:
             plan,
             machine,
             rounds=self.length.rounds,
-            fidelity="free" if self.is_free else "flow",
+            fidelity="free" if self.is_free else self.fidelity,
             stretch=self._stretch(plan),
             changes=list_changes(setup, self.disturbances),
             traffic=tuple(background_traffic(self.disturbances, self.settled_s)),

@@ -9,10 +9,11 @@ import numpy as np
 from perfmodel.arrays import RankGroup
 from perfmodel.collectives.dependencies import messages_in
 from perfmodel.errors import Fault, InputError
-from perfmodel.library.lowering.lower import lower_collective, lower_message
+from perfmodel.library.lowering.lower import Algorithm, lower_collective, lower_message
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario
+from perfmodel.simulate.reference.network import MOST_SENDS
 from perfmodel.simulate.sockets.core_work import PIECE_BYTES
 from perfmodel.simulate.uncontended.messages import MESSAGES, message_pairs
 from perfmodel.topology.templates.build import MOST_GPUS
@@ -35,7 +36,8 @@ def check_message_size(
     collectives: Iterable[tuple[str, int] | tuple[str, int, Groups]],
     field: str = "fidelity",
     *,
-    algorithm: str | None = None,
+    fidelity: str = "message",
+    algorithm: Algorithm | None = None,
     sockets: bool = False,
     by_cores: bool = False,
     simulations: float = 1.0,
@@ -44,6 +46,7 @@ def check_message_size(
 
     `collectives`: operation and bytes, among all ranks or in each of some groups. Sends are those
         of the library's schedule: rings, pieces of trees and chains, segments.
+    `fidelity`: "message", or another one that simulates sends.
     `algorithm`: as for `perfmodel.library.lowering.lower.lower_collective`.
     `sockets`: whether messages are on sockets, and so limited by their CPU time.
     `by_cores`: whether it simulates messages because ranks share cores, and not by its fidelity.
@@ -55,6 +58,7 @@ def check_message_size(
     group = range(len(machine.topology.ranks))
     work_of: dict[tuple[str, int, Groups], tuple[int, float]] = {}
     sends, work_s = 0, 0.0
+    most = MOST_SENDS if fidelity == "reference" else MESSAGE_SENDS
     requested = list(collectives)
     for number, (op, nbytes, *among) in enumerate(requested, 1):
         groups = among[0] if among else (group,)
@@ -65,13 +69,13 @@ def check_message_size(
             work_of[key] = (each, simulations * _sockets_s(machine, lowered, each))
         sends += work_of[key][0]
         work_s += work_of[key][1]
-        if work_s > MOST_SOCKETS_S if sockets else sends > MESSAGE_SENDS:
+        if work_s > MOST_SOCKETS_S if sockets else sends > most:
             progress = f"{sends:,} sends in {number} of {len(requested)} collectives"
-            allowed = f"at most {MESSAGE_SENDS:,} sends"
+            allowed = f"at most {most:,} sends"
             if sockets:
                 progress += f", {work_s:.0f} s of CPU time"
                 allowed = f"at most {MOST_SOCKETS_S:.0f} s"
-            simulated = "" if by_cores else "'message' for "
+            simulated = "" if by_cores else f"'{fidelity}' for "
             why = "ranks that share cores" if by_cores else "ranks"
             instead = "fewer ranks" if by_cores else "use 'flow', fewer ranks"
             raise InputError(
@@ -84,7 +88,7 @@ def check_message_size(
 
 
 def _sample(
-    machine: Machine, op: str, nbytes: int, groups: Groups, algorithm: str | None
+    machine: Machine, op: str, nbytes: int, groups: Groups, algorithm: Algorithm | None
 ) -> tuple[LoweredCollective, int]:
     """One of the collectives of some groups, and how many like it there are."""
     if op in MESSAGES:

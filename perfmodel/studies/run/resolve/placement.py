@@ -228,8 +228,9 @@ def _resolve_other_job(
         update={"strategy": section.strategy, "parallel": ParallelSection()}
     )
     job = replace(
-        main, scenario=scenario, workload=workload, gpu=topology.gpu, chosen=None, whole=None
-    )
+        main, scenario=scenario, workload=workload, gpu=topology.gpu, chosen=None, whole=None,
+        own=None,
+    )  # fmt: skip
     batch = section.batch_per_gpu
     times = price_layers(job, batch)
     step = plan_step(

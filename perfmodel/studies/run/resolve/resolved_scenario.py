@@ -10,6 +10,7 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import collect_faults
 from perfmodel.scenario import ClusterSize, Scenario, sizes
 from perfmodel.simulate.engine.engine import Fidelity
+from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.job.model_share import resolve_share, resolve_workload
 from perfmodel.studies.run.resolve.job.training_job import TrainingJob
 from perfmodel.studies.run.resolve.machine import (
@@ -25,10 +26,12 @@ from perfmodel.topology.model import Gpu, Topology
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.training.strategy import Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
+    from perfmodel.studies.run.resolve.job.own_strategy import OwnStrategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class ResolvedScenario:
     `share`: what one rank of a tensor, context and expert group holds of `workload`.
     `other_workloads`: models of the other jobs on the network.
     `sizes`: of the scaling curve; the last one is the scenario's main size.
+    `own`: a strategy of the user's, in place of the scenario's.
+    `processes`: of the user's, beside the job.
     """
 
     scenario: Scenario
@@ -49,6 +54,8 @@ class ResolvedScenario:
     profile: Profile | None
     fidelity: Fidelity
     sizes: tuple[ClusterSize, ...]
+    own: Strategy | None = None
+    processes: tuple[Disturbance, ...] = ()
 
     def ensemble_at(self, size: ClusterSize) -> MachineEnsemble:
         """Build the machine at one size, with the alternatives that measurements allow."""
@@ -59,18 +66,29 @@ class ResolvedScenario:
         """Return the training job with the GPU and the library of a machine."""
         likely = ensemble.likely
         gpu, library = likely.topology.gpu, likely.library
-        return TrainingJob(self.scenario, self.share, gpu, library, whole=self.workload)
+        return TrainingJob(
+            self.scenario, self.share, gpu, library, whole=self.workload, own=self.own
+        )
 
 
 def resolve_scenario(
-    scenario: Scenario, profile: Profile | None, fidelity: str | None
+    scenario: Scenario,
+    profile: Profile | None,
+    fidelity: str | None,
+    strategy: OwnStrategy | None = None,
 ) -> ResolvedScenario:
     """Look up the names of a scenario.
 
     `profile`: instead of the scenario's.
     `fidelity`: instead of the scenario's.
+    `strategy`: a function of the user's, in place of the scenario's.
     Raises `InputError`: a name that does not resolve; names file, line and field.
     """
+    own = None
+    if strategy is not None:
+        from perfmodel.studies.run.resolve.job.own_strategy import make_strategy, without_strategy
+
+        scenario, own = without_strategy(scenario), make_strategy(strategy)
     if scenario.strategy.kind == "auto":
         allowed = "a strategy that stands: perfmodel run, compare, sweep and plan choose it"
         raise scenario.fault("strategy.kind", "'auto'", allowed)
@@ -85,7 +103,7 @@ def resolve_scenario(
     share = resolve_share(scenario, workload, all_sizes[-1])
     _check_groups(scenario, all_sizes[-1].gpus)
     return ResolvedScenario(
-        scenario, node, workload, share, other_workloads, profile, checked, all_sizes
+        scenario, node, workload, share, other_workloads, profile, checked, all_sizes, own
     )
 
 

@@ -16,6 +16,7 @@ class Memory:
     `host_bytes`, `drive_bytes`: what all GPUs of a host offload to its memory and to its drives.
     `host_capacity_bytes`, `drive_capacity_bytes`: of a host; None: not stated, so not checked.
     `stages_bytes`: all parts together, of a GPU of each stage of a pipeline; none without.
+    `is_stated`: whether anything is known of it: not of a user's own strategy, whose parts are 0.
     """
 
     parameters_bytes: float
@@ -36,6 +37,7 @@ class Memory:
     drive_bytes: float = 0.0
     host_capacity_bytes: float | None = None
     drive_capacity_bytes: float | None = None
+    is_stated: bool = True
 
     @property
     def total_bytes(self) -> float:
@@ -91,3 +93,17 @@ class Memory:
     @property
     def _most_bytes(self) -> float:
         return self.total_bytes if self.high_bytes is None else self.high_bytes
+
+
+def unstated_memory(capacity_bytes: float) -> Memory:
+    """Memory of a strategy that does not say what it keeps, on GPUs of so many bytes."""
+    return Memory(
+        parameters_bytes=0.0,
+        gradients_bytes=0.0,
+        optimizer_bytes=0.0,
+        buckets_bytes=0.0,
+        activations_bytes=0.0,
+        gathered_bytes=0.0,
+        capacity_bytes=capacity_bytes,
+        is_stated=False,
+    )

@@ -113,7 +113,9 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
         memory=memory,
         hot_spot=find_hot_spot(sized, reported, spans, topology, memory),
         interval_s=None,
-        buckets=_time_buckets(spans, assign_buckets(sized.job), sized.job.workload),
+        buckets=_own_buckets(spans)
+        if sized.job.own
+        else _time_buckets(spans, assign_buckets(sized.job), sized.job.workload),
         links=sum_link_uses(topology, run.counted, reported.steps, step_s),
         timeline=_timeline(reported.plan, spans),
         communication=_communication(reported, spans),
@@ -199,6 +201,25 @@ def _time_buckets(
         )
         for bucket in buckets
         if bucket.index in reduced
+    )
+
+
+def _own_buckets(spans: Sequence[Span]) -> tuple[BucketTime, ...]:
+    """Collectives of one class that a user's plan numbers as buckets, whose parameters it has."""
+    numbered: dict[int, list[Span]] = {}
+    for span in spans:
+        if span.kind == "communication" and span.bucket is not None:
+            numbered.setdefault(span.bucket, []).append(span)
+    return tuple(
+        BucketTime(
+            index=index,
+            nbytes=same[0].nbytes,
+            ready_s=min(span.ready_s for span in same),
+            start_s=min(span.start_s for span in same),
+            end_s=max(span.end_s for span in same),
+            parameters=(),
+        )
+        for index, same in sorted(numbered.items())
     )
 
 

@@ -116,6 +116,8 @@ def _needed_steps(disturbance: Disturbance, step_s: float, plan: StepPlan | None
             needed.append(math.ceil(flow.start_s / step_s) + JOB_STEPS)
     if disturbance.background_job is not None:
         needed.append(math.ceil(disturbance.background_job.start_s / step_s) + JOB_STEPS)
+    if disturbance.process is not None:
+        needed.append(disturbance.counted)
     return max(needed)
 
 

@@ -20,6 +20,7 @@ from perfmodel.studies.run.resolve.disturbance import (
     background_jobs,
     background_traffic,
     join_names,
+    own_processes,
 )
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.training.plan.split_class import ClassPart, one_class_per_rank, split
@@ -84,6 +85,7 @@ def simulate_steps(
     changes = list_changes(setup, disturbances)
     traffic = tuple(background_traffic(disturbances, setup.settled_s))
     jobs = tuple(background_jobs(disturbances, setup.settled_s))
+    processes = tuple(own_processes(disturbances, setup.settled_s))
     jitters = [each.jitter for each in disturbances if each.jitter is not None]
     fidelity = "free" if free else setup.fidelity
     if jitters:
@@ -93,6 +95,10 @@ def simulate_steps(
         reason = why_unsuited(plan)
         if jobs and uses_sockets(timer.machine, fidelity):
             reason = "other jobs keep cores busy on which messages wait"
+        if fidelity == "reference":
+            reason = "fidelity 'reference' has a process for each rank"
+        if processes:
+            reason = "processes see each collective begin"
         if reason is None:
             run = simulate_ranks(
                 plan, timer.machine, steps=steps, fidelity=fidelity,
@@ -105,7 +111,7 @@ def simulate_steps(
         plan, slow = _split_into_ranks(plan, slow, reason, disturbances)
     run = simulate(
         plan, timer.machine, steps=steps, fidelity=fidelity, overlap_slowdown=setup.slowdown,
-        timer=timer, changes=changes, traffic=traffic, background_jobs=jobs,
+        timer=timer, changes=changes, traffic=traffic, background_jobs=jobs, processes=processes,
         stretch=Variation(plan, jitters, slow) if jitters or slow else None,
     )  # fmt: skip
     classes = len(plan.classes)

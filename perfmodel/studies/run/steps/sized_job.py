@@ -13,10 +13,10 @@ from perfmodel.errors import InputError, PerfmodelError, SimulationError, Topolo
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
-from perfmodel.simulate.engine.engine import Fidelity, has_shared_cores, uses_sockets
+from perfmodel.simulate.engine.engine import BY_SENDS, Fidelity, has_shared_cores, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
-from perfmodel.studies.run.resolve.disturbance import Disturbance
+from perfmodel.studies.run.resolve.disturbance import Disturbance, process_at
 from perfmodel.studies.run.resolve.events import resolve_events
 from perfmodel.studies.run.resolve.host_overhead import host_memory
 from perfmodel.studies.run.resolve.job.job_plan import plan_loops, plan_step
@@ -59,6 +59,7 @@ class SizedJob:
     `is_main`: whether this is the scenario's main size: all names in events have to resolve, and
         the cost of each event is simulated.
     `compute`: factor on the times of layers.
+    `own`: processes of the user's, as disturbances.
     """
 
     job: TrainingJob
@@ -69,6 +70,7 @@ class SizedJob:
     fidelity: Fidelity
     is_main: bool
     compute: float = 1.0
+    own: tuple[Disturbance, ...] = ()
     batch: int = field(init=False)
     disturbances: tuple[Disturbance, ...] = field(init=False)
     _plans: dict[tuple[Iteration, bool, str | None], StepPlan] = field(
@@ -99,7 +101,7 @@ class SizedJob:
             strict=self.is_main,
         )  # fmt: skip
         jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.allocation)
-        return filter_disturbances(what_if_of(scenario), (*events, *jobs))
+        return filter_disturbances(what_if_of(scenario), (*events, *jobs, *self.own))
 
     def with_options(self, options: StepOptions) -> SizedJob:
         """Return the same job with other options; times of collectives are shared."""
@@ -246,7 +248,7 @@ class SizedJob:
         machine = self.ensemble.likely
         sockets = uses_sockets(machine, self.fidelity)
         by_cores = has_shared_cores(machine) and sockets
-        if self.fidelity == "message" or by_cores:
+        if self.fidelity in BY_SENDS or by_cores:
             plan = self.plan_for(None)
             groups = {
                 each.name: tuple(group for group in each.groups if len(group) > 1)
@@ -259,10 +261,10 @@ class SizedJob:
                 for _ in range(work.times)
                 if groups[work.communicator]
             ] * steps
-            field = "fidelity" if self.fidelity == "message" else "cluster.nodes"
+            field = "fidelity" if self.fidelity in BY_SENDS else "cluster.nodes"
             check_message_size(
-                machine, sent, field, sockets=sockets, by_cores=field != "fidelity",
-                simulations=SIMULATIONS,
+                machine, sent, field, fidelity=self.fidelity, sockets=sockets,
+                by_cores=field != "fidelity", simulations=SIMULATIONS,
             )  # fmt: skip
 
 
@@ -274,14 +276,16 @@ def size_job(
     `job`: by default with the GPU and the library of the machine at this size.
     """
     ensemble = inputs.ensemble_at(size)
+    is_main = size == inputs.sizes[-1]
     return SizedJob(
         job=inputs.job_on(ensemble) if job is None else job,
+        own=tuple(process_at(each, is_main=is_main) for each in inputs.processes),
         ensemble=ensemble,
         size=size,
         allocation=allocate_ranks(inputs.scenario, size),
         other_workloads=inputs.other_workloads,
         fidelity=inputs.fidelity,
-        is_main=size == inputs.sizes[-1],
+        is_main=is_main,
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.scenario.sections.studies.what_if import WhatIf
-from perfmodel.simulate.engine.engine import uses_sockets
+from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.studies.run.resolve.job.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.studies.run.result.model import SizeResult, Uncertainty
@@ -111,7 +111,7 @@ class _StepEnds:
 
 def _base_s(sized: SizedJob, reported: ReportedRun) -> float:
     """Likely step without what varies, at the fidelity of the ends; seconds."""
-    if reported.counted == 1 and reported.setup.fidelity != "message":
+    if reported.counted == 1 and reported.setup.fidelity not in BY_SENDS:
         return reported.step_s
     return _step_s(sized, reported.setup)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from perfmodel.scenario import Scenario
+from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.studies.run.prepared import PreparedSize, StepEstimate
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.steps.output_analysis import SETTLED
@@ -214,7 +215,7 @@ def _list_reasons(prepared: PreparedSize, gradients: GradientOrder) -> list[str]
         "what happens around the job varies": not all(
             map(_is_constant, prepared.sized.disturbances)
         ),
-        "every message is simulated": prepared.sized.fidelity == "message",
+        "every message is simulated": prepared.sized.fidelity in BY_SENDS,
         "several all-reduces are under way at a time": prepared.job.library.workers > 1,
         "a hook compresses each bucket": prepared.job.ddp_options.has_hook,
         "gradients of several dtypes share the list": not gradients.single_dtype,

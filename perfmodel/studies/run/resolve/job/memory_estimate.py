@@ -9,7 +9,7 @@ from perfmodel.studies.run.resolve.host_overhead import NO_HOST_MEMORY, HostMemo
 from perfmodel.studies.run.resolve.job.layer_prices import price_layers
 from perfmodel.studies.run.resolve.job.training_job import TrainingJob
 from perfmodel.studies.run.resolve.machine import relocated_errors
-from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.memory import Memory, unstated_memory
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.reserve import reserve_bytes
@@ -33,9 +33,14 @@ def estimate_memory(
     """Bytes on the fullest GPU, and whether they fit on the smallest of all GPUs.
 
     `others`: GPUs beside the job's own, by name.
+    Not stated where the strategy does not say what it keeps.
     `host`: whose memory and drives hold what `ranks_per_host` GPUs offload.
     """
     compute, grid = job.scenario.compute, job.mixture.grid(ranks)
+    memory_of = job.strategy.memory
+    capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
+    if memory_of is None:
+        return unstated_memory(capacity_bytes)
     setup = Setup(
         workload=job.workload,
         precision=job.wide_precision,
@@ -57,7 +62,7 @@ def estimate_memory(
     )
 
     def rule(setup: Setup) -> MemoryUse:
-        use = add_float8_copies(setup, job.strategy.memory(setup))
+        use = add_float8_copies(setup, memory_of(setup))
         return add_waiting(setup, add_temporaries(setup, use))
 
     def most_bytes(kept_share: float) -> float:
@@ -73,7 +78,6 @@ def estimate_memory(
     )
     if setup.activations_bytes is None and not job.workload.states_activations:
         high += _most_activations_bytes(job, batch)
-    capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
     is_estimated = low < high
     of_gpu = asdict(use)
     del of_gpu["waiting_bytes"]

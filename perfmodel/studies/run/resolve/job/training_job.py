@@ -34,6 +34,7 @@ class TrainingJob:
     `workload`: of one rank of a tensor, context and expert group, all stages of a pipeline.
     `chosen` are options of DistributedDataParallel instead of the scenario's.
     `whole`: the model, where `workload` is a share of it.
+    `own`: a strategy of the user's, in place of the scenario's.
     """
 
     scenario: Scenario
@@ -42,6 +43,7 @@ class TrainingJob:
     library: CommLibrary
     chosen: StepOptions | None = None
     whole: Workload | None = None
+    own: Strategy | None = None
 
     @property
     def model(self) -> Workload:
@@ -56,7 +58,7 @@ class TrainingJob:
     @property
     def strategy(self) -> Strategy:
         """The row of its strategy."""
-        return STRATEGIES[self.scenario.strategy.kind]
+        return self.own or STRATEGIES[self.scenario.strategy.kind]
 
     @property
     def options(self) -> StepOptions:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.scenario.sections.studies.what_if import WhatIf
+from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NODES, apply_what_if
@@ -130,7 +131,7 @@ def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relie
     with it.
     """
     setup = reported.setup
-    if setup.fidelity == "message":
+    if setup.fidelity in BY_SENDS:
         setup = replace(setup, fidelity="flow")
     varies = reported.counted > 1
     if setup is reported.setup and not varies:
@@ -150,7 +151,7 @@ def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relie
 
 def _at_flow(sized: SizedJob, reported: ReportedRun) -> ReportedRun:
     """Return the run at fidelity "flow": savings are differences of steps of one fidelity."""
-    if reported.setup.fidelity != "message":
+    if reported.setup.fidelity not in BY_SENDS:
         return reported
     setup = replace(reported.setup, fidelity="flow")
     plan, run, mode = simulate_steps(setup, sized.disturbances, reported.steps)

@@ -1,0 +1,234 @@
+"""Write a step plan by hand: what all ranks do, or what each class of ranks does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
+from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
+from perfmodel.training.strategy import StepRequest
+
+COMM = Stream("comm", "comm")
+"""Stream of collectives: one at a time, as NCCL runs those of a communicator."""
+
+Ranks = range | tuple[int, ...]
+After = int | Iterable[int]
+"""Tasks by the numbers that the builder's methods return."""
+
+
+class StepBuilder:
+    """Writes the tasks of a step in the order in which the host issues them.
+
+    Each method adds a task and returns its number, which others name in `after`. Tasks of one
+    stream run one after the other, in the order in which they were added, step after step: so the
+    first kernel of a step waits for the optimizer of the step before. Streams run side by side.
+
+    Parameters
+    ----------
+    request : StepRequest
+        What the strategy was asked for.
+    classes : mapping of str to ranks, optional
+        Ranks that do the same; default: "ranks", all of them.
+    groups : mapping of str to sequence of ranks, optional
+        Communicators: of each, the groups of ranks that run its collectives side by side; default:
+        "all", one group of all ranks.
+    streams : sequence of Stream, optional
+        Beside "host", "compute" and "comm".
+
+    Examples
+    --------
+    Plain training without overlap: one all-reduce of all gradients after backward.
+
+    >>> def after_backward(request):
+    ...     step, times = StepBuilder(request), request.times
+    ...     step.compute("forward", times.forward_s.sum())
+    ...     last = step.compute("backward", times.backward_s.sum())
+    ...     reduced = step.collective("all_reduce", request.workload.nbytes, after=last)
+    ...     step.compute("optimizer", times.optimizer_s, after=reduced)
+    ...     return step.plan()
+    """
+
+    def __init__(
+        self,
+        request: StepRequest,
+        *,
+        classes: Mapping[str, Ranks] | None = None,
+        groups: Mapping[str, Sequence[Ranks]] | None = None,
+        streams: Sequence[Stream] = (),
+    ) -> None:
+        everybody = range(request.ranks)
+        times = request.times
+        self._request = request
+        self._classes = dict(classes or {"ranks": everybody})
+        self._groups = dict(groups or {"all": (everybody,)})
+        self._streams = (HOST, COMPUTE, COMM, *streams)
+        self._list = TaskList(times.launch_s, request.kernel_s, times.copy_Bps)
+
+    def compute(
+        self,
+        kind: str,
+        duration_s: float,
+        *,
+        after: After = (),
+        name: str = "",
+        kernels: int = 0,
+        stream: str = "compute",
+        rank_class: str | None = None,
+        **marks: Any,
+    ) -> int:
+        """Run kernels on the device.
+
+        Parameters
+        ----------
+        kind : str
+            "forward", "backward", "optimizer" or "copy": the part of a step that reports count it
+            to; any other counts as idle.
+        duration_s : float
+            Alone on the device; seconds.
+        after : int or iterable of int
+            Tasks of this step that must have ended.
+        name : str
+            For the timeline; default: the kind.
+        kernels : int
+            Kernels that the host launches for it, which takes the host's time; 0: none.
+        stream, rank_class : str
+            Default: "compute", and the first class.
+        **marks
+            Fields of a `Task`: `after_previous` (tasks of the previous step), `micro_batch` ...
+        """
+        own, waits = self._class(rank_class), _numbers(after)
+        issued = self._list.issue(name or kind, kernels, own) if kernels else ()
+        return self._list.compute(
+            name or kind, kind, float(duration_s), own, after=(*issued, *waits), stream=stream,
+            **marks,
+        )  # fmt: skip
+
+    def collective(
+        self,
+        op: Op,
+        nbytes: int,
+        *,
+        after: After = (),
+        name: str = "",
+        group: str | None = None,
+        stream: str = "comm",
+        root: int = 0,
+        **marks: Any,
+    ) -> int:
+        """Run a collective on all ranks of a communicator, which start it together.
+
+        Parameters
+        ----------
+        op : str
+            "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all",
+            "scatter", "gather" or "send_recv" (each rank to the next of its group).
+        nbytes : int
+            As nccl-tests counts them: the whole buffer.
+        group : str
+            Communicator; default: the first.
+        root : int
+            Of rooted operations.
+        after, name, stream, **marks
+            As of `compute`; `bucket` numbers it among the step's buckets.
+
+        Returns the number of the task in the first of its classes; other classes have one, too.
+        Raises `InputError`: a communicator that there is not.
+        """
+        communicator = next(iter(self._groups)) if group is None else group
+        if communicator not in self._groups:
+            allowed = allowed_names(self._groups, communicator)
+            raise InputError(Fault("group", repr(communicator), allowed))
+        members = {rank for each in self._groups[communicator] for rank in each}
+        classes = [name for name, ranks in self._classes.items() if not members.isdisjoint(ranks)]
+        return self._communicate(
+            op, nbytes, classes, after, name, communicator, stream, root, marks
+        )
+
+    def send(
+        self,
+        nbytes: int,
+        source: str,
+        target: str,
+        *,
+        after: After = (),
+        name: str = "",
+        stream: str = "comm",
+        **marks: Any,
+    ) -> int:
+        """Send a message from each rank of a class to the rank in the same place of another.
+
+        Returns the number of the receivers' task, which ends when the message has arrived. Raises
+        `InputError`: a class that there is not, or classes of unlike numbers of ranks.
+        """
+        for field, rank_class in (("source", source), ("target", target)):
+            if rank_class not in self._classes:
+                allowed = allowed_names(self._classes, rank_class)
+                raise InputError(Fault(field, repr(rank_class), allowed))
+        senders, receivers = self._classes[source], self._classes[target]
+        if len(senders) != len(receivers):
+            allowed = f"{len(senders)}, as {source!r} has"
+            raise InputError(Fault("target", f"{len(receivers)} ranks", allowed))
+        pairs = tuple(zip(senders, receivers, strict=True))
+        communicator = f"{source} to {target}"
+        self._groups[communicator] = pairs
+        first = self._communicate(
+            "send", nbytes, [source, target], after, name, communicator, stream, 0, marks
+        )
+        return first + 1
+
+    def plan(self, name: str = "", *, samples: int | None = None) -> StepPlan:
+        """Return the step.
+
+        Parameters
+        ----------
+        name : str
+        samples : int, optional
+            That one step trains; default: the batch of each rank.
+        """
+        used = {task.stream for task in self._list.tasks}
+        request = self._request
+        return StepPlan(
+            name=name or f"own strategy, {request.workload.name}",
+            classes=tuple(RankClass(each, ranks) for each, ranks in self._classes.items()),
+            streams=tuple(stream for stream in self._streams if stream.name in used),
+            communicators=tuple(Communicator(each, tuple(g)) for each, g in self._groups.items()),
+            tasks=tuple(self._list.tasks),
+            samples=request.ranks * request.batch_per_gpu if samples is None else samples,
+        )
+
+    def _class(self, name: str | None) -> str:
+        return next(iter(self._classes)) if name is None else name
+
+    def _communicate(
+        self,
+        op: Op,
+        nbytes: int,
+        classes: Sequence[str],
+        after: After,
+        name: str,
+        communicator: str,
+        stream: str,
+        root: int,
+        marks: Mapping[str, Any],
+    ) -> int:
+        waits, label = _numbers(after), name or op.replace("_", "-")
+        key = f"{label} {len(self._list.tasks)}"
+        added = [
+            self._list.collective(
+                label, op, int(nbytes), each, communicator=communicator, key=key,
+                after=self._own(waits, each) if len(classes) > 1 else waits, stream=stream,
+                root=root, **marks,
+            )
+            for each in classes
+        ]  # fmt: skip
+        return added[0]
+
+    def _own(self, waits: Sequence[int], rank_class: str) -> list[int]:
+        """Tasks of a class: the other classes of a collective wait for their own."""
+        return [each for each in waits if self._list.tasks[each].rank_class == rank_class]
+
+
+def _numbers(after: After) -> tuple[int, ...]:
+    return (after,) if isinstance(after, int) else tuple(after)
