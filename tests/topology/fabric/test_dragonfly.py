@@ -196,6 +196,15 @@ def test_all_groups_to_their_next_are_at_most_twice_too_fast(h: int) -> None:
     assert 0.5 <= found <= 1.0
 
 
+def test_a_path_has_the_latency_of_one_global_cable() -> None:
+    graph, tree = (canonical(2, global_latency=1e-7, routing=routing)
+                   for routing in ("minimal", "adaptive"))  # fmt: skip
+    for each, ends in ((graph, (0, 71)), (tree, (0, 71))):
+        path = nx.shortest_path(each, *ends)
+        delays = [each.edges[pair].get("latency", 0.0) for pair in pairwise(path)]
+        assert sum(delays) == pytest.approx(1e-7)
+
+
 def test_the_tree_has_the_cuts_of_the_network() -> None:
     graph, tree = canonical(2), canonical(2, routing="adaptive")
     for group in range(9):

@@ -93,6 +93,13 @@ def test_parallel_cables_are_drawn_alike() -> None:
     assert max(abs(count - 1000) for count in used.values()) < 4 * np.sqrt(3000 * 2 / 9)
 
 
+def test_a_cable_is_drawn_apart_from_the_way_round() -> None:
+    topology = built({"kind": "torus", "dims": (4,), "trunk_cables": 2}, 4, "ethernet-10g")
+    flows = np.arange(200)
+    _, arcs = Router(topology).across(np.zeros_like(flows), np.full_like(flows, 2), flows)
+    assert len(set(arcs.reshape(len(flows), -1)[:, 1].tolist())) == 4, "two ways of two cables"
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_only_flows_of_a_lost_cable_move(shape: dict[str, object]) -> None:
     topology = built(shape)

@@ -91,6 +91,12 @@ def test_half_round_a_ring_flows_go_both_ways() -> None:
     assert abs(ways["router1"] - flows / 2) < 4 * math.sqrt(flows / 4)
 
 
+def test_ways_round_two_rings_are_drawn_apart() -> None:
+    graph = torus(16, (0,), dims=(4, 4))
+    paths = [paths_of(graph, np.array([0]), np.array([10]), flow)[0] for flow in range(100)]
+    assert len({(path[1], path[3]) for path in paths}) == 4
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     kind=st.sampled_from(sorted(GRIDS)),
