@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -266,6 +266,12 @@ _LATER_SOURCES: Mapping[str, object] = {
 }  # fmt: skip
 """Newer fields of models, those of other jobs as well."""
 
+_LATER_SHAPES = (
+    "dims", "dimensions", "groups", "routers_per_group", "hosts_per_router", "trunk_cables",
+    "global_cables",
+)  # fmt: skip
+"""Newer fields of fabrics, None where they are not stated."""
+
 _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
     "model": {"experts": None, **_LATER_SOURCES},
     "cluster": {"graph": None},
@@ -296,6 +302,13 @@ _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {
 """Newer fields by section, with their defaults: scenarios without them keep their digests."""
 
 
+def _drop_unstated(section: dict[str, object], names: Iterable[str]) -> None:
+    """Take fields out of a section that nobody stated."""
+    for name in names:
+        if name in section and section[name] is None:
+            del section[name]
+
+
 def scenario_digest(scenario: Scenario) -> str:
     """SHA-256 of the canonical JSON of the fields that `run` reads.
 
@@ -310,9 +323,8 @@ def scenario_digest(scenario: Scenario) -> str:
         for name, default in fields.items():
             if name in content[section] and content[section][name] == default:
                 del content[section][name]
+    _drop_unstated(content["cluster"]["fabric"] or {}, _LATER_SHAPES)
     for job in content["jobs"]:
-        for name in _LATER_SOURCES:
-            if job["model"][name] is None:
-                del job["model"][name]
+        _drop_unstated(job["model"], _LATER_SOURCES)
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

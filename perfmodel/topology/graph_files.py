@@ -27,7 +27,8 @@ def read_topology(path: Path) -> Topology:
     Raises `InputError`: no such file, no graph, or what is wrong in it; names the file.
     """
     try:
-        return topology_of(_read(path), "")
+        graph = _read(path)
+        return topology_of(graph, "" if "machine" in graph.graph else path.stem)
     except InputError as error:
         raise error.located(str(path)) from None
 

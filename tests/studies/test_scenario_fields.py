@@ -238,6 +238,7 @@ VALUES: Mapping[str, list[Any]] = {
     "process_group_gpus": [2],
     "gradient_gpus": [4],
     "levels": [[{"period": 1, "gpus": 2}]],
+    "cluster.graph": ["no-such-graph.json"],
     "cluster.node": ["ethernet-25g", "v100-x8-100g"],
     "gpu": ["a100-pcie-40gb"],
     "gpus": [[2]],

@@ -34,6 +34,7 @@ from perfmodel.report.topology.labels import (
     limiting_device,
     stack,
 )
+from perfmodel.report.topology.summary import has_layers, positions
 from perfmodel.studies.run.result.link_use import LinkUse
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.topology.model import Topology
@@ -151,6 +152,9 @@ _LINE_PIXELS = 15
 _LIMIT_PIXELS = 6
 _LEAST_COLUMNS = 8.0
 _ROW_PIXELS = 78
+_ROWS_WITHOUT_LAYERS = 5
+"""Height of a drawing of a graph of one's own, in rows."""
+
 _NUMBERED = 0.8
 """Devices that had to shrink below this factor carry no numbers."""
 _CROWD = 60
@@ -178,7 +182,9 @@ def draw_topology(
         replace(cable, limits=(*cable.ends, cable.kind) in thick)
         for cable in cables_between(topology, links, places.keys())
     ]
-    drawn = new_figure(120 + _ROW_PIXELS * len({y for _, y in places.values()}))
+    layered = has_layers(topology)
+    rows = len({y for _, y in places.values()}) if layered else _ROWS_WITHOUT_LAYERS
+    drawn = new_figure(120 + _ROW_PIXELS * rows)
     groups: dict[tuple[str, str], list[Cable]] = defaultdict(list)
     for cable in cables:
         groups[_look(cable, with_traffic=links is not None)].append(cable)
@@ -188,19 +194,19 @@ def draw_topology(
         _add_cables(drawn, look, groups[look], places, with_traffic=links is not None)
     limits = "" if point is None else limiting_device(point)
     _add_devices(drawn, topology, places, limits)
-    _name_hosts(drawn, topology, places)
+    if layered:
+        _name_hosts(drawn, topology, places)
     _frame(drawn, places)
-    rows = {places[name][1] for name in places if topology.devices[name].kind == limits}
+    heights = {places[name][1] for name in places if topology.devices[name].kind == limits}
     labels = (NODES[limits][3], "compute" if limits == "gpu" else "launches") if limits else ()
-    devices = [LayerLabel(height, labels, limits=True) for height in sorted(rows)]
-    _label_layers(drawn, topology, cables, places, thick, devices)
+    devices = [LayerLabel(height, labels, limits=True) for height in sorted(heights)]
+    if layered:
+        _label_layers(drawn, topology, cables, places, thick, devices)
     return drawn
 
 
 def default_places(topology: Topology, limiting: Iterable[LinkUse] = ()) -> dict[str, Place]:
     """Positions of the devices that are drawn: a host, the one that limits, and the fabric."""
-    from perfmodel.report.topology.summary import positions
-
     return positions(topology, drawn_hosts(topology, limiting))
 
 

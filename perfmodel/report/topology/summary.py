@@ -150,8 +150,11 @@ def positions(topology: Topology, hosts: Sequence[int] = (0,)) -> dict[str, tupl
 
     `hosts`: numbers of those to draw; the others and what only they reach are left out.
     The layers from bottom to top: NVSwitches, GPUs, PCIe switches, CPUs, NICs, then the fabric
-    level by level. One unit is the distance between neighbours of the widest layer.
+    level by level. One unit is the distance between neighbours of the widest layer. A graph of
+    one's own has no layers: its devices stand as far apart as the links between them are many.
     """
+    if not has_layers(topology):
+        return _free_positions(topology)
     columns = {host: column for column, host in enumerate(hosts)}
     layers: dict[tuple[int, float], list[str]] = {}
     for name, device in topology.devices.items():
@@ -172,6 +175,34 @@ def positions(topology: Topology, hosts: Sequence[int] = (0,)) -> dict[str, tupl
             for name, x in zip(names, _spread(len(names), total), strict=True)
         }
     return placed
+
+
+def has_layers(topology: Topology) -> bool:
+    """Whether a drawing has layers of devices; that of a graph of one's own has none."""
+    return topology.hosts > 1 or topology.node_graph.graph.get("routing") != "shortest"
+
+
+MOST_LAID_BY_DISTANCE = 100
+"""Devices up to which distances in the drawing follow paths, which takes the cube of them."""
+
+HEIGHT_OF_WIDTH = 0.35
+"""Of a drawing without layers."""
+
+
+def _free_positions(topology: Topology) -> dict[str, tuple[float, float]]:
+    """Places of the devices of a graph of one's own, one unit apart in the mean."""
+    import networkx as nx
+
+    graph = nx.Graph(topology.graph)
+    if len(graph) <= MOST_LAID_BY_DISTANCE:
+        found = nx.kamada_kawai_layout(graph)
+    else:
+        found = nx.spring_layout(graph, seed=0)
+    side = len(graph) ** 0.5 / 2
+    return {
+        name: (float(x) * side / HEIGHT_OF_WIDTH**0.5, float(y) * side * HEIGHT_OF_WIDTH**0.5)
+        for name, (x, y) in found.items()
+    }
 
 
 def _spread(count: int, width: int) -> list[float]:

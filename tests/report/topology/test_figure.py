@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
+import networkx as nx
 import pytest
 from hypothesis import strategies as st
 
@@ -210,3 +211,18 @@ def test_devices_shrink_in_crowded_rows_only() -> None:
     many = {f"many {i}": (float(i), 0.0) for i in range(73)}
     assert shrink(few | many, few) == 1.0
     assert 18 * shrink(few | many, many) * 72 <= 330 * 1.01
+
+
+def test_a_graph_of_ones_own_is_drawn_by_distance() -> None:
+    torus = nx.grid_graph((3, 3), periodic=True)
+    for gpu in torus:
+        torus.nodes[gpu].update(kind="gpu", model="a100-sxm4-80gb")
+    for link in torus.edges:
+        torus.edges[link].update(bandwidth="25 GB/s", latency="1 us")
+    machine = topology_of(torus)
+    places = default_places(machine)
+    assert set(places) == set(machine.ranks)
+    assert len(set(places.values())) == 9
+    drawn = draw_topology(machine)
+    assert not drawn.layout.annotations
+    assert {trace.name for trace in drawn.data} >= {"NVLink", "GPU"}
