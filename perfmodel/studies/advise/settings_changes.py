@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.scenario import Scenario
-from perfmodel.studies.advise.model import Proposed
+from perfmodel.studies.advise.model import Proposed, Touches
 from perfmodel.topology.model import Gpu
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.workload.model import Workload
@@ -15,7 +15,7 @@ from perfmodel.workload.model import Workload
 LOSSY = "gradients lose information: compare the loss over a few thousand steps"
 COARSER = "gradients are rounded to {bits} for the sum over GPUs"
 
-_HOOKS = {
+_HOOKS: Mapping[str, tuple[str, Touches, str]] = {
     "fp16": ("fp16 hook", "rounding", f"{COARSER.format(bits='10 bits')}"),
     "bf16": ("bf16 hook", "rounding", f"{COARSER.format(bits='7 bits')}"),
     "powersgd": ("PowerSGD hook", "training", LOSSY),

@@ -88,9 +88,7 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         interval_s=None,
         buckets=(),
         links=_link_uses(metrics, machine),
-        timeline=Timeline(
-            metrics.spans(), classes=tuple(each.name for each in (*plan.workers, *plan.servers))
-        ),
+        timeline=Timeline(metrics.spans(), classes=_names(plan)),
         mode=f"flow, {len(plan.workers)} workers and {len(plan.servers)} servers as processes, "
         f"mean of {rounds.counted} rounds after {rounds.warm_up}",
         communication=metrics.communication(exposed_s),
@@ -98,6 +96,11 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         notes=_notes(plan),
         server_use=use,
     )
+
+
+def _names(plan: LoopPlan) -> tuple[str, ...]:
+    """Workers, and servers."""
+    return (*(each.name for each in plan.workers), *(each.name for each in plan.servers))
 
 
 def _link_uses(metrics: LoopMetrics, machine: Machine) -> Sequence[LinkUse]:
