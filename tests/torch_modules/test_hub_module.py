@@ -109,6 +109,7 @@ def test_the_command_takes_a_configuration(tmp_path: Path) -> None:
     assert run.exit_code == 0, run.output
     assert "name: my-opt" in output.read_text()
     assert "sequence of 32 tokens" in output.read_text()
+    assert "tokens_per_sample: 32" in output.read_text()
 
 
 DBRX = {"model_type": "dbrx", "d_model": 32, "n_heads": 4, "n_layers": 1, "vocab_size": 100,
