@@ -51,8 +51,6 @@ def _types(plan: StepPlan) -> Iterator[str]:
                 yield f"{name}: found {describe_type(each)}; allowed: a perfmodel.{kind.__name__}"
     if isinstance(plan.samples, bool) or not isinstance(plan.samples, int):
         yield f"samples: found {plan.samples!r}; allowed: a whole number"
-    if not plan.tasks:
-        yield "tasks: found none; allowed: at least one"
     for index, task in enumerate(plan.tasks):
         if not isinstance(task, Task):
             yield f"task {index}: found {describe_type(task)}; allowed: a perfmodel.Task"

@@ -292,7 +292,7 @@ def test_hostile_names_stay_text(
 ) -> None:
     grid = build_grid(HOSTILE)
     named = replace(grid.axes[0], name=HOSTILE)
-    stops = tuple(replace(stop, label=HOSTILE) for stop in grid.axes[1].stops)
+    stops = tuple(replace(stop, short=HOSTILE) for stop in grid.axes[1].stops)
     broken = replace(
         grid,
         design=Design((named, replace(grid.axes[1], stops=stops), grid.axes[2]), ((0, 1, 2),)),

@@ -76,6 +76,8 @@ VALUES: Mapping[str, list[Any]] = {
     "fabric": ["one-switch"],
     "kind": ["fat-tree", "one-switch"],
     "candidates.0.nodes": [[1, 2]],
+    "candidates.0.fabric.routing": ["rail", "adaptive"],
+    "dims": [[2, 4]],
     "nodes": [[2]],
     "set": [{"training.batch_per_gpu": 16}, {"what_if.network_bandwidth": 16}],
     "candidates": [["bought"], [{"name": "a", "node": "dgx-a100", "nodes": [1]}]],

@@ -32,7 +32,7 @@ def test_csv(write):
 def test_yaml(write):
     path = write("toy.yaml", YAML)
     workload = load_workload(path)
-    assert (workload.name, workload.sample, workload.buffer_bytes) == ("toy", "image", 1024)
+    assert (workload.name, workload.sample.unit, workload.buffer_bytes) == ("toy", "image", 1024)
     assert workload.tensors[1].nbytes == 128
     assert workload.ready_order == (3, 0, 1)
     times = read_layer_times(path, workload)

@@ -68,4 +68,6 @@ def _plan(function: OwnStrategy, request: StepRequest, _: object) -> StepPlan:
         returned = describe_type(plan)
         raise ScheduleError(f"strategy: {name} returned {returned}; allowed: {A_FUNCTION}")
     check_plan(plan, request.ranks)
+    if not plan.tasks:
+        raise ScheduleError(f"plan {plan.name!r}: tasks: found none; allowed: at least one")
     return plan
