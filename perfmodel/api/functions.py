@@ -24,6 +24,8 @@ from perfmodel.errors import Fault, InputError, describe_type
 from perfmodel.scenario import Scenario
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from perfmodel.api.doctor import Installation
     from perfmodel.api.results import (
         AdviceResult,
@@ -395,10 +397,10 @@ def advise(
 
 
 def collective(
-    topology: Topology | str | Path,
+    topology: Topology | nx.Graph[Any] | str | Path,
     *,
     nodes: int = 1,
-    fabric: str | Mapping[str, Any] | None = None,
+    fabric: str | Mapping[str, Any] | Callable[[int, int], nx.Graph[Any]] | None = None,
     gpus_per_node: int | None = None,
     op: str = "all_reduce",
     sizes: Any = SIZES,
@@ -416,8 +418,9 @@ def collective(
 
     Parameters
     ----------
-    topology : Topology, str or Path
-        A machine, or the name or file of a node, with `nodes`, `fabric` and `gpus_per_node`.
+    topology : Topology, networkx.Graph, str or Path
+        A machine, its graph (or a file of it), or the name or file of a node, with `nodes`,
+        `fabric` and `gpus_per_node`, as of `perfmodel.topology`.
     op : str
         Such as "all_reduce" or "all-gather".
     sizes : int, str, or several of them

@@ -51,7 +51,7 @@ def python_names() -> Iterator[None]:
         yield
     except InputError as error:
         faults = [replace(fault, field=_python_name(fault.field)) for fault in error.faults]
-        raise InputError(faults) from None
+        raise InputError(faults) from error.__cause__
 
 
 def _python_name(field: str) -> str:
@@ -197,9 +197,7 @@ def as_profile(profile: object) -> Profile | None:
     raise InputError(Fault("profile", describe_type(profile), allowed))
 
 
-def as_topology(
-    machine: object, nodes: int, fabric: str | Mapping[str, Any] | None, gpus: int | None
-) -> Topology:
+def as_topology(machine: object, nodes: int, fabric: Any, gpus: int | None) -> Topology:
     """Return a machine by name, path or graph, or as it is; `gpus`: of each node."""
     from perfmodel.topology import build_cluster, is_graph
     from perfmodel.topology.model import Topology

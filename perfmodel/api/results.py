@@ -425,7 +425,11 @@ class CollectiveTimes(list[dict[str, Any]]):
     def __repr__(self) -> str:
         from perfmodel.report.collectives.page import headline
 
-        return _short("Collective", f"{self.title}: {headline(self)}") if self else "[]"
+        if not self:
+            return "[]"
+        by = " and ".join(dict.fromkeys(str(row["algorithm"]) for row in self))
+        several = f" (best of {len(self)} sizes)" if len(self) > 1 else ""
+        return _short("Collective", f"{self.title} by {by}: {headline(self)}{several}")
 
     def _repr_html_(self) -> str:
         """Show the rows in a notebook."""

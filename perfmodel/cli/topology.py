@@ -138,7 +138,8 @@ def check(
     topology: Annotated[
         str,
         typer.Argument(
-            metavar="TOPOLOGY", help="Name or file of a node, a fabric or a table of GPUs."
+            metavar="TOPOLOGY",
+            help="Name or file of a node, a fabric, a table of GPUs, or a graph.",
         ),
     ],
     nodes: NodesOption = 1,
@@ -150,8 +151,13 @@ def check(
     of the file's shape, with lines.
     """
     from perfmodel.files import find_file
+    from perfmodel.topology.graph_files import is_graph_file
     from perfmodel.topology.templates.check import check as find_faults
 
+    if is_graph_file(topology):
+        build_cluster(topology, nodes, None, fabric)  # refuses all that is wrong
+        print_text(f"{topology}: no faults")
+        return
     faults = find_faults(find_file(topology, "topologies", field="TOPOLOGY"))
     if not faults and (nodes > 1 or fabric is not None):
         faults = find_faults(build_cluster(topology, nodes, None, fabric))

@@ -278,6 +278,9 @@ def _chunk_sizes(
         highest = max((int(table[:, [2, _INTO]].max(initial=0)) for table in tables), default=0)
         chunks = max(highest + 1, 2 * ranks if collective == "all_to_all" else 1)
     if not isinstance(chunks, int | np.integer):
+        if not isinstance(chunks, Sequence | np.ndarray) or isinstance(chunks, str):
+            allowed = "a whole number of equal chunks, or the bytes of each"
+            raise InputError(Fault("chunks", repr(chunks), allowed))
         return np.asarray(chunks, dtype=np.int64)
     if chunks < 1:
         raise InputError(Fault("chunks", str(chunks), "1 or more"))

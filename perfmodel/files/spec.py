@@ -96,23 +96,47 @@ Latency = Annotated[float, _at_least_zero(_parse_latency), _schema("1.3 us"), _u
 """What one message or call waits, written with its unit; seconds."""
 
 
-def _in_si(parse: Callable[[object], float], unit: str, *, zero: bool) -> BeforeValidator:
-    """A number in SI units as it is, or text with a unit; whether it may be zero."""
+LEAST_BARE_BPS = 1e6
+LARGEST_BARE_S = 0.01
+"""A link that is slower, or later, is meant in another unit, unless it is written with its unit."""
+
+
+def _in_si(
+    parse: Callable[[object], float], allowed: str, is_meant: Callable[[float], bool]
+) -> BeforeValidator:
+    """A number in SI units, if it can be meant so, or text with a unit."""
 
     def read(value: object) -> float:
-        plain = isinstance(value, Real) and not isinstance(value, bool)
-        number = float(value) if plain else parse(value)  # type: ignore[arg-type]
-        if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
-            raise ValueError(f"{unit}, {'zero or more' if zero else 'above zero'} and finite")
-        return number
+        if not isinstance(value, Real) or isinstance(value, bool):
+            number = parse(value)
+            if number >= 0:
+                return number
+        elif is_meant(float(value)):
+            return float(value)
+        raise ValueError(allowed)
 
     return BeforeValidator(read)
 
 
-LinkBandwidth = Annotated[float, _in_si(parse_bandwidth, "bytes per second", zero=False)]
+LinkBandwidth = Annotated[
+    float,
+    _in_si(
+        parse_bandwidth,
+        "bytes per second, finite and a million or more, or text such as '25 GB/s'",
+        lambda number: LEAST_BARE_BPS <= number < math.inf,
+    ),
+    Field(gt=0),
+]
 """Of an edge of a graph: bytes per second as a number, or text with its unit."""
 
-LinkLatency = Annotated[float, _in_si(parse_time, "seconds", zero=True)]
+LinkLatency = Annotated[
+    float,
+    _in_si(
+        parse_time,
+        "seconds, from zero to a hundredth, or text such as '1.3 us'",
+        lambda number: 0 <= number <= LARGEST_BARE_S,
+    ),
+]
 """Of an edge of a graph: seconds as a number, or text with its unit."""
 
 FlopRate = Annotated[float, _above_zero(parse_flop_rate), _schema("312 TFLOP/s"), _unit("FLOP/s")]

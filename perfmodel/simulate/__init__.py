@@ -112,7 +112,7 @@ def simulate_plan(
         "nccl", "gloo", "mpi" or "plain"; nothing beside a `Machine`, which has its own.
     steps : int
         One after the other; the first ones may be shorter or longer than those that follow.
-    fidelity : {"flow", "message"}
+    fidelity : {"flow", "message", "reference"}
     processes : sequence of callable
         SimPy processes beside it, from the start on: generator functions of (env, network).
 

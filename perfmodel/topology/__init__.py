@@ -78,7 +78,7 @@ def build_cluster(
     except InputError as error:
         names = {"hosts": "nodes", "gpus_per_host": "gpus_per_node"}
         faults = [replace(each, field=names.get(each.field, each.field)) for each in error.faults]
-        raise InputError(faults) from None
+        raise InputError(faults) from error.__cause__
 
 
 def _check_arguments(node: object, fabric: object, **counts: object) -> None:
@@ -114,10 +114,10 @@ def graph_alone(graph: nx.Graph[Any] | Path, **arguments: Any) -> Topology:
     from perfmodel.topology.graph_files import read_topology
     from perfmodel.topology.own_graph import topology_of
 
-    stated = [name for name, value in arguments.items() if value not in (None, 1)]
+    stated = {name: value for name, value in arguments.items() if value not in (None, 1)}
     if stated:
         allowed = "nothing beside a graph, which says all of a machine"
-        raise InputError(Fault(name, "a value", allowed) for name in stated)
+        raise InputError(Fault(name, repr(value), allowed) for name, value in stated.items())
     return read_topology(graph) if isinstance(graph, Path) else topology_of(graph)
 
 

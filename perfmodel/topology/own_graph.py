@@ -206,14 +206,16 @@ def _model_faults(graph: nx.Graph[Any], names: Mapping[Hashable, str]) -> Iterat
     gpus = [
         (names[node], data) for node, data in graph.nodes(data=True) if data.get("kind") == "gpu"
     ]
-    known, first = gpu_names(), None
+    known = gpu_names()
+    counts = Counter(data.get("model") for _, data in gpus)
+    usual = max(counts, key=lambda model: counts[model], default=None)
     for name, data in gpus:
         model, field = data.get("model"), f"nodes.{name}.model"
         if model not in known:
             found = "nothing" if model is None else repr(model)
             yield Fault(field, found, allowed_names(known, None if model is None else str(model)))
-        elif model != (first := first or model):
-            yield Fault(field, repr(model), f"{first!r}, as the GPUs before it have")
+        elif usual in known and model != usual:
+            yield Fault(field, repr(model), f"{usual!r}, as most GPUs of the graph have")
     if not 1 <= len(gpus) <= MOST_GPUS:
         yield Fault("nodes", f"{len(gpus):,} GPUs", f"1 to {MOST_GPUS:,} nodes of kind 'gpu'")
 
@@ -242,13 +244,14 @@ def _check_paths(graph: nx.MultiDiGraph[str]) -> None:
     """Refuse GPUs that cannot reach each other."""
     import networkx as nx
 
-    gpus = [name for name, kind in _kinds(graph).items() if kind == "gpu"]
-    to, fro = nx.descendants(graph, gpus[0]), nx.ancestors(graph, gpus[0])
-    cut = [name for name in gpus[1:] if name not in to or name not in fro]
+    gpus = {name for name, kind in _kinds(graph).items() if kind == "gpu"}
+    parts = [part & gpus for part in nx.strongly_connected_components(graph)]
+    largest = max(parts, key=lambda part: (len(part), -len(gpus)))
+    hub = next(name for name in graph if name in largest)
     faults = []
-    for name in cut:
-        ends = (gpus[0], name) if name not in to else (name, gpus[0])
-        found = "no path from {} to {}".format(*ends)
+    for name in (name for name in graph if name in gpus - largest):
+        src, dst = (hub, name) if not nx.has_path(graph, hub, name) else (name, hub)
+        found = f"no path from {src} to {dst}" if graph.degree(name) else "no link"
         faults.append(Fault(f"nodes.{name}", found, "a path between every two GPUs"))
     if faults:
         raise InputError(faults)

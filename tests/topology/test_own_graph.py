@@ -90,7 +90,7 @@ def test_graphml_is_read(tmp_path: Path) -> None:
     nx.set_node_attributes(ring, dict.fromkeys(ring, GPU))
     nx.set_edge_attributes(ring, dict.fromkeys(ring.edges, NUMBERS))
     nx.write_graphml(ring, tmp_path / "ring.graphml")
-    assert_same(read_topology(tmp_path / "ring.graphml"), topology_of(ring))
+    assert_same(read_topology(tmp_path / "ring.graphml"), topology_of(ring, "ring"))
 
 
 def two_nodes(**changes: Any) -> nx.Graph:
@@ -155,13 +155,15 @@ def broken(node: dict[str, Any] | None = None, edge: dict[str, Any] | None = Non
         (broken(node={"kind": None}), "nodes.1.kind", "one of 'cpu'"),
         (broken(node={"model": "a100"}), "nodes.1.model", "did you mean"),
         (broken(node={"model": None}), "nodes.1.model", "nothing"),
-        (broken(node={"model": "l4"}), "nodes.1.model", "as the GPUs before it have"),
+        (broken(node={"model": "l4"}), "nodes.1.model", "as most GPUs of the graph have"),
         (broken(edge={"bandwidth": None}), "edges.1 -- 2.bandwidth", "'25 GB/s'"),
-        (broken(edge={"bandwidth": 0}), "edges.1 -- 2.bandwidth", "above zero"),
+        (broken(edge={"bandwidth": 0}), "edges.1 -- 2.bandwidth", "a million or more"),
+        (broken(edge={"bandwidth": 25}), "edges.1 -- 2.bandwidth", "such as '25 GB/s'"),
+        (broken(edge={"latency": 1}), "edges.1 -- 2.latency", "such as '1.3 us'"),
         (broken(edge={"bandwidth": float("nan")}), "edges.1 -- 2.bandwidth", "finite"),
         (broken(edge={"bandwidth": "25 GB"}), "edges.1 -- 2.bandwidth", "unit"),
-        (broken(edge={"latency": -1e-6}), "edges.1 -- 2.latency", "zero or more"),
-        (broken(edge={"latency": float("inf")}), "edges.1 -- 2.latency", "finite"),
+        (broken(edge={"latency": -1e-6}), "edges.1 -- 2.latency", "from zero"),
+        (broken(edge={"latency": float("inf")}), "edges.1 -- 2.latency", "from zero"),
         (broken(edge={"kind": "isa"}), "edges.1 -- 2.kind", "one of"),
         (broken(edge={"lanes": 0}), "edges.1 -- 2.lanes", "0"),
         (nx.union(broken(), nx.relabel_nodes(broken(), {0: "x", 1: "y", 2: "z"})), "nodes.x",

@@ -250,6 +250,9 @@ class NetworkView:
         rate_Bps = parse_bandwidth(cap, "cap") if isinstance(cap, str) else cap
         _check_positive({"nbytes": size, "cap": math.inf if rate_Bps is None else rate_Bps})
         for name, device in (("src", src), ("dst", dst)):
+            if not isinstance(device, str):
+                allowed = "a device by name, such as 'n0/gpu0' (a node of a graph is 'n0/NAME')"
+                raise InputError(Fault(name, describe_type(device), allowed))
             if device not in self.machine.devices:
                 raise MissingPartError(no_device(self.machine, str(device), name))
         if src == dst:

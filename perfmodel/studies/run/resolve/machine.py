@@ -288,7 +288,7 @@ def relocated_errors(
     try:
         yield
     except InputError as error:
-        raise InputError(map(relocate, error.faults)) from None
+        raise InputError(map(relocate, error.faults)) from error.__cause__
 
 
 def _is_scenario_field(field: str) -> bool:
