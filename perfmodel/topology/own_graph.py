@@ -49,6 +49,9 @@ DEVICE_FACTS = (
 )
 """What a device of a graph may say; other attributes are the user's own."""
 
+ROUTINGS = ("shortest", "nccl")
+"""Routes between devices of one node: the shortest, or those that NCCL prefers."""
+
 FORWARDING = {"routing": "shortest", "reach": {"peer": "SYS"}}
 """Facts of a graph of one's own: every device forwards, and GPUs copy along any path."""
 
@@ -87,8 +90,10 @@ def topology_of(graph: nx.Graph[Any], name: str = "") -> Topology:
     stated, stated_facts = _stated(graph), graph.graph
     facts = dict(stated_facts.get("machine", FORWARDING))
     facts["name"] = name or facts.get("name") or str(stated_facts.get("name") or "own graph")
-    if "routing" in stated_facts:
-        facts["routing"] = stated_facts["routing"]
+    facts["routing"] = stated_facts.get("routing", facts.get("routing", "nccl"))
+    if facts["routing"] not in ROUTINGS:
+        allowed = allowed_names(ROUTINGS, str(facts["routing"]))
+        raise InputError(Fault("graph.routing", repr(facts["routing"]), allowed))
     per_node = stated_facts.get("gpus_per_node")
     hosts = _hosts(stated)
     if len(hosts) < 2:

@@ -169,6 +169,7 @@ def broken(node: dict[str, Any] | None = None, edge: dict[str, Any] | None = Non
         (nx.union(broken(), nx.relabel_nodes(broken(), {0: "x", 1: "y", 2: "z"})), "nodes.x",
          "no path from 0 to x"),
         (nx.Graph(), "nodes", "0 GPUs"),
+        (nx.Graph(broken(), routing="widest"), "graph.routing", "'shortest'"),
         (7, "topology", "a NetworkX graph"),
     ],
 )  # fmt: skip
