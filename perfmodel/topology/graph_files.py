@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import plain, read_text, read_yaml, write_json
 from perfmodel.topology.composed.load import GRAPH_SUFFIXES
-from perfmodel.topology.importers.nccl_xml.safe_xml import parse_xml
 from perfmodel.topology.model import Topology
 from perfmodel.topology.own_graph import topology_of
 
@@ -38,6 +37,8 @@ def _read(path: Path) -> nx.Graph[Any]:
 
     file = str(path)
     if file.lower().endswith(".graphml"):
+        from perfmodel.topology.importers.nccl_xml.safe_xml import parse_xml
+
         text = read_text(path)
         parse_xml(text, file)  # refuses what could make a small file huge
         try:

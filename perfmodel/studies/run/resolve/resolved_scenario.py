@@ -21,7 +21,6 @@ from perfmodel.studies.run.resolve.machine import (
     relocated_errors,
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
-from perfmodel.topology.graph_files import read_topology
 from perfmodel.topology.model import Gpu, Topology
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
@@ -168,6 +167,16 @@ def _check_maker(gpu: Gpu, node: NodeSpec | Topology | None) -> None:
         raise InputError(Fault("gpu", repr(gpu.name), f"a GPU of the maker of {own.name}"))
 
 
+def _read_node(scenario: Scenario) -> NodeSpec | Topology:
+    """Read the template of every node, or the graph of the whole machine."""
+    named = named_node(scenario)
+    if scenario.cluster.graph is None:
+        return load_node(named)
+    from perfmodel.topology.graph_files import read_topology  # and what few need
+
+    return read_topology(Path(str(named)))
+
+
 def resolve_names(
     scenario: Scenario,
 ) -> tuple[NodeSpec | Topology, Workload, tuple[Workload, ...]]:
@@ -180,9 +189,7 @@ def resolve_names(
     workload = None
     other_workloads: tuple[Workload, ...] = ()
     with collect_faults(faults), relocated_errors(scenario, "cluster.node"):
-        named = named_node(scenario)
-        stated = scenario.cluster.graph is not None
-        node = read_topology(Path(str(named))) if stated else load_node(named)
+        node = _read_node(scenario)
     with collect_faults(faults):
         workload = resolve_workload(scenario)
         _check_master_weights(scenario, workload)
