@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
-from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
+from perfmodel.training.plan.step_plan import (
+    Communicator,
+    Op,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
 from perfmodel.training.strategy import StepRequest
 
 COMM = Stream("comm", "comm")
@@ -98,6 +106,7 @@ class StepBuilder:
         **marks
             Fields of a `Task`: `after_previous` (tasks of the previous step), `micro_batch` ...
         """
+        _check_marks(marks)
         own, waits = self._class(rank_class), _numbers(after)
         issued = self._list.issue(name or kind, kernels, own) if kernels else ()
         return self._list.compute(
@@ -213,6 +222,7 @@ class StepBuilder:
         root: int,
         marks: Mapping[str, Any],
     ) -> int:
+        _check_marks(marks, MARKS | {"dtype", "times"})
         waits, label = _numbers(after), name or op.replace("_", "-")
         key = f"{label} {len(self._list.tasks)}"
         added = [
@@ -228,6 +238,23 @@ class StepBuilder:
     def _own(self, waits: Sequence[int], rank_class: str) -> list[int]:
         """Tasks of a class: the other classes of a collective wait for their own."""
         return [each for each in waits if self._list.tasks[each].rank_class == rank_class]
+
+
+MARKS = frozenset(each.name for each in fields(Task)) - {
+    "name", "kind", "rank_class", "stream", "work", "after",
+}  # fmt: skip
+"""Fields of a task that its writer may set beside what the arguments say."""
+
+
+def _check_marks(marks: Mapping[str, Any], allowed: frozenset[str] = MARKS) -> None:
+    """Refuse fields that no task has, or that arguments say."""
+    faults = [
+        Fault(name, repr(value), f"a field of a task, {allowed_names(allowed, name)}")
+        for name, value in marks.items()
+        if name not in allowed
+    ]
+    if faults:
+        raise InputError(faults)
 
 
 def _numbers(after: After) -> tuple[int, ...]:

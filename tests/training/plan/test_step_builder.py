@@ -88,3 +88,12 @@ def test_what_there_is_not_is_a_fault(asked: Any) -> None:
     uneven = StepBuilder(asked(), classes={"front": range(1), "back": range(1, 4)})
     with pytest.raises(InputError, match="target: found 3 ranks; allowed: 1, as 'front' has"):
         uneven.send(4, "front", "back")
+
+
+def test_a_misspelt_field_of_a_task_is_refused(asked: Any) -> None:
+    step = StepBuilder(asked())
+    step.collective("all_reduce", 1024, bucket=0, times=2, dtype="bf16")
+    with pytest.raises(InputError, match=r"bucktet.*did you mean 'bucket'"):
+        step.compute("forward", 1e-3, bucktet=1)
+    with pytest.raises(InputError, match="micro_batchs"):
+        step.collective("all_reduce", 1024, micro_batchs=1)
