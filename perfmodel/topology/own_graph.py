@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
@@ -161,12 +162,14 @@ def _stated(graph: nx.Graph[Any]) -> nx.MultiDiGraph[str]:
     stated: nx.MultiDiGraph[str] = nx.MultiDiGraph(**graph.graph)
     for node, data in graph.nodes(data=True):
         stated.add_node(names[node], **data)
+    kinds = _kinds(stated)
+    networked, index = "nic" in kinds.values(), count()
     for label, (start, end, _) in zip(labels, links, strict=True):
         src, dst = names[start], names[end]
         numbers = read.edges[label].model_dump()
-        numbers["kind"] = numbers["kind"] or _usual_kind(stated, src, dst)
+        numbers["kind"] = numbers["kind"] or _usual_kind({kinds[src], kinds[dst]}, networked)
         for ends in [(src, dst)] if graph.is_directed() else [(src, dst), (dst, src)]:
-            stated.add_edge(*ends, **numbers, index=stated.number_of_edges())
+            stated.add_edge(*ends, **numbers, index=next(index))
     _check_paths(stated)
     return stated
 
@@ -202,9 +205,9 @@ def _labels(ends: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _name_faults(names: Mapping[Hashable, str]) -> Iterator[Fault]:
-    for name, count in Counter(names.values()).items():
-        if count > 1:
-            yield Fault(f"nodes.{name}", f"{count} nodes of this name", "one node of each name")
+    for name, nodes in Counter(names.values()).items():
+        if nodes > 1:
+            yield Fault(f"nodes.{name}", f"{nodes} nodes of this name", "one node of each name")
 
 
 def _model_faults(graph: nx.Graph[Any], names: Mapping[Hashable, str]) -> Iterator[Fault]:
@@ -230,10 +233,8 @@ def _kinds(graph: nx.Graph[Any]) -> dict[Any, str]:
     return {name: str(data.get("kind")) for name, data in graph.nodes(data=True)}
 
 
-def _usual_kind(graph: nx.MultiDiGraph[str], src: str, dst: str) -> str:
-    """Kind of a link that does not say it: by what it joins."""
-    kinds = {graph.nodes[end]["kind"] for end in (src, dst)}
-    networked = "nic" in _kinds(graph).values()
+def _usual_kind(kinds: set[str], networked: bool) -> str:
+    """Kind of a link that does not say it: by what it joins, and whether the graph has NICs."""
     if "memory" in kinds:
         return "memory"
     if "switch" in kinds and networked:
@@ -251,7 +252,7 @@ def _check_paths(graph: nx.MultiDiGraph[str]) -> None:
 
     gpus = {name for name, kind in _kinds(graph).items() if kind == "gpu"}
     parts = [part & gpus for part in nx.strongly_connected_components(graph)]
-    largest = max(parts, key=lambda part: (len(part), -len(gpus)))
+    largest = max(parts, key=len)
     hub = next(name for name in graph if name in largest)
     faults = []
     for name in (name for name in graph if name in gpus - largest):
@@ -373,8 +374,8 @@ def _host_graph(
     for name in names:
         own = graph.nodes[name]
         host.add_node(local[name], **{fact: own[fact] for fact in DEVICE_FACTS if fact in own})
-    for src, dst, data in rows(graph.subgraph(names)):
-        host.add_edge(local[src], local[dst], **{**data, "index": host.number_of_edges()})
+    for index, (src, dst, data) in enumerate(rows(graph.subgraph(names))):
+        host.add_edge(local[src], local[dst], **{**data, "index": index})
     return host
 
 
@@ -386,14 +387,13 @@ def _joins_nics(fabric: nx.MultiDiGraph[int | str], host: nx.MultiDiGraph[str]) 
     if any(fabric.nodes[name]["kind"] != "switch" for name in switches):
         return False
     nics = {name for name, kind in _kinds(host).items() if kind == "nic"}
-    up: dict[tuple[int | str, str], set[int | str]] = {}
+    plugged = set[tuple[int | str, str]]()
     for src, dst, data in fabric.edges(data=True):
         for device, other in (("src_device", dst), ("dst_device", src)):
             if device in data and (data[device] not in nics or isinstance(other, int)):
                 return False
         if "src_device" in data:
-            up.setdefault((src, data["src_device"]), set()).add(dst)
-    core = fabric.subgraph(switches)
-    hosts = len(fabric) - len(switches)
-    complete = len(up) == hosts * len(nics) and bool(nics)
-    return complete and bool(switches) and nx.is_strongly_connected(core)
+            plugged.add((src, data["src_device"]))
+    ports = (len(fabric) - len(switches)) * len(nics)
+    complete = 0 < len(plugged) == ports and bool(switches)
+    return complete and nx.is_strongly_connected(fabric.subgraph(switches))

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from perfmodel.errors import Fault, InputError
+from perfmodel.errors import Fault, InputError, describe_type
 from perfmodel.files import (
     LinkBandwidth,
     LinkLatency,
     Parts,
     validate_document,
 )
+from perfmodel.own_functions import call_function, name_of
 from perfmodel.topology.expanded_graph import SWITCH_FACTS
 from perfmodel.topology.fabric.fabric import resolve_fabric
 
 if TYPE_CHECKING:
     import networkx as nx
+
+A_FUNCTION = "a function of the numbers of hosts and NICs that returns an undirected nx.Graph"
 
 Generator = Callable[[int, int], "nx.Graph[Any]"]
 """From the number of hosts and of NICs of each to a graph of hosts and switches."""
@@ -57,16 +60,10 @@ def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
     """
     import networkx as nx
 
-    name = getattr(make, "__name__", type(make).__name__)
-    allowed = "a function of the numbers of hosts and NICs that returns an undirected nx.Graph"
-    try:
-        graph = make(hosts, nics)
-    except Exception as error:
-        found = f"{type(error).__name__} from {name}({hosts}, {nics}): {error}"
-        raise InputError(Fault("fabric", found, allowed)) from error
+    graph = call_function("fabric", make, (hosts, nics), "(hosts, nics)", A_FUNCTION)
     if not isinstance(graph, nx.Graph) or graph.is_directed():
-        found = f"a {type(graph).__name__} from {name}({hosts}, {nics})"
-        raise InputError(Fault("fabric", found, allowed))
+        found = f"{name_of(make)}, which returned {describe_type(graph)}"
+        raise InputError(Fault("fabric", found, A_FUNCTION))
     faults = [
         Fault(f"fabric.{host}", f"no host {host} in the graph", f"the nodes 0 to {hosts - 1}")
         for host in range(hosts)
@@ -74,7 +71,7 @@ def own_fabric(make: Generator, hosts: int, nics: int) -> nx.Graph[Any]:
     ]
     grid = {fact: graph.graph[fact] for fact in ("dims", "line") if fact in graph.graph}
     own: nx.MultiGraph[int | str] = nx.MultiGraph(
-        kind=name, routing=graph.graph.get("routing", "ecmp"), **grid
+        kind=name_of(make), routing=graph.graph.get("routing", "ecmp"), **grid
     )
     own.add_nodes_from(range(hosts), kind="host")
     own.add_nodes_from(

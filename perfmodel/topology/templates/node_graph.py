@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.topology.templates.name_ranges import expand_pattern
@@ -37,6 +38,7 @@ def node_graph(spec: NodeSpec) -> nx.MultiDiGraph[str]:
                 own |= _port(spec, device)
                 nics += 1
             graph.add_node(name, **own)
+    index = count()
     for edge in spec.edges:
         link = spec.links[edge.link]
         numbers = {
@@ -46,8 +48,8 @@ def node_graph(spec: NodeSpec) -> nx.MultiDiGraph[str]:
             "lanes": edge.lanes,
         }
         for a, b in pairs(edge):
-            graph.add_edge(a, b, index=graph.number_of_edges(), **numbers)
-            graph.add_edge(b, a, index=graph.number_of_edges(), **numbers)
+            graph.add_edge(a, b, index=next(index), **numbers)
+            graph.add_edge(b, a, index=next(index), **numbers)
     return graph
 
 
