@@ -19,18 +19,17 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.topology.arcs import Arcs, LinkKinds
 from perfmodel.topology.expanded_graph import SWITCH
 from perfmodel.topology.fabric.like_hosts import ArcEnd, ArcEnds, Cables, LikeHosts
-from perfmodel.topology.model import (
-    ChannelGraph,
-    ChannelPath,
-    Drives,
-    Gpu,
-    Reach,
-    Sockets,
-    Topology,
+from perfmodel.topology.model import Drives, Reach, Topology
+from perfmodel.topology.node_facts import (
+    channel_graphs_of,
+    first_port,
+    gpu_of,
+    named,
+    sockets_of,
 )
 from perfmodel.topology.routing.clos import Tiers, places
-from perfmodel.topology.templates.gpus import gpu_sources, load_gpu
-from perfmodel.topology.templates.power_limits import describe_limit, limit_power
+from perfmodel.topology.templates.gpus import gpu_sources
+from perfmodel.topology.templates.power_limits import describe_limit
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -61,10 +60,10 @@ def compile_topology(
     InputError
         No GPU, one of no known model, a power limit out of its range, a NIC with no cable or two.
     """
-    facts, gpus = node.graph, _named(node, "gpu")
+    facts, gpus = node.graph, named(node, "gpu")
     if not gpus:
         raise InputError(Fault("ranks", "no GPU", "at least one GPU"))
-    gpu = _gpu(node, gpus[0])
+    gpu = gpu_of(node, gpus[0])
     block = _node_arcs(node)
     cabling = None if fabric is None else _cabling(fabric, node, hosts)
     arcs = _joined(block, hosts, cabling)
@@ -108,59 +107,12 @@ def compile_topology(
             ),
             *wider.get("assumptions", ()),
         ),
-        network=_first_port(node, "network", "none"),
+        network=first_port(node, "network", "none"),
         reach=Reach(**facts.get("reach", {})),
-        channel_graphs=_channel_graphs(node),
-        sockets=_sockets(node),
+        channel_graphs=channel_graphs_of(node),
+        sockets=sockets_of(node),
         host_memory_bytes=facts.get("host_memory_bytes"),
         drives=Drives(**facts["drives"]) if "drives" in facts else None,
-    )
-
-
-def _named(node: nx.MultiDiGraph[str], kind: str) -> list[str]:
-    """Names of the devices of a kind, in order."""
-    return [name for name, data in node.nodes(data=True) if data["kind"] == kind]
-
-
-def _gpu(node: nx.MultiDiGraph[str], name: str) -> Gpu:
-    """The model of a GPU, under the power limit and with the CPU that the node has."""
-    gpu = limit_power(load_gpu(node.nodes[name]["model"]), node.graph.get("power_limit_W"))
-    return replace(gpu, launch_s=node.graph.get("launch_s", gpu.launch_s))
-
-
-def _first_port(node: nx.MultiDiGraph[str], number: str, default: Any) -> Any:
-    """What the first NIC says of its port."""
-    nics = _named(node, "nic")
-    return node.nodes[nics[0]].get(number, default) if nics else default
-
-
-def _sockets(node: nx.MultiDiGraph[str]) -> Sockets:
-    limits = Sockets(**node.graph.get("sockets", {}))
-    flow_Bps = _first_port(node, "flow_bandwidth", None)
-    if flow_Bps is not None:
-        flow_Bps *= _first_port(node, "port_efficiency", 1.0)
-    return replace(limits, flow_Bps=flow_Bps, adapter=_first_port(node, "adapter", None))
-
-
-def _channel_graphs(node: nx.MultiDiGraph[str]) -> tuple[ChannelGraph, ...]:
-    """Dumped channels by the numbers of GPUs and NICs."""
-    gpu = {name: at for at, name in enumerate(_named(node, "gpu"))}
-    nic = {name: at for at, name in enumerate(_named(node, "nic"))}
-    return tuple(
-        ChannelGraph(
-            **{
-                **dumped,
-                "paths": tuple(
-                    ChannelPath(
-                        tuple(gpu[name] for name in path["gpus"]),
-                        nic.get(path["enter"]),
-                        nic.get(path["leave"]),
-                    )
-                    for path in dumped["paths"]
-                ),
-            }
-        )
-        for dumped in node.graph.get("channels", ())
     )
 
 
@@ -271,7 +223,7 @@ class Cabling:
 def _cabling(fabric: nx.Graph[int | str], node: nx.MultiDiGraph[str], hosts: int) -> Cabling:
     if fabric.is_directed():
         return _stated_links(fabric, node, hosts)
-    nics = _named(node, "nic")
+    nics = named(node, "nic")
     ports = [node.nodes[nic] for nic in nics]
     rates_Bps = [port["port_bandwidth"] * port["port_efficiency"] for port in ports]
     fastest = ports[rates_Bps.index(max(rates_Bps))]
@@ -412,7 +364,7 @@ def _stated_links(fabric: nx.Graph[int | str], node: nx.MultiDiGraph[str], hosts
         (end(src, data.get("src_device")), end(dst, data.get("dst_device")))
         for src, dst, data in links
     )
-    nics = _named(node, "nic")
+    nics = named(node, "nic")
     return Cabling(
         switches=switches,
         ends=names,

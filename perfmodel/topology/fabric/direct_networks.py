@@ -127,8 +127,9 @@ def even_box(hosts: int, hosts_per_router: int | None, dimensions: int) -> tuple
     side = 2
     while (side + 1) ** dimensions <= routers:
         side += 1
-    longer = next(n for n in range(dimensions + 1)
-                  if (side + 1) ** n * side ** (dimensions - n) >= routers)  # fmt: skip
+    longer = next(
+        n for n in range(dimensions + 1) if (side + 1) ** n * side ** (dimensions - n) >= routers
+    )
     return (side + 1,) * longer + (side,) * (dimensions - longer)
 
 
@@ -143,8 +144,9 @@ def _grid(line: str, dims: Dims, cables: int, routing: str) -> nx.Graph[int | st
     places = {node: flatten(node) for node in product}
     names = {node: "router" + ".".join(map(str, place)) for node, place in places.items()}
     graph: nx.Graph[int | str] = nx.Graph(routing=routing, line=line, dims=tuple(dims))
-    graph.add_nodes_from((names[node], {"kind": "switch", "place": place})
-                         for node, place in places.items())  # fmt: skip
+    graph.add_nodes_from(
+        (names[node], {"kind": "switch", "place": place}) for node, place in places.items()
+    )
     graph.add_edges_from(((names[a], names[b]) for a, b in product.edges), cables=cables)
     return graph
 

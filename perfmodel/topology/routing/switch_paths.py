@@ -133,12 +133,16 @@ def _global_cables(fabric: nx.Graph[int | str]) -> tuple[Ints, int, CableOf]:
     number = {name: at for at, name in enumerate(routers)}
     group = np.array([fabric.nodes[name]["group"] for name in routers], dtype=np.int64)
     groups = int(group.max()) + 1
-    listed = [(number[a], number[b]) for a, b, data in fabric.edges(data=True)
-              if a in number and b in number and group[number[a]] != group[number[b]]
-              for _ in range(data.get("cables", 1))]  # fmt: skip
+    listed = [
+        (number[a], number[b])
+        for a, b, data in fabric.edges(data=True)
+        if a in number and b in number and group[number[a]] != group[number[b]]
+        for _ in range(data.get("cables", 1))
+    ]
     ways = 1 if fabric.is_directed() else 2
-    ends = np.array([pair for a, b in listed for pair in ((a, b), (b, a))[:ways]],
-                    dtype=np.int64).reshape(-1, 2)  # fmt: skip
+    ends = np.array(
+        [pair for a, b in listed for pair in ((a, b), (b, a))[:ways]], dtype=np.int64
+    ).reshape(-1, 2)
     code = group[ends[:, 0]] * groups + group[ends[:, 1]]
     order = np.argsort(code, kind="stable")
     ends = ends[order]

@@ -110,9 +110,14 @@ class StepBuilder:
         own, waits = self._class(rank_class), _numbers(after)
         issued = self._list.issue(name or kind, kernels, own) if kernels else ()
         return self._list.compute(
-            name or kind, kind, float(duration_s), own, after=(*issued, *waits), stream=stream,
+            name or kind,
+            kind,
+            float(duration_s),
+            own,
+            after=(*issued, *waits),
+            stream=stream,
             **marks,
-        )  # fmt: skip
+        )
 
     def collective(
         self,
@@ -227,12 +232,19 @@ class StepBuilder:
         key = f"{label} {len(self._list.tasks)}"
         added = [
             self._list.collective(
-                label, op, int(nbytes), each, communicator=communicator, key=key,
-                after=self._own(waits, each) if len(classes) > 1 else waits, stream=stream,
-                root=root, **marks,
+                label,
+                op,
+                int(nbytes),
+                each,
+                communicator=communicator,
+                key=key,
+                after=self._own(waits, each) if len(classes) > 1 else waits,
+                stream=stream,
+                root=root,
+                **marks,
             )
             for each in classes
-        ]  # fmt: skip
+        ]
         return added[0]
 
     def _own(self, waits: Sequence[int], rank_class: str) -> list[int]:
@@ -241,8 +253,13 @@ class StepBuilder:
 
 
 MARKS = frozenset(each.name for each in fields(Task)) - {
-    "name", "kind", "rank_class", "stream", "work", "after",
-}  # fmt: skip
+    "name",
+    "kind",
+    "rank_class",
+    "stream",
+    "work",
+    "after",
+}
 """Fields of a task that its writer may set beside what the arguments say."""
 
 
