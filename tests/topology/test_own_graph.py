@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 import perfmodel as pm
 from perfmodel.errors import InputError
 from perfmodel.files import list_shipped
+from perfmodel.library.channels.ring_search import local_rings
 from perfmodel.topology.graph_files import read_topology, write_graph
 from perfmodel.topology.model import Topology
 from perfmodel.topology.own_graph import topology_of
+from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import (
     build_topology,
     template_names,
@@ -129,14 +131,27 @@ def test_devices_forward_and_paths_are_the_shortest() -> None:
     nx.set_node_attributes(torus, dict.fromkeys(torus, GPU))
     nx.set_edge_attributes(torus, dict.fromkeys(torus.edges, CABLE))
     machine = topology_of(torus)
-    from perfmodel.topology.routing.router import Router
-
     router = Router(machine)
     lengths = dict(nx.all_pairs_shortest_path_length(torus))
     names = list(torus)
     for src, name in zip(names, machine.ranks, strict=True):
         for dst, other in zip(names, machine.ranks, strict=True):
             assert len(router.route(name, other)) == lengths[src][dst]
+
+
+def test_a_large_mesh_has_a_ring_in_rank_order() -> None:
+    """Rings over links are searched among few GPUs only: the search of a thousand never ended."""
+    machine = topology_of(cycle(1100))
+    assert local_rings(Router(machine), machine.ranks) == (tuple(range(1100)),)
+    few = topology_of(cycle(4))
+    assert len(local_rings(Router(few), few.ranks)) == 2, "both ways round"
+
+
+def cycle(gpus: int) -> nx.Graph:
+    ring = nx.cycle_graph(gpus)
+    nx.set_node_attributes(ring, dict.fromkeys(ring, GPU))
+    nx.set_edge_attributes(ring, dict.fromkeys(ring.edges, NUMBERS))
+    return ring
 
 
 def broken(node: dict[str, Any] | None = None, edge: dict[str, Any] | None = None) -> nx.Graph:

@@ -39,13 +39,18 @@ class HostRing:
         return HostRing(self.order[::-1], self.nic_out, self.nic_in)
 
 
+MOST_MESHED = 64
+"""GPUs of a mesh up to which rings over its links are searched, a second at most; beyond, a ring
+goes in the order of the ranks. NVIDIA's hosts without a switch have eight."""
+
+
 def local_rings(router: Router, gpus: Sequence[str]) -> tuple[Order, ...]:
     """Rings inside one host, as positions into `gpus`."""
     dumped = dumped_rings(router.topology, gpus)
     if dumped:
         return tuple(dict.fromkeys(ring.order for ring in dumped))
     lanes = direct_nvlinks(router.topology, gpus)
-    if len(gpus) > 2 and lanes is not None:
+    if 2 < len(gpus) <= MOST_MESHED and lanes is not None:
         cycles = hamiltonian_cycles(len(gpus), lanes) or relayed_cycles(router, gpus, lanes)
         if cycles:
             return cycles
