@@ -13,10 +13,15 @@ _SPACES = frozenset("\N{NO-BREAK SPACE}\N{THIN SPACE}\N{NARROW NO-BREAK SPACE}")
 """Spaces of our own, between a number and its unit."""
 
 _PLAIN = {
-    "\N{BOX DRAWINGS LIGHT HORIZONTAL}": "-", "\N{MULTIPLICATION SIGN}": "x",
-    "\N{RIGHTWARDS ARROW}": "->", "\N{EN DASH}": "-", "\N{HORIZONTAL ELLIPSIS}": "...",
-    "\N{MINUS SIGN}": "-", "\N{THIN SPACE}": " ", "\N{NARROW NO-BREAK SPACE}": " ",
-}  # fmt: skip
+    "\N{BOX DRAWINGS LIGHT HORIZONTAL}": "-",
+    "\N{MULTIPLICATION SIGN}": "x",
+    "\N{RIGHTWARDS ARROW}": "->",
+    "\N{EN DASH}": "-",
+    "\N{HORIZONTAL ELLIPSIS}": "...",
+    "\N{MINUS SIGN}": "-",
+    "\N{THIN SPACE}": " ",
+    "\N{NARROW NO-BREAK SPACE}": " ",
+}
 """What stands for our own characters in an encoding without them."""
 
 PLAIN_ERRORS = "perfmodel.plain"

@@ -30,20 +30,31 @@ BANDWIDTHS: Mapping[str, float] = (
 """Bytes per second per unit of bandwidth; the ``bps`` family always means bits."""
 
 TIMES: Mapping[str, float] = {
-    "ps": 1e-12, "ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1e0, "min": 60.0,
-    "h": 3600.0, "d": 86400.0,
-}  # fmt: skip
+    "ps": 1e-12,
+    "ns": 1e-9,
+    "us": 1e-6,
+    "\u00b5s": 1e-6,
+    "ms": 1e-3,
+    "s": 1e0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
 """Seconds per unit of time."""
 
 TIME_WORDS: Mapping[str, str] = {
     word: unit
     for unit, spellings in {
-        "s": "sec second", "min": "mins minute", "h": "hr hrs hour", "d": "day",
-        "ms": "msec millisecond", "us": "usec microsecond",
+        "s": "sec second",
+        "min": "mins minute",
+        "h": "hr hrs hour",
+        "d": "day",
+        "ms": "msec millisecond",
+        "us": "usec microsecond",
     }.items()
     for spelling in spellings.split()
     for word in (spelling, spelling if spelling.endswith("s") else f"{spelling}s")
-}  # fmt: skip
+}
 """Words for units of time, as people write them: "5 days"."""
 
 FLOP_RATES: Mapping[str, float] = {f"{p}FLOP/s": scale for p, scale in _DECIMAL.items()}

@@ -62,9 +62,12 @@ SCHEDULES = {
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(sorted(SCHEDULES)), st.integers(0, 10**6), st.integers(1, 4),
-    st.integers(3, 8), st.integers(1, 40),
-)  # fmt: skip
+    st.sampled_from(sorted(SCHEDULES)),
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.integers(3, 8),
+    st.integers(1, 40),
+)
 def test_sends_at_rates_that_change(
     name: str, seed: int, credits: int, ranks: int, count: int
 ) -> None:
@@ -104,9 +107,13 @@ def test_sends_at_rates_that_change(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["trees", "chain"]), st.integers(0, 10**6), st.integers(1, 4),
-    st.integers(3, 8), st.integers(1, 14), st.lists(st.booleans(), min_size=14, max_size=14),
-)  # fmt: skip
+    st.sampled_from(["trees", "chain"]),
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.integers(3, 8),
+    st.integers(1, 14),
+    st.lists(st.booleans(), min_size=14, max_size=14),
+)
 def test_pieces_over_trees_at_rates_that_change(
     name: str, seed: int, credits: int, ranks: int, count: int, asked: list[bool]
 ) -> None:

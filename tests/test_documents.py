@@ -18,9 +18,14 @@ from perfmodel.cli.app import app
 ROOT = Path(perfmodel.__file__).resolve().parents[1]
 
 DOCUMENTS = (
-    "README.md", "CONTRIBUTING.md", "perfmodel/README.md", "scenarios/README.md",
-    "topologies/README.md", "reports/README.md", "reports/gallery/README.md",
-)  # fmt: skip
+    "README.md",
+    "CONTRIBUTING.md",
+    "perfmodel/README.md",
+    "scenarios/README.md",
+    "topologies/README.md",
+    "reports/README.md",
+    "reports/gallery/README.md",
+)
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "CONTRIBUTING.md").exists(), reason="documents stand in a checkout only"

@@ -49,8 +49,14 @@ def test_faults_survive_pickling(kind):
 
 
 def test_exit_codes():
-    wrong_input = (InputError, UnitError, TopologyError, ScheduleError, SimulationError,
-                   ExecutorUnavailable)  # fmt: skip
+    wrong_input = (
+        InputError,
+        UnitError,
+        TopologyError,
+        ScheduleError,
+        SimulationError,
+        ExecutorUnavailable,
+    )
     assert {error.exit_code for error in wrong_input} == {2}
     failed_work = (DataMismatch, MeasurementError, SweepError)
     assert {error.exit_code for error in failed_work} == {1}

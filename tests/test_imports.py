@@ -13,12 +13,35 @@ import perfmodel
 ROOT = Path(perfmodel.__file__).parent
 
 LAYERS = [
-    "__main__", "cli", "api", "report", "validate", "traces", "studies", "calibrate", "measure",
-    "torch_modules", "simulate", "library",
-    "testing", "training", "workload", "topology", "scenario", "collectives", "files",
-    "compiled_loops", "garbage", "timeline", "arrays", "own_functions", "units", "errors", "escape",
+    "__main__",
+    "cli",
+    "api",
+    "report",
+    "validate",
+    "traces",
+    "studies",
+    "calibrate",
+    "measure",
+    "torch_modules",
+    "simulate",
+    "library",
+    "testing",
+    "training",
+    "workload",
+    "topology",
+    "scenario",
+    "collectives",
+    "files",
+    "compiled_loops",
+    "garbage",
+    "timeline",
+    "arrays",
+    "own_functions",
+    "units",
+    "errors",
+    "escape",
     "version",
-]  # fmt: skip
+]
 """Top to bottom."""
 
 RESULT_MAY_IMPORT = {"arrays", "timeline", "topology"}
@@ -141,11 +164,13 @@ def test_heavy_libraries_are_imported_inside_functions(heavy):
             name.split(".")[0]
             for node in tree.body
             for name in (
-                [alias.name for alias in node.names] if isinstance(node, ast.Import)
-                else [node.module or ""] if isinstance(node, ast.ImportFrom)
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
                 else []
             )
-        ]  # fmt: skip
+        ]
         assert heavy not in names, path
 
 
@@ -154,10 +179,26 @@ def test_a_run_imports_what_it_asks_for_alone():
     code = "import sys, perfmodel.studies.run as _; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     unasked = (
-        "perfmodel.workload.configs.families", "perfmodel.training.sharded",
-        "perfmodel.topology.composed.compose", "perfmodel.studies.run.loops",
+        "perfmodel.workload.configs.families",
+        "perfmodel.training.sharded",
+        "perfmodel.topology.composed.compose",
+        "perfmodel.studies.run.loops",
         # libraries that take longer to load than a small run to simulate
-        "dask", "duckdb", "IPython", "joblib", "matplotlib", "networkx", "numba", "pandas",
-        "plotly", "ray", "rich", "ruamel", "scipy", "torch", "transformers", "typer",
-    )  # fmt: skip
+        "dask",
+        "duckdb",
+        "IPython",
+        "joblib",
+        "matplotlib",
+        "networkx",
+        "numba",
+        "pandas",
+        "plotly",
+        "ray",
+        "rich",
+        "ruamel",
+        "scipy",
+        "torch",
+        "transformers",
+        "typer",
+    )
     assert [name for name in ran.stdout.split() if name.startswith(unasked)] == []

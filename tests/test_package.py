@@ -27,9 +27,14 @@ PRINT_FOUND = (
 
 def found_from(folder, path):
     done = subprocess.run(
-        [sys.executable, "-c", PRINT_FOUND], cwd=folder, text=True, capture_output=True, check=True,
-        env=os.environ | {"PYTHONPATH": str(path)}, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", PRINT_FOUND],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(path)},
+        timeout=60,
+    )
     return [Path(line) for line in done.stdout.splitlines()]
 
 
@@ -39,8 +44,19 @@ def wheel(tmp_path_factory):
     if find_spec("hatchling") is None:
         pytest.skip("hatchling is not installed here, and this test must not need the network")
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-               "--disable-pip-version-check", "--wheel-dir", str(folder), str(ROOT)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--disable-pip-version-check",
+        "--wheel-dir",
+        str(folder),
+        str(ROOT),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     (built,) = folder.glob("perfmodel-*.whl")

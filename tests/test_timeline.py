@@ -27,9 +27,13 @@ def cells(spans: Sequence[tuple[float, float]]) -> set[int]:
 
 def span(start: float, end: float, **more: object) -> Span:
     fields: dict[str, object] = {
-        "name": "x", "kind": "communication", "rank_class": "all", "stream": "comm", "step": 0,
+        "name": "x",
+        "kind": "communication",
+        "rank_class": "all",
+        "stream": "comm",
+        "step": 0,
         "ready_s": start,
-    }  # fmt: skip
+    }
     return Span(start_s=start, end_s=end, **{**fields, **more})  # type: ignore[arg-type]
 
 

@@ -103,9 +103,28 @@ def test_unknown_units_are_refused_with_a_suggestion(parse, text, suggestion):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "MiB", "nan MiB", "inf B", "-inf B", "1__0 B", "_1 B", "1.5.2 B", "0x10 B", "1,5 B",
-     "\u0661 B", "1e999 B", "25", 25, 2.5, True, None, ["25 MiB"], {"MiB": 25}],
-)  # fmt: skip
+    [
+        "",
+        "MiB",
+        "nan MiB",
+        "inf B",
+        "-inf B",
+        "1__0 B",
+        "_1 B",
+        "1.5.2 B",
+        "0x10 B",
+        "1,5 B",
+        "\u0661 B",
+        "1e999 B",
+        "25",
+        25,
+        2.5,
+        True,
+        None,
+        ["25 MiB"],
+        {"MiB": 25},
+    ],
+)
 def test_what_is_no_quantity_is_refused(text):
     with pytest.raises(UnitError, match=r"allowed: a size such as '25 MiB'"):
         parse_bytes(text)

@@ -32,9 +32,19 @@ EXTRAS: Mapping[str, tuple[tuple[str, ...], str]] = {
 """Packages of each extra of ``pip install 'perfmodel[...]'``, and what it adds."""
 
 PACKAGES = (
-    "numpy", "scipy", "pandas", "numba", "networkx", "simpy", "pydantic", "ruamel.yaml", "plotly",
-    "joblib", "typer", "rich",
-)  # fmt: skip
+    "numpy",
+    "scipy",
+    "pandas",
+    "numba",
+    "networkx",
+    "simpy",
+    "pydantic",
+    "ruamel.yaml",
+    "plotly",
+    "joblib",
+    "typer",
+    "rich",
+)
 
 TOOL_LIMIT_S = 10.0
 """Longest that a driver's tool may take to list its GPUs."""
@@ -199,9 +209,12 @@ def _ask_nvml() -> tuple[str, ...] | str:
 
 def _ask_tool(tool: str) -> tuple[str, ...]:
     done = subprocess.run(  # noqa: S603  (the driver's own tool, without input)
-        [tool, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True,
-        timeout=TOOL_LIMIT_S, check=True,
-    )  # fmt: skip
+        [tool, "--query-gpu=name", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=TOOL_LIMIT_S,
+        check=True,
+    )
     return tuple(line.strip() for line in done.stdout.splitlines() if line.strip())
 
 

@@ -166,8 +166,11 @@ def _first_that_fits(
     for strategy, compute, reason in SPLITS:
         if strategy["kind"] == "fsdp" and _gpus(content) == 1:
             continue
-        changed = {**content, "strategy": dict(strategy),
-                   "compute": {**content["compute"], **compute}}  # fmt: skip
+        changed = {
+            **content,
+            "strategy": dict(strategy),
+            "compute": {**content["compute"], **compute},
+        }
         try:
             largest, memory = _largest_batch(changed, batch)
         except PerfmodelError:
@@ -242,7 +245,7 @@ def _render(
         "compute:",
         _line(f"  precision: {compute['precision']}", "of products: fp32, tf32, fp16, bf16, fp8"),
         _line(f"  optimizer: {compute['optimizer']}", "sgd, sgd-momentum, adam, adamw"),
-    ]  # fmt: skip
+    ]
     if "channels_last" in compute:
         lines.append(
             _line("  channels_last: true", "convolutions in NHWC; false is PyTorch's default")
@@ -258,7 +261,7 @@ def _render(
         "cluster:",
         _line(f"  node: {_value(cluster['node'])}", "perfmodel topology list, or a file of yours"),
         _line(f"  nodes: {nodes}", "hosts of this job"),
-    ]  # fmt: skip
+    ]
     if "fabric" in cluster:
         lines.append(
             _line(

@@ -127,11 +127,17 @@ def run(
         return showing(
             RunResult,
             run_scenario(
-                question, fidelity=fidelity, profile=as_profile(profile), progress=progress,
-                with_first=with_first, strategy=own, processes=processes, steps=steps,
+                question,
+                fidelity=fidelity,
+                profile=as_profile(profile),
+                progress=progress,
+                with_first=with_first,
+                strategy=own,
+                processes=processes,
+                steps=steps,
                 workers=search_workers(question, jobs, backend, scheduler),
             ),
-        )  # fmt: skip
+        )
 
 
 def tune(
@@ -309,9 +315,14 @@ def sweep(
         listed = variants(scenario, fields, grid=grid, zip=zip, **keywords)  # type: ignore[arg-type]
     with python_names():
         swept = run_sweep(
-            listed, jobs=jobs, backend=backend, scheduler=scheduler, store=store,
-            profile=as_profile(profile), progress=progress,
-        )  # fmt: skip
+            listed,
+            jobs=jobs,
+            backend=backend,
+            scheduler=scheduler,
+            store=store,
+            profile=as_profile(profile),
+            progress=progress,
+        )
     return showing(Sweep, swept)
 
 
@@ -354,9 +365,14 @@ def plan(
     question = as_scenario(scenario, fields, keywords)
     with python_names():
         planned = plan_scenario(
-            question, profile=as_profile(profile), jobs=jobs, backend=backend,
-            scheduler=scheduler, store=None if store is None else Path(store), progress=progress,
-        )  # fmt: skip
+            question,
+            profile=as_profile(profile),
+            jobs=jobs,
+            backend=backend,
+            scheduler=scheduler,
+            store=None if store is None else Path(store),
+            progress=progress,
+        )
     return showing(Plan, planned)
 
 
@@ -458,17 +474,27 @@ def collective(
     )
 
     machine, listed, measured = (
-        as_topology(topology, nodes, fabric, gpus_per_node), as_sizes(sizes), as_profile(profile)
-    )  # fmt: skip
+        as_topology(topology, nodes, fabric, gpus_per_node),
+        as_sizes(sizes),
+        as_profile(profile),
+    )
     name = op.replace("-", "_")
     with python_names():
         settings = _nccl_settings(library, settings, version, env)
         nominal = nominal_timer(machine, library, settings)
         rows = collective_rows(
-            machine, op=name, sizes=listed, algorithm=algorithm, library=library,
-            settings=settings, profile=measured, profile_rows=profile_rows, fidelity=fidelity,
-            progress=progress, nominal=nominal,
-        )  # fmt: skip
+            machine,
+            op=name,
+            sizes=listed,
+            algorithm=algorithm,
+            library=library,
+            settings=settings,
+            profile=measured,
+            profile_rows=profile_rows,
+            fidelity=fidelity,
+            progress=progress,
+            nominal=nominal,
+        )
         largest = max(listed)
         notes = check_own(machine, op=name, nbytes=largest, algorithm=algorithm, library=library)
         notes += routing_notes(nominal, op=name, nbytes=largest, algorithm=algorithm)
@@ -514,6 +540,14 @@ def doctor() -> Installation:
 
 
 __all__ = [
-    "Scenario", "advise", "collective", "compare", "doctor", "plan", "run", "sweep", "tune",
+    "Scenario",
+    "advise",
+    "collective",
+    "compare",
+    "doctor",
+    "plan",
+    "run",
+    "sweep",
+    "tune",
     "variants",
-]  # fmt: skip
+]

@@ -31,9 +31,13 @@ A_SCENARIO = (
 )
 
 _PYTHON_NAMES = {
-    "SCENARIO": "scenario", "hosts": "nodes", "gpus_per_host": "gpus_per_node", "-j": "jobs",
-    "--backend": "backend", "--scheduler": "scheduler",
-}  # fmt: skip
+    "SCENARIO": "scenario",
+    "hosts": "nodes",
+    "gpus_per_host": "gpus_per_node",
+    "-j": "jobs",
+    "--backend": "backend",
+    "--scheduler": "scheduler",
+}
 """What faults call an argument, and what Python users call it."""
 
 
@@ -203,8 +207,11 @@ def as_topology(machine: object, nodes: int, fabric: Any, gpus: int | None) -> T
     from perfmodel.topology.model import Topology
 
     if isinstance(machine, Topology):
-        extra = [name for name, value in (("nodes", nodes != 1), ("fabric", fabric),
-                                          ("gpus_per_node", gpus)) if value]  # fmt: skip
+        extra = [
+            name
+            for name, value in (("nodes", nodes != 1), ("fabric", fabric), ("gpus_per_node", gpus))
+            if value
+        ]
         if extra:
             allowed = "nothing beside a Topology, which has its own"
             raise InputError(Fault(name, "a value", allowed) for name in extra)

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RunFigure = Literal[
-    "scaling", "efficiency", "step", "breakdown", "timeline", "memory", "topology"
-]  # fmt: skip
+RunFigure = Literal["scaling", "efficiency", "step", "breakdown", "timeline", "memory", "topology"]
 """Figures of `RunResult.plot`."""
 
 
@@ -131,9 +129,12 @@ class RunResult(Result):
 
         place = _place(path)
         write_kineto(
-            self.timeline, place, world_size=self.main.gpus,
-            backend=self.provenance.get("backend", "nccl"), gpu=self.topology.gpu.name,
-        )  # fmt: skip
+            self.timeline,
+            place,
+            world_size=self.main.gpus,
+            backend=self.provenance.get("backend", "nccl"),
+            gpu=self.topology.gpu.name,
+        )
         return place
 
     def to_frame(self) -> pd.DataFrame:
@@ -181,16 +182,22 @@ class BucketTuning(TuneResult):
         """One row per range of caps that make the same buckets; regrets against the best cap."""
         import pandas as pd
 
-        return pd.DataFrame([
-            {
-                "bucket_cap_mb": point.bucket_cap_mb, "low_mb": point.low_mb,
-                "high_mb": point.high_mb, "buckets": point.buckets,
-                "step_time_s": point.step_time_s, "exposed_comm_s": point.exposed_comm_s,
-                "simulated": point.simulated, "regret": point.regrets[0],
-                "worst_regret": point.worst_regret,
-            }
-            for point in self.curve
-        ])  # fmt: skip
+        return pd.DataFrame(
+            [
+                {
+                    "bucket_cap_mb": point.bucket_cap_mb,
+                    "low_mb": point.low_mb,
+                    "high_mb": point.high_mb,
+                    "buckets": point.buckets,
+                    "step_time_s": point.step_time_s,
+                    "exposed_comm_s": point.exposed_comm_s,
+                    "simulated": point.simulated,
+                    "regret": point.regrets[0],
+                    "worst_regret": point.worst_regret,
+                }
+                for point in self.curve
+            ]
+        )
 
     def __repr__(self) -> str:
         from perfmodel.report.tuning.text import headline
@@ -223,12 +230,18 @@ class StrategyTuning(SettingsTuning):
         """One row per choice that was tried; settings that are the library's defaults are empty."""
         import pandas as pd
 
-        return pd.DataFrame([
-            {**{name: dict(trial.values).get(name) for name in self.fields},
-             "step_time_s": trial.step_time_s, "exposed_comm_s": trial.exposed_comm_s,
-             "memory_bytes": trial.memory_bytes, "fits": trial.fits}
-            for trial in self.trials
-        ])  # fmt: skip
+        return pd.DataFrame(
+            [
+                {
+                    **{name: dict(trial.values).get(name) for name in self.fields},
+                    "step_time_s": trial.step_time_s,
+                    "exposed_comm_s": trial.exposed_comm_s,
+                    "memory_bytes": trial.memory_bytes,
+                    "fits": trial.fits,
+                }
+                for trial in self.trials
+            ]
+        )
 
     def __repr__(self) -> str:
         from perfmodel.report.tuning.settings import settings_headline
@@ -416,10 +429,13 @@ class CollectiveTimes(list[dict[str, Any]]):
         import pandas as pd
 
         rows = [
-            {**row, "low_s": (row["interval_s"] or (None, None))[0],
-             "high_s": (row["interval_s"] or (None, None))[1]}
+            {
+                **row,
+                "low_s": (row["interval_s"] or (None, None))[0],
+                "high_s": (row["interval_s"] or (None, None))[1],
+            }
             for row in self
-        ]  # fmt: skip
+        ]
         return pd.DataFrame(rows).drop(columns="interval_s")
 
     def __repr__(self) -> str:

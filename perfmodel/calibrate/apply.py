@@ -102,8 +102,11 @@ def _rates_by_kind(values: Values) -> dict[str, dict[float, float]]:
 
 
 PROTOCOL_FIELDS: Mapping[ParameterName, str] = {
-    "launch": "launch", "reduce": "reduce_rate", "rank_rate": "max_rate", "host_step": "host_step",
-}  # fmt: skip
+    "launch": "launch",
+    "reduce": "reduce_rate",
+    "rank_rate": "max_rate",
+    "host_step": "host_step",
+}
 """Field of a protocol with what is one number for all kinds of hop."""
 
 
@@ -142,20 +145,25 @@ def _unknown_names(profile: Profile, values: Values, machine: Machine) -> list[F
     protocols, hops = machine.library.protocols, ("nvlink", "pcie", "network", "memory")
     steps = {f"{protocol}/{hop}" for protocol in protocols for hop in hops}
     places = {
-        "launch": set(protocols), "reduce": set(protocols), "step": steps,
-        "rank_rate": set(protocols), "host_step": set(protocols),
+        "launch": set(protocols),
+        "reduce": set(protocols),
+        "step": steps,
+        "rank_rate": set(protocols),
+        "host_step": set(protocols),
         "bandwidth": set(machine.topology.arcs.kinds.present()),
-    }  # fmt: skip
+    }
     return [
-        Fault("profile", f"{profile.name!r}, {key.name} of {key.where!r}",
-              allowed_names(places[key.name], key.where))
-        for key in values if key.where not in places[key.name]
-    ]  # fmt: skip
+        Fault(
+            "profile",
+            f"{profile.name!r}, {key.name} of {key.where!r}",
+            allowed_names(places[key.name], key.where),
+        )
+        for key in values
+        if key.where not in places[key.name]
+    ]
 
 
-def _cite(
-    topology: Topology, profile: Profile, fit: Fit, settings: LibrarySettings
-) -> Topology:  # fmt: skip
+def _cite(topology: Topology, profile: Profile, fit: Fit, settings: LibrarySettings) -> Topology:
     """The topology whose sources and assumptions say what was measured."""
     if fit.gpu:
         scales = sorted({(point.hosts, point.ranks) for point in fit.points})
@@ -175,8 +183,9 @@ def _cite(
     numbers = ", ".join(f"{value.key} {value.value}" for value in settled)
     sentences = [f"Measured by {origin}: {numbers or 'no number by itself'}."]
     if fit.gpu:
-        sentences.append("What these leave is a correction over size, which fades away from what "
-                         "was measured.")  # fmt: skip
+        sentences.append(
+            "What these leave is a correction over size, which fades away from what was measured."
+        )
     else:
         sentences.append("Every other number is from datasheets.")
     if unsettled := ", ".join(str(value.key) for value in fit.values if not value.settled):

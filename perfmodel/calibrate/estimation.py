@@ -60,9 +60,14 @@ class Observation:
 
     @staticmethod
     def of(
-        machine: Machine, op: str, ranks: int, nbytes: int, measured_s: float, run: int = 0,
+        machine: Machine,
+        op: str,
+        ranks: int,
+        nbytes: int,
+        measured_s: float,
+        run: int = 0,
         algorithm: str | None = None,
-    ) -> Observation:  # fmt: skip
+    ) -> Observation:
         """Observe the library's own collective among the first ranks, or a named algorithm."""
         lowered = machine.cached(
             ("observed", op, ranks, nbytes, algorithm),
@@ -176,9 +181,15 @@ class Estimate:
 
 
 def estimate(
-    forward: ForwardModel, keys: Sequence[Parameter], prior: Prior, weigh: Weighting,
-    *, steps: int, converged: float, halvings: int = 0,
-) -> Estimate:  # fmt: skip
+    forward: ForwardModel,
+    keys: Sequence[Parameter],
+    prior: Prior,
+    weigh: Weighting,
+    *,
+    steps: int,
+    converged: float,
+    halvings: int = 0,
+) -> Estimate:
     """Maximise the posterior by Gauss-Newton steps, the weights fitted anew in each.
 
     Parameters

@@ -21,9 +21,17 @@ NORMAL_QUANTILE = 1.2816
 """Standard deviations about zero that hold `PROBABILITY` of a normal distribution."""
 
 ParameterName = Literal[
-    "launch", "issue", "awaited", "uneven", "step", "host_step", "reduce", "bandwidth",
-    "rank_rate", "rate",
-]  # fmt: skip
+    "launch",
+    "issue",
+    "awaited",
+    "uneven",
+    "step",
+    "host_step",
+    "reduce",
+    "bandwidth",
+    "rank_rate",
+    "rate",
+]
 
 
 MEANINGS: Mapping[ParameterName, str] = {
@@ -132,9 +140,13 @@ class Value(FileModel):
         )
         beyond = f"{key.beyond_bytes:.0f} B"
         return Value(
-            parameter=key.name, where=key.where, beyond=beyond, value=middle, interval=(low, high),
+            parameter=key.name,
+            where=key.where,
+            beyond=beyond,
+            value=middle,
+            interval=(low, high),
             **more,
-        )  # fmt: skip
+        )
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Value:

@@ -220,14 +220,22 @@ def fitted_observations(
     """Rows of a fit as a profile has them; `protocols`: algorithm and protocol of each."""
     return tuple(
         FittedObservation(
-            run=o.run, op=o.op, ranks=o.ranks, hosts=o.machine.topology.hosts, nbytes=o.nbytes,
-            algorithm=algorithm, protocol=protocol, measured_s=round_digits(o.measured_s),
-            fitted_s=round_digits(fitted_s), own=round_digits(deviation), share=round_digits(share),
+            run=o.run,
+            op=o.op,
+            ranks=o.ranks,
+            hosts=o.machine.topology.hosts,
+            nbytes=o.nbytes,
+            algorithm=algorithm,
+            protocol=protocol,
+            measured_s=round_digits(o.measured_s),
+            fitted_s=round_digits(fitted_s),
+            own=round_digits(deviation),
+            share=round_digits(share),
         )
         for o, (algorithm, protocol), fitted_s, deviation, share in zip(
             observations, protocols, estimate.fitted_s, own, shares, strict=True
         )
-    )  # fmt: skip
+    )
 
 
 class Source(FileModel):
@@ -264,8 +272,10 @@ class Profile(FileModel):
     @classmethod
     def _check_format(cls, document: Any) -> Any:
         if isinstance(document, dict) and document.get("perfmodel") == 1:
-            raise ValueError("version 2 (perfmodel: 2): this one is of an earlier version; make it "
-                             "again from its measurements with 'perfmodel calibrate'")  # fmt: skip
+            raise ValueError(
+                "version 2 (perfmodel: 2): this one is of an earlier version; make it "
+                "again from its measurements with 'perfmodel calibrate'"
+            )
         return document
 
     @property

@@ -168,8 +168,9 @@ def describe_beyond(
         measured = {getattr(point, name) for point in points}
         others = sorted({getattr(each, name) for each in questions} - measured)
         if others:
-            beyond.append(f"{_join_counts(others, unit)} (measured: "
-                          f"{_join_counts(sorted(measured), unit)})")  # fmt: skip
+            beyond.append(
+                f"{_join_counts(others, unit)} (measured: {_join_counts(sorted(measured), unit)})"
+            )
     smallest, largest = (end(point.nbytes for point in points) for end in (min, max))
     sizes = [each.nbytes for each in questions]
     if min(sizes) < smallest:

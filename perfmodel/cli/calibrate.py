@@ -244,8 +244,9 @@ def _print_numbers(fit: Fit, library: str) -> None:
             f"scatter by {100 * fit.scatter:.0f} %"
         )
     for lost in fit.undetermined:
-        print_text(f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; "
-                   f"kept: {lost.kept}")  # fmt: skip
+        print_text(
+            f"cannot tell {lost.parameter} of {lost.where}: {lost.reason}; kept: {lost.kept}"
+        )
     print_text("")
 
 
@@ -262,11 +263,18 @@ def _print_factors(fit: Fit) -> None:
     print_table(
         ("number", "of", ">now", ">factor", ">80 % from", ">to", ">settled"),
         [
-            (MEANINGS[v.parameter], v.where or "all", v.now, f"{v.si:.3f}", f"{v.low:.3f}",
-             f"{v.high:.3f}", f"{100 * v.told:.0f} %")
+            (
+                MEANINGS[v.parameter],
+                v.where or "all",
+                v.now,
+                f"{v.si:.3f}",
+                f"{v.low:.3f}",
+                f"{v.high:.3f}",
+                f"{100 * v.told:.0f} %",
+            )
             for v in fit.values
         ],
-    )  # fmt: skip
+    )
     for value in fit.values:
         if value.reason:
             print_text(f"cannot tell {value.key} by itself: {value.reason}")
@@ -288,9 +296,15 @@ def _print_residuals(fit: Fit) -> None:
     for (op, ranks, nbytes), points in fit.by_size.items():
         measured_s, fitted_s = geometric_mean(p.measured_s for p in points), points[0].fitted_s
         rows.append(
-            (op, str(ranks), format_bytes(nbytes), format_time(measured_s), format_time(fitted_s),
-             f"{100 * (fitted_s / measured_s - 1):+.1f} %")
-        )  # fmt: skip
+            (
+                op,
+                str(ranks),
+                format_bytes(nbytes),
+                format_time(measured_s),
+                format_time(fitted_s),
+                f"{100 * (fitted_s / measured_s - 1):+.1f} %",
+            )
+        )
     print_table(("collective", ">ranks", ">size", ">measured", ">fitted", ">error"), rows)
     median, p90 = fit.median_abs, fit.p90_abs
     print_text(f"absolute error: median {100 * median:.1f} %, 90th percentile {100 * p90:.1f} %")

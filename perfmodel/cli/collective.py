@@ -125,9 +125,7 @@ def collective(
         )
     notes = routing_notes(nominal, op=op, nbytes=max(sizes), algorithm=algorithm)
     if measured is not None:
-        notes = (
-            *notes, *profile_notes(machine, op=op, sizes=sizes, profile=measured, rows=rows)
-        )  # fmt: skip
+        notes = (*notes, *profile_notes(machine, op=op, sizes=sizes, profile=measured, rows=rows))
     if json:
         print_json({"rows": times, "notes": list(notes)})
     else:

@@ -22,12 +22,23 @@ INIT_EXAMPLES = (
 )
 
 _FLAGS = {
-    "model": "--model", "name": "--model", "model.name": "--model", "model.config": "--config",
-    "topology": "--node", "cluster.node": "--node", "cluster.nodes": "--nodes",
-    "nodes": "--nodes", "cluster.fabric": "--fabric", "kind": "--fabric", "gpu": "--gpu",
-    "strategy.kind": "--strategy", "strategy": "--strategy", "template": "--template",
-    "compute.precision": "--precision", "training.batch_per_gpu": "--batch",
-}  # fmt: skip
+    "model": "--model",
+    "name": "--model",
+    "model.name": "--model",
+    "model.config": "--config",
+    "topology": "--node",
+    "cluster.node": "--node",
+    "cluster.nodes": "--nodes",
+    "nodes": "--nodes",
+    "cluster.fabric": "--fabric",
+    "kind": "--fabric",
+    "gpu": "--gpu",
+    "strategy.kind": "--strategy",
+    "strategy": "--strategy",
+    "template": "--template",
+    "compute.precision": "--precision",
+    "training.batch_per_gpu": "--batch",
+}
 
 
 def init(
@@ -113,9 +124,13 @@ TraceFlags = tuple[str | None, int | None, str | None, str | None, int | None, s
 
 
 def _draft_traces(
-    traces: list[Path], output: Path, unused: dict[str, str | None], flags: TraceFlags, *,
+    traces: list[Path],
+    output: Path,
+    unused: dict[str, str | None],
+    flags: TraceFlags,
+    *,
     force: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Draft a scenario from a trace, and write it with its files."""
     from perfmodel.api.draft import write_draft
     from perfmodel.api.traced_draft import TraceAnswers, draft_from_trace

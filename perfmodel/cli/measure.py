@@ -111,9 +111,21 @@ def _command(
         path = Path(topology)
         place = ["--topology", path.name if path.is_absolute() else topology]
     command = [
-        "perfmodel", "measure", job.algorithm, "--backend", job.backend, "--ranks", str(job.ranks),
-        "--collective", job.collective, "--dtype", job.dtype, *sizes, *times, *place,
-    ]  # fmt: skip
+        "perfmodel",
+        "measure",
+        job.algorithm,
+        "--backend",
+        job.backend,
+        "--ranks",
+        str(job.ranks),
+        "--collective",
+        job.collective,
+        "--dtype",
+        job.dtype,
+        *sizes,
+        *times,
+        *place,
+    ]
     return shlex.join(command)
 
 

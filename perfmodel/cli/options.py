@@ -51,9 +51,12 @@ def library_settings(
     """
     from perfmodel.library.settings import environment_of, settings_of
 
-    flags = {"--protocol": protocol if protocol != "auto" else None,
-             "--env": env[0] if env else None, "--nccl-version": version,
-             "--one-process": "given" if one_process else None}  # fmt: skip
+    flags = {
+        "--protocol": protocol if protocol != "auto" else None,
+        "--env": env[0] if env else None,
+        "--nccl-version": version,
+        "--one-process": "given" if one_process else None,
+    }
     others = {flag: value for flag, value in flags.items() if value is not None}
     if library != "nccl" and others:
         allowed = f"nothing with --library {library}, only with nccl"

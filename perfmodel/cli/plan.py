@@ -73,9 +73,14 @@ def plan(
 
     with progress_bar("simulating") as progress:
         answer = plan_scenario(
-            question, profile=load_profile(profile), jobs=jobs, backend=backend,
-            scheduler=scheduler, store=store, progress=progress,
-        )  # fmt: skip
+            question,
+            profile=load_profile(profile),
+            jobs=jobs,
+            backend=backend,
+            scheduler=scheduler,
+            store=store,
+            progress=progress,
+        )
     if json:
         print_json(to_json(answer))
     else:

@@ -98,9 +98,14 @@ def sweep(
     all_ = variants(question)
     with _exit_on_interrupt(store), progress_bar("sweeping") as progress:
         swept = run_sweep(
-            all_, jobs=jobs, backend=backend, scheduler=scheduler, store=store, profile=measured,
+            all_,
+            jobs=jobs,
+            backend=backend,
+            scheduler=scheduler,
+            store=store,
+            profile=measured,
             progress=progress,
-        )  # fmt: skip
+        )
     for path, write in ((csv, write_csv), (parquet, write_parquet)):
         if path is not None:
             write(swept, path)

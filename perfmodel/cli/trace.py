@@ -124,9 +124,15 @@ def _unused(flags: Mapping[str, object], traces: str) -> list[Fault]:
 
 
 def _analyse(
-    traces: list[Path], output: Path | None, json: bool, *,
-    gpu: str | None, batch: int | None, model: str | None, changes: Sequence[str],
-) -> None:  # fmt: skip
+    traces: list[Path],
+    output: Path | None,
+    json: bool,
+    *,
+    gpu: str | None,
+    batch: int | None,
+    model: str | None,
+    changes: Sequence[str],
+) -> None:
     """Sum up traces of a profiler, print that, and write it where it is asked for."""
     from perfmodel.report.comparison.traces.page import FILES
     from perfmodel.traces.run import analyse_traces
@@ -180,12 +186,19 @@ def _print_executed(paths: list[Path], json: bool) -> None:
     for path, profile in pair_files(paths):
         trace = read_execution_trace(path)
         trace = trace if profile is None else with_times(trace, profile)
-        documents.append({
-            "file": path.name, "schema": trace.schema, "nodes": trace.nodes,
-            "linked": trace.linked, "flops": trace.flops,
-            "operators": [asdict(each) for each in trace.operators],
-            "collectives": [asdict(each) | {"nbytes": each.nbytes} for each in trace.collectives],
-        })  # fmt: skip
+        documents.append(
+            {
+                "file": path.name,
+                "schema": trace.schema,
+                "nodes": trace.nodes,
+                "linked": trace.linked,
+                "flops": trace.flops,
+                "operators": [asdict(each) for each in trace.operators],
+                "collectives": [
+                    asdict(each) | {"nbytes": each.nbytes} for each in trace.collectives
+                ],
+            }
+        )
         if not json:
             _print_operators(trace)
     if json:
@@ -198,9 +211,12 @@ def _print_executed(paths: list[Path], json: bool) -> None:
 
 
 def _draft_executed(
-    paths: list[Path], output: Path, batch: int | None,
-    cluster: tuple[str | None, int, int | None, str | None], json: bool,
-) -> None:  # fmt: skip
+    paths: list[Path],
+    output: Path,
+    batch: int | None,
+    cluster: tuple[str | None, int, int | None, str | None],
+    json: bool,
+) -> None:
     """Draft a scenario from one execution trace, run it, and print both."""
     from perfmodel.report.run.export import to_json
     from perfmodel.traces.rebuild import executed_scenario
@@ -248,16 +264,32 @@ def _print_operators(trace: ExecutionTrace) -> None:
     ordered = sorted(trace.operators, key=lambda each: (-each.flops, -(each.time_s or 0)))
     print_table(
         ("operator", "inputs", "type", ">calls", ">FLOP", ">time"),
-        [(each.name, each.shapes, each.dtype, f"{each.calls:,}", f"{each.flops:.3g}",
-          duration(each.time_s)) for each in ordered[:MOST_OPERATORS]],
-    )  # fmt: skip
+        [
+            (
+                each.name,
+                each.shapes,
+                each.dtype,
+                f"{each.calls:,}",
+                f"{each.flops:.3g}",
+                duration(each.time_s),
+            )
+            for each in ordered[:MOST_OPERATORS]
+        ],
+    )
     if trace.collectives:
         print_table(
             ("collective", ">size", ">ranks", "group", ">time"),
-            [(quantities.operation(each.op), quantities.size(each.nbytes),
-              "" if each.ranks is None else f"{each.ranks}", each.group, duration(each.time_s))
-             for each in trace.collectives[:MOST_OPERATORS]],
-        )  # fmt: skip
+            [
+                (
+                    quantities.operation(each.op),
+                    quantities.size(each.nbytes),
+                    "" if each.ranks is None else f"{each.ranks}",
+                    each.group,
+                    duration(each.time_s),
+                )
+                for each in trace.collectives[:MOST_OPERATORS]
+            ],
+        )
 
 
 def _print_inspected(paths: list[Path], json: bool) -> None:
@@ -275,14 +307,17 @@ def _print_inspected(paths: list[Path], json: bool) -> None:
         ("collective", ">size", ">ranks", ">calls", ">transfer", ">waiting", ">busbw"),
         [
             (
-                quantities.operation(each.op), quantities.size(each.nbytes), f"{each.ranks}",
-                f"{each.count:,}", quantities.duration(each.transfer_s),
+                quantities.operation(each.op),
+                quantities.size(each.nbytes),
+                f"{each.ranks}",
+                f"{each.count:,}",
+                quantities.duration(each.transfer_s),
                 "" if each.waiting_s is None else quantities.duration(each.waiting_s),
                 quantities.rate(each.busbw_Bps),
             )
             for each in sizes
         ],
-    )  # fmt: skip
+    )
 
 
 def _holds_chakra(path: Path) -> bool:
@@ -311,10 +346,16 @@ def _simulate_chakra(
     simulated = simulate_trace(folders[0], build_cluster(topology, *cluster), library)
     ranks = sum(len(each.ranks) for each in simulated.plan.classes)
     if json:
-        print_json({
-            "perfmodel": 1, "kind": "chakra", "ranks": ranks, "step_time_s": simulated.step_s,
-            "tasks": len(simulated.plan.tasks), "collectives": simulated.collectives,
-        })  # fmt: skip
+        print_json(
+            {
+                "perfmodel": 1,
+                "kind": "chakra",
+                "ranks": ranks,
+                "step_time_s": simulated.step_s,
+                "tasks": len(simulated.plan.tasks),
+                "collectives": simulated.collectives,
+            }
+        )
         return
     print_text(
         f"{ranks} ranks, {simulated.collectives} collectives: "

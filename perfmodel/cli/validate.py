@@ -88,9 +88,13 @@ def validate(
         own = load_profile(profile)
     with progress_bar("predicting sweeps") as progress:
         answer = compare(
-            data, profile=own, transfer=transfer, whole=all_rows, processes=count_cores(),
+            data,
+            profile=own,
+            transfer=transfer,
+            whole=all_rows,
+            processes=count_cores(),
             progress=progress,
-        )  # fmt: skip
+        )
     if json:
         print_json(to_json(answer))
     else:

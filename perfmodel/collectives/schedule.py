@@ -195,9 +195,17 @@ class Schedule:
         _check_sends(tables, ranks, sizes, owners)
         parts = [_round_of(table, sizes) for table in tables if len(table)]
         return cls(
-            collective, "own", ranks, nbytes, itemsize, sizes, owners, root,
-            tuple(_phases_of(parts, itemsize)), lambda: iter(parts),
-        )  # fmt: skip
+            collective,
+            "own",
+            ranks,
+            nbytes,
+            itemsize,
+            sizes,
+            owners,
+            root,
+            tuple(_phases_of(parts, itemsize)),
+            lambda: iter(parts),
+        )
 
 
 def split_elements(nbytes: int, parts: int, itemsize: int) -> IntArray:

@@ -33,10 +33,12 @@ _PACKED = (
 )
 
 _MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
-)  # fmt: skip
+)
 
 _ESCAPES = re.compile(
     r"(?:\x1b|\\u001b|\\x1b|\\033|\\e|\^\[)\[[0-?]{0,40}[ -/]{0,4}[@-~]"

@@ -117,9 +117,10 @@ Vendor = Literal["intel", "amd", "arm", "power"]
 def vendor_of(topology: Topology) -> Vendor:
     """Who made the CPUs, as far as the template's sources say; Intel where they do not."""
     text = " ".join(
-        f"{key} {sentence}" for key, sentence in topology.sources.items()
+        f"{key} {sentence}"
+        for key, sentence in topology.sources.items()
         if not key.startswith(("gpu ", "fabric "))
-    )  # fmt: skip
+    )
     if re.search(r"\bAMD\b|epyc|genoa|infinity-fabric", text, re.IGNORECASE):
         return "amd"
     if "Arm CPU" in text or "Grace" in text:

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 Backend = Literal["gloo", "nccl", "device"]
 
 ITEM_BYTES = {
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8,
-}  # fmt: skip
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int32": 4,
+    "int64": 8,
+}
 """Bytes per element of the data types that both NumPy's check and the libraries can add."""
 
 SUM_COLLECTIVES = frozenset({"all_reduce", "reduce", "reduce_scatter"})

@@ -22,9 +22,16 @@ from perfmodel.units import (
 MeasurementKind = Literal[
     "schedule",  # our schedule's rounds, executed send by send
     "library",  # the library's own collective, in the same run
-    "copy", "reduce", "launch", "synchronize", "host_to_device", "device_to_host", "peer_copy",
-    "blocks_copy", "overlap",
-]  # fmt: skip
+    "copy",
+    "reduce",
+    "launch",
+    "synchronize",
+    "host_to_device",
+    "device_to_host",
+    "peer_copy",
+    "blocks_copy",
+    "overlap",
+]
 """Kinds of measurement."""
 
 

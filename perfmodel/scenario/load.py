@@ -19,9 +19,11 @@ from perfmodel.scenario.source_map import SourceMap, line_map
 
 _OVERRIDE = re.compile(r"(?P<field>[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*)=(?P<value>.*)", re.DOTALL)
 _NAMED_SECTIONS = {
-    "strategy": "kind", "strategy.hook": "kind", "cluster.fabric": "kind",
+    "strategy": "kind",
+    "strategy.hook": "kind",
+    "cluster.fabric": "kind",
     "cluster.node": "extends",
-}  # fmt: skip
+}
 """Sections that a name alone may stand for, and their field that has it."""
 
 

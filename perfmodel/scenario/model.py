@@ -261,15 +261,24 @@ _NOT_IN_DIGEST = frozenset({"sweep", "plan"})
 """Sections that other commands than `run` read."""
 
 _LATER_SOURCES: Mapping[str, object] = {
-    "transformer": None, "config": None, "megatron": None, "tokens": None, "adapters": None,
+    "transformer": None,
+    "config": None,
+    "megatron": None,
+    "tokens": None,
+    "adapters": None,
     "document_length": None,
-}  # fmt: skip
+}
 """Newer fields of models, those of other jobs as well."""
 
 _LATER_SHAPES = (
-    "dims", "dimensions", "groups", "routers_per_group", "hosts_per_router", "trunk_cables",
+    "dims",
+    "dimensions",
+    "groups",
+    "routers_per_group",
+    "hosts_per_router",
+    "trunk_cables",
     "global_cables",
-)  # fmt: skip
+)
 """Newer fields of fabrics, None where they are not stated."""
 
 _LATER_FIELDS: Mapping[str, Mapping[str, object]] = {

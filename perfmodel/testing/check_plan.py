@@ -36,8 +36,11 @@ def check_plan(plan: StepPlan, ranks: int | None = None) -> None:
         One line per fault.
     """
     faults = [*_types(plan)] or [
-        *_declarations(plan), *_ranks(plan, ranks), *_tasks(plan), *_collectives(plan)
-    ]  # fmt: skip
+        *_declarations(plan),
+        *_ranks(plan, ranks),
+        *_tasks(plan),
+        *_collectives(plan),
+    ]
     faults += [] if faults else [*_semaphores(plan), *_circles(plan)]
     if faults:
         raise ScheduleError(f"plan {plan.name!r}:\n" + "\n".join(f"  {fault}" for fault in faults))
@@ -120,9 +123,11 @@ def _tasks(plan: StepPlan) -> Iterator[str]:
     for index, task in enumerate(plan.tasks):
         where = f"task {index} {task.name!r}"
         references = [
-            ("stream", task.stream), ("class", task.rank_class),
-            ("semaphore", task.acquires), ("semaphore", task.releases),
-        ]  # fmt: skip
+            ("stream", task.stream),
+            ("class", task.rank_class),
+            ("semaphore", task.acquires),
+            ("semaphore", task.releases),
+        ]
         for kind, name in references:
             if name is not None and name not in declared[kind]:
                 yield f"{where}: {kind} {name!r}; {allowed_names(declared[kind], name)}"

@@ -43,9 +43,11 @@ class PassTimes:
     def of(self, kind: PassKind) -> Number:
         """Time of a pass."""
         times: Mapping[PassKind, Number] = {
-            "forward": self.forward, "backward": self.backward,
-            "input_gradient": self.input_gradient, "weight_gradient": self.weight_gradient,
-        }  # fmt: skip
+            "forward": self.forward,
+            "backward": self.backward,
+            "input_gradient": self.input_gradient,
+            "weight_gradient": self.weight_gradient,
+        }
         return times[kind]
 
 
@@ -68,8 +70,10 @@ def pass_spans(
     ready: dict[Output, Number] = {}
     spans: list[list[Span]] = [[] for _ in range(schedule.stages)]
     while any(len(done) < len(schedule.actions[s]) for s, done in enumerate(spans)):
-        ran = [_run_stage(schedule, stage, times, ready, spans[stage])
-               for stage in range(schedule.stages)]  # fmt: skip
+        ran = [
+            _run_stage(schedule, stage, times, ready, spans[stage])
+            for stage in range(schedule.stages)
+        ]
         if not any(ran):
             waiting = [
                 f"stage {stage}: {schedule.actions[stage][len(done)]}"

@@ -28,10 +28,18 @@ from perfmodel.workload.readers.parameter_file import make_workload
 from perfmodel.workload.readers.spec import ModelSpec
 
 DTYPES: Mapping[str, str] = {
-    "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16",
-    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int64": "int64", "int32": "int32",
-    "int8": "int8", "uint8": "uint8", "bool": "uint8",
-}  # fmt: skip
+    "float64": "fp64",
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "int64": "int64",
+    "int32": "int32",
+    "int8": "int8",
+    "uint8": "uint8",
+    "bool": "uint8",
+}
 """Words of model files for torch's data types; bytes count for those that have none."""
 
 
@@ -184,8 +192,9 @@ def capture(
     wide, groups = _traced(model, batch, step, "own" if real else "fp32", real=real)
     others: list[tuple[list[LayerGroup], StepTrace] | None] = [None, None]
     if not real:
-        others = [_other_precision(model, batch, step, each, notes)
-                  for each in ("bf16", "autocast")]  # fmt: skip
+        others = [
+            _other_precision(model, batch, step, each, notes) for each in ("bf16", "autocast")
+        ]
     notes += _join_idle_parameters(model, groups, wide)
     kept_layers = kept_by_layers(groups, wide, others[0], others[1])
     notes += _remarks(wide)
@@ -193,16 +202,19 @@ def capture(
     escaping = escaping_storages(groups, held)
     described = describe_sample(batch)
     document = {
-        "perfmodel": 1, "kind": "model", "name": name or type(model).__name__,
+        "perfmodel": 1,
+        "kind": "model",
+        "name": name or type(model).__name__,
         "sample": sample or str(described),
-        "inputs": step.input_elements(batch) / count, "outputs": wide.output_elements / count,
+        "inputs": step.input_elements(batch) / count,
+        "outputs": wide.output_elements / count,
         "stream": _stream_elements(groups) / count,
         "parameters": list(_parameters(model)),
         "layers": [
             layer_fields(group, each, count, outside)
             for group, each, outside in zip(groups, kept_layers, escaping, strict=True)
         ],
-    }  # fmt: skip
+    }
     if described.tokens is not None:
         document["tokens_per_sample"] = described.tokens
     if not document["stream"]:
@@ -230,9 +242,10 @@ def _join_idle_parameters(model: Any, groups: Sequence[LayerGroup], trace: StepT
     DistributedDataParallel with find_unused_parameters has them ready when backward begins.
     """
     idle = [
-        name for raw, parameter in model.named_parameters()
+        name
+        for raw, parameter in model.named_parameters()
         if parameter.requires_grad and (name := plain_name(raw)) not in trace.ready
-    ]  # fmt: skip
+    ]
     if not idle:
         return []
     groups[-1].parameters[:0] = idle
@@ -242,18 +255,20 @@ def _join_idle_parameters(model: Any, groups: Sequence[LayerGroup], trace: StepT
 
 
 REMARKS: Mapping[str, str] = {
-    "checkpoint":
-        "Checkpoints of the module ran as plain calls: say compute.recompute in the scenario.",
-    "mask":
-        "Square masks of torch.nn.Transformer are taken as causal: capture(..., real=True) "
-        "looks at their values.",
-    "autocast":
-        "Autocast within the module is left out: say compute.precision in the scenario.",
-    "synchronised norm":
-        "SyncBatchNorm ran as BatchNorm: what it sends between GPUs is not counted.",
-    "recurrence":
-        "LSTM, GRU and RNN ran step by step: cuDNN runs their steps in fewer kernels.",
-}  # fmt: skip
+    "checkpoint": (
+        "Checkpoints of the module ran as plain calls: say compute.recompute in the scenario."
+    ),
+    "mask": (
+        "Square masks of torch.nn.Transformer are taken as "
+        "causal: capture(..., real=True) "
+        "looks at their values."
+    ),
+    "autocast": "Autocast within the module is left out: say compute.precision in the scenario.",
+    "synchronised norm": (
+        "SyncBatchNorm ran as BatchNorm: what it sends between GPUs is not counted."
+    ),
+    "recurrence": "LSTM, GRU and RNN ran step by step: cuDNN runs their steps in fewer kernels.",
+}
 """What ran otherwise than the module says."""
 
 
@@ -271,8 +286,9 @@ def _refuse_idle(**arguments: object) -> None:
     """Raise InputError for what measured steps alone have."""
     faults = [
         Fault(name, repr(value), "nothing without measure=True")
-        for name, value in arguments.items() if value is not None
-    ]  # fmt: skip
+        for name, value in arguments.items()
+        if value is not None
+    ]
     if faults:
         raise InputError(faults)
 

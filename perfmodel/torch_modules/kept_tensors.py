@@ -37,10 +37,11 @@ class _Totals:
 
 
 def kept_by_layers(
-    groups: Sequence[LayerGroup], wide: StepTrace,
+    groups: Sequence[LayerGroup],
+    wide: StepTrace,
     narrow: tuple[Sequence[LayerGroup], StepTrace] | None,
     autocast: tuple[Sequence[LayerGroup], StepTrace] | None,
-) -> list[Kept]:  # fmt: skip
+) -> list[Kept]:
     """Return what each layer keeps.
 
     `wide`, `narrow`, `autocast`: the step in fp32, in bf16 and under autocast, with its layers;

@@ -64,9 +64,12 @@ def _cut(operators: Sequence[Operator]) -> Iterator[LayerGroup]:
             current.matrix = operator
             _add(current, place, operator)
         elif (
-            before.operators or current is None or own_block != block
-            or _begins_a_norm(operator, norms) or _is_table(operator)
-        ):  # fmt: skip
+            before.operators
+            or current is None
+            or own_block != block
+            or _begins_a_norm(operator, norms)
+            or _is_table(operator)
+        ):
             _add(before, place, operator)
         else:
             _add(current, place, operator)

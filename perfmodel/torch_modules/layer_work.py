@@ -62,10 +62,18 @@ def layer_fields(
 def _without_defaults(fields: dict[str, Any]) -> dict[str, Any]:
     """Leave out what the file takes anyway; what would be estimated stays, zero or not."""
     plain: Mapping[str, object] = {
-        "norm": "0 B", "wide_norm": False, "wide": "0 B", "stream": "0 B", "copied": "0 B",
-        "fixed": "0 B", "gradients": 2, "weights": 0, "parameters": [], "kernels": 1,
+        "norm": "0 B",
+        "wide_norm": False,
+        "wide": "0 B",
+        "stream": "0 B",
+        "copied": "0 B",
+        "fixed": "0 B",
+        "gradients": 2,
+        "weights": 0,
+        "parameters": [],
+        "kernels": 1,
         "fused_kernels": 1,
-    }  # fmt: skip
+    }
     return {
         name: value for name, value in fields.items() if name not in plain or plain[name] != value
     }
@@ -79,9 +87,10 @@ def _split_norms(
     One in single operations, told by its root, moves what was measured of such ones.
     """
     roots = {
-        operator.path for operator in group.operators
+        operator.path
+        for operator in group.operators
         if operator.name == "aten.rsqrt" and operator.path
-    }  # fmt: skip
+    }
     norms: list[tuple[bool, float, int]] = []
     rest = []
     for path in sorted(roots):
@@ -163,20 +172,22 @@ def _product_fields(product: MatrixProduct, batch: int) -> dict[str, Any]:
 def _convolution_fields(conv: Convolution, batch: int) -> dict[str, Any]:
     images = max(1, conv.images // batch)  # frames of one sample stand below each other
     fields: dict[str, Any] = {
-        "in_channels": conv.in_channels, "out_channels": conv.out_channels,
+        "in_channels": conv.in_channels,
+        "out_channels": conv.out_channels,
         "in_size": [images * conv.in_size[0], conv.in_size[1]],
         "out_size": [images * conv.out_size[0], conv.out_size[1]],
         "kernel": list(conv.kernel),
-    }  # fmt: skip
+    }
     return fields | ({"groups": conv.groups} if conv.groups > 1 else {})
 
 
 def _attention_fields(attention: Attention, batch: int, *, dropout: bool) -> dict[str, Any]:
     windows = max(1, attention.sequences // batch)  # of one sample, each with its own heads
     fields: dict[str, Any] = {
-        "tokens": attention.tokens, "heads": windows * attention.heads,
+        "tokens": attention.tokens,
+        "heads": windows * attention.heads,
         "head_size": attention.head_size,
-    }  # fmt: skip
+    }
     if attention.kv_heads != attention.heads:
         fields["kv_heads"] = windows * attention.kv_heads
     optional = {"causal": attention.causal, "keys": attention.keys, "dropout": dropout}

@@ -16,8 +16,13 @@ def to_json(analysis: TraceAnalysis) -> dict[str, Any]:
         "perfmodel": 1,
         "kind": "trace",
         "traces": [
-            {"file": str(rank.path), "rank": rank.rank, "events": rank.events,
-             "steps": len(rank.steps), "median_step_s": rank.median_step_s}
+            {
+                "file": str(rank.path),
+                "rank": rank.rank,
+                "events": rank.events,
+                "steps": len(rank.steps),
+                "median_step_s": rank.median_step_s,
+            }
             for rank in analysis.ranks
         ],
         "world_size": first.world_size,
@@ -42,22 +47,29 @@ def to_json(analysis: TraceAnalysis) -> dict[str, Any]:
         "layers": _layers(analysis),
         "refusal": analysis.refusal or None,
         "notes": list(analysis.rebuilt.notes if analysis.rebuilt else first.notes),
-    }  # fmt: skip
+    }
     if analysis.comparison is not None:
         document["replay"] = {
             "simulated_s": analysis.comparison.simulated_s,
             "error": analysis.comparison.error,
             "buckets": [
-                {"index": each.index, "nbytes": each.nbytes, "ready_s": each.ready_s,
-                 "start_s": each.start_s, "end_s": each.end_s}
+                {
+                    "index": each.index,
+                    "nbytes": each.nbytes,
+                    "ready_s": each.ready_s,
+                    "start_s": each.start_s,
+                    "end_s": each.end_s,
+                }
                 for each in analysis.comparison.point.buckets
             ],
-        }  # fmt: skip
+        }
     fit = analysis.rebuilt.fit if analysis.rebuilt else None
     if fit is not None:
         document["machine"] = {
-            "bandwidth_Bps": fit.bandwidth_Bps, "latency_s": fit.latency_s, "worst": fit.worst,
-        }  # fmt: skip
+            "bandwidth_Bps": fit.bandwidth_Bps,
+            "latency_s": fit.latency_s,
+            "worst": fit.worst,
+        }
     if analysis.changed is not None:
         document["changed"] = {"simulated_s": analysis.changed.simulated_s}
     return document
@@ -98,10 +110,15 @@ def _layers(analysis: TraceAnalysis) -> list[dict[str, Any]]:
             "forward_s": float(profile.forward_s[at]),
             "backward_s": float(profile.backward_s[at]),
             "gradients": [
-                {"name": g.name, "elements": g.elements, "dtype": g.dtype, "bucket": g.bucket,
-                 "shape": None if g.shape is None else list(g.shape)}
+                {
+                    "name": g.name,
+                    "elements": g.elements,
+                    "dtype": g.dtype,
+                    "bucket": g.bucket,
+                    "shape": None if g.shape is None else list(g.shape),
+                }
                 for g in (gradients[number] for number in layer.gradients)
             ],
         }
         for at, layer in enumerate(first.layers)
-    ]  # fmt: skip
+    ]

@@ -84,10 +84,13 @@ def add_adapters(workload: Workload, adapters: Adapters) -> Workload:
 
 def _check_targets(workload: Workload, adapters: Adapters) -> None:
     used = {_target_of(layer, adapters) for layer in workload.layers}
-    names = sorted({
-        layer.name.rpartition(".")[2] for layer in workload.layers
-        if isinstance(layer.matrix, MatrixProduct)
-    })  # fmt: skip
+    names = sorted(
+        {
+            layer.name.rpartition(".")[2]
+            for layer in workload.layers
+            if isinstance(layer.matrix, MatrixProduct)
+        }
+    )
     faults = [
         Fault(f"adapters.targets.{at}", repr(target), f"a map of {workload.name}: {names}")
         for at, target in enumerate(adapters.targets)
@@ -140,10 +143,11 @@ def _frozen(layer: Layer, has_adapter: bool) -> Layer:
         copied_elements=0.0 if spared > 0 else layer.copied_elements,
         fused_kept=fused and _spared(fused, spared),
         calls=tuple(
-            _beside_one_product(call) for call in layer.calls
+            _beside_one_product(call)
+            for call in layer.calls
             if call.phase != "step" and call not in regathers
         ),
-    )  # fmt: skip
+    )
 
 
 def _beside_one_product(call: LayerCall) -> LayerCall:
@@ -197,25 +201,39 @@ def _adapter(
     prefix = maps[0].name if len(maps) == 1 else f"{maps[0].name.rpartition('.')[0]}.qkv_proj"
     copied = narrow * drops
     down = _map(
-        f"{prefix}.lora_A", (tokens, inputs, width), moved, copied, MASK_BYTES * copied, 1 + drops,
-    )  # fmt: skip
+        f"{prefix}.lora_A",
+        (tokens, inputs, width),
+        moved,
+        copied,
+        MASK_BYTES * copied,
+        1 + drops,
+    )
     up = _map(
-        f"{prefix}.lora_B", (tokens, width, outputs), FORWARD_SHARE * both,
-        float(tokens * width), 0.0, 3,
-    )  # fmt: skip
+        f"{prefix}.lora_B",
+        (tokens, width, outputs),
+        FORWARD_SHARE * both,
+        float(tokens * width),
+        0.0,
+        3,
+    )
     if shard.tensor > 1:
         first_calls, last_calls = (
             _row_calls(shard, tokens * width, float(tokens * outputs * shard.tensor), adapters)
-            if by_rows else _column_calls(shard, tokens * width, narrow)
-        )  # fmt: skip
+            if by_rows
+            else _column_calls(shard, tokens * width, narrow)
+        )
         down, up = replace(down, calls=first_calls), replace(up, calls=last_calls)
     return [(down, (width, inputs)), (up, (outputs, width))]
 
 
 def _map(
-    name: str, sizes: tuple[int, int, int], moved: float, saved: float, saved_bytes: float,
+    name: str,
+    sizes: tuple[int, int, int],
+    moved: float,
+    saved: float,
+    saved_bytes: float,
     kernels: int,
-) -> Layer:  # fmt: skip
+) -> Layer:
     """A map without bias. Kernels beside it are its own: libraries do not fuse them."""
     tokens, inputs, outputs = sizes
     return Layer(

@@ -65,8 +65,10 @@ def roofline_factors(
     if gpu.efficiency_assumed and "matmul_efficiency" not in gpu.estimated:
         parts.append(Z80 * float(spread["kinds"][f"product {precision}"]["unseen"]["log_sd"]))
     if narrow_share:
-        sds = {name: float(spread["kinds"][f"product {name}"]["seen"]["log_sd"])
-                for name in ("fp8", "bf16")}  # fmt: skip
+        sds = {
+            name: float(spread["kinds"][f"product {name}"]["seen"]["log_sd"])
+            for name in ("fp8", "bf16")
+        }
         more_sd = math.sqrt(max(0.0, sds["fp8"] ** 2 - sds["bf16"] ** 2))
         parts.append(Z80 * more_sd * narrow_share)
     if workload.is_estimated:

@@ -122,11 +122,17 @@ def make_pricing(
         compiled=compiled,
         casts=casts,
         float8=make_float8_pricing(
-            gpu, float8 or Float8(), device, compiled=compiled, accumulate=accumulate,
+            gpu,
+            float8 or Float8(),
+            device,
+            compiled=compiled,
+            accumulate=accumulate,
             weight_bytes=STATED_BYTES if casts else device.item_bytes,
-        ) if narrow else None,
+        )
+        if narrow
+        else None,
         narrow_attention=narrow_attention,
-    )  # fmt: skip
+    )
 
 
 def layer_cost(
@@ -198,10 +204,14 @@ def _float8_cost(layer: Layer, pricing: Pricing, *, first: bool) -> Float8Cost:
     product = layer.matrix
     shared = shares_input(layer)
     return _priced_float8(
-        batched(product, pricing.batch) if isinstance(product, MatrixProduct | GroupedProduct)
+        batched(product, pricing.batch)
+        if isinstance(product, MatrixProduct | GroupedProduct)
         else likely_product(layer, pricing.batch),
-        pricing, shared, len(_gradients(layer, first=first)), _is_frozen(layer),
-    )  # fmt: skip
+        pricing,
+        shared,
+        len(_gradients(layer, first=first)),
+        _is_frozen(layer),
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -213,8 +223,7 @@ def _priced_float8(
     if isinstance(product, GroupedProduct):
         return grouped_float8_cost(product, pricing.float8, passes=passes, frozen=frozen)
     assert isinstance(product, MatrixProduct)
-    return float8_cost(product, pricing.float8, shares_input=shared, passes=passes,
-                       frozen=frozen)  # fmt: skip
+    return float8_cost(product, pricing.float8, shares_input=shared, passes=passes, frozen=frozen)
 
 
 def _vector_cost(layer: Layer, pricing: Pricing) -> tuple[float, float, int]:

@@ -16,9 +16,17 @@ from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.shards.shard import WHOLE, Shard
 
 ITEM_BYTES: Mapping[str, int] = {
-    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4,
-    "int8": 1, "uint8": 1,
-}  # fmt: skip
+    "fp64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp8": 1,
+    "int64": 8,
+    "int32": 4,
+    "int8": 1,
+    "uint8": 1,
+}
 """Bytes per element of each dtype (tf32 is stored as fp32)."""
 
 LayerKind = Literal["linear", "conv", "attention"]

@@ -153,7 +153,10 @@ def layer_times(
         optimizer_kernels=launches,
         copy_Bps=pricing.device.memory_Bps / 2,
         activation_bytes=activation_bytes(
-            workload, batch, wide_precision(precision), fused_attention=bool(fused_attention),
+            workload,
+            batch,
+            wide_precision(precision),
+            fused_attention=bool(fused_attention),
             compiled=compiled,
         ),
         source=f"roofline on {gpu.name}",
@@ -161,10 +164,12 @@ def layer_times(
         matrix_forward_s=np.array([forward_s for forward_s, _ in products]),
         matrix_backward_s=np.array([backward_s for _, backward_s in products]),
         weight_gradient_s=np.array(
-            [weight_gradient_s(layer, pricing, is_float8=i in narrow)
-             for i, layer in enumerate(workload.layers)]
+            [
+                weight_gradient_s(layer, pricing, is_float8=i in narrow)
+                for i, layer in enumerate(workload.layers)
+            ]
         ),
-    )  # fmt: skip
+    )
 
 
 def _narrow_share(

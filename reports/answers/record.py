@@ -27,9 +27,19 @@ CLUSTERS = (
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
 
 ALGORITHMS = (
-    "ring", "tree", "nvls", "nvls_tree", "collnet", "halving_doubling", "hierarchical", "torus",
-    "bidirectional_ring", "recursive_doubling", "parameter_server", "chain",
-)  # fmt: skip
+    "ring",
+    "tree",
+    "nvls",
+    "nvls_tree",
+    "collnet",
+    "halving_doubling",
+    "hierarchical",
+    "torus",
+    "bidirectional_ring",
+    "recursive_doubling",
+    "parameter_server",
+    "chain",
+)
 
 
 def names(folder: str) -> list[str]:
@@ -110,8 +120,12 @@ def record(command: tuple[str, ...], folder: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-P", "-c", PROGRAM, *words],
-        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "COLUMNS": "200"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200"},
+    )
     text = done.stdout.replace(str(out), "OUT")
     (folder / f"{stem}.txt").write_text(text, encoding="utf-8")
     errors = done.stderr.replace(str(out), "OUT")

@@ -99,8 +99,9 @@ def eight_gpus() -> Iterator[Measured]:
     timer, steps = UncontendedTimer(here), 10
     whole_s = least_s(answered, repeats=7)
     many_s = least_s(lambda: simulate(step, here, steps=steps, timer=timer), repeats=7)  # type: ignore[arg-type]
-    yield at_most("one DDP step of ResNet-50, 8 GPUs: built, planned and simulated", 20,
-                  whole_s * 1e3, "ms")  # fmt: skip
+    yield at_most(
+        "one DDP step of ResNet-50, 8 GPUs: built, planned and simulated", 20, whole_s * 1e3, "ms"
+    )
     yield Measured("steps of ResNet-50 on 8 GPUs simulated", "", steps / many_s, "steps/s")
 
 

@@ -76,8 +76,17 @@ def _write_csv(
         out = csv.writer(file)
         out.writerow(("what", "target", "reached", "unit", "met", "note", "machine"))
         for row in rows:
-            out.writerow((row.what.strip(), row.target, f"{row.reached:.6g}", row.unit,
-                          _met(row.met), row.note, machine))  # fmt: skip
+            out.writerow(
+                (
+                    row.what.strip(),
+                    row.target,
+                    f"{row.reached:.6g}",
+                    row.unit,
+                    _met(row.met),
+                    row.note,
+                    machine,
+                )
+            )
         for what, wanted, fit in fits:
             points = "; ".join(
                 f"{size:g}: {cost:.3g} s" for size, cost in zip(fit.sizes, fit.costs_s, strict=True)

@@ -112,10 +112,14 @@ class Prepared:
     def only(self, at: np.ndarray) -> Prepared:
         """Some of the rows."""
         return replace(
-            self, nbytes=self.nbytes[at], over=self.over[at], slopes=self.slopes[at],
-            contexts=tuple(self.contexts[row] for row in at), shares=self.shares[at],
+            self,
+            nbytes=self.nbytes[at],
+            over=self.over[at],
+            slopes=self.slopes[at],
+            contexts=tuple(self.contexts[row] for row in at),
+            shares=self.shares[at],
             thin=np.arange(len(at)),
-        )  # fmt: skip
+        )
 
     def slopes_along(self, parameters: Sequence[Parameter]) -> np.ndarray:
         """Slopes along other parameters; zero where this sweep does not depend on them."""
@@ -170,9 +174,13 @@ class Fold:
         """Rows from 256 KiB on, or those below."""
         at = (self.nbytes >= LARGE_BYTES) == large
         return Fold(
-            self.name, self.table, self.nbytes[at], self.over[at], self.expected[at],
+            self.name,
+            self.table,
+            self.nbytes[at],
+            self.over[at],
+            self.expected[at],
             self.deviation[at],
-        )  # fmt: skip
+        )
 
 
 def prepare(folder: Path) -> dict[str, Prepared]:

@@ -79,8 +79,10 @@ def summary(errors: Errors, *, large: bool) -> str:
 def print_table(fitted: Errors, left: Errors) -> None:
     """Print errors by family: fitted on and left out, from 256 KiB on and below."""
     families = sorted({sweep.family for sweep, _ in left.values()})
-    print(f"{'family left out':44s} {'left out: large':>16s} {'small':>14s}"
-          f" {'fitted: large':>16s} {'small':>14s}")  # fmt: skip
+    print(
+        f"{'family left out':44s} {'left out: large':>16s} {'small':>14s}"
+        f" {'fitted: large':>16s} {'small':>14s}"
+    )
     for family in [*families, ""]:
         rows = [
             {name: pair for name, pair in errors.items() if family in {"", pair[0].family}}

@@ -62,9 +62,13 @@ PULL = 0.004
 """Likelihood lost per squared logarithm by which an expectation has moved."""
 
 WEIGHTS: Mapping[Kind, float] = {
-    "another run": 1.0, "another collective": 1.0, "other ranks": 1.0,
-    "smaller": 0.4, "larger": 0.4, "sizes between": 0.4,
-}  # fmt: skip
+    "another run": 1.0,
+    "another collective": 1.0,
+    "other ranks": 1.0,
+    "smaller": 0.4,
+    "larger": 0.4,
+    "sizes between": 0.4,
+}
 """What each kind of question counts; the last three are about the same run."""
 
 MOST_OF_TABLE = 2
@@ -87,10 +91,18 @@ class Position(NamedTuple):
 def positions_of(expected: Priors) -> list[Position]:
     """Every expectation that may vary."""
     tree = expected.model_dump()
-    positions = [Position("levers", name, field) for name, prior in tree["levers"].items()
-             for field, value in prior.items() if value > 0 and field not in FIXED]  # fmt: skip
-    positions += [Position(section, name) for section in ("left", "runs") for name in tree[section]
-              if name not in FIXED]  # fmt: skip
+    positions = [
+        Position("levers", name, field)
+        for name, prior in tree["levers"].items()
+        for field, value in prior.items()
+        if value > 0 and field not in FIXED
+    ]
+    positions += [
+        Position(section, name)
+        for section in ("left", "runs")
+        for name in tree[section]
+        if name not in FIXED
+    ]
     return positions
 
 

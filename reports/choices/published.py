@@ -33,10 +33,15 @@ from perfmodel.validate.strategies.step_tables import STEPS
 HERE = Path(__file__).resolve().parent
 DATA = Path(perfmodel.validate.__file__).parent / "data"
 ZOO = {
-    "GPT 3.6B": "megatron-3.6b", "GPT 18.4B": "megatron-18.4b", "GPT 39.1B": "megatron-39.1b",
-    "GPT 175B": "megatron-175b", "GPT-3 175B": "gpt3-175b", "Llama 3.1 8B": "llama3.1-8b",
-    "Llama 3.1 70B": "llama3.1-70b", "Nemotron-4 15B": "nemotron4-15b",
-}  # fmt: skip
+    "GPT 3.6B": "megatron-3.6b",
+    "GPT 18.4B": "megatron-18.4b",
+    "GPT 39.1B": "megatron-39.1b",
+    "GPT 175B": "megatron-175b",
+    "GPT-3 175B": "gpt3-175b",
+    "Llama 3.1 8B": "llama3.1-8b",
+    "Llama 3.1 70B": "llama3.1-70b",
+    "Nemotron-4 15B": "nemotron4-15b",
+}
 """Names that the tables and the zoo give the same models."""
 NODES = {"a100-sxm4-80gb": "dgx-a100", "h100-sxm5-80gb": "dgx-h100"}
 """Shipped nodes of these GPUs."""
@@ -47,9 +52,19 @@ MOST_GPUS, LEAST_GPUS = 512, 8
 MEASURED_MANY = 5
 """Settings of a table from which on `auto` is asked for the best of their degrees, too."""
 COLUMNS = (
-    "table", "model", "gpus", "global_batch", "settings", "published_s", "auto_s", "auto",
-    "unproven", "among_published", "its_measured_s", "best_measured_s",
-)  # fmt: skip
+    "table",
+    "model",
+    "gpus",
+    "global_batch",
+    "settings",
+    "published_s",
+    "auto_s",
+    "auto",
+    "unproven",
+    "among_published",
+    "its_measured_s",
+    "best_measured_s",
+)
 
 
 @dataclass(frozen=True)
@@ -91,8 +106,9 @@ def as_scenario(stated: StatedStep, auto: Mapping[str, Any] | None = None) -> Sc
     cells = stated.cells
     document = stated.scenario.model_dump(mode="json", exclude_unset=True)
     document["model"] |= {
-        "name": ZOO[cells["model"]], "sequence_length": count(cells, "sequence_length"),
-    }  # fmt: skip
+        "name": ZOO[cells["model"]],
+        "sequence_length": count(cells, "sequence_length"),
+    }
     document["cluster"]["node"] = NODES[cells["gpu"]]
     if auto is not None:
         document["strategy"] = {"kind": "auto", **auto}
@@ -141,11 +157,20 @@ def among_published(question: Question, workers: Workers) -> tuple[str, float | 
     )
     first = question.settings[0]
     own = {**parse_yaml(first.cells["strategy"])}
-    found = search(question, {
-        "tensor": tensor, "pipeline": pipeline, "micro_batch": micro_batch,
-        "schedules": "1f1b", "recompute": first.cells["recompute"], "sharding": [own],
-        "sequence_parallel": False, "buckets": False,
-    }, workers)  # fmt: skip
+    found = search(
+        question,
+        {
+            "tensor": tensor,
+            "pipeline": pipeline,
+            "micro_batch": micro_batch,
+            "schedules": "1f1b",
+            "recompute": first.cells["recompute"],
+            "sharding": [own],
+            "sequence_parallel": False,
+            "buckets": False,
+        },
+        workers,
+    )
     measured = {degrees_of(stated): stated.measured_s for stated in question.settings}
     for mixture in found.best:
         changes = mixture.changes
@@ -163,11 +188,16 @@ def answer(question: Question, workers: Workers) -> dict[str, Any]:
     steps = [step_s for stated in question.settings if (step_s := predicted_s(stated))]
     found = search(question, {}, workers)
     row = {
-        "table": question.table, "model": question.model, "gpus": question.gpus,
-        "global_batch": question.global_batch, "settings": len(question.settings),
-        "published_s": min(steps, default=None), "auto_s": found.winner.step_time_s,
-        "auto": found.winner.text, "unproven": found.unproven,
-    }  # fmt: skip
+        "table": question.table,
+        "model": question.model,
+        "gpus": question.gpus,
+        "global_batch": question.global_batch,
+        "settings": len(question.settings),
+        "published_s": min(steps, default=None),
+        "auto_s": found.winner.step_time_s,
+        "auto": found.winner.text,
+        "unproven": found.unproven,
+    }
     if len(question.settings) >= MEASURED_MANY:
         text, measured_s = among_published(question, workers)
         best_s = min(stated.measured_s or float("inf") for stated in question.settings)

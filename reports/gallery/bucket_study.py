@@ -32,8 +32,36 @@ NETWORKS: dict[str, dict[str, object]] = {
 times as fast: the shipped servers with 100 Gbit/s have other GPUs."""
 
 COLOURS = ("#d55e00", "#0072b2", "#009e73")
-CAPS_MB = (0.25, 0.5, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 32, 40, 50, 64, 80, 98, 128, 200,
-           256, 400, 512, 800, 1024, 1300)  # fmt: skip
+CAPS_MB = (
+    0.25,
+    0.5,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    10,
+    12,
+    16,
+    20,
+    25,
+    32,
+    40,
+    50,
+    64,
+    80,
+    98,
+    128,
+    200,
+    256,
+    400,
+    512,
+    800,
+    1024,
+    1300,
+)
 """Caps in the table; the picture has all that differ."""
 
 CASES = ("model", "network", "gpus")
@@ -67,13 +95,19 @@ def curve_csv(cases: Sequence[Case]) -> str:
     """Step time for a choice of uniform caps."""
     titles = (*CASES, "bucket_cap_mb", "buckets", "step_time_s", "exposed_comm_s", "over_best_list")
     rows = [
-        (*case.key, cap, at.buckets, at.step_time_s, at.exposed_comm_s,
-         at.step_time_s / case.tuned.best_list.step_time_s - 1)
+        (
+            *case.key,
+            cap,
+            at.buckets,
+            at.step_time_s,
+            at.exposed_comm_s,
+            at.step_time_s / case.tuned.best_list.step_time_s - 1,
+        )
         for case in cases
         for cap in CAPS_MB
         if cap <= case.tuned.curve[-1].low_mb * 1.3
         for at in (case.tuned.at(cap),)
-    ]  # fmt: skip
+    ]
     return as_csv(titles, rows)
 
 
@@ -81,11 +115,17 @@ def choices_csv(cases: Sequence[Case]) -> str:
     """PyTorch's default and the best of each kind."""
     titles = (*CASES, "choice", "caps_mb", "buckets", "step_time_s", "exposed_comm_s")
     rows = [
-        (*case.key, name, caps_of(choice), len(choice.buckets), choice.step_time_s,
-         choice.exposed_comm_s)
+        (
+            *case.key,
+            name,
+            caps_of(choice),
+            len(choice.buckets),
+            choice.step_time_s,
+            choice.exposed_comm_s,
+        )
         for case in cases
         for name, choice in choices(case.tuned)
-    ]  # fmt: skip
+    ]
     return as_csv(titles, rows)
 
 
@@ -124,17 +164,24 @@ def _text(cases: Sequence[Case]) -> str:
         caps = len(best.bucket_cap_mb_list or ())
         rows.append(
             (
-                case.model, case.network, quantities.duration(tuned.default.step_time_s),
+                case.model,
+                case.network,
+                quantities.duration(tuned.default.step_time_s),
                 f"{quantities.duration(uniform.step_time_s)} at {uniform.bucket_cap_mb:g} MiB",
                 f"{quantities.duration(best.step_time_s)}, {caps} caps",
                 quantities.percent_column(tuned.regret(tuned.default)),
                 "unknown" if bound is None else quantities.duration(bound),
             )
-        )  # fmt: skip
+        )
     header = (
-        "Model", "Network", ">Default (1, then 25 MiB)", ">Best uniform cap", ">Best list",
-        ">Default is longer by", ">Lower bound",
-    )  # fmt: skip
+        "Model",
+        "Network",
+        ">Default (1, then 25 MiB)",
+        ">Best uniform cap",
+        ">Best list",
+        ">Default is longer by",
+        ">Lower bound",
+    )
     listed = render_markdown([Table(header, rows)])
     return (
         "Eight servers with one V100 each; step time under DistributedDataParallel for every "
@@ -167,30 +214,54 @@ def _picture(cases: Sequence[Case]) -> Picture:
         figure.update_layout(
             {
                 f"xaxis{name}": axis_layout(
-                    "bucket_cap_mb", type="log", domain=[left, right], anchor=f"y{name}",
-                    range=[math.log10(0.5), math.log10(1.15 * largest)], tickvals=ticks,
+                    "bucket_cap_mb",
+                    type="log",
+                    domain=[left, right],
+                    anchor=f"y{name}",
+                    range=[math.log10(0.5), math.log10(1.15 * largest)],
+                    tickvals=ticks,
                     ticktext=[f"{cap:,}" for cap in ticks],
                 ),
                 f"yaxis{name}": axis_layout(
                     "step time over the best list" if number == 0 else "",
-                    range=[0, 25], ticksuffix=" %", anchor=f"x{name}", domain=[0, 1],
+                    range=[0, 25],
+                    ticksuffix=" %",
+                    anchor=f"x{name}",
+                    domain=[0, 1],
                 ),
             }
-        )  # fmt: skip
+        )
         figure.add_annotation(
-            text=f"<b>{model}</b>", x=(left + right) / 2, y=0.99, xref="paper", yref="paper",
-            xanchor="center", yanchor="top", showarrow=False, font={"size": 15},
-        )  # fmt: skip
+            text=f"<b>{model}</b>",
+            x=(left + right) / 2,
+            y=0.99,
+            xref="paper",
+            yref="paper",
+            xanchor="center",
+            yanchor="top",
+            showarrow=False,
+            font={"size": 15},
+        )
     figure.add_annotation(
         text="The jumps are no noise: a slightly<br>larger cap moves a layer into<br>"
         "another bucket, and the size of<br>the last one decides the wait.",
-        x=0.2, y=0.88, xref="paper", yref="paper", xanchor="left", yanchor="top", align="left",
-        showarrow=False, font={"size": 12, "color": QUIET_INK},
-    )  # fmt: skip
+        x=0.2,
+        y=0.88,
+        xref="paper",
+        yref="paper",
+        xanchor="left",
+        yanchor="top",
+        align="left",
+        showarrow=False,
+        font={"size": 12, "color": QUIET_INK},
+    )
     figure.add_scatter(
-        x=[None], y=[None], mode="markers", name="PyTorch's default",
+        x=[None],
+        y=[None],
+        mode="markers",
+        name="PyTorch's default",
         marker={"symbol": "diamond", "size": 11, "color": QUIET_INK},
-    )  # fmt: skip
+    )
     below = "8 servers with one V100 each; 0 % is the best bucket_cap_mb_list"
     return Picture(figure, "What the bucket size costs, by network", below)
 
@@ -200,12 +271,24 @@ def _add_curve(figure: go.Figure, case: Case, colour: str, name: str, *, legend:
     figure.add_scatter(
         x=[point.bucket_cap_mb for point in tuned.curve],
         y=[100 * (point.step_time_s / best - 1) for point in tuned.curve],
-        mode="lines", name=case.network, line={"color": colour, "width": 1.8, "shape": "hv"},
-        showlegend=legend, xaxis=f"x{name}", yaxis=f"y{name}",
-    )  # fmt: skip
+        mode="lines",
+        name=case.network,
+        line={"color": colour, "width": 1.8, "shape": "hv"},
+        showlegend=legend,
+        xaxis=f"x{name}",
+        yaxis=f"y{name}",
+    )
     figure.add_scatter(
-        x=[25], y=[100 * (tuned.default.step_time_s / best - 1)], mode="markers",
-        marker={"symbol": "diamond", "size": 11, "color": colour,
-                "line": {"color": INK, "width": 1}},
-        showlegend=False, xaxis=f"x{name}", yaxis=f"y{name}",
-    )  # fmt: skip
+        x=[25],
+        y=[100 * (tuned.default.step_time_s / best - 1)],
+        mode="markers",
+        marker={
+            "symbol": "diamond",
+            "size": 11,
+            "color": colour,
+            "line": {"color": INK, "width": 1},
+        },
+        showlegend=False,
+        xaxis=f"x{name}",
+        yaxis=f"y{name}",
+    )

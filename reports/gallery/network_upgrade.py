@@ -59,24 +59,44 @@ def _write(folder: Path) -> Path:
 
 def upgrades_csv(points: Mapping[str, SizeResult]) -> str:
     """One row per upgrade."""
-    titles = ("network", "gpus", "step_time_s", "step_low_s", "step_high_s", "samples_per_s",
-              "exposed_comm_s", "bottleneck")  # fmt: skip
+    titles = (
+        "network",
+        "gpus",
+        "step_time_s",
+        "step_low_s",
+        "step_high_s",
+        "samples_per_s",
+        "exposed_comm_s",
+        "bottleneck",
+    )
     return as_csv(
         titles,
         [
-            (name, p.gpus, p.step_time_s, *(p.interval_s or ("", "")), p.samples_per_s,
-             p.exposed_comm_s, p.bottleneck)
+            (
+                name,
+                p.gpus,
+                p.step_time_s,
+                *(p.interval_s or ("", "")),
+                p.samples_per_s,
+                p.exposed_comm_s,
+                p.bottleneck,
+            )
             for name, p in points.items()
         ],
-    )  # fmt: skip
+    )
 
 
 def _text(points: Mapping[str, SizeResult]) -> str:
     first = next(iter(points.values()))
     header = (
-        "Network between nodes", ">Step", ">80 % interval", ">Sequences/s", ">Quicker by",
-        ">Waiting for network", "Bottleneck",
-    )  # fmt: skip
+        "Network between nodes",
+        ">Step",
+        ">80 % interval",
+        ">Sequences/s",
+        ">Quicker by",
+        ">Waiting for network",
+        "Bottleneck",
+    )
     rows = [
         (
             name,
@@ -112,31 +132,49 @@ def _picture(points: Mapping[str, SizeResult]) -> Picture:
     ):
         waits = part == "exposed communication"
         figure.add_bar(
-            orientation="h", y=names, name=part, marker={"color": colour},
+            orientation="h",
+            y=names,
+            name=part,
+            marker={"color": colour},
             x=[
-                1e3 * (points[n].exposed_comm_s if waits
-                       else points[n].step_time_s - points[n].exposed_comm_s)
+                1e3
+                * (
+                    points[n].exposed_comm_s
+                    if waits
+                    else points[n].step_time_s - points[n].exposed_comm_s
+                )
                 for n in names
             ],
-        )  # fmt: skip
+        )
     known = {name: p.interval_s or (p.step_time_s, p.step_time_s) for name, p in points.items()}
     steps = [points[name].step_time_s for name in names]
     figure.add_scatter(
-        x=[1e3 * step_s for step_s in steps], y=names, mode="markers",
-        name="80\N{NO-BREAK SPACE}% interval", marker={"symbol": "line-ew-open", "color": INK},
+        x=[1e3 * step_s for step_s in steps],
+        y=names,
+        mode="markers",
+        name="80\N{NO-BREAK SPACE}% interval",
+        marker={"symbol": "line-ew-open", "color": INK},
         error_x={
             "array": [1e3 * (known[n][1] - s) for n, s in zip(names, steps, strict=True)],
             "arrayminus": [1e3 * (s - known[n][0]) for n, s in zip(names, steps, strict=True)],
-            "color": INK, "thickness": 1.5, "width": 5,
+            "color": INK,
+            "thickness": 1.5,
+            "width": 5,
         },
-    )  # fmt: skip
+    )
     for name in names:
         ends = quantities.span(*known[name], quantities.duration)
         text = f"{quantities.duration(points[name].step_time_s)} ({ends})"
         figure.add_annotation(
-            x=1e3 * known[name][1], y=name, text=text, bgcolor="white",
-            showarrow=False, xanchor="left", xshift=6, font={"color": INK, "size": 13},
-        )  # fmt: skip
+            x=1e3 * known[name][1],
+            y=name,
+            text=text,
+            bgcolor="white",
+            showarrow=False,
+            xanchor="left",
+            xshift=6,
+            font={"color": INK, "size": 13},
+        )
     longest = 1e3 * max(high_s for _, high_s in known.values())
     figure.update_xaxes(**axis_layout("step time (ms)", range=[0, 1.32 * longest]))
     figure.update_yaxes(**axis_layout(showgrid=False, ticklabelposition="outside"))

@@ -51,17 +51,34 @@ def _write(result: Result, folder: Path) -> Path:
 def curves_csv(results: Mapping[str, Result]) -> str:
     """Every size of every curve."""
     titles = (
-        "curve", "gpus", "nodes", "step_time_s", "step_low_s", "step_high_s", "samples_per_s",
-        "scaling_efficiency", "marginal_efficiency", "exposed_comm_s", "bottleneck",
-    )  # fmt: skip
+        "curve",
+        "gpus",
+        "nodes",
+        "step_time_s",
+        "step_low_s",
+        "step_high_s",
+        "samples_per_s",
+        "scaling_efficiency",
+        "marginal_efficiency",
+        "exposed_comm_s",
+        "bottleneck",
+    )
     rows = [
-        (name, row.point.gpus, row.point.nodes, row.point.step_time_s,
-         *(row.point.interval_s or ("", "")), row.point.samples_per_s,
-         row.point.scaling_efficiency, "" if row.marginal is None else row.marginal,
-         row.point.exposed_comm_s, row.point.bottleneck)
+        (
+            name,
+            row.point.gpus,
+            row.point.nodes,
+            row.point.step_time_s,
+            *(row.point.interval_s or ("", "")),
+            row.point.samples_per_s,
+            row.point.scaling_efficiency,
+            "" if row.marginal is None else row.marginal,
+            row.point.exposed_comm_s,
+            row.point.bottleneck,
+        )
         for name, result in results.items()
         for row in size_gains(result)
-    ]  # fmt: skip
+    ]
     return as_csv(titles, rows)
 
 
@@ -107,20 +124,31 @@ def _picture(results: Mapping[str, Result]) -> Picture:
         figure.add_scatter(
             x=xs + xs[::-1],
             y=[100 * ends[1] for _, ends in known] + [100 * ends[0] for _, ends in known][::-1],
-            mode="lines", fill="toself", line={"width": 0}, showlegend=False, hoverinfo="skip",
+            mode="lines",
+            fill="toself",
+            line={"width": 0},
+            showlegend=False,
+            hoverinfo="skip",
             fillcolor="rgba({},{},{},0.17)".format(*channels(colour)),
-        )  # fmt: skip
+        )
         figure.add_scatter(
             x=[point.gpus for point in result.points],
             y=[100 * point.scaling_efficiency for point in result.points],
-            mode="lines+markers", name=name, line={"color": colour, "width": 3},
+            mode="lines+markers",
+            name=name,
+            line={"color": colour, "width": 3},
             marker={"size": 8},
-        )  # fmt: skip
+        )
     ticks = [point.gpus for point in next(iter(results.values())).points]
     figure.update_xaxes(
-        **axis_layout("GPUs", type="log", range=[-0.07, math.log10(1024) + 0.07], tickvals=ticks,
-               ticktext=[f"{gpus:,}" for gpus in ticks])
-    )  # fmt: skip
+        **axis_layout(
+            "GPUs",
+            type="log",
+            range=[-0.07, math.log10(1024) + 0.07],
+            tickvals=ticks,
+            ticktext=[f"{gpus:,}" for gpus in ticks],
+        )
+    )
     figure.update_yaxes(**axis_layout("share of linear scaling", range=[0, 105], ticksuffix=" %"))
     below = "weak scaling; the band is the 80 % interval of the prediction"
     return Picture(figure, "Scaling efficiency to 1,024 GPUs", below)

@@ -44,12 +44,13 @@ def layers() -> list[Layer]:
     """Rows of the table."""
     return [
         Layer(
-            cells["gpu"], cells["recipe"],
+            cells["gpu"],
+            cells["recipe"],
             MatrixProduct(int(cells["rows"]), int(cells["columns"]), int(cells["depth"])),
             float(cells["time_us"]) * 1e-6,
         )
         for cells in read("float8_products")
-    ]  # fmt: skip
+    ]
 
 
 def errors(rows: Sequence[Layer], rate: float, cast: float) -> list[float]:

@@ -149,9 +149,11 @@ def spread(errors: Sequence[float]) -> tuple[float, float, float, float]:
     values = np.array(errors)
     low, high = np.quantile(values, [0.1, 0.9])
     return (
-        float(np.median(values)), float(np.median(abs(values))),
-        float(np.quantile(abs(values), 0.9)), float((high - low) / NORMAL_80),
-    )  # fmt: skip
+        float(np.median(values)),
+        float(np.median(abs(values))),
+        float(np.quantile(abs(values), 0.9)),
+        float((high - low) / NORMAL_80),
+    )
 
 
 def print_table(title: str, groups: dict[str, list[float]]) -> None:

@@ -52,10 +52,14 @@ def product_records() -> list[Record]:
 def attention_records() -> list[Record]:
     """Attention, fused and not."""
     return [
-        Record("attention" if cells["fused"] == "1" else "unfused attention", cells["gpu"],
-               cells["source"].split(",")[0], cells)
+        Record(
+            "attention" if cells["fused"] == "1" else "unfused attention",
+            cells["gpu"],
+            cells["source"].split(",")[0],
+            cells,
+        )
         for cells in read("attention")
-    ]  # fmt: skip
+    ]
 
 
 def memory_records() -> list[Record]:
@@ -93,16 +97,22 @@ def _device(gpu: Gpu, precision: str, constants: KernelConstants | None) -> Devi
     ratio = device.tile_edge / device.constants.product.tile_edge
     product = constants.product
     return replace(
-        device, constants=constants, tile_edge=product.tile_edge * ratio,
+        device,
+        constants=constants,
+        tile_edge=product.tile_edge * ratio,
         prologue=product.prologue_bytes / device.item_bytes * ratio,
-    )  # fmt: skip
+    )
 
 
 def _attention_s(cells: Mapping[str, str], device: Device) -> float:
     shape = Attention(
-        int(cells["tokens"]), int(cells["heads"]), int(cells["kv_heads"]), int(cells["head_size"]),
-        cells["causal"] == "1", int(cells["sequences"]),
-    )  # fmt: skip
+        int(cells["tokens"]),
+        int(cells["heads"]),
+        int(cells["kv_heads"]),
+        int(cells["head_size"]),
+        cells["causal"] == "1",
+        int(cells["sequences"]),
+    )
     backward = cells["passes"] == "both"
     if cells["fused"] == "1":
         forward_s = fused_attention_s(shape, device)
@@ -125,7 +135,7 @@ def bert_samples_per_s(record: Record) -> float:
     with patch.dict(bert.SHAPES, {"recorded": shape}):
         workload = bert.bert(
             "recorded", dtype="fp32", sequence_length=int(cells["sequence_length"])
-        )  # fmt: skip
+        )
     times = layer_times(
         workload,
         load_gpu(record.gpu),

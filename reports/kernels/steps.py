@@ -97,10 +97,15 @@ def _of_trainings() -> Iterator[StepRecord]:
                 gpu = topology_of(row).gpu
                 family: Family = "convolutional" if is_convolutional(row.model) else "transformer"
                 yield StepRecord(
-                    cells.get("source", path.stem), gpu.name, gpu.generation, row.model.text,
-                    family, compute_precision(row, gpu), samples_per_s(cells, row),
+                    cells.get("source", path.stem),
+                    gpu.name,
+                    gpu.generation,
+                    row.model.text,
+                    family,
+                    compute_precision(row, gpu),
+                    samples_per_s(cells, row),
                     partial(_row_samples_per_s, row),
-                )  # fmt: skip
+                )
 
 
 def _row_samples_per_s(row: TrainingRow) -> float:
@@ -131,18 +136,24 @@ def strategy_records() -> tuple[StepRecord, ...]:
     """Published steps on one GPU and several, with times that the last validation predicted."""
     rows = json.loads(VALIDATION.read_text("utf-8"))["strategies"]["rows"]
     compared = (
-        row for row in rows
+        row
+        for row in rows
         if row["step_s"] and row["predicted_s"] and not (row["unlike"] or row["undecided"])
-    )  # fmt: skip
+    )
     return tuple(
         StepRecord(
-            row["table"], gpu, load_gpu(gpu).generation, row["model"],
+            row["table"],
+            gpu,
+            load_gpu(gpu).generation,
+            row["model"],
             "convolutional" if row["model"].startswith("ResNet") else "transformer",
-            row["precision"].partition(" ")[0], 1 / row["step_s"],
+            row["precision"].partition(" ")[0],
+            1 / row["step_s"],
             lambda predicted_s=row["predicted_s"]: 1 / predicted_s,
         )
-        for row in compared if (gpu := row["gpu"].partition(" at ")[0])
-    )  # fmt: skip
+        for row in compared
+        if (gpu := row["gpu"].partition(" at ")[0])
+    )
 
 
 def _record(

@@ -59,9 +59,13 @@ def _run(source: str, names: dict[str, Any], count: int, *, pictures: bool) -> l
     if value is not None:
         shown = dict(_shown(value, pictures=pictures))
         outputs.append(
-            {"output_type": "execute_result", "execution_count": count, "metadata": {},
-             "data": shown}
-        )  # fmt: skip
+            {
+                "output_type": "execute_result",
+                "execution_count": count,
+                "metadata": {},
+                "data": shown,
+            }
+        )
     return outputs
 
 

@@ -80,9 +80,14 @@ def _write_csv(path: Path, rows: Sequence[Compared]) -> None:
         for row in rows:
             times = (f"{row.message_s:.9e}", f"{row.flow_s:.9e}")
             out.writerow(
-                (row.family, row.scene, *times, f"{row.difference:.3e}",
-                 f"{row.last_difference:.3e}")
-            )  # fmt: skip
+                (
+                    row.family,
+                    row.scene,
+                    *times,
+                    f"{row.difference:.3e}",
+                    f"{row.last_difference:.3e}",
+                )
+            )
 
 
 def _markdown(must: Sequence[Compared], need_not: Sequence[Compared], missed: list[str]) -> str:

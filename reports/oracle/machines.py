@@ -69,9 +69,13 @@ def drawn(arcs: Sequence[tuple[str, str, float, float]]) -> Topology:
     graph.add_node("cpu0", kind="cpu")
     for src, dst, bandwidth, late in arcs:
         graph.add_edge(
-            src[3:], dst[3:], index=graph.number_of_edges(), kind="nvlink", bandwidth=bandwidth,
+            src[3:],
+            dst[3:],
+            index=graph.number_of_edges(),
+            kind="nvlink",
+            bandwidth=bandwidth,
             latency=late,
-        )  # fmt: skip
+        )
     return replace(compile_topology(graph), sources={})
 
 

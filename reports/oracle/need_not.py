@@ -179,25 +179,39 @@ def _staged(name: str, rng: np.random.Generator) -> Scene:
 
 NEED_NOT: Mapping[str, Family] = {
     "ring crosses a link twice": Family(
-        _crossing, 30, "edges that share a link send by turns where latency or other links hold "
+        _crossing,
+        30,
+        "edges that share a link send by turns where latency or other links hold "
         "them up; a fluid edge keeps its share meanwhile",
     ),
     "two jobs, unlike rings": Family(
-        _unlike_jobs, 30, "a ring pauses for its slowest edge; the other takes the pause",
+        _unlike_jobs,
+        30,
+        "a ring pauses for its slowest edge; the other takes the pause",
     ),
     "bursts against a collective": Family(
-        _bursts, 25, "a burst slows the sends that it meets, not the mean of all",
+        _bursts,
+        25,
+        "a burst slows the sends that it meets, not the mean of all",
     ),
     "stream beside a collective": Family(
-        _streams, 20, "a stream fills the pauses of the edge that it meets",
+        _streams,
+        20,
+        "a stream fills the pauses of the edge that it meets",
     ),
     "link slows down in mid-transfer": Family(
-        _faults, 25, "as in the first line: the worst scenes differ as much without the change",
+        _faults,
+        25,
+        "as in the first line: the worst scenes differ as much without the change",
     ),
     "cable lost in mid-transfer": Family(
-        _lost, 15, "as for a slow link; the new way is shared with others",
+        _lost,
+        15,
+        "as for a slow link; the new way is shared with others",
     ),
     "several stages": Family(
-        _staged, 25, "edges of two stages meet where some ranks are ahead of others",
+        _staged,
+        25,
+        "edges of two stages meet where some ranks are ahead of others",
     ),
-}  # fmt: skip
+}

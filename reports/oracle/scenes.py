@@ -222,10 +222,15 @@ def flow(
     schedule = linear.send(2, nbytes)
     latency, cap = np.array([latency_s]), np.array([cap_Bps])
     edges = Edges(
-        src=np.array([0]), dst=np.array([1]), pointers=np.array([0, len(route)]),
-        arcs=np.array(route, dtype=np.int64), latency_s=latency, cap_Bps=cap,
-        hop=np.array([0]), staged=False,
-    )  # fmt: skip
+        src=np.array([0]),
+        dst=np.array([1]),
+        pointers=np.array([0, len(route)]),
+        arcs=np.array(route, dtype=np.int64),
+        latency_s=latency,
+        cap_Bps=cap,
+        hop=np.array([0]),
+        staged=False,
+    )
     return LoweredCollective(
         schedule,
         (Stage(schedule.phases, edges, latency, cap, np.ones(len(edges))),),

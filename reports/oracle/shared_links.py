@@ -27,10 +27,14 @@ NO_DELAY = validate_document(
 NARROW_SPINE = validate_document(
     FabricSpec,
     {
-        "kind": "leaf-spine", "switch_latency": "130 ns", "cable_latency": "25 ns", "radix": 8,
-        "oversubscription": 2, "hosts_per_leaf": 2,
+        "kind": "leaf-spine",
+        "switch_latency": "130 ns",
+        "cable_latency": "25 ns",
+        "radix": 8,
+        "oversubscription": 2,
+        "hosts_per_leaf": 2,
     },
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,14 @@ def start(home: Path, *words: str, file_bytes: int | None = None) -> subprocess.
 
     command = [sys.executable, "-P", "-c", MAIN, "sweep", "bucket-size-slow-ethernet"]
     return subprocess.Popen(  # noqa: S603
-        [*command, "--set", QUESTION, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True, preexec_fn=prepare,  # noqa: PLW1509  (one thread)
+        [*command, "--set", QUESTION, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=prepare,  # noqa: PLW1509  (one thread)
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(home)},
-    )  # fmt: skip
+    )
 
 
 def describe(process: subprocess.Popen[str]) -> str:

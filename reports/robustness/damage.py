@@ -83,8 +83,9 @@ def swap_blocks(folder: Path, chance: Random) -> None:
     path, data = _pick(folder, chance)
     one, other = (512 * chance.randrange(len(data) // 512) for _ in range(2))
     data[one : one + 512], data[other : other + 512] = (
-        data[other : other + 512], data[one : one + 512],
-    )  # fmt: skip
+        data[other : other + 512],
+        data[one : one + 512],
+    )
     path.write_bytes(data)
 
 
@@ -115,40 +116,53 @@ def swap_rows(folder: Path, chance: Random) -> None:
 def edit(folder: Path, chance: Random) -> None:
     """Change, delete or empty a cell, as another SQLite client can."""
     key = chance.choice(sorted(ANSWERS))
-    statement = chance.choice((
-        "UPDATE answers SET answer = replace(answer, '0', '9') WHERE key = ?",
-        "UPDATE answers SET answer = 'null' WHERE key = ?",
-        "UPDATE answers SET answer = x'ff00fe' WHERE key = ?",
-        "UPDATE answers SET answer = '{\"status\": \"ok\"}', checksum = 0 WHERE key = ?",
-        "UPDATE answers SET status = 'failed', question = 7 WHERE key = ?",
-        "UPDATE answers SET key = key || char(27) || '[31m' WHERE key = ?",
-        "UPDATE answers SET checksum = '' WHERE key = ?",
-        "DELETE FROM answers WHERE key = ?",
-        "UPDATE answers SET answer = zeroblob(1000000) WHERE key = ?",
-    ))  # fmt: skip
+    statement = chance.choice(
+        (
+            "UPDATE answers SET answer = replace(answer, '0', '9') WHERE key = ?",
+            "UPDATE answers SET answer = 'null' WHERE key = ?",
+            "UPDATE answers SET answer = x'ff00fe' WHERE key = ?",
+            'UPDATE answers SET answer = \'{"status": "ok"}\', checksum = 0 WHERE key = ?',
+            "UPDATE answers SET status = 'failed', question = 7 WHERE key = ?",
+            "UPDATE answers SET key = key || char(27) || '[31m' WHERE key = ?",
+            "UPDATE answers SET checksum = '' WHERE key = ?",
+            "DELETE FROM answers WHERE key = ?",
+            "UPDATE answers SET answer = zeroblob(1000000) WHERE key = ?",
+        )
+    )
     with closing(sqlite3.connect(folder / NAME)) as base, base:
         base.execute(statement, (key,))
 
 
 def change_tables(folder: Path, chance: Random) -> None:
     """Change the tables, as another SQLite client can."""
-    statement = chance.choice((
-        "DROP TABLE answers",
-        "ALTER TABLE answers DROP COLUMN checksum",
-        "ALTER TABLE answers RENAME TO results",
-        "CREATE TABLE notes (text)",
-        "CREATE TRIGGER t AFTER INSERT ON answers BEGIN DELETE FROM answers; END",
-        "PRAGMA user_version = 1",
-        "PRAGMA application_id = 0",
-    ))  # fmt: skip
+    statement = chance.choice(
+        (
+            "DROP TABLE answers",
+            "ALTER TABLE answers DROP COLUMN checksum",
+            "ALTER TABLE answers RENAME TO results",
+            "CREATE TABLE notes (text)",
+            "CREATE TRIGGER t AFTER INSERT ON answers BEGIN DELETE FROM answers; END",
+            "PRAGMA user_version = 1",
+            "PRAGMA application_id = 0",
+        )
+    )
     with closing(sqlite3.connect(folder / NAME)) as base, base, suppress(sqlite3.OperationalError):
         base.execute(statement)
 
 
 KINDS = (
-    flip_bits, flip_bits_of_header, flip_bits_of_rows, truncate, overwrite, swap_blocks, append,
-    lose_log, swap_rows, edit, change_tables,
-)  # fmt: skip
+    flip_bits,
+    flip_bits_of_header,
+    flip_bits_of_rows,
+    truncate,
+    overwrite,
+    swap_blocks,
+    append,
+    lose_log,
+    swap_rows,
+    edit,
+    change_tables,
+)
 """All kinds of damage: each takes the folder of a store, and chance."""
 
 

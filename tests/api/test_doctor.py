@@ -25,9 +25,7 @@ def test_it_reports_versions_extras_and_adapters(tmp_path: Path) -> None:
     (rdma / "rate").write_text("200 Gb/sec (4X HDR)\n")
     installation = doctor.inspect_installation(tmp_path)
     assert installation.packages["numpy"] == version("numpy")
-    assert installation.devices.nics == (
-        "eth7: 25 Gbit/s", "mlx5_0 port 1: 200 Gb/sec (4X HDR)"
-    )  # fmt: skip
+    assert installation.devices.nics == ("eth7: 25 Gbit/s", "mlx5_0 port 1: 200 Gb/sec (4X HDR)")
     assert {extra.name for extra in installation.extras} == set(doctor.EXTRAS)
     lines = "\n".join(doctor.describe_installation(installation))
     assert f"numpy {version('numpy')}" in lines

@@ -30,9 +30,9 @@ NIC Legend:
 def test_what_is_written_runs_and_fits(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     done = CliRunner().invoke(
-        build_app(["init"]), ["init", "-o", str(file), "--model", "resnet18", "--node", "dgx-a100",
-                             "--nodes", "2"],
-    )  # fmt: skip
+        build_app(["init"]),
+        ["init", "-o", str(file), "--model", "resnet18", "--node", "dgx-a100", "--nodes", "2"],
+    )
     assert done.exit_code == 0, done.output
     text = file.read_text()
     assert text.startswith("# How long is a training step of resnet18 on 2 dgx-a100?")
@@ -70,8 +70,17 @@ def test_a_matrix_becomes_a_node_beside_the_scenario(
 ) -> None:
     matrix, file = tmp_path / "topo.txt", tmp_path / "there" / "mine.yaml"
     matrix.write_text(MATRIX)
-    flags = ["init", "-o", str(file), "--model", "resnet18", "--topo", str(matrix),
-             "--gpu", "A100-SXM4-80GB"]  # fmt: skip
+    flags = [
+        "init",
+        "-o",
+        str(file),
+        "--model",
+        "resnet18",
+        "--topo",
+        str(matrix),
+        "--gpu",
+        "A100-SXM4-80GB",
+    ]
     done = CliRunner().invoke(build_app(["init"]), flags)
     assert done.exit_code == 0, done.output
     monkeypatch.chdir(tmp_path)
@@ -84,9 +93,15 @@ def test_a_config_is_named_from_where_the_scenario_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sizes = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512,
-             "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000,
-             "max_position_embeddings": 128}  # fmt: skip
+    sizes = {
+        "model_type": "llama",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 128,
+    }
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "config.json").write_text(json.dumps(sizes))
     flags = ["init", "-o", "new/mine.yaml", "--config", "toy/config.json", "--node", "rtx4090-x4"]

@@ -83,7 +83,7 @@ def test_a_field_given_in_python_resizes_the_curve_as_a_flag_does() -> None:
         (lambda: pm.collective("dgx-a100", op="allreduce"), "did you mean 'all_reduce'"),
         (lambda: pm.collective(pm.topology("dgx-a100"), nodes=2), "nodes: found a value"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_type_or_name_says_what_was_expected(call: Any, message: str) -> None:
     with pytest.raises(pm.PerfmodelError) as caught:
         call()
@@ -147,8 +147,10 @@ def test_sizes_may_come_in_any_order() -> None:
     times = pm.collective("dgx-a100", sizes=["1 GiB", np.int64(1024), "1 MiB"])
     assert [row["nbytes"] for row in times] == [2**30, 2**10, 2**20]
     assert [list(line.x) for line in times.plot().data if line.mode == "lines"][-1] == [
-        2**10, 2**20, 2**30
-    ]  # fmt: skip
+        2**10,
+        2**20,
+        2**30,
+    ]
 
 
 def test_a_topology_is_called_and_imported_from() -> None:

@@ -29,8 +29,10 @@ def test_the_recorded_machine_steps_as_recorded(trace: Path, tmp_path: Path) -> 
     code, text = init("--trace", str(trace), "-o", str(output))
     assert code == 0, text
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "mine-machine.yaml", "mine-model.yaml", "mine.yaml",
-    ]  # fmt: skip
+        "mine-machine.yaml",
+        "mine-model.yaml",
+        "mine.yaml",
+    ]
     # The file has a comment for each field, and was read again.
     lines = [line for line in output.read_text().splitlines() if line.startswith("  ")]
     assert lines

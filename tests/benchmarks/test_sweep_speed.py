@@ -23,18 +23,30 @@ VARIANTS, WORKERS = 1000, 2
 def busy(store: Path) -> tuple[float, float]:
     """Share of the cores that one sweep keeps busy, and variants per second."""
     flags = [
-        "scale=null", "model.name=resnet18", "cluster.nodes=2", "strategy.bucket_cap=25 MiB",
+        "scale=null",
+        "model.name=resnet18",
+        "cluster.nodes=2",
+        "strategy.bucket_cap=25 MiB",
         f"sweep={{grid: {{seed: {list(range(VARIANTS))}}}}}",
-    ]  # fmt: skip
+    ]
     before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
         [
-            sys.executable, "-c", "from perfmodel.cli import main; main()", "sweep",
-            "bucket-size-slow-ethernet", *(word for flag in flags for word in ("--set", flag)),
-            "-j", str(WORKERS), "--store", str(store), "--json",
+            sys.executable,
+            "-c",
+            "from perfmodel.cli import main; main()",
+            "sweep",
+            "bucket-size-slow-ethernet",
+            *(word for flag in flags for word in ("--set", flag)),
+            "-j",
+            str(WORKERS),
+            "--store",
+            str(store),
+            "--json",
         ],
-        check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     wall_s, after = time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return cpu_s / (WORKERS * wall_s), VARIANTS / wall_s

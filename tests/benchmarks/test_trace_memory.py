@@ -38,8 +38,11 @@ def read(path: Path, code: str = READ) -> tuple[str, float]:
     """What reading gives, and the most memory that it takes, in MiB."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", code, str(path)],
-        capture_output=True, text=True, timeout=280, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=True,
+    )
     answer, memory = done.stdout.strip().rsplit("\n", 1)
     return answer, float(memory)
 
@@ -57,11 +60,14 @@ def test_a_gigabyte_within_two(tmp_path: Path) -> None:
         file.write(json.dumps(document)[:-1] + ', "traceEvents": [\n')
         while written < 1e9:
             later = [
-                event | {"ts": event["ts"] + step * length,
-                         "name": event["name"].replace("Step#0", f"Step#{step}"),
-                         "args": _later(event["args"], step)}
+                event
+                | {
+                    "ts": event["ts"] + step * length,
+                    "name": event["name"].replace("Step#0", f"Step#{step}"),
+                    "args": _later(event["args"], step),
+                }
                 for event in events
-            ]  # fmt: skip
+            ]
             text = ",\n".join(map(json.dumps, later))
             written += file.write(text if step == 0 else f",\n{text}")
             step += 1
@@ -122,8 +128,11 @@ def test_the_largest_chakra_trace_within_500_mb(tmp_path: Path) -> None:
 def _long_node(number: int) -> TraceNode:
     before = range(max(0, number - 4), number)
     attributes = {
-        "is_cpu_op": number % 2 == 0, "num_ops": 10**6 + number, "tensor_size": 4096 + number,
-        "op_schema": f"aten::x(Tensor a) -> Tensor {number}", "cpu_tid": 7,
-    }  # fmt: skip
+        "is_cpu_op": number % 2 == 0,
+        "num_ops": 10**6 + number,
+        "tensor_size": 4096 + number,
+        "op_schema": f"aten::x(Tensor a) -> Tensor {number}",
+        "cpu_tid": 7,
+    }
     name = f"aten::an_operator_with_a_long_name_{number}"
     return TraceNode(number, name, COMPUTE, tuple(before), tuple(before[-2:]), 5, attributes)

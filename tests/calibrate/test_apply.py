@@ -15,21 +15,34 @@ from perfmodel.topology.templates.build import build_topology
 
 def value(parameter, where, text, beyond="0 B"):
     low, high = (text.replace(text.split()[0], str(float(text.split()[0]) * f)) for f in (0.9, 1.1))
-    return {"parameter": parameter, "where": where, "beyond": beyond, "value": text,
-            "interval": [low, high]}  # fmt: skip
+    return {
+        "parameter": parameter,
+        "where": where,
+        "beyond": beyond,
+        "value": text,
+        "interval": [low, high],
+    }
 
 
 def document(*values, **changes):
     side = len(values)
     one = {
-        "rows": "library", "method": "by hand", "values": list(values),
+        "rows": "library",
+        "method": "by hand",
+        "values": list(values),
         "covariance": np.eye(side).tolist(),
         "undetermined": [{"parameter": "launch", "where": "ring", "kept": "0 us", "reason": "r"}],
-    }  # fmt: skip
+    }
     return {
-        "perfmodel": 2, "kind": "profile", "name": "mine", "topology": "cpu-loopback",
-        "library": "gloo", "date": "2026-01-02", "source": [], "fits": [one],
-    } | changes  # fmt: skip
+        "perfmodel": 2,
+        "kind": "profile",
+        "name": "mine",
+        "topology": "cpu-loopback",
+        "library": "gloo",
+        "date": "2026-01-02",
+        "source": [],
+        "fits": [one],
+    } | changes
 
 
 def profile(*values, **changes):
@@ -48,8 +61,10 @@ def test_bandwidth_scales_all_links_of_the_kind_and_nothing_else(machine):
     assert after.bandwidth_Bps / before.bandwidth_Bps == pytest.approx(3e9 / 5.964e9)
     assert (after.latency_s == before.latency_s).all()
     assert here.library == machine.library
-    drawn = [d["bandwidth"] for *_, d in sorted(
-        here.topology.graph.edges(data=True), key=lambda arc: arc[2]["index"])]  # fmt: skip
+    drawn = [
+        d["bandwidth"]
+        for *_, d in sorted(here.topology.graph.edges(data=True), key=lambda arc: arc[2]["index"])
+    ]
     assert drawn == pytest.approx(after.bandwidth_Bps.tolist())
     assert before.bandwidth_Bps.min() == pytest.approx(5.964e9), "the original is as it was"
 
@@ -63,8 +78,11 @@ def test_other_kinds_of_link_stay(machine):
 
 
 def test_times_go_to_the_protocol(machine):
-    values = (value("step", "ring/memory", "90 us"), value("launch", "ring", "7 us"),
-              value("reduce", "ring", "8 GB/s"))  # fmt: skip
+    values = (
+        value("step", "ring/memory", "90 us"),
+        value("launch", "ring", "7 us"),
+        value("reduce", "ring", "8 GB/s"),
+    )
     here = apply(profile(*values), machine)
     old, new = (m.library.protocols["ring"].model_dump() for m in (machine, here))
     changed = {key for key in old if old[key] != new[key]}
@@ -75,8 +93,9 @@ def test_times_go_to_the_protocol(machine):
 
 
 def test_pieces_become_wire_segments(machine):
-    made = profile(value("bandwidth", "memory", "2 GB/s"),
-                   value("bandwidth", "memory", "4 GB/s", "1000 B"))  # fmt: skip
+    made = profile(
+        value("bandwidth", "memory", "2 GB/s"), value("bandwidth", "memory", "4 GB/s", "1000 B")
+    )
     here = apply(made, machine)
     ring = here.library.protocols["ring"]
     assert here.topology.arcs.bandwidth_Bps.min() == pytest.approx(4e9)
@@ -96,8 +115,12 @@ def test_the_report_says_what_was_measured(machine):
 
 
 def test_a_profile_of_something_else_is_refused_with_every_fault(machine):
-    made = profile(value("step", "rign/memory", "1 us"), value("bandwidth", "nvlink", "1 GB/s"),
-                   topology="dgx-a100", library="nccl")  # fmt: skip
+    made = profile(
+        value("step", "rign/memory", "1 us"),
+        value("bandwidth", "nvlink", "1 GB/s"),
+        topology="dgx-a100",
+        library="nccl",
+    )
     with pytest.raises(InputError) as caught:
         apply(made, machine)
     text = str(caught.value)
@@ -139,10 +162,14 @@ def test_a_bad_file_is_told_every_fault_with_its_line(tmp_path):
         read_profile(path)
     text = str(caught.value)
     for line, words in (
-        (7, "an unknown field"), (9, "did you mean 'library'"), (12, "a bandwidth such as"),
-        (13, "an interval around '3 us'"), (14, "more than zero"), (15, "'bandwidth'"),
+        (7, "an unknown field"),
+        (9, "did you mean 'library'"),
+        (12, "a bandwidth such as"),
+        (13, "an interval around '3 us'"),
+        (14, "more than zero"),
+        (15, "'bandwidth'"),
         (17, "greater than or equal to 0"),
-    ):  # fmt: skip
+    ):
         assert any(f":{line}:" in said and words in said for said in text.splitlines()), (
             line,
             text,
@@ -158,25 +185,36 @@ def test_a_profile_of_an_earlier_version_is_to_be_made_again(tmp_path):
 
 def test_covariance_must_be_as_long_as_the_values(tmp_path):
     with pytest.raises(ValueError, match="covariance with 1 rows and columns"):
-        profile(value("step", "ring/memory", "90 us"), fits=[
-            document(value("step", "ring/memory", "90 us"))["fits"][0] | {"covariance": []}
-        ])  # fmt: skip
+        profile(
+            value("step", "ring/memory", "90 us"),
+            fits=[document(value("step", "ring/memory", "90 us"))["fits"][0] | {"covariance": []}],
+        )
 
 
 def measured(**fields):
     names = ("min_s", "p10_s", "p25_s", "median_s", "p75_s", "p90_s")
     row = {"what": "library", "nbytes": 1024, "repeats": 1} | dict.fromkeys(names, 1e-3)
     known = {
-        "backend": "gloo", "collective": "all_reduce", "algorithm": "ring", "ranks": 4,
-        "started": "2026-01-02T03:04:05+00:00", "seconds": 1.0, "command": "made up",
-        "machine": {}, "versions": {}, "rows": [row],
-    }  # fmt: skip
+        "backend": "gloo",
+        "collective": "all_reduce",
+        "algorithm": "ring",
+        "ranks": 4,
+        "started": "2026-01-02T03:04:05+00:00",
+        "seconds": 1.0,
+        "command": "made up",
+        "machine": {},
+        "versions": {},
+        "rows": [row],
+    }
     return Measurement.model_validate(known | fields)
 
 
 def test_measurements_of_something_else_are_refused_with_every_fault(machine):
-    wrong = [measured(topology="dgx-a100", ranks=99), measured(backend="nccl"),
-             measured(backend="device")]  # fmt: skip
+    wrong = [
+        measured(topology="dgx-a100", ranks=99),
+        measured(backend="nccl"),
+        measured(backend="device"),
+    ]
     with pytest.raises(InputError) as caught:
         fit(wrong, machine.topology, machine.library)
     said = [str(fault) for fault in caught.value.faults]

@@ -61,9 +61,11 @@ def test_each_thing_beyond_is_named(asked, named):
 
 
 @given(
-    st.sampled_from(["all_reduce", "all_gather"]), st.integers(1, 2**40), st.integers(2, 64),
+    st.sampled_from(["all_reduce", "all_gather"]),
+    st.integers(1, 2**40),
+    st.integers(2, 64),
     st.integers(1, 8),
-)  # fmt: skip
+)
 def test_something_is_said_exactly_where_something_is_beyond(op, nbytes, ranks, hosts):
     inside = op == "all_reduce" and SIZES[0] <= nbytes <= SIZES[-1] and (ranks, hosts) == (16, 2)
     assert (describe_beyond(PROFILE, [CollectiveRequest(op, nbytes, ranks, hosts)]) == ()) == inside
@@ -72,13 +74,17 @@ def test_something_is_said_exactly_where_something_is_beyond(op, nbytes, ranks, 
 def test_collectives_of_a_step_are_those_between_ranks():
     groups = {"all": (range(16),), "pairs": ((0, 1), (2, 3)), "own": ((0,),)}
     plan = StepPlan(
-        "step", (), (), tuple(Communicator(name, each) for name, each in groups.items()),
+        "step",
+        (),
+        (),
+        tuple(Communicator(name, each) for name, each in groups.items()),
         tuple(Task(name, "", "", "", Collective("all_gather", 64, name, name)) for name in groups),
         1,
-    )  # fmt: skip
+    )
     assert list(requests_of(plan, 8)) == [
-        CollectiveRequest("all_gather", 64, 16, 2), CollectiveRequest("all_gather", 64, 2, 1)
-    ]  # fmt: skip
+        CollectiveRequest("all_gather", 64, 16, 2),
+        CollectiveRequest("all_gather", 64, 2, 1),
+    ]
 
 
 # ---------------------------------------------------------------- in answers

@@ -53,11 +53,22 @@ def test_networks_do_not_matter_on_one_host_and_peers_do_without_nvlink():
 
 
 def measurement(**machine):
-    return Measurement.model_validate({
-        "kind": "measurement", "backend": "nccl", "collective": "all_reduce", "algorithm": "ring",
-        "ranks": 2, "topology": "dgx-a100", "started": "2026-01-02T03:04:05+00:00",
-        "command": "made up", "machine": machine, "versions": {}, "rows": [], "seconds": 1.0,
-    })  # fmt: skip
+    return Measurement.model_validate(
+        {
+            "kind": "measurement",
+            "backend": "nccl",
+            "collective": "all_reduce",
+            "algorithm": "ring",
+            "ranks": 2,
+            "topology": "dgx-a100",
+            "started": "2026-01-02T03:04:05+00:00",
+            "command": "made up",
+            "machine": machine,
+            "versions": {},
+            "rows": [],
+            "seconds": 1.0,
+        }
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,19 +16,47 @@ from perfmodel.errors import InputError
 from perfmodel.files import validate_document
 
 POINT = {
-    "run": 0, "op": "all_reduce", "ranks": 4, "hosts": 1, "nbytes": 1024, "algorithm": "ring",
-    "protocol": "ring", "measured_s": 1e-3, "fitted_s": 1.1e-3, "own": 0.1, "share": 1.0,
-}  # fmt: skip
+    "run": 0,
+    "op": "all_reduce",
+    "ranks": 4,
+    "hosts": 1,
+    "nbytes": 1024,
+    "algorithm": "ring",
+    "protocol": "ring",
+    "measured_s": 1e-3,
+    "fitted_s": 1.1e-3,
+    "own": 0.1,
+    "share": 1.0,
+}
 DOCUMENT: dict[str, Any] = {
-    "perfmodel": 2, "kind": "profile", "name": "mine", "topology": "cpu-loopback",
-    "library": "gloo", "date": "2026-01-02", "source": [],
-    "fits": [{
-        "rows": "library", "method": "by hand", "covariance": [[0.01]], "points": [POINT],
-        "slopes": [[-1.0]], "files": ["a.json"], "odd": [1.0], "settings": [{}],
-        "values": [{"parameter": "bandwidth", "where": "memory", "value": "3 GB/s",
-                    "interval": ["2 GB/s", "4 GB/s"]}],
-    }],
-}  # fmt: skip
+    "perfmodel": 2,
+    "kind": "profile",
+    "name": "mine",
+    "topology": "cpu-loopback",
+    "library": "gloo",
+    "date": "2026-01-02",
+    "source": [],
+    "fits": [
+        {
+            "rows": "library",
+            "method": "by hand",
+            "covariance": [[0.01]],
+            "points": [POINT],
+            "slopes": [[-1.0]],
+            "files": ["a.json"],
+            "odd": [1.0],
+            "settings": [{}],
+            "values": [
+                {
+                    "parameter": "bandwidth",
+                    "where": "memory",
+                    "value": "3 GB/s",
+                    "interval": ["2 GB/s", "4 GB/s"],
+                }
+            ],
+        }
+    ],
+}
 
 
 def refusal(**changes: Any) -> str:
@@ -74,7 +102,7 @@ def test_points_of_runs_that_are_not_there(run: int) -> None:
         ({"points": [POINT | {"own": 101.0}]}, "less than or equal to 100"),
         ({"points": [POINT | {"run": -1}]}, "greater than or equal to 0"),
     ],
-)  # fmt: skip
+)
 def test_parts_that_do_not_fit_together(changes: dict[str, Any], words: str) -> None:
     assert words in refusal(**changes)
 

@@ -23,8 +23,14 @@ def test_draws_end_where_quantities_do(deviation, scatter, spread, freedom, seed
     count = len(VALUES)
     covariance = tuple(map(tuple, (deviation**2 * np.eye(count)).tolist()))
     runs = RunSpread(times=spread, rates=spread, freedom=freedom, source="a test")
-    fit = Fit(rows="library", method="by hand", values=VALUES, covariance=covariance,
-              scatter=scatter, run_spread=runs)  # fmt: skip
+    fit = Fit(
+        rows="library",
+        method="by hand",
+        values=VALUES,
+        covariance=covariance,
+        scatter=scatter,
+        run_spread=runs,
+    )
     for value in draw_fit(fit, np.random.default_rng(seed), new_run=True).values:
         least, most = (1e-9, 1e9) if value.value.startswith("x ") else value.key.limits
         assert least <= value.si <= most * (1 + 1e-6)

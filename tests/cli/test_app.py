@@ -61,9 +61,13 @@ def shell(*args, **options):
     root = str(Path(perfmodel.__file__).parents[1])
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "perfmodel", *(str(arg) for arg in args)],
-        capture_output=True, text=True, timeout=120, check=False,
-        env=os.environ | {"PYTHONPATH": root}, **options,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"PYTHONPATH": root},
+        **options,
+    )
 
 
 @pytest.fixture
@@ -87,12 +91,30 @@ def scenario_file(tmp_path):
         ("{kind: ddp}", "{kind: ddp, bucket_cap: 25}", 5, "strategy.bucket_cap", "25", "'25 MiB'"),
         ("dgx-a100", "dgx-a10", 6, "cluster.node", "'dgx-a10'", "did you mean 'dgx-a100'"),
         ("resnet18", "resnet-18x", 3, "model.name", "'resnet-18x'", "did you mean 'resnet18'"),
-        ("node: dgx-a100", "node: dgx-a100, nodes: 2, fabric: rail-optimized", 6,
-         "cluster.fabric.kind", "'rail-optimized'", "did you mean 'rail-optimised'"),
-        ("{precision: fp16}", "{precision: bf16}\nlibrary: {name: ncl}", 5, "library.name", "'ncl'",
-         "did you mean 'nccl'"),
-        ("name: resnet18", "name: resnet18, sequence_length: 5", 3, "model.sequence_length", "5",
-         "image model"),
+        (
+            "node: dgx-a100",
+            "node: dgx-a100, nodes: 2, fabric: rail-optimized",
+            6,
+            "cluster.fabric.kind",
+            "'rail-optimized'",
+            "did you mean 'rail-optimised'",
+        ),
+        (
+            "{precision: fp16}",
+            "{precision: bf16}\nlibrary: {name: ncl}",
+            5,
+            "library.name",
+            "'ncl'",
+            "did you mean 'nccl'",
+        ),
+        (
+            "name: resnet18",
+            "name: resnet18, sequence_length: 5",
+            3,
+            "model.sequence_length",
+            "5",
+            "image model",
+        ),
         ("node: dgx-a100", "node: dgx1-v100", 4, "compute.precision", "'bf16'", "which v100"),
         ("[1, 2]", "[1, 16]", 8, "scale.gpus.1", "16", "at most 8"),
         ("gpus_per_node: 8", "gpus_per_node: 9", 6, "cluster.gpus_per_node", "9", "8"),
@@ -102,7 +124,7 @@ def scenario_file(tmp_path):
         ("fp16}", "fp16, overlap_slowdown: .inf}", 4, "compute.overlap_slowdown", "inf", "finite"),
         ("perfmodel: 1", "perfmodel: 1\nseed: 1\nseed: 2", 4, "file", "duplicate key", "once"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_scenario(scenario_file, old, new, line, field, found, allowed):
     assert old in SCENARIO
     text = SCENARIO.replace(old, new)
@@ -227,9 +249,15 @@ def test_wrong_flags(args, words):
 
 
 @pytest.mark.parametrize(
-    "args", [["nonsense"], ["run"], ["run", "x", "--nonsense"], ["schema", "nonsense"],
-             ["run", "x", "--fidelity", "exact"]],
-)  # fmt: skip
+    "args",
+    [
+        ["nonsense"],
+        ["run"],
+        ["run", "x", "--nonsense"],
+        ["schema", "nonsense"],
+        ["run", "x", "--fidelity", "exact"],
+    ],
+)
 def test_unknown_commands_and_options_are_wrong_input_too(args):
     assert not any("Value error" in line for line in wrong(*args))
 
@@ -262,9 +290,23 @@ def document(*args):
 
 def test_run_prints_the_contract(scenario_file):
     answer = document("run", scenario_file())
-    contract = {"step_time_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",
-                "scaling_efficiency", "bottleneck", "global_batch", "scaling", "memory_bytes",
-                "fits", "interval_s", "buckets", "assumptions", "provenance"}  # fmt: skip
+    contract = {
+        "step_time_s",
+        "compute_s",
+        "comm_s",
+        "exposed_comm_s",
+        "samples_per_s",
+        "scaling_efficiency",
+        "bottleneck",
+        "global_batch",
+        "scaling",
+        "memory_bytes",
+        "fits",
+        "interval_s",
+        "buckets",
+        "assumptions",
+        "provenance",
+    }
     assert contract <= answer.keys()
     assert answer["global_batch"] == 256
     assert answer["scaling"] == "weak"
@@ -324,8 +366,15 @@ def test_collective_prints_what_nccl_tests_would():
     rows = document("collective", "dgx-a100", "-b", "1 MiB", "-e", "16 MiB", "-f", "4")["rows"]
     assert [row["nbytes"] for row in rows] == [2**20, 2**22, 2**24]
     for row in rows:
-        assert row.keys() == {"nbytes", "time_s", "algbw_Bps", "busbw_Bps", "algorithm",
-                              "protocol", "interval_s"}  # fmt: skip
+        assert row.keys() == {
+            "nbytes",
+            "time_s",
+            "algbw_Bps",
+            "busbw_Bps",
+            "algorithm",
+            "protocol",
+            "interval_s",
+        }
         assert row["algbw_Bps"] == pytest.approx(row["nbytes"] / row["time_s"])
         # nccl-tests doc/PERFORMANCE.md: all-reduce busbw = algbw 2(n-1)/n
         assert row["busbw_Bps"] == pytest.approx(row["algbw_Bps"] * 2 * 7 / 8)
@@ -359,9 +408,22 @@ def test_verify():
     assert {n: r["sends"] for n, r in ring.items()} == {n: 2 * (n - 1) * n for n in (2, 3, 4)}
 
 
-@pytest.mark.parametrize("command", [["-h"], ["run"], ["buckets"], ["collective"], ["verify"],
-                                     ["models"], ["scenarios"], ["schema"], ["topology", "show"],
-                                     ["topology", "check"], ["topology", "list"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-h"],
+        ["run"],
+        ["buckets"],
+        ["collective"],
+        ["verify"],
+        ["models"],
+        ["scenarios"],
+        ["schema"],
+        ["topology", "show"],
+        ["topology", "check"],
+        ["topology", "list"],
+    ],
+)
 def test_every_command_has_help_with_an_example(command):
     result = perf(*command, "--help")
     assert result.exit_code == 0
@@ -404,9 +466,13 @@ def test_help_imports_nothing_heavy():
         "sys.stderr.write(' '.join(sorted(heavy & sys.modules.keys())))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
         env=os.environ | {"PYTHONPATH": str(Path(perfmodel.__file__).parents[1])},
-    )  # fmt: skip
+    )
     assert done.stderr == ""
 
 
@@ -417,9 +483,11 @@ def start(*args):
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code, *args],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(Path(perfmodel.__file__).parents[1])},
-    )  # fmt: skip
+    )
     assert process.stderr.readline() == "ready\n"
     return process
 

@@ -19,10 +19,19 @@ def written(folder, **fields):
         for n in (2**10, 2**14, 2**18, 2**20, 2**22, 2**24)
     ]
     known = {
-        "perfmodel": 1, "kind": "measurement", "backend": "gloo", "collective": "all_reduce",
-        "algorithm": "ring", "ranks": 4, "started": "2026-01-02T03:04:05+00:00", "seconds": 1.0,
-        "command": "made up", "machine": {}, "versions": {}, "rows": rows,
-    }  # fmt: skip
+        "perfmodel": 1,
+        "kind": "measurement",
+        "backend": "gloo",
+        "collective": "all_reduce",
+        "algorithm": "ring",
+        "ranks": 4,
+        "started": "2026-01-02T03:04:05+00:00",
+        "seconds": 1.0,
+        "command": "made up",
+        "machine": {},
+        "versions": {},
+        "rows": rows,
+    }
     path = folder / f"m{len(list(folder.iterdir()))}.json"
     path.write_text(json.dumps(known | fields))
     return str(path)

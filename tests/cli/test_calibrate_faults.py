@@ -17,11 +17,19 @@ def written(folder, name="m.json", *, upto=2**24, **fields):
         for what in ("schedule", "library")
     ]
     known = {
-        "perfmodel": 1, "kind": "measurement", "backend": "gloo", "collective": "all_reduce",
-        "algorithm": "ring", "ranks": 4, "started": "2026-01-02T03:04:05+00:00", "seconds": 1.0,
-        "command": "made up", "machine": {"cpu": "some CPU", "cores": "2"}, "versions": {},
+        "perfmodel": 1,
+        "kind": "measurement",
+        "backend": "gloo",
+        "collective": "all_reduce",
+        "algorithm": "ring",
+        "ranks": 4,
+        "started": "2026-01-02T03:04:05+00:00",
+        "seconds": 1.0,
+        "command": "made up",
+        "machine": {"cpu": "some CPU", "cores": "2"},
+        "versions": {},
         "rows": rows,
-    }  # fmt: skip
+    }
     (folder / name).write_text(json.dumps(known | fields))
     return str(folder / name)
 
@@ -41,7 +49,7 @@ def run(*words):
         ({"algorithm": "hierarchical", "collective": "broadcast"}, "cpu-loopback", "hierarchical"),
         ({"collective": "all_redcue"}, "cpu-loopback", "all_redcue"),
     ],
-)  # fmt: skip
+)
 def test_another_machine_or_a_wrong_collective_is_refused_by_file(
     tmp_path, fields, template, words
 ):
@@ -110,9 +118,23 @@ def test_numbers_of_our_schedule_can_be_chosen(tmp_path):
     def busy(*words):
         return CliRunner().invoke(
             app,
-            ["collective", "cpu-loopback", "--gpus-per-node", "4", "--library", "gloo", "-b",
-             "1 MiB", "-e", "1 MiB", "--algorithm", "ring", "--json", *words],
-        )  # fmt: skip
+            [
+                "collective",
+                "cpu-loopback",
+                "--gpus-per-node",
+                "4",
+                "--library",
+                "gloo",
+                "-b",
+                "1 MiB",
+                "-e",
+                "1 MiB",
+                "--algorithm",
+                "ring",
+                "--json",
+                *words,
+            ],
+        )
 
     chosen = busy("--profile", str(profile), "--profile-rows", "schedule")
     (row,) = json.loads(chosen.stdout)["rows"]

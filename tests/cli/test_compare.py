@@ -41,8 +41,10 @@ def labels(*words: str) -> list[str]:
 
 def test_each_set_is_a_variation_of_one_scenario(file: str) -> None:
     assert labels(file, "--set", "what_if.compute=2", "--set", "strategy.bucket_cap=5 MiB") == [
-        "mine", "what_if.compute=2", "strategy.bucket_cap=5 MiB"
-    ]  # fmt: skip
+        "mine",
+        "what_if.compute=2",
+        "strategy.bucket_cap=5 MiB",
+    ]
 
 
 def test_with_sets_several_fields(file: str) -> None:
@@ -50,8 +52,9 @@ def test_with_sets_several_fields(file: str) -> None:
         called(file, "--with", "what_if.compute=2; training.batch_per_gpu=64", "--json").stdout
     )
     assert [field["field"] for field in document["fields"]] == [
-        "training.batch_per_gpu", "what_if.compute"
-    ]  # fmt: skip
+        "training.batch_per_gpu",
+        "what_if.compute",
+    ]
 
 
 def test_fields_of_other_commands_are_listed_with_the_command(file: str, tmp_path: Path) -> None:
@@ -102,8 +105,10 @@ def test_the_folder_has_page_csv_and_json(file: str, tmp_path: Path) -> None:
     shown = called(file, "--with", f"{hostile}; what_if.compute=2", "--attribute", "-o", str(out))
     assert "compare.html" in shown.stderr
     assert sorted(path.name for path in out.iterdir()) == [
-        "compare.csv", "compare.html", "compare.json"
-    ]  # fmt: skip
+        "compare.csv",
+        "compare.html",
+        "compare.json",
+    ]
     page = (out / "compare.html").read_text()
     assert "Is &lt;b&gt;this&lt;/b&gt; better?" in page
     assert "<b>this</b>" not in page
@@ -151,6 +156,6 @@ def test_all_faults_of_all_variations_at_once(file: str) -> None:
         (Change(250.0, (8.0, 291.0)), "250 times as long (8.00 to 291)"),
         (Change(0.004, (0.003, 0.5)), "99.6 % shorter (50 % to 99.7 %)"),
     ],
-)  # fmt: skip
+)
 def test_changes_in_words(one: Change, said: str) -> None:
     assert change(one, "longer", "shorter").replace("\N{NO-BREAK SPACE}", " ") == said

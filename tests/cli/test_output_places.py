@@ -42,8 +42,12 @@ def nothing_is_simulated(monkeypatch, request):
     def work(*_, **__):
         raise AssertionError("the work began")
 
-    for name in ("run.run_scenario", "tune.run.tune_scenario", "compare.compare",
-                 "plan.plan_scenario"):  # fmt: skip
+    for name in (
+        "run.run_scenario",
+        "tune.run.tune_scenario",
+        "compare.compare",
+        "plan.plan_scenario",
+    ):
         monkeypatch.setattr(f"perfmodel.studies.{name}", work)
 
 

@@ -26,10 +26,22 @@ sweep:
     training.batch_per_gpu: [8, 100000]
 """
 FIGURES = [
-    "step_time_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",
-    "gpus", "bottleneck", "memory_bytes", "fits", "tight", "routing_cost",
-    "status", "message",
-]  # fmt: skip
+    "step_time_s",
+    "low_s",
+    "high_s",
+    "compute_s",
+    "comm_s",
+    "exposed_comm_s",
+    "samples_per_s",
+    "gpus",
+    "bottleneck",
+    "memory_bytes",
+    "fits",
+    "tight",
+    "routing_cost",
+    "status",
+    "message",
+]
 
 
 @pytest.fixture

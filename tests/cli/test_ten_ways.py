@@ -23,9 +23,14 @@ cluster: {node: {gpus: 2 x rtx-4090, pcie: gen4 x16, nic: 10 GbE}}
 training: {batch_per_gpu: 4}
 """
 CONFIG = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 688,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
 MODULE = """\
 import torch
 def example():

@@ -13,9 +13,14 @@ from perfmodel.cli.app import app
 
 RUN = CliRunner()
 SMALL = (
-    "bucket-size-slow-ethernet", "--set", "scale=null", "--set", "model.name=resnet18",
-    "--set", "cluster.nodes=2",
-)  # fmt: skip
+    "bucket-size-slow-ethernet",
+    "--set",
+    "scale=null",
+    "--set",
+    "model.name=resnet18",
+    "--set",
+    "cluster.nodes=2",
+)
 
 
 def test_json_is_the_documented_contract() -> None:

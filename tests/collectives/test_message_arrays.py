@@ -52,10 +52,15 @@ def random_rounds(draw: st.DrawFn) -> list[Round]:
         count = columns.shape[1]
         rounds.append(
             Round(
-                columns[0], columns[1], columns[2], columns[3], np.full(count, 8), columns[4],
+                columns[0],
+                columns[1],
+                columns[2],
+                columns[3],
+                np.full(count, 8),
+                columns[4],
                 np.full(count, adds),
             )
-        )  # fmt: skip
+        )
     return rounds
 
 

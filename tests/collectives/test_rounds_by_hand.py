@@ -26,13 +26,25 @@ from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.topology.templates.build import build_topology
 
 STEPPED = (
-    ("all_reduce", "ring"), ("all_reduce", "torus"), ("all_reduce", "hierarchical"),
-    ("all_reduce", "recursive_doubling"), ("all_reduce", "halving_doubling"),
-    ("all_reduce", "rabenseifner"), ("all_reduce", "binomial"), ("all_reduce", "server"),
-    ("reduce_scatter", "ring"), ("reduce_scatter", "recursive_halving"), ("all_gather", "bruck"),
-    ("all_gather", "pat"), ("broadcast", "binomial"), ("reduce", "binomial"),
-    ("scatter", "star"), ("gather", "star"), ("all_to_all", "pairwise"), ("all_to_all", "direct"),
-)  # fmt: skip
+    ("all_reduce", "ring"),
+    ("all_reduce", "torus"),
+    ("all_reduce", "hierarchical"),
+    ("all_reduce", "recursive_doubling"),
+    ("all_reduce", "halving_doubling"),
+    ("all_reduce", "rabenseifner"),
+    ("all_reduce", "binomial"),
+    ("all_reduce", "server"),
+    ("reduce_scatter", "ring"),
+    ("reduce_scatter", "recursive_halving"),
+    ("all_gather", "bruck"),
+    ("all_gather", "pat"),
+    ("broadcast", "binomial"),
+    ("reduce", "binomial"),
+    ("scatter", "star"),
+    ("gather", "star"),
+    ("all_to_all", "pairwise"),
+    ("all_to_all", "direct"),
+)
 """Algorithms that go step by step on one channel, as rounds do."""
 
 
@@ -55,10 +67,15 @@ def tuples(schedule: Schedule) -> Iterator[list[tuple[int, ...]]]:
 def rewritten(schedule: Schedule) -> Schedule:
     """The same sends, as rounds by hand."""
     return Schedule.from_rounds(
-        schedule.ranks, schedule.nbytes, tuples(schedule), collective=schedule.collective,
-        chunks=schedule.chunk_bytes.tolist(), owner=schedule.owner.tolist(), root=schedule.root,
+        schedule.ranks,
+        schedule.nbytes,
+        tuples(schedule),
+        collective=schedule.collective,
+        chunks=schedule.chunk_bytes.tolist(),
+        owner=schedule.owner.tolist(),
+        root=schedule.root,
         itemsize=schedule.itemsize,
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -144,7 +161,8 @@ def test_owners_are_in_rank_order_unless_they_are_given() -> None:
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no send": (
-        lambda: [[(0, 1, "a"), (0, 1)], [(0, 1, 0.5)]], r"rounds\.0\.0: found \(0, 1, 'a'\)",
+        lambda: [[(0, 1, "a"), (0, 1)], [(0, 1, 0.5)]],
+        r"rounds\.0\.0: found \(0, 1, 'a'\)",
     ),
     "no round": (lambda: [5], r"rounds\.0: found 5; allowed: a list of sends"),
     "no list of rounds": (lambda: [(0, 1, 0)], r"rounds\.0\.0: found 0"),
@@ -153,7 +171,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "to itself": (lambda: [[(1, 1, 0)]], "two ranks"),
     "a chunk below zero": (lambda: [[(0, 1, -1)]], "chunks from 0 to"),
     "adds a number": (lambda: [[(0, 1, 0, 2)]], "True or False for adds"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -156,11 +156,24 @@ def test_usual_words_are_read_quickly(word):
 @pytest.mark.parametrize(
     "text",
     [
-        "a: &x 1\nb: *x\n", "a: !!str 1\n", "%YAML 1.1\n---\na: yes\n", "a: {<<: {b: 1}}\n",
-        "a: |\n  text\n", "a: 1\na: 2\n", "? [a]\n: 1\n", "", "# nothing\n", "a: [1\n",
-        "--- 1\n--- 2\n", "a: 2026-11-21\n", "a:\t1\n", "1.5: a\n", "a: 0x10\n", "\ufeffa: 1\n",
+        "a: &x 1\nb: *x\n",
+        "a: !!str 1\n",
+        "%YAML 1.1\n---\na: yes\n",
+        "a: {<<: {b: 1}}\n",
+        "a: |\n  text\n",
+        "a: 1\na: 2\n",
+        "? [a]\n: 1\n",
+        "",
+        "# nothing\n",
+        "a: [1\n",
+        "--- 1\n--- 2\n",
+        "a: 2026-11-21\n",
+        "a:\t1\n",
+        "1.5: a\n",
+        "a: 0x10\n",
+        "\ufeffa: 1\n",
     ],
-)  # fmt: skip
+)
 def test_the_unusual_and_the_faulty_is_left_to_ruamel(text):
     with pytest.raises(UnsupportedYaml):
         parse_with_libyaml(text, trusted=True)

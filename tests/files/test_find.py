@@ -58,10 +58,13 @@ def test_a_folder_is_no_file(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "model.name={name}", "model={{file: {name}}}", "cluster.fabric={name}",
-        "cluster.node={name}", "compute={{source: file, times: {name}, precision: fp16}}",
+        "model.name={name}",
+        "model={{file: {name}}}",
+        "cluster.fabric={name}",
+        "cluster.node={name}",
+        "compute={{source: file, times: {name}, precision: fp16}}",
     ],
-)  # fmt: skip
+)
 def test_a_name_too_long_for_the_file_system_is_a_fault_of_its_field(text):
     with pytest.raises(InputError) as caught:
         run_scenario(load_scenario("resnet50-dgx-a100", [text.format(name="n" * 300)]))

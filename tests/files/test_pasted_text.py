@@ -21,20 +21,49 @@ LINE = "#  Rank  0 Group  0 Pid 7 on h0 device  0 [0000:0f:00] NVIDIA A100-SXM4-
 ROW = "     1048576        262144     float     sum      -1    30.10   34.84   34.84      0"
 
 PREFIXES = [
-    "[1,0]<stdout>:", "[1,0]<stdout>: ", "[1,mpirank:0,algo-1]<stdout>:", "2024/05/06 07:08:09 ",
-    "[prterun-n1-7@1,3]<stdout>: ", "2024-05-06T07:08:09.123456Z ", "[2024-05-06 07:08:09] ",
+    "[1,0]<stdout>:",
+    "[1,0]<stdout>: ",
+    "[1,mpirank:0,algo-1]<stdout>:",
+    "2024/05/06 07:08:09 ",
+    "[prterun-n1-7@1,3]<stdout>: ",
+    "2024-05-06T07:08:09.123456Z ",
+    "[2024-05-06 07:08:09] ",
     "07:08:09.12 ",
-    "Nov 22 10:00:00 node1 slurmstepd[123]: ", "<13>Nov  2 10:00:00 node1 app: ",
-    "2024-11-22T10:00:00+00:00 node1 nccl[123]: ", "I0506 10:10:10.123456 12345 file.cc:12] ",
-    "INFO:root:", "0: ", "[0] ", "[rank0]: ", "[default3]:", "worker-0  | ", "nccl-1 | ",
-    "(RayTrainWorker pid=1193, ip=10.244.4.193) ", "(pid=7) ", "[pod/nccl-test/launcher] ",
-    "[nccl-worker-0 nccl] ", "> ", "> > ", "\x1b[36m", "\u00a0\u00a0", "1|bash run| ",
-    "2024-05-06T07:08:09Z [1,0]<stdout>:", "2025-11-02T10:11:12.1234Z stdout F ",
-    "[pod/a/b] 2024-05-06T07:08:09Z [rank0]: ", "Nov 23 2026 12:01:07.123 ",
-    "[23/Nov/2026:12:01:07 +0000] ", "23.11.2026 12:01:07 ", "11/23/2026, 1:01:07 PM ",
-    "12:01:07 PM ", "1732363200.123 ", "+12.034s ", "[   12.034567] ", "logs/run.log:17:",
-    "{code:java}", "{noformat}",
-]  # fmt: skip
+    "Nov 22 10:00:00 node1 slurmstepd[123]: ",
+    "<13>Nov  2 10:00:00 node1 app: ",
+    "2024-11-22T10:00:00+00:00 node1 nccl[123]: ",
+    "I0506 10:10:10.123456 12345 file.cc:12] ",
+    "INFO:root:",
+    "0: ",
+    "[0] ",
+    "[rank0]: ",
+    "[default3]:",
+    "worker-0  | ",
+    "nccl-1 | ",
+    "(RayTrainWorker pid=1193, ip=10.244.4.193) ",
+    "(pid=7) ",
+    "[pod/nccl-test/launcher] ",
+    "[nccl-worker-0 nccl] ",
+    "> ",
+    "> > ",
+    "\x1b[36m",
+    "\u00a0\u00a0",
+    "1|bash run| ",
+    "2024-05-06T07:08:09Z [1,0]<stdout>:",
+    "2025-11-02T10:11:12.1234Z stdout F ",
+    "[pod/a/b] 2024-05-06T07:08:09Z [rank0]: ",
+    "Nov 23 2026 12:01:07.123 ",
+    "[23/Nov/2026:12:01:07 +0000] ",
+    "23.11.2026 12:01:07 ",
+    "11/23/2026, 1:01:07 PM ",
+    "12:01:07 PM ",
+    "1732363200.123 ",
+    "+12.034s ",
+    "[   12.034567] ",
+    "logs/run.log:17:",
+    "{code:java}",
+    "{noformat}",
+]
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
@@ -50,13 +79,18 @@ def test_what_stands_before_a_line_goes(prefix: str, line: str) -> None:
         'Switch\t40 "S-0001"\t\t# "leaf0" base port 0 lid 1 lmc 0',
         '[1]\t"H-000a"[1](a) \t\t# "host0 mlx5_0" lid 2 4xHDR',
         '[1](a) \t"S-0001"[1]\t\t# lid 2 lmc 0 "leaf0" lid 1 4xHDR',
-        "GPU0\t X \tNV12\tPXB\t0-31\t0", "  NIC0: mlx5_0", "Device: 0, NVIDIA A100, pciBusID: 7",
-        "     0 802.93  26.33", "1610612736  402653184  float  sum", "1 802.93",
+        "GPU0\t X \tNV12\tPXB\t0-31\t0",
+        "  NIC0: mlx5_0",
+        "Device: 0, NVIDIA A100, pciBusID: 7",
+        "     0 802.93  26.33",
+        "1610612736  402653184  float  sum",
+        "1 802.93",
         "h0:12:13 [0] NCCL INFO Channel 00/02 : 0 1",
-        "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)", "SUM host_to_device_memcpy_ce 51.84",
+        "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)",
+        "SUM host_to_device_memcpy_ce 51.84",
         "[P2P (Peer-to-Peer) GPU Bandwidth Latency Test]",
     ],
-)  # fmt: skip
+)
 def test_lines_of_tools_stay_as_they_are(line: str) -> None:
     assert clean_lines(line)[0].split() == line.split()
 
@@ -64,8 +98,9 @@ def test_lines_of_tools_stay_as_they_are(line: str) -> None:
 def test_tags_inside_of_a_row_go() -> None:
     torn = "[1,0]<stdout>: 8 2 float sum -1[1,0]<stdout>:    9.1 0.00 0.00 0[1,0]<stdout>: 9.2 0.00"
     assert clean_lines(torn)[0].split() == [
-        *["8", "2", "float", "sum", "-1"], *["9.1", "0.00", "0.00", "0", "9.2", "0.00"]
-    ]  # fmt: skip
+        *["8", "2", "float", "sum", "-1"],
+        *["9.1", "0.00", "0.00", "0", "9.2", "0.00"],
+    ]
     patched = (
         "TimeTest(), common.cu:610,  64 4 float none -1BenchTime(), common.cu:561,  477.8 0.00"
     )
@@ -90,8 +125,13 @@ def test_marks_of_pages_and_containers_go() -> None:
         "```console\n| GPU0 | X | SYS |\n|---|---|---|\n&lt;b&gt;&nbsp;1 &amp; 2\n<pre>x</pre>\n```"
     )
     assert [line.split() for line in clean_lines(clean_characters(page))] == [
-        [], ["GPU0", "X", "SYS"], [], ["1", "&", "2"], ["x"], []
-    ]  # fmt: skip
+        [],
+        ["GPU0", "X", "SYS"],
+        [],
+        ["1", "&", "2"],
+        ["x"],
+        [],
+    ]
     docker = "".join(f'{{"log":"row{n} x\\n","stream":"stdout"}}\n' for n in range(4))
     assert clean_lines(docker)[:4] == [f"row{n} x" for n in range(4)]
 
@@ -121,9 +161,13 @@ def test_numbers_that_do_not_count_lines_stay() -> None:
 
 @pytest.mark.parametrize(
     ("data", "reason"),
-    [(b"\x1f\x8b\x08\x00", "gzip"), (b"a\x00b\x00\x00\x00c" * 9, "binary"),
-     (b"\xff\xfe\xff", "not text"), (b"\x89PNG\r\n", "picture")],
-)  # fmt: skip
+    [
+        (b"\x1f\x8b\x08\x00", "gzip"),
+        (b"a\x00b\x00\x00\x00c" * 9, "binary"),
+        (b"\xff\xfe\xff", "not text"),
+        (b"\x89PNG\r\n", "picture"),
+    ],
+)
 def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes, reason: str) -> None:
     path = tmp_path / "given"
     path.write_bytes(data)

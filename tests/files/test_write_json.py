@@ -41,5 +41,6 @@ def test_infinity_may_mean_no_limit() -> None:
 
 def test_attributes_in_the_order_asked_for() -> None:
     assert list(attributes(Leaf(None), "name ends_s").items()) == [
-        ("name", "leaf"), ("ends_s", None),
-    ]  # fmt: skip
+        ("name", "leaf"),
+        ("ends_s", None),
+    ]

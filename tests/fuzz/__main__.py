@@ -36,9 +36,12 @@ class Worker:
         environment = dict(os.environ, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.check", str(self.seed), str(LARGEST_BYTES)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env=environment, cwd=Path(__file__).resolve().parents[2],
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd=Path(__file__).resolve().parents[2],
+        )
         self.number, self.used_s = -1, 0.0
 
     def cpu_s(self) -> float:
@@ -134,8 +137,10 @@ def main() -> int:
     for problem, numbers in sorted(problems.items(), key=lambda item: -len(item[1])):
         print(f"{len(numbers):5}  {problem}  (--only {numbers[0]})")
     bad = sum(map(len, problems.values()))
-    print(f"{flags.inputs:,} inputs of seed {flags.seed} in {time.monotonic() - began_s:.0f} s: "
-          f"{bad:,} ended badly")  # fmt: skip
+    print(
+        f"{flags.inputs:,} inputs of seed {flags.seed} in {time.monotonic() - began_s:.0f} s: "
+        f"{bad:,} ended badly"
+    )
     return 1 if bad else 0
 
 

@@ -31,9 +31,10 @@ def check(given: Input, folder: Path) -> str | None:
     os.chdir(folder)
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     with (
-        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
         warnings.catch_warnings(),
-    ):  # fmt: skip
+    ):
         warnings.simplefilter("error")
         try:
             code = _call(given.arguments)

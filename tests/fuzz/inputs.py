@@ -93,15 +93,39 @@ def _fabric(rng: random.Random) -> Input:
     name = f"fabrics/{rng.choice(samples.FABRICS)}"
     commands = (
         ("topology", "check", "own.yaml"),
-        ("collective", "dgx-a100", "--nodes", "2", "--fabric", "own.yaml", "-b", "1 MiB", "-e",
-         "1 MiB"),
-    )  # fmt: skip
+        (
+            "collective",
+            "dgx-a100",
+            "--nodes",
+            "2",
+            "--fabric",
+            "own.yaml",
+            "-b",
+            "1 MiB",
+            "-e",
+            "1 MiB",
+        ),
+    )
     return Input(rng.choice(commands), {"own.yaml": damage(samples.topology(name), rng)})
 
 
 def _profile(rng: random.Random) -> Input:
-    command = ("collective", "cpu-loopback", "--library", "gloo", "--gpus-per-node", "2",
-               "--profile", "own.yaml", "-b", "1 KiB", "-e", "1 MiB", "-f", "32")  # fmt: skip
+    command = (
+        "collective",
+        "cpu-loopback",
+        "--library",
+        "gloo",
+        "--gpus-per-node",
+        "2",
+        "--profile",
+        "own.yaml",
+        "-b",
+        "1 KiB",
+        "-e",
+        "1 MiB",
+        "-f",
+        "32",
+    )
     return Input((*command, *_format(rng)), {"own.yaml": damage(samples.PROFILE, rng)})
 
 
@@ -122,24 +146,41 @@ def _log(rng: random.Random) -> Input:
 
 def _import(rng: random.Random) -> Input:
     texts = (
-        samples.MATRIX, samples.NCCL_XML, samples.NCCL_XML, samples.IBNET, logs.P2P_STATUS,
-    )  # fmt: skip
+        samples.MATRIX,
+        samples.NCCL_XML,
+        samples.NCCL_XML,
+        samples.IBNET,
+        logs.P2P_STATUS,
+    )
     text = rng.choice(texts)
     more = rng.choice(((), ("--gpu", "A100-SXM4-80GB"), ("-o", "out.yaml")))
     return Input(("topology", "import", "own.txt", *more), {"own.txt": damage(text, rng)})
 
 
 _FLAGS = {
-    "collective": ("--nodes", "--gpus-per-node", "--fabric", "-b", "-e", "-f", "--op", "--env",
-                   "--algorithm", "--library", "--protocol", "--nccl-version", "--profile",
-                   "--fidelity"),
+    "collective": (
+        "--nodes",
+        "--gpus-per-node",
+        "--fabric",
+        "-b",
+        "-e",
+        "-f",
+        "--op",
+        "--env",
+        "--algorithm",
+        "--library",
+        "--protocol",
+        "--nccl-version",
+        "--profile",
+        "--fidelity",
+    ),
     "run": ("--set", "--fidelity", "--profile", "-o", "--points", "--images"),
     "tune": ("--set", "--profile", "-o"),
     "buckets": ("--bucket-cap", "--first-bucket", "--caps-list", "--ready-order"),
     "verify": ("--ranks", "--chunks", "--root"),
     "topology": ("--nodes", "--fabric", "-o", "--gpus-per-node"),
     "calibrate": ("--topology", "-o", "--nodes", "--fabric", "--op", "--library", "--name"),
-}  # fmt: skip
+}
 _SUBJECTS = {
     "collective": ("dgx-a100", "-b", "1 MiB", "-e", "1 MiB"),
     "run": ("own.yaml",),
@@ -170,9 +211,10 @@ def _times(rng: random.Random) -> Input:
     scenario = samples.scenario("resnet50-dgx-a100").replace("name: resnet18", "file: model.csv")
     scenario = scenario.replace("channels_last: true", "source: file, times: own.csv")
     files = {
-        "own.csv": damage(logs.TIMES_CSV, rng), "model.csv": samples.MODEL_CSV.encode(),
+        "own.csv": damage(logs.TIMES_CSV, rng),
+        "model.csv": samples.MODEL_CSV.encode(),
         "scenario.yaml": scenario.encode(),
-    }  # fmt: skip
+    }
     return Input(("run", "scenario.yaml", *_format(rng)), files)
 
 
@@ -190,11 +232,15 @@ def _gpus(rng: random.Random) -> Input:
 
 def _written(rng: random.Random) -> Input:
     """Everything that is written to a folder, from texts that are damaged."""
-    name, command, more = rng.choice((
-        ("resnet50-dgx-a100", "run", ()), ("degraded-link", "run", ()),
-        ("plan-gpt2-xl", "plan", ("-j", "1")), ("resnet50-dgx-a100", "tune", ()),
-        ("resnet50-dgx-a100", "compare", ("--set", "seed=1", "-j", "1")),
-    ))  # fmt: skip
+    name, command, more = rng.choice(
+        (
+            ("resnet50-dgx-a100", "run", ()),
+            ("degraded-link", "run", ()),
+            ("plan-gpt2-xl", "plan", ("-j", "1")),
+            ("resnet50-dgx-a100", "tune", ()),
+            ("resnet50-dgx-a100", "compare", ("--set", "seed=1", "-j", "1")),
+        )
+    )
     text = samples.scenario(name)
     marks = "".join(rng.choices((*CHARACTERS, "=", "+", "-", "@", "<b>", "|", "[/x]"), k=4))
     text = f"# {''.join(marks.splitlines())} how long?\n{text.partition(chr(10))[2]}"
@@ -227,6 +273,22 @@ def _format(rng: random.Random) -> tuple[str, ...]:
 
 
 MAKERS = (
-    _scenario, _scenario, _override, _override, _topology, _topology, _fabric, _profile, _model,
-    _log, _log, _import, _flags, _flags, _times, _gpus, _written, _sweep,
-)  # fmt: skip
+    _scenario,
+    _scenario,
+    _override,
+    _override,
+    _topology,
+    _topology,
+    _fabric,
+    _profile,
+    _model,
+    _log,
+    _log,
+    _import,
+    _flags,
+    _flags,
+    _times,
+    _gpus,
+    _written,
+    _sweep,
+)

@@ -42,43 +42,74 @@ memcpy CE GPU(row) -> GPU(column) bandwidth (GB/s)
 """
 
 _CASES = [
-    {"name": "device_to_device_memcpy_read_ce", "status": "Passed",
-     "bandwidth_matrix": [["N/A", "273.6"], ["273.6", "N/A"]]},
+    {
+        "name": "device_to_device_memcpy_read_ce",
+        "status": "Passed",
+        "bandwidth_matrix": [["N/A", "273.6"], ["273.6", "N/A"]],
+    },
     {"name": "host_device_latency_sm", "bandwidth_matrix": [["772.1", "771.9"]]},
-]  # fmt: skip
+]
 
 NVBANDWIDTH_JSON = json.dumps({"nvbandwidth": {"version": "v0.8", "testcases": _CASES}}, indent=1)
 
 
 def _nccl_document() -> dict[str, Any]:
     devices = [
-        {"rank": r, "group": 0, "pid": r, "hostname": "h0", "device": r, "device_hex": "0x0",
-         "device_info": "NVIDIA A100-SXM4-80GB"}
+        {
+            "rank": r,
+            "group": 0,
+            "pid": r,
+            "hostname": "h0",
+            "device": r,
+            "device_hex": "0x0",
+            "device_info": "NVIDIA A100-SXM4-80GB",
+        }
         for r in range(4)
-    ]  # fmt: skip
+    ]
     cell = {"alg_bw": 1.0, "bus_bw": 0.75, "nwrong": 0.0}
     results = [
-        {"size": n, "count": n // 4, "type": "float", "redop": "sum", "root": "-1",
-         "out_of_place": {"time": t, **cell}, "in_place": {"cpu_time": t + 1, **cell}}
+        {
+            "size": n,
+            "count": n // 4,
+            "type": "float",
+            "redop": "sum",
+            "root": "-1",
+            "out_of_place": {"time": t, **cell},
+            "in_place": {"cpu_time": t + 1, **cell},
+        }
         for n, t in ((0, 5.0), (1 << 20, 100.0))
-    ]  # fmt: skip
+    ]
     return {
-        "version": 3, "start_time": "2026-01-01 00:00:00", "nccl_version": 22809,
-        "args": ["./build/all_gather_perf", "-b", "8"], "results": results,
-        "env": ["NCCL_ALGO=Ring", "NCCL_DEBUG=INFO"], "config": {"devices": devices},
-    }  # fmt: skip
+        "version": 3,
+        "start_time": "2026-01-01 00:00:00",
+        "nccl_version": 22809,
+        "args": ["./build/all_gather_perf", "-b", "8"],
+        "results": results,
+        "env": ["NCCL_ALGO=Ring", "NCCL_DEBUG=INFO"],
+        "config": {"devices": devices},
+    }
 
 
 NCCL_JSON = json.dumps(_nccl_document(), indent=1)
 
 RCCL_JSON = json.dumps(
     [
-        {"#wrong": "0", "algBw": 0.05, "busBw": 0.08, "gpus": 4, "name": "AllReduce",
-         "redop": "sum", "type": "float", "size": n, "time": t, "inPlace": p}
+        {
+            "#wrong": "0",
+            "algBw": 0.05,
+            "busBw": 0.08,
+            "gpus": 4,
+            "name": "AllReduce",
+            "redop": "sum",
+            "type": "float",
+            "size": n,
+            "time": t,
+            "inPlace": p,
+        }
         for n, t, p in ((1024, 19.2, 0), (1024, 19.9, 1), (2048, 19.4, 0))
     ],
     indent=1,
-)  # fmt: skip
+)
 
 TIMES_CSV = """\
 # measured by hand

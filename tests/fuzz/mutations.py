@@ -7,17 +7,84 @@ import re
 from collections.abc import Callable
 
 VALUES = (
-    "0", "-1", "1", "3", "1.5", "-0.0", "1e9", "1e308", "1e-308", "1e999", "9007199254740993",
-    "10000000000000000000000", "65536", "1000000000", "2147483648", ".nan", ".inf", "-.inf", "null",
-    "true", "''", "[]", "{}", "[1, 2]", "{a: 1}", "x", "'1'", "1_000", "0x10", "0o17", "2026-01-01",
-    "~", "1e9 s", "0 s", "1e30 d", "1 fs", "-5 us", "1e290 Gbit/s", "0 GB/s", "1 B/s", "5 MiB",
-    "1e300 PiB", "1 B", "0.5 B", "nan GB/s", "5 mb", "1 W", "1 USD", "1 USD/h", "infinite",
-    "'gpu[0-99999999]'", "'gpu[5-1]'", "'n[0-11]/cpu0'", "../../../etc/passwd", "/etc/passwd",
-    "/dev/zero", "/", ".", "dgx-a100", "nccl", "auto", "\"\\e[31mred\\a\"", "\"\u202eabc\"",
-    "'=1+1'", "\"[/foo]\"", "':smile:'", "\"a\\0b\"", "'" + 300 * "n" + "'", "'%s'", "*a", "&a 1",
-    "!!python/object:os.system x", "!!binary aGVsbG8=", "<<: {a: 1}", "\u00b5s", "1 \u00b5s",
+    "0",
+    "-1",
+    "1",
+    "3",
+    "1.5",
+    "-0.0",
+    "1e9",
+    "1e308",
+    "1e-308",
+    "1e999",
+    "9007199254740993",
+    "10000000000000000000000",
+    "65536",
+    "1000000000",
+    "2147483648",
+    ".nan",
+    ".inf",
+    "-.inf",
+    "null",
+    "true",
+    "''",
+    "[]",
+    "{}",
+    "[1, 2]",
+    "{a: 1}",
+    "x",
+    "'1'",
+    "1_000",
+    "0x10",
+    "0o17",
+    "2026-01-01",
+    "~",
+    "1e9 s",
+    "0 s",
+    "1e30 d",
+    "1 fs",
+    "-5 us",
+    "1e290 Gbit/s",
+    "0 GB/s",
+    "1 B/s",
+    "5 MiB",
+    "1e300 PiB",
+    "1 B",
+    "0.5 B",
+    "nan GB/s",
+    "5 mb",
+    "1 W",
+    "1 USD",
+    "1 USD/h",
+    "infinite",
+    "'gpu[0-99999999]'",
+    "'gpu[5-1]'",
+    "'n[0-11]/cpu0'",
+    "../../../etc/passwd",
+    "/etc/passwd",
+    "/dev/zero",
+    "/",
+    ".",
+    "dgx-a100",
+    "nccl",
+    "auto",
+    '"\\e[31mred\\a"',
+    '"\u202eabc"',
+    "'=1+1'",
+    '"[/foo]"',
+    "':smile:'",
+    '"a\\0b"',
+    "'" + 300 * "n" + "'",
+    "'%s'",
+    "*a",
+    "&a 1",
+    "!!python/object:os.system x",
+    "!!binary aGVsbG8=",
+    "<<: {a: 1}",
+    "\u00b5s",
+    "1 \u00b5s",
     "[" * 90 + "]" * 90,
-)  # fmt: skip
+)
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
@@ -57,9 +124,12 @@ def _swap_values(text: str, rng: random.Random) -> str:
         return text
     first, second = sorted(rng.sample(places, 2), key=lambda place: place.start())
     return (
-        text[: first.start()] + second[0] + text[first.end() : second.start()]
-        + first[0] + text[second.end() :]
-    )  # fmt: skip
+        text[: first.start()]
+        + second[0]
+        + text[first.end() : second.start()]
+        + first[0]
+        + text[second.end() :]
+    )
 
 
 def _scale_number(text: str, rng: random.Random) -> str:
@@ -123,9 +193,19 @@ def _grow(text: str, rng: random.Random) -> str:
 
 
 PREFIXES = (
-    "[1,0]<stdout>:", "> ", "(Worker pid=7, ip=10.0.0.1) ", "[rank0]: ", "2026-01-01T00:00:00Z ",
-    "Jan  2 10:00:00 n1 app[12]: ", "pod-0 main ", "0: ", "node-17: ", "\x1b[32m", "\u00a0", "| ",
-)  # fmt: skip
+    "[1,0]<stdout>:",
+    "> ",
+    "(Worker pid=7, ip=10.0.0.1) ",
+    "[rank0]: ",
+    "2026-01-01T00:00:00Z ",
+    "Jan  2 10:00:00 n1 app[12]: ",
+    "pod-0 main ",
+    "0: ",
+    "node-17: ",
+    "\x1b[32m",
+    "\u00a0",
+    "| ",
+)
 
 
 def _paste(text: str, rng: random.Random) -> str:
@@ -143,8 +223,9 @@ def _paste(text: str, rng: random.Random) -> str:
             lines = [rng.choice(PREFIXES) + line for line in lines]
         case 3:
             column = rng.randrange(12)
-            lines = [" ".join(c for at, c in enumerate(line.split()) if at != column)
-                     for line in lines]  # fmt: skip
+            lines = [
+                " ".join(c for at, c in enumerate(line.split()) if at != column) for line in lines
+            ]
         case 4:
             at = rng.randrange(len(lines))
             lines[at] = re.sub(r"(?<=\S)[ \t]+(?=\S)", "", lines[at], count=1)
@@ -154,7 +235,19 @@ def _paste(text: str, rng: random.Random) -> str:
 
 
 DAMAGES: tuple[Callable[[str, random.Random], str], ...] = (
-    _other_value, _other_value, _other_value, _other_value, _swap_values, _scale_number,
-    _scale_number, _edit_lines, _edit_lines, _cut, _insert_characters, _rename_word, _grow, _paste,
+    _other_value,
+    _other_value,
+    _other_value,
+    _other_value,
+    _swap_values,
+    _scale_number,
+    _scale_number,
+    _edit_lines,
+    _edit_lines,
+    _cut,
+    _insert_characters,
+    _rename_word,
+    _grow,
     _paste,
-)  # fmt: skip
+    _paste,
+)

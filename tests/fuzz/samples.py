@@ -12,10 +12,17 @@ SMALL = ("{gpus: [1, 2]}", "{nodes: [1, 2]}")
 """Sizes for which a run takes less than a second."""
 
 SCENARIOS = (
-    "bucket-size-slow-ethernet", "checkpoint-writes", "dataparallel-dgx1", "degraded-link",
-    "jitter", "plan-gpt2-xl", "resnet18-loopback-gloo", "resnet50-dgx-a100",
-    "sweep-buckets-and-nodes", "two-jobs",
-)  # fmt: skip
+    "bucket-size-slow-ethernet",
+    "checkpoint-writes",
+    "dataparallel-dgx1",
+    "degraded-link",
+    "jitter",
+    "plan-gpt2-xl",
+    "resnet18-loopback-gloo",
+    "resnet50-dgx-a100",
+    "sweep-buckets-and-nodes",
+    "two-jobs",
+)
 
 NODES = ("dgx-a100", "dgx1-v100", "ethernet-10g", "rtx4090-x4", "shaped-ethernet", "v100-x8-25g")
 

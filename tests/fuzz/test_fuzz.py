@@ -14,8 +14,12 @@ def fuzz(*flags):
     environment = dict(os.environ, PYTHONPATH=str(ROOT))
     return subprocess.run(
         [sys.executable, "-m", "tests.fuzz", *flags],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("seed", ["3"])
@@ -31,9 +35,13 @@ def test_an_input_is_the_same_in_every_process(tmp_path):
     )
     seen = {
         subprocess.run(
-            [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True,
+            [sys.executable, "-c", script],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
             env=dict(os.environ, PYTHONPATH=str(ROOT), PYTHONHASHSEED=hash_seed),
         ).stdout
         for hash_seed in ("1", "2")
-    }  # fmt: skip
+    }
     assert len(seen) == 1

@@ -7,11 +7,23 @@ from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu
 
 BOOST_GHZ = {
-    "p100-sxm2-16gb": 1.480, "v100-sxm2-16gb": 1.530, "t4": 1.590, "rtx-2080-ti": 1.545,
-    "a100-sxm4-80gb": 1.410, "a30-pcie-24gb": 1.440, "a40": 1.740, "a10": 1.695,
-    "rtx-3090": 1.695, "rtx-a6000": 1.800, "rtx-4090": 2.520, "l40s": 2.520, "l4": 2.040,
-    "h100-sxm5-80gb": 1.980, "h100-pcie-80gb": 1.755, "b200-sxm-180gb": 1.965,
-}  # fmt: skip
+    "p100-sxm2-16gb": 1.480,
+    "v100-sxm2-16gb": 1.530,
+    "t4": 1.590,
+    "rtx-2080-ti": 1.545,
+    "a100-sxm4-80gb": 1.410,
+    "a30-pcie-24gb": 1.440,
+    "a40": 1.740,
+    "a10": 1.695,
+    "rtx-3090": 1.695,
+    "rtx-a6000": 1.800,
+    "rtx-4090": 2.520,
+    "l40s": 2.520,
+    "l4": 2.040,
+    "h100-sxm5-80gb": 1.980,
+    "h100-pcie-80gb": 1.755,
+    "b200-sxm-180gb": 1.965,
+}
 """Boost clocks by NVIDIA's data sheets and white papers."""
 
 

@@ -89,10 +89,14 @@ def test_malformed_rules(rules):
 
 def test_bounds_belong_to_the_next_rule():
     decision = Decision.model_validate(
-        {"counts": "part", "rules": [
-            {"below": 4, "sizes": [10], "algorithms": ["a", "b"]}, {"algorithms": ["c"]},
-        ]}
-    )  # fmt: skip
+        {
+            "counts": "part",
+            "rules": [
+                {"below": 4, "sizes": [10], "algorithms": ["a", "b"]},
+                {"algorithms": ["c"]},
+            ],
+        }
+    )
     assert [decide_algorithm(decision, 3 * size, 3) for size in (9, 10, 11)] == ["a", "b", "b"]
     assert decide_algorithm(decision, 1, 4) == "c"
 

@@ -54,11 +54,12 @@ def test_a_variant_speaks_of_its_hardware_only(one: Topology, two: Topology) -> 
 def test_later_variants_win_and_algorithms_have_their_own(one: Topology) -> None:
     library = library_on(
         with_variants(
-            variant(launch="1 us"), variant(launch="2 us"),
+            variant(launch="1 us"),
+            variant(launch="2 us"),
             variant(algorithms=["tree"], launch="3 us"),
         ),
         one,
-    )  # fmt: skip
+    )
     (name,) = library.protocols
     assert protocols_of(library, "ring")[name].launch == pytest.approx(2e-6)
     assert protocols_of(library, "tree")[name].launch == pytest.approx(3e-6)

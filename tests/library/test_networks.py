@@ -77,13 +77,20 @@ def test_gpus_that_share_their_nics_use_one_each() -> None:
 def test_devices_beside_a_gpu_are_one_adapter() -> None:
     """16 ports of 200 Gbit/s are eight adapters of 400; a template or not."""
     for network in ("RoCE v2", "InfiniBand"):
-        actual = describe("H200-SXM5-141GB", gpus=8, intra="NVLink4 NVSwitch", network=network,
-                         nics=16, nic_Gbps=200)  # fmt: skip
+        actual = describe(
+            "H200-SXM5-141GB",
+            gpus=8,
+            intra="NVLink4 NVSwitch",
+            network=network,
+            nics=16,
+            nic_Gbps=200,
+        )
         topology = build_topology(actual.node, hosts=2, fabric="one-switch")
         out = [
-            arc for arc, (src, _) in enumerate(topology.arcs.names)
+            arc
+            for arc, (src, _) in enumerate(topology.arcs.names)
             if arc >= topology.first_cable and src.startswith("n0/nic")
-        ]  # fmt: skip
+        ]
         assert len(out) == 8
         assert topology.arcs.bandwidth_Bps[out].sum() == pytest.approx(8 * 50e9, rel=0.03)
 
@@ -93,8 +100,9 @@ def test_staging_costs_its_share_where_a_variant_says_so(gpu: str, factor: float
     said = Variant.model_validate(
         {"generations": ["volta"], "networks": ["roce"], "staged_efficiency": 0.5, "source": "test"}
     )
-    actual = describe(gpu, gpus=1, intra="none", network="RoCE, GPUDirect disabled",
-                     nics=1, nic_Gbps=25)  # fmt: skip
+    actual = describe(
+        gpu, gpus=1, intra="none", network="RoCE, GPUDirect disabled", nics=1, nic_Gbps=25
+    )
     topology = build_topology(actual.node, hosts=2, fabric="one-switch")
     assert not topology.gpudirect_rdma
     sent = []

@@ -75,8 +75,10 @@ def test_wrong_values(name, value, allowed):
 def test_all_faults_at_once():
     actual = faults_of(version="new", env={"NCCL_MIN_CTAS": "-1", "NCCL_IB_DISABLE": "true"})
     assert [fault.split(":")[0] for fault in actual] == [
-        "version", "env.NCCL_MIN_CTAS", "env.NCCL_IB_DISABLE",
-    ]  # fmt: skip
+        "version",
+        "env.NCCL_MIN_CTAS",
+        "env.NCCL_IB_DISABLE",
+    ]
 
 
 def test_settings_check_themselves():
@@ -121,19 +123,26 @@ def test_levels_by_name_and_number():
 
 
 def test_notes_name_what_changes_nothing():
-    env = {"NCCL_DEBUG": "INFO", "NCCL_TOPO_FILE": "x.xml", "NCCL_ALGO": "Ring",
-           "NCCL_FASTRAK_NUM_FLOWS": "2"}  # fmt: skip
+    env = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_TOPO_FILE": "x.xml",
+        "NCCL_ALGO": "Ring",
+        "NCCL_FASTRAK_NUM_FLOWS": "2",
+    }
     notes = settings_of(env=env).notes()
     assert [note.split()[0] for note in notes] == [
-        "NCCL_DEBUG", "NCCL_FASTRAK_NUM_FLOWS", "NCCL_TOPO_FILE",
-    ]  # fmt: skip
+        "NCCL_DEBUG",
+        "NCCL_FASTRAK_NUM_FLOWS",
+        "NCCL_TOPO_FILE",
+    ]
     assert "topology" in notes[2]
 
 
 def test_words_of_the_command_line():
     assert environment_of(["NCCL_ALGO=Ring", "NCCL_NET=a=b"]) == {
-        "NCCL_ALGO": "Ring", "NCCL_NET": "a=b",
-    }  # fmt: skip
+        "NCCL_ALGO": "Ring",
+        "NCCL_NET": "a=b",
+    }
     with pytest.raises(InputError, match="NAME=VALUE") as caught:
         environment_of(["NCCL_ALGO", "NCCL_PROTO=LL", "NCCL_PROTO=Simple"])
     assert len(caught.value.faults) == 2

@@ -75,16 +75,21 @@ def test_connections_are_those_of_the_adapter_or_the_user(
 
 
 @given(
-    threads=st.integers(1, 20), each=st.integers(1, 80), channels=st.integers(1, 32),
-    flow_Bps=st.none() | st.floats(1e7, 1e10), pods=st.booleans(),
-)  # fmt: skip
+    threads=st.integers(1, 20),
+    each=st.integers(1, 80),
+    channels=st.integers(1, 32),
+    flow_Bps=st.none() | st.floats(1e7, 1e10),
+    pods=st.booleans(),
+)
 def test_a_ring_is_never_faster_than_its_flows_and_threads(
     threads: int, each: int, channels: int, flow_Bps: float | None, pods: bool
 ) -> None:
     env = {
-        "NCCL_SOCKET_NTHREADS": str(threads), "NCCL_NSOCKS_PERTHREAD": str(each),
-        "NCCL_MIN_NCHANNELS": str(channels), "NCCL_MAX_NCHANNELS": str(channels),
-    }  # fmt: skip
+        "NCCL_SOCKET_NTHREADS": str(threads),
+        "NCCL_NSOCKS_PERTHREAD": str(each),
+        "NCCL_MIN_NCHANNELS": str(channels),
+        "NCCL_MAX_NCHANNELS": str(channels),
+    }
     topology = cluster("ethernet-10g", flow_Bps=flow_Bps, pods=pods)
     rate_Bps = ring_rate_Bps(costs(), topology, LibrarySettings(env=env))
     assert 0 < rate_Bps <= channels * min(threads, 16) * costs().copies * (1 + 1e-9)

@@ -60,9 +60,16 @@ def test_between_gpus_with_nvlink(env, hop, staged):
 
 @pytest.mark.parametrize(
     ("level", "peer", "staged"),
-    [("PIX", 1, False), ("PIX", 4, True), ("PHB", 1, False), ("PHB", 4, True), ("SYS", 4, False),
-     (None, 1, False), (None, 4, True)],
-)  # fmt: skip
+    [
+        ("PIX", 1, False),
+        ("PIX", 4, True),
+        ("PHB", 1, False),
+        ("PHB", 4, True),
+        ("SYS", 4, False),
+        (None, 1, False),
+        (None, 4, True),
+    ],
+)
 def test_between_gpus_over_pcie(level, peer, staged):
     """8 L40S: four behind each PCIe switch (PIX), the others across sockets (SYS)."""
     env = {} if level is None else {"NCCL_P2P_LEVEL": level}

@@ -41,17 +41,29 @@ def asked(monkeypatch):
     return ask
 
 
-@pytest.mark.parametrize("flags", [
-    [],
-    ["-b", "0.3 KiB", "-e", "1 MB", "-f", "1.37"],
-    ["-b", "1449 B", "-e", "2898 B", "-f", "3.0000000000000004"],
-    ["-b", "7 B", "-e", "7 B", "-f", "1e3"],
-    ["--ranks", "3", "--collective", "all-reduce", "--dtype", "bfloat16", "--timeout", "1.5 min"],
-    ["--repeats", "13", "--budget", "7 ms", "--topology", "cpu-loopback"],
-    ["--budget", "0.123456789012345 s", "--backend", "device"],
-    ["-b", "1 KiB", "-e", "1 GB", "-f", "1.23456789"],
-    ["--runs", "3"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["-b", "0.3 KiB", "-e", "1 MB", "-f", "1.37"],
+        ["-b", "1449 B", "-e", "2898 B", "-f", "3.0000000000000004"],
+        ["-b", "7 B", "-e", "7 B", "-f", "1e3"],
+        [
+            "--ranks",
+            "3",
+            "--collective",
+            "all-reduce",
+            "--dtype",
+            "bfloat16",
+            "--timeout",
+            "1.5 min",
+        ],
+        ["--repeats", "13", "--budget", "7 ms", "--topology", "cpu-loopback"],
+        ["--budget", "0.123456789012345 s", "--backend", "device"],
+        ["-b", "1 KiB", "-e", "1 GB", "-f", "1.23456789"],
+        ["--runs", "3"],
+    ],
+)
 def test_the_command_asks_for_the_same_job_again(asked, flags):
     first = asked(["gloo-ring", *flags])
     words = shlex.split(first.command)

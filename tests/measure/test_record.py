@@ -22,10 +22,17 @@ def measurement(**changes):
         summarise_times("library", 4, [1.0], "x"),
     )
     known = {
-        "backend": "gloo", "collective": "all_reduce", "algorithm": "ring", "ranks": 4,
-        "started": "2026-01-01T00:00:00+00:00", "seconds": 1.0, "command": "perfmodel measure ring",
-        "machine": {"cpu": "x"}, "versions": {"torch": "2"}, "rows": rows,
-    }  # fmt: skip
+        "backend": "gloo",
+        "collective": "all_reduce",
+        "algorithm": "ring",
+        "ranks": 4,
+        "started": "2026-01-01T00:00:00+00:00",
+        "seconds": 1.0,
+        "command": "perfmodel measure ring",
+        "machine": {"cpu": "x"},
+        "versions": {"torch": "2"},
+        "rows": rows,
+    }
     return Measurement(**(known | changes))
 
 
@@ -72,8 +79,14 @@ def test_every_fault_of_a_file_is_said_at_once(tmp_path):
         read_measurement(path)
     assert {fault.file for fault in caught.value.faults} == {str(path)}
     assert {fault.field for fault in caught.value.faults} == {
-        "started", "ranks", "seconds", "rows.0.median_s", "rows.1", "rows.2.min_s", "rows.3.nbytes",
-    }  # fmt: skip
+        "started",
+        "ranks",
+        "seconds",
+        "rows.0.median_s",
+        "rows.1",
+        "rows.2.min_s",
+        "rows.3.nbytes",
+    }
 
 
 def test_recorded_files_can_be_read():

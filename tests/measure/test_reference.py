@@ -86,10 +86,16 @@ def test_numbers_are_those_of_splitmix():
     assert found.tolist() == known
 
 
-@pytest.mark.parametrize("case", [
-    ("all_reduce", "ring", 4, 1003), ("all_reduce", "tree", 5, 64), ("all_to_all", "bruck", 3, 90),
-    ("broadcast", "chain", 4, 7), ("reduce_scatter", "ring", 3, 300),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("all_reduce", "ring", 4, 1003),
+        ("all_reduce", "tree", 5, 64),
+        ("all_to_all", "bruck", 3, 90),
+        ("broadcast", "chain", 4, 7),
+        ("reduce_scatter", "ring", 3, 300),
+    ],
+)
 def test_windows_hold_what_whole_buffers_do(case, monkeypatch):
     op, algorithm, ranks, count = case
     schedule = catalog.make(op, algorithm, ranks, 4 * count, itemsize=4)

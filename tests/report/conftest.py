@@ -23,10 +23,18 @@ BUCKETS = (8_196_000, 31_502_336, 26_255_360, 26_550_272, 9_724_160)
 HOSTS = 32
 
 GPU = Gpu(
-    name="Example 80GB", memory_bytes=80e9, memory_Bps=2e12, peak_flops={"tf32": 156e12},
-    matmul_efficiency={"tf32": 0.6}, memory_efficiency=0.8, kernel_overhead_s=2e-6, launch_s=6e-6,
-    streaming_multiprocessors=108, overlap_slowdown=1.1, generation="ampere",
-)  # fmt: skip
+    name="Example 80GB",
+    memory_bytes=80e9,
+    memory_Bps=2e12,
+    peak_flops={"tf32": 156e12},
+    matmul_efficiency={"tf32": 0.6},
+    memory_efficiency=0.8,
+    kernel_overhead_s=2e-6,
+    launch_s=6e-6,
+    streaming_multiprocessors=108,
+    overlap_slowdown=1.1,
+    generation="ampere",
+)
 
 
 def build_topology(hosts: int = HOSTS) -> Topology:
@@ -56,14 +64,22 @@ def build_topology(hosts: int = HOSTS) -> Topology:
     for a, b, kind, rate in cables:
         for src, dst in ((a, b), (b, a)):
             graph.add_edge(
-                src, dst, kind=kind, bandwidth=rate, latency=1e-6, lanes=1,
+                src,
+                dst,
+                kind=kind,
+                bandwidth=rate,
+                latency=1e-6,
+                lanes=1,
                 index=graph.number_of_edges(),
-            )  # fmt: skip
+            )
     graph.graph["routing"] = "nccl"
     return replace(
-        topology_of(graph, "example-a100"), gpu=GPU, sources={"nvlink": "datasheet"},
-        assumptions=(), fabric="single-switch",
-    )  # fmt: skip
+        topology_of(graph, "example-a100"),
+        gpu=GPU,
+        sources={"nvlink": "datasheet"},
+        assumptions=(),
+        fabric="single-switch",
+    )
 
 
 def build_spans(bytes_per_s: float) -> tuple[Span, ...]:
@@ -91,10 +107,18 @@ def build_spans(bytes_per_s: float) -> tuple[Span, ...]:
         free = start + 150e-6 + nbytes / bytes_per_s
         spans.append(
             Span(
-                f"all_reduce bucket {index}", "communication", "all", "comm", 0, start, free,
-                ready[index], nbytes=nbytes, bucket=index,
+                f"all_reduce bucket {index}",
+                "communication",
+                "all",
+                "comm",
+                0,
+                start,
+                free,
+                ready[index],
+                nbytes=nbytes,
+                bucket=index,
             )
-        )  # fmt: skip
+        )
     clock = max(clock, free)
     work("optimizer", "optimizer", 1.1e-3)
     return tuple(sorted(spans, key=lambda span: span.start_s))
@@ -111,10 +135,12 @@ def build_point(gpus: int, base_rate: float | None = None) -> SizeResult:
     times = {
         part: sum(s.end_s - s.start_s for s in spans if s.kind == kind)
         for part, kind in (
-            ("forward", "forward"), ("backward", "backward"), ("copies", "copy"),
+            ("forward", "forward"),
+            ("backward", "backward"),
+            ("copies", "copy"),
             ("optimizer", "optimizer"),
         )
-    }  # fmt: skip
+    }
     compute = sum(times.values())
     step = compute + exposed
     if gpus == 1:
@@ -122,34 +148,50 @@ def build_point(gpus: int, base_rate: float | None = None) -> SizeResult:
     rate = gpus * BATCH / step
     buckets = tuple(
         BucketTime(
-            s.bucket or 0, s.nbytes, s.ready_s, s.start_s, s.end_s,
+            s.bucket or 0,
+            s.nbytes,
+            s.ready_s,
+            s.start_s,
+            s.end_s,
             (f"layer{4 - (s.bucket or 0)}.9.weight", f"layer{4 - (s.bucket or 0)}.0.conv1.weight"),
         )
-        for s in spans if s.kind == "communication"
-    )  # fmt: skip
+        for s in spans
+        if s.kind == "communication"
+    )
     links = tuple(
         LinkUse(f"n{host}/{a}", f"n{host}/{b}" if "/" not in b else b[1:], kind, nbytes, share)
         for host in range(min(2, max(1, gpus // 8)))
         for a, b, kind, nbytes, share in (
             *((f"gpu{i}", "nvs", "nvlink", 178e6, 0.006) for i in range(8)),
-            ("plx0", "nic0", "pcie", 200e6, 0.11), ("plx1", "nic1", "pcie", 200e6, 0.11),
+            ("plx0", "nic0", "pcie", 200e6, 0.11),
+            ("plx1", "nic1", "pcie", 200e6, 0.11),
             ("nic0", "/fabric/leaf0", "infiniband", 200e6, 0.31),
             ("nic1", "/fabric/leaf0", "infiniband", 200e6, 0.62),
         )
         if gpus > 1
-    )  # fmt: skip
+    )
     return SizeResult(
-        gpus=gpus, nodes=max(1, gpus // 8), step_time_s=step, first_step_time_s=1.3 * step,
-        compute_s=compute, comm_s=sum(e - s for s, e in comm), exposed_comm_s=exposed,
+        gpus=gpus,
+        nodes=max(1, gpus // 8),
+        step_time_s=step,
+        first_step_time_s=1.3 * step,
+        compute_s=compute,
+        comm_s=sum(e - s for s, e in comm),
+        exposed_comm_s=exposed,
         breakdown_s={**times, "exposed communication": exposed, "slowdown": 0.0, "idle": 0.0},
-        samples_per_s=rate, scaling_efficiency=rate / gpus / (base_rate or rate),
+        samples_per_s=rate,
+        scaling_efficiency=rate / gpus / (base_rate or rate),
         bottleneck="compute" if gpus == 1 else "n0/nic1 -> fabric/leaf0 (infiniband)",
         limit="compute" if gpus == 1 else "communication",
-        global_batch=BATCH * gpus, batch_per_gpu=BATCH,
+        global_batch=BATCH * gpus,
+        batch_per_gpu=BATCH,
         memory=Memory(0.102e9, 0.102e9, 0.102e9, 0.102e9, 11.2e9, 0.0, 80e9),
-        interval_s=None, buckets=buckets, links=links, timeline=Timeline(spans),
+        interval_s=None,
+        buckets=buckets,
+        links=links,
+        timeline=Timeline(spans),
         mode="flow, 1 rank class",
-    )  # fmt: skip
+    )
 
 
 def build_result() -> Result:
@@ -157,16 +199,23 @@ def build_result() -> Result:
     single = build_point(1)
     points = (single, *(build_point(n, single.samples_per_s) for n in (8, 16, 64, 128, 256)))
     return Result(
-        scenario="resnet50-a100", question="How does ResNet-50 scale from 1 to 256 GPUs?",
-        workload="resnet50", strategy="ddp", machine="example-a100 x 32", scaling="weak",
-        points=points, efficiency_base=1, samples=Sample("image"), topology=build_topology(),
+        scenario="resnet50-a100",
+        question="How does ResNet-50 scale from 1 to 256 GPUs?",
+        workload="resnet50",
+        strategy="ddp",
+        machine="example-a100 x 32",
+        scaling="weak",
+        points=points,
+        efficiency_base=1,
+        samples=Sample("image"),
+        topology=build_topology(),
         assumptions=(
             "Data loading keeps up with training.",
             "assumption: compute is 1.1 times slower while a collective runs on the same GPU.",
         ),
         sources={"gpu": "vendor datasheet, https://example.com/gpu.pdf", "network": "assumption"},
         provenance={"version": "0.1.0", "seed": "0", "scenario digest": "sha256:0123abcd"},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="session")

@@ -70,18 +70,36 @@ def test_the_least_a_scenario_needs(scenario_file):
         ("batch_per_gpu: 64", "batch_per_gpu: 0", 14, "training.batch_per_gpu", "0", "than 0"),
         ("  batch_per_gpu: 64", "  {}", 13, "training", "{", "'batch_per_gpu'"),
         ("batch_per_gpu: 64", "global_batch: 65", 14, "training.global_batch", "65", "of 32"),
-        ("  batch_per_gpu: 64", "  batch_per_gpu: 64\n  scaling: strong", 13, "training",
-         "batch_per_gpu", "'global_batch' and no"),
+        (
+            "  batch_per_gpu: 64",
+            "  batch_per_gpu: 64\n  scaling: strong",
+            13,
+            "training",
+            "batch_per_gpu",
+            "'global_batch' and no",
+        ),
         ("name: resnet50", "file: absent.csv", 3, "model.file", "no such file", "readable"),
         ("name: resnet50", "dtype: fp16", 3, "model", "fp16", "exactly one"),
-        ("precision: fp16", "precision: fp16, overlap_slowdown: 0.9", 4,
-         "compute.overlap_slowdown", "0.9", "greater than or equal to 1"),
+        (
+            "precision: fp16",
+            "precision: fp16, overlap_slowdown: 0.9",
+            4,
+            "compute.overlap_slowdown",
+            "0.9",
+            "greater than or equal to 1",
+        ),
         ("precision: fp16", "precision: fp16, source: file", 4, "compute", "file", "'times'"),
         ("perfmodel: 1", "perfmodel: 2", 2, "perfmodel", "2", "1"),
-        ("kind: ddp\n  bucket_cap: 25 MiB", "kind: data_parallel", 9,
-         "cluster.nodes", "4", "1 with"),
+        (
+            "kind: ddp\n  bucket_cap: 25 MiB",
+            "kind: data_parallel",
+            9,
+            "cluster.nodes",
+            "4",
+            "1 with",
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_fault_names_line_field_found_and_allowed(
     edited, scenario_file, old, new, line, field, found, allowed
 ):
@@ -96,8 +114,10 @@ def test_each_fault_names_line_field_found_and_allowed(
 def test_shape_faults_and_faults_between_sections_are_told_together(good, scenario_file):
     path = scenario_file(good.replace("fp16", "fp17").replace("32]", "64]").replace("25 MiB", "25"))
     assert [fault[0] for fault in faults(path)] == [
-        "compute.precision", "strategy.bucket_cap", "scale.gpus.4",
-    ]  # fmt: skip
+        "compute.precision",
+        "strategy.bucket_cap",
+        "scale.gpus.4",
+    ]
 
 
 def test_the_question_comes_first(good, scenario_file):

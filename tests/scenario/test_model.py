@@ -31,12 +31,17 @@ def made(**sections):
 def test_sizes():
     assert sizes(made(), 8) == (ClusterSize(32, 4, 8),)
     assert sizes(made(scale={"gpus": [1, 4, 8, 16, 32]}), 8) == (
-        ClusterSize(1, 1, 1), ClusterSize(4, 1, 4), ClusterSize(8, 1, 8),
-        ClusterSize(16, 2, 8), ClusterSize(32, 4, 8),
-    )  # fmt: skip
+        ClusterSize(1, 1, 1),
+        ClusterSize(4, 1, 4),
+        ClusterSize(8, 1, 8),
+        ClusterSize(16, 2, 8),
+        ClusterSize(32, 4, 8),
+    )
     assert sizes(made(scale={"nodes": [1, 3]}), 8) == (
-        ClusterSize(8, 1, 8), ClusterSize(24, 3, 8), ClusterSize(32, 4, 8)
-    )  # fmt: skip
+        ClusterSize(8, 1, 8),
+        ClusterSize(24, 3, 8),
+        ClusterSize(32, 4, 8),
+    )
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 32, 33])

@@ -23,13 +23,21 @@ def test_time_to_send_over_dead_links() -> None:
 
 AT = st.sampled_from(["0 ms", "1 ms", "20 ms"])
 EVENTS = st.one_of(
-    st.builds("{{lose: {{nic: n1/nic{}, at: {}, reroute_after: {}}}}}".format,
-              st.integers(0, 3), AT, st.sampled_from(["0 ms", "5 ms"])),
-    st.builds("{{down: {{link: n0/nic{}, at: {}, reroute_after: 60 ms}}}}".format,
-              st.integers(0, 3), AT),
-    st.builds("{{degrade: {{link: n1/nic{}, by: {}}}}}".format,
-              st.integers(0, 3), st.sampled_from([1, 2, 1000])),
-)  # fmt: skip
+    st.builds(
+        "{{lose: {{nic: n1/nic{}, at: {}, reroute_after: {}}}}}".format,
+        st.integers(0, 3),
+        AT,
+        st.sampled_from(["0 ms", "5 ms"]),
+    ),
+    st.builds(
+        "{{down: {{link: n0/nic{}, at: {}, reroute_after: 60 ms}}}}".format, st.integers(0, 3), AT
+    ),
+    st.builds(
+        "{{degrade: {{link: n1/nic{}, by: {}}}}}".format,
+        st.integers(0, 3),
+        st.sampled_from([1, 2, 1000]),
+    ),
+)
 
 
 @settings(max_examples=20)
@@ -39,9 +47,12 @@ EVENTS = st.one_of(
 )
 def test_no_event_makes_nan(events: list[str], algorithm: str) -> None:
     changes = [
-        "scale=null", "cluster.nodes=3", "model.name=resnet18",
-        f"events=[{', '.join(events)}]", f"library.env={{NCCL_ALGO: {algorithm}}}",
-    ]  # fmt: skip
+        "scale=null",
+        "cluster.nodes=3",
+        "model.name=resnet18",
+        f"events=[{', '.join(events)}]",
+        f"library.env={{NCCL_ALGO: {algorithm}}}",
+    ]
     scenario = load_scenario("resnet50-dgx-a100", changes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

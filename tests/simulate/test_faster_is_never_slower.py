@@ -96,9 +96,13 @@ def logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
 
 
 MACHINES = (
-    ("ethernet-25g", 2), ("ethernet-25g", 4), ("v100-x8-25g", 1), ("v100-x8-25g", 2),
-    ("aws-g4dn-12xlarge", 3), ("dgx-a100", 1),
-)  # fmt: skip
+    ("ethernet-25g", 2),
+    ("ethernet-25g", 4),
+    ("v100-x8-25g", 1),
+    ("v100-x8-25g", 2),
+    ("aws-g4dn-12xlarge", 3),
+    ("dgx-a100", 1),
+)
 sizes = logarithmic(16, 2e6).map(lambda n: 4 * int(n / 4))
 
 
@@ -115,9 +119,16 @@ sizes = logarithmic(16, 2e6).map(lambda n: 4 * int(n / 4))
 )
 @settings(SETTINGS, max_examples=4)
 def test_any_library_at_any_fidelity(
-    library: str, fidelity: Fidelity, machine: tuple[str, int], op: str, nbytes: int, at_once: int,
-    between: bool, scale: tuple[float, float], factor: float,
-) -> None:  # fmt: skip
+    library: str,
+    fidelity: Fidelity,
+    machine: tuple[str, int],
+    op: str,
+    nbytes: int,
+    at_once: int,
+    between: bool,
+    scale: tuple[float, float],
+    factor: float,
+) -> None:
     case = Case(library, *machine, op, nbytes, at_once, between, scale)
     anomaly = EXACT if at_once == 1 and library != "gloo" else LINKS_SHARED
     check(lambda **faster: timed(case, fidelity, **faster), factor, anomaly)
@@ -135,9 +146,15 @@ def test_any_library_at_any_fidelity(
 )
 @settings(SETTINGS, max_examples=20)
 def test_sockets_of_any_rate_against_memory(
-    hosts: int, nbytes: int, at_once: int, scale: tuple[float, float], burst: float,
-    cores: int | None, between: bool, factor: float,
-) -> None:  # fmt: skip
+    hosts: int,
+    nbytes: int,
+    at_once: int,
+    scale: tuple[float, float],
+    burst: float,
+    cores: int | None,
+    between: bool,
+    factor: float,
+) -> None:
     """Links of 50 Mbit/s to 200 Gbit/s beside memory of 170 Gbit/s."""
     if not between:
         scale = (min(scale[0], 10.0), scale[1])

@@ -22,14 +22,20 @@ FABRICS = {
 }
 HOSTS, SIZE = 12, 8
 GROUPS: dict[str, list[RankGroup]] = {
-    "next hosts": [tuple(range(i, i + 3 * SIZE, SIZE)) for h in range(0, HOSTS, 3)
-                   for i in range(h * SIZE, (h + 1) * SIZE)],
+    "next hosts": [
+        tuple(range(i, i + 3 * SIZE, SIZE))
+        for h in range(0, HOSTS, 3)
+        for i in range(h * SIZE, (h + 1) * SIZE)
+    ],
     "far hosts": [tuple(range(i, HOSTS * SIZE, 4 * SIZE)) for i in range(4 * SIZE)],
-    "two a host": [(i, i + 1, i + 2 * SIZE, i + 2 * SIZE + 1)
-                   for i in range(0, (HOSTS - 2) * SIZE, SIZE)],
-    "whole hosts": [tuple(r for h in (i, i + 4, i + 8) for r in range(h * SIZE, (h + 1) * SIZE))
-                    for i in range(4)],
-}  # fmt: skip
+    "two a host": [
+        (i, i + 1, i + 2 * SIZE, i + 2 * SIZE + 1) for i in range(0, (HOSTS - 2) * SIZE, SIZE)
+    ],
+    "whole hosts": [
+        tuple(r for h in (i, i + 4, i + 8) for r in range(h * SIZE, (h + 1) * SIZE))
+        for i in range(4)
+    ],
+}
 
 
 def machine_of(fabric: str, *, uneven: bool) -> Machine:

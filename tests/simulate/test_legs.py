@@ -52,8 +52,9 @@ def test_flow_equals_message(op: str, algorithm: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for ranks in RANKS[op, algorithm]:
         machine = mesh(ranks, int(rng.choice([1, 2, 4])), rng)
-        way = collective(machine, op, 32 * ranks * int(rng.integers(1, 50_000)), range(ranks),
-                         algorithm)  # fmt: skip
+        way = collective(
+            machine, op, 32 * ranks * int(rng.integers(1, 50_000)), range(ranks), algorithm
+        )
         scene = Scene("mesh", "mesh", machine, (Launch(0.0, way, op, ranks),))
         flow, message = (play(fidelity, scene)[0] for fidelity in ("flow", "message"))
         assert flow == pytest.approx(message, rel=1e-9), ranks

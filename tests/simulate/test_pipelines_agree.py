@@ -60,10 +60,16 @@ def _becoming(network: FlowNetwork | MessageNetwork, other: Machine) -> Callable
 
 
 WAYS = [
-    ("dgx-h100", 1, "nvls"), ("dgx-h100", 1, "tree"), ("dgx1-v100", 1, "tree"),
-    ("dgx-h100", 2, "nvls_tree"), ("dgx-h100", 2, "tree"), ("azure-ndv4", 2, "tree"),
-    ("dgx-h100", 2, "collnet"), ("dgx-h100", 2, "collnet_direct"), ("rtx4090-x4", 1, "tree"),
-]  # fmt: skip
+    ("dgx-h100", 1, "nvls"),
+    ("dgx-h100", 1, "tree"),
+    ("dgx1-v100", 1, "tree"),
+    ("dgx-h100", 2, "nvls_tree"),
+    ("dgx-h100", 2, "tree"),
+    ("azure-ndv4", 2, "tree"),
+    ("dgx-h100", 2, "collnet"),
+    ("dgx-h100", 2, "collnet_direct"),
+    ("rtx4090-x4", 1, "tree"),
+]
 
 
 MANY_MESSAGES = ("dgx-h100", 2, "tree")

@@ -33,23 +33,42 @@ LINK_DECIDES = (
     "what a memory or a link between CPUs does"
 )
 CONTEXTS = {
-    "job": Context("", "", {
-        **JOB.idle, "compute.channels_last": NOT_IN_FILE,
-        "scale": OTHER_COMMAND,
-    }, JOB.implied),
-    "resnet": Context("model: {name: resnet18}", "compute.", {
-        "compute.fused_attention": scenario_fields.NO_ATTENTION}, JOB.implied),
-    "what if": Context(IMAGINED.changes, IMAGINED.tried, {
-        **IMAGINED.idle, "what_if.pcie_bandwidth": SLOWER, "what_if.memory_bandwidth": SLOWER,
-        "what_if.cpu_bandwidth": SLOWER}),
+    "job": Context(
+        "",
+        "",
+        {
+            **JOB.idle,
+            "compute.channels_last": NOT_IN_FILE,
+            "scale": OTHER_COMMAND,
+        },
+        JOB.implied,
+    ),
+    "resnet": Context(
+        "model: {name: resnet18}",
+        "compute.",
+        {"compute.fused_attention": scenario_fields.NO_ATTENTION},
+        JOB.implied,
+    ),
+    "what if": Context(
+        IMAGINED.changes,
+        IMAGINED.tried,
+        {
+            **IMAGINED.idle,
+            "what_if.pcie_bandwidth": SLOWER,
+            "what_if.memory_bandwidth": SLOWER,
+            "what_if.cpu_bandwidth": SLOWER,
+        },
+    ),
     "what if on PCIe": Context(
         "cluster: {node: rtx4090-x8}\nwhat_if: {compute: 1.5}",
         "what_if.pcie_bandwidth what_if.memory_bandwidth what_if.cpu_bandwidth",
-        {"what_if.memory_bandwidth": LINK_DECIDES, "what_if.cpu_bandwidth": LINK_DECIDES}),
+        {"what_if.memory_bandwidth": LINK_DECIDES, "what_if.cpu_bandwidth": LINK_DECIDES},
+    ),
     "library": Context(
-        scenario_fields.A100 + "library: {name: nccl}\nstrategy: {bucket_cap: 4 MiB}", "library."),
+        scenario_fields.A100 + "library: {name: nccl}\nstrategy: {bucket_cap: 4 MiB}", "library."
+    ),
     "jitter": Context("events: [{jitter: {cv: 0.01}}]", "events.0.jitter.cv seed"),
-}  # fmt: skip
+}
 """Scenarios of `perfmodel run` in which buckets are asked for as well."""
 
 CASES = [
@@ -58,8 +77,15 @@ CASES = [
     for name in scenario_fields.tried_fields(context)
 ]
 
-ECHOED = ("scenario", "question", "machine", "assumptions", "provenance", "snippet",
-          "snippet_uniform")  # fmt: skip
+ECHOED = (
+    "scenario",
+    "question",
+    "machine",
+    "assumptions",
+    "provenance",
+    "snippet",
+    "snippet_uniform",
+)
 """Parts of an answer that say what was asked."""
 
 TUNED: dict[str, object] = {}

@@ -79,120 +79,198 @@ H100 = (
 SHARDED = "strategy: {kind: megatron, use_distributed_optimizer: true}\n"
 CONTEXTS = {
     "fp8, delayed": Context(
-        H100 + SHARDED + "compute: {precision: fp8, fp8: {recipe: delayed}}", "compute.fp8.",
-        implied={"compute.fp8.library": "transformer_engine", "compute.fp8.reduce_amax": True}),
+        H100 + SHARDED + "compute: {precision: fp8, fp8: {recipe: delayed}}",
+        "compute.fp8.",
+        implied={"compute.fp8.library": "transformer_engine", "compute.fp8.reduce_amax": True},
+    ),
     "fp8, current": Context(
         H100 + SHARDED + "compute: {precision: fp8, fp8: {recipe: current, "
-        "first_last_layers_bf16: true}}", "compute.fp8.",
-        implied={"compute.fp8.library": "transformer_engine"}),
+        "first_last_layers_bf16: true}}",
+        "compute.fp8.",
+        implied={"compute.fp8.library": "transformer_engine"},
+    ),
     "fp8, gathered": Context(
         H100 + "strategy: {kind: fsdp}\ncompute: {precision: fp8, fp8: {recipe: tensorwise, "
-        "enable_fsdp_float8_all_gather: true}}", "compute.fp8.",
-        implied={"compute.fp8.library": "torchao"}),
-    "job": Context("model: {name: resnet18}", "", {
-        "compute.fused_attention": NO_ATTENTION, "seed": NO_CHANCE,
-        "sweep": OTHER_COMMAND, "plan": OTHER_COMMAND,
-        "cluster.pool": "one switch joins any number of nodes; the context of a pool tries it",
-    }, USUAL),
-    "what if": Context("what_if: {compute: 1.5}", "what_if.", {
-        "what_if.jitter": NO_EVENT, "what_if.events": NO_EVENT, "what_if.jobs": NO_EVENT,
-        "what_if.library_rates": "the network is not TCP; the context of these rates tries it"}),
+        "enable_fsdp_float8_all_gather: true}}",
+        "compute.fp8.",
+        implied={"compute.fp8.library": "torchao"},
+    ),
+    "job": Context(
+        "model: {name: resnet18}",
+        "",
+        {
+            "compute.fused_attention": NO_ATTENTION,
+            "seed": NO_CHANCE,
+            "sweep": OTHER_COMMAND,
+            "plan": OTHER_COMMAND,
+            "cluster.pool": "one switch joins any number of nodes; the context of a pool tries it",
+        },
+        USUAL,
+    ),
+    "what if": Context(
+        "what_if: {compute: 1.5}",
+        "what_if.",
+        {
+            "what_if.jitter": NO_EVENT,
+            "what_if.events": NO_EVENT,
+            "what_if.jobs": NO_EVENT,
+            "what_if.library_rates": "the network is not TCP; the context of these rates tries it",
+        },
+    ),
     "library's own rates": Context(
         "cluster: {node: azure-ncv4, nodes: 2, gpus_per_node: 1, fabric: one-switch}\n"
         "what_if: {compute: 1.5}",
-        "what_if.library_rates"),
-    "transformer": Context("model: {name: bert-base}", "model. compute.", {
-        "compute.channels_last": NO_CONVOLUTION}, USUAL),
+        "what_if.library_rates",
+    ),
+    "transformer": Context(
+        "model: {name: bert-base}",
+        "model. compute.",
+        {"compute.channels_last": NO_CONVOLUTION},
+        USUAL,
+    ),
     "adapters": Context(
-        "model: {name: bert-base, adapters: {targets: [query, value]}}", "model.adapters.",
-        {"model.adapters.a2a_experimental": "no tensor group shares maps here"}),
+        "model: {name: bert-base, adapters: {targets: [query, value]}}",
+        "model.adapters.",
+        {"model.adapters.a2a_experimental": "no tensor group shares maps here"},
+    ),
     "mixed precision of DDP": Context(
         "strategy: {kind: ddp, mixed_precision: {param_dtype: fp16, reduce_dtype: fp16}}",
-        "strategy.mixed_precision."),
+        "strategy.mixed_precision.",
+    ),
     "model by its shape": Context(
         "model: {transformer: {hidden: 256, layers: 2, vocab: 1k, window: 16}, tokens: 64}",
-        "model.transformer. model.tokens"),
+        "model.transformer. model.tokens",
+    ),
     "experts by their shape": Context(
         "model: {transformer: {hidden: 256, layers: 4, vocab: 1k, experts: {count: 4}}, "
-        "tokens: 64}", "model.transformer.experts."),
+        "tokens: 64}",
+        "model.transformer.experts.",
+    ),
     "model in a file": Context(
         "model: {file: model.csv}\ncompute: {precision: fp16, source: file, times: times.csv}",
-        "model."),
+        "model.",
+    ),
     "times in a file": Context(
-        "compute: {precision: fp16, source: file, times: times.csv}", "compute.", {
-        "compute.fused_attention": NO_ATTENTION, "compute.cuda_graphs": BUSY}),
+        "compute: {precision: fp16, source: file, times: times.csv}",
+        "compute.",
+        {"compute.fused_attention": NO_ATTENTION, "compute.cuda_graphs": BUSY},
+    ),
     "strong scaling": Context(
-        "training: {global_batch: 64}", "training.", implied={"training.scaling": "strong"}),
+        "training: {global_batch: 64}", "training.", implied={"training.scaling": "strong"}
+    ),
     "data parallel": Context(
         "strategy: {kind: data_parallel}\ncluster: {node: v100-x8-25g, gpus_per_node: 2}",
-        "strategy. model. compute.", {
-        "compute.fused_attention": NO_ATTENTION, "compute.channels_last": NO_CONVOLUTION}, USUAL),
-    "horovod": Context("strategy: {kind: horovod, cycle_time: 1 ms}", "strategy.", {
-        "strategy.cache_capacity": "gradients are agreed on before the device has them; "
-        "test_horovod_plan tries it"}),
+        "strategy. model. compute.",
+        {"compute.fused_attention": NO_ATTENTION, "compute.channels_last": NO_CONVOLUTION},
+        USUAL,
+    ),
+    "horovod": Context(
+        "strategy: {kind: horovod, cycle_time: 1 ms}",
+        "strategy.",
+        {
+            "strategy.cache_capacity": "gradients are agreed on before the device has them; "
+            "test_horovod_plan tries it"
+        },
+    ),
     "priority": Context("strategy: {kind: priority, partition_size: 4 MB}", "strategy."),
     "parameter server": Context(
         "strategy: {kind: parameter_server, mode: bounded, staleness: 1, servers: 2}\n"
         "cluster: {node: v100-x8-25g, nodes: 2, gpus_per_node: 2, fabric: one-switch}",
-        "strategy."),
+        "strategy.",
+    ),
     "accumulating": Context("strategy: {kind: ddp, accumulate: 2}", "strategy."),
-    **{f"hook {fields.partition(',')[0]}": Context(
-        f"strategy: {{kind: ddp, hook: {{kind: {fields}}}}}", "strategy.hook.",
-        {"strategy.hook.batch_tensors_with_same_shape": "no two tensors are alike here"}
-        if fields.startswith("powersgd") else {})
+    **{
+        f"hook {fields.partition(',')[0]}": Context(
+            f"strategy: {{kind: ddp, hook: {{kind: {fields}}}}}",
+            "strategy.hook.",
+            {"strategy.hook.batch_tensors_with_same_shape": "no two tensors are alike here"}
+            if fields.startswith("powersgd")
+            else {},
+        )
         for fields in (
             POWER_SGD,
-            "topk, ratio: 0.1", "onebit, use_error_feedback: true",
-            "quantization_perchannel, bucket_size: 4096")},
+            "topk, ratio: 0.1",
+            "onebit, use_error_feedback: true",
+            "quantization_perchannel, bucket_size: 4096",
+        )
+    },
     "uneven inputs": Context("strategy: {kind: ddp, join: true}", "strategy."),
     "local sgd": Context(
-        "strategy: {kind: local_sgd, period: 2, gradient_gpus: 2, warmup_steps: 0}", "strategy."),
+        "strategy: {kind: local_sgd, period: 2, gradient_gpus: 2, warmup_steps: 0}", "strategy."
+    ),
     "local sgd by levels": Context(
-        "strategy: {kind: local_sgd, levels: [{period: 2, gpus: 2}]}", "strategy."),
-    **{f"fabric {shape}": Context(
-        f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {shape}"
-        f"{'' if shape == 'one-switch' else ', radix: 8, oversubscription: 2'}}}}}",
-        "cluster.fabric.", RINGS if shape == "rail-optimised" else {},
-        {"cluster.fabric.routing": "ecmp" if shape == "one-switch" else "adaptive"}) for shape in
-        ("one-switch", "leaf-spine", "rail-optimised", "fat-tree")},
-    **{f"fabric {fabric.partition(',')[0]}": Context(
-        f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {fabric}}}}}",
-        "cluster.fabric.", DRAGONFLY if usual == "adaptive" else {},
-        {"cluster.fabric.routing": usual}) for fabric, usual in (
-            ("torus", "dimension-ordered"), ("hypercube", "dimension-ordered"),
-            ("dragonfly, radix: 10, routers_per_group: 2, hosts_per_router: 1", "adaptive"))},
+        "strategy: {kind: local_sgd, levels: [{period: 2, gpus: 2}]}", "strategy."
+    ),
+    **{
+        f"fabric {shape}": Context(
+            f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {shape}"
+            f"{'' if shape == 'one-switch' else ', radix: 8, oversubscription: 2'}}}}}",
+            "cluster.fabric.",
+            RINGS if shape == "rail-optimised" else {},
+            {"cluster.fabric.routing": "ecmp" if shape == "one-switch" else "adaptive"},
+        )
+        for shape in ("one-switch", "leaf-spine", "rail-optimised", "fat-tree")
+    },
+    **{
+        f"fabric {fabric.partition(',')[0]}": Context(
+            f"cluster: {{node: dgx1-v100, nodes: 8, gpus_per_node: 4, fabric: {{kind: {fabric}}}}}",
+            "cluster.fabric.",
+            DRAGONFLY if usual == "adaptive" else {},
+            {"cluster.fabric.routing": usual},
+        )
+        for fabric, usual in (
+            ("torus", "dimension-ordered"),
+            ("hypercube", "dimension-ordered"),
+            ("dragonfly, radix: 10, routers_per_group: 2, hosts_per_router: 1", "adaptive"),
+        )
+    },
     "some of a pool": Context(
         "cluster: {node: ethernet-10g, nodes: 4, pool: 16, placement: random, fabric: "
         "{kind: leaf-spine, hosts_per_leaf: 4, oversubscription: 4}}",
-        "cluster.pool cluster.placement seed"),
-    **{f"library {name}": Context(
-        A100 + f"library: {{name: {name}}}\nstrategy: {{bucket_cap: 4 MiB}}", "library.",
-        implied={} if name == "nccl" else OWN_CHOICE)
-       for name in ("nccl", "plain", "gloo", "mpi")},
+        "cluster.pool cluster.placement seed",
+    ),
+    **{
+        f"library {name}": Context(
+            A100 + f"library: {{name: {name}}}\nstrategy: {{bucket_cap: 4 MiB}}",
+            "library.",
+            implied={} if name == "nccl" else OWN_CHOICE,
+        )
+        for name in ("nccl", "plain", "gloo", "mpi")
+    },
     "processes on CPUs": Context(
         "cluster: {node: cpu-loopback, gpus_per_node: 2}\ncompute: {precision: fp32}\n"
-        "library: {name: gloo}\nmodel: {name: resnet18}", "library.", implied=OWN_CHOICE),
-    "slow": Context("events: [{slow: {ranks: [1], by: 2, steps: [3]}}]",
-                    "events.0.slow. what_if"),
+        "library: {name: gloo}\nmodel: {name: resnet18}",
+        "library.",
+        implied=OWN_CHOICE,
+    ),
+    "slow": Context("events: [{slow: {ranks: [1], by: 2, steps: [3]}}]", "events.0.slow. what_if"),
     "jitter": Context("events: [{jitter: {cv: 0.01}}]", "events. seed"),
     "degrade": Context(
         'events: [{degrade: {link: n0/nic0, by: 4, at: "10 ms", until: "50 ms"}}]',
-        "events.0.degrade."),
+        "events.0.degrade.",
+    ),
     "down": Context(
         A100 + 'events: [{down: {link: n0/nic0 -- fabric/leaf0, at: "1 ms", '
-        'reroute_after: "50 ms"}}]', "events.0.down."),
+        'reroute_after: "50 ms"}}]',
+        "events.0.down.",
+    ),
     "lose": Context(
         A100 + 'events: [{lose: {nic: n0/nic0, at: "1 ms", reroute_after: "50 ms"}}]',
-        "events.0.lose."),
+        "events.0.lose.",
+    ),
     "traffic": Context(
-        'events: [{traffic: {from: n0/cpu0, to: n1/cpu0, rate: 1 GB/s, nbytes: 20 MB, '
-        'every: "50 ms", at: "1 ms"}}]', "events.0.traffic."),
+        "events: [{traffic: {from: n0/cpu0, to: n1/cpu0, rate: 1 GB/s, nbytes: 20 MB, "
+        'every: "50 ms", at: "1 ms"}}]',
+        "events.0.traffic.",
+    ),
     "events left out": Context(
-        "events: [{jitter: {cv: 0.01}}]\nwhat_if: {compute: 1.5}",
-        "what_if.jitter what_if.events"),
+        "events: [{jitter: {cv: 0.01}}]\nwhat_if: {compute: 1.5}", "what_if.jitter what_if.events"
+    ),
     "other GPUs": Context(
         "cluster: {node: v100-x8-25g, gpus_per_node: 2, "
-        "mixed: [{nodes: [0], gpu: v100-pcie-16gb}]}", "cluster.mixed.0."),
+        "mixed: [{nodes: [0], gpu: v100-pcie-16gb}]}",
+        "cluster.mixed.0.",
+    ),
     "curve over GPUs": Context("scale: {gpus: [1]}", "scale."),
     "curve over nodes": Context("scale: {nodes: [1]}", "scale."),
     "jobs": Context(
@@ -202,13 +280,17 @@ CONTEXTS = {
         "jobs: [{model: {file: small.yaml}, strategy: {bucket_cap: 1 MiB}, batch_per_gpu: 8, "
         "nodes: 2}]\n"
         "what_if: {compute: 1.5}",
-        "jobs. cluster.placement what_if.jobs", {
-        "jobs.0.strategy.process_group_gpus": "its two GPUs are one group; the context of a job "
-        "tries it",
-        "jobs.0.strategy.static_graph": "it changes the first step of a job, which is past; "
-        "the context of a job tries it",
-    }),
-}  # fmt: skip
+        "jobs. cluster.placement what_if.jobs",
+        {
+            "jobs.0.strategy.process_group_gpus": (
+                "its two GPUs are one group; the context of a job tries it"
+            ),
+            "jobs.0.strategy.static_graph": (
+                "it changes the first step of a job, which is past; the context of a job tries it"
+            ),
+        },
+    ),
+}
 
 VALUES: Mapping[str, list[Any]] = {
     "perfmodel": [2],
@@ -216,8 +298,9 @@ VALUES: Mapping[str, list[Any]] = {
     "file": ["model.csv", "other.csv"],
     "times": ["twice.csv"],
     "library": [{"name": "gloo"}],
-    "plan": [{"target": {"samples": 1}, "candidates": [{"name": "a", "node": "dgx-a100",
-                                                        "nodes": [1]}]}],
+    "plan": [
+        {"target": {"samples": 1}, "candidates": [{"name": "a", "node": "dgx-a100", "nodes": [1]}]}
+    ],
     "model": ["vgg11"],
     "experts": [{"imbalance": 0.5}],
     "adapters": [{"targets": ["query", "value"]}],
@@ -249,7 +332,7 @@ VALUES: Mapping[str, list[Any]] = {
     "cluster.fabric.routing": ["ecmp", "dimension-ordered", "minimal", "valiant"],
     "jobs.0.model": ["resnet18"],
     "kind": ["leaf-spine", "rail-optimised", "one-switch", "fat-tree"],
-        "scale": [{"gpus": [1]}],
+    "scale": [{"gpus": [1]}],
     "events": [[{"slow": {"ranks": [1], "by": 2}}]],
     "jobs": [[{"model": "resnet18", "batch_per_gpu": 8, "nodes": 2}]],
     "library.name": ["gloo", "nccl"],
@@ -273,7 +356,7 @@ VALUES: Mapping[str, list[Any]] = {
     "down": [{"link": "n0/nic0"}],
     "lose": [{"nic": "n0/nic0"}],
     "traffic": [{"from": "n0/cpu0", "to": "n1/cpu0", "rate": "1 GB/s"}],
-}  # fmt: skip
+}
 """Values that no schema can give: names, lists, whole sections; by field or by its last part."""
 
 
@@ -292,12 +375,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / name).write_text("\n".join(lines))
     model = {
         "buffers": "100 kB",
-        "parameters": [{"name": f"{layer}.weight", "shape": [size // 100, 100]}
-                       for layer, size in zip(names, SIZES, strict=True)],
-        "layers": [{"name": layer, "parameters": [f"{layer}.weight"], "kernels": 3,
-                    "matmul_flops": 500.0 * size, "vector": "2 MB"}
-                   for layer, size in zip(names, SIZES, strict=True)],
-    }  # fmt: skip
+        "parameters": [
+            {"name": f"{layer}.weight", "shape": [size // 100, 100]}
+            for layer, size in zip(names, SIZES, strict=True)
+        ],
+        "layers": [
+            {
+                "name": layer,
+                "parameters": [f"{layer}.weight"],
+                "kernels": 3,
+                "matmul_flops": 500.0 * size,
+                "vector": "2 MB",
+            }
+            for layer, size in zip(names, SIZES, strict=True)
+        ],
+    }
     (place / "small.yaml").write_text(json.dumps(model))
     return place
 

@@ -27,11 +27,24 @@ from queue import SimpleQueue
 ROOT = Path(__file__).resolve().parents[2]
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
-}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
 
 TIMEOUT_S = 600
 
@@ -81,8 +94,10 @@ def mutants(path: Path) -> Iterator[Mutant]:
         if id(node) in options:  # that a dataclass is frozen changes no answer
             continue
         line = lines[node.lineno - 1]
-        start, end = (len(line.encode()[:column].decode()) for column in
-                      (node.col_offset, node.end_col_offset or 0))  # fmt: skip
+        start, end = (
+            len(line.encode()[:column].decode())
+            for column in (node.col_offset, node.end_col_offset or 0)
+        )
         before = line[start:end]
         if before != ast.get_source_segment(text, node) or "f'" in line or 'f"' in line:
             continue
@@ -132,9 +147,13 @@ def caught(mutant: Mutant, checkout: Path) -> bool:
             command = [sys.executable, "-P", "-m", "pytest", "-qx", "-p", "no:cacheprovider"]
             try:
                 done = subprocess.run(
-                    [*command, *paths], cwd=checkout, env=environment, capture_output=True,
-                    timeout=TIMEOUT_S, check=False,
-                )  # fmt: skip
+                    [*command, *paths],
+                    cwd=checkout,
+                    env=environment,
+                    capture_output=True,
+                    timeout=TIMEOUT_S,
+                    check=False,
+                )
             except subprocess.TimeoutExpired:
                 return True
             if done.returncode not in {0, 5}:

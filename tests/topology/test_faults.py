@@ -135,8 +135,9 @@ def test_routes_avoid_what_is_lost_and_stay_shortest(kind: str, data: st.DataObj
     topology = {"leaves": LEAVES, "tree": TREE}[kind]
     trunks = [i for i, (a, b) in enumerate(topology.arcs.names) if a[0] == b[0] == "f"]
     gone = data.draw(st.sets(st.sampled_from(trunks), max_size=len(trunks) * 2 // 3))
-    src, dst = data.draw(st.lists(st.integers(0, topology.hosts - 1), min_size=2, max_size=2,
-                                  unique=True))  # fmt: skip
+    src, dst = data.draw(
+        st.lists(st.integers(0, topology.hosts - 1), min_size=2, max_size=2, unique=True)
+    )
     ends = f"n{src}/nic0", f"n{dst}/nic0"
     usual = Router(topology).route(*ends)
     left = nx.MultiDiGraph()
@@ -194,10 +195,16 @@ def test_another_nic_serves_where_one_is_lost() -> None:
     ("nodes", "pair", "told"),
     [
         (["n1/gpu3"], ("n1/gpu0", "n1/gpu3"), "n1/gpu3 is unreachable from n1/gpu0 since n1/gpu3"),
-        (["fabric/leaf0", *[f"n2/nic{i}" for i in range(8)]], ("n0/gpu2", "n2/gpu2"),
-         "n2/gpu2 is unreachable from n0/gpu2 since n2/nic0, n2/nic1, n2/nic2, n2/nic3 and 5 more"),
+        (
+            ["fabric/leaf0", *[f"n2/nic{i}" for i in range(8)]],
+            ("n0/gpu2", "n2/gpu2"),
+            (
+                "n2/gpu2 is unreachable from n0/gpu2 since n2/nic0, "
+                "n2/nic1, n2/nic2, n2/nic3 and 5 more"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_unreachable_peer_is_named_and_why(
     nodes: list[str], pair: tuple[str, str], told: str
 ) -> None:

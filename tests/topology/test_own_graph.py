@@ -39,9 +39,26 @@ def through_json(topology: Topology) -> Topology:
 
 
 def assert_same(one: Topology, other: Topology) -> None:
-    for name in ("name", "ranks", "gpu", "hosts", "host_arcs", "sources", "assumptions", "network",
-                 "fabric", "template", "gpu_p2p", "gpudirect_rdma", "staging_Bps", "reach",
-                 "channel_graphs", "sockets", "host_memory_bytes", "drives"):  # fmt: skip
+    for name in (
+        "name",
+        "ranks",
+        "gpu",
+        "hosts",
+        "host_arcs",
+        "sources",
+        "assumptions",
+        "network",
+        "fabric",
+        "template",
+        "gpu_p2p",
+        "gpudirect_rdma",
+        "staging_Bps",
+        "reach",
+        "channel_graphs",
+        "sockets",
+        "host_memory_bytes",
+        "drives",
+    ):
         assert getattr(one, name) == getattr(other, name), name
     assert dict(one.devices) == dict(other.devices)
     assert tuple(one.arcs.names) == tuple(other.arcs.names)
@@ -181,13 +198,16 @@ def broken(node: dict[str, Any] | None = None, edge: dict[str, Any] | None = Non
         (broken(edge={"latency": float("inf")}), "edges.1 -- 2.latency", "from zero"),
         (broken(edge={"kind": "isa"}), "edges.1 -- 2.kind", "one of"),
         (broken(edge={"lanes": 0}), "edges.1 -- 2.lanes", "0"),
-        (nx.union(broken(), nx.relabel_nodes(broken(), {0: "x", 1: "y", 2: "z"})), "nodes.x",
-         "no path from 0 to x"),
+        (
+            nx.union(broken(), nx.relabel_nodes(broken(), {0: "x", 1: "y", 2: "z"})),
+            "nodes.x",
+            "no path from 0 to x",
+        ),
         (nx.Graph(), "nodes", "0 GPUs"),
         (nx.Graph(broken(), routing="widest"), "graph.routing", "'shortest'"),
         (7, "topology", "a NetworkX graph"),
     ],
-)  # fmt: skip
+)
 def test_a_fault_names_its_node_or_edge(graph: Any, field: str, said: str) -> None:
     with pytest.raises(InputError) as error:
         topology_of(graph)

@@ -58,10 +58,17 @@ class Decoder(nn.Module):
     def __init__(self, width: int = 32, vocabulary: int = 50) -> None:
         super().__init__()
         self.table = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList([nn.ModuleDict({
-            "norm": nn.LayerNorm(width), "qkv": nn.Linear(width, 3 * width),
-            "out": nn.Linear(width, width),
-        })])  # fmt: skip
+        self.blocks = nn.ModuleList(
+            [
+                nn.ModuleDict(
+                    {
+                        "norm": nn.LayerNorm(width),
+                        "qkv": nn.Linear(width, 3 * width),
+                        "out": nn.Linear(width, width),
+                    }
+                )
+            ]
+        )
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.table.weight
 
@@ -109,9 +116,7 @@ class Branching(nn.Module):
 def real_step(module: nn.Module, loss: Any) -> tuple[list[str], float]:
     """Ready order by hooks, and bytes that are saved, in a step on real tensors."""
     names = {parameter: name for name, parameter in module.named_parameters()}
-    own = {
-        each.untyped_storage().data_ptr() for each in (*module.parameters(), *module.buffers())
-    }  # fmt: skip
+    own = {each.untyped_storage().data_ptr() for each in (*module.parameters(), *module.buffers())}
     order: list[str] = []
     held: dict[int, int] = {}
     storages = []

@@ -26,8 +26,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 TOKENS = 64
 WIDE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 400}
 PLAIN = {**WIDE, "intermediate_size": 160}
-LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
-          "linear_value_head_dim": 16}  # fmt: skip
+LINEAR = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 STATES = {"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 32}
 IMAGE = {**PLAIN, "image_size": 32, "patch_size": 8}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -35,33 +39,76 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "falcon, one key head": {**WIDE, "model_type": "falcon", "num_hidden_layers": 1},
     "gptj": {"n_embd": 64, "n_layer": 1, "n_head": 4, "rotary_dim": 8, "vocab_size": 400},
     "mpt": {"d_model": 64, "n_layers": 1, "n_heads": 4, "vocab_size": 400},
-    "audio-spectrogram-transformer": {**PLAIN, "num_hidden_layers": 1, "patch_size": 8,
-                                      "max_length": 64, "num_mel_bins": 32},
+    "audio-spectrogram-transformer": {
+        **PLAIN,
+        "num_hidden_layers": 1,
+        "patch_size": 8,
+        "max_length": 64,
+        "num_mel_bins": 32,
+    },
     "opt": {**WIDE, "ffn_dim": 160, "word_embed_proj_dim": 64},
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 400},
     "roberta": PLAIN,
     "distilbert": {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 160, "vocab_size": 400},
-    "deberta-v2": {**PLAIN, "pad_token_id": None,
-                   "architectures": ["DebertaV2ForSequenceClassification"]},
+    "deberta-v2": {
+        **PLAIN,
+        "pad_token_id": None,
+        "architectures": ["DebertaV2ForSequenceClassification"],
+    },
     "electra": {**PLAIN, "architectures": ["ElectraForPreTraining"], "embedding_size": 32},
     "dinov2": IMAGE,
-    "swin": {"embed_dim": 24, "depths": [1, 1], "num_heads": [2, 4], "image_size": 64,
-             "window_size": 4},
-    "segformer": {"depths": [1, 1, 1, 1], "hidden_sizes": [16, 32, 32, 64], "image_size": 64,
-                  "decoder_hidden_size": 32},
+    "swin": {
+        "embed_dim": 24,
+        "depths": [1, 1],
+        "num_heads": [2, 4],
+        "image_size": 64,
+        "window_size": 4,
+    },
+    "segformer": {
+        "depths": [1, 1, 1, 1],
+        "hidden_sizes": [16, 32, 32, 64],
+        "image_size": 64,
+        "decoder_hidden_size": 32,
+    },
     "siglip_vision_model": IMAGE,
     "wav2vec2": PLAIN,
-    "bart": {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 400,
-             "encoder_ffn_dim": 160, "decoder_ffn_dim": 96, "pad_token_id": 0, "bos_token_id": 1,
-             "eos_token_id": 2, "decoder_start_token_id": 2},
-    "mamba2": {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 400, **STATES,
-               "time_step_limit": [0.0, float("inf")]},
-    "qwen3_next": {**PLAIN, **LINEAR, "num_key_value_heads": 2, "head_dim": 16, "num_experts": 4,
-                   "num_experts_per_tok": 2, "moe_intermediate_size": 48,
-                   "shared_expert_intermediate_size": 48},
-    "minimax_m2": {**PLAIN, "num_key_value_heads": 2, "head_dim": 16, "num_local_experts": 4,
-                   "num_experts_per_tok": 2},
-}  # fmt: skip
+    "bart": {
+        "d_model": 64,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "vocab_size": 400,
+        "encoder_ffn_dim": 160,
+        "decoder_ffn_dim": 96,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+    },
+    "mamba2": {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "vocab_size": 400,
+        **STATES,
+        "time_step_limit": [0.0, float("inf")],
+    },
+    "qwen3_next": {
+        **PLAIN,
+        **LINEAR,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+    },
+    "minimax_m2": {
+        **PLAIN,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+}
 EXPERTS = ("qwen3_next", "minimax_m2")
 
 
@@ -112,9 +159,15 @@ def test_the_command_takes_a_configuration(tmp_path: Path) -> None:
     assert "tokens_per_sample: 32" in output.read_text()
 
 
-DBRX = {"model_type": "dbrx", "d_model": 32, "n_heads": 4, "n_layers": 1, "vocab_size": 100,
-        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10_000.0},
-        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2}}  # fmt: skip
+DBRX = {
+    "model_type": "dbrx",
+    "d_model": 32,
+    "n_heads": 4,
+    "n_layers": 1,
+    "vocab_size": 100,
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10_000.0},
+    "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+}
 
 
 def test_control_flow_on_data_runs_with_random_weights(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from perfmodel.workload import load_workload, read_layer_times
 def test_measured_layers_are_read_as_times(tmp_path: Path) -> None:
     module = torch.nn.Sequential(
         torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 8)
-    )  # fmt: skip
+    )
     before = module[0].weight.detach().clone()
     captured = capture(
         module, torch.zeros(256, 512), measure=True, optimizer=torch.optim.AdamW, name="two"

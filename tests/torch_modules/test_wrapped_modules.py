@@ -81,13 +81,16 @@ def test_the_module_inside_is_captured(make: Make, note: str, plain: Capture) ->
     assert bool(note) == bool(captured.notes)
     assert captured.ready_order == plain.ready_order
     assert captured.document["layers"] == plain.document["layers"]
-    shapes = [[(each["name"], each["shape"]) for each in of.document["parameters"]]
-              for of in (captured, plain)]  # fmt: skip
+    shapes = [
+        [(each["name"], each["shape"]) for each in of.document["parameters"]]
+        for of in (captured, plain)
+    ]
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode,
-                                    lambda: torch.autocast("cpu", torch.bfloat16)])  # fmt: skip
+@pytest.mark.parametrize(
+    "around", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
 def test_modes_around_do_not_matter(around: Make, plain: Capture) -> None:
     with around():
         captured = capture(Stack(), BATCH, name="stack")
@@ -170,10 +173,15 @@ class Whole(Stack):
     """Takes the batch as it is."""
 
     def forward(self, batch: Any) -> Any:
-        named = batch if isinstance(batch, dict) else dict(
-            zip(("ids", "labels"), (batch.ids, batch.labels), strict=True)
-            if hasattr(batch, "ids") else zip(("ids", "labels"), batch, strict=True)
-        )  # fmt: skip
+        named = (
+            batch
+            if isinstance(batch, dict)
+            else dict(
+                zip(("ids", "labels"), (batch.ids, batch.labels), strict=True)
+                if hasattr(batch, "ids")
+                else zip(("ids", "labels"), batch, strict=True)
+            )
+        )
         return super().forward(**named)
 
 
@@ -190,14 +198,16 @@ def test_batches_are_given_as_forward_takes_them(module: type, batch: Any, plain
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        (torch.utils.data.DataLoader([IDS], batch_size=1),
-         r"no tensor in a DataLoader.*next\(iter\(loader\)\)"),
+        (
+            torch.utils.data.DataLoader([IDS], batch_size=1),
+            r"no tensor in a DataLoader.*next\(iter\(loader\)\)",
+        ),
         ({**BATCH, "names": ["a", "b"]}, r"unexpected keyword argument 'names'"),
         ((IDS, IDS, IDS), r"3 .*positional.*a target beside the inputs goes with loss="),
         (NESTED, "a nested tensor"),
     ],
     ids=["loader", "name", "place", "nested"],
-)  # fmt: skip
+)
 def test_batches_that_do_not_fit_are_named(batch: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         capture(Stack(), batch)

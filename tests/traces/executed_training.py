@@ -25,9 +25,12 @@ WIDTH, INNER, BATCH = 64, 96, 32
 def make_module() -> Any:
     """A convolution, and two maps."""
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.Flatten(), nn.Linear(4 * WIDTH, INNER),
-        nn.ReLU(), nn.Linear(INNER, 10, bias=False),
-    )  # fmt: skip
+        nn.Conv2d(1, 4, 3, padding=1, bias=False),
+        nn.Flatten(),
+        nn.Linear(4 * WIDTH, INNER),
+        nn.ReLU(),
+        nn.Linear(INNER, 10, bias=False),
+    )
 
 
 def make_loss(module: Any) -> Any:
@@ -43,9 +46,11 @@ class Blocks(nn.Module):
         super().__init__()
         self.table = nn.Embedding(INNER, WIDTH)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, INNER), nn.GELU(),
-                          nn.Linear(INNER, WIDTH)) for _ in range(2)
-        )  # fmt: skip
+            nn.Sequential(
+                nn.LayerNorm(WIDTH), nn.Linear(WIDTH, INNER), nn.GELU(), nn.Linear(INNER, WIDTH)
+            )
+            for _ in range(2)
+        )
         self.head = nn.Linear(WIDTH, INNER, bias=False)
         self.head.weight = self.table.weight
 

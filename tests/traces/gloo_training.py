@@ -73,8 +73,13 @@ def _measure(rank: int, folder: Path, number: int) -> None:
     """What ``torchrun ... perfmodel measure`` does in each process."""
     _take_turns(2)
     port = (folder / "ports").read_text().split()[number]
-    group = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+    group = {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     os.environ.update(group)
     job = MeasurementJob(
         "gloo", "ring", "all_reduce", 2, SIZES, repeats=12, topology="cpu-loopback"
@@ -141,12 +146,17 @@ def _record(model: Any, optimizer: Any, captured: Any, folder: Path | None) -> N
         steps_s = [step.step_s for step in recorded.steady]
         names = [name for name, _ in model.module.named_parameters()]
         document = {
-            "ready": recorded.ready_order, "captured": captured.ready_order,
-            "rebuilt": rebuilt_order(recorded, names), "buckets": recorded.bucket_bytes,
-            "steps": len(recorded.steps), "step_s": recorded.step_s, "rest_s": recorded.rest_s,
+            "ready": recorded.ready_order,
+            "captured": captured.ready_order,
+            "rebuilt": rebuilt_order(recorded, names),
+            "buckets": recorded.bucket_bytes,
+            "steps": len(recorded.steps),
+            "step_s": recorded.step_s,
+            "rest_s": recorded.rest_s,
             "spread_s": (min(steps_s), max(steps_s)),
-            "forward_s": recorded.median("forward_s"), "backward_s": recorded.median("backward_s"),
-        }  # fmt: skip
+            "forward_s": recorded.median("forward_s"),
+            "backward_s": recorded.median("backward_s"),
+        }
         (folder / "recorded.json").write_text(json.dumps(document), encoding="utf-8")
 
 

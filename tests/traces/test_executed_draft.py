@@ -154,8 +154,14 @@ def test_other_training_is_refused_with_the_files_that_say_more(
     recorded: Path, tmp_path: Path
 ) -> None:
     content = json.loads(recorded.read_text())
-    sent = {"id": 10**6, "name": "c10d::send", "ctrl_deps": 1, "attrs": [], "outputs": {},
-            "inputs": {"values": [], "shapes": [[[8]]], "types": []}}  # fmt: skip
+    sent = {
+        "id": 10**6,
+        "name": "c10d::send",
+        "ctrl_deps": 1,
+        "attrs": [],
+        "outputs": {},
+        "inputs": {"values": [], "shapes": [[[8]]], "types": []},
+    }
     path = tmp_path / "sends.json"
     path.write_text(json.dumps(content | {"nodes": [*content["nodes"], sent]}))
     with pytest.raises(InputError, match="profiler's traces of all ranks, or Chakra's"):

@@ -83,8 +83,9 @@ def test_traces_of_both_kinds_in_a_folder(recorded: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_the_command_sums_them_up(recorded: Path) -> None:
-    paths = [str(recorded / name) for name in ("et0.json", "et1.json", "kineto0.json",
-                                               "kineto1.json")]  # fmt: skip
+    paths = [
+        str(recorded / name) for name in ("et0.json", "et1.json", "kineto0.json", "kineto1.json")
+    ]
     run = CliRunner().invoke(app, ["trace", *paths])
     assert run.exit_code == 0, run.output
     assert "aten::convolution" in run.output
@@ -114,9 +115,13 @@ def test_a_sharded_step_is_drafted_with_its_units(recorded: Path, tmp_path: Path
     )
     assert scenario.compute.precision == "bf16"
     assert scenario.strategy.model_dump(exclude_defaults=True) == {
-        "kind": "fsdp", "wrap": ("blocks.*",), "clip_norm": True, "accumulate": 2,
-        "param_dtype": "bf16", "reduce_dtype": "bf16",
-    }  # fmt: skip
+        "kind": "fsdp",
+        "wrap": ("blocks.*",),
+        "clip_norm": True,
+        "accumulate": 2,
+        "param_dtype": "bf16",
+        "reduce_dtype": "bf16",
+    }
     sizes = {"blocks.0": 0, "blocks.1": 0, "": 0}
     for tensor in load_workload(str(tmp_path / "model.yaml")).tensors:
         sizes[next(unit for unit in sizes if tensor.name.startswith(unit))] += tensor.numel
@@ -129,10 +134,18 @@ def test_a_sharded_step_is_drafted_with_its_units(recorded: Path, tmp_path: Path
 
 def node(name: str, shapes: list[Any], number: int = 1, **attributes: Any) -> dict[str, Any]:
     sides = {"values": [], "shapes": shapes, "types": ["Tensor(c10::BFloat16)"] * len(shapes)}
-    rows = [{"name": key, "type": "string", "value": value}
-            for key, value in {"rf_id": number, **attributes}.items()]  # fmt: skip
-    return {"id": number, "name": name, "ctrl_deps": 1, "inputs": sides,
-            "outputs": {**sides, "shapes": [[4, 6]]}, "attrs": rows}  # fmt: skip
+    rows = [
+        {"name": key, "type": "string", "value": value}
+        for key, value in {"rf_id": number, **attributes}.items()
+    ]
+    return {
+        "id": number,
+        "name": name,
+        "ctrl_deps": 1,
+        "inputs": sides,
+        "outputs": {**sides, "shapes": [[4, 6]]},
+        "attrs": rows,
+    }
 
 
 def document(*nodes: dict[str, Any], schema: str = "1.1.1-chakra.0.0.4") -> dict[str, Any]:
@@ -147,9 +160,16 @@ def written(folder: Path, content: object) -> Path:
 
 
 NCCL = node(
-    "record_param_comms", [[1 << 20]], 9, collective_name="_reduce_scatter_base",
-    in_msg_nelems=1 << 20, out_msg_nelems=1 << 17, dtype="BFloat16", pg_name="3", pg_size=8,
-)  # fmt: skip
+    "record_param_comms",
+    [[1 << 20]],
+    9,
+    collective_name="_reduce_scatter_base",
+    in_msg_nelems=1 << 20,
+    out_msg_nelems=1 << 17,
+    dtype="BFloat16",
+    pg_name="3",
+    pg_size=8,
+)
 
 
 def test_collectives_of_nccl_have_their_group_and_count_once(tmp_path: Path) -> None:
@@ -163,9 +183,10 @@ def test_collectives_of_nccl_have_their_group_and_count_once(tmp_path: Path) -> 
 
 def test_products_are_counted_by_their_shapes(tmp_path: Path) -> None:
     products = [
-        node("aten::mm", [[4, 5], [5, 6]]), node("aten::addmm", [[6], [4, 5], [5, 6]]),
+        node("aten::mm", [[4, 5], [5, 6]]),
+        node("aten::addmm", [[6], [4, 5], [5, 6]]),
         node("aten::linear", [[4, 5], [6, 5]]),
-    ]  # fmt: skip
+    ]
     trace = read_execution_trace(written(tmp_path, document(*products, products[0])))
     assert trace.flops == 3 * 2 * 4 * 5 * 6
     assert [operator.calls for operator in trace.operators] == [2, 1, 1]

@@ -48,9 +48,11 @@ def export(made: MadeTrace, path: Path) -> Path:
 
 
 def _insert(
-    database: sqlite3.Connection, event: dict[str, Any], times: tuple[int, int],
+    database: sqlite3.Connection,
+    event: dict[str, Any],
+    times: tuple[int, int],
     names: dict[str, int],
-) -> None:  # fmt: skip
+) -> None:
     args, name, thread = event["args"], event["name"], event["tid"]
     if event["cat"] == "kernel":
         number = names.setdefault(name, len(names))
@@ -108,8 +110,13 @@ def test_databases_of_others(tmp_path: Path) -> None:
 
 
 def line(rank: int, serial: int, time_us: float, **changes: object) -> str:
-    perf = {"coll": "AllReduce", "coll_sn": serial, "coll_msg_size_bytes": 1 << 30,
-            "coll_exec_time_us": time_us, **changes}  # fmt: skip
+    perf = {
+        "coll": "AllReduce",
+        "coll_sn": serial,
+        "coll_msg_size_bytes": 1 << 30,
+        "coll_exec_time_us": time_us,
+        **changes,
+    }
     header = {"id": "0x7f", "rank": rank, "n_ranks": 8, "nnodes": 1}
     return json.dumps({"header": header, "metadata": {}, "coll_perf": perf})
 

@@ -42,8 +42,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _train(folder: Path, ranks: int, *mode: str) -> None:
     """Run `gloo_training` in so many processes."""
     environment = {
-        **os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     command = [sys.executable, "-P", "-m", "tests.traces.gloo_training"]
     processes = [
         subprocess.Popen(
@@ -77,9 +80,12 @@ def calibrate(folder: Path, number: int) -> Path:
     path = folder / f"round{number}-measured.json"
     measured = read_measurement(path)
     profile = fit(
-        [measured], build_topology("cpu-loopback"), load_library("gloo"), name="loopback",
+        [measured],
+        build_topology("cpu-loopback"),
+        load_library("gloo"),
+        name="loopback",
         sources=[source_of(measured, path)],
-    )  # fmt: skip
+    )
     target = folder / f"round{number}-loopback.yaml"
     write_profile(profile, target)
     return target
@@ -90,8 +96,10 @@ def analyse(folder: Path, number: int) -> TraceAnalysis:
     profile = calibrate(folder, number)
     files = [folder / f"round{number}-rank{rank}.json" for rank in range(2)]
     changes = [
-        "cluster.node=cpu-loopback", "library.name=gloo", f"profile={profile}",
-    ]  # fmt: skip
+        "cluster.node=cpu-loopback",
+        "library.name=gloo",
+        f"profile={profile}",
+    ]
     return analyse_traces(files, folder=folder / f"round{number}", changes=changes)
 
 
@@ -153,8 +161,11 @@ def test_units_of_fully_shard(folder: Path) -> None:
     assert [gradient.bucket for gradient in sharded.first.gradients] == [1] * 4 + [0] * 4 + [2] * 4
     assert sharded.rebuilt is not None
     assert sharded.rebuilt.documents["scenario.yaml"]["strategy"] == {
-        "kind": "fsdp", "version": 2, "wrap": ["*"], "reshard_after_forward": True,
-    }  # fmt: skip
+        "kind": "fsdp",
+        "version": 2,
+        "wrap": ["*"],
+        "reshard_after_forward": True,
+    }
     assert sharded.comparison is not None
     low_s, high_s = sharded.comparison.spread_s
     assert 0.7 * low_s < sharded.comparison.simulated_s < 1.2 * high_s, describe(sharded.comparison)
@@ -171,9 +182,12 @@ def test_copies_of_a_sharded_model(tmp_path: Path) -> None:
     assert hybrid.first.bucket_sizes() == (unit,) * 3
     assert [call.elements for call in hybrid.profile.averages] == [unit // 2] * 3
     assert hybrid.rebuilt.documents["scenario.yaml"]["strategy"] == {
-        "kind": "fsdp", "version": 2, "wrap": ["*"], "reshard_after_forward": True,
+        "kind": "fsdp",
+        "version": 2,
+        "wrap": ["*"],
+        "reshard_after_forward": True,
         "shard_gpus": 2,
-    }  # fmt: skip
+    }
     # four ranks on fewer cores wait for each other in ways that no step repeats
     assert hybrid.comparison is not None
     low_s, high_s = hybrid.comparison.spread_s
@@ -231,8 +245,10 @@ def test_recorded_steps_are_reproduced(folder: Path, recorded: dict[str, Any]) -
     result = run_scenario(load_scenario(str(path), []))
     # Backward is not taken apart from what collectives slow down in it: simulated a little longer.
     step_s, simulated_s, (low_s, high_s) = (
-        recorded["step_s"], result.main.step_time_s, recorded["spread_s"],
-    )  # fmt: skip
+        recorded["step_s"],
+        result.main.step_time_s,
+        recorded["spread_s"],
+    )
     is_disturbed = high_s - low_s > 0.5 * step_s  # by other processes of this machine
     if not (is_disturbed and low_s < simulated_s < high_s):
         assert simulated_s == pytest.approx(step_s, rel=0.25)

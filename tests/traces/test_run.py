@@ -55,10 +55,22 @@ def test_transfers_of_unlike_buckets_and_buffers(tmp_path: Path) -> None:
     for number, start in enumerate(marks, start=10**6):
         launch = {"correlation": number}
         sent = {"Collective name": "broadcast", "In msg nelems": 100, "dtype": "Float", **launch}
-        for cat, name, args in (("cuda_runtime", "cudaLaunchKernelExC", launch),
-                                ("kernel", "ncclDevKernel_Broadcast_RING_LL", sent)):  # fmt: skip
-            events.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1,
-                           "ts": start + 0.1, "dur": 0.1, "args": args})  # fmt: skip
+        for cat, name, args in (
+            ("cuda_runtime", "cudaLaunchKernelExC", launch),
+            ("kernel", "ncclDevKernel_Broadcast_RING_LL", sent),
+        ):
+            events.append(
+                {
+                    "ph": "X",
+                    "cat": cat,
+                    "name": name,
+                    "pid": 1,
+                    "tid": 1,
+                    "ts": start + 0.1,
+                    "dur": 0.1,
+                    "args": args,
+                }
+            )
     path = tmp_path / "rank0.json"
     path.write_text(json.dumps(document))
     analysis = analyse_traces([path])

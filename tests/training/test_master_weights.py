@@ -102,7 +102,10 @@ def test_cross_entropy_of_torch_holds_that_much():
 
 def test_scenarios_without_the_field_keep_fp32_copies():
     document = {
-        "perfmodel": 1, "model": {"name": "gpt2"}, "compute": {"precision": "bf16"},
-        "cluster": {"node": "dgx-a100"}, "training": {"batch_per_gpu": 1},
-    }  # fmt: skip
+        "perfmodel": 1,
+        "model": {"name": "gpt2"},
+        "compute": {"precision": "bf16"},
+        "cluster": {"node": "dgx-a100"},
+        "training": {"batch_per_gpu": 1},
+    }
     assert validate_document(Scenario, document).compute.master_weights

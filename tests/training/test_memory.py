@@ -28,8 +28,11 @@ from perfmodel.workload.zoo import build_model
 
 def setup_of(model: str = "resnet50", dtype: str = "fp32", **changed: Any) -> Setup:
     given: dict[str, Any] = {
-        "precision": "fp32", "optimizer": "sgd-momentum", "ranks": 8, "batch_per_gpu": 32,
-    }  # fmt: skip
+        "precision": "fp32",
+        "optimizer": "sgd-momentum",
+        "ranks": 8,
+        "batch_per_gpu": 32,
+    }
     return Setup(workload=build_model(model, dtype=dtype), **(given | changed))
 
 
@@ -51,9 +54,12 @@ def test_parts_add_up() -> None:
     setup = setup_of()
     use = memory(setup)
     parts = (
-        use.parameters_bytes, use.gradients_bytes, use.optimizer_bytes, use.buckets_bytes,
+        use.parameters_bytes,
+        use.gradients_bytes,
+        use.optimizer_bytes,
+        use.buckets_bytes,
         use.activations_bytes,
-    )  # fmt: skip
+    )
     assert use.total_bytes == sum(parts)
     assert use.parameters_bytes == setup.workload.nbytes + setup.workload.buffer_bytes
 
@@ -122,10 +128,12 @@ def test_an_optimizer_operation_by_operation_makes_copies(optimizer: str, copies
 
 
 @given(
-    name=st.sampled_from(["resnet18", "gpt2", "bert-base"]), batch=st.integers(1, 512),
-    precision=st.sampled_from(["fp32", "bf16"]), ranks=st.sampled_from([1, 2, 8]),
+    name=st.sampled_from(["resnet18", "gpt2", "bert-base"]),
+    batch=st.integers(1, 512),
+    precision=st.sampled_from(["fp32", "bf16"]),
+    ranks=st.sampled_from([1, 2, 8]),
     optimizer=st.sampled_from(["sgd", "sgd-momentum", "adamw"]),
-)  # fmt: skip
+)
 def test_more_samples_take_more_and_shards_never_more_than_copies(
     name: str, batch: int, precision: str, ranks: int, optimizer: str
 ) -> None:

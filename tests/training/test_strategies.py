@@ -40,19 +40,34 @@ def test_rows_answer_for_every_kind(kind: str, ranks: int) -> None:
     model = build_model("resnet18")
     layers = len(model.layers)
     times = LayerTimes(
-        forward_s=np.full(layers, 1e-3), backward_s=np.full(layers, 2e-3),
-        forward_kernels=np.full(layers, 3), backward_kernels=np.full(layers, 6), launch_s=0.0,
-        optimizer_s=1e-3, optimizer_kernels=10, copy_Bps=1e12, activation_bytes=0.0, source="test",
-    )  # fmt: skip
+        forward_s=np.full(layers, 1e-3),
+        backward_s=np.full(layers, 2e-3),
+        forward_kernels=np.full(layers, 3),
+        backward_kernels=np.full(layers, 6),
+        launch_s=0.0,
+        optimizer_s=1e-3,
+        optimizer_kernels=10,
+        copy_Bps=1e12,
+        activation_bytes=0.0,
+        source="test",
+    )
     assert strategy.plan is not None
     plan = strategy.plan(
         StepRequest(
-            workload=model, times=times, ranks=ranks, batch_per_gpu=8, iteration="steady",
-            item_bytes=4, comm_workers=1, blocking_wait=False, kernel_s=0.0,
-            segments=16, host_s=0.0,
+            workload=model,
+            times=times,
+            ranks=ranks,
+            batch_per_gpu=8,
+            iteration="steady",
+            item_bytes=4,
+            comm_workers=1,
+            blocking_wait=False,
+            kernel_s=0.0,
+            segments=16,
+            host_s=0.0,
         ),
         options,
-    )  # fmt: skip
+    )
     check_plan(plan)
     assert plan.samples == ranks * 8 * section.accumulate
     use = strategy.memory(Setup(model, "fp32", "sgd", ranks, 8, options=options))

@@ -69,11 +69,14 @@ def test_what_is_recommended_is_as_good_as_the_best_that_was_measured() -> None:
         groups.setdefault(key_of(one.row), []).append(one)
     joined = [
         compare.Trained(
-            same[0].row, frozenset().union(*(one.whys for one in same)),
-            tuple(one.rounds_ms[0] for one in same), 0.0, 1.0,
+            same[0].row,
+            frozenset().union(*(one.whys for one in same)),
+            tuple(one.rounds_ms[0] for one in same),
+            0.0,
+            1.0,
         )
         for same in groups.values()
-    ]  # fmt: skip
+    ]
     found = [one for one in compare.regrets(joined) if "tune: list" in one.by_choice]
     lists = sorted(one.by_choice["tune: list"] for one in found)
     default = [one.by_choice["default"] for one in found]

@@ -63,8 +63,9 @@ def test_nothing_is_skipped_silently(found):
     answer = to_json(found)
     assert "Gaudi 3" in answer["unmatched"]["odd"]
     assert answer["not_counted"] == {
-        "vague": "not stated: NICs per host, the rate of a NIC", "old": "trust 2",
-    }  # fmt: skip
+        "vague": "not stated: NICs per host, the rate of a NIC",
+        "old": "trust 2",
+    }
     assert {one.sweep.id for one in found.predicted} == {"one", "two", "vague", "old"}
 
 
@@ -239,8 +240,15 @@ def test_the_headline_of_shipped_data_leaves_families_out():
 
 def test_a_table_of_many_sweeps_weighs_as_much_as_one():
     """Sweeps of a table have the errors 0.1, 0.1, 0.1, another 0.5: the median lies between."""
-    usual = {"machine": "m", "op": "all_reduce", "mode": "datasheet", "nbytes": 2**20,
-             "measured_s": 1.0, "interval_s": None, "counted": True}  # fmt: skip
+    usual = {
+        "machine": "m",
+        "op": "all_reduce",
+        "mode": "datasheet",
+        "nbytes": 2**20,
+        "measured_s": 1.0,
+        "interval_s": None,
+        "counted": True,
+    }
     points = [DataPoint(sweep=f"s{n}", table="t", predicted_s=1.1, **usual) for n in range(3)] + [
         DataPoint(sweep=f"u{n}", table=f"u{n}", predicted_s=1.5, **usual) for n in range(2)
     ]

@@ -132,7 +132,10 @@ def test_a_scenario_states_adapters_and_documents():
     document = {
         "perfmodel": 1,
         "model": {
-            "name": "llama2-7b", "dtype": "bf16", "sequence_length": 512, "document_length": 128,
+            "name": "llama2-7b",
+            "dtype": "bf16",
+            "sequence_length": 512,
+            "document_length": 128,
             "adapters": {"rank": 8, "targets": ["q_proj", "v_proj"]},
         },
         "compute": {"precision": "bf16", "optimizer": "adamw"},
@@ -140,7 +143,7 @@ def test_a_scenario_states_adapters_and_documents():
         "parallel": {"tensor": 2},
         "cluster": {"node": "dgx-h100", "nodes": 1, "gpus_per_node": 8},
         "training": {"batch_per_gpu": 1},
-    }  # fmt: skip
+    }
     scenario = validate_document(Scenario, document)
     whole = resolve_workload(scenario)
     assert trained(whole) == 4_194_304
@@ -163,16 +166,19 @@ def test_frozen_maps_gather_nothing_again_and_reduce_without_a_product_beside():
     adapted = add_adapters(small(shard), Adapters(8, ("qkv_proj", "o_proj")))
     wide = 4096.0 * TOKENS
     assert calls_of(adapted, "mlp.gate_up_proj") == [
-        ("all_gather", "forward", wide, 0.5), ("reduce_scatter", "backward", wide, 0.0),
-    ]  # fmt: skip
+        ("all_gather", "forward", wide, 0.5),
+        ("reduce_scatter", "backward", wide, 0.0),
+    ]
     assert calls_of(adapted, "mlp.down_proj") == [
-        ("reduce_scatter", "forward", wide, 0.5), ("all_gather", "backward", wide, 0.5),
-    ]  # fmt: skip
+        ("reduce_scatter", "forward", wide, 0.5),
+        ("all_gather", "backward", wide, 0.5),
+    ]
     # with the map's gather cut up, A has one of its own
     assert [each[:3] for each in calls_of(adapted, "self_attn.qkv_proj.lora_A")] == [
-        ("all_reduce", "backward", 8.0 * TOKENS), ("all_gather", "forward", wide),
+        ("all_reduce", "backward", 8.0 * TOKENS),
+        ("all_gather", "forward", wide),
         ("reduce_scatter", "backward", wide),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(

@@ -59,9 +59,13 @@ def test_transformers_are_as_sure_as_published_steps_of_their_generation() -> No
     model = build_model("llama3-8b")
     widths = {
         name: width(roofline_factors(model, load_gpu(gpu), "bf16"))
-        for name, gpu in (("a100", "a100-sxm4-80gb"), ("h100", "h100-sxm5-80gb"),
-                          ("b200", "b200-sxm-180gb"), ("ada", "rtx-4090"))
-    }  # fmt: skip
+        for name, gpu in (
+            ("a100", "a100-sxm4-80gb"),
+            ("h100", "h100-sxm5-80gb"),
+            ("b200", "b200-sxm-180gb"),
+            ("ada", "rtx-4090"),
+        )
+    }
     assert widths["a100"] < widths["h100"] < widths["b200"] < widths["ada"]
 
 

@@ -27,10 +27,13 @@ def stripped(model: Workload, folder: Path, *, shapes: bool = True, name: str = 
     trained = set(model.ready_order)
     parameters = [
         {"name": tensor.name, "requires_grad": index in trained}
-        | ({"shape": list(tensor.shape)} if shapes or len(tensor.shape) < 2
-           else {"numel": tensor.numel})
+        | (
+            {"shape": list(tensor.shape)}
+            if shapes or len(tensor.shape) < 2
+            else {"numel": tensor.numel}
+        )
         for index, tensor in enumerate(model.tensors)
-    ]  # fmt: skip
+    ]
     layers = [
         {
             "name": layer.name,
@@ -121,8 +124,16 @@ def test_the_time_of_a_step_is_near_that_of_the_zoo(name: str, tmp_path: Path) -
 
 
 def test_what_is_stated_stays(tmp_path: Path) -> None:
-    layers = [{"name": "a", "parameters": ["w"], "matmul_flops": 1e9, "vector": "8 MB",
-               "operands": "2 MB", "activations": "4 MB"}]  # fmt: skip
+    layers = [
+        {
+            "name": "a",
+            "parameters": ["w"],
+            "matmul_flops": 1e9,
+            "vector": "8 MB",
+            "operands": "2 MB",
+            "activations": "4 MB",
+        }
+    ]
     path = tmp_path / "own.json"
     path.write_text(
         json.dumps({"parameters": [{"name": "w", "shape": [64, 64]}], "layers": layers})

@@ -56,8 +56,10 @@ def test_long_copies_set_the_pace() -> None:
 
 
 @given(
-    blocks=st.integers(2, 12), compute_s=st.floats(0.1, 10), copy_s=st.floats(0, 10),
-)  # fmt: skip
+    blocks=st.integers(2, 12),
+    compute_s=st.floats(0.1, 10),
+    copy_s=st.floats(0, 10),
+)
 def test_copies_beside_layers_cost_no_more_than_in_their_stream(
     blocks: int, compute_s: float, copy_s: float
 ) -> None:

@@ -20,8 +20,12 @@ from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute, add_rec
 FULL, SELECTIVE = Recompute("full"), Recompute("selective")
 
 BLOCKS = {
-    "gpt2": 12, "bert-large": 24, "llama2-7b": 32, "vit-b-16": 12, "resnet50": 16,
-}  # fmt: skip
+    "gpt2": 12,
+    "bert-large": 24,
+    "llama2-7b": 32,
+    "vit-b-16": 12,
+    "resnet50": 16,
+}
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -106,9 +110,7 @@ def test_more_blocks_take_more_time_and_no_more_memory(name: str, data: st.DataO
         ("gpt2", Recompute("full", 13), "1 to 12, the blocks of 'gpt2'"),
     ],
 )
-def test_refuses_what_a_model_does_not_have(
-    name: str, recompute: Recompute, allowed: str
-) -> None:  # fmt: skip
+def test_refuses_what_a_model_does_not_have(name: str, recompute: Recompute, allowed: str) -> None:
     model = build_model(name)
     with pytest.raises(InputError) as caught:
         add_recompute(model, times_of(model), recompute)

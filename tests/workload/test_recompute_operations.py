@@ -46,8 +46,12 @@ def test_part_of_a_block_runs_again():
     block = range(1, 9)
     kept = kept_results(model, block, OPERATIONS)
     assert [model.layers[i].name.split(".", 3)[3] for i in kept] == [
-        "self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.down_proj", "self_attn",
-    ]  # fmt: skip
+        "self_attn.q_proj",
+        "self_attn.v_proj",
+        "mlp.gate_proj",
+        "mlp.down_proj",
+        "self_attn",
+    ]
     again = add_recompute(model, times, OPERATIONS).backward_s - times.backward_s
     kept_s = sum(times.matrix_forward_s[i] for i in kept)
     assert again[8] == pytest.approx(times.forward_s[1:9].sum() - kept_s)

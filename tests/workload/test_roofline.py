@@ -89,8 +89,13 @@ def test_efficiency_saturates_with_the_size_of_a_product():
 
 def attention(tokens, *, heads=8, causal=False):
     shape = Attention(tokens, heads, heads, 128, causal)
-    return Layer("l", matmul_flops=shape.flops, kind="attention", matrix=shape,
-                 score_elements=float(heads * tokens**2))  # fmt: skip
+    return Layer(
+        "l",
+        matmul_flops=shape.flops,
+        kind="attention",
+        matrix=shape,
+        score_elements=float(heads * tokens**2),
+    )
 
 
 def test_fused_attention_skips_the_masked_half_and_recomputes_the_scores():
@@ -111,11 +116,15 @@ def test_a_frozen_weight_leaves_the_gradient_of_the_input_alone():
     flops = product.flops
     trained = Layer("l", (0, 1), matrix=product, matmul_flops=flops, weight_elements=2**18)
     layers = (
-        Layer("first"), trained, replace(trained, tensors=(), gradients=1),
+        Layer("first"),
+        trained,
+        replace(trained, tensors=(), gradients=1),
         replace(trained, gradients=1),
-        *(Layer("p", (0,), matrix=gradient, matmul_flops=flops)
-          for gradient in (product.weight_gradient, product.input_gradient)),
-    )  # fmt: skip
+        *(
+            Layer("p", (0,), matrix=gradient, matmul_flops=flops)
+            for gradient in (product.weight_gradient, product.input_gradient)
+        ),
+    )
     workload = replace(build_model("gpt2"), layers=layers)
     priced = layer_times(workload, GPU, batch=1, precision="fp16")
     _, both_s, frozen_s, weight_s, *_ = priced.backward_s
@@ -176,9 +185,13 @@ def test_pure_half_precision_casts_nothing():
 def conv_layer(matrix):
     moved = 4.0 * (matrix.in_elements + matrix.out_elements)
     return Layer(
-        "l", matmul_flops=2.0 * matrix.out_elements * 64 * 9, matmul_bytes=moved,
-        weight_elements=float(matrix.weight_elements), kind="conv", matrix=matrix,
-    )  # fmt: skip
+        "l",
+        matmul_flops=2.0 * matrix.out_elements * 64 * 9,
+        matmul_bytes=moved,
+        weight_elements=float(matrix.weight_elements),
+        kind="conv",
+        matrix=matrix,
+    )
 
 
 def test_parameters_gathered_in_half_precision_are_cast_by_no_layer():
@@ -231,17 +244,25 @@ def test_fusing_never_adds(name):
 
 def test_kernels_cost_their_ramp():
     gpu = replace(GPU, kernel_overhead_s=1e-6)
-    made = layer_times(model(Layer("l", kernels=7, vector_bytes=1.0)), gpu, batch=1,
-                       precision="fp32")  # fmt: skip
+    made = layer_times(
+        model(Layer("l", kernels=7, vector_bytes=1.0)), gpu, batch=1, precision="fp32"
+    )
     assert made.forward_s[1] == pytest.approx(7e-6, rel=1e-3)
-    product = layer_times(model(Layer("l", kernels=3, matmul_flops=1.0)), gpu, batch=1,
-                          precision="fp32")  # fmt: skip
+    product = layer_times(
+        model(Layer("l", kernels=3, matmul_flops=1.0)), gpu, batch=1, precision="fp32"
+    )
     assert (product.forward_kernels[1], product.backward_kernels[1]) == (3, 4)
 
 
 def test_optimizer_time_is_its_traffic():
-    made = layer_times(build_model("gpt2"), GPU, batch=1, precision="fp32", optimizer="adam",
-                       optimizer_kernels="fused")  # fmt: skip
+    made = layer_times(
+        build_model("gpt2"),
+        GPU,
+        batch=1,
+        precision="fp32",
+        optimizer="adam",
+        optimizer_kernels="fused",
+    )
     assert made.optimizer_s == pytest.approx(28 * 124439808 / TRAFFIC)
     # 36 tensors and 320 blocks of 65536 elements per launch (MultiTensorApply.cuh)
     assert made.optimizer_kernels == optimizer_launches(build_model("gpt2"), "adam", "fused") == 10
@@ -285,10 +306,14 @@ def test_step_on_two_clocks():
     made = layer_times(model(), GPU, batch=1, precision="fp32")
     made = replace(
         made,
-        forward_s=np.array([1.0, 10.0]), backward_s=np.array([1.0, 10.0]),
-        forward_kernels=np.array([2, 3]), backward_kernels=np.array([2, 3]),
-        launch_s=1.0, optimizer_s=1.0, optimizer_kernels=1,
-    )  # fmt: skip
+        forward_s=np.array([1.0, 10.0]),
+        backward_s=np.array([1.0, 10.0]),
+        forward_kernels=np.array([2, 3]),
+        backward_kernels=np.array([2, 3]),
+        launch_s=1.0,
+        optimizer_s=1.0,
+        optimizer_kernels=1,
+    )
     assert step_s(made) == 25.0
     assert step_s(replace(made, optimizer_kernels=100)) == 110.0  # 10 kernels before it
     assert step_s(replace(made, backward_kernels=np.array([2, 20]))) == 29.0
@@ -307,8 +332,14 @@ def test_time_grows_with_the_batch_and_throughput_does_not_fall(batch):
 
 def test_every_fault_at_once():
     with pytest.raises(InputError) as raised:
-        layer_times(build_model("resnet18"), GPU, batch=0, precision="bf16", memory_efficiency=1.5,
-                    matmul_efficiency=math.nan)  # fmt: skip
+        layer_times(
+            build_model("resnet18"),
+            GPU,
+            batch=0,
+            precision="bf16",
+            memory_efficiency=1.5,
+            matmul_efficiency=math.nan,
+        )
     fields = {fault.field for fault in raised.value.faults}
     assert fields == {"batch", "precision", "memory_efficiency", "matmul_efficiency"}
     with pytest.raises(InputError, match="did you mean 'adamw'"):
@@ -370,14 +401,18 @@ def test_a_bias_costs_a_sum_over_its_gradient():
 
 def test_losses_and_single_norms_stay_wide_where_parameters_are_narrow():
     """Half precision halves the traffic of what is not wide."""
-    gpu = replace(GPU, peak_flops={**GPU.peak_flops, "bf16": 1e15},
-                  matmul_efficiency={**GPU.matmul_efficiency, "bf16": 1.0})  # fmt: skip
+    gpu = replace(
+        GPU,
+        peak_flops={**GPU.peak_flops, "bf16": 1e15},
+        matmul_efficiency={**GPU.matmul_efficiency, "bf16": 1.0},
+    )
     plain = Layer("l", vector_bytes=8e9, norm_bytes=4e9)
 
     def forward_s(layer):
         tensor = ParameterTensor("w", (4,), "bf16")
-        return layer_times(Workload("m", (tensor,), (layer,)), gpu, batch=1,
-                           precision="bf16").forward_s[0]  # fmt: skip
+        return layer_times(
+            Workload("m", (tensor,), (layer,)), gpu, batch=1, precision="bf16"
+        ).forward_s[0]
 
     usual = forward_s(plain)
     loss = forward_s(replace(plain, wide_bytes=4e9))

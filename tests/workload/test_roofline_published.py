@@ -78,8 +78,14 @@ def _resnet50() -> list[Published]:
         ("v100-sxm2-16gb", "fp16", 256, 827.86, DLPERF, False),
         ("v100-sxm2-32gb", "fp32", 256, 370.194, PADDLE, False),
         ("v100-sxm2-32gb", "fp16", 256, 790.033, PADDLE, False),
-        ("v100-sxm2-16gb", "fp32", 32, 329.0,
-         "github.com/pytorch/pytorch, benchmarks/distributed/ddp", False),
+        (
+            "v100-sxm2-16gb",
+            "fp32",
+            32,
+            329.0,
+            "github.com/pytorch/pytorch, benchmarks/distributed/ddp",
+            False,
+        ),
         ("a100-sxm4-80gb", "tf32", 0, 938.0, DLE, False),
         ("a100-sxm4-80gb", "fp16", 0, 2470.0, DLE, True),
         ("a100-sxm4-40gb", "tf32", 256, 924.989, PADDLE, False),
@@ -97,7 +103,7 @@ def _resnet50() -> list[Published]:
         ("rtx-3090", "fp16", 448, 905.0, LAMBDA, False),
         ("rtx-4090", "tf32", 224, 721.0, LAMBDA, False),
         ("rtx-4090", "fp16", 448, 1301.0, LAMBDA, False),
-    ]  # fmt: skip
+    ]
     return [
         Published("resnet50", gpu, precision, batch, rate, source, channels_last=nhwc)
         for gpu, precision, batch, rate, source, nhwc in rows
@@ -118,10 +124,11 @@ def _timm() -> list[Published]:
         ("vit-b-16", 192, 392.99),
     ]
     return [
-        Published(model, "rtx-3090", "fp16", batch, rate, TIMM, channels_last=True,
-                  fused_attention=False)
+        Published(
+            model, "rtx-3090", "fp16", batch, rate, TIMM, channels_last=True, fused_attention=False
+        )
         for model, batch, rate in rows
-    ]  # fmt: skip
+    ]
 
 
 def _bert() -> list[Published]:
@@ -146,20 +153,37 @@ def _bert() -> list[Published]:
         ("bert-large", 512, "a100-sxm4-80gb", "fp16", 40, 96.52, f"{DLE}, TensorFlow2"),
     ]
     return [
-        Published(model, gpu, precision, batch, rate, source, sequence_length=length,
-                  fused_attention=False, optimizer="adam")
+        Published(
+            model,
+            gpu,
+            precision,
+            batch,
+            rate,
+            source,
+            sequence_length=length,
+            fused_attention=False,
+            optimizer="adam",
+        )
         for model, length, gpu, precision, batch, rate, source in rows
-    ]  # fmt: skip
+    ]
 
 
 def _gpt() -> list[Published]:
     """MPT models of GPT-2's shape, tokens per second per GPU over 1024; fused attention."""
     rows = [("gpt2", 64, 156468.0), ("gpt2-medium", 64, 64813.0)]
     return [
-        Published(model, "a100-sxm4-80gb", "bf16", batch, tokens / 1024, FOUNDRY,
-                  sequence_length=1024, optimizer="adamw")
+        Published(
+            model,
+            "a100-sxm4-80gb",
+            "bf16",
+            batch,
+            tokens / 1024,
+            FOUNDRY,
+            sequence_length=1024,
+            optimizer="adamw",
+        )
         for model, batch, tokens in rows
-    ]  # fmt: skip
+    ]
 
 
 PUBLISHED = (*_resnet50(), *_timm(), *_bert(), *_gpt())

@@ -51,9 +51,10 @@ def sent(layers: list[Layer], group: str, **chosen: str) -> float:
         call.sent_elements
         for layer in layers
         for call in layer.calls
-        if call.group == group and call.phase != "step"
+        if call.group == group
+        and call.phase != "step"
         and all(getattr(call, name) == value for name, value in chosen.items())
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- bytes
@@ -73,8 +74,12 @@ def test_sequence_parallel_blocks_gather_and_scatter(t: int, model: Any) -> None
     """Korthikanti et al. 2022, section 4.2: as many bytes, and two gathers more in backward."""
     layers = block_of(model(Shard(tensor=t, sequence_parallel=True)))
     each = (t - 1) / t * TOKENS * WIDTH
-    counts = {("forward", "all_gather"): 2, ("forward", "reduce_scatter"): 2,
-              ("backward", "all_gather"): 4, ("backward", "reduce_scatter"): 2}  # fmt: skip
+    counts = {
+        ("forward", "all_gather"): 2,
+        ("forward", "reduce_scatter"): 2,
+        ("backward", "all_gather"): 4,
+        ("backward", "reduce_scatter"): 2,
+    }
     for (phase, op), count in counts.items():
         assert sent(layers, "tensor", phase=phase, op=op) == pytest.approx(count * each)
     assert not sent(layers, "tensor", op="all_reduce")
@@ -106,9 +111,7 @@ def test_gathered_keys_and_values_are_summed_in_backward(c: int) -> None:
     assert sent(layers, "context", phase="backward", op="reduce_scatter") == pytest.approx(2 * each)
 
 
-@pytest.mark.parametrize(
-    ("name", "sums"), [("bert-base", {0: 2}), ("t5-small", {0: 2, -1: 3})]
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "sums"), [("bert-base", {0: 2}), ("t5-small", {0: 2, -1: 3})])
 def test_blocks_of_encoders_and_decoders_sum_once_a_branch(name: str, sums: dict[int, int]) -> None:
     """One all-reduce of each branch forward, of each input of maps backward.
 
@@ -132,16 +135,25 @@ def test_blocks_of_encoders_and_decoders_sum_once_a_branch(name: str, sums: dict
 
 
 @given(
-    t=degrees, c=degrees, sequence=st.booleans(), kind=st.sampled_from(["ring", "all_gather"]),
-    library=st.sampled_from(["megatron", "torch"]), model=MODELS, balanced=st.booleans(),
-)  # fmt: skip
+    t=degrees,
+    c=degrees,
+    sequence=st.booleans(),
+    kind=st.sampled_from(["ring", "all_gather"]),
+    library=st.sampled_from(["megatron", "torch"]),
+    model=MODELS,
+    balanced=st.booleans(),
+)
 def test_ranks_together_do_the_work_of_the_whole(
     t: int, c: int, sequence: bool, kind: Any, library: Any, model: Any, balanced: bool
 ) -> None:
     shard = Shard(
-        tensor=t, context=c, sequence_parallel=sequence and t > 1, context_kind=kind,
-        library=library, context_balanced=balanced,
-    )  # fmt: skip
+        tensor=t,
+        context=c,
+        sequence_parallel=sequence and t > 1,
+        context_kind=kind,
+        library=library,
+        context_balanced=balanced,
+    )
     whole, share = model(Shard()), model(shard)
     assert share.training_flops * t * c == pytest.approx(whole.training_flops, rel=1e-12)
     replicated = sum(x.numel for x in share.tensors if x.shape == shape_in(whole, x.name))
@@ -179,8 +191,9 @@ def test_vocabularies_are_padded_as_megatron_does() -> None:
 def test_few_heads_of_keys_are_repeated_by_megatron_alone() -> None:
     """Megatron-Core: "num_query_groups" below the tensor degree; torch cannot cut a head."""
     assert shape_in(small_llama(Shard(tensor=16)), "model.layers.0.self_attn.k_proj.weight") == (
-        WIDTH // HEADS, WIDTH,
-    )  # fmt: skip
+        WIDTH // HEADS,
+        WIDTH,
+    )
     with pytest.raises(InputError, match=r"tensor: found 16.*8 heads of keys and values"):
         small_llama(Shard(tensor=16, library="torch"))
 
@@ -232,23 +245,35 @@ def test_a_checkpoint_keeps_a_ranks_part_of_the_input(t: int, c: int) -> None:
 @pytest.mark.parametrize(
     ("name", "shard", "messages"),
     [
-        ("gpt2", Shard(tensor=5), ["tensor: found 5; allowed: a divisor of the 12 heads",
-                                   "a divisor of the 3072 columns",
-                                   "a divisor of the 50257 words .*vocabulary_multiple"]),
+        (
+            "gpt2",
+            Shard(tensor=5),
+            [
+                "tensor: found 5; allowed: a divisor of the 12 heads",
+                "a divisor of the 3072 columns",
+                "a divisor of the 50257 words .*vocabulary_multiple",
+            ],
+        ),
         ("gpt2", Shard(tensor=0, context=-1), ["tensor: found 0", "context: found -1"]),
         ("gpt2", Shard(sequence_parallel=True), ["sequence_parallel: found true; allowed: false"]),
         ("gpt2", Shard(context=3), ["sequence_length: found 1024 tokens.*a multiple of 6"]),
         ("gpt2", Shard(context=8, context_kind="ulysses"), ["context: found 8.*the 12 heads"]),
-        ("gpt2", Shard(tensor=2, overlap="asynchronous", vocabulary_multiple=8),
-         ["overlap: found 'asynchronous'.*without sequence_parallel"]),
-        ("gpt2", Shard(tensor=2, overlap="gradients", library="torch", vocabulary_multiple=8),
-         ["overlap: found 'gradients'.*torch"]),
+        (
+            "gpt2",
+            Shard(tensor=2, overlap="asynchronous", vocabulary_multiple=8),
+            ["overlap: found 'asynchronous'.*without sequence_parallel"],
+        ),
+        (
+            "gpt2",
+            Shard(tensor=2, overlap="gradients", library="torch", vocabulary_multiple=8),
+            ["overlap: found 'gradients'.*torch"],
+        ),
         ("mistral-7b", Shard(context=2), ["context_kind: found 'ring'.*slides"]),
         ("bert-base", Shard(context=2), ["context: found 2; allowed: 1.*pools"]),
         ("t5-base", Shard(context=2), ["context: found 2; allowed: 1.*different numbers"]),
         ("resnet50", Shard(tensor=2, context=2), ["tensor: found 2; allowed: 1", "context: found"]),
     ],
-)  # fmt: skip
+)
 def test_impossible_shares_name_what_is_allowed(
     name: str, shard: Shard, messages: list[str]
 ) -> None:

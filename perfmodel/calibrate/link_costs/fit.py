@@ -142,8 +142,11 @@ def _fit(forward: CostModel, rows: Rows) -> Fit:
         ),
         covariance=rounded_rows(covariance),
         points=fitted_observations(
-            forward.observations, solution,
-            [(each.schedule.algorithm, each.protocol) for each in lowered], scatter * ones, ones,
+            forward.observations,
+            solution,
+            [(each.schedule.algorithm, each.protocol) for each in lowered],
+            scatter * ones,
+            ones,
         ),
         slopes=rounded_rows(solution.slopes),
         scatter=round_digits(scatter),
@@ -151,11 +154,15 @@ def _fit(forward: CostModel, rows: Rows) -> Fit:
             update={"times": round_digits(between.times), "rates": round_digits(between.rates)}
         ),
         undetermined=tuple(
-            Undetermined(parameter=key.name, where=key.where, reason=why,
-                         kept=_default_value(forward.machine, key))
+            Undetermined(
+                parameter=key.name,
+                where=key.where,
+                reason=why,
+                kept=_default_value(forward.machine, key),
+            )
             for key, why in dropped.items()
         ),
-    ).with_errors()  # fmt: skip
+    ).with_errors()
 
 
 def _least_identified(solution: Solution) -> Parameter | None:

@@ -294,9 +294,13 @@ def _check_sum(
 
 
 def _check_total(
-    values: Sequence[Sequence[float | None]], scale: float, summed: float,
-    *, line: int | None = None, digits: int = 2,
-) -> None:  # fmt: skip
+    values: Sequence[Sequence[float | None]],
+    scale: float,
+    summed: float,
+    *,
+    line: int | None = None,
+    digits: int = 2,
+) -> None:
     cells = [cell / scale for row in values for cell in row if cell is not None]
     total = math.fsum(cells)
     off = 0.6 * 10.0**-digits * (len(cells) + 1) + 2e-5 * abs(total)
@@ -335,9 +339,14 @@ def _cell(text: str, unit: str, line: int | None = None) -> float | None:
 
 
 def _matrix(
-    test: str, unit: str, values: tuple[tuple[float | None, ...], ...], devices: tuple[str, ...],
-    file: str, *, barred: bool = False,
-) -> LinkMatrix:  # fmt: skip
+    test: str,
+    unit: str,
+    values: tuple[tuple[float | None, ...], ...],
+    devices: tuple[str, ...],
+    file: str,
+    *,
+    barred: bool = False,
+) -> LinkMatrix:
     p2p_tool = test.startswith(("Uni", "Bi", "P2P"))
     host = "host" in test
     return LinkMatrix(

@@ -217,19 +217,31 @@ def _json(text: str, lines: Sequence[str]) -> list[object] | None:
 
 
 _HINTS = (
-    (re.compile(r"ROCm System Management|AMD SMI|\bXGMI\b"),
-     "what rocm-smi or amd-smi says of AMD GPUs: paths without any number"),
+    (
+        re.compile(r"ROCm System Management|AMD SMI|\bXGMI\b"),
+        "what rocm-smi or amd-smi says of AMD GPUs: paths without any number",
+    ),
     (OTHER_TOOL, "a matrix of nvloom, whose copies by kernels say nothing of a single link"),
-    (re.compile(r"P2P \(Peer-to-Peer\) GPU Bandwidth|CAN(?:NOT)? Access Peer Device"),
-     "p2pBandwidthLatencyTest without a matrix: copy it whole"),
-    (re.compile(r"Avg bus bandwidth|nccl-tests version|# Using devices|nThread \d"),
-     "nccl-tests without a table: copy it whole"),
-    (re.compile(r'^(Switch|Ca)\s+\d+\s+"[SH]-', re.MULTILINE),
-     "ibnetdiscover; it is for 'perfmodel topology import'"),
-    (re.compile(r"command not found|No devices were found|NVIDIA-SMI has failed|CXI alloc failed|"
-                r"Traceback \(most recent call last\)|srun: error|orterun was unable"),
-     "an error message"),
-)  # fmt: skip
+    (
+        re.compile(r"P2P \(Peer-to-Peer\) GPU Bandwidth|CAN(?:NOT)? Access Peer Device"),
+        "p2pBandwidthLatencyTest without a matrix: copy it whole",
+    ),
+    (
+        re.compile(r"Avg bus bandwidth|nccl-tests version|# Using devices|nThread \d"),
+        "nccl-tests without a table: copy it whole",
+    ),
+    (
+        re.compile(r'^(Switch|Ca)\s+\d+\s+"[SH]-', re.MULTILINE),
+        "ibnetdiscover; it is for 'perfmodel topology import'",
+    ),
+    (
+        re.compile(
+            r"command not found|No devices were found|NVIDIA-SMI has failed|CXI alloc failed|"
+            r"Traceback \(most recent call last\)|srun: error|orterun was unable"
+        ),
+        "an error message",
+    ),
+)
 
 
 def _unsupported_kind(text: str, lines: Sequence[str], *, measured: bool) -> str | None:

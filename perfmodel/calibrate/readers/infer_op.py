@@ -9,13 +9,21 @@ from collections.abc import Iterable, Sequence
 from perfmodel.calibrate.readers.log_lines import Printed
 
 OPS = {
-    "all_reduce": "all_reduce", "allreduce": "all_reduce",
-    "all_gather": "all_gather", "allgather": "all_gather",
-    "reduce_scatter": "reduce_scatter", "reducescatter": "reduce_scatter",
-    "broadcast": "broadcast", "reduce": "reduce", "scatter": "scatter", "gather": "gather",
-    "alltoall": "all_to_all", "all_to_all": "all_to_all", "sendrecv": "send_recv",
+    "all_reduce": "all_reduce",
+    "allreduce": "all_reduce",
+    "all_gather": "all_gather",
+    "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "scatter": "scatter",
+    "gather": "gather",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "sendrecv": "send_recv",
     "send_recv": "send_recv",
-}  # fmt: skip
+}
 """Spellings of collectives, in the executables' names and in rccl-tests' records."""
 
 _PERF = re.compile(r"\b([a-z_]+?)_perf(?:_mpi)?\b")

@@ -25,9 +25,11 @@ def is_rccl_json(document: object) -> bool:
     return (
         isinstance(document, list)
         and bool(document)
-        and all(isinstance(record, Mapping) and {"size", "time", "inPlace"} <= set(record)
-                for record in document)
-    )  # fmt: skip
+        and all(
+            isinstance(record, Mapping) and {"size", "time", "inPlace"} <= set(record)
+            for record in document
+        )
+    )
 
 
 def read_nccl_json(document: Document, file: str, *, op: str | None = None) -> list[Sweep]:
@@ -88,18 +90,23 @@ def _of_nccl(document: Document, file: str, op: str | None) -> list[Sweep]:
     processes = {(device["hostname"], device["pid"]) for device in devices}
     return [
         Sweep(
-            op=name, ranks=len(devices), nodes=len(hosts),
+            op=name,
+            ranks=len(devices),
+            nodes=len(hosts),
             gpus_per_node=max(hosts.values()) if len(set(hosts.values())) == 1 else None,
-            dtype=str(document["results"][0]["type"]), in_place=in_place, rows=rows,
+            dtype=str(document["results"][0]["type"]),
+            in_place=in_place,
+            rows=rows,
             devices=tuple(dict.fromkeys(str(device["device_info"]) for device in devices)),
             version=version_text(int(document["nccl_version"])),
-            one_process=len(processes) < len(devices), env=_environment(document),
+            one_process=len(processes) < len(devices),
+            env=_environment(document),
             started=str(document.get("start_time", "")),
             file=Path(file).name,
         )
         for place, in_place in PLACES
         if (rows := rows_of(_timed(document["results"], place)))
-    ]  # fmt: skip
+    ]
 
 
 def _environment(document: Document) -> dict[str, str]:
@@ -133,13 +140,19 @@ def _of_rccl(records: list[Document], file: str, op: str | None, ranks: int | No
         tables.setdefault(key, []).append((int(record["size"]), float(record["time"])))
     return [
         Sweep(
-            op=name, ranks=count, nodes=nodes, gpus_per_node=count // nodes if nodes else None,
-            dtype=dtype, in_place=in_place, rows=rows, tool="rccl-tests",
+            op=name,
+            ranks=count,
+            nodes=nodes,
+            gpus_per_node=count // nodes if nodes else None,
+            dtype=dtype,
+            in_place=in_place,
+            rows=rows,
+            tool="rccl-tests",
             file=Path(file).name,
         )
         for (name, count, nodes, dtype, in_place), timed in tables.items()
         if (rows := rows_of(timed))
-    ]  # fmt: skip
+    ]
 
 
 def _snake(name: str) -> str:

@@ -14,12 +14,31 @@ PREFIX = "NCCL_"
 PERFORMANCE = frozenset(
     f"{PREFIX}{name}"
     for name in (
-        "ALGO", "PROTO", "MIN_NCHANNELS", "MAX_NCHANNELS", "MIN_CTAS", "MAX_CTAS", "MAX_NRINGS",
-        "MIN_NRINGS", "P2P_LEVEL", "P2P_DISABLE", "SHM_DISABLE", "NET_GDR_LEVEL", "CROSS_NIC",
-        "IB_DISABLE", "NVLS_ENABLE", "COLLNET_ENABLE", "BUFFSIZE", "NTHREADS", "PXN_DISABLE",
-        "IB_QPS_PER_CONNECTION", "NET", "SOCKET_NTHREADS", "NSOCKS_PERTHREAD",
+        "ALGO",
+        "PROTO",
+        "MIN_NCHANNELS",
+        "MAX_NCHANNELS",
+        "MIN_CTAS",
+        "MAX_CTAS",
+        "MAX_NRINGS",
+        "MIN_NRINGS",
+        "P2P_LEVEL",
+        "P2P_DISABLE",
+        "SHM_DISABLE",
+        "NET_GDR_LEVEL",
+        "CROSS_NIC",
+        "IB_DISABLE",
+        "NVLS_ENABLE",
+        "COLLNET_ENABLE",
+        "BUFFSIZE",
+        "NTHREADS",
+        "PXN_DISABLE",
+        "IB_QPS_PER_CONNECTION",
+        "NET",
+        "SOCKET_NTHREADS",
+        "NSOCKS_PERTHREAD",
     )
-)  # fmt: skip
+)
 """Variables that are taken from a log. Everything else in it may be a secret and stays there."""
 
 

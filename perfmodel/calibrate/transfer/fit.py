@@ -214,11 +214,14 @@ def _values(
     for at, (parameter, factor) in enumerate(fitted.values.items()):
         shrinkage = float(np.clip(1.0 - after[at] / before[at], 0.0, 1.0))
         yield Value.of(
-            parameter, factor, np.exp(NORMAL_QUANTILE * after[at]), factor=True,
+            parameter,
+            factor,
+            np.exp(NORMAL_QUANTILE * after[at]),
+            factor=True,
             told=round_digits(shrinkage),
             now=_format_value(parameter, nominal.get(parameter), factor),
             reason=_explain_shrinkage(fitted, at, shrinkage, effects[at]),
-        )  # fmt: skip
+        )
 
 
 def _format_value(parameter: Parameter, nominal: float | None, factor: float) -> str:

@@ -189,9 +189,13 @@ def _candidates(observation: Observation) -> list[_Candidate]:
     candidates = []
     for lowered in observation.lowered:
         context = CollectiveContext(
-            observation.op, nbytes, observation.ranks, topology.hosts,
-            lowered.schedule.algorithm, lowered.protocol,
-        )  # fmt: skip
+            observation.op,
+            nbytes,
+            observation.ranks,
+            topology.hosts,
+            lowered.schedule.algorithm,
+            lowered.protocol,
+        )
         parameters = tuple(_parameters_of(lowered, topology))
         hidden = _hidden_share(lowered, observation)
         candidates.append(_Candidate(lowered, context, parameters, lowered.uneven_s, hidden, {}))

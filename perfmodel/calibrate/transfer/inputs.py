@@ -72,9 +72,15 @@ class _FitInput:
             self._add_sweep(_sweep_of(measured.measurement, measured.file), measured.file, sha256)
         for sweep in _prefer_out_of_place(measured.sweeps):
             if sweep.op not in OWN_ALGORITHM:
-                self.unused.append(Fault("collective", repr(sweep.op),
-                                         allowed_names(OWN_ALGORITHM, sweep.op), measured.file,
-                                         sweep.line or None))  # fmt: skip
+                self.unused.append(
+                    Fault(
+                        "collective",
+                        repr(sweep.op),
+                        allowed_names(OWN_ALGORITHM, sweep.op),
+                        measured.file,
+                        sweep.line or None,
+                    )
+                )
                 continue
             try:
                 topology = self._add_sweep(sweep, measured.file, sha256)
@@ -91,9 +97,11 @@ class _FitInput:
             sweep, self.request, self.build_topology(1, None).gpus_per_host
         )
         settings = settings_of(
-            version=sweep.version, env=sweep.env, one_process=bool(sweep.one_process),
+            version=sweep.version,
+            env=sweep.env,
+            one_process=bool(sweep.one_process),
             fields=("NCCL's version", "NCCL's environment"),
-        )  # fmt: skip
+        )
         topology = self.build_topology(nodes, gpus_per_node)
         self.runs.append((topology, settings, sweep.op, sweep.rows))
         self.files.append(file)
@@ -166,9 +174,13 @@ def profile_of(
         raise InputError(_faults_of_unused(inputs.matrices, unused))
     try:
         profile = fit_profile(
-            inputs.runs, topology=topology, name=name, files=inputs.files, sources=inputs.sources,
+            inputs.runs,
+            topology=topology,
+            name=name,
+            files=inputs.files,
+            sources=inputs.sources,
             direct=direct,
-        )  # fmt: skip
+        )
     except InputError as error:
         raise error.located(", ".join(dict.fromkeys(file.file for file in files))) from None
     notes = tuple(dict.fromkeys((*inputs.notes, *inputs.compare_runs(), *unused)))
@@ -249,10 +261,19 @@ def _sweep_of(measurement: Measurement, file: str) -> Sweep:
         raise InputError(Fault("backend", actual, allowed))
     hosts, ranks = measurement.hosts or 1, measurement.ranks
     return Sweep(
-        op=measurement.collective, ranks=ranks, nodes=hosts, gpus_per_node=ranks // hosts,
-        dtype="float", in_place=True, rows=rows, version=measurement.versions.get("nccl"),
-        one_process=False, tool="perfmodel measure", file=file, started=measurement.started,
-    )  # fmt: skip
+        op=measurement.collective,
+        ranks=ranks,
+        nodes=hosts,
+        gpus_per_node=ranks // hosts,
+        dtype="float",
+        in_place=True,
+        rows=rows,
+        version=measurement.versions.get("nccl"),
+        one_process=False,
+        tool="perfmodel measure",
+        file=file,
+        started=measurement.started,
+    )
 
 
 def _source(sweep: Sweep, file: str, sha256: str) -> Source:

@@ -78,17 +78,25 @@ def measure_links(
     """
     size = topology.gpus_per_host
     faults = [
-        Fault("matrix", f"{len(m.values[0])} GPUs in {m.test!r}", f"up to {size}, as a host of "
-              f"{topology.name} has", m.file)
+        Fault(
+            "matrix",
+            f"{len(m.values[0])} GPUs in {m.test!r}",
+            f"up to {size}, as a host of {topology.name} has",
+            m.file,
+        )
         for m in matrices
         if len(m.values[0]) > size
-    ]  # fmt: skip
+    ]
     faults += [
-        Fault("GPU", f"{', '.join(others)} in {m.test!r}",
-              f"{topology.gpu.name}, as {topology.template} has", m.file)
+        Fault(
+            "GPU",
+            f"{', '.join(others)} in {m.test!r}",
+            f"{topology.gpu.name}, as {topology.template} has",
+            m.file,
+        )
         for m in matrices
         if (others := unlike_gpus(m.devices, topology))
-    ]  # fmt: skip
+    ]
     if faults:
         raise InputError(dict.fromkeys(faults))
     ratios: dict[str, list[float]] = {}

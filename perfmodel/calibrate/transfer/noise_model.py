@@ -134,9 +134,12 @@ class FactorCovariance:
 
 
 def fit_noise(
-    factors: FactorCovariance, contexts: ContextArrays, run: IntArray, over: FloatArray,
+    factors: FactorCovariance,
+    contexts: ContextArrays,
+    run: IntArray,
+    over: FloatArray,
     priors: Priors,
-) -> NoiseModel:  # fmt: skip
+) -> NoiseModel:
     """Fit the variances.
 
     Parameters
@@ -191,8 +194,10 @@ def _own_variances(
         without = 1.0 - updated[at] * information
         information_left, score = information / without, float(along @ over) / without
         candidates = (squared - 1.0) * usual[at]
-        density = 0.5 * (candidates * score**2 / (1.0 + candidates * information_left)
-                         - np.log1p(candidates * information_left))  # fmt: skip
+        density = 0.5 * (
+            candidates * score**2 / (1.0 + candidates * information_left)
+            - np.log1p(candidates * information_left)
+        )
         variance = float(candidates[int(np.argmax(density + factors.tails[at] * expected))])
         change = variance - updated[at]
         inverse = inverse - np.outer(along, along) * change / (1.0 + change * information)

@@ -146,10 +146,15 @@ def _on_rings(
     patterns = [
         around(
             "reduce-scatter" if reduces else "all-gather",
-            table, first, 1, sizes, reduces=reduces, channels=True,
+            table,
+            first,
+            1,
+            sizes,
+            reduces=reduces,
+            channels=True,
         )
         for reduces in kinds[collective]
-    ]  # fmt: skip
+    ]
     return concatenate(patterns, collective, algorithm, ranks, nbytes, itemsize, sizes, owner=owner)
 
 
@@ -227,9 +232,18 @@ def _down(name: str, ranks: int, sizes: IntArray, *, ahead: int, reduces: bool) 
     mean = (sizes.sum() - left_out) / max(repeat, 1)
     active = np.full(ranks, repeat)
     phase = Phase(
-        name, src, dst, zeros, mean, repeat, zeros, active,
-        lag=each, drained=not reduces, adds=reduces,
-    )  # fmt: skip
+        name,
+        src,
+        dst,
+        zeros,
+        mean,
+        repeat,
+        zeros,
+        active,
+        lag=each,
+        drained=not reduces,
+        adds=reduces,
+    )
     return Pattern(
         phase,
         lambda step: ranges(src, dst, zeros, begin + step, ones, sizes, reduces=reduces),

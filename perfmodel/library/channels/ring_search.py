@@ -72,8 +72,11 @@ def dumped_rings(
     }
     places = [number[devices[gpu].local] for gpu in gpus]
     dump = topology.graph_of("ring", places)
-    at_nic = {int(devices[nic].local.removeprefix("nic")): at for at, nic in enumerate(nics)
-              if devices[nic].local.removeprefix("nic").isdigit()}  # fmt: skip
+    at_nic = {
+        int(devices[nic].local.removeprefix("nic")): at
+        for at, nic in enumerate(nics)
+        if devices[nic].local.removeprefix("nic").isdigit()
+    }
     paths = dump.paths if dump is not None else ()
     return tuple(
         HostRing(
@@ -217,11 +220,13 @@ def relayed_cycles(
         return ()
     names = router.topology.arcs.names
     crossed = {
-        (a, b): [(place.get(names[arc][0], -1), place.get(names[arc][1], -1))
-                 for arc in router.route(gpus[a], gpus[b])]
+        (a, b): [
+            (place.get(names[arc][0], -1), place.get(names[arc][1], -1))
+            for arc in router.route(gpus[a], gpus[b])
+        ]
         for a, b in itertools.permutations(range(count), 2)
         if router.path_type(gpus[a], gpus[b]) in NVLINK_PATHS
-    }  # fmt: skip
+    }
     use: dict[Order, Counter[tuple[int, int]]] = {}
     for middle in itertools.permutations(range(1, count)):
         ring = (0, *middle)

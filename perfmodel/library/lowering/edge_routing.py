@@ -280,14 +280,18 @@ def _host_paths(
         starts=np.cumsum(lengths) - lengths,
         lengths=lengths,
         arcs=np.array(
-            [arc - end[0] * topology.host_arcs for path, end in zip(paths, ends, strict=True)
-             for arc in path.arcs], dtype=np.int64,
+            [
+                arc - end[0] * topology.host_arcs
+                for path, end in zip(paths, ends, strict=True)
+                for arc in path.arcs
+            ],
+            dtype=np.int64,
         ),
         cap_Bps=np.array([path.cap_Bps for path in paths], dtype=float),
         together_Bps=np.array([path.together_Bps for path in paths], dtype=float),
         hop=np.array([HOP_KINDS.index(path.hop) for path in paths], dtype=np.int64),
         staged=any(path.staged for path in paths),
-    )  # fmt: skip
+    )
 
 
 def _nics(

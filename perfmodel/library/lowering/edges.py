@@ -91,9 +91,16 @@ def edges_over(
 def with_latencies(topology: Topology, edges: Edges) -> Edges:
     """The same routes on a machine whose links have other latencies."""
     same = edges_over(
-        topology, edges.src, edges.dst, np.diff(edges.pointers), edges.arcs, edges.cap_Bps,
-        edges.hop, edges.staged, edges.copies,
-    )  # fmt: skip
+        topology,
+        edges.src,
+        edges.dst,
+        np.diff(edges.pointers),
+        edges.arcs,
+        edges.cap_Bps,
+        edges.hop,
+        edges.staged,
+        edges.copies,
+    )
     return replace(same, pointers=edges.pointers)
 
 

@@ -142,9 +142,11 @@ def _wire_load(edges: Edges, protocol: Protocol) -> FloatArray:
 def _efficiencies(protocol: Protocol) -> tuple[float, ...]:
     """What the bytes that links carry depend on."""
     return (
-        protocol.network_efficiency, protocol.staged_efficiency, protocol.switch_efficiency,
+        protocol.network_efficiency,
+        protocol.staged_efficiency,
+        protocol.switch_efficiency,
         protocol.two_way_efficiency,
-    )  # fmt: skip
+    )
 
 
 def _find_load(edges: Edges, protocol: Protocol) -> FloatArray:

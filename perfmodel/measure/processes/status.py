@@ -8,16 +8,24 @@ from typing import Any
 from perfmodel.units import format_bytes
 
 STAGES = (
-    "starting Python and torch", "joining the group", "checking the data", "warming up",
-    "timing", "handing in its times",
-)  # fmt: skip
+    "starting Python and torch",
+    "joining the group",
+    "checking the data",
+    "warming up",
+    "timing",
+    "handing in its times",
+)
 START, JOIN, CHECK, WARM, TIME, COLLECT = range(len(STAGES))
 
 KINDS = ("schedule", "library")
 STEPS = (
-    "preparing", "waiting at the barrier", "before posting round",
-    "waiting for sends and receives of round", "inside the library's collective", "done",
-)  # fmt: skip
+    "preparing",
+    "waiting at the barrier",
+    "before posting round",
+    "waiting for sends and receives of round",
+    "inside the library's collective",
+    "done",
+)
 PREPARE, BARRIER, BEFORE, POSTED, LIBRARY, DONE = range(len(STEPS))
 
 _TICKS, _STAGE, _NBYTES, _KIND, _REPEAT, _STEP, _ROUND, _PROGRESS, _TOTAL = range(9)

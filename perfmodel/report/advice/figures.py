@@ -26,8 +26,10 @@ _COLOURS: dict[Touches, tuple[str, str]] = {
 
 def draw_gains(advice: Advice) -> go.Figure:
     """Draw the gain of changes alone and together, the largest on top, with 80 % intervals."""
-    listed = sorted([*advice.trials, *(t for t in advice.together if len(t.changes) > 1)],
-                    key=lambda trial: -trial.ratio)[:MOST_BARS]  # fmt: skip
+    listed = sorted(
+        [*advice.trials, *(t for t in advice.together if len(t.changes) > 1)],
+        key=lambda trial: -trial.ratio,
+    )[:MOST_BARS]
     figure = new_figure(90 + _ROW_PIXELS * max(1, len(listed)), bargap=0.35)
     for touches, (colour, name) in _COLOURS.items():
         places = [at for at, trial in enumerate(listed) if trial.touches == touches]
@@ -37,14 +39,23 @@ def draw_gains(advice: Advice) -> go.Figure:
         gains = [100 * (trial.ratio - 1.0) for trial in chosen]
         ends = [_ends(trial) for trial in chosen]
         figure.add_bar(
-            x=gains, y=places, orientation="h", name=name, marker={"color": colour},
+            x=gains,
+            y=places,
+            orientation="h",
+            name=name,
+            marker={"color": colour},
             error_x={
-                "type": "data", "symmetric": False, "color": INK, "thickness": 1.2, "width": 4,
+                "type": "data",
+                "symmetric": False,
+                "color": INK,
+                "thickness": 1.2,
+                "width": 4,
                 "array": [high - gain for (_, high), gain in zip(ends, gains, strict=True)],
                 "arrayminus": [gain - low for (low, _), gain in zip(ends, gains, strict=True)],
             },
-            hoverinfo="text", hovertext=[_hover(trial) for trial in chosen],
-        )  # fmt: skip
+            hoverinfo="text",
+            hovertext=[_hover(trial) for trial in chosen],
+        )
     labels = [_label(trial) for trial in listed]
     figure.update_xaxes(**axis_layout(f"{advice.samples.units}/s, change in %"))
     figure.update_yaxes(

@@ -45,22 +45,30 @@ def advice_html(advice: Advice) -> str:
         f"What to change: {setting}",
         [
             header(
-                setting, text.headline(advice), [PREDICTED], [advice.scenario.question],
+                setting,
+                text.headline(advice),
+                [PREDICTED],
+                [advice.scenario.question],
                 [text.as_it_is(advice)],
             ),
             _tiles(advice),
             _together(advice),
             section(
-                "Each change alone", ALONE, figure, text.changes_table(advice, advice.trials),
+                "Each change alone",
+                ALONE,
+                figure,
+                text.changes_table(advice, advice.trials),
             ),
             section("Power", "", Bullets(limits)) if limits else None,
             section("What is left out", "", Bullets(text.left_out(advice))),
             section(
-                "What this rests on", "", Bullets([*text.narrow_gains(advice), text.INTERVALS]),
+                "What this rests on",
+                "",
+                Bullets([*text.narrow_gains(advice), text.INTERVALS]),
                 Folded("Provenance", [Definitions(dict(advice.provenance))]),
             ),
         ],
-    )  # fmt: skip
+    )
 
 
 def _tiles(advice: Advice) -> Tiles | None:
@@ -71,20 +79,23 @@ def _tiles(advice: Advice) -> Tiles | None:
     return Tiles(
         [
             Tile(
-                "Best proposal", text.gain_text(best.ratio),
+                "Best proposal",
+                text.gain_text(best.ratio),
                 f"{surely} {text.gain_interval(best)}",
             ),
             Tile(
-                "Step time", quantities.duration(best.point.step_time_s),
+                "Step time",
+                quantities.duration(best.point.step_time_s),
                 f"now {quantities.duration(advice.base.step_time_s)}",
             ),
             Tile(
-                "Memory per GPU", quantities.size(best.point.memory.total_bytes),
+                "Memory per GPU",
+                quantities.size(best.point.memory.total_bytes),
                 f"now {quantities.size(advice.base.memory.total_bytes)}",
             ),
             Tile("Bottleneck then", best.point.bottleneck, f"now {advice.base.bottleneck}", "text"),
         ]
-    )  # fmt: skip
+    )
 
 
 def _together(advice: Advice) -> Section | None:

@@ -72,25 +72,37 @@ def _add_band(figure: go.Figure, rows: Sequence[Row], ends: Sequence[Sequence[fl
     figure.add_scatter(
         x=[*sizes, *reversed(sizes)],
         y=[*(end[1] for end in ends), *(end[0] for end in reversed(ends))],
-        fill="toself", fillcolor=_BAND, mode="lines", line={"color": _BAND, "width": 0},
-        name="80 % interval", hoverinfo="skip",
-    )  # fmt: skip
+        fill="toself",
+        fillcolor=_BAND,
+        mode="lines",
+        line={"color": _BAND, "width": 0},
+        name="80 % interval",
+        hoverinfo="skip",
+    )
 
 
 def _add_lines(figure: go.Figure, rows: Sequence[Row], heights: Sequence[float]) -> None:
     """One grey line through all sizes, and marks in the colour of what the library chose."""
     sizes = [row["nbytes"] for row in rows]
     figure.add_scatter(
-        x=sizes, y=heights, mode="lines", hoverinfo="skip", showlegend=False,
+        x=sizes,
+        y=heights,
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
         line={"color": WORK["host"], "width": 1.5},
-    )  # fmt: skip
+    )
     for at, name in enumerate(dict.fromkeys(map(choice, rows))):
         own = [number for number, row in enumerate(rows) if choice(row) == name]
         figure.add_scatter(
-            x=[sizes[number] for number in own], y=[heights[number] for number in own],
-            mode="markers", name=name, marker={"color": CYCLE[at % len(CYCLE)], "size": 8},
-            hoverinfo="text", hovertext=[_hover(rows[number]) for number in own],
-        )  # fmt: skip
+            x=[sizes[number] for number in own],
+            y=[heights[number] for number in own],
+            mode="markers",
+            name=name,
+            marker={"color": CYCLE[at % len(CYCLE)], "size": 8},
+            hoverinfo="text",
+            hovertext=[_hover(rows[number]) for number in own],
+        )
 
 
 def _hover(row: Row) -> str:
@@ -111,6 +123,8 @@ def _size_axis(rows: Sequence[Row]) -> dict[str, Any]:
     ticks = [2.0**power for power in range(first, last + 1, step)] or [low]
     room = (high / low) ** 0.03 or 1.0
     return log_axis(
-        "size", (low / max(room, 1.1), high * max(room, 1.1)), ticks,
+        "size",
+        (low / max(room, 1.1), high * max(room, 1.1)),
+        ticks,
         lambda nbytes: quantities.whole(quantities.size(nbytes)),
-    )  # fmt: skip
+    )

@@ -177,16 +177,19 @@ def draw_breakdown(result: Result) -> go.Figure:
         times = [point.breakdown_s.get(part, 0.0) for point in result.points]
         values = [t / (s if shares else 1) / scale for t, s in zip(times, steps, strict=True)]
         figure.add_bar(
-            x=values if lies else names, y=[""] if lies else values,
+            x=values if lies else names,
+            y=[""] if lies else values,
             orientation="h" if lies else "v",
-            name=part, marker={"color": WORK.get(part, WORK["host"])}, hoverinfo="text",
+            name=part,
+            marker={"color": WORK.get(part, WORK["host"])},
+            hoverinfo="text",
             hovertext=[
                 f"<b>{quantities.gpus(point.gpus)}</b><br>{escape(part)} "
                 f"{quantities.duration(time)}<br>"
                 f"{quantities.percent(time / point.step_time_s)} of the step"
                 for point, time in zip(result.points, times, strict=True)
             ],
-        )  # fmt: skip
+        )
     title = "share of the step" if shares else f"time per step ({unit})"
     if lies:
         figure.update_xaxes(**axis_layout(title, range=[0, 1.02 * max(steps) / scale]))
@@ -225,16 +228,27 @@ def draw_memory(part: Memory) -> go.Figure:
         if not nbytes:
             continue
         figure.add_bar(
-            x=[nbytes / gib], y=[""], orientation="h", width=0.6, hoverinfo="text",
-            name=f"{name} {quantities.size(nbytes)}", marker={"color": MEMORY[name]},
+            x=[nbytes / gib],
+            y=[""],
+            orientation="h",
+            width=0.6,
+            hoverinfo="text",
+            name=f"{name} {quantities.size(nbytes)}",
+            marker={"color": MEMORY[name]},
             hovertext=[f"{name}: {quantities.size(nbytes)}"],
-        )  # fmt: skip
+        )
     capacity = part.capacity_bytes / gib
     figure.add_vline(x=capacity, line={"color": INK, "width": 2})
     figure.add_annotation(
-        x=capacity, y=1, yref="paper", yanchor="bottom", xanchor="right", showarrow=False,
-        text=f"capacity {quantities.size(part.capacity_bytes)}", font={"size": 12},
-    )  # fmt: skip
+        x=capacity,
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        xanchor="right",
+        showarrow=False,
+        text=f"capacity {quantities.size(part.capacity_bytes)}",
+        font={"size": 12},
+    )
     figure.update_layout(margin={"t": 28})
     longest = max(capacity, part.total_bytes / gib)
     figure.update_xaxes(**axis_layout("GiB per GPU", range=[0, 1.02 * longest]))

@@ -107,9 +107,13 @@ async def _render(drawn: Mapping[str, go.Figure], kind: ImageFormat) -> dict[str
                 image = await browser.calc_fig(figure, {**size, "scale": _SHARPNESS[kind]})
                 images[f"{name}.{kind}"] = image
     except (
-        errors.ChromeNotFoundError, errors.BrowserFailedError, errors.BrowserClosedError,
-        errors.KaleidoError, OSError, RuntimeError,
-    ) as error:  # fmt: skip
+        errors.ChromeNotFoundError,
+        errors.BrowserFailedError,
+        errors.BrowserClosedError,
+        errors.KaleidoError,
+        OSError,
+        RuntimeError,
+    ) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
         raise ExecutorUnavailable(f"no image could be drawn ({first}); {HOW_TO}") from None
     return images
@@ -127,16 +131,26 @@ def _on_paper(picture: Picture) -> go.Figure:
         plot_bgcolor="white",
         height=height,
         showlegend=bool(legend(figure)),
-        legend={"traceorder": "normal", "x": 0.008, "xref": "container", "yanchor": "top",
-                "y": 1 - 58 / height, "yref": "container"},
+        legend={
+            "traceorder": "normal",
+            "x": 0.008,
+            "xref": "container",
+            "yanchor": "top",
+            "y": 1 - 58 / height,
+            "yref": "container",
+        },
         margin={"l": 12, "r": 20, "t": _HEAD + (margin.t or 0), "b": max(16, margin.b or 0)},
         title={
             "text": f"<b>{escape(picture.title, quote=False)}</b><br><sup>{below}</sup>",
-            "x": 0.012, "xref": "container", "xanchor": "left",
-            "y": 1 - 20 / height, "yref": "container", "yanchor": "top",
+            "x": 0.012,
+            "xref": "container",
+            "xanchor": "left",
+            "y": 1 - 20 / height,
+            "yref": "container",
+            "yanchor": "top",
             "font": {"size": 18},
         },
-    )  # fmt: skip
+    )
     return figure
 
 

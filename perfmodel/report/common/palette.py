@@ -76,14 +76,24 @@ NODES: Mapping[str, tuple[str, str, int, str]] = {
 """Colour, plotly marker, diameter in pixels and name of each kind of device."""
 
 DARK: Mapping[str, str] = {
-    INK: "#e4e9ef", QUIET_INK: "#a3aebb", RULE: "#333d48", WAIT_INK: "#f2935a",
+    INK: "#e4e9ef",
+    QUIET_INK: "#a3aebb",
+    RULE: "#333d48",
+    WAIT_INK: "#f2935a",
     LIMIT_INK: "#ff7d9b",
     "#d5dae0": "#46505c",
-    "#24476b": "#3568a0", "#4f7ca8": "#6795c2", "#86aed0": "#a5c6e2", "#b9c4cf": "#667381",
-    "#cfd6dd": "#3b4550", "#f0b04a": "#8f5f17", "#d98213": "#c07a1d", "#b4520a": "#f0a440",
+    "#24476b": "#3568a0",
+    "#4f7ca8": "#6795c2",
+    "#86aed0": "#a5c6e2",
+    "#b9c4cf": "#667381",
+    "#cfd6dd": "#3b4550",
+    "#f0b04a": "#8f5f17",
+    "#d98213": "#c07a1d",
+    "#b4520a": "#f0a440",
     "#6b2203": "#ffdca8",
-    "#2b3a4d": "#4d6076", "#004a75": "#2273a8",
-}  # fmt: skip
+    "#2b3a4d": "#4d6076",
+    "#004a75": "#2273a8",
+}
 """What takes a colour's place on a dark page; the others are seen on white and on black."""
 
 

@@ -74,13 +74,17 @@ def draw_steps(comparison: Comparison) -> go.Figure:
     for part in tables.parts(comparison):
         times_s = [side.point.breakdown_s.get(part, 0.0) for side in comparison.sides]
         figure.add_bar(
-            x=[time_s / scale for time_s in times_s], y=places, orientation="h", name=part,
-            marker={"color": WORK.get(part, WORK["host"])}, hoverinfo="text",
+            x=[time_s / scale for time_s in times_s],
+            y=places,
+            orientation="h",
+            name=part,
+            marker={"color": WORK.get(part, WORK["host"])},
+            hoverinfo="text",
             hovertext=[
                 f"<b>{_escape(side.label)}</b><br>{part} {quantities.duration(time_s)}"
                 for side, time_s in zip(comparison.sides, times_s, strict=True)
             ],
-        )  # fmt: skip
+        )
     figure.update_xaxes(**axis_layout(f"time per step ({unit})", rangemode="tozero"))
     figure.update_yaxes(
         **axis_layout(autorange="reversed", tickvals=places, ticktext=labels, showgrid=False)

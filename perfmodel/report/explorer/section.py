@@ -44,8 +44,14 @@ COARSE = 0.05
 _FILE = re.compile(r"^.*?(?=\S+: found )")
 
 COLUMNS = (
-    "step_time_s", "low_s", "high_s", "comm_s", "exposed_comm_s", "samples", "memory_bytes",
-)  # fmt: skip
+    "step_time_s",
+    "low_s",
+    "high_s",
+    "comm_s",
+    "exposed_comm_s",
+    "samples",
+    "memory_bytes",
+)
 
 
 def explorer_section(result: Result, grid: Grid) -> Section:

@@ -36,8 +36,10 @@ _REDUCED = {"fsdp": "reduce_dtype", "zero": "communication_data_type"}
 """Field of the type that gradients travel in, by strategy."""
 
 _OF_TENSORS: Mapping[str, Any] = {
-    "sequence_parallel": False, "overlap": None, "parallel_loss": True,
-}  # fmt: skip
+    "sequence_parallel": False,
+    "overlap": None,
+    "parallel_loss": True,
+}
 """Fields that only a tensor group has, as they are without one."""
 
 Size = tuple[int, int]
@@ -130,10 +132,14 @@ def _accumulation(scenario: Scenario, result: Result) -> Iterator[Axis]:
     if "accumulate" not in type(strategy).model_fields:
         return
     stops = [
-        Stop(0.0, quantities.counted(count, "micro-batch", "micro-batches"), float(count),
-             {"strategy.accumulate": count})
+        Stop(
+            0.0,
+            quantities.counted(count, "micro-batch", "micro-batches"),
+            float(count),
+            {"strategy.accumulate": count},
+        )
         for count in _around(strategy.accumulate)
-    ]  # fmt: skip
+    ]
     name = "Gradient accumulation" if result.main.mixture is None else "Micro-batches of a step"
     yield from _make_axis(scenario, "accumulate", name, float(strategy.accumulate), stops)
 

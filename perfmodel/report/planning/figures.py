@@ -37,9 +37,11 @@ def draw_time_against_cost(plan: PlanResult) -> go.Figure:
         figure.add_scatter(
             x=[option.wall_s / unit_s for option in front],
             y=[option.cost for option in front],
-            mode="lines", name="front: quickest for its cost", hoverinfo="skip",
+            mode="lines",
+            name="front: quickest for its cost",
+            hoverinfo="skip",
             line={"color": QUIET_INK, "width": 1.5, "dash": "dot", "shape": "hv"},
-        )  # fmt: skip
+        )
     for at, name in enumerate(dict.fromkeys(option.candidate for option in plan.options)):
         own = [option for option in priced if option.candidate == name]
         if own:
@@ -130,16 +132,27 @@ def _limits(figure: go.Figure, plan: PlanResult, unit_s: float, *, logs: bool) -
         at = plan.deadline_s / unit_s
         figure.add_vline(x=at, line=line)
         figure.add_annotation(
-            x=math.log10(at), y=1, yref="paper", yanchor="bottom", xanchor="right", font=font,
-            showarrow=False, text=f"deadline {given_span(plan.deadline_s)}",
-        )  # fmt: skip
+            x=math.log10(at),
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            xanchor="right",
+            font=font,
+            showarrow=False,
+            text=f"deadline {given_span(plan.deadline_s)}",
+        )
     if plan.budget is not None:
         figure.add_hline(y=plan.budget, line=line)
         figure.add_annotation(
-            x=1, xref="paper", y=math.log10(plan.budget) if logs else plan.budget,
-            yanchor="bottom", xanchor="right",
-            font=font, showarrow=False, text=f"budget {amount_only(plan.budget)}",
-        )  # fmt: skip
+            x=1,
+            xref="paper",
+            y=math.log10(plan.budget) if logs else plan.budget,
+            yanchor="bottom",
+            xanchor="right",
+            font=font,
+            showarrow=False,
+            text=f"budget {amount_only(plan.budget)}",
+        )
     figure.update_layout(margin={"t": 28})
 
 
@@ -202,21 +215,31 @@ def _add_band(figure: go.Figure, own: Sequence[PlanOption], colour: str, symbol:
         for _, step in steps
     ]
     figure.add_scatter(
-        x=[*x, *reversed(x)], y=[*(end[1] for end in ends), *(end[0] for end in reversed(ends))],
-        fill="toself", fillcolor=colour, opacity=0.16, mode="lines", hoverinfo="skip",
-        line={"width": 0, "color": colour}, showlegend=False,
-    )  # fmt: skip
+        x=[*x, *reversed(x)],
+        y=[*(end[1] for end in ends), *(end[0] for end in reversed(ends))],
+        fill="toself",
+        fillcolor=colour,
+        opacity=0.16,
+        mode="lines",
+        hoverinfo="skip",
+        line={"width": 0, "color": colour},
+        showlegend=False,
+    )
     figure.add_scatter(
-        x=x, y=[step.samples_per_s for _, step in steps], mode="lines+markers",
-        name=escape(own[0].candidate, quote=False), line={"color": colour, "width": 2},
-        marker={"color": colour, "size": 8, "symbol": symbol}, hoverinfo="text",
+        x=x,
+        y=[step.samples_per_s for _, step in steps],
+        mode="lines+markers",
+        name=escape(own[0].candidate, quote=False),
+        line={"color": colour, "width": 2},
+        marker={"color": colour, "size": 8, "symbol": symbol},
+        hoverinfo="text",
         hovertext=[
             f"<b>{escape(own[0].candidate, quote=False)}</b>, {quantities.gpus(gpus)}"
             f"<br>{quantities.count(step.samples_per_s)}/s"
             f" ({quantities.count(low)} to {quantities.count(high)})"
             for (gpus, step), (low, high) in zip(steps, ends, strict=True)
         ],
-    )  # fmt: skip
+    )
 
 
 def draw_tornado(plan: PlanResult) -> go.Figure:
@@ -238,24 +261,31 @@ def draw_tornado(plan: PlanResult) -> go.Figure:
     for end, (name, colour) in enumerate((("worse", CYCLE[1]), ("better", CYCLE[2]))):
         values = [pair[end] for pair in ends]
         figure.add_bar(
-            x=[value - base for value in values], base=base, y=places, orientation="h", name=name,
+            x=[value - base for value in values],
+            base=base,
+            y=places,
+            orientation="h",
+            name=name,
             width=[BAR if end == 0 or apart else BAR / 2 for apart in opposite],
-            marker={"color": colour}, hoverinfo="text",
+            marker={"color": colour},
+            hoverinfo="text",
             hovertext=[
                 f"<b>{escape(each.what)}</b>: {escape(each.labels[end])}"
                 f"<br>{span(each.wall_s[end])}"
                 + (f"<br>{escape(money(each.cost[end], plan.currency))}" if each.cost else "")
                 for each in shown_swings
             ],
-        )  # fmt: skip
+        )
     figure.add_vline(x=base, line={"color": INK, "width": 1})
     title = f"cost ({plan.currency})" if in_money else f"time to train ({unit})"
     # five labels of money do not fit beside each other on a phone
     figure.update_xaxes(**axis_layout(title, nticks=4))
     figure.update_yaxes(
         **axis_layout(
-            autorange="reversed", tickvals=places, showgrid=False,
+            autorange="reversed",
+            tickvals=places,
+            showgrid=False,
             ticktext=[f"{escape(each.what)} " for each in shown_swings],
         )
-    )  # fmt: skip
+    )
     return figure

@@ -114,9 +114,17 @@ def failure_table(plan: PlanResult) -> Table:
     lost: time for checkpoints, restarts and work that was done again.
     """
     headers = [
-        "candidate", ">nodes", ">fails every", ">saves every", ">which takes", ">failures",
-        ">lost", ">simulated", ">9 in 10 lose less", ">goodput",
-    ]  # fmt: skip
+        "candidate",
+        ">nodes",
+        ">fails every",
+        ">saves every",
+        ">which takes",
+        ">failures",
+        ">lost",
+        ">simulated",
+        ">9 in 10 lose less",
+        ">goodput",
+    ]
     rows = [
         _failure_row(option, option.training, option.training.upkeep)
         for option in plan.usable
@@ -151,9 +159,14 @@ def upgrade_table(plan: PlanResult) -> Table:
     """Every upgrade of every option, soonest paid back first."""
     currency = plan.currency or "no prices"
     headers = [
-        "upgrade", "of", ">saves time", f">saves per training, {currency}", f">price, {currency}",
-        ">pays back after", "pays",
-    ]  # fmt: skip
+        "upgrade",
+        "of",
+        ">saves time",
+        f">saves per training, {currency}",
+        f">price, {currency}",
+        ">pays back after",
+        "pays",
+    ]
     return Table(headers, [_upgrade_row(outcome) for outcome in plan.outcomes])
 
 
@@ -192,9 +205,15 @@ def purchase_table(plan: PlanResult) -> Table:
     """Figures for a purchase: outlay, power, shares of the cost."""
     currency = plan.currency or ""
     headers = [
-        "candidate", ">nodes", f">to buy, {currency}", ">power", f">machines, {currency}",
-        f">electricity, {currency}", f">per step, {currency}", ">FLOPs used",
-    ]  # fmt: skip
+        "candidate",
+        ">nodes",
+        f">to buy, {currency}",
+        ">power",
+        f">machines, {currency}",
+        f">electricity, {currency}",
+        f">per step, {currency}",
+        ">FLOPs used",
+    ]
     rows = []
     for option in plan.usable:
         sums, step = option.bill, option.step

@@ -21,9 +21,12 @@ Unit = tuple[str, float]
 YEAR_S = HOURS_PER_YEAR * HOUR_S
 
 _UNITS = (
-    ("s", 1.0, 120.0), ("min", 60.0, 2 * HOUR_S), ("h", HOUR_S, 2 * DAY_S),
-    ("d", DAY_S, 2 * YEAR_S), ("years", YEAR_S, math.inf),
-)  # fmt: skip
+    ("s", 1.0, 120.0),
+    ("min", 60.0, 2 * HOUR_S),
+    ("h", HOUR_S, 2 * DAY_S),
+    ("d", DAY_S, 2 * YEAR_S),
+    ("years", YEAR_S, math.inf),
+)
 """Name of a unit, its seconds, and the time from which the next one is used."""
 
 
@@ -290,9 +293,13 @@ def _at_headline_option(
 
 
 _PAYS: Mapping[Pays, str] = {
-    "in this training": "yes", "later": "only in the long run", "not in its life": "no",
-    "no price": "no price is given", "never": "no", "unknown": "not known",
-}  # fmt: skip
+    "in this training": "yes",
+    "later": "only in the long run",
+    "not in its life": "no",
+    "no price": "no price is given",
+    "never": "no",
+    "unknown": "not known",
+}
 
 
 _LONGEST_S = 100 * YEAR_S

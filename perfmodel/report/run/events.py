@@ -187,9 +187,13 @@ def _waits(point: SizeResult, cost: DisturbanceCost) -> list[Block]:
     if together:
         sentence += f" Before {together} of {len(cost.waits)} collectives nobody waits."
     header = (
-        "Collective", ">Calls", "Last to come", ">How often", ">Others wait, all calls",
+        "Collective",
+        ">Calls",
+        "Last to come",
+        ">How often",
+        ">Others wait, all calls",
         ">First waits at most",
-    )  # fmt: skip
+    )
     rows = [_wait_row(name, each) for name, each in groups.items()]
     return [*paragraphs([sentence], "lead"), *([Table(header, rows)] if rows else [])]
 
@@ -235,17 +239,24 @@ def draw_steps(cost: DisturbanceCost) -> go.Figure:
     numbers = list(range(len(cost.steps_s)))
     figure = new_figure(260, bargap=0.25)
     figure.add_bar(
-        x=numbers, y=[step / scale for step in cost.steps_s], name="step",
-        marker={"color": WORK["backward"]}, hoverinfo="text",
+        x=numbers,
+        y=[step / scale for step in cost.steps_s],
+        name="step",
+        marker={"color": WORK["backward"]},
+        hoverinfo="text",
         hovertext=[
             f"<b>step {at}</b><br>{quantities.duration(step)}"
             for at, step in enumerate(cost.steps_s)
         ],
-    )  # fmt: skip
+    )
     figure.add_scatter(
-        x=[-0.5, numbers[-1] + 0.5], y=[cost.undisturbed_s / scale] * 2, name="undisturbed",
-        mode="lines", line={"color": INK, "dash": "dot", "width": 1.5}, hoverinfo="skip",
-    )  # fmt: skip
+        x=[-0.5, numbers[-1] + 0.5],
+        y=[cost.undisturbed_s / scale] * 2,
+        name="undisturbed",
+        mode="lines",
+        line={"color": INK, "dash": "dot", "width": 1.5},
+        hoverinfo="skip",
+    )
     figure.update_xaxes(axis_layout("step, counted from the settled state"))
     figure.update_yaxes(axis_layout(f"time per step ({unit})", rangemode="tozero"))
     return figure

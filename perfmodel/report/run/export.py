@@ -69,7 +69,11 @@ def _disturbance(cost: DisturbanceCost | None) -> dict[str, Any]:
     """Return what events and other jobs did; empty lists and nulls where there are none."""
     if cost is None:
         return {
-            "undisturbed_s": None, "steps_s": [], "mean_interval_s": None, "events": [],
-            "waits": [], "jobs": [],
-        }  # fmt: skip
+            "undisturbed_s": None,
+            "steps_s": [],
+            "mean_interval_s": None,
+            "events": [],
+            "waits": [],
+            "jobs": [],
+        }
     return attributes(cost, "undisturbed_s steps_s mean_interval_s events waits jobs")

@@ -53,9 +53,14 @@ _LONGER = 1.02
 
 
 FILES = (
-    "report.html", "report.md", "result.json", "summary.csv", "sizes.csv", "buckets.csv",
+    "report.html",
+    "report.md",
+    "result.json",
+    "summary.csv",
+    "sizes.csv",
+    "buckets.csv",
     "timeline.json",
-)  # fmt: skip
+)
 """Files that `write_report` may write, images and traces of single ranks aside."""
 
 

@@ -110,13 +110,15 @@ def draw_staleness(stale: Staleness) -> go.Figure:
     shares = [share for *_, share in stale.histogram]
     figure = new_figure(260, bargap=0.15)
     figure.add_bar(
-        x=names, y=[100 * share for share in shares], marker={"color": WORK["backward"]},
+        x=names,
+        y=[100 * share for share in shares],
+        marker={"color": WORK["backward"]},
         hoverinfo="text",
         hovertext=[
             f"<b>{name} updates</b><br>{quantities.percent(share)} of gradients"
             for name, share in zip(names, shares, strict=True)
         ],
-    )  # fmt: skip
+    )
     labelled = names[:: math.ceil(len(names) / _MOST_LABELS)]
     title = "updates by others since the parameters were read"
     figure.update_xaxes(axis_layout(title, type="category", tickvals=labelled, tickangle=0))

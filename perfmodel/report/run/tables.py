@@ -44,9 +44,18 @@ def _header(result: Result) -> tuple[str, ...]:
     speed = f">{quantities.samples_short(result)}/s"
     interval = ">80\N{NO-BREAK SPACE}% interval"
     return (
-        ">GPUs", ">Nodes", ">Step", interval, speed, interval, ">Efficiency", ">Added GPU brings",
-        ">Exposed", "Bottleneck", ">Memory per GPU",
-    )  # fmt: skip
+        ">GPUs",
+        ">Nodes",
+        ">Step",
+        interval,
+        speed,
+        interval,
+        ">Efficiency",
+        ">Added GPU brings",
+        ">Exposed",
+        "Bottleneck",
+        ">Memory per GPU",
+    )
 
 
 def _row(grown_size: SizeGain) -> tuple[str, ...]:
@@ -97,27 +106,55 @@ def sizes_csv(result: Result) -> str:
     """Every number of every size; SI units, empty where there is no interval."""
     parts = sorted({part for point in result.points for part in point.breakdown_s})
     titles = (
-        "gpus", "nodes", "global_batch", "batch_per_gpu",
-        "step_time_s", "step_low_s", "step_high_s", "first_step_time_s",
-        "samples_per_s", "samples_low_per_s", "samples_high_per_s",
-        "scaling_efficiency", "efficiency_low", "efficiency_high", "marginal_efficiency",
-        "compute_s", "comm_s", "exposed_comm_s", "bottleneck", "memory_bytes",
-        "memory_capacity_bytes", "fits", *(f"{part.replace(' ', '_')}_s" for part in parts),
-    )  # fmt: skip
+        "gpus",
+        "nodes",
+        "global_batch",
+        "batch_per_gpu",
+        "step_time_s",
+        "step_low_s",
+        "step_high_s",
+        "first_step_time_s",
+        "samples_per_s",
+        "samples_low_per_s",
+        "samples_high_per_s",
+        "scaling_efficiency",
+        "efficiency_low",
+        "efficiency_high",
+        "marginal_efficiency",
+        "compute_s",
+        "comm_s",
+        "exposed_comm_s",
+        "bottleneck",
+        "memory_bytes",
+        "memory_capacity_bytes",
+        "fits",
+        *(f"{part.replace(' ', '_')}_s" for part in parts),
+    )
     return csv_text(titles, (_numbers(size, parts) for size in size_gains(result)))
 
 
 def _numbers(size: SizeGain, parts: Sequence[str]) -> list[object]:
     point = size.point
     return [
-        point.gpus, point.nodes, point.global_batch, point.batch_per_gpu,
-        point.step_time_s, *_ends(point.interval_s), point.first_step_time_s,
-        point.samples_per_s, *_ends(size.samples),
-        point.scaling_efficiency, *_ends(size.efficiency), size.marginal,
-        point.compute_s, point.comm_s, point.exposed_comm_s, point.bottleneck,
+        point.gpus,
+        point.nodes,
+        point.global_batch,
+        point.batch_per_gpu,
+        point.step_time_s,
+        *_ends(point.interval_s),
+        point.first_step_time_s,
+        point.samples_per_s,
+        *_ends(size.samples),
+        point.scaling_efficiency,
+        *_ends(size.efficiency),
+        size.marginal,
+        point.compute_s,
+        point.comm_s,
+        point.exposed_comm_s,
+        point.bottleneck,
         *_memory_numbers(point.memory),
         *(point.breakdown_s.get(part, 0.0) for part in parts),
-    ]  # fmt: skip
+    ]
 
 
 def _memory_numbers(memory: Memory) -> tuple[float | None, float, bool | None]:

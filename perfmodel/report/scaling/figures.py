@@ -63,9 +63,13 @@ def draw_throughput(result: Result) -> go.Figure:
     _band(figure, rows, lambda row: row.samples, WORK["backward"])
     _curve(figure, result, speed, WORK["backward"])
     figure.add_scatter(  # drawn last, so that it shows where both lines coincide
-        x=sizes, y=ideal, mode="lines", name="linear scaling", hoverinfo="skip",
+        x=sizes,
+        y=ideal,
+        mode="lines",
+        name="linear scaling",
+        hoverinfo="skip",
         line={"dash": "dot", "color": INK, "width": 1.5},
-    )  # fmt: skip
+    )
     lowest = min([*speed, *(row.samples[0] for row in rows if row.samples)])
     figure.update_xaxes(**_gpu_axis(result))
     highest = max([1.25 * max(ideal), *(1.05 * row.samples[1] for row in rows if row.samples)])
@@ -110,9 +114,15 @@ def draw_efficiency(result: Result) -> go.Figure:
     good, right = 100 * GOOD, values[-1] < 80  # where the curve leaves room for the label
     figure.add_hline(y=good, line={"color": QUIET_INK, "width": 1, "dash": "dot"}, layer="below")
     figure.add_annotation(
-        text=f"{good:g} %", x=float(right), xref="paper", xanchor="right" if right else "left",
-        y=good, yanchor="top", showarrow=False, font={"color": QUIET_INK, "size": 12},
-    )  # fmt: skip
+        text=f"{good:g} %",
+        x=float(right),
+        xref="paper",
+        xanchor="right" if right else "left",
+        y=good,
+        yanchor="top",
+        showarrow=False,
+        font={"color": QUIET_INK, "size": 12},
+    )
     figure.update_xaxes(**_gpu_axis(result))
     figure.update_yaxes(**axis_layout(range=[-_STRIP * 1.6 * top, top], ticksuffix=" %", tick0=0))
     _strip(figure, result)
@@ -127,10 +137,16 @@ def _strip(figure: go.Figure, result: Result) -> None:
     edges = _edges(sizes)
     for run in runs(result):
         figure.add_shape(
-            type="rect", layer="above", yref="paper", y0=0, y1=_STRIP,
-            x0=edges[sizes.index(run.first)], x1=edges[sizes.index(run.last) + 1],
-            fillcolor=colours[run.kind], line={"width": 0},
-        )  # fmt: skip
+            type="rect",
+            layer="above",
+            yref="paper",
+            y0=0,
+            y1=_STRIP,
+            x0=edges[sizes.index(run.first)],
+            x1=edges[sizes.index(run.last) + 1],
+            fillcolor=colours[run.kind],
+            line={"width": 0},
+        )
 
 
 def _edges(sizes: Sequence[int]) -> list[float]:
@@ -148,10 +164,15 @@ def _curve(figure: go.Figure, result: Result, values: Sequence[float], colour: s
         for point in result.points
     ]
     figure.add_scatter(
-        x=[point.gpus for point in result.points], y=list(values), mode="lines+markers",
-        name="predicted", hovertext=_hover(result), hoverinfo="text",
-        line={"color": colour, "width": 2.5}, marker={"size": 8, "symbol": symbols},
-    )  # fmt: skip
+        x=[point.gpus for point in result.points],
+        y=list(values),
+        mode="lines+markers",
+        name="predicted",
+        hovertext=_hover(result),
+        hoverinfo="text",
+        line={"color": colour, "width": 2.5},
+        marker={"size": 8, "symbol": symbols},
+    )
 
 
 def _band(
@@ -168,9 +189,17 @@ def _band(
         low, high = [interval[0] for _, interval in group], [interval[1] for _, interval in group]
         wide = {"width": 0} if len(group) > 1 else {"width": 7, "color": fill}
         figure.add_scatter(
-            x=xs + xs[::-1], y=high + low[::-1], mode="lines", fill="toself", fillcolor=fill,
-            line=wide, marker={"color": fill}, name=BAND, hoverinfo="skip", showlegend=not named,
-        )  # fmt: skip
+            x=xs + xs[::-1],
+            y=high + low[::-1],
+            mode="lines",
+            fill="toself",
+            fillcolor=fill,
+            line=wide,
+            marker={"color": fill},
+            name=BAND,
+            hoverinfo="skip",
+            showlegend=not named,
+        )
         named = True
 
 
@@ -197,17 +226,30 @@ def _mark_knee(figure: go.Figure, result: Result, height: float = 0.12) -> None:
     sizes = [point.gpus for point in result.points]
     right = reach.gpus * reach.gpus >= sizes[0] * sizes[-1]
     figure.add_annotation(
-        text=f"knee {reach.gpus:,}", x=math.log10(reach.gpus), y=height, yref="paper", xref="x",
-        xanchor="right" if right else "left", xshift=-4 if right else 4, showarrow=False,
+        text=f"knee {reach.gpus:,}",
+        x=math.log10(reach.gpus),
+        y=height,
+        yref="paper",
+        xref="x",
+        xanchor="right" if right else "left",
+        xshift=-4 if right else 4,
+        showarrow=False,
         font={"color": QUIET_INK, "size": 12},
-    )  # fmt: skip
+    )
 
 
 def _note(figure: go.Figure, text: str) -> None:
     figure.add_annotation(
-        text=text, x=0.09, y=0.98, xref="paper", yref="paper", showarrow=False,
-        xanchor="left", yanchor="top", font={"color": QUIET_INK, "size": 13},
-    )  # fmt: skip
+        text=text,
+        x=0.09,
+        y=0.98,
+        xref="paper",
+        yref="paper",
+        showarrow=False,
+        xanchor="left",
+        yanchor="top",
+        font={"color": QUIET_INK, "size": 13},
+    )
 
 
 def _gpu_span(sizes: Sequence[int]) -> Range:

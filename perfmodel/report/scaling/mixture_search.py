@@ -11,9 +11,13 @@ from perfmodel.studies.run.result.searched_mixtures import MixtureSearch
 from perfmodel.units import format_bytes
 
 _TITLES = {
-    "tensor": "tensor calls", "context": "context calls", "expert": "expert calls",
-    "data": "data parallel", "pipeline": "messages", "bubble": "waiting",
-}  # fmt: skip
+    "tensor": "tensor calls",
+    "context": "context calls",
+    "expert": "expert calls",
+    "data": "data parallel",
+    "pipeline": "messages",
+    "bubble": "waiting",
+}
 
 
 def describe_search(search: MixtureSearch) -> tuple[str, ...]:
@@ -38,9 +42,10 @@ def best_table(search: MixtureSearch) -> Table:
     That is the bubble of a pipeline, and the host where kernels are short.
     """
     kinds = [
-        kind for kind in search.winner.parts_s
+        kind
+        for kind in search.winner.parts_s
         if kind in ("compute", "bubble") or any(each.parts_s[kind] > 0 for each in search.best)
-    ]  # fmt: skip
+    ]
     rows = [
         [
             quantities.duration(each.step_time_s),
@@ -79,5 +84,8 @@ def search_blocks(search: MixtureSearch | None) -> list[Block]:
     if search is None:
         return []
     paste = f"As sections of a scenario: {paste_section(search.winner.changes)}"
-    return [*(Paragraph(line) for line in describe_search(search)), best_table(search),
-            Paragraph(paste)]  # fmt: skip
+    return [
+        *(Paragraph(line) for line in describe_search(search)),
+        best_table(search),
+        Paragraph(paste),
+    ]

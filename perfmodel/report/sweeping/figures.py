@@ -70,13 +70,17 @@ def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> go.Figure:
         is_grey = at >= COLOURED
         colour = QUIET_INK if is_grey else CYCLE[at]
         figure.add_scatter(
-            x=[place for place, _, _ in points], y=[rate for _, rate, _ in points],
-            name=escape(label, quote=False), showlegend=bool(label) and not is_grey,
-            mode="lines+markers", line={"color": colour, "width": 1 if is_grey else 2},
+            x=[place for place, _, _ in points],
+            y=[rate for _, rate, _ in points],
+            name=escape(label, quote=False),
+            showlegend=bool(label) and not is_grey,
+            mode="lines+markers",
+            line={"color": colour, "width": 1 if is_grey else 2},
             opacity=0.4 if is_grey else 1.0,
             marker={"color": colour, "size": 7, "symbol": [_symbol(p) for _, _, p in points]},
-            hoverinfo="text", hovertext=[hover(pair) for _, _, pair in points],
-        )  # fmt: skip
+            hoverinfo="text",
+            hovertext=[hover(pair) for _, _, pair in points],
+        )
     figure.update_xaxes(**_field_axis(axes))
     title = "samples/s per GPU" if each_gpu else "samples/s"
     figure.update_yaxes(**axis_layout(title, rangemode="tozero"))
@@ -140,9 +144,13 @@ def draw_steps(pairs: Sequence[Pair]) -> go.Figure:
             continue
         figure.add_bar(
             x=times,
-            y=places, orientation="h", name=part, marker={"color": colour}, hoverinfo="text",
+            y=places,
+            orientation="h",
+            name=part,
+            marker={"color": colour},
+            hoverinfo="text",
             hovertext=[hover(pair) for pair in shown_pairs],
-        )  # fmt: skip
+        )
     figure.update_xaxes(**axis_layout(f"time per step ({unit})", rangemode="tozero"))
     # Values only: the hover text has the names of their fields.
     labels = [

@@ -101,9 +101,15 @@ def findings(swept: SweepResult) -> Iterator[str]:
 def variant_table(swept: SweepResult, most: int) -> Table:
     """List variants with their figures, the fastest first."""
     headers = (
-        *swept.fields, ">GPUs", ">step", ">80 % interval", ">exposed", ">samples/s",
-        ">memory", "bottleneck",
-    )  # fmt: skip
+        *swept.fields,
+        ">GPUs",
+        ">step",
+        ">80 % interval",
+        ">exposed",
+        ">samples/s",
+        ">memory",
+        "bottleneck",
+    )
     rows = [
         (
             *(brief(variant.set.get(name)) for name in swept.fields),

@@ -224,10 +224,17 @@ def _label_layers(
     for height, label in stack(labels, _LINE_PIXELS / _ROW_PIXELS):
         text = "<br>".join(label.lines)
         drawn.add_annotation(
-            x=0, xref="paper", y=height, xanchor="right", yanchor="middle", xshift=-6,
-            showarrow=False, align="right", text=f"<b>Bottleneck<br>{text}</b>" if label.limits
-            else text, font={"size": 11, "color": LIMIT_INK if label.limits else QUIET_INK},
-        )  # fmt: skip
+            x=0,
+            xref="paper",
+            y=height,
+            xanchor="right",
+            yanchor="middle",
+            xshift=-6,
+            showarrow=False,
+            align="right",
+            text=f"<b>Bottleneck<br>{text}</b>" if label.limits else text,
+            font={"size": 11, "color": LIMIT_INK if label.limits else QUIET_INK},
+        )
 
 
 def _look(cable: Cable, *, with_traffic: bool) -> tuple[str, str]:
@@ -259,16 +266,25 @@ def _add_cables(
     for pixels, members in sorted(by_width.items()):
         points = [(*path(cable, places), (None, None)) for cable in members]
         drawn.add_scatter(
-            x=[x for line in points for x, _ in line], y=[y for line in points for _, y in line],
-            mode="lines", line={"color": colour, "width": pixels}, hoverinfo="skip", name=name,
-            opacity=0.75 if crowded else 1.0, showlegend=False,
-        )  # fmt: skip
+            x=[x for line in points for x, _ in line],
+            y=[y for line in points for _, y in line],
+            mode="lines",
+            line={"color": colour, "width": pixels},
+            hoverinfo="skip",
+            name=name,
+            opacity=0.75 if crowded else 1.0,
+            showlegend=False,
+        )
     spots = [(spot, cable) for cable in cables for spot in _spots(path(cable, places))]
     drawn.add_scatter(
-        x=[x for (x, _), _ in spots], y=[y for (_, y), _ in spots], mode="markers",
-        marker={"size": 12, "color": colour, "opacity": 0}, hoverinfo="text", name=name,
+        x=[x for (x, _), _ in spots],
+        y=[y for (_, y), _ in spots],
+        mode="markers",
+        marker={"size": 12, "color": colour, "opacity": 0},
+        hoverinfo="text",
+        name=name,
         hovertext=[_cable_hover(cable, with_traffic) for _, cable in spots],
-    )  # fmt: skip
+    )
 
 
 def _spots(line: Sequence[Place]) -> list[Place]:
@@ -306,15 +322,25 @@ def _add_devices(
         # a processor that has no rank limits nothing
         marked = [kind == limits and (kind != "gpu" or node in ranks) for node in nodes]
         drawn.add_scatter(
-            x=[places[node][0] for node in nodes], y=[places[node][1] for node in nodes],
-            mode="markers+text" if numbered else "markers", name=name,
-            marker={"color": colour, "symbol": symbol, "size": factor * diameter,
-                    "line": {"color": [LIMIT_INK if each else "white" for each in marked],
-                             "width": [factor * (3.5 if each else 1.5) for each in marked]}},
-            text=[_number(topology, node) for node in nodes], textposition="middle center",
-            textfont={"size": 10, "color": "white"}, hoverinfo="text",
+            x=[places[node][0] for node in nodes],
+            y=[places[node][1] for node in nodes],
+            mode="markers+text" if numbered else "markers",
+            name=name,
+            marker={
+                "color": colour,
+                "symbol": symbol,
+                "size": factor * diameter,
+                "line": {
+                    "color": [LIMIT_INK if each else "white" for each in marked],
+                    "width": [factor * (3.5 if each else 1.5) for each in marked],
+                },
+            },
+            text=[_number(topology, node) for node in nodes],
+            textposition="middle center",
+            textfont={"size": 10, "color": "white"},
+            hoverinfo="text",
             hovertext=[f"<b>{escape(node, quote=False)}</b><br>{name}" for node in nodes],
-        )  # fmt: skip
+        )
 
 
 def _number(topology: Topology, node: str) -> str:
@@ -332,10 +358,15 @@ def _name_hosts(drawn: go.Figure, topology: Topology, places: Mapping[str, Place
     for host, spots in hosts.items():
         if host >= 0:
             drawn.add_annotation(
-                x=(min(x for x, _ in spots) + max(x for x, _ in spots)) / 2, y=0, yref="paper",
-                yanchor="top", yshift=-4, showarrow=False, text=f"host {host}",
+                x=(min(x for x, _ in spots) + max(x for x, _ in spots)) / 2,
+                y=0,
+                yref="paper",
+                yanchor="top",
+                yshift=-4,
+                showarrow=False,
+                text=f"host {host}",
                 font={"size": 12, "color": QUIET_INK},
-            )  # fmt: skip
+            )
 
 
 def _frame(drawn: go.Figure, places: Mapping[str, Place]) -> None:

@@ -61,9 +61,12 @@ def topology_html(topology: Topology) -> str:
 
 
 _PATH_TYPES = {
-    "PIX": "one PCIe switch", "PXB": "several PCIe switches", "PHB": "the CPU's host bridge",
-    "NODE": "several host bridges of one CPU", "SYS": "from CPU to CPU",
-}  # fmt: skip
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "the CPU's host bridge",
+    "NODE": "several host bridges of one CPU",
+    "SYS": "from CPU to CPU",
+}
 """What each path type that ``nvidia-smi topo -m`` names means."""
 
 

@@ -12,9 +12,14 @@ from perfmodel.topology.routing.router import Router
 from perfmodel.units import format_bandwidth, format_bytes, format_time
 
 _PLURALS = {
-    "gpu": "GPUs", "nvswitch": "NVSwitches", "pcie_switch": "PCIe switches", "cpu": "CPUs (NUMA)",
-    "memory": "host memories", "nic": "NICs", "switch": "network switches",
-}  # fmt: skip
+    "gpu": "GPUs",
+    "nvswitch": "NVSwitches",
+    "pcie_switch": "PCIe switches",
+    "cpu": "CPUs (NUMA)",
+    "memory": "host memories",
+    "nic": "NICs",
+    "switch": "network switches",
+}
 
 _LAYERS = {"nvswitch": -1.0, "gpu": 0.0, "pcie_switch": 1.0, "memory": 1.0, "cpu": 2.0, "nic": 3.0}
 """Height of each kind; NVSwitches hang below the GPUs, so that no NVLink crosses PCIe."""

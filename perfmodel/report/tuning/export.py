@@ -107,16 +107,28 @@ def curve_csv(tuned: TuneResult) -> str:
     """Return the curve as CSV, one line per partition that one cap can make."""
     regrets = ("regret", "regret_quick", "regret_slow")[: len(tuned.curve[0].regrets)]
     titles = (
-        "bucket_cap_mb", "low_mb", "high_mb", "buckets", "step_time_s", "exposed_comm_s",
-        "simulated", *regrets,
-    )  # fmt: skip
+        "bucket_cap_mb",
+        "low_mb",
+        "high_mb",
+        "buckets",
+        "step_time_s",
+        "exposed_comm_s",
+        "simulated",
+        *regrets,
+    )
     rows = (
-        (number(point.bucket_cap_mb), repr(point.low_mb),
-         "" if math.isinf(point.high_mb) else repr(point.high_mb), point.buckets,
-         repr(point.step_time_s), repr(point.exposed_comm_s), int(point.simulated),
-         *(f"{regret:.6g}" for regret in point.regrets))
+        (
+            number(point.bucket_cap_mb),
+            repr(point.low_mb),
+            "" if math.isinf(point.high_mb) else repr(point.high_mb),
+            point.buckets,
+            repr(point.step_time_s),
+            repr(point.exposed_comm_s),
+            int(point.simulated),
+            *(f"{regret:.6g}" for regret in point.regrets),
+        )
         for point in tuned.curve
-    )  # fmt: skip
+    )
     return csv_text(titles, rows)
 
 

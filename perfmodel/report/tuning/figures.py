@@ -33,11 +33,23 @@ def draw_curve(tuned: TuneResult) -> go.Figure:
     _steps(figure, points, [p.step_time_s / scale for p in points], "one cap for all", INK)
     for name, value_s, colour, dash in _levels(tuned):
         _level(figure, points, value_s / scale, name, colour, dash)
-    _dot(figure, 25.0, tuned.default.step_time_s / scale, "PyTorch's default", "diamond",
-         WORK["exposed communication"])  # fmt: skip
+    _dot(
+        figure,
+        25.0,
+        tuned.default.step_time_s / scale,
+        "PyTorch's default",
+        "diamond",
+        WORK["exposed communication"],
+    )
     best = tuned.best_uniform
-    _dot(figure, best.bucket_cap_mb or 0.0, best.step_time_s / scale, "best cap for all", "circle",
-         WORK["backward"])  # fmt: skip
+    _dot(
+        figure,
+        best.bucket_cap_mb or 0.0,
+        best.step_time_s / scale,
+        "best cap for all",
+        "circle",
+        WORK["backward"],
+    )
     _caps_axis(figure, points)
     top = _upper(tuned, points) / scale
     bound_s = tuned.best_list.step_time_s if tuned.lower_bound_s is None else tuned.lower_bound_s
@@ -113,11 +125,18 @@ def _level(
 
 def _dot(figure: go.Figure, x: float, y: float, name: str, symbol: str, colour: str) -> None:
     figure.add_scatter(
-        x=[x], y=[y], mode="markers", name=name, hoverinfo="name",
+        x=[x],
+        y=[y],
+        mode="markers",
+        name=name,
+        hoverinfo="name",
         marker={
-            "color": colour, "size": 12, "symbol": symbol, "line": {"color": "white", "width": 1},
+            "color": colour,
+            "size": 12,
+            "symbol": symbol,
+            "line": {"color": "white", "width": 1},
         },
-    )  # fmt: skip
+    )
 
 
 def _shade(figure: go.Figure, tuned: TuneResult) -> None:
@@ -126,15 +145,26 @@ def _shade(figure: go.Figure, tuned: TuneResult) -> None:
     for begin, end in wide_spans(tuned.plateau.spans_mb):
         if end > low:
             figure.add_vrect(
-                x0=max(begin, low), x1=min(end, high), fillcolor=_PLATEAU, opacity=0.16,
+                x0=max(begin, low),
+                x1=min(end, high),
+                fillcolor=_PLATEAU,
+                opacity=0.16,
                 line_width=0,
-            )  # fmt: skip
+            )
     for begin, end in wide_spans(tuned.robust.spans_mb) if tuned.robust else ():
         if end > low:
             figure.add_shape(
-                type="rect", xref="x", yref="paper", x0=max(begin, low), x1=min(end, high), y0=0,
-                y1=0.03, fillcolor=_PLATEAU, opacity=0.9, line_width=0,
-            )  # fmt: skip
+                type="rect",
+                xref="x",
+                yref="paper",
+                x0=max(begin, low),
+                x1=min(end, high),
+                y0=0,
+                y1=0.03,
+                fillcolor=_PLATEAU,
+                opacity=0.9,
+                line_width=0,
+            )
 
 
 def _caps_axis(figure: go.Figure, points: list[CurvePoint]) -> None:
@@ -172,23 +202,38 @@ def _row(
 ) -> None:
     step = choice.step_time_s / scale
     figure.add_bar(
-        y=[place], x=[step], base=[0], orientation="h", width=0.36, name="step",
-        marker={"color": WORK["idle"]}, hoverinfo="text", showlegend=last,
+        y=[place],
+        x=[step],
+        base=[0],
+        orientation="h",
+        width=0.36,
+        name="step",
+        marker={"color": WORK["idle"]},
+        hoverinfo="text",
+        showlegend=last,
         hovertext=[f"step {quantities.duration(choice.step_time_s)}"],
-    )  # fmt: skip
+    )
     _add_buckets(figure, place, choice, scale, last=last)
     figure.add_annotation(
-        x=0, xref="paper", y=place + 0.2, xanchor="left", yanchor="bottom", showarrow=False,
+        x=0,
+        xref="paper",
+        y=place + 0.2,
+        xanchor="left",
+        yanchor="bottom",
+        showarrow=False,
         text=escape(f"{title}: {fine(choice.step_time_s)}", quote=False),
         font={"size": 12, "color": QUIET_INK},
-    )  # fmt: skip
+    )
     for bucket in choice.buckets:
         length_s = bucket.end_s - bucket.start_s
         if length_s >= _ROOM * choice.step_time_s * 1.6:
             figure.add_annotation(
-                x=(bucket.start_s + length_s / 2) / scale, y=place, showarrow=False,
-                text=quantities.size(bucket.nbytes), font={"size": 12, "color": "#1b2430"},
-            )  # fmt: skip
+                x=(bucket.start_s + length_s / 2) / scale,
+                y=place,
+                showarrow=False,
+                text=quantities.size(bucket.nbytes),
+                font={"size": 12, "color": "#1b2430"},
+            )
 
 
 def _add_buckets(

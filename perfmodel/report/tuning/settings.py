@@ -161,11 +161,15 @@ def draw_trials(tuned: SettingsTuning) -> go.Figure:
     figure = new_figure(90 + 26 * len(simulated), bargap=0.3)
     places = list(range(len(simulated)))
     figure.add_bar(
-        x=[(trial.step_time_s or 0.0) / scale for trial in simulated], y=places, orientation="h",
-        marker={"color": WORK["backward"]}, hoverinfo="text",
-        hovertext=[f"{escape(_listed(t), quote=False)}: {fine(t.step_time_s or 0.0)}"
-                   for t in simulated],
-    )  # fmt: skip
+        x=[(trial.step_time_s or 0.0) / scale for trial in simulated],
+        y=places,
+        orientation="h",
+        marker={"color": WORK["backward"]},
+        hoverinfo="text",
+        hovertext=[
+            f"{escape(_listed(t), quote=False)}: {fine(t.step_time_s or 0.0)}" for t in simulated
+        ],
+    )
     labels = [f"{escape(_listed(trial), quote=False)} " for trial in simulated]
     figure.update_xaxes(**axis_layout(f"time per step ({unit})", rangemode="tozero"))
     figure.update_yaxes(
@@ -185,8 +189,10 @@ def settings_html(tuned: SettingsTuning) -> str:
             section("What to paste", "", Code("\n".join(_paste(tuned)))),
             section("Settings that were tried", "", settings_table(tuned)),
             section(
-                "What this rests on", "", Bullets(_notes(tuned)),
+                "What this rests on",
+                "",
+                Bullets(_notes(tuned)),
                 Folded("Provenance", [Definitions(facts)]),
             ),
         ],
-    )  # fmt: skip
+    )

@@ -69,11 +69,17 @@ def draw_distribution(points: Sequence[DataPoint]) -> go.Figure:
         shares = np.linspace(0.01, 0.99, 99)
         at = [weighted_quantile(errors, weights, share) for share in shares]
         figure.add_scatter(
-            x=at, y=100 * shares, mode="lines", name=MODE_NAMES[mode], line=_line(mode),
-            hovertext=[f"{MODE_NAMES[mode]}: {s:.0%} of sizes within {percent(e)}"
-                       for s, e in zip(shares, at, strict=True)],
+            x=at,
+            y=100 * shares,
+            mode="lines",
+            name=MODE_NAMES[mode],
+            line=_line(mode),
+            hovertext=[
+                f"{MODE_NAMES[mode]}: {s:.0%} of sizes within {percent(e)}"
+                for s, e in zip(shares, at, strict=True)
+            ],
             hoverinfo="text",
-        )  # fmt: skip
+        )
     figure.update_xaxes(**_error_axis("absolute error", 0.005, 4))
     figure.update_yaxes(**axis_layout("share of sizes", range=[0, 100], ticksuffix=" %"))
     return figure
@@ -96,17 +102,28 @@ def draw_over_size(points: Sequence[DataPoint]) -> go.Figure:
         quantiles = {share: [_ratio_at(bins[e], share) for e in at] for share in (0.1, 0.5, 0.9)}
         if mode == honest:
             figure.add_scatter(
-                x=x + x[::-1], y=quantiles[0.9] + quantiles[0.1][::-1], mode="lines",
-                fill="toself", fillcolor="rgba(31,143,214,0.16)", line={"width": 0},
-                name=f"{MODE_NAMES[mode]}, 80 % of tables", hoverinfo="skip",
+                x=x + x[::-1],
+                y=quantiles[0.9] + quantiles[0.1][::-1],
+                mode="lines",
+                fill="toself",
+                fillcolor="rgba(31,143,214,0.16)",
+                line={"width": 0},
+                name=f"{MODE_NAMES[mode]}, 80 % of tables",
+                hoverinfo="skip",
                 marker={"color": "rgba(31,143,214,0.35)"},
-            )  # fmt: skip
+            )
         figure.add_scatter(
-            x=x, y=quantiles[0.5], mode="lines", name=f"{MODE_NAMES[mode]}, median",
-            line=_line(mode), hoverinfo="text",
-            hovertext=[f"{MODE_NAMES[mode]}, {quantities.size(s)}: median x {q:.2f}"
-                       for s, q in zip(x, quantiles[0.5], strict=True)],
-        )  # fmt: skip
+            x=x,
+            y=quantiles[0.5],
+            mode="lines",
+            name=f"{MODE_NAMES[mode]}, median",
+            line=_line(mode),
+            hoverinfo="text",
+            hovertext=[
+                f"{MODE_NAMES[mode]}, {quantities.size(s)}: median x {q:.2f}"
+                for s, q in zip(x, quantiles[0.5], strict=True)
+            ],
+        )
     if counted:
         sizes = [p.nbytes for p in counted]
         figure.update_xaxes(**_sizes_axis(min(sizes), max(sizes), 5))
@@ -143,14 +160,21 @@ def draw_machines(scored: Mapping[str, Mapping[Mode, Mapping[str, Score]]]) -> g
             continue
         figure.add_scatter(
             x=[max(score.median_abs_error, _LEAST) for _, score in rows],
-            y=[name for name, _ in rows], mode="markers", name=MODE_NAMES[mode],
-            marker={"color": COLOURS[mode], "size": 11 if mode in _WIDTHS else 8,
-                    "symbol": "circle" if mode in _WIDTHS else "diamond"},
-            hovertext=[f"{name}<br>{MODE_NAMES[mode]}: median {percent(score.median_abs_error)}, "
-                       f"90th percentile {percent(score.p90_abs_error)}, {score.sweeps} sweeps"
-                       for name, score in rows],
+            y=[name for name, _ in rows],
+            mode="markers",
+            name=MODE_NAMES[mode],
+            marker={
+                "color": COLOURS[mode],
+                "size": 11 if mode in _WIDTHS else 8,
+                "symbol": "circle" if mode in _WIDTHS else "diamond",
+            },
+            hovertext=[
+                f"{name}<br>{MODE_NAMES[mode]}: median {percent(score.median_abs_error)}, "
+                f"90th percentile {percent(score.p90_abs_error)}, {score.sweeps} sweeps"
+                for name, score in rows
+            ],
             hoverinfo="text",
-        )  # fmt: skip
+        )
     figure.update_xaxes(**_error_axis("median absolute error", 0.0025, 6))
     figure.update_yaxes(
         **axis_layout(
@@ -168,9 +192,16 @@ def _labels(figure: go.Figure, names: Sequence[str], rows: Sequence[Any]) -> Non
     """Write names above their rows: beside them they would take half of a narrow screen."""
     for name, row in zip(names, rows, strict=True):
         figure.add_annotation(
-            text=name, x=0, xref="paper", xanchor="left", y=row, yanchor="bottom", yshift=5,
-            showarrow=False, font={"size": 12},
-        )  # fmt: skip
+            text=name,
+            x=0,
+            xref="paper",
+            xanchor="left",
+            y=row,
+            yanchor="bottom",
+            yshift=5,
+            showarrow=False,
+            font={"size": 12},
+        )
 
 
 def _large(modes: Mapping[Mode, Mapping[str, Score]], mode: Mode) -> float:
@@ -186,11 +217,17 @@ def draw_sweep(
     sizes = [row.nbytes for row in prediction.sweep.rows]
     measured = [row.time_s for row in prediction.sweep.rows]
     figure.add_scatter(
-        x=sizes, y=measured, mode="markers", name="measured", hoverinfo="text",
+        x=sizes,
+        y=measured,
+        mode="markers",
+        name="measured",
+        hoverinfo="text",
         marker={"color": MEASURED, "size": 5},
-        hovertext=[f"{quantities.size(s)}: measured {quantities.duration(t)}"
-                   for s, t in zip(sizes, measured, strict=True)],
-    )  # fmt: skip
+        hovertext=[
+            f"{quantities.size(s)}: measured {quantities.duration(t)}"
+            for s, t in zip(sizes, measured, strict=True)
+        ],
+    )
     _band(figure, sizes, measured, intervals)
     for mode in reversed(MODES):
         if mode in prediction.times:
@@ -198,16 +235,27 @@ def draw_sweep(
     low, high = _time_range(prediction)
     ticks = log_ticks(low, high, 4)
     figure.update_layout(
-        yaxis=axis_layout(type="log", domain=[0.46, 1], range=[math.log10(low), math.log10(high)],
-                   tickvals=ticks, ticktext=[_round_time(t) for t in ticks]),
+        yaxis=axis_layout(
+            type="log",
+            domain=[0.46, 1],
+            range=[math.log10(low), math.log10(high)],
+            tickvals=ticks,
+            ticktext=[_round_time(t) for t in ticks],
+        ),
         xaxis=_sizes_axis(min(sizes), max(sizes), 4, showticklabels=False, anchor="y"),
         xaxis2=_sizes_axis(min(sizes), max(sizes), 4, anchor="y2", matches="x"),
         yaxis2=_ratio_axis("", 0.25, 4, domain=[0, 0.38], anchor="x2"),
-    )  # fmt: skip
+    )
     figure.add_shape(
-        type="line", xref="x2 domain", yref="y2", x0=0, x1=1, y0=1, y1=1,
+        type="line",
+        xref="x2 domain",
+        yref="y2",
+        x0=0,
+        x1=1,
+        y0=1,
+        y1=1,
         line={"color": MEASURED, "width": 1},
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -231,10 +279,18 @@ def _band(
     x = [s for s, _, _ in intervals_known]
     low, high = [i[0] / m for _, m, i in intervals_known], [i[1] / m for _, m, i in intervals_known]
     figure.add_scatter(
-        x=x + x[::-1], y=high + low[::-1], mode="lines", fill="toself", xaxis="x2", yaxis="y2",
-        fillcolor="rgba(31,143,214,0.16)", line={"width": 0}, hoverinfo="skip",
-        name="80 % interval, datasheet", marker={"color": "rgba(31,143,214,0.35)"},
-    )  # fmt: skip
+        x=x + x[::-1],
+        y=high + low[::-1],
+        mode="lines",
+        fill="toself",
+        xaxis="x2",
+        yaxis="y2",
+        fillcolor="rgba(31,143,214,0.16)",
+        line={"width": 0},
+        hoverinfo="skip",
+        name="80 % interval, datasheet",
+        marker={"color": "rgba(31,143,214,0.35)"},
+    )
 
 
 def _mode_lines(
@@ -253,13 +309,22 @@ def _mode_lines(
     ]
     for y, more in (
         (list(times), {}),
-        ([t / m for t, m in zip(times, measured, strict=True)],
-         {"xaxis": "x2", "yaxis": "y2", "showlegend": False}),
-    ):  # fmt: skip
+        (
+            [t / m for t, m in zip(times, measured, strict=True)],
+            {"xaxis": "x2", "yaxis": "y2", "showlegend": False},
+        ),
+    ):
         figure.add_scatter(
-            x=list(sizes), y=y, mode=drawn, name=MODE_NAMES[mode], line=_line(mode),
-            marker={"color": COLOURS[mode], "size": 8}, hovertext=text, hoverinfo="text", **more,
-        )  # fmt: skip
+            x=list(sizes),
+            y=y,
+            mode=drawn,
+            name=MODE_NAMES[mode],
+            line=_line(mode),
+            marker={"color": COLOURS[mode], "size": 8},
+            hovertext=text,
+            hoverinfo="text",
+            **more,
+        )
 
 
 def draw_trainings(rows: Mapping[str, Sequence[Case]]) -> go.Figure:
@@ -270,12 +335,19 @@ def draw_trainings(rows: Mapping[str, Sequence[Case]]) -> go.Figure:
         ordered = sorted(rows[title], key=lambda case: case.error)
         heights = [number + 0.5 * (i % 7 - 3) / 7 for i in range(len(ordered))]
         figure.add_scatter(
-            x=[1 + case.error for case in ordered], y=heights, mode="markers", name=title,
-            showlegend=False, hoverinfo="text",
+            x=[1 + case.error for case in ordered],
+            y=heights,
+            mode="markers",
+            name=title,
+            showlegend=False,
+            hoverinfo="text",
             marker={"color": COLOURS["datasheet"], "size": 6, "opacity": 0.7},
-            hovertext=[f"{case.name}<br>published {quantities.count(case.published)} {case.unit}, "
-                       f"predicted {quantities.count(case.predicted)}" for case in ordered],
-        )  # fmt: skip
+            hovertext=[
+                f"{case.name}<br>published {quantities.count(case.published)} {case.unit}, "
+                f"predicted {quantities.count(case.predicted)}"
+                for case in ordered
+            ],
+        )
     ticks = [0.25, 0.5, 0.8, 1, 1.25, 2, 4]
     axis = log_axis("predicted / published", (0.25, 4), ticks, lambda tick: f"{tick:g}")
     figure.update_xaxes(**axis)
@@ -284,8 +356,14 @@ def draw_trainings(rows: Mapping[str, Sequence[Case]]) -> go.Figure:
     )
     for number, title in enumerate(titles):
         figure.add_annotation(
-            text=title, x=0, xref="paper", xanchor="left", y=number + 0.24, yanchor="bottom",
-            showarrow=False, font={"size": 12},
-        )  # fmt: skip
+            text=title,
+            x=0,
+            xref="paper",
+            xanchor="left",
+            y=number + 0.24,
+            yanchor="bottom",
+            showarrow=False,
+            font={"size": 12},
+        )
     figure.add_vline(x=1, line={"color": MEASURED, "width": 1})
     return figure

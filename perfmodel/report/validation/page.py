@@ -190,8 +190,10 @@ def _strategies(validation: Validation) -> Section | None:
     lead = "Published steps of sharded and other strategies, and the peak of a GPU's memory."
     beside_sample = strategy_tables.sample_table(validation)
     sampled = [
-        Heading("Sample and all rows"), Paragraph(strategy_tables.SAMPLE_LEAD), beside_sample,
-    ]  # fmt: skip
+        Heading("Sample and all rows"),
+        Paragraph(strategy_tables.SAMPLE_LEAD),
+        beside_sample,
+    ]
     return section(
         "Steps by strategy",
         lead,

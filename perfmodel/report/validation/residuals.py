@@ -75,9 +75,11 @@ def _size_axis(sizes: Sequence[float]) -> dict[str, Any]:
     step = max(1, -(-(last - first) // (_LABELS - 1)))
     ticks = [2.0**power for power in range(first, last + 1, step)]
     return log_axis(
-        "size", (2.0**first / 1.3, 2.0**last * 1.3), ticks,
+        "size",
+        (2.0**first / 1.3, 2.0**last * 1.3),
+        ticks,
         lambda nbytes: quantities.whole(quantities.size(nbytes)),
-    )  # fmt: skip
+    )
 
 
 def _groups(fit: Fit) -> dict[tuple[int, str], list[FittedObservation]]:
@@ -94,19 +96,26 @@ def _groups(fit: Fit) -> dict[tuple[int, str], list[FittedObservation]]:
 
 
 def _add_line(
-    figure: go.Figure, name: str, points: Sequence[FittedObservation], factors: Sequence[float],
+    figure: go.Figure,
+    name: str,
+    points: Sequence[FittedObservation],
+    factors: Sequence[float],
     line: Mapping[str, str],
-) -> None:  # fmt: skip
+) -> None:
     errors = [
         100 * (point.fitted_s * factor / point.measured_s - 1)
         for point, factor in zip(points, factors, strict=True)
     ]
     figure.add_scatter(
-        x=[max(point.nbytes, 1) for point in points], y=errors, name=name, line=line,
-        mode="lines+markers", hoverinfo="text",
+        x=[max(point.nbytes, 1) for point in points],
+        y=errors,
+        name=name,
+        line=line,
+        mode="lines+markers",
+        hoverinfo="text",
         hovertext=[
             f"<b>{quantities.size(point.nbytes)}</b>, {escape(name, quote=False)}<br>"
             f"measured {quantities.duration(point.measured_s)}, {error:+.1f} %"
             for point, error in zip(points, errors, strict=True)
         ],
-    )  # fmt: skip
+    )

@@ -79,19 +79,23 @@ def machine_table(validation: Validation) -> Table:
     machines = scores.by_machine(validation.points)
     modes = [mode for mode in MODES if any(mode in own for own in machines.values())]
     header = (
-        "kind of machine", ">sweeps", *(f">{MODE_NAMES[m]}" for m in modes),
+        "kind of machine",
+        ">sweeps",
+        *(f">{MODE_NAMES[m]}" for m in modes),
         f">below 256 KiB, {MODE_NAMES[validation.honest_mode]}",
-    )  # fmt: skip
+    )
     rows = []
     for machine, own in machines.items():
         sheet = own.get(validation.honest_mode, {})
         count = max((score.sweeps for bands in own.values() for score in bands.values()), default=0)
         rows.append(
             (
-                machine, str(count), *(pair(own.get(mode, {}).get(LARGE)) for mode in modes),
+                machine,
+                str(count),
+                *(pair(own.get(mode, {}).get(LARGE)) for mode in modes),
                 pair(sheet.get("latency")),
             )
-        )  # fmt: skip
+        )
     return Table(header, tuple(rows))
 
 
@@ -102,23 +106,30 @@ def coverage_table(validation: Validation) -> Table:
         for band, share in bands.items():
             rows.append(
                 (
-                    MODE_NAMES[mode], BAND_NAMES.get(band, band if band == LARGE else "all sizes"),
-                    str(share.sweeps), percent(share.share),
+                    MODE_NAMES[mode],
+                    BAND_NAMES.get(band, band if band == LARGE else "all sizes"),
+                    str(share.sweeps),
+                    percent(share.share),
                     f"{percent(share.low)} to {percent(share.high)}",
                 )
-            )  # fmt: skip
+            )
     return Table(("mode", "sizes", ">sweeps", ">inside", ">95 % sure"), tuple(rows))
 
 
 def training_table(validation: Validation) -> Table:
     """Errors of published trainings and recorded steps."""
     rows = tuple(
-        (dataset.title, str(len(dataset.cases)), percent(dataset.median_abs_error or 0.0),
-         percent(dataset.p90_abs_error or 0.0), signed(dataset.bias or 0.0),
-         str(sum(dataset.left_out.values())))
+        (
+            dataset.title,
+            str(len(dataset.cases)),
+            percent(dataset.median_abs_error or 0.0),
+            percent(dataset.p90_abs_error or 0.0),
+            signed(dataset.bias or 0.0),
+            str(sum(dataset.left_out.values())),
+        )
         for dataset in validation.trainings
         if dataset.cases
-    )  # fmt: skip
+    )
     header = ("what", ">numbers", ">median", ">90th percentile", ">bias", ">left out")
     return Table(header, rows)
 
@@ -132,20 +143,27 @@ def sweep_table(validation: Validation) -> Table:
         if any(mode in prediction.times for prediction in validation.predicted)
     ]
     header = (
-        "sweep", "machine", ">trust", *(f">{MODE_NAMES[m]}" for m in modes),
-        f">below 256 KiB, {MODE_NAMES[validation.honest_mode]}", "counted",
-    )  # fmt: skip
+        "sweep",
+        "machine",
+        ">trust",
+        *(f">{MODE_NAMES[m]}" for m in modes),
+        f">below 256 KiB, {MODE_NAMES[validation.honest_mode]}",
+        "counted",
+    )
     rows = []
     for prediction in validation.predicted:
         own = by_sweep.get(prediction.sweep.id, {})
         small = own.get(validation.honest_mode, {}).get("latency")
         rows.append(
             (
-                prediction.sweep.id, prediction.matched.topology.name, str(prediction.sweep.trust),
+                prediction.sweep.id,
+                prediction.matched.topology.name,
+                str(prediction.sweep.trust),
                 *(pair(own.get(mode, {}).get(LARGE)) for mode in modes),
-                pair(small), "yes" if prediction.counted else f"no: {prediction.why_not}",
+                pair(small),
+                "yes" if prediction.counted else f"no: {prediction.why_not}",
             )
-        )  # fmt: skip
+        )
     return Table(header, tuple(rows))
 
 

@@ -239,8 +239,20 @@ def points_csv(validation: Validation) -> str:
 
 def trainings_csv(validation: Validation) -> str:
     """One row per published number of a training, with its scaling where it has one."""
-    titles = ("dataset", "case", "published", "predicted", "unit", "error", "network",
-              "base_gpus", "efficiency", "predicted_efficiency", "scaled", "source")  # fmt: skip
+    titles = (
+        "dataset",
+        "case",
+        "published",
+        "predicted",
+        "unit",
+        "error",
+        "network",
+        "base_gpus",
+        "efficiency",
+        "predicted_efficiency",
+        "scaled",
+        "source",
+    )
     rows: list[tuple[object, ...]] = []
     for data in validation.trainings:
         if data.runs:

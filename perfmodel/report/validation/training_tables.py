@@ -100,8 +100,12 @@ def _covered(score: TrainingScore | None) -> str:
 def _groups() -> list[tuple[str, str, str]]:
     """Kind, name and title of each group of runs, in the order of the tables."""
     titled = {ALL: "all", SEVERAL_NODES: "all between nodes", GPT_LIKE: "GPT-like, MFU"}
-    names = [(ALL, ALL), *(("network", name) for name in (*NETWORKS, SEVERAL_NODES)),
-             *(("precision", name) for name in PRECISIONS), ("model", GPT_LIKE)]  # fmt: skip
+    names = [
+        (ALL, ALL),
+        *(("network", name) for name in (*NETWORKS, SEVERAL_NODES)),
+        *(("precision", name) for name in PRECISIONS),
+        ("model", GPT_LIKE),
+    ]
     return [(kind, name, titled.get(name, name)) for kind, name in names]
 
 

@@ -17,9 +17,19 @@ from perfmodel.scenario.sections.model import transformer_findings
 from perfmodel.scenario.source_map import SourceMap
 
 _SECTIONS = (
-    "model", "compute", "strategy", "parallel", "cluster", "training", "scale", "events",
-    "jobs", "plan", "library", "fidelity",
-)  # fmt: skip
+    "model",
+    "compute",
+    "strategy",
+    "parallel",
+    "cluster",
+    "training",
+    "scale",
+    "events",
+    "jobs",
+    "plan",
+    "library",
+    "fidelity",
+)
 
 
 def broken_rules(

@@ -17,15 +17,18 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
 """Recipes of each library."""
 
 OF_LIBRARY: Mapping[str, str] = {
-    "reduce_amax": "transformer_engine", "amax_history_len": "transformer_engine",
-    "tp_only_amax_red": "transformer_engine", "fp8_param_gather": "transformer_engine",
+    "reduce_amax": "transformer_engine",
+    "amax_history_len": "transformer_engine",
+    "tp_only_amax_red": "transformer_engine",
+    "fp8_param_gather": "transformer_engine",
     "fp8_dot_product_attention": "transformer_engine",
-    "first_last_layers_bf16": "transformer_engine", "filter_fqns": "torchao",
+    "first_last_layers_bf16": "transformer_engine",
+    "filter_fqns": "torchao",
     "num_layers_at_start_in_bf16": "transformer_engine",
     "num_layers_at_end_in_bf16": "transformer_engine",
     "enable_fsdp_float8_all_gather": "torchao",
     "precompute_float8_dynamic_scale_for_fsdp": "torchao",
-}  # fmt: skip
+}
 """Fields that one library has."""
 
 

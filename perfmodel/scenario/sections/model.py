@@ -56,9 +56,13 @@ MULTIPLE = 256
 
 
 _SYNONYMS = {
-    "rope": "rotary", "absolute": "learned", "rmsnorm": "rms", "rms_norm": "rms",
-    "layernorm": "layer", "layer_norm": "layer",
-}  # fmt: skip
+    "rope": "rotary",
+    "absolute": "learned",
+    "rmsnorm": "rms",
+    "rms_norm": "rms",
+    "layernorm": "layer",
+    "layer_norm": "layer",
+}
 
 
 def _usual_word(value: object) -> object:

@@ -66,9 +66,18 @@ class PipelineSection(FileModel):
 
     stages: Count = 1
     schedule: Literal[
-        "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_h2", "zb_v",
-        "interleaved_zero_bubble", "dualpipe", "dualpipe_v", "sequential",
-    ] = "1f1b"  # fmt: skip
+        "gpipe",
+        "1f1b",
+        "interleaved",
+        "looped_bfs",
+        "zb_h1",
+        "zb_h2",
+        "zb_v",
+        "interleaved_zero_bubble",
+        "dualpipe",
+        "dualpipe_v",
+        "sequential",
+    ] = "1f1b"
     chunks: Count | None = Field(
         default=None, description="parts of the model on each stage (virtual stages)"
     )

@@ -274,9 +274,12 @@ def simulate(
     expect_changes(timer, plan, steps, surroundings)
     if surroundings:  # whose objects grow without end
         return on_network(
-            timer, fidelity, run, changes=surroundings.change_network,
+            timer,
+            fidelity,
+            run,
+            changes=surroundings.change_network,
             environment=ProcessEnvironment if processes else simpy.Environment,
-        )  # fmt: skip
+        )
     with no_collections():
         return on_network(timer, fidelity, run)
 

@@ -96,10 +96,18 @@ class LoopRun:
             item = plan.items[plan.workers[number].like][index]
             spans.append(
                 Span(
-                    item.name, item.kind, names[number], "compute", iteration, start_s, end_s,
-                    start_s, micro_batch=item.micro_batch, work_s=end_s - start_s,
+                    item.name,
+                    item.kind,
+                    names[number],
+                    "compute",
+                    iteration,
+                    start_s,
+                    end_s,
+                    start_s,
+                    micro_batch=item.micro_batch,
+                    work_s=end_s - start_s,
                 )
-            )  # fmt: skip
+            )
         for message in self.messages:
             exchange = plan.exchanges[message.exchange]
             lane, nbytes = ("push", exchange.push_bytes)
@@ -107,20 +115,34 @@ class LoopRun:
                 lane, nbytes = ("pull", exchange.pull_bytes)
             spans.append(
                 Span(
-                    f"{lane} {exchange.name}", "communication", names[message.worker], lane,
-                    message.iteration, message.start_s, message.end_s, message.ready_s,
-                    round(nbytes), message.exchange,
+                    f"{lane} {exchange.name}",
+                    "communication",
+                    names[message.worker],
+                    lane,
+                    message.iteration,
+                    message.start_s,
+                    message.end_s,
+                    message.ready_s,
+                    round(nbytes),
+                    message.exchange,
                 )
-            )  # fmt: skip
+            )
         for service in self.services:
             server = plan.servers[service.server].name
             name = f"update {plan.exchanges[service.exchange].name}, {names[service.worker]}"
             spans.append(
                 Span(
-                    name, "optimizer", server, "compute", 0, service.start_s, service.end_s,
-                    service.arrived_s, work_s=service.end_s - service.start_s,
+                    name,
+                    "optimizer",
+                    server,
+                    "compute",
+                    0,
+                    service.start_s,
+                    service.end_s,
+                    service.arrived_s,
+                    work_s=service.end_s - service.start_s,
                 )
-            )  # fmt: skip
+            )
         return sorted(spans, key=lambda span: (span.start_s, span.end_s))
 
 

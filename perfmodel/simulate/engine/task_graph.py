@@ -106,11 +106,16 @@ def _nobody_waits(tasks: int, queues: tuple[StreamTasks, ...], queue_of: list[in
     """A graph of tasks that do not wait for each other."""
     ends = {queue.tasks[-1] for queue in queues}
     return TaskGraph(
-        queues, queue_of,
-        users=[[] for _ in range(tasks)], users_later=[[] for _ in range(tasks)],
-        waits=[0] * tasks, waits_first=[0] * tasks, own=[-1] * tasks, own_before=[-1] * tasks,
+        queues,
+        queue_of,
+        users=[[] for _ in range(tasks)],
+        users_later=[[] for _ in range(tasks)],
+        waits=[0] * tasks,
+        waits_first=[0] * tasks,
+        own=[-1] * tasks,
+        own_before=[-1] * tasks,
         is_last=[index in ends for index in range(tasks)],
-    )  # fmt: skip
+    )
 
 
 def _later(source: int, other: int, places: Sequence[tuple[int, int]]) -> int:

@@ -188,8 +188,14 @@ def _kinds(collectives: Sequence[LoweredCollective]) -> list[int]:
     kinds = []
     for lowered in collectives:
         phases = (id(phase) for stage in lowered.stages for phase in stage.phases)
-        same = (id(lowered.schedule), *phases, lowered.protocol, lowered.launch_s,
-                lowered.wire_factor, lowered.credits)  # fmt: skip
+        same = (
+            id(lowered.schedule),
+            *phases,
+            lowered.protocol,
+            lowered.launch_s,
+            lowered.wire_factor,
+            lowered.credits,
+        )
         if same not in of_same:
             of_same[same] = numbers.setdefault(_likeness(lowered), len(numbers))
         kinds.append(of_same[same])
@@ -203,10 +209,17 @@ def _likeness(lowered: LoweredCollective) -> Hashable:
         tuple(_phase_likeness(phase) for phase in stage.phases) for stage in lowered.stages
     )
     return (
-        schedule.collective, schedule.algorithm, schedule.nbytes, schedule.ranks,
-        schedule.switches, lowered.protocol, lowered.launch_s, lowered.wire_factor,
-        lowered.credits, phases,
-    )  # fmt: skip
+        schedule.collective,
+        schedule.algorithm,
+        schedule.nbytes,
+        schedule.ranks,
+        schedule.switches,
+        lowered.protocol,
+        lowered.launch_s,
+        lowered.wire_factor,
+        lowered.credits,
+        phases,
+    )
 
 
 def _phase_likeness(phase: Phase) -> Hashable:

@@ -129,25 +129,30 @@ def begin_streams(arrivals: Iterable[Arrival], now_s: float) -> list[Streams]:
         by_last.setdefault(arrival.route[-1:], []).append(arrival)
     return [
         Streams(
-            stream_stage([arrival.route for arrival in together],
-                         [arrival.cap_Bps for arrival in together]),
+            stream_stage(
+                [arrival.route for arrival in together], [arrival.cap_Bps for arrival in together]
+            ),
             np.array([arrival.nbytes for arrival in together]),
             [arrival.done for arrival in together],
             now_s,
         )
         for together in by_last.values()
-    ]  # fmt: skip
+    ]
 
 
 def stream_stage(routes: Sequence[tuple[int, ...]], caps_Bps: Sequence[float]) -> Stage:
     """Return a stage with an edge for each stream over a route, at most at its rate."""
     zero = np.zeros(len(routes), dtype=np.int64)
     edges = Edges(
-        src=zero, dst=zero,
+        src=zero,
+        dst=zero,
         pointers=np.cumsum([0, *map(len, routes)]),
         arcs=np.array([link for route in routes for link in route], dtype=np.int64),
-        latency_s=np.zeros(len(routes)), cap_Bps=np.array(caps_Bps), hop=zero, staged=False,
-    )  # fmt: skip
+        latency_s=np.zeros(len(routes)),
+        cap_Bps=np.array(caps_Bps),
+        hop=zero,
+        staged=False,
+    )
     return _stage(edges)
 
 

@@ -18,28 +18,49 @@ Columns = dict[str, NDArray[Any]]
 """Columns of `records.State` ("edges.head" is the field `head` of its edges), numbered from 0."""
 
 SIZED_BY = {
-    "hops": "hops.arc", "routes": "routes.limit_Bps", "edges": "edges.latency_s",
+    "hops": "hops.arc",
+    "routes": "routes.limit_Bps",
+    "edges": "edges.latency_s",
     "sends": "sends.nbytes",
-    "followers": "followers", "ranks": "ranks.stage", "rank_edges": "rank_edges",
-    "pending": "pending", "runs": "runs.sends_left",
-}  # fmt: skip
+    "followers": "followers",
+    "ranks": "ranks.stage",
+    "rank_edges": "rank_edges",
+    "pending": "pending",
+    "runs": "runs.sends_left",
+}
 """Lists to which a collective adds entries, and for each a column that is always given."""
 
 POINTS_TO = {
-    "hops.route": "routes", "routes.hop_start": "hops", "routes.hop_end": "hops",
+    "hops.route": "routes",
+    "routes.hop_start": "hops",
+    "routes.hop_end": "hops",
     "edges.route": "routes",
-    "edges.head": "sends", "edges.tail": "sends", "edges.sender": "ranks",
+    "edges.head": "sends",
+    "edges.tail": "sends",
+    "edges.sender": "ranks",
     "edges.receiver": "ranks",
-    "edges.run": "runs", "sends.edge": "edges", "sends.follower_start": "followers",
-    "sends.follower_end": "followers", "followers": "sends", "ranks.pending_start": "pending",
-    "ranks.next_edge": "rank_edges", "ranks.edge_end": "rank_edges", "rank_edges": "edges",
-    "runs.edge_start": "edges", "runs.edge_end": "edges",
-}  # fmt: skip
+    "edges.run": "runs",
+    "sends.edge": "edges",
+    "sends.follower_start": "followers",
+    "sends.follower_end": "followers",
+    "followers": "sends",
+    "ranks.pending_start": "pending",
+    "ranks.next_edge": "rank_edges",
+    "ranks.edge_end": "rank_edges",
+    "rank_edges": "edges",
+    "runs.edge_start": "edges",
+    "runs.edge_end": "edges",
+}
 """Columns that hold indices into another list; -1: none."""
 
 REFILLED = (
-    "edges.head", "sends.waiting", "ranks.stage", "ranks.next_edge", "pending", "runs.sends_left",
-)  # fmt: skip
+    "edges.head",
+    "sends.waiting",
+    "ranks.stage",
+    "ranks.next_edge",
+    "pending",
+    "runs.sends_left",
+)
 """Columns that a run changes for good; all others have their first values when it has ended."""
 
 
@@ -125,12 +146,18 @@ def stream_columns(route: tuple[int, ...], cap_Bps: float, capacity_Bps: FloatAr
     none, ones = np.zeros(0, np.int64), np.ones(1, np.int64)
     return {
         **edge_columns(routes, limits_Bps(routes, capacity_Bps), 1),
-        "edges.tail": ones, "edges.sender": -ones, "edges.receiver": -ones,
+        "edges.tail": ones,
+        "edges.sender": -ones,
+        "edges.receiver": -ones,
         "sends.nbytes": np.zeros(1),
         "sends.waiting": 0 * ones,
-        "followers": none, "ranks.stage": none, "rank_edges": none, "pending": none,
-        "runs.edge_end": ones, "runs.sends_left": ones,
-    }  # fmt: skip
+        "followers": none,
+        "ranks.stage": none,
+        "rank_edges": none,
+        "pending": none,
+        "runs.edge_end": ones,
+        "runs.sends_left": ones,
+    }
 
 
 def edge_columns(routes: Routes, limit_Bps: FloatArray, credits: int) -> Columns:
@@ -198,13 +225,17 @@ def _rank_columns(
     by_rank = used[np.lexsort((stage[used], sender[used]))]
     end = np.cumsum(np.bincount(sender[used], minlength=len(unique)))
     return {
-        "edges.stage": stage, "edges.sender": sender, "edges.receiver": receiver,
+        "edges.stage": stage,
+        "edges.sender": sender,
+        "edges.receiver": receiver,
         "ranks.stage": np.argmax(pending > 0, axis=1),
         "ranks.stages": np.full(len(unique), stages),
         "ranks.pending_start": np.arange(len(unique)) * stages,
-        "ranks.next_edge": np.concatenate([[0], end[:-1]]), "ranks.edge_end": end,
-        "rank_edges": by_rank, "pending": pending.ravel(),
-    }  # fmt: skip
+        "ranks.next_edge": np.concatenate([[0], end[:-1]]),
+        "ranks.edge_end": end,
+        "rank_edges": by_rank,
+        "pending": pending.ravel(),
+    }
 
 
 def _edges_and_stages(lowered: LoweredCollective, sends: FlatMessages) -> tuple[IntArray, IntArray]:

@@ -249,10 +249,16 @@ def _arrivals(
     others = sum(sizes) - 1
     return [
         CollectiveArrivals(
-            step, task.name, task.bucket, start_s, task.rank_class, rank, waited_s / others,
+            step,
+            task.name,
+            task.bucket,
+            start_s,
+            task.rank_class,
+            rank,
+            waited_s / others,
             start_s - first,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _later(a: Clock, b: Clock) -> Clock:

@@ -355,8 +355,9 @@ def shared_rates(
         before, rates = rates, list(limited)
         for j, share in enumerate(shares):
             if slack[j]:
-                own = (not s or other.key == share.key
-                       for other, s in zip(shares, slack, strict=True))  # fmt: skip
+                own = (
+                    not s or other.key == share.key for other, s in zip(shares, slack, strict=True)
+                )
                 limits = (c if o else u for u, c, o in zip(uses, caps, own, strict=True))
                 rates[j] = solutions.of(("own", share.key), limits)[j]
         if all(map(np.array_equal, before, rates)):

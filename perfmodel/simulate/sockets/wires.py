@@ -63,9 +63,15 @@ class Wires:
         credits = self._protocol(lowered).credits
         period = schedule.ranks if folding is None else folding.period
         key = (
-            "turns", schedule.collective, schedule.algorithm, schedule.ranks, schedule.nbytes,
-            schedule.root, credits, period,
-        )  # fmt: skip
+            "turns",
+            schedule.collective,
+            schedule.algorithm,
+            schedule.ranks,
+            schedule.nbytes,
+            schedule.root,
+            credits,
+            period,
+        )
         phases = [phase for stage in lowered.stages for phase in stage.phases]
 
         def rounds() -> tuple[tuple[RankRound, ...], ...]:

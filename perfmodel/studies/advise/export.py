@@ -89,12 +89,19 @@ def advice_rows(advice: Advice) -> list[dict[str, Any]]:
             assert trial.point is not None
             assert trial.gain is not None
             low, high = trial.gain.interval or (None, None)
-            rows.append({
-                "change": trial.text, "kind": kind, "gain": trial.ratio, "gain_low": low,
-                "gain_high": high, "sure": trial.sure, "touches": trial.touches,
-                "step_time_s": trial.point.step_time_s,
-                "samples_per_s": trial.point.samples_per_s,
-                "memory_bytes": trial.point.memory.total_bytes,
-                "bottleneck": trial.point.bottleneck or None,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "change": trial.text,
+                    "kind": kind,
+                    "gain": trial.ratio,
+                    "gain_low": low,
+                    "gain_high": high,
+                    "sure": trial.sure,
+                    "touches": trial.touches,
+                    "step_time_s": trial.point.step_time_s,
+                    "samples_per_s": trial.point.samples_per_s,
+                    "memory_bytes": trial.point.memory.total_bytes,
+                    "bottleneck": trial.point.bottleneck or None,
+                }
+            )
     return rows

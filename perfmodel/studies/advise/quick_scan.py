@@ -31,8 +31,11 @@ def scan_settings(prepared: PreparedSize) -> Iterator[Proposed]:
         caps: list[Any] = [f"{cap} MiB" for cap in CAPS_MIB]
         best = _best(prepared, "bucket_cap", caps, now_s)
         if best is not None:
-            fields = {"strategy.bucket_cap": best, "strategy.bucket_caps": None,
-                      "strategy.first_bucket": None}  # fmt: skip
+            fields = {
+                "strategy.bucket_cap": best,
+                "strategy.bucket_caps": None,
+                "strategy.first_bucket": None,
+            }
             yield Proposed(f"buckets of {best}", fields, "buckets", is_plural=True)
     for setting in row.settings(prepared.job.workload, scenario.strategy) if row.settings else ():
         values = [_written(value, setting.unit) for value in setting.values]

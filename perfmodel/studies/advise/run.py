@@ -226,16 +226,23 @@ def advise_scenario(
     if progress is not None:
         progress(most, most)
     return Advice(
-        scenario=single, workload=result.workload, machine=result.machine, samples=result.samples,
-        base=trials.base, adapter_Bps=rate, adapters=count,
+        scenario=single,
+        workload=result.workload,
+        machine=result.machine,
+        samples=result.samples,
+        base=trials.base,
+        adapter_Bps=rate,
+        adapters=count,
         trials=tuple(sorted((t for t in alone if t.point), key=lambda trial: -trial.ratio)),
         together=together,
-        power=power, full_power_W=_full_power_W(inputs.node),
+        power=power,
+        full_power_W=_full_power_W(inputs.node),
         too_big=tuple(each for each in alone if each.memory and each.point is None),
         refused=tuple(each for each in alone if each.memory is None),
-        hourly=hourly_price(scenario, size), simulated=trials.simulated,
+        hourly=hourly_price(scenario, size),
+        simulated=trials.simulated,
         provenance=_provenance(single, result),
-    )  # fmt: skip
+    )
 
 
 def _full_power_W(node: NodeSpec | Topology) -> float | None:

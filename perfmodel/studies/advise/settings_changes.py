@@ -19,7 +19,7 @@ _HOOKS: Mapping[str, tuple[str, Touches, str]] = {
     "fp16": ("fp16 hook", "rounding", f"{COARSER.format(bits='10 bits')}"),
     "bf16": ("bf16 hook", "rounding", f"{COARSER.format(bits='7 bits')}"),
     "powersgd": ("PowerSGD hook", "training", LOSSY),
-}  # fmt: skip
+}
 """Name, what it touches, and what it costs."""
 
 _NARROWER = {
@@ -172,14 +172,19 @@ def _batches(scenario: Scenario) -> Iterator[Proposed]:
         yield Proposed(f"batch {factor * per_gpu:,} per GPU", batch, "batch", "training", note)
         if can_accumulate:
             yield Proposed(
-                f"{factor * count} micro-batches a step", {"strategy.accumulate": factor * count},
-                "batch", "training", note, is_plural=True,
-            )  # fmt: skip
+                f"{factor * count} micro-batches a step",
+                {"strategy.accumulate": factor * count},
+                "batch",
+                "training",
+                note,
+                is_plural=True,
+            )
     if scenario.compute.recompute == "full":
         return
     recomputed: dict[str, Any] = {
-        "training.batch_per_gpu": 2 * per_gpu, "compute.recompute": "full"
-    }  # fmt: skip
+        "training.batch_per_gpu": 2 * per_gpu,
+        "compute.recompute": "full",
+    }
     note = "2 times the batch: learning rate and epochs have to follow"
     text = f"batch {2 * per_gpu:,} per GPU with full recomputation"
     yield Proposed(text, recomputed, "batch", "training", note)

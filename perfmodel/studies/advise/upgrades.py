@@ -116,14 +116,22 @@ def _planned(scenario: Scenario, size: ClusterSize) -> Iterator[Proposed]:
     for upgrade in plan.upgrades:
         if upgrade.candidates is not None and own.isdisjoint(upgrade.candidates):
             continue
-        fields = {name: value for name, value in upgrade.set.items() if name.partition(".")[0]
-                  not in {"plan", "sweep", "scale"}}  # fmt: skip
+        fields = {
+            name: value
+            for name, value in upgrade.set.items()
+            if name.partition(".")[0] not in {"plan", "sweep", "scale"}
+        }
         if fields:
             price, rent = _prices(upgrade, size)
             yield Proposed(
-                upgrade.name, fields, "upgrade", "hardware", "its price is not stated"
-                if price is None and rent is None else "", price, rent,
-            )  # fmt: skip
+                upgrade.name,
+                fields,
+                "upgrade",
+                "hardware",
+                "its price is not stated" if price is None and rent is None else "",
+                price,
+                rent,
+            )
 
 
 def _prices(upgrade: UpgradeSection, size: ClusterSize) -> tuple[Money | None, Money | None]:

@@ -166,10 +166,13 @@ class Simulations:
         workers = self.workers
         self.ready.update(
             map_unordered(
-                _simulate_candidate, calls, jobs=workers.jobs, backend=workers.backend,
+                _simulate_candidate,
+                calls,
+                jobs=workers.jobs,
+                backend=workers.backend,
                 scheduler=workers.scheduler,
             )
-        )  # fmt: skip
+        )
 
 
 def as_question(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> bytes:

@@ -227,10 +227,18 @@ def _combinations(
             _schedules(section) if pipeline > 1 else ((None, None),),
         ):
             yield MixtureCandidate(
-                tensor=tensor, sequence_parallel=is_parallel, context=context, pipeline=pipeline,
-                schedule=schedule, chunks=chunks, micro_batch=micro_batch, micro_batches=0,
-                recompute=recompute, sharding=sharding, expert=expert,
-            )  # fmt: skip
+                tensor=tensor,
+                sequence_parallel=is_parallel,
+                context=context,
+                pipeline=pipeline,
+                schedule=schedule,
+                chunks=chunks,
+                micro_batch=micro_batch,
+                micro_batches=0,
+                recompute=recompute,
+                sharding=sharding,
+                expert=expert,
+            )
 
 
 def _schedules(section: AutoStrategy) -> Iterator[tuple[str, int | None]]:

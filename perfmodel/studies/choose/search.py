@@ -284,18 +284,20 @@ class _Search:
         step = self.simulations.step(candidate, sized)
         section, data = self.jobs.section, sized.size.gpus // candidate.gpus_per_replica
         self.counts.simulated += 1
-        self.simulated.append((
-            step.step_s,
-            head.number,
-            SimulatedMixture(
-                text=candidate.describe(section, data),
-                changes=self.jobs.changes(candidate),
-                step_time_s=step.step_s,
-                bound_s=head.bound_s,
-                memory_bytes=memory.total_bytes,
-                parts_s=step.parts_s,
-            ),
-        ))  # fmt: skip
+        self.simulated.append(
+            (
+                step.step_s,
+                head.number,
+                SimulatedMixture(
+                    text=candidate.describe(section, data),
+                    changes=self.jobs.changes(candidate),
+                    step_time_s=step.step_s,
+                    bound_s=head.bound_s,
+                    memory_bytes=memory.total_bytes,
+                    parts_s=step.parts_s,
+                ),
+            )
+        )
         self.say(f"{self.counts.simulated} simulated, the best {self.best_s:.4g} s")
 
     def result(self, listed: int, queue: list[_Queued]) -> MixtureSearch:

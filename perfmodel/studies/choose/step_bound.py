@@ -85,11 +85,16 @@ class StepBounds:
     def _share(self, candidate: MixtureCandidate) -> PricedShare:
         """Prices of a share; an error is one for all mixtures of it."""
         key = (
-            candidate.tensor, candidate.sequence_parallel, candidate.context, candidate.expert,
-            candidate.micro_batch, candidate.recompute, self._held_dtype(candidate),
+            candidate.tensor,
+            candidate.sequence_parallel,
+            candidate.context,
+            candidate.expert,
+            candidate.micro_batch,
+            candidate.recompute,
+            self._held_dtype(candidate),
             self._exposed_groups(candidate),
             candidate.micro_batches if self.precision == "fp8" else 0,
-        )  # fmt: skip
+        )
         if key not in self._shares:
             self._shares[key] = self._price(self.make(candidate), dict(key[7]))
         return self._shares[key]
@@ -179,9 +184,13 @@ class StepBounds:
         assert candidate.schedule is not None
         row = SCHEDULES[candidate.schedule]
         shape = PipelineSchedule(
-            row.title, candidate.pipeline, candidate.micro_batches,
-            candidate.chunks or row.chunks or 1, row.layout, (),
-        )  # fmt: skip
+            row.title,
+            candidate.pipeline,
+            candidate.micro_batches,
+            candidate.chunks or row.chunks or 1,
+            row.layout,
+            (),
+        )
         edges = self._edges(candidate, share, shape)
         forward_s, backward_s = np.diff(share.forward_s[edges]), np.diff(share.backward_s[edges])
         stages = np.arange(candidate.pipeline)
@@ -262,9 +271,7 @@ def _first_of_stages(groups: tuple[RankGroup, ...], grid: RankGrid) -> tuple[Ran
     return tuple(group for group in groups if set(first).intersection(group))
 
 
-def _unlike(
-    groups: tuple[RankGroup, ...], own: RankGroup, per_node: int
-) -> tuple[RankGroup, ...]:  # fmt: skip
+def _unlike(groups: tuple[RankGroup, ...], own: RankGroup, per_node: int) -> tuple[RankGroup, ...]:
     """Groups of the machine's ranks, the first of those that are alike."""
     unlike: dict[Hashable, RankGroup] = {}
     for group in groups:

@@ -214,9 +214,14 @@ def predict(
     """
     variants = [_variant(at, request, scenario) for at, request in enumerate(requests)]
     swept = run_sweep(
-        variants, jobs=jobs, backend=backend, scheduler=scheduler, store=store, profile=profile,
+        variants,
+        jobs=jobs,
+        backend=backend,
+        scheduler=scheduler,
+        store=store,
+        profile=profile,
         progress=progress,
-    )  # fmt: skip
+    )
     return [
         PredictedStep(
             request, variant.scenario, _step(answer), _shorten_message(answer.message, scenario)

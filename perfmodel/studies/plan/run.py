@@ -115,9 +115,14 @@ def plan_scenario(
     shared = _Plan(scenario, section, hardware)
     requests = list(list_requests(scenario))
     predict_all = partial(
-        predict, scenario, profile=profile, jobs=jobs, backend=backend, scheduler=scheduler,
+        predict,
+        scenario,
+        profile=profile,
+        jobs=jobs,
+        backend=backend,
+        scheduler=scheduler,
         store=store,
-    )  # fmt: skip
+    )
     predictions = predict_all(requests, progress=progress)
     shared.bases.update(_find_bases(shared, predictions))
     result = _assemble_result(shared, workload, predictions, profile)
@@ -128,7 +133,7 @@ def plan_scenario(
         swung = predict_all(
             more,
             progress=None if progress is None else partial(_after, progress, len(requests)),
-        )  # fmt: skip
+        )
         return [_option(shared, prediction) for prediction in swung]
 
     swings = list(list_swings(scenario, result.best))
@@ -276,9 +281,15 @@ def _make_option(
     """Return an option without a training; `why` it has none, if it fails."""
     candidate = request.candidate
     return PlanOption(
-        candidate.name, candidate.node, describe_fabric(candidate), request.nodes, gpus, status,
-        why, step,
-    )  # fmt: skip
+        candidate.name,
+        candidate.node,
+        describe_fabric(candidate),
+        request.nodes,
+        gpus,
+        status,
+        why,
+        step,
+    )
 
 
 def _compare_upgrades(

@@ -65,9 +65,10 @@ def advise(sized: SizedJob, memory: Memory, step_s: float, *, timed: bool) -> tu
     lines = [_verdict(each) for each in single if not each.memory.fits]
     if not fitting:
         pairs = [
-            pair for pair in combinations([each.changes[0] for each in single], 2)
+            pair
+            for pair in combinations([each.changes[0] for each in single], 2)
             if pair[0].about != pair[1].about
-        ]  # fmt: skip
+        ]
         both = list(_candidates(sized, pairs))
         fitting = [each for each in both if each.memory.fits]
         if both and not fitting:

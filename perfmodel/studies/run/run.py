@@ -220,11 +220,12 @@ def _describe_disturbances(point: SizeResult, sized: SizedJob) -> tuple[str, ...
     own = [each.process.name for each in sized.disturbances if each.process]
     kinds |= {"own"} if own else set()
     absent = {
-        "no stragglers": {"slow"}, "no jitter": {"jitter"},
+        "no stragglers": {"slow"},
+        "no jitter": {"jitter"},
         "no failing links": {"degrade", "down", "lose", "own"},
         "no other traffic": {"traffic", "own"},
         "no other jobs": {"jobs"},
-    }  # fmt: skip
+    }
     missing = [text for text, of_kinds in absent.items() if not of_kinds & kinds]
     unlike = "jitter" in kinds or gpu_spread(job) > 0
     begin = "Nothing else happens:" if unlike else "All GPUs of a class are alike;"

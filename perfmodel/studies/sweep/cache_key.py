@@ -27,8 +27,14 @@ if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
 NOT_MODEL = (
-    "cli/", "report/", "validate/", "studies/plan/", "studies/tune/", "studies/compare/", "_data/",
-)  # fmt: skip
+    "cli/",
+    "report/",
+    "validate/",
+    "studies/plan/",
+    "studies/tune/",
+    "studies/compare/",
+    "_data/",
+)
 """Folders that a step time cannot depend on: nothing that `studies.run` imports lies in them."""
 
 

@@ -44,9 +44,12 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_TOOBIG)
 """SQLite's codes of a file that was a store: torn pages, tables that are no more, lengths."""
 
 _NO_PLACE = (
-    sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PERM,
-)  # fmt: skip
+)
 
 
 class Store:
@@ -176,9 +179,11 @@ class Store:
         answer : Answer
         """
         row = [
-            key, answer.status, json.dumps(question, sort_keys=True, default=str),
+            key,
+            answer.status,
+            json.dumps(question, sort_keys=True, default=str),
             json.dumps(asdict(answer), sort_keys=True, allow_nan=False),
-        ]  # fmt: skip
+        ]
         checksum = _checksum([cell.encode() for cell in row])
         with self._translate_errors(), self._transaction():
             self._base.execute(

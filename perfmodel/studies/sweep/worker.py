@@ -15,9 +15,20 @@ if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
 
 FIGURES = (
-    "step_time_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s",
-    "gpus", "bottleneck", "memory_bytes", "fits", "tight", "routing_cost",
-)  # fmt: skip
+    "step_time_s",
+    "low_s",
+    "high_s",
+    "compute_s",
+    "comm_s",
+    "exposed_comm_s",
+    "samples_per_s",
+    "gpus",
+    "bottleneck",
+    "memory_bytes",
+    "fits",
+    "tight",
+    "routing_cost",
+)
 """Columns of an answered variant."""
 
 

@@ -47,11 +47,14 @@ def _describe_profile(evaluator: Evaluator) -> tuple[str, ...]:
         return ()
     from perfmodel.calibrate.sampling import CollectiveRequest, describe_beyond
 
-    return describe_beyond(profile, (
-        CollectiveRequest("all_reduce", bucket.nbytes, size.gpus, size.nodes)
-        for outcome in evaluator.outcomes.values()
-        for bucket in outcome.buckets
-    ))  # fmt: skip
+    return describe_beyond(
+        profile,
+        (
+            CollectiveRequest("all_reduce", bucket.nbytes, size.gpus, size.nodes)
+            for outcome in evaluator.outcomes.values()
+            for bucket in outcome.buckets
+        ),
+    )
 
 
 def _describe_caps(points: int) -> str:

@@ -71,9 +71,13 @@ def compose(section: NodeSection, base: NodeSpec | None) -> NodeSpec:
 
 
 def _changed(
-    host: PartedHost, section: NodeSection, named: NamedGpu | None, count: int | None,
-    slot: tuple[int, int] | None, nics: tuple[StatedNics | None, str],
-) -> PartedHost:  # fmt: skip
+    host: PartedHost,
+    section: NodeSection,
+    named: NamedGpu | None,
+    count: int | None,
+    slot: tuple[int, int] | None,
+    nics: tuple[StatedNics | None, str],
+) -> PartedHost:
     """Apply each stated field to a host; faults of all of them at once."""
     faults: list[Fault] = []
     stated_links = section.nvlink is not None or section.nvswitch is not None
@@ -225,9 +229,13 @@ def _settled_notes(section: NodeSection, nics: StatedNics | None) -> Iterator[st
 
 
 def _describe(
-    named: NamedGpu, count: int, intra: str, network: str | None, nics: int | None,
+    named: NamedGpu,
+    count: int,
+    intra: str,
+    network: str | None,
+    nics: int | None,
     rate_Gbps: float | None,
-) -> Described:  # fmt: skip
+) -> Described:
     """A template for all that is stated, or for the host alone, or a host of usual parts."""
     whole = describe(
         named.name, gpus=count, intra=intra, network=network, nics=nics, nic_Gbps=rate_Gbps

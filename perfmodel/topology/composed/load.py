@@ -67,11 +67,11 @@ def _load_file(document: Any, path: Path, chain: tuple[Path, ...]) -> NodeSpec:
         node = _load(section, "extends", chain)
     except InputError as error:
         raise InputError(
-            fault if fault.file else replace(
-                fault, file=str(path), line=line_of(document, fault.field.split("."))
-            )
+            fault
+            if fault.file
+            else replace(fault, file=str(path), line=line_of(document, fault.field.split(".")))
             for fault in error.faults
-        ) from None  # fmt: skip
+        ) from None
     return node.model_copy(update={"name": file.name or path.stem})
 
 

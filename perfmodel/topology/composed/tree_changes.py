@@ -84,9 +84,13 @@ def limit_slots(host: PartedHost) -> PartedHost:
 
 
 def change_tree(
-    host: PartedHost, *, switches: int | None, domains: int | None, sockets: int | None,
+    host: PartedHost,
+    *,
+    switches: int | None,
+    domains: int | None,
+    sockets: int | None,
     cpu: str | None,
-) -> PartedHost:  # fmt: skip
+) -> PartedHost:
     """Put GPUs and NICs under other switches and CPUs, evenly; None: as before.
 
     `domains`: NUMA domains of all sockets. `cpu`: kind of CPU.
@@ -133,9 +137,13 @@ _MOST_OF_A_HOST = 8
 
 
 def _tree(
-    host: PartedHost, bare: PartedHost, counts: tuple[int, int, int], kind: str,
-    gpu_links: set[str], nic_links: dict[str, str],
-) -> Draft:  # fmt: skip
+    host: PartedHost,
+    bare: PartedHost,
+    counts: tuple[int, int, int],
+    kind: str,
+    gpu_links: set[str],
+    nic_links: dict[str, str],
+) -> Draft:
     switches, domains, per_socket = counts
     draft = Draft(host.node.gpu, "", "")
     draft.links |= {

@@ -112,8 +112,15 @@ def _read(path: Path) -> FabricFile:
     line = line_of(document, ["sources"])
     if (file.fabric.kind == "listed") != (file.fabric.hosts is not None):
         needed = "hosts of a listed fabric, and of no other"
-        raise InputError(Fault("fabric.hosts", "them" if file.fabric.hosts else "none", needed,
-                               str(path), line_of(document, ["fabric"])))  # fmt: skip
+        raise InputError(
+            Fault(
+                "fabric.hosts",
+                "them" if file.fabric.hosts else "none",
+                needed,
+                str(path),
+                line_of(document, ["fabric"]),
+            )
+        )
     faults = [
         Fault(f"sources.{name}", "nothing", "a source for this number", str(path), line)
         for name in sorted(fields - set(file.sources))

@@ -184,9 +184,12 @@ class ArcEnds(Sequence[ArcEnd]):
             return []
         lower, upper = self._cables.at(device)
         up, down = (1, 0) if backwards else (0, 1)
-        return [self._first_cable + arc for arc in sorted(
-            [*(2 * cable + up for cable in lower), *(2 * cable + down for cable in upper)]
-        )]  # fmt: skip
+        return [
+            self._first_cable + arc
+            for arc in sorted(
+                [*(2 * cable + up for cable in lower), *(2 * cable + down for cable in upper)]
+            )
+        ]
 
 
 class Adjacency(Mapping[str, dict[str, list[int]]]):

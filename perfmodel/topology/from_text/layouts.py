@@ -17,9 +17,23 @@ from perfmodel.topology.from_text.template_builder import (
 )
 
 CUBE = (
-    (0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2),
-    (2, 6, 1), (3, 7, 1), (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2),
-)  # fmt: skip
+    (0, 1, 1),
+    (0, 2, 1),
+    (0, 3, 2),
+    (0, 4, 2),
+    (1, 2, 2),
+    (1, 3, 1),
+    (1, 5, 2),
+    (2, 3, 2),
+    (2, 6, 1),
+    (3, 7, 1),
+    (4, 5, 1),
+    (4, 6, 1),
+    (4, 7, 2),
+    (5, 6, 2),
+    (5, 7, 1),
+    (6, 7, 2),
+)
 """Hybrid cube mesh of the DGX-1: pairs and NVLinks of each (nvidia-smi topo -m of
 pytorch/pytorch benchmarks/distributed/ddp/README.md). P100 has one NVLink where V100 has two."""
 

@@ -35,8 +35,16 @@ _ACROSS = re.compile(
     rf"|\b(?:{_APART}) (?:cpu |numa )?(?:socket|cpu|package|node|domain)s?\b"
 )
 """Words that put the NIC under another CPU than the GPUs."""
-_GENERATIONS = {"qdr": 32.0, "fdr": 54.5, "edr": 100.0, "hdr100": 100.0, "hdr": 200.0,
-                "ndr200": 200.0, "ndr": 400.0, "xdr": 800.0}  # fmt: skip
+_GENERATIONS = {
+    "qdr": 32.0,
+    "fdr": 54.5,
+    "edr": 100.0,
+    "hdr100": 100.0,
+    "hdr": 200.0,
+    "ndr200": 200.0,
+    "ndr": 400.0,
+    "xdr": 800.0,
+}
 """InfiniBand of four lanes (two for those with a number), Gbit/s of data."""
 _NETWORK_WORD = re.compile(
     r"infini.?band|\bib\b|(?<=\d)ib\b|\b[efhnqx]dr\d*\b|\befa\b|\broce|ethernet|omni.?path|\bopa\b"
@@ -86,8 +94,9 @@ def read_network(
     'tcp'
     """
     folded = (text or "none").lower()
-    stated = next((kind for pattern, kind in _KINDS
-                   if re.search(pattern, _CPU_SOCKETS.sub("", folded))), None)  # fmt: skip
+    stated = next(
+        (kind for pattern, kind in _KINDS if re.search(pattern, _CPU_SOCKETS.sub("", folded))), None
+    )
     kind = _kind_in_use(stated, env or {}) or (None if text is None else usual)
     silent = re.fullmatch(r"\W*(none|no network|nan)?\W*", folded)
     if kind is None and read_nvlink_domain(folded) is None and not silent:

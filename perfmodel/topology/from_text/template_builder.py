@@ -12,8 +12,16 @@ from perfmodel.files import validate_document
 from perfmodel.topology.from_text.parts import CloudPart, SharedPart, hardware_parts
 from perfmodel.topology.templates.spec import LinkSpec, NodeSpec, SocketsSpec
 
-_LINK_ORDER = ("kind", "network", "bandwidth", "source", "efficiency", "efficiency_source",
-               "latency", "latency_source")  # fmt: skip
+_LINK_ORDER = (
+    "kind",
+    "network",
+    "bandwidth",
+    "source",
+    "efficiency",
+    "efficiency_source",
+    "latency",
+    "latency_source",
+)
 
 
 @dataclass

@@ -157,8 +157,11 @@ def _gpu(
     if spelled is not None:
         notes.append(f"GPUs are {spelled}: the file's name or a comment says so")
         return spelled
-    raise hints.refuse("gpu", "nothing that tells the model of the GPUs",
-                       "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME")  # fmt: skip
+    raise hints.refuse(
+        "gpu",
+        "nothing that tells the model of the GPUs",
+        "--gpu NAME (such as 'A100-SXM4-80GB') or --template NAME",
+    )
 
 
 def _spelled_in(text: str) -> str | None:
@@ -192,8 +195,11 @@ def classify(domains: Sequence[Domain], completion: Completion, hints: Hints) ->
         return ()
     count = len(unknown)
     if completion.template is None:
-        raise hints.refuse("pci.class", f"nothing for {count} devices",
-                           "--template NAME of the machine, which tells what they are")  # fmt: skip
+        raise hints.refuse(
+            "pci.class",
+            f"nothing for {count} devices",
+            "--template NAME of the machine, which tells what they are",
+        )
     if not _kind(domains, "gpu") and count == completion.gpus + completion.nics:
         _first_are_gpus(domains, completion.gpus)
         return (
@@ -204,9 +210,10 @@ def classify(domains: Sequence[Domain], completion: Completion, hints: Hints) ->
             device.kind = "nic"
         return (f"the {count} devices without a class are NICs",)
     raise hints.refuse(
-        "pci.class", f"{count} devices without a class",
+        "pci.class",
+        f"{count} devices without a class",
         f"{completion.gpus} GPUs and {completion.nics} NICs, as {completion.template.name} has",
-    )  # fmt: skip
+    )
 
 
 def _first_are_gpus(domains: Sequence[Domain], gpus: int) -> None:
@@ -228,8 +235,11 @@ def add_gpus(domains: Sequence[Domain], completion: Completion, hints: Hints) ->
     if not completion.gpus:
         raise hints.refuse("gpu", "no GPU", "--template NAME of the machine, which has them")
     if completion.gpus % len(places):
-        raise hints.refuse("gpu", f"no GPU, and {len(places)} places for {completion.gpus}",
-                           "a template whose GPUs spread evenly")  # fmt: skip
+        raise hints.refuse(
+            "gpu",
+            f"no GPU, and {len(places)} places for {completion.gpus}",
+            "a template whose GPUs spread evenly",
+        )
     per_place = completion.gpus // len(places)
     for at, place in enumerate(places):
         for i in range(per_place):

@@ -33,22 +33,32 @@ _ROOTS = {
     " `nvidia-smi topo -m`, or `perfmodel topology discover` on the machine",
 }
 _TEXTS = (
-    (r"ROCm System Management|AMD SMI|\bXGMI\b",
-     "what rocm-smi or amd-smi says of AMD GPUs: their links (XGMI) are not imported"),
-    (r"^Switch\s+0x[0-9a-f]+.*==\(|^CA: .*0x[0-9a-f]+.*==\(",
-     "the text of iblinkinfo: use ibnetdiscover"),
+    (
+        r"ROCm System Management|AMD SMI|\bXGMI\b",
+        "what rocm-smi or amd-smi says of AMD GPUs: their links (XGMI) are not imported",
+    ),
+    (
+        r"^Switch\s+0x[0-9a-f]+.*==\(|^CA: .*0x[0-9a-f]+.*==\(",
+        "the text of iblinkinfo: use ibnetdiscover",
+    ),
     (r"^perfmodel:\s*1", "a file of perfmodel's own: use it as it is"),
-    (r"P2P Connectivity Matrix|Unidirectional P2P|Bidirectional P2P",
-     "a measurement (p2pBandwidthLatencyTest): see `perfmodel calibrate`"),
+    (
+        r"P2P Connectivity Matrix|Unidirectional P2P|Bidirectional P2P",
+        "a measurement (p2pBandwidthLatencyTest): see `perfmodel calibrate`",
+    ),
     (r"nvbandwidth|memcpy CE CPU", "a measurement (nvbandwidth): see `perfmodel calibrate`"),
-    (r"#\s+out-of-place\s+in-place|nccl-tests version|# nThread \d",
-     "a measurement (nccl-tests): see `perfmodel calibrate`"),
-    (r"^\s*(Machine|Package) (L#|\()",
-     "the text of lstopo (hwloc), without NVLinks: use `nvidia-smi topo -m`"),
+    (
+        r"#\s+out-of-place\s+in-place|nccl-tests version|# nThread \d",
+        "a measurement (nccl-tests): see `perfmodel calibrate`",
+    ),
+    (
+        r"^\s*(Machine|Package) (L#|\()",
+        "the text of lstopo (hwloc), without NVLinks: use `nvidia-smi topo -m`",
+    ),
     (r"command not found|No devices were found|NVIDIA-SMI has failed", "an error message"),
     (r"^\s*(<!DOCTYPE|<html)", _ROOTS["html"]),
     (r"^\s*\{", "JSON"),
-)  # fmt: skip
+)
 
 
 def _refusal(problem: str, file: str) -> InputError:
@@ -116,8 +126,10 @@ def kind_of(text: str, file: str) -> Kind:
         raise refuse(_ROOTS.get(root.lower(), f"XML whose root element is {root[:40]!r}"))
     if _is_matrix(text):
         if _is_status_matrix(text):
-            raise refuse("the status matrix of `nvidia-smi topo -p2p`, which does not say how GPUs"
-                         " are joined: use `nvidia-smi topo -m`")  # fmt: skip
+            raise refuse(
+                "the status matrix of `nvidia-smi topo -p2p`, which does not say how GPUs"
+                " are joined: use `nvidia-smi topo -m`"
+            )
         return "topo-matrix"
     if re.search(r'^(Switch|Ca|Rt)\s+\d+\s+"[SHR]-', text, re.MULTILINE):
         return "ibnetdiscover"

@@ -21,8 +21,17 @@ from perfmodel.topology.importers.imported import ImportedTopology, natural_key
 _BLOCK = re.compile(r'^(Switch|Ca|Rt)\s+(\d+)\s+"([SHR]-[0-9a-fA-F]+)"\s*(?:#\s*"([^"]*)")?')
 _PORT = re.compile(r'^\[(\d+)\](?:\([0-9a-fA-F]+\))?\s+"([SHR]-[0-9a-fA-F]+)"\[(\d+)\](.*)$')
 _SPEED = re.compile(r"\b(\d+)x(SDR|DDR|QDR|FDR10|FDR|EDR|HDR|NDR|XDR)\b")
-_GBPS = {"SDR": 2.0, "DDR": 4.0, "QDR": 8.0, "FDR10": 10.0, "FDR": 13.64, "EDR": 25.0,
-         "HDR": 50.0, "NDR": 100.0, "XDR": 200.0}  # fmt: skip
+_GBPS = {
+    "SDR": 2.0,
+    "DDR": 4.0,
+    "QDR": 8.0,
+    "FDR10": 10.0,
+    "FDR": 13.64,
+    "EDR": 25.0,
+    "HDR": 50.0,
+    "NDR": 100.0,
+    "XDR": 200.0,
+}
 """Data rate of one lane in Gbit/s (InfiniBand specification; SDR to QDR are 8b/10b)."""
 
 _Trunk = tuple[str, str, int, float | None]
@@ -67,8 +76,9 @@ def read_fabric(text: str, file: str) -> ImportedTopology:
     hosts = _hosts(listing, names)
     if not names or not hosts:
         lacking = "no switch" if not names else "no host beside a switch"
-        raise InputError(Fault("file", lacking, "switches and hosts, as ibnetdiscover lists them",
-                               file))  # fmt: skip
+        raise InputError(
+            Fault("file", lacking, "switches and hosts, as ibnetdiscover lists them", file)
+        )
     counts = Counter(len(nics) for nics in hosts.values())
     usual = max(counts, key=lambda count: (counts[count], count))
     odd = [host for host, nics in hosts.items() if len(nics) != usual]
@@ -104,20 +114,36 @@ def _blocks(text: str, file: str) -> _Listing:
             kind, _, guid, name = begins.groups()
             block = _Block(kind, guid.lower(), (name or "").strip(), number)
             if block.guid in blocks:
-                faults.append(Fault("block", f"{guid} again (first on line"
-                                    f" {blocks[block.guid].line})", "each device once", file,
-                                    number))  # fmt: skip
+                faults.append(
+                    Fault(
+                        "block",
+                        f"{guid} again (first on line {blocks[block.guid].line})",
+                        "each device once",
+                        file,
+                        number,
+                    )
+                )
             blocks[block.guid] = block
         elif line.startswith("["):
             port = _PORT.match(line)
             if port is None or block is None:
-                faults.append(Fault("port", repr(line[:50]), '[port] "S-GUID"[port] # ... 4xHDR',
-                                    file, number))  # fmt: skip
+                faults.append(
+                    Fault(
+                        "port", repr(line[:50]), '[port] "S-GUID"[port] # ... 4xHDR', file, number
+                    )
+                )
                 continue
             cable = (port[2].lower(), int(port[3]), _rate(port[4]))
             if block.ports.setdefault(int(port[1]), cable)[:2] != cable[:2]:
-                faults.append(Fault("port", f"port {port[1]} again, to another device",
-                                    "each port once", file, number))  # fmt: skip
+                faults.append(
+                    Fault(
+                        "port",
+                        f"port {port[1]} again, to another device",
+                        "each port once",
+                        file,
+                        number,
+                    )
+                )
     if not faults:
         faults = _cable_faults(blocks, file)
     if faults:
@@ -131,8 +157,11 @@ def _cable_faults(blocks: Mapping[str, _Block], file: str) -> list[Fault]:
     missing = _unlisted(blocks)
     if len(missing) > max(1, _FEW_UNLISTED * len(blocks)):
         first = min(missing)
-        line = next(block.line for block in blocks.values()
-                    if first in {far for far, _, _ in block.ports.values()})  # fmt: skip
+        line = next(
+            block.line
+            for block in blocks.values()
+            if first in {far for far, _, _ in block.ports.values()}
+        )
         problem = f"{len(missing)} devices at the far end of cables without a block of their own"
         allowed = f"a block for each, as for {first} (is the file cut off?)"
         faults.append(Fault("block", problem, allowed, file, line))
@@ -256,9 +285,12 @@ def _trunks(
 
 
 def _document(
-    file: str, description: str, hosts: Mapping[str, list[tuple[str, float | None]]],
-    trunks: list[_Trunk], listing: _Listing,
-) -> dict[str, Any]:  # fmt: skip
+    file: str,
+    description: str,
+    hosts: Mapping[str, list[tuple[str, float | None]]],
+    trunks: list[_Trunk],
+    listing: _Listing,
+) -> dict[str, Any]:
     shape = plain(read_yaml(data_folder("topologies") / "fabrics" / "one-switch.yaml"))
     listing.notes.append("times through switches and cables as in one-switch")
     rates = {rate for nics in hosts.values() for _, rate in nics if rate}

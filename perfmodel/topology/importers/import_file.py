@@ -43,9 +43,13 @@ def import_file(
     kind = kind_of(text, str(path))
     if kind == "nccl-graph":
         raise InputError(
-            Fault("file", "an NCCL graph (channels): it does not say what joins the devices",
-                  "a topology (NCCL_TOPO_DUMP_FILE), with this beside it as --graph", str(path))
-        )  # fmt: skip
+            Fault(
+                "file",
+                "an NCCL graph (channels): it does not say what joins the devices",
+                "a topology (NCCL_TOPO_DUMP_FILE), with this beside it as --graph",
+                str(path),
+            )
+        )
     if kind == "ibnetdiscover":
         _refuse_options(gpu, template, graph)
         return read_fabric(text, str(path))

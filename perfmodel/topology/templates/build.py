@@ -127,6 +127,7 @@ def _faults(
         yield Fault("hosts", f"{hosts} of {spec.name}", "1: this node has no NIC to join hosts by")
     if hosts > 1 and fabric is None:
         yield Fault(
-            "fabric", f"nothing for {hosts} hosts",
+            "fabric",
+            f"nothing for {hosts} hosts",
             "'one-switch', 'rail-optimised', 'leaf-spine' or 'fat-tree'",
-        )  # fmt: skip
+        )

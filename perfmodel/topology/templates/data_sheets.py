@@ -15,9 +15,13 @@ from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.spec import GpuSpec
 
 ESTIMATED = (
-    "matmul_efficiency", "memory_efficiency", "kernel_overhead", "launch",
-    "streaming_multiprocessors", "overlap_slowdown",
-)  # fmt: skip
+    "matmul_efficiency",
+    "memory_efficiency",
+    "kernel_overhead",
+    "launch",
+    "streaming_multiprocessors",
+    "overlap_slowdown",
+)
 """Numbers that no data sheet has, or that few state."""
 
 NEAREST = 3

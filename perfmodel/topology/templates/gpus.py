@@ -46,8 +46,14 @@ def _entry(name: str) -> tuple[Gpu, Mapping[str, str]]:
         raise InputError(Fault("gpu", repr(name), allowed_names(sections, name)))
     *others, path = sections[name]
     if others:
-        raise InputError(Fault(f"gpus.{name}", f"the same name in {others[0].name}",
-                               "in one of these files only", str(path)))  # fmt: skip
+        raise InputError(
+            Fault(
+                f"gpus.{name}",
+                f"the same name in {others[0].name}",
+                "in one of these files only",
+                str(path),
+            )
+        )
     return _read_entry(path, path.stat().st_mtime_ns, name)
 
 
@@ -208,24 +214,49 @@ def source_faults(
         sources = entry.get("sources") or {}
         required = fields - (_OPTIONAL - set(entry))
         needed = set() if entry.get("source") else required
-        faults += [
-            Fault(f"gpus.{name}.sources.{f}", "nothing", "a source for this number", file,
-                  line_of(document, at))
-            for f in sorted(needed - set(sources))
-        ] + [
-            Fault(f"gpus.{name}.sources.{f}", repr(f), allowed_names(required, f), file,
-                  line_of(document, [*at, f]))
-            for f in sorted(set(sources) - required)
-        ] + [
-            Fault(f"gpus.{name}.sources.{f}", repr(text),
-                  f"a sentence or {allowed_names(keys, text)}", file, line_of(document, [*at, f]))
-            for f, text in sources.items() if is_unknown_key(text, keys)
-        ] + [
-            Fault(f"gpus.{name}.matmul_efficiency", f"nothing for {precision!r}",
-                  "an efficiency for every precision of `peak`", file,
-                  line_of(document, ["gpus", name, "matmul_efficiency"]))
-            for precision in sorted(
-                set(entry["peak"]) ^ set(entry.get("matmul_efficiency") or entry["peak"])
-            )
-        ]  # fmt: skip
+        faults += (
+            [
+                Fault(
+                    f"gpus.{name}.sources.{f}",
+                    "nothing",
+                    "a source for this number",
+                    file,
+                    line_of(document, at),
+                )
+                for f in sorted(needed - set(sources))
+            ]
+            + [
+                Fault(
+                    f"gpus.{name}.sources.{f}",
+                    repr(f),
+                    allowed_names(required, f),
+                    file,
+                    line_of(document, [*at, f]),
+                )
+                for f in sorted(set(sources) - required)
+            ]
+            + [
+                Fault(
+                    f"gpus.{name}.sources.{f}",
+                    repr(text),
+                    f"a sentence or {allowed_names(keys, text)}",
+                    file,
+                    line_of(document, [*at, f]),
+                )
+                for f, text in sources.items()
+                if is_unknown_key(text, keys)
+            ]
+            + [
+                Fault(
+                    f"gpus.{name}.matmul_efficiency",
+                    f"nothing for {precision!r}",
+                    "an efficiency for every precision of `peak`",
+                    file,
+                    line_of(document, ["gpus", name, "matmul_efficiency"]),
+                )
+                for precision in sorted(
+                    set(entry["peak"]) ^ set(entry.get("matmul_efficiency") or entry["peak"])
+                )
+            ]
+        )
     return faults

@@ -37,9 +37,18 @@ from perfmodel.topology.templates.name_ranges import expand_pattern
 
 HostNodeKind = Literal["gpu", "nvswitch", "pcie_switch", "cpu", "memory", "nic"]
 FabricKind = Literal[
-    "one-switch", "rail-optimised", "leaf-spine", "fat-tree", "rail-only", "dragonfly", "torus",
-    "mesh", "hypercube", "flattened-butterfly", "listed",
-]  # fmt: skip
+    "one-switch",
+    "rail-optimised",
+    "leaf-spine",
+    "fat-tree",
+    "rail-only",
+    "dragonfly",
+    "torus",
+    "mesh",
+    "hypercube",
+    "flattened-butterfly",
+    "listed",
+]
 Routing = Literal["ecmp", "rail", "adaptive", "dimension-ordered", "minimal", "valiant"]
 
 HOST_NODE_KINDS: tuple[str, ...] = get_args(HostNodeKind)
@@ -309,15 +318,23 @@ _USES: Mapping[str, frozenset[str]] = {
     "fat-tree": frozenset({"radix", "oversubscription", "uplink_bandwidth", "k", "routing"}),
     "rail-only": frozenset({"radix", "uplink_bandwidth", "routing"}),
     "dragonfly": frozenset(
-        {"radix", "uplink_bandwidth", "routing", "groups", "routers_per_group", "hosts_per_router",
-         "global_cables", "global_latency"}
+        {
+            "radix",
+            "uplink_bandwidth",
+            "routing",
+            "groups",
+            "routers_per_group",
+            "hosts_per_router",
+            "global_cables",
+            "global_latency",
+        }
     ),
     "torus": _BOX | {"dims"},
     "mesh": _BOX | {"dims"},
     "hypercube": _BOX | {"dimensions"},
     "flattened-butterfly": _BOX | {"dims"},
     "listed": frozenset({"uplink_bandwidth", "hosts", "trunks"}),
-}  # fmt: skip
+}
 """Fields that each shape of fabric reads, besides those of every shape."""
 
 _CLOS_ROUTINGS = ("ecmp", "rail", "adaptive")
@@ -428,8 +445,18 @@ class FabricSpec(FileModel):
         return value
 
 
-OPTIONS = frozenset({"dims", "dimensions", "groups", "routers_per_group", "hosts_per_router",
-                     "trunk_cables", "global_cables", "global_latency"})  # fmt: skip
+OPTIONS = frozenset(
+    {
+        "dims",
+        "dimensions",
+        "groups",
+        "routers_per_group",
+        "hosts_per_router",
+        "trunk_cables",
+        "global_cables",
+        "global_latency",
+    }
+)
 """Fields that only the generators of single shapes read."""
 
 

@@ -34,9 +34,13 @@ def is_configuration(text: str) -> bool:
 
 
 def hub_module(
-    path: Path, *, tokens: int | None = None, samples: int = 1, name: str | None = None,
+    path: Path,
+    *,
+    tokens: int | None = None,
+    samples: int = 1,
+    name: str | None = None,
     real: bool = False,
-) -> tuple[str, Any, Any]:  # fmt: skip
+) -> tuple[str, Any, Any]:
     """Build the module of a configuration without memory, and a batch for its forward.
 
     Parameters
@@ -142,8 +146,12 @@ def _configuration(document: JsonFile) -> Any:
     return config
 
 
-_NOT_DRAWN = {"layerdrop": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
-              "apply_spec_augment": False}  # fmt: skip
+_NOT_DRAWN = {
+    "layerdrop": 0.0,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "apply_spec_augment": False,
+}
 """What is drawn at random in each step, and so has no shape: layers that are skipped, inputs that
 are masked."""
 
@@ -170,10 +178,12 @@ def _head(config: Any, content: Mapping[str, Any]) -> Any:
     if inspect.isclass(stated) and issubclass(stated, transformers.PreTrainedModel):
         return stated
     mappings = [
-        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, auto.MODEL_FOR_MASKED_LM_MAPPING,
-        auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        auto.MODEL_FOR_MASKED_LM_MAPPING,
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING,
+        auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
         auto.MODEL_MAPPING,
-    ]  # fmt: skip
+    ]
     head = next((mapping[type(config)] for mapping in mappings if type(config) in mapping), None)
     if head is None:
         raise InputError(Fault("architectures", repr(named[0])[:60], _function()))

@@ -140,9 +140,13 @@ class RecordedSteps:
         whole = sum(weights) or 1.0
         forward_s = [self.median("forward_s") * weight / whole for weight in weights]
         times = MeasuredLayers(
-            tuple(forward_s), tuple(backward_s), self.rest_s, None,
-            f"{self.ranks} ranks over {self.backend}", len(self.steady),
-        )  # fmt: skip
+            tuple(forward_s),
+            tuple(backward_s),
+            self.rest_s,
+            None,
+            f"{self.ranks} ranks over {self.backend}",
+            len(self.steady),
+        )
         timed = with_times(captured, times)
         return replace(timed, notes=(*timed.notes, *self._sentences()))
 
@@ -275,10 +279,11 @@ class _Watch:
         step, logged = self.recorded.steps[-1], self._logged()
         step.step_s = self._now() - step.begin_s
         numbers = {
-            "forward_s": "forward_compute_time", "backward_s": "backward_compute_time",
+            "forward_s": "forward_compute_time",
+            "backward_s": "backward_compute_time",
             "communication_s": "backward_comm_time",
             "overlap_s": "backward_compute_comm_overlap_time",
-        }  # fmt: skip
+        }
         for field_name, key in numbers.items():
             if logged.get(key, 0) > 0:
                 setattr(step, field_name, NANOSECOND * logged[key])

@@ -50,9 +50,14 @@ class MeasuredLayers:
 
 
 def measure_layers(
-    model: Any, batch: Any, loss: Loss, names: Sequence[str], *,
-    optimizer: Callable[..., Any] | None = None, autocast: str | None = None,
-) -> MeasuredLayers:  # fmt: skip
+    model: Any,
+    batch: Any,
+    loss: Loss,
+    names: Sequence[str],
+    *,
+    optimizer: Callable[..., Any] | None = None,
+    autocast: str | None = None,
+) -> MeasuredLayers:
     """Time forward and backward of each layer, and the optimizer.
 
     `names`: of the layers, as captured.

@@ -18,26 +18,73 @@ AttentionRecord = Callable[[Attention, float, bool, bool], None]
 """Shape, bytes moved, whether scores are dropped out, and whether it has a gradient."""
 
 HALF_FUNCTIONS = (
-    "nn.functional.linear", "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.conv3d",
-    "nn.functional.conv_transpose1d", "nn.functional.conv_transpose2d",
-    "nn.functional.conv_transpose3d", "conv1d", "conv2d", "conv3d", "matmul", "Tensor.matmul",
-    "Tensor.__matmul__", "Tensor.__rmatmul__", "mm", "Tensor.mm", "addmm", "Tensor.addmm", "bmm",
-    "Tensor.bmm", "baddbmm", "Tensor.baddbmm", "einsum", "nn.functional.prelu", "mv", "Tensor.mv",
+    "nn.functional.linear",
+    "nn.functional.conv1d",
+    "nn.functional.conv2d",
+    "nn.functional.conv3d",
+    "nn.functional.conv_transpose1d",
+    "nn.functional.conv_transpose2d",
+    "nn.functional.conv_transpose3d",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "matmul",
+    "Tensor.matmul",
+    "Tensor.__matmul__",
+    "Tensor.__rmatmul__",
+    "mm",
+    "Tensor.mm",
+    "addmm",
+    "Tensor.addmm",
+    "bmm",
+    "Tensor.bmm",
+    "baddbmm",
+    "Tensor.baddbmm",
+    "einsum",
+    "nn.functional.prelu",
+    "mv",
+    "Tensor.mv",
     "nn.functional.scaled_dot_product_attention",
-)  # fmt: skip
+)
 """Functions that autocast runs in half precision (aten/src/ATen/autocast_mode.h)."""
 
 WIDE_FUNCTIONS = (
-    "nn.functional.layer_norm", "nn.functional.group_norm", "nn.functional.softmax", "softmax",
-    "Tensor.softmax", "nn.functional.log_softmax", "log_softmax", "Tensor.log_softmax",
-    "nn.functional.cross_entropy", "nn.functional.nll_loss", "nn.functional.mse_loss",
-    "nn.functional.l1_loss", "nn.functional.smooth_l1_loss", "nn.functional.kl_div", "pow",
-    "nn.functional.binary_cross_entropy_with_logits", "nn.functional.softplus", "exp", "log",
-    "Tensor.pow", "Tensor.__pow__", "Tensor.__rpow__", "Tensor.exp", "Tensor.log", "rsqrt",
-    "Tensor.rsqrt", "norm", "Tensor.norm", "cumsum", "Tensor.cumsum", "prod", "Tensor.prod",
-    "nn.functional.cosine_similarity", "nn.functional.cosine_embedding_loss",
+    "nn.functional.layer_norm",
+    "nn.functional.group_norm",
+    "nn.functional.softmax",
+    "softmax",
+    "Tensor.softmax",
+    "nn.functional.log_softmax",
+    "log_softmax",
+    "Tensor.log_softmax",
+    "nn.functional.cross_entropy",
+    "nn.functional.nll_loss",
+    "nn.functional.mse_loss",
+    "nn.functional.l1_loss",
+    "nn.functional.smooth_l1_loss",
+    "nn.functional.kl_div",
+    "pow",
+    "nn.functional.binary_cross_entropy_with_logits",
+    "nn.functional.softplus",
+    "exp",
+    "log",
+    "Tensor.pow",
+    "Tensor.__pow__",
+    "Tensor.__rpow__",
+    "Tensor.exp",
+    "Tensor.log",
+    "rsqrt",
+    "Tensor.rsqrt",
+    "norm",
+    "Tensor.norm",
+    "cumsum",
+    "Tensor.cumsum",
+    "prod",
+    "Tensor.prod",
+    "nn.functional.cosine_similarity",
+    "nn.functional.cosine_embedding_loss",
     "nn.functional.rms_norm",
-)  # fmt: skip
+)
 """Functions that it runs in fp32."""
 
 
@@ -187,18 +234,28 @@ def _make_fused_attention(record: AttentionRecord) -> Callable[..., Any]:
 
 
 def describe_attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: Any = None, enable_gqa: bool = False,
-) -> tuple[Attention, float, bool, bool]:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> tuple[Attention, float, bool, bool]:
     """Shape of ``scaled_dot_product_attention``, bytes, whether it drops out and has a gradient."""
     del scale, enable_gqa
     sequences, heads = _lead(query)
     shape = Attention(
-        tokens=query.shape[-2], heads=heads, kv_heads=_lead(key)[1], head_size=query.shape[-1],
-        causal=is_causal or _is_square_mask(attn_mask, query, key), sequences=sequences,
+        tokens=query.shape[-2],
+        heads=heads,
+        kv_heads=_lead(key)[1],
+        head_size=query.shape[-1],
+        causal=is_causal or _is_square_mask(attn_mask, query, key),
+        sequences=sequences,
         keys=None if key.shape[-2] == query.shape[-2] else key.shape[-2],
         value_head_size=None if value.shape[-1] == query.shape[-1] else value.shape[-1],
-    )  # fmt: skip
+    )
     needs_gradient = any(each.requires_grad for each in (query, key, value))
     return shape, query.element_size() * shape.elements, bool(dropout_p), needs_gradient
 

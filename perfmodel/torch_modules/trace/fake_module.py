@@ -77,11 +77,17 @@ def fake_tensors(module: Any, dtype: Any) -> Iterator[dict[str, Any]]:
 def own_attributes(module: Any) -> Iterator[None]:
     """Let attributes of the module be as they were: ones that it caches in a step would be fake."""
     before = [
-        (part, dict(part.__dict__), {
-            name: copy(value) for name, value in part.__dict__.items()
-            if isinstance(value, dict | list)
-        }) for part in module.modules()
-    ]  # fmt: skip
+        (
+            part,
+            dict(part.__dict__),
+            {
+                name: copy(value)
+                for name, value in part.__dict__.items()
+                if isinstance(value, dict | list)
+            },
+        )
+        for part in module.modules()
+    ]
     try:
         yield
     finally:
@@ -187,9 +193,15 @@ def without_synchronised_norms(remarks: set[str]) -> Iterator[None]:
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         return torch.nn.functional.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias,
-            training=True, momentum=self.momentum or 0.0, eps=self.eps,
-        )  # fmt: skip
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=True,
+            momentum=self.momentum or 0.0,
+            eps=self.eps,
+        )
 
     with patch.object(torch.nn.SyncBatchNorm, "forward", forward):
         yield

@@ -79,39 +79,117 @@ class ScoreOptions:
     dropout: bool
 
 
-FREE = frozenset({
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias",
-    "lift_fresh", "_unsafe_view", "_reshape_alias", "view", "t", "transpose", "permute", "expand",
-    "slice", "select", "unsqueeze", "squeeze", "as_strided", "unbind", "split", "split_with_sizes",
-    "chunk", "diagonal", "unfold", "view_as_real", "view_as_complex", "real", "imag",
-    "is_same_size",
-    "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "device", "_local_scalar_dense",
-    "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes", "_conj", "resolve_conj", "layout",
-    "is_pinned", "_assert_async", "_assert_scalar", "_assert_tensor_metadata", "movedim",
-    "swapaxes", "narrow", "view_dtype",
-})  # fmt: skip
+FREE = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "detach",
+        "alias",
+        "lift_fresh",
+        "_unsafe_view",
+        "_reshape_alias",
+        "view",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "as_strided",
+        "unbind",
+        "split",
+        "split_with_sizes",
+        "chunk",
+        "diagonal",
+        "unfold",
+        "view_as_real",
+        "view_as_complex",
+        "real",
+        "imag",
+        "is_same_size",
+        "sym_size",
+        "sym_stride",
+        "sym_numel",
+        "sym_storage_offset",
+        "device",
+        "_local_scalar_dense",
+        "unsafe_split",
+        "unsafe_chunk",
+        "unsafe_split_with_sizes",
+        "_conj",
+        "resolve_conj",
+        "layout",
+        "is_pinned",
+        "_assert_async",
+        "_assert_scalar",
+        "_assert_tensor_metadata",
+        "movedim",
+        "swapaxes",
+        "narrow",
+        "view_dtype",
+    }
+)
 """Operators that move nothing: views, allocations, questions."""
 
-GATHERS = frozenset({
-    "embedding", "index", "index_select", "gather", "take", "_unsafe_index", "embedding_bag",
-    "_embedding_bag", "_embedding_bag_forward_only", "nll_loss_forward", "nll_loss2d_forward",
-})  # fmt: skip
+GATHERS = frozenset(
+    {
+        "embedding",
+        "index",
+        "index_select",
+        "gather",
+        "take",
+        "_unsafe_index",
+        "embedding_bag",
+        "_embedding_bag",
+        "_embedding_bag_forward_only",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+    }
+)
 """Operators that read as many elements as they write, whatever the size of the table."""
 
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_grouped_mm"})
 CONVOLUTIONS = frozenset({"convolution", "_convolution", "mkldnn_convolution"})
 COUNTED_NAMESPACES = frozenset({"aten", "prims", "prim", "profiler"})
-UNCOUNTED = frozenset({
-    "_scaled_mm", "_scaled_grouped_mm", "_int_mm", "_weight_int4pack_mm", "_weight_int8pack_mm",
-    "_cudnn_rnn", "miopen_rnn", "mkldnn_rnn_layer", "_cdist_forward", "_trilinear",
-    "linalg_qr", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "_linalg_solve_ex",
-    "linalg_cholesky_ex", "_fft_r2c", "_fft_c2c", "_fft_c2r",
-})  # fmt: skip
+UNCOUNTED = frozenset(
+    {
+        "_scaled_mm",
+        "_scaled_grouped_mm",
+        "_int_mm",
+        "_weight_int4pack_mm",
+        "_weight_int8pack_mm",
+        "_cudnn_rnn",
+        "miopen_rnn",
+        "mkldnn_rnn_layer",
+        "_cdist_forward",
+        "_trilinear",
+        "linalg_qr",
+        "linalg_inv_ex",
+        "_linalg_svd",
+        "_linalg_eigh",
+        "_linalg_solve_ex",
+        "linalg_cholesky_ex",
+        "_fft_r2c",
+        "_fft_c2c",
+        "_fft_c2r",
+    }
+)
 """Operators of torch whose operations are not counted here; so are all of other libraries."""
-MAP_NORMS = frozenset({
-    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
-    "_batch_norm_with_update", "cudnn_batch_norm", "batch_norm_with_update",
-})  # fmt: skip
+MAP_NORMS = frozenset(
+    {
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_no_training",
+        "_batch_norm_with_update",
+        "cudnn_batch_norm",
+        "batch_norm_with_update",
+    }
+)
 ROW_NORMS = frozenset({"native_layer_norm", "native_group_norm", "_fused_rms_norm", "rms_norm"})
 LOSSES = frozenset({"_log_softmax"})
 
@@ -221,8 +299,22 @@ def moved_bytes(name: str, args: Any, kwargs: Any, out: Any) -> float:
         * held_elements(each)
         for each in [*tensors_in(args), *tensors_in(kwargs)]
     }
-    if name in {"zero_", "fill_", "fill", "full", "zeros", "ones", "zeros_like", "ones_like",
-                "full_like", "copy_", "arange", "bernoulli_", "normal_", "uniform_"}:  # fmt: skip
+    if name in {
+        "zero_",
+        "fill_",
+        "fill",
+        "full",
+        "zeros",
+        "ones",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "copy_",
+        "arange",
+        "bernoulli_",
+        "normal_",
+        "uniform_",
+    }:
         own = tensors_in(args)[1:] if name == "copy_" else []
         return float(written + sum(each.element_size() * held_elements(each) for each in own))
     return float(written + sum(read.values()))
@@ -231,22 +323,30 @@ def moved_bytes(name: str, args: Any, kwargs: Any, out: Any) -> float:
 def kind_of(name: str) -> OperatorKind:
     """Which kernels an operator runs."""
     kinds: tuple[tuple[frozenset[str], OperatorKind], ...] = (
-        (PRODUCTS | CONVOLUTIONS, "matrix"), (MAP_NORMS, "map_norm"), (ROW_NORMS, "norm"),
+        (PRODUCTS | CONVOLUTIONS, "matrix"),
+        (MAP_NORMS, "map_norm"),
+        (ROW_NORMS, "norm"),
         (LOSSES, "loss"),
-    )  # fmt: skip
+    )
     return next((kind for names, kind in kinds if name in names), "other")
 
 
 PASSES: Mapping[str, float] = {
-    "map_norm": BATCH_NORM_PASSES, "norm": NORM_PASSES, "loss": LOSS_PASSES
-}  # fmt: skip
+    "map_norm": BATCH_NORM_PASSES,
+    "norm": NORM_PASSES,
+    "loss": LOSS_PASSES,
+}
 """Passes over the input of kernels that read it more than once (see `zoo.layers`)."""
 
 
 def make_operator(
-    name: str, path: str, args: Any, kwargs: Any, out: Any,
+    name: str,
+    path: str,
+    args: Any,
+    kwargs: Any,
+    out: Any,
     owners: Callable[[Any], str | None],
-) -> Operator:  # fmt: skip
+) -> Operator:
     """Describe an operator of forward.
 
     `owners`: name of the parameter that a tensor is, or is a view of.
@@ -256,15 +356,21 @@ def make_operator(
     read = [tensor for tensor in inputs if owners(tensor) is None]
     kind = kind_of(name)
     operator = Operator(
-        name=f"aten.{name}", path=path, kind=kind, nbytes=moved_bytes(name, args, kwargs, out),
-        in_elements=sum(map(held_elements, read)), out_elements=sum(map(held_elements, results)),
+        name=f"aten.{name}",
+        path=path,
+        kind=kind,
+        nbytes=moved_bytes(name, args, kwargs, out),
+        in_elements=sum(map(held_elements, read)),
+        out_elements=sum(map(held_elements, results)),
         parameters=tuple(weights),
         weight_elements=sum(tensor.numel() for tensor in weights.values() if tensor.dim() > 1)
-        if kind == "matrix" or name in GATHERS else 0,
+        if kind == "matrix" or name in GATHERS
+        else 0,
         is_floating=any(tensor.is_floating_point() for tensor in results),
         needs_gradient=any(tensor.requires_grad for tensor in inputs),
-        reads=tuple(map(_storage, read)), writes=tuple(map(_storage, results)),
-    )  # fmt: skip
+        reads=tuple(map(_storage, read)),
+        writes=tuple(map(_storage, results)),
+    )
     if name in PRODUCTS and (shaped := product_of(name, args)) is not None:
         operator.shape, operator.flops = shaped
         if weights:
@@ -288,13 +394,19 @@ def make_attention(
     query = shape.sequences * shape.tokens * shape.heads
     pairs = shape.sequences * shape.all_keys * shape.kv_heads
     return Operator(
-        name="scaled_dot_product_attention", path=path, kind="matrix", flops=shape.flops,
-        nbytes=nbytes, shape=shape,
+        name="scaled_dot_product_attention",
+        path=path,
+        kind="matrix",
+        flops=shape.flops,
+        nbytes=nbytes,
+        shape=shape,
         in_elements=query * shape.head_size + pairs * (shape.head_size + shape.value_size),
-        out_elements=query * shape.value_size, scores=ScoreOptions(dropout),
+        out_elements=query * shape.value_size,
+        scores=ScoreOptions(dropout),
         backward_flops=2.0 * shape.flops if needs_gradient else 0.0,
-        backward_bytes=2.0 * nbytes if needs_gradient else 0.0, needs_gradient=needs_gradient,
-    )  # fmt: skip
+        backward_bytes=2.0 * nbytes if needs_gradient else 0.0,
+        needs_gradient=needs_gradient,
+    )
 
 
 def wide_grouped_product(func: Any, args: Any, kwargs: Any) -> Any:

@@ -83,9 +83,14 @@ class StepRecorder:
     """Collects operators, kept tensors and paths while a step runs."""
 
     def __init__(
-        self, trace: StepTrace, module: Any, named: dict[str, Any], *, real: bool,
+        self,
+        trace: StepTrace,
+        module: Any,
+        named: dict[str, Any],
+        *,
+        real: bool,
         clock: Callable[[], Any] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.trace = trace
         self.paths: list[str] = [""]
         self.in_backward = False
@@ -131,10 +136,12 @@ class StepRecorder:
             number = _number()
             self.trace.kept.append(
                 KeptTensor(
-                    self.places.get(number, len(self.trace.operators)), float(storage.nbytes()),
-                    str(tensor.dtype).removeprefix("torch."), tensor.is_floating_point(),
+                    self.places.get(number, len(self.trace.operators)),
+                    float(storage.nbytes()),
+                    str(tensor.dtype).removeprefix("torch."),
+                    tensor.is_floating_point(),
                 )
-            )  # fmt: skip
+            )
         return tensor
 
     def add_attention(

@@ -31,9 +31,14 @@ Loss = Callable[[Any, Any], Any]
 
 
 def trace_step(
-    module: Any, batch: Any, loss: Loss, *, precision: Precision, real: bool = False,
+    module: Any,
+    batch: Any,
+    loss: Loss,
+    *,
+    precision: Precision,
+    real: bool = False,
     clock: Callable[[], Any] | None = None,
-) -> StepTrace:  # fmt: skip
+) -> StepTrace:
     """Run one step on fake tensors, or where the module is, and record it.
 
     `clock`: notes the time, of a step that is timed.
@@ -60,9 +65,15 @@ def trace_step(
             batch = to_fake(batch, dtype)
         stack.enter_context(training_mode(module))
         _record(
-            trace, module, batch, loss, named, autocast=precision == "autocast", real=real,
+            trace,
+            module,
+            batch,
+            loss,
+            named,
+            autocast=precision == "autocast",
+            real=real,
             clock=clock,
-        )  # fmt: skip
+        )
     return trace
 
 
@@ -84,9 +95,16 @@ def kept_state(module: Any) -> Iterator[dict[str, Any]]:
 
 
 def _record(
-    trace: StepTrace, module: Any, batch: Any, loss: Loss, named: dict[str, Any], *,
-    autocast: bool, real: bool, clock: Callable[[], Any] | None,
-) -> None:  # fmt: skip
+    trace: StepTrace,
+    module: Any,
+    batch: Any,
+    loss: Loss,
+    named: dict[str, Any],
+    *,
+    autocast: bool,
+    real: bool,
+    clock: Callable[[], Any] | None,
+) -> None:
     import torch
 
     recorder = StepRecorder(trace, module, named, real=real, clock=clock)
@@ -103,9 +121,10 @@ def _record(
         with _reported_errors(), _module_paths(module, recorder), recorder.mode():
             with (
                 torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda tensor: tensor),
-                real_kernels(recorder.real_attention) if real
+                real_kernels(recorder.real_attention)
+                if real
                 else device_kernels(recorder.add_attention, recorder.own_cast, autocast=autocast),
-            ):  # fmt: skip
+            ):
                 value = loss(module, batch)
             _require_scalar(value)
             recorder.begin_backward()
@@ -136,9 +155,10 @@ def _reported_errors() -> Iterator[None]:
     from torch._subclasses import fake_tensor
 
     data_errors = (
-        fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException,
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
         fake_tensor.UnsupportedFakeTensorException,
-    )  # fmt: skip
+    )
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # what fails is in the fault
@@ -172,9 +192,10 @@ def _place_of(error: BaseException) -> str:
 
     frames = traceback.extract_tb(error.__traceback__)
     own = [
-        frame for frame in frames
+        frame
+        for frame in frames
         if "/torch/" not in frame.filename and "/perfmodel/torch_modules/" not in frame.filename
-    ]  # fmt: skip
+    ]
     return f"({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
 
 

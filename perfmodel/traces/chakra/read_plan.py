@@ -230,9 +230,13 @@ class _Builder:
                 self.communicators.setdefault(communicator, {})[group] = None
 
     def _task(
-        self, node: TraceNode, name: str, rank: int, depends: tuple[int, ...],
+        self,
+        node: TraceNode,
+        name: str,
+        rank: int,
+        depends: tuple[int, ...],
         counts: dict[str, int],
-    ) -> Task:  # fmt: skip
+    ) -> Task:
         attributes = node.attributes
         stream = self._stream(node, rank)
         work = (
@@ -269,11 +273,14 @@ class _Builder:
             self.streams.setdefault(name, Stream(name, "comm"))
             return name
         kind = (
-            "comm" if node.kind == COLLECTIVE
-            else "copy" if node.kind != COMPUTE
-            else "host" if node.attributes.get("is_cpu_op") is True
+            "comm"
+            if node.kind == COLLECTIVE
+            else "copy"
+            if node.kind != COMPUTE
+            else "host"
+            if node.attributes.get("is_cpu_op") is True
             else "compute"
-        )  # fmt: skip
+        )
         self.streams.setdefault(kind, Stream(kind, kind))
         return kind
 
@@ -307,12 +314,14 @@ class _Builder:
         own = _text(attributes, "perfmodel_op")
         if own is not None:
             return Collective(
-                cast("Op", own), _number(attributes, "perfmodel_nbytes") or 0, communicator,
+                cast("Op", own),
+                _number(attributes, "perfmodel_nbytes") or 0,
+                communicator,
                 _text(attributes, "perfmodel_key") or node.name,
                 root=_number(attributes, "perfmodel_root") or 0,
                 dtype=_text(attributes, "perfmodel_dtype"),
                 times=_number(attributes, "perfmodel_times") or 1,
-            )  # fmt: skip
+            )
         if node.kind in (SEND, RECEIVE):
             tag = _number(attributes, "comm_tag") or 0
             key = f"{communicator} {tag}"

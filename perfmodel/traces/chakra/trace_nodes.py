@@ -36,9 +36,15 @@ METADATA, LOAD, STORE, COMPUTE, SEND, RECEIVE, COLLECTIVE = range(1, 8)
 """Of ``NodeType``."""
 
 COLLECTIVES: Mapping[str, int] = {
-    "all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5,
-    "all_to_all": 6, "reduce_scatter": 7,
-}  # fmt: skip
+    "all_reduce": 0,
+    "reduce": 1,
+    "all_gather": 2,
+    "gather": 3,
+    "scatter": 4,
+    "broadcast": 5,
+    "all_to_all": 6,
+    "reduce_scatter": 7,
+}
 """Of ``CollectiveCommType``."""
 
 SCHEMA_VERSION: Final = "0.0.4"
@@ -87,15 +93,17 @@ def encode_trace(nodes: Iterable[TraceNode]) -> bytes:
 
 
 def _encode_node(node: TraceNode) -> bytes:
-    return b"".join((
-        encode_integer(1, node.number),
-        encode_bytes(2, node.name),
-        encode_integer(3, node.kind),
-        encode_packed(4, node.ctrl_deps),
-        encode_packed(5, node.data_deps),
-        encode_integer(7, node.duration_us) if node.duration_us else b"",
-        *(encode_bytes(10, _encode_attribute(*each)) for each in node.attributes.items()),
-    ))  # fmt: skip
+    return b"".join(
+        (
+            encode_integer(1, node.number),
+            encode_bytes(2, node.name),
+            encode_integer(3, node.kind),
+            encode_packed(4, node.ctrl_deps),
+            encode_packed(5, node.data_deps),
+            encode_integer(7, node.duration_us) if node.duration_us else b"",
+            *(encode_bytes(10, _encode_attribute(*each)) for each in node.attributes.items()),
+        )
+    )
 
 
 def _encode_attribute(name: str, value: Value) -> bytes:

@@ -97,9 +97,14 @@ def _nodes_of(
         nodes = list(_task_nodes(plan, index, task, rank, numbers, attributes))
         for node in nodes:
             yield TraceNode(
-                node.number, node.name, node.kind, depends, ordered, node.duration_us,
+                node.number,
+                node.name,
+                node.kind,
+                depends,
+                ordered,
+                node.duration_us,
                 node.attributes,
-            )  # fmt: skip
+            )
         ends[index] = tuple(node.number for node in nodes)
         last[task.stream] = index
 
@@ -126,9 +131,13 @@ def _own_attributes(task: Task, kind: str, workers: int) -> dict[str, Value]:
 
 
 def _task_nodes(
-    plan: StepPlan, index: int, task: Task, rank: int,
-    numbers: _Numbers, own: dict[str, Value],
-) -> Iterator[TraceNode]:  # fmt: skip
+    plan: StepPlan,
+    index: int,
+    task: Task,
+    rank: int,
+    numbers: _Numbers,
+    own: dict[str, Value],
+) -> Iterator[TraceNode]:
     number, work = 2 * index + 2, task.work
     if isinstance(work, Compute):
         on_host = own["perfmodel_stream_kind"] == "host"
@@ -160,9 +169,14 @@ def _task_nodes(
 
 
 def _messages(
-    number: int, name: str, group: tuple[int, ...], rank: int, attributes: dict[str, Value], *,
+    number: int,
+    name: str,
+    group: tuple[int, ...],
+    rank: int,
+    attributes: dict[str, Value],
+    *,
     both: bool,
-) -> Iterator[TraceNode]:  # fmt: skip
+) -> Iterator[TraceNode]:
     """A message to the next rank of the group, one from the rank before, or both."""
     at, size = group.index(rank), len(group)
     if both or at == 0:

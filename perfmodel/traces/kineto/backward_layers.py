@@ -15,12 +15,25 @@ from perfmodel.traces.kineto.event_table import MODULE, EventTable
 from perfmodel.traces.kineto.work import ACCUMULATE, EVALUATE, Owners
 from perfmodel.traces.model import Gradient, TracedLayer
 
-VIEWS = frozenset({
-    "TBackward0", "ViewBackward0", "TransposeBackward0", "AsStridedBackward0", "PermuteBackward0",
-    "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0", "ExpandBackward0",
-    "SplitBackward0", "SliceBackward0", "SelectBackward0", "SqueezeBackward0", "UnsqueezeBackward0",
-    "SumBackward1",
-})  # fmt: skip
+VIEWS = frozenset(
+    {
+        "TBackward0",
+        "ViewBackward0",
+        "TransposeBackward0",
+        "AsStridedBackward0",
+        "PermuteBackward0",
+        "UnsafeViewBackward0",
+        "ReshapeAliasBackward0",
+        "ToCopyBackward0",
+        "ExpandBackward0",
+        "SplitBackward0",
+        "SliceBackward0",
+        "SelectBackward0",
+        "SqueezeBackward0",
+        "UnsqueezeBackward0",
+        "SumBackward1",
+    }
+)
 """Between an operator and the gradient of its weight: they belong to its layer."""
 
 

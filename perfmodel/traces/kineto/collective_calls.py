@@ -12,18 +12,37 @@ from perfmodel.traces.kineto.event_table import BACKENDS, COMMUNICATION_KERNELS,
 from perfmodel.traces.model import Call
 
 OPERATIONS = {
-    "allreduce": "all_reduce", "reducescatter": "reduce_scatter", "allgather": "all_gather",
-    "alltoall": "all_to_all", "broadcast": "broadcast", "sendrecv": "send_recv",
-    "reduce": "reduce", "scatter": "scatter", "gather": "gather", "send": "send", "recv": "recv",
+    "allreduce": "all_reduce",
+    "reducescatter": "reduce_scatter",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "sendrecv": "send_recv",
+    "reduce": "reduce",
+    "scatter": "scatter",
+    "gather": "gather",
+    "send": "send",
+    "recv": "recv",
     "barrier": "barrier",
-}  # fmt: skip
+}
 """Ours by a library's word without underscores; longer ones first."""
 
 ELEMENT_TYPES = {
-    "float": "fp32", "double": "fp64", "half": "fp16", "bfloat16": "bf16", "long": "int64",
-    "int": "int32", "char": "int8", "byte": "uint8", "bool": "bool", "c10::half": "fp16",
-    "c10::bfloat16": "bf16", "long int": "int64", "signed char": "int8", "unsigned char": "uint8",
-}  # fmt: skip
+    "float": "fp32",
+    "double": "fp64",
+    "half": "fp16",
+    "bfloat16": "bf16",
+    "long": "int64",
+    "int": "int32",
+    "char": "int8",
+    "byte": "uint8",
+    "bool": "bool",
+    "c10::half": "fp16",
+    "c10::bfloat16": "bf16",
+    "long int": "int64",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+}
 """By PyTorch's word in lower case."""
 
 
@@ -119,9 +138,13 @@ def _marked_elements(table: EventTable) -> list[tuple[float, float, int | None, 
 
 
 def _call(
-    name: str, arguments: Mapping[str, Any], issued: float, start: float, end: float,
+    name: str,
+    arguments: Mapping[str, Any],
+    issued: float,
+    start: float,
+    end: float,
     marks: list[tuple[float, float, int | None, str | None]],
-) -> Call:  # fmt: skip
+) -> Call:
     elements, dtype = arguments.get("In msg nelems"), element_type(arguments.get("dtype"))
     if not isinstance(elements, int):
         elements = None
@@ -158,10 +181,18 @@ def _of_workers(table: EventTable) -> tuple[Call, ...]:
         start = float(marks.start[at])
         operation, asked_s = _asked(operation_of(name), start, by_operation)
         row = next((row for row in rows if row[0] == start), (start, start, None, None))
-        calls.append(Call(
-            operation, row[2], row[3], None, "0", asked_s,
-            _taken_up(asked_s, start, calls), float(marks.end[at]),
-        ))  # fmt: skip
+        calls.append(
+            Call(
+                operation,
+                row[2],
+                row[3],
+                None,
+                "0",
+                asked_s,
+                _taken_up(asked_s, start, calls),
+                float(marks.end[at]),
+            )
+        )
     return tuple(calls)
 
 

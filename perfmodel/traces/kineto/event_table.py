@@ -19,12 +19,22 @@ from perfmodel.traces.kineto.event_stream import read_events, trace_fault
 US = 1e-6
 
 CATEGORIES = {
-    "cpu_op": "op", "operator": "op", "user_annotation": "mark", "kernel": "device",
-    "gpu_memcpy": "device", "memcpy": "device", "gpu_memset": "device", "memset": "device",
-    "cuda_runtime": "launch", "runtime": "launch", "cuda_driver": "launch",
-    "hip_runtime": "launch", "hip_driver": "launch", "privateuse1_runtime": "launch",
+    "cpu_op": "op",
+    "operator": "op",
+    "user_annotation": "mark",
+    "kernel": "device",
+    "gpu_memcpy": "device",
+    "memcpy": "device",
+    "gpu_memset": "device",
+    "memset": "device",
+    "cuda_runtime": "launch",
+    "runtime": "launch",
+    "cuda_driver": "launch",
+    "hip_runtime": "launch",
+    "hip_driver": "launch",
+    "privateuse1_runtime": "launch",
     "python_function": "module",
-}  # fmt: skip
+}
 """By ``cat`` in lower case: until 1.10 PyTorch wrote "Operator", "Runtime", "Kernel"."""
 
 MARKS = ("ProfilerStep#", "DistributedDataParallel.", "Optimizer.", "## ", "nn.Module: ")
@@ -37,9 +47,13 @@ LONGEST_US = 1e18
 LONGEST_NAME = 120
 
 FIRST_OPERATORS = {
-    "aten::conv2d": 0, "aten::conv1d": 0, "aten::conv3d": 0, "aten::linear": 0, "aten::addmm": 1,
+    "aten::conv2d": 0,
+    "aten::conv1d": 0,
+    "aten::conv3d": 0,
+    "aten::linear": 0,
+    "aten::addmm": 1,
     "aten::embedding": 1,
-}  # fmt: skip
+}
 """Operators that models begin with, and which of their inputs has the samples."""
 
 MOST_SHAPED = 1000
@@ -154,9 +168,17 @@ def read_table(path: Path) -> EventTable:
         raise trace_fault(path, f"a trace of another program ({kinds})")
     kinds_ = {kind: columns.frozen() for kind, columns in builder.columns.items()}
     return EventTable(
-        path, header, tuple(builder.names), kinds_["op"], kinds_["mark"], kinds_["device"],
-        kinds_["launch"], kinds_["module"], builder.arguments, count,
-    )  # fmt: skip
+        path,
+        header,
+        tuple(builder.names),
+        kinds_["op"],
+        kinds_["mark"],
+        kinds_["device"],
+        kinds_["launch"],
+        kinds_["module"],
+        builder.arguments,
+        count,
+    )
 
 
 class _Builder:
@@ -205,9 +227,14 @@ class _Builder:
         return float(value)  # type: ignore[arg-type]
 
     def _store(
-        self, kind: str, name: str, start: float, length: float,
-        event: Mapping[str, Any], arguments: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+        self,
+        kind: str,
+        name: str,
+        start: float,
+        length: float,
+        event: Mapping[str, Any],
+        arguments: Mapping[str, Any],
+    ) -> None:
         number = self.names.setdefault(name, len(self.names))
         owner = (event.get("pid"), event.get("tid"))
         if type(owner[0]) is not int or type(owner[1]) is not int:
@@ -233,8 +260,13 @@ class _Builder:
 
 
 _COMMUNICATION: tuple[str, ...] = (
-    "Collective name", "In msg nelems", "dtype", "Group size", "Process Group Name", "External id",
-)  # fmt: skip
+    "Collective name",
+    "In msg nelems",
+    "dtype",
+    "Group size",
+    "Process Group Name",
+    "External id",
+)
 _SHAPES = ("Input Dims", "Input type", "External id")
 
 

@@ -83,9 +83,13 @@ def waits_s(table: EventTable, work: Work, calls: Sequence[Call], version: int) 
 
 
 def shard_gradients(
-    table: EventTable, window: Window, gradients: Sequence[Gradient],
-    ready_s: Sequence[tuple[float, float]], reductions: Sequence[Call], version: int,
-) -> tuple[tuple[Gradient, ...], tuple[str, ...]]:  # fmt: skip
+    table: EventTable,
+    window: Window,
+    gradients: Sequence[Gradient],
+    ready_s: Sequence[tuple[float, float]],
+    reductions: Sequence[Call],
+    version: int,
+) -> tuple[tuple[Gradient, ...], tuple[str, ...]]:
     """Assign the gradients of a step to its units, one for each reduction.
 
     Returns the gradients, and names of units; nothing for the root of version 2.
@@ -127,9 +131,10 @@ def _unit_of(table: EventTable, name: int | None) -> str:
 
 
 def _flat_gradients(
-    gradients: Sequence[Gradient], ready_s: Sequence[tuple[float, float]],
+    gradients: Sequence[Gradient],
+    ready_s: Sequence[tuple[float, float]],
     reductions: Sequence[Call],
-) -> tuple[tuple[Gradient, ...], tuple[str, ...]]:  # fmt: skip
+) -> tuple[tuple[Gradient, ...], tuple[str, ...]]:
     """One flat gradient for each unit, which is reduced as soon as it is there."""
     placed = []
     for gradient, (start_s, _) in zip(gradients, ready_s, strict=True):

@@ -95,9 +95,11 @@ def trace_of(table: EventTable) -> RankTrace:
         layers=name_layers(table, owners, last.backward, last.forward),
         gradients=gradients,
         steps=tuple(counted),
-        slowdown=estimate_slowdown(work, [c for step in counted for c in step.buckets], [
-            (part.window.start_s, part.window.end_s) for part in parts[-len(counted):]
-        ]),
+        slowdown=estimate_slowdown(
+            work,
+            [c for step in counted for c in step.buckets],
+            [(part.window.start_s, part.window.end_s) for part in parts[-len(counted) :]],
+        ),
         views=not len(_named(table, COPY_OUT)) and not _copies_out(work, last),
         passes=_count_passes(table, parts),
         batch=_batch(table),
@@ -107,7 +109,7 @@ def trace_of(table: EventTable) -> RankTrace:
         gathers=sum(call.op == "all_gather" for call in steps[-1].others),
         events=table.events,
         **header,
-    )  # fmt: skip
+    )
 
 
 def _sized(buckets: tuple[Call, ...], gradients: Sequence[Gradient]) -> tuple[Call, ...]:
@@ -145,9 +147,13 @@ def _alike(parts: list[_Part], path: Path) -> tuple[list[_Part], list[str]]:
 
 
 def _step(
-    table: EventTable, work: Work, calls: tuple[Call, ...], part: _Part, following: _Part | None,
+    table: EventTable,
+    work: Work,
+    calls: tuple[Call, ...],
+    part: _Part,
+    following: _Part | None,
     waits: FloatArray | None,
-) -> TracedStep:  # fmt: skip
+) -> TracedStep:
     rows = part.work
     begin = float(work.start[rows[0]])
     first_s = float(_backward_start(work, part))
@@ -182,8 +188,7 @@ def _step(
         backward_s=backward,
         copied_in_s=_copied_in(table, work, part, in_backward),
         exposed_s=exposed,
-        tail_s=max(0.0, length - float(forward.sum() + backward.sum()) - exposed
-                   - waited_s),
+        tail_s=max(0.0, length - float(forward.sum() + backward.sum()) - exposed - waited_s),
         backward_end_s=end_s,
         buckets=buckets,
         others=others,
@@ -192,7 +197,7 @@ def _step(
         overlapped_s=float(overlapped.sum()),
         overlapped_work_s=float(np.minimum(at_work, overlapped).sum()),
         waited_s=0.0 if waits is None else waited_s,
-    )  # fmt: skip
+    )
 
 
 def _before(work: Work, rows: NDArray[np.int64]) -> FloatArray:
@@ -227,16 +232,19 @@ def _behind(work: Work, part: _Part, last: int) -> float:
 
 
 def _by_layer(
-    work: Work, part: _Part, phase: NDArray[np.int64], others: tuple[Call, ...],
+    work: Work,
+    part: _Part,
+    phase: NDArray[np.int64],
+    others: tuple[Call, ...],
     waits: FloatArray | None,
-) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+) -> tuple[FloatArray, FloatArray]:
     """Time of each layer forward and backward, gaps before its work included."""
     count = part.backward.size
     forward, backward = np.zeros(count), np.zeros(count)
     rows = part.work
-    for number, (operators, layers, sums) in enumerate((
-        (*part.forward, forward), (part.backward.operators, part.backward.layers, backward)
-    )):  # fmt: skip
+    for number, (operators, layers, sums) in enumerate(
+        ((*part.forward, forward), (part.backward.operators, part.backward.layers, backward))
+    ):
         chosen = rows[phase == number]
         if not len(chosen) or not len(operators):
             continue

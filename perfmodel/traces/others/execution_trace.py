@@ -254,10 +254,13 @@ def _collective(
     if name == _COMMUNICATION and isinstance(word, str) and word:
         elements, ranks = attributes.get("in_msg_nelems"), attributes.get("pg_size")
         return RecordedCollective(
-            operation_of(word), elements if isinstance(elements, int) else 0,
-            element_type(attributes.get("dtype")) or "", str(attributes.get("pg_name", ""))[:40],
-            ranks if isinstance(ranks, int) and ranks > 0 else None, identity,
-        )  # fmt: skip
+            operation_of(word),
+            elements if isinstance(elements, int) else 0,
+            element_type(attributes.get("dtype")) or "",
+            str(attributes.get("pg_name", ""))[:40],
+            ranks if isinstance(ranks, int) and ranks > 0 else None,
+            identity,
+        )
     if not name.startswith("c10d::"):
         return None
     op = operation_of(name.removeprefix("c10d::"))

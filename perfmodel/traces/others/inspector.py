@@ -144,6 +144,11 @@ def _sum_up(op: str, nbytes: int, ranks: int, runs: Iterable[list[float]]) -> In
     waits = [max(run) - min(run) for run in runs if len(run) > 1]
     rate_Bps = nbytes / transfer_s * bus_factor(op, ranks) if transfer_s > 0 and ranks > 1 else 0.0
     return InspectedSize(
-        op, nbytes, ranks, len(runs), transfer_s,
-        statistics.median(waits) if waits else None, rate_Bps,
-    )  # fmt: skip
+        op,
+        nbytes,
+        ranks,
+        len(runs),
+        transfer_s,
+        statistics.median(waits) if waits else None,
+        rate_Bps,
+    )

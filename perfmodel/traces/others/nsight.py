@@ -93,9 +93,17 @@ class _Reader:
         events = {kind: columns.frozen() for kind, columns in self.columns.items()}
         count = sum(map(len, events.values()))
         return EventTable(
-            self.path, self._header(), tuple(self.names), events["op"], events["mark"],
-            events["device"], events["launch"], events["module"], self.arguments, count,
-        )  # fmt: skip
+            self.path,
+            self._header(),
+            tuple(self.names),
+            events["op"],
+            events["mark"],
+            events["device"],
+            events["launch"],
+            events["module"],
+            self.arguments,
+            count,
+        )
 
     def _require_one_process(self) -> None:
         """Refuse the kernels of several ranks in one file: their correlations would be mixed up."""
@@ -139,9 +147,13 @@ class _Reader:
         number = self.names.setdefault(name[:LONGEST_NAME], len(self.names))
         owner = self.threads.setdefault(thread, len(self.threads))
         return self.columns[kind].add(
-            (start - self.base) * NS, (end - start) * NS, number, owner,
-            key if isinstance(key, int) else -1, min(detail, MOST_NS),
-        )  # fmt: skip
+            (start - self.base) * NS,
+            (end - start) * NS,
+            number,
+            owner,
+            key if isinstance(key, int) else -1,
+            min(detail, MOST_NS),
+        )
 
     def _kernels(self) -> None:
         strings = self._strings()
@@ -177,9 +189,13 @@ class _Reader:
             name, sequence, sizes = match.groups()
             is_mark = name.startswith(MARKS) or not _is_operator(name)
             row = self._add(
-                "mark" if is_mark else "op", name, start, end, thread,
+                "mark" if is_mark else "op",
+                name,
+                start,
+                end,
+                thread,
                 None if sequence is None else int(sequence),
-            )  # fmt: skip
+            )
             shapes = {} if sizes is None else {"Input Dims": parse_sizes(sizes)}
             if chosen := kept_arguments("mark" if is_mark else "op", name, shapes):
                 self.arguments["mark" if is_mark else "op", row] = chosen

@@ -39,8 +39,15 @@ FLAT_ALIGNMENT = 16
 """Most elements that fill up a tensor, or a unit for its ranks, in a flat unit of FSDP 1: tensors
 begin at multiples of 16 bytes (torch/distributed/fsdp/_flat_param.py)."""
 
-SURELY = ("aten::linear", "aten::conv", "aten::embedding", "aten::layer_norm", "aten::rms_norm",
-          "aten::batch_norm", "aten::group_norm")  # fmt: skip
+SURELY = (
+    "aten::linear",
+    "aten::conv",
+    "aten::embedding",
+    "aten::layer_norm",
+    "aten::rms_norm",
+    "aten::batch_norm",
+    "aten::group_norm",
+)
 """Those whose inputs there are always parameters."""
 
 
@@ -82,8 +89,9 @@ def read_executed_model(path: Path, batch: int | None = None) -> ExecutedModel:
         raise trace_fault(path, "no backward pass", HOW)
     steps = sorted(n for n, (name, _) in nodes.parents.items() if name.startswith(OPTIMIZER))
     end = steps[0] if steps else math.inf
-    forward = [each for each in nodes.operations
-               if each.number < end and _is_of_forward(nodes, each)]  # fmt: skip
+    forward = [
+        each for each in nodes.operations if each.number < end and _is_of_forward(nodes, each)
+    ]
     if not forward:
         raise trace_fault(path, "no operator of forward that is known", HOW)
     sharding = sharding_of(nodes, end)
@@ -110,14 +118,21 @@ def read_executed_model(path: Path, batch: int | None = None) -> ExecutedModel:
         missing = flat - sum(math.prod(each["shape"]) for each in parameters)
         padding = FLAT_ALIGNMENT * (len(parameters) + len(shapes))
         unread = [(missing,)] if missing > padding else []
-    rest = [{"name": f"unread.{at}", "shape": list(shape), "dtype": parameters[0]["dtype"]}
-            for at, shape in enumerate(unread)]  # fmt: skip
+    rest = [
+        {"name": f"unread.{at}", "shape": list(shape), "dtype": parameters[0]["dtype"]}
+        for at, shape in enumerate(unread)
+    ]
     if rest:
         layers = [{"name": "unread", "parameters": [each["name"] for each in rest]}, *layers]
     return ExecutedModel(
-        tuple(layers), (*rest, *parameters), named[1] if named else "", samples, passes,
-        sum(map(math.prod, unread)), sharding,
-    )  # fmt: skip
+        tuple(layers),
+        (*rest, *parameters),
+        named[1] if named else "",
+        samples,
+        passes,
+        sum(map(math.prod, unread)),
+        sharding,
+    )
 
 
 def _count_passes(forward: Sequence[Operation]) -> int:
@@ -229,8 +244,13 @@ def _multiplied(shapes: Sequence[tuple[int, ...]], place: int, samples: int) -> 
     count = math.prod(second[:-2])
     if count % samples:
         return {"matmul_flops": 2.0 * count * first[-2] * first[-1] * second[-1] / samples}
-    product = {"rows": first[-2], "columns": second[-1], "depth": first[-1],
-               "count": count // samples, "activations": True}  # fmt: skip
+    product = {
+        "rows": first[-2],
+        "columns": second[-1],
+        "depth": first[-1],
+        "count": count // samples,
+        "activations": True,
+    }
     return {"product": product}
 
 
@@ -251,9 +271,13 @@ def _convolution(
         return [1, *shape[2:]][-2:]
 
     return {
-        "in_channels": read[1], "out_channels": weight[0], "in_size": sides(read),
-        "out_size": sides(out), "kernel": sides(weight), "groups": read[1] // weight[1],
-    }  # fmt: skip
+        "in_channels": read[1],
+        "out_channels": weight[0],
+        "in_size": sides(read),
+        "out_size": sides(out),
+        "kernel": sides(weight),
+        "groups": read[1] // weight[1],
+    }
 
 
 IS_CAUSAL = 5

@@ -17,13 +17,25 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 """Node that reads the gradient of a parameter."""
 
 WEIGHTS: Mapping[str, tuple[int, ...]] = {
-    "aten::linear": (1, 2), "aten::conv1d": (1, 2), "aten::conv2d": (1, 2),
-    "aten::conv3d": (1, 2), "aten::convolution": (1, 2), "aten::embedding": (0,),
-    "aten::layer_norm": (2, 3), "aten::rms_norm": (2,), "aten::batch_norm": (1, 2),
-    "aten::group_norm": (2, 3), "aten::scaled_dot_product_attention": (), "aten::addmm": (0, 2),
-    "aten::mm": (1,), "aten::matmul": (1,), "aten::bmm": (), "aten::baddbmm": (),
-    "aten::mul": (0, 1), "aten::add": (0, 1),
-}  # fmt: skip
+    "aten::linear": (1, 2),
+    "aten::conv1d": (1, 2),
+    "aten::conv2d": (1, 2),
+    "aten::conv3d": (1, 2),
+    "aten::convolution": (1, 2),
+    "aten::embedding": (0,),
+    "aten::layer_norm": (2, 3),
+    "aten::rms_norm": (2,),
+    "aten::batch_norm": (1, 2),
+    "aten::group_norm": (2, 3),
+    "aten::scaled_dot_product_attention": (),
+    "aten::addmm": (0, 2),
+    "aten::mm": (1,),
+    "aten::matmul": (1,),
+    "aten::bmm": (),
+    "aten::baddbmm": (),
+    "aten::mul": (0, 1),
+    "aten::add": (0, 1),
+}
 """Operators that may be layers, and which of their inputs may be parameters."""
 
 

@@ -108,13 +108,23 @@ def draft_scenario(
     }
     source = trace.path.name
     return Draft(
-        {MODEL: {"perfmodel": 1, "kind": "model", "name": trace.path.stem,
-                 "parameters": list(model.parameters), "layers": list(model.layers)},
-         SCENARIO: scenario},
-        {MODEL: f"Layers of {source} by their shapes; times are estimated, the trace has none.",
-         SCENARIO: f"How long is the step of {source} on this machine?"},
-        tuple(_notes(trace, model, optimizer)), tuple(reduced),
-    )  # fmt: skip
+        {
+            MODEL: {
+                "perfmodel": 1,
+                "kind": "model",
+                "name": trace.path.stem,
+                "parameters": list(model.parameters),
+                "layers": list(model.layers),
+            },
+            SCENARIO: scenario,
+        },
+        {
+            MODEL: f"Layers of {source} by their shapes; times are estimated, the trace has none.",
+            SCENARIO: f"How long is the step of {source} on this machine?",
+        },
+        tuple(_notes(trace, model, optimizer)),
+        tuple(reduced),
+    )
 
 
 def _sharded_strategy(trace: ExecutionTrace, model: ExecutedModel) -> dict[str, Any]:

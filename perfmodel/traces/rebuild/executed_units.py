@@ -46,8 +46,10 @@ class Sharding:
 def sharding_of(nodes: ExecutedNodes, end: float) -> Sharding:
     """Find the units of a step; `end`: number of the optimizer's node."""
     names = {number: name for number, (name, _) in nodes.parents.items() if number < end}
-    version = next((v for v, word in BEGINS.items()
-                    if any(_is_range(name, word) for name in names.values())), 0)  # fmt: skip
+    version = next(
+        (v for v, word in BEGINS.items() if any(_is_range(name, word) for name in names.values())),
+        0,
+    )
     if not version:
         return Sharding()
     units = [unit for _, unit, begins in _marks(names, version) if begins and unit]

@@ -167,9 +167,10 @@ def _alone(step: TracedStep, effective: float) -> FloatArray:
 
 
 def _call_times(
-    rounds: Sequence[Sequence[TracedStep]], slowest: Sequence[TracedStep],
+    rounds: Sequence[Sequence[TracedStep]],
+    slowest: Sequence[TracedStep],
     calls_of: Callable[[TracedStep], tuple[Call, ...]],
-) -> tuple[BucketTimes, ...]:  # fmt: skip
+) -> tuple[BucketTimes, ...]:
     counts = {len(calls_of(step)) for steps in rounds for step in steps}
     times = []
     for index in range(min(counts, default=0)):

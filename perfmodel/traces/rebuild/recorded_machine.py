@@ -24,9 +24,11 @@ class LinkFit(NamedTuple):
 
 
 def fit_links(
-    ranks: int | Sequence[int], sizes_bytes: Sequence[float], times_s: Sequence[float],
+    ranks: int | Sequence[int],
+    sizes_bytes: Sequence[float],
+    times_s: Sequence[float],
     passes: Sequence[int] | None = None,
-) -> LinkFit:  # fmt: skip
+) -> LinkFit:
     """Fit T = p (n-1) latency + p (n-1)/n bytes/bandwidth, relative errors alike.
 
     `ranks`: n of all collectives, or of each.
@@ -70,12 +72,22 @@ def node_document(ranks: int, gpu: str, fit: LinkFit | None, source: str) -> dic
         "sources": {"trace": source},
         "links": {
             "recorded": {
-                "kind": "nvlink", "bandwidth": bandwidth, "source": "trace", "efficiency": 1.0,
-                "efficiency_source": "trace", "latency": latency, "latency_source": "trace",
+                "kind": "nvlink",
+                "bandwidth": bandwidth,
+                "source": "trace",
+                "efficiency": 1.0,
+                "efficiency_source": "trace",
+                "latency": latency,
+                "latency_source": "trace",
             }
         },
-        "nodes": [{"id": last, "kind": "gpu"}, {"id": "switch0", "kind": "nvswitch"},
-                  {"id": "cpu0", "kind": "cpu"}],
-        "edges": [{"from": last, "to": "switch0", "link": "recorded"},
-                  {"from": "switch0", "to": "cpu0", "link": "recorded"}],
-    }  # fmt: skip
+        "nodes": [
+            {"id": last, "kind": "gpu"},
+            {"id": "switch0", "kind": "nvswitch"},
+            {"id": "cpu0", "kind": "cpu"},
+        ],
+        "edges": [
+            {"from": last, "to": "switch0", "link": "recorded"},
+            {"from": "switch0", "to": "cpu0", "link": "recorded"},
+        ],
+    }

@@ -93,12 +93,20 @@ def rebuild(
     scenario = _scenario_document(first, profile, gradients, caps, samples or 1)
     question = f"How long is the step of {first.path.name} on this machine, or on another?"
     return Rebuilt(
-        profile, {MODEL: model_document, MACHINE: machine, SCENARIO: scenario},
-        {MODEL: f"Layers of {first.path.name}, in the order of forward, with their measured times.",
-         MACHINE: "The machine as recorded: set cluster.node to another one.",
-         SCENARIO: question},
-        caps, fit, gradients, tuple(notes),
-    )  # fmt: skip
+        profile,
+        {MODEL: model_document, MACHINE: machine, SCENARIO: scenario},
+        {
+            MODEL: (
+                f"Layers of {first.path.name}, in the order of forward, with their measured times."
+            ),
+            MACHINE: "The machine as recorded: set cluster.node to another one.",
+            SCENARIO: question,
+        },
+        caps,
+        fit,
+        gradients,
+        tuple(notes),
+    )
 
 
 def _fit(trace: RankTrace, profile: Profile) -> LinkFit | None:
@@ -199,8 +207,10 @@ def _named(trace: RankTrace, model: str | None) -> tuple[Gradient, ...]:
         sizes = [tensor.numel for tensor in tensors]
         own = [gradient.elements for gradient in trace.gradients]
         if sizes != own:
-            differ = next((at for at, pair in enumerate(zip(sizes, own, strict=False))
-                           if pair[0] != pair[1]), min(len(sizes), len(own)))  # fmt: skip
+            differ = next(
+                (at for at, pair in enumerate(zip(sizes, own, strict=False)) if pair[0] != pair[1]),
+                min(len(sizes), len(own)),
+            )
             text = f"{model!r}, of {len(sizes)} tensors, other than the trace from number {differ}"
             raise InputError(
                 Fault("--model", text, f"a model with the {len(own)} gradients in order")
@@ -248,13 +258,18 @@ def _copy_rate(profile: Profile, gradients: Sequence[Gradient], kernel_s: float,
 
 
 def _model_document(
-    trace: RankTrace, profile: Profile, gradients: Sequence[Gradient],
-    copy_Bps: float, kernel_s: float,
-) -> dict[str, Any]:  # fmt: skip
-    copies = np.array([
-        sum(_bytes(gradients[at]) / copy_Bps + kernel_s for at in layer.gradients)
-        for layer in trace.layers
-    ])  # fmt: skip
+    trace: RankTrace,
+    profile: Profile,
+    gradients: Sequence[Gradient],
+    copy_Bps: float,
+    kernel_s: float,
+) -> dict[str, Any]:
+    copies = np.array(
+        [
+            sum(_bytes(gradients[at]) / copy_Bps + kernel_s for at in layer.gradients)
+            for layer in trace.layers
+        ]
+    )
     distributed = trace.world_size > 1
     reduces = distributed and not trace.fsdp
     backward = without(profile.backward_s, copies) if reduces else profile.backward_s
@@ -351,16 +366,22 @@ def _caps(document: Mapping[str, Any], profile: Profile) -> tuple[int, ...] | No
 
 
 def _scenario_document(
-    trace: RankTrace, profile: Profile, gradients: Sequence[Gradient],
-    caps: tuple[int, ...] | None, batch: int,
-) -> dict[str, Any]:  # fmt: skip
+    trace: RankTrace,
+    profile: Profile,
+    gradients: Sequence[Gradient],
+    caps: tuple[int, ...] | None,
+    batch: int,
+) -> dict[str, Any]:
     strategy = _fsdp_section(trace, profile) if trace.fsdp else _ddp_section(trace, caps)
     dtypes = {gradient.dtype for gradient in gradients}
     precision = next((d for d in ("fp32", "bf16", "fp16") if d in dtypes), "fp32")
     compute: dict[str, Any] = {
-        "source": "file", "times": MODEL, "precision": precision, "gpu_spread": 0,
+        "source": "file",
+        "times": MODEL,
+        "precision": precision,
+        "gpu_spread": 0,
         "overlap_slowdown": math.floor(profile.effective_slowdown * 1e6) / 1e6,
-    }  # fmt: skip
+    }
     library: dict[str, Any] = {"name": "plain"}
     if trace.on_cpu:
         library |= {"workers": 1 if trace.blocks else 2, "host_step": "0 s"}

@@ -131,9 +131,16 @@ def _average(tasks: TaskList, request: StepRequest, step: int, group: str, after
     )
     waited = tasks.wait(f"wait for {name}", RANKS, after=(flat,), micro_batch=step)
     end = tasks.collective(
-        f"average {name}", "all_reduce", nbytes, RANKS, communicator=group, key=name,
-        after=(waited,), dtype=dtype, micro_batch=step,
-    )  # fmt: skip
+        f"average {name}",
+        "all_reduce",
+        nbytes,
+        RANKS,
+        communicator=group,
+        key=name,
+        after=(waited,),
+        dtype=dtype,
+        micro_batch=step,
+    )
     if len({tensor.dtype for tensor in trained}) > 1:  # back to their own dtypes
         end = tasks.copy(
             f"convert {name}", nbytes, len(trained), RANKS, after=(end,), micro_batch=step

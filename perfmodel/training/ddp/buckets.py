@@ -22,9 +22,17 @@ _SAME_STORAGE = {"tf32": "fp32"}  # tf32 is how fp32 is multiplied, not how it i
 
 
 _SCALAR_TYPES = {
-    "uint8": 0, "int8": 1, "int32": 3, "int64": 4, "fp16": 5, "fp32": 6, "fp64": 7, "bool": 11,
-    "bf16": 15, "fp8": 24,
-}  # fmt: skip
+    "uint8": 0,
+    "int8": 1,
+    "int32": 3,
+    "int64": 4,
+    "fp16": 5,
+    "fp32": 6,
+    "fp64": 7,
+    "bool": 11,
+    "bf16": 15,
+    "fp8": 24,
+}
 """Numbers of torch's dtypes (c10/core/ScalarType.h; fp8 is Float8_e4m3fn)."""
 _CUDA = 1
 """Number of CUDA devices among torch's types of devices (c10/core/DeviceType.h)."""
@@ -200,9 +208,9 @@ def ddp_buckets(
         order = _checked_order(default_order if ready_order is None else ready_order, default_order)
         # DDP_SET_LAST_BUCKET_CAP=1 fills from the end, so that the small bucket is launched last.
         step = -1 if options.set_last_bucket_cap else 1
-        groups = assign_buckets(
-            tensors, rebuilt, order[::step], sparse=sparse, devices=devices
-        )[::step]  # fmt: skip
+        groups = assign_buckets(tensors, rebuilt, order[::step], sparse=sparse, devices=devices)[
+            ::step
+        ]
     return tuple(
         Bucket(
             index=index,
@@ -236,9 +244,11 @@ def _initial_groups(
     """Buckets as constructed: filled in registration order, launched in the reverse."""
     flags = None if sparse is None else [sparse[index] for index in trained]
     groups = assign_buckets(
-        [tensors[index] for index in trained], caps_bytes, sparse=flags,
+        [tensors[index] for index in trained],
+        caps_bytes,
+        sparse=flags,
         devices=None if devices is None else [devices[index] for index in trained],
-    )  # fmt: skip
+    )
     return tuple(tuple(trained[place] for place in group) for group in reversed(groups))
 
 

@@ -54,10 +54,14 @@ def add_parameter_casts(step: Step) -> tuple[int, ...]:
         tensors = [workload.tensors[index] for index in (*members, *([] if ends else others))]
         ends.append(
             step.tasks.copy(
-                f"cast {part.name}", _moved(tensors, mixed.param_dtype) / 2, len(tensors),
-                step.rank_class, after=issued, stream=CASTS.name,
+                f"cast {part.name}",
+                _moved(tensors, mixed.param_dtype) / 2,
+                len(tensors),
+                step.rank_class,
+                after=issued,
+                stream=CASTS.name,
             )
-        )  # fmt: skip
+        )
     return tuple(ends)
 
 

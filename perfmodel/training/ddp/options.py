@@ -153,15 +153,34 @@ class DdpOptions:
         looks = self.find_unused_parameters and not self.static_graph
         refused = (
             ("hook", self.hook != NO_HOOK, repr(self.hook.kind), "nothing: it has its own hook"),
-            ("accumulate", self.accumulate > 1, str(self.accumulate),
-             "1: under no_sync each forward adds hooks, and gradients are marked ready twice"),
-            ("find_unused_parameters", looks, "true",
-             "false, or with static_graph: torch finds none of the cast parameters in the graph"),
-            ("joined_ranks", self.joined_ranks > 0, str(self.joined_ranks),
-             "0: ranks that have run out of inputs have no gradients to cast, and hang"),
-            ("mixed_precision", bool(self.layer_devices), "a module on several GPUs",
-             "nothing: torch casts on a stream of the first GPU, which the others do not wait for"),
-        )  # fmt: skip
+            (
+                "accumulate",
+                self.accumulate > 1,
+                str(self.accumulate),
+                "1: under no_sync each forward adds hooks, and gradients are marked ready twice",
+            ),
+            (
+                "find_unused_parameters",
+                looks,
+                "true",
+                "false, or with static_graph: torch finds none of the cast parameters in the graph",
+            ),
+            (
+                "joined_ranks",
+                self.joined_ranks > 0,
+                str(self.joined_ranks),
+                "0: ranks that have run out of inputs have no gradients to cast, and hang",
+            ),
+            (
+                "mixed_precision",
+                bool(self.layer_devices),
+                "a module on several GPUs",
+                (
+                    "nothing: torch casts on a stream of the first GPU, "
+                    "which the others do not wait for"
+                ),
+            ),
+        )
         return [
             Fault(name, f"{text} with mixed_precision", allowed)
             for name, is_refused, text, allowed in refused

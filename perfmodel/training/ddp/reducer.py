@@ -56,9 +56,11 @@ def _add_delayed_reduction(step: Step, buckets: Sequence[Bucket]) -> tuple[int, 
     """First iteration of a static graph: everything after backward, the map first."""
     at_most = step.resolution(step.last_micro_batch)
     parts = backward_segments(
-        step.request.workload, step.request.times, at_most=at_most,
+        step.request.workload,
+        step.request.times,
+        at_most=at_most,
         devices=step.options.layer_devices,
-    )  # fmt: skip
+    )
     ends = [add_backward_segment(step, part, step.last_micro_batch) for part in parts]
     used_map = _add_used_map_reduction(step, after=ends[-1])
     filling = _empty_buckets(buckets)
@@ -109,9 +111,14 @@ def _add_copies_in(
             _add_batched_copy(step, name, index, members, filling, after=after)
             continue
         filling.copied[index] = step.tasks.copy(
-            f"copy in {name}", step.gradient_bytes(members), len(members), step.rank_class,
-            after=after, bucket=index, micro_batch=step.last_micro_batch,
-        )  # fmt: skip
+            f"copy in {name}",
+            step.gradient_bytes(members),
+            len(members),
+            step.rank_class,
+            after=after,
+            bucket=index,
+            micro_batch=step.last_micro_batch,
+        )
         filling.missing[index] -= len(members)
 
 
@@ -124,9 +131,14 @@ def _copy_kernels(step: Step, tensors: Sequence[int], filling: _Filling) -> int:
 
 
 def _add_batched_copy(
-    step: Step, name: str, index: int, members: Sequence[int], filling: _Filling,
-    *, after: tuple[int, ...],
-) -> None:  # fmt: skip
+    step: Step,
+    name: str,
+    index: int,
+    members: Sequence[int],
+    filling: _Filling,
+    *,
+    after: tuple[int, ...],
+) -> None:
     """Fill a bucket once all of its gradients are ready: a copy, and a division in place."""
     filling.missing[index] -= len(members)
     if filling.missing[index]:
@@ -134,9 +146,14 @@ def _add_batched_copy(
     tensors = [tensor for tensor, owner in filling.owner.items() if owner == index]
     passes = 1 if step.options.has_hook else 2
     filling.copied[index] = step.tasks.copy(
-        f"copy in {name}", passes * step.gradient_bytes(tensors), passes, step.rank_class,
-        after=after, bucket=index, micro_batch=step.last_micro_batch,
-    )  # fmt: skip
+        f"copy in {name}",
+        passes * step.gradient_bytes(tensors),
+        passes,
+        step.rank_class,
+        after=after,
+        bucket=index,
+        micro_batch=step.last_micro_batch,
+    )
 
 
 def add_shadow_reduction(
@@ -166,10 +183,16 @@ def _add_all_reduce(step: Step, bucket: Bucket, filling: _Filling) -> int:
 def _add_used_map_reduction(step: Step, *, after: int) -> int:
     trained = len(step.request.workload.ready_order)
     return step.tasks.collective(
-        "all-reduce used-parameter map", "all_reduce", USED_MAP_ITEM_BYTES * trained,
-        step.rank_class, communicator=GROUP, key="used map", after=(after,), dtype="int32",
+        "all-reduce used-parameter map",
+        "all_reduce",
+        USED_MAP_ITEM_BYTES * trained,
+        step.rank_class,
+        communicator=GROUP,
+        key="used map",
+        after=(after,),
+        dtype="int32",
         micro_batch=step.last_micro_batch,
-    )  # fmt: skip
+    )
 
 
 def _empty_buckets(buckets: Sequence[Bucket]) -> _Filling:

@@ -49,23 +49,40 @@ def _add_collectives(step: Step) -> None:
     tasks, rank_class = step.tasks, step.rank_class
     ranks = step.options.ranks_of_group(step.request.ranks)
     counted = tasks.collective(
-        "all-gather parameter counts", "all_gather", COUNT_BYTES * ranks, rank_class,
-        communicator=GROUP, key="parameter counts", dtype="int64",
-    )  # fmt: skip
+        "all-gather parameter counts",
+        "all_gather",
+        COUNT_BYTES * ranks,
+        rank_class,
+        communicator=GROUP,
+        key="parameter counts",
+        dtype="int64",
+    )
     trained = [step.request.workload.tensors[i] for i in step.request.workload.ready_order]
     numbers = NUMBERS_PER_DIMENSION * sum(len(tensor.shape) for tensor in trained)
     sent = tasks.collective(
-        "broadcast shapes", "broadcast", COUNT_BYTES * numbers, rank_class,
-        communicator=GROUP, key="shapes", after=(counted,), dtype="int64",
-    )  # fmt: skip
+        "broadcast shapes",
+        "broadcast",
+        COUNT_BYTES * numbers,
+        rank_class,
+        communicator=GROUP,
+        key="shapes",
+        after=(counted,),
+        dtype="int64",
+    )
     compared = tasks.wait("wait for shapes", rank_class, after=(sent,))
     for number, (nbytes, dtype, tensors) in enumerate(state_pieces(step)):
         issued = tasks.issue("broadcast of parameters", 2 + tensors, rank_class)
         flat = tasks.copy("flatten parameters", nbytes, 1, rank_class, after=(*issued, compared))
         sent = tasks.collective(
-            f"broadcast parameters ({dtype})", "broadcast", nbytes, rank_class,
-            communicator=GROUP, key=f"parameters {number}", after=(flat,), dtype=dtype,
-        )  # fmt: skip
+            f"broadcast parameters ({dtype})",
+            "broadcast",
+            nbytes,
+            rank_class,
+            communicator=GROUP,
+            key=f"parameters {number}",
+            after=(flat,),
+            dtype=dtype,
+        )
         tasks.copy("copy parameters back", nbytes, tensors, rank_class, after=(sent,))
 
 

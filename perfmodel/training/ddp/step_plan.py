@@ -98,9 +98,11 @@ def _add_local_step(step: Step) -> None:
 def _add_reduced_step(step: Step) -> None:
     request = step.request
     buckets = ddp_buckets(
-        request.workload, step.options, iteration=request.iteration,
+        request.workload,
+        step.options,
+        iteration=request.iteration,
         ready_order=request.ready_order,
-    )  # fmt: skip
+    )
     check_library(step.options.hook, request, buckets)
     for micro_batch in range(step.last_micro_batch):
         add_forward(step, micro_batch, after=_add_synchronisation(step, micro_batch))
@@ -147,10 +149,15 @@ def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...
                 "flatten buffers", nbytes, 1, step.rank_class, after=(*issued, *after)
             )
             sent = step.tasks.collective(
-                f"broadcast buffers ({group.dtype})", "broadcast", nbytes, step.rank_class,
-                communicator=GROUP, key=f"buffers {group.dtype} {piece}", after=(flat,),
+                f"broadcast buffers ({group.dtype})",
+                "broadcast",
+                nbytes,
+                step.rank_class,
+                communicator=GROUP,
+                key=f"buffers {group.dtype} {piece}",
+                after=(flat,),
                 dtype=group.dtype,
-            )  # fmt: skip
+            )
             pending.append((sent, nbytes, kernels))
     return tuple(
         step.tasks.copy("copy buffers back", nbytes, kernels, step.rank_class, after=(sent,))
@@ -166,14 +173,23 @@ def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:
     kernels = step.request.times.optimizer_kernels
     issued = tasks.issue("optimizer", kernels, RANKS, after=waits, **marks)
     end = tasks.compute(
-        "optimizer", "optimizer", step.request.times.optimizer_s, RANKS,
-        after=dict.fromkeys((*issued, *reduced)), **marks,
-    )  # fmt: skip
+        "optimizer",
+        "optimizer",
+        step.request.times.optimizer_s,
+        RANKS,
+        after=dict.fromkeys((*issued, *reduced)),
+        **marks,
+    )
     if step.request.host_s > 0:
         end = tasks.compute(
-            "end of the step", "copy", step.request.host_s, RANKS, after=(end,),
-            role="step_end", **marks,
-        )  # fmt: skip
+            "end of the step",
+            "copy",
+            step.request.host_s,
+            RANKS,
+            after=(end,),
+            role="step_end",
+            **marks,
+        )
     streams = [task.stream for task in tasks.tasks]
     for stream in {COMPUTE.name, CASTS.name}.intersection(streams):
         first = streams.index(stream)
@@ -204,9 +220,15 @@ def unbucketed_plan(
     reduced = {"none": [], "flat": [sum(each)], "pertensor": each}[mode] if ranks > 1 else []
     for number, nbytes in enumerate(reduced):
         last = tasks.collective(
-            f"all-reduce {number}", "all_reduce", nbytes, RANKS,
-            communicator=GROUP, key=f"tensors {number}", after=(last,), dtype=dtype,
-        )  # fmt: skip
+            f"all-reduce {number}",
+            "all_reduce",
+            nbytes,
+            RANKS,
+            communicator=GROUP,
+            key=f"tensors {number}",
+            after=(last,),
+            dtype=dtype,
+        )
     end = tasks.compute("end of the step", "copy", host_s, RANKS, after=(last,), role="step_end")
     tasks.tasks[start] = replace(tasks.tasks[start], after_previous=(end,))
     return StepPlan(

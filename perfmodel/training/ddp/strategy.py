@@ -116,7 +116,13 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
 
 
 DDP = Strategy(
-    "DistributedDataParallel", ddp_options, ddp_plan, ddp_memory, ddp_buckets, remarks=_remarks,
-    held_dtype=_held_dtype, lighter=({"gradient_as_bucket_view": True},),
+    "DistributedDataParallel",
+    ddp_options,
+    ddp_plan,
+    ddp_memory,
+    ddp_buckets,
+    remarks=_remarks,
+    held_dtype=_held_dtype,
+    lighter=({"gradient_as_bucket_view": True},),
     bucket_sizes=_bucket_sizes,
-)  # fmt: skip
+)

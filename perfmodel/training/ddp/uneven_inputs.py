@@ -35,10 +35,8 @@ def add_notice(step: Step, micro_batch: int) -> tuple[int, ...]:
     if not waits_for_count:
         return ()
     return (
-        step.tasks.wait(
-            "wait for join", step.rank_class, after=(sent,), micro_batch=micro_batch
-        ),
-    )  # fmt: skip
+        step.tasks.wait("wait for join", step.rank_class, after=(sent,), micro_batch=micro_batch),
+    )
 
 
 def add_authority(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
@@ -46,9 +44,15 @@ def add_authority(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
     if not step.options.join:
         return after
     sent = step.tasks.collective(
-        "all-reduce of authoritative rank", "all_reduce", RANK_BYTES, step.rank_class,
-        communicator=GROUP, key="authoritative rank", after=after, dtype="int64",
-    )  # fmt: skip
+        "all-reduce of authoritative rank",
+        "all_reduce",
+        RANK_BYTES,
+        step.rank_class,
+        communicator=GROUP,
+        key="authoritative rank",
+        after=after,
+        dtype="int64",
+    )
     return (step.tasks.wait("wait for authoritative rank", step.rank_class, after=(sent,)),)
 
 
@@ -67,6 +71,13 @@ def add_sync_question(step: Step, micro_batch: int, after: tuple[int, ...]) -> t
 
 def _flag(step: Step, key: str, micro_batch: int, *, after: tuple[int, ...] = ()) -> int:
     return step.tasks.collective(
-        f"all-reduce of {key}", "all_reduce", FLAG_BYTES, step.rank_class, communicator=GROUP,
-        key=key, after=after, dtype="fp32", micro_batch=micro_batch,
-    )  # fmt: skip
+        f"all-reduce of {key}",
+        "all_reduce",
+        FLAG_BYTES,
+        step.rank_class,
+        communicator=GROUP,
+        key=key,
+        after=after,
+        dtype="fp32",
+        micro_batch=micro_batch,
+    )

@@ -127,9 +127,11 @@ def _add_reducing_backward(step: Step, options: HorovodOptions) -> tuple[int, ..
     cycles = run_cycles(rules, handed_over_s(request, options), steady=steady)
     reducing = _Reducing(step, options, order, rules)
     parts = backward_segments(
-        request.workload, request.times, at_most=step.resolution(step.last_micro_batch),
+        request.workload,
+        request.times,
+        at_most=step.resolution(step.last_micro_batch),
         cut_after=frozenset(order[member] for member in _last_members(cycles)),
-    )  # fmt: skip
+    )
     following = 0
     for part in parts:
         _add_segment(reducing, part)
@@ -155,9 +157,14 @@ def _add_segment(reducing: _Reducing, part: Segment) -> None:
     issued = tasks.tasks[end].after
     if cast:
         end = tasks.compute(
-            f"compress {part.name}", "copy", casts_s(request, reducing.options, cast), RANKS,
-            after=(end,), micro_batch=step.last_micro_batch, role="compress",
-        )  # fmt: skip
+            f"compress {part.name}",
+            "copy",
+            casts_s(request, reducing.options, cast),
+            RANKS,
+            after=(end,),
+            micro_batch=step.last_micro_batch,
+            role="compress",
+        )
     handed = end if follows_device(request) or not issued else issued[-1]
     for tensor in part.tensors:
         reducing.handed[tensor], reducing.ready[tensor] = handed, end
@@ -170,9 +177,14 @@ def _add_cycle(reducing: _Reducing, number: int, cycle: Cycle) -> None:
     if step.request.blocking_wait and reducing.reduced:
         after.append(reducing.reduced[-1][0])
     agreed = step.tasks.compute(
-        f"cycle {number}", "wait", cycle.waits_s, RANKS, after=after, stream=THREAD.name,
+        f"cycle {number}",
+        "wait",
+        cycle.waits_s,
+        RANKS,
+        after=after,
+        stream=THREAD.name,
         micro_batch=step.last_micro_batch,
-    )  # fmt: skip
+    )
     for members in cycle.fused:
         _add_reduction(reducing, members, agreed)
 
@@ -190,17 +202,28 @@ def _add_reduction(reducing: _Reducing, members: tuple[int, ...], agreed: int) -
     end = -1
     if copied_s > 0:
         end = tasks.compute(
-            f"copy in buffer {number}", "copy", copied_s, RANKS, after=waits, stream=BUFFER.name,
+            f"copy in buffer {number}",
+            "copy",
+            copied_s,
+            RANKS,
+            after=waits,
+            stream=BUFFER.name,
             **marks,
-        )  # fmt: skip
+        )
     marks_of_data = marks | {"dtype": reducing.rules.dtypes[members[0]]}
     waits_of_data = (end,) if end >= 0 else tuple(waits)
     end = _add_all_reduce(reducing, number, nbytes, waits_of_data, marks_of_data)
     if copied_s > 0:
         end = tasks.compute(
-            f"copy out buffer {number}", "copy", copied_s, RANKS, after=(end,), stream=BUFFER.name,
-            role="copy_out", **marks,
-        )  # fmt: skip
+            f"copy out buffer {number}",
+            "copy",
+            copied_s,
+            RANKS,
+            after=(end,),
+            stream=BUFFER.name,
+            role="copy_out",
+            **marks,
+        )
     reducing.reduced.append((end, tensors))
 
 
@@ -210,24 +233,48 @@ def _add_all_reduce(
     step, name = reducing.step, f"buffer {number}"
     if not _by_hosts(step.request, reducing.options):
         return step.tasks.collective(
-            f"all-reduce {name}", "all_reduce", nbytes, RANKS, communicator=GROUP, key=name,
-            after=after, **marks,
-        )  # fmt: skip
+            f"all-reduce {name}",
+            "all_reduce",
+            nbytes,
+            RANKS,
+            communicator=GROUP,
+            key=name,
+            after=after,
+            **marks,
+        )
     item = ITEM_BYTES[marks["dtype"]]
     share = -(-nbytes // (item * step.request.ranks_per_host)) * item
     nbytes = share * step.request.ranks_per_host  # padded, so that ranks can split it
     scattered = step.tasks.collective(
-        f"reduce-scatter {name}", "reduce_scatter", nbytes, RANKS, communicator=HOSTS,
-        key=f"{name} reduce-scatter", after=after, **marks,
-    )  # fmt: skip
+        f"reduce-scatter {name}",
+        "reduce_scatter",
+        nbytes,
+        RANKS,
+        communicator=HOSTS,
+        key=f"{name} reduce-scatter",
+        after=after,
+        **marks,
+    )
     summed = step.tasks.collective(
-        f"all-reduce {name}", "all_reduce", share, RANKS, communicator=ACROSS, key=name,
-        after=(scattered,), **marks,
-    )  # fmt: skip
+        f"all-reduce {name}",
+        "all_reduce",
+        share,
+        RANKS,
+        communicator=ACROSS,
+        key=name,
+        after=(scattered,),
+        **marks,
+    )
     return step.tasks.collective(
-        f"all-gather {name}", "all_gather", nbytes, RANKS, communicator=HOSTS,
-        key=f"{name} all-gather", after=(summed,), **marks,
-    )  # fmt: skip
+        f"all-gather {name}",
+        "all_gather",
+        nbytes,
+        RANKS,
+        communicator=HOSTS,
+        key=f"{name} all-gather",
+        after=(summed,),
+        **marks,
+    )
 
 
 def _add_casts_back(reducing: _Reducing) -> tuple[int, ...]:
@@ -256,9 +303,13 @@ def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:
         "optimizer", request.times.optimizer_kernels, RANKS, after=reduced, **marks
     )
     end = tasks.compute(
-        "optimizer", "optimizer", request.times.optimizer_s, RANKS,
-        after=dict.fromkeys((*issued, *reduced)), **marks,
-    )  # fmt: skip
+        "optimizer",
+        "optimizer",
+        request.times.optimizer_s,
+        RANKS,
+        after=dict.fromkeys((*issued, *reduced)),
+        **marks,
+    )
     if request.host_s > 0:
         end = tasks.compute(
             "end of the step", "copy", request.host_s, RANKS, after=(end,), role="step_end", **marks

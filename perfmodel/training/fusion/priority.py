@@ -65,9 +65,12 @@ def _segments(step: Step, *, backward: bool) -> tuple[Segment, ...]:
     """Layers of a pass, joined to segments, with their tensors."""
     request = step.request
     return visit_segments(
-        request.workload, request.times, range(len(request.workload.layers)),
-        at_most=step.resolution(step.last_micro_batch), backward=backward,
-    )  # fmt: skip
+        request.workload,
+        request.times,
+        range(len(request.workload.layers)),
+        at_most=step.resolution(step.last_micro_batch),
+        backward=backward,
+    )
 
 
 def _add_backward(step: Step) -> dict[int, tuple[int, float]]:
@@ -82,9 +85,14 @@ def _add_backward(step: Step) -> dict[int, tuple[int, float]]:
         ready |= dict.fromkeys(part.tensors, (end, now))
     if step.request.host_s > 0:
         step.tasks.compute(
-            "end of the step", "copy", step.request.host_s, RANKS, after=(end,),
-            micro_batch=step.last_micro_batch, role="step_end",
-        )  # fmt: skip
+            "end of the step",
+            "copy",
+            step.request.host_s,
+            RANKS,
+            after=(end,),
+            micro_batch=step.last_micro_batch,
+            role="step_end",
+        )
     return ready
 
 
@@ -100,11 +108,17 @@ def _add_pieces(
         name = tensor.name
         arrived[piece.tensor].append(
             step.tasks.collective(
-                f"all-reduce {name}, {piece.part}", "all_reduce", piece.nbytes, RANKS,
-                communicator=GROUP, key=f"{name} {piece.part}", after=(ready[piece.tensor][0],),
-                micro_batch=step.last_micro_batch, dtype=tensor.dtype,
+                f"all-reduce {name}, {piece.part}",
+                "all_reduce",
+                piece.nbytes,
+                RANKS,
+                communicator=GROUP,
+                key=f"{name} {piece.part}",
+                after=(ready[piece.tensor][0],),
+                micro_batch=step.last_micro_batch,
+                dtype=tensor.dtype,
             )
-        )  # fmt: skip
+        )
     return arrived
 
 

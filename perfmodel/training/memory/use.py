@@ -216,10 +216,15 @@ def add_waiting(setup: Setup, use: MemoryUse) -> MemoryUse:
     if setup.offload == "none":
         return use
     blocks = block_bytes(
-        setup.workload, setup.batch_per_gpu, setup.precision,
-        fused_attention=setup.fused_attention, recompute=setup.recompute,
-        held_dtype=setup.held_dtype, compiled=setup.compiled, narrow=setup.narrow,
-    )  # fmt: skip
+        setup.workload,
+        setup.batch_per_gpu,
+        setup.precision,
+        fused_attention=setup.fused_attention,
+        recompute=setup.recompute,
+        held_dtype=setup.held_dtype,
+        compiled=setup.compiled,
+        narrow=setup.narrow,
+    )
     return replace(use, waiting_bytes=sum(blocks[:-1]))
 
 
@@ -268,20 +273,32 @@ def held_in_backward(setup: Setup) -> BackwardBytes:
 def kept_meanwhile(setup: Setup) -> float:
     """Bytes that each micro-batch keeps while others run: in a pipeline."""
     return stored_bytes(
-        setup.workload, setup.batch_per_gpu, setup.precision,
-        fused_attention=setup.fused_attention, kept_share=setup.kept_share,
-        recompute=setup.recompute, held_dtype=setup.held_dtype, offload=setup.offload,
-        compiled=setup.compiled, narrow=setup.narrow,
-    )  # fmt: skip
+        setup.workload,
+        setup.batch_per_gpu,
+        setup.precision,
+        fused_attention=setup.fused_attention,
+        kept_share=setup.kept_share,
+        recompute=setup.recompute,
+        held_dtype=setup.held_dtype,
+        offload=setup.offload,
+        compiled=setup.compiled,
+        narrow=setup.narrow,
+    )
 
 
 def _counted_bytes(setup: Setup, recompute: Recompute, offload: Offload) -> BackwardBytes:
     return backward_bytes(
-        setup.workload, setup.batch_per_gpu, setup.precision,
-        fused_attention=setup.fused_attention, kept_share=setup.kept_share, recompute=recompute,
-        held_dtype=setup.held_dtype, offload=offload, compiled=setup.compiled,
+        setup.workload,
+        setup.batch_per_gpu,
+        setup.precision,
+        fused_attention=setup.fused_attention,
+        kept_share=setup.kept_share,
+        recompute=recompute,
+        held_dtype=setup.held_dtype,
+        offload=offload,
+        compiled=setup.compiled,
         narrow=setup.narrow,
-    )  # fmt: skip
+    )
 
 
 def count_faults(ranks: int, batch_per_gpu: int) -> list[Fault]:

@@ -97,15 +97,28 @@ class CompressedReduction:
     def _send(self, sent: str, op: Op, nbytes: int, dtype: str, after: int) -> int:
         key = f"{sent} of {self.name}"
         return self.tasks.collective(
-            f"{op.replace('_', '-')} {key}", op, nbytes, self.rank_class, communicator=GROUP,
-            key=key, after=(after,), dtype=dtype, **self.marks,
-        )  # fmt: skip
+            f"{op.replace('_', '-')} {key}",
+            op,
+            nbytes,
+            self.rank_class,
+            communicator=GROUP,
+            key=key,
+            after=(after,),
+            dtype=dtype,
+            **self.marks,
+        )
 
 
 def add_passes(
-    tasks: TaskList, name: str, moved: float, kernels: int, rank_class: str,
-    after: Iterable[int], marks: dict[str, Any], kind: str = "copy",
-) -> int:  # fmt: skip
+    tasks: TaskList,
+    name: str,
+    moved: float,
+    kernels: int,
+    rank_class: str,
+    after: Iterable[int],
+    marks: dict[str, Any],
+    kind: str = "copy",
+) -> int:
     """Add kernels that read and write so many bytes of device memory."""
     issued = tasks.issue(name, kernels, rank_class, **marks)
     duration_s = moved / (2 * tasks.copy_Bps) + kernels * tasks.kernel_s

@@ -130,9 +130,16 @@ def _add_warm_up_reductions(step: Step, marks: dict[str, Any]) -> tuple[int, ...
             step.tasks, f"flatten gradients {number}", 2 * nbytes, 1, RANKS, end, marks
         )
         sent = step.tasks.collective(
-            f"all-reduce gradients {number}", "all_reduce", nbytes, RANKS, communicator=GROUP,
-            key=f"gradients {number}", after=(flat,), dtype=dtype, **marks,
-        )  # fmt: skip
+            f"all-reduce gradients {number}",
+            "all_reduce",
+            nbytes,
+            RANKS,
+            communicator=GROUP,
+            key=f"gradients {number}",
+            after=(flat,),
+            dtype=dtype,
+            **marks,
+        )
         name, kernels = f"copy gradients {number} back", 1 + tensors
         end = (add_passes(step.tasks, name, 4 * nbytes, kernels, RANKS, (sent,), marks),)
     return end
@@ -152,9 +159,14 @@ def gradient_pieces(workload: Workload) -> Iterator[tuple[int, int, str]]:
 
 
 def _add_update(
-    step: Step, options: OneBitOptions, after: tuple[int, ...], marks: dict[str, Any],
-    *, warm: bool, last: bool,
-) -> int:  # fmt: skip
+    step: Step,
+    options: OneBitOptions,
+    after: tuple[int, ...],
+    marks: dict[str, Any],
+    *,
+    warm: bool,
+    last: bool,
+) -> int:
     """Add an optimizer step, with the exchange of momenta where it has one."""
     workload, tasks = step.request.workload, step.tasks
     trained = len(workload.ready_order)

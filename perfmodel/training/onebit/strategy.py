@@ -68,9 +68,13 @@ def _remarks(options: OneBitOptions) -> tuple[str, ...]:
 
 
 ONEBIT = Strategy(
-    "1-bit optimizers (DeepSpeed)", _options, onebit_plan, onebit_memory, remarks=_remarks,
+    "1-bit optimizers (DeepSpeed)",
+    _options,
+    onebit_plan,
+    onebit_memory,
+    remarks=_remarks,
     assumptions=(
         "1-bit optimizers follow DeepSpeed 0.14 over NCCL, in kernels of one operation, unmeasured",
         "1-bit optimizers decay weights",
     ),
-)  # fmt: skip
+)

@@ -226,15 +226,26 @@ class _DeviceTasks:
         nbytes = bytes_after(self.transfer_bytes, message.boundary)
         work = Collective("send", nbytes, message.communicator, message.key)
         return self._append(
-            Task(message.key, "communication", "", stream, work, after,
-                 micro_batch=message.micro_batch)
-        )  # fmt: skip
+            Task(
+                message.key,
+                "communication",
+                "",
+                stream,
+                work,
+                after,
+                micro_batch=message.micro_batch,
+            )
+        )
 
 
 def _message(source: int, target: int, micro_batch: int) -> Message:
     """From GPU to GPU: activations forward, gradients backward."""
     forward = source < target
     return Message(
-        "activations" if forward else "gradients", source, target, target, micro_batch,
+        "activations" if forward else "gradients",
+        source,
+        target,
+        target,
+        micro_batch,
         "next" if forward else "previous",
-    )  # fmt: skip
+    )

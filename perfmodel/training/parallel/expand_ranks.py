@@ -67,9 +67,11 @@ def _callers(plan: StepPlan, classes: tuple[RankClass, ...]) -> Mapping[str, set
 
 
 def _placed(
-    communicator: Communicator, grid: RankGrid, called: Mapping[CommunicatorRole, Groups],
+    communicator: Communicator,
+    grid: RankGrid,
+    called: Mapping[CommunicatorRole, Groups],
     callers: set[int],
-) -> Communicator:  # fmt: skip
+) -> Communicator:
     """Groups of all ranks: those of the calls of layers, or copies of a plan's own.
 
     `callers`: ranks that call its collectives, in their layers.
@@ -99,9 +101,10 @@ def _within(groups: Groups, size: int, *, by_node: bool) -> Groups:
             group[first : first + size] for group in groups for first in range(0, len(group), size)
         )
     return tuple(
-        group[place :: len(group) // size] for group in groups
+        group[place :: len(group) // size]
+        for group in groups
         for place in range(len(group) // size)
-    )  # fmt: skip
+    )
 
 
 def _joined(groups: Groups, of_stage: int) -> Groups:

@@ -76,9 +76,12 @@ class Mixture:
         Raises `InputError`: counts that the schedule does not allow.
         """
         return make_schedule(
-            self.schedule, self.stages, micro_batches, self.chunks,
+            self.schedule,
+            self.stages,
+            micro_batches,
+            self.chunks,
             micro_batch_group=self.micro_batch_group,
-        )  # fmt: skip
+        )
 
     def grid(self, ranks: int) -> RankGrid:
         """Places of so many ranks."""
@@ -161,10 +164,14 @@ def mix_step(
 
     def plan_model_part(part: ModelPart) -> StepPlan:
         own = replace(
-            request, workload=part.workload, times=part.times, segments=PART_SEGMENTS,
-            ranks=copies * request.ranks, ready_order=None,
+            request,
+            workload=part.workload,
+            times=part.times,
+            segments=PART_SEGMENTS,
+            ranks=copies * request.ranks,
+            ready_order=None,
             expert_copies=request.expert_copies and copies * request.expert_copies,
-        )  # fmt: skip
+        )
         return plan_part(own, micro_batches // copies)
 
     plans = plan_parts(model, plan_model_part)

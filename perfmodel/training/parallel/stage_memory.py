@@ -45,9 +45,11 @@ def stage_memory(setup: Setup, rule: MemoryRule, mixture: Mixture) -> tuple[Memo
     parts = []
     for workload in part_workloads(setup.workload, schedule, mixture.partition):
         part = replace(
-            setup, workload=workload, ranks=copies * setup.ranks,
+            setup,
+            workload=workload,
+            ranks=copies * setup.ranks,
             expert_copies=setup.expert_copies and copies * setup.expert_copies,
-        )  # fmt: skip
+        )
         parts.append(_PartMemory(rule(part), kept_meanwhile(part)))
     return tuple(
         _stage_use(

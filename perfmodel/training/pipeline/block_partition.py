@@ -128,8 +128,9 @@ def _named(
     if rest < others * chunks or (others and rest % others) or (not others and rest):
         fixed_text = " and ".join(f"{n} in the {_name_of(stage)}" for stage, n in fixed.items())
         allowed = f"what leaves for each of {others} other stages as many of {blocks} blocks"
-        raise InputError(Fault(f"{SECTION}.{_name_of(max(fixed))}_stage_blocks", fixed_text,
-                               allowed))  # fmt: skip
+        raise InputError(
+            Fault(f"{SECTION}.{_name_of(max(fixed))}_stage_blocks", fixed_text, allowed)
+        )
     for stage, number in per_stage.items():
         if number % chunks:
             allowed = f"a multiple of the {chunks} chunks of a stage"

@@ -115,8 +115,9 @@ def _with_calls(
 
     def alike(index: int, other: int) -> bool:
         return (tasks[index].layers, tasks[index].micro_batch) == (
-            tasks[other].layers, tasks[other].micro_batch
-        )  # fmt: skip
+            tasks[other].layers,
+            tasks[other].micro_batch,
+        )
 
     calls = [index for index in range(len(tasks)) if is_call(index)]
     for index in calls:
@@ -206,27 +207,34 @@ def part_calls(
     `expert_calls`: communicators of what experts exchange.
     """
     calls = [
-        work for work in works
-        if isinstance(work.task.work, Collective)
-        and work.task.work.communicator in expert_calls
-    ]  # fmt: skip
+        work
+        for work in works
+        if isinstance(work.task.work, Collective) and work.task.work.communicator in expert_calls
+    ]
     moving = {member for work in calls for member in work.members}
     on_host = {m for work in works if work.task.stream == HOST.name for m in work.members}
     mine = {member for work in works for member in work.members} - on_host - moving
     moved = [
-        replace(work, task=replace(
-            work.task, stream=EXPERT if work.task.stream == COMPUTE.name else work.task.stream,
-            after=tuple(each for each in work.task.after if each not in mine | on_host),
-        ))
+        replace(
+            work,
+            task=replace(
+                work.task,
+                stream=EXPERT if work.task.stream == COMPUTE.name else work.task.stream,
+                after=tuple(each for each in work.task.after if each not in mine | on_host),
+            ),
+        )
         for work in calls
-    ]  # fmt: skip
+    ]
     others = [
-        replace(work, task=replace(
-            work.task, after=tuple(each for each in work.task.after if each not in moving)
-        ))
+        replace(
+            work,
+            task=replace(
+                work.task, after=tuple(each for each in work.task.after if each not in moving)
+            ),
+        )
         for work in works
         if moving.isdisjoint(work.members)
-    ]  # fmt: skip
+    ]
     return moved, others
 
 
@@ -243,11 +251,16 @@ def drop_host_ahead(works: Sequence[Work]) -> list[Work]:
         return list(works)
     dropped = {member for work in issues for member in work.members}
     return [
-        replace(work, task=replace(work.task, after=tuple(
-            source for source in work.task.after if source not in dropped)))
+        replace(
+            work,
+            task=replace(
+                work.task,
+                after=tuple(source for source in work.task.after if source not in dropped),
+            ),
+        )
         for work in works
         if work.task.stream != HOST.name
-    ]  # fmt: skip
+    ]
 
 
 def _joined(run: Sequence[Work], issued: Sequence[Work]) -> Work:

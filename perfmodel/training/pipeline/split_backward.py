@@ -57,9 +57,13 @@ def split_backward(works: Sequence[Work], times: LayerTimes) -> tuple[list[Work]
             )
             after = tuple(source for source in task.after if source in issues)
             part = replace(
-                task, name=f"weights of {task.name}", role="weight_gradient",
-                work=Compute(weight_s), after=after, core_s=0.0,
-            )  # fmt: skip
+                task,
+                name=f"weights of {task.name}",
+                role="weight_gradient",
+                work=Compute(weight_s),
+                after=after,
+                core_s=0.0,
+            )
             weights.append(replace(work, task=part))
         elif task.stream == HOST.name:
             first, second = _split_issue(work, works, times)

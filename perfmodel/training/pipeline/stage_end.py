@@ -44,9 +44,13 @@ def _write_gated(
 ) -> None:
     """Write what follows the passes; the first that needs all gradients waits for the tied one."""
     split = next(
-        (i for i, work in enumerate(works)
-         if work.task.bucket is None and work.task.stream == COMPUTE.name), len(works),
-    )  # fmt: skip
+        (
+            i
+            for i, work in enumerate(works)
+            if work.task.bucket is None and work.task.stream == COMPUTE.name
+        ),
+        len(works),
+    )
     write_works(passes, chunk, works[:split])
     if split < len(works):
         write_works(passes, chunk, works[split:], tied.pop(chunk, ()))
@@ -84,9 +88,14 @@ def _agree(passes: StagePasses, agreed: Sequence[tuple[int, Work]], number: int)
     work = replace(task.work, communicator=ALL_STAGES, key=f"{task.name} {number} of all stages")
     index = len(passes.tasks)
     passes.tasks.append(
-        replace(task, rank_class=passes.rank_class, work=work, after=tuple(dict.fromkeys(after)),
-                after_previous=())
-    )  # fmt: skip
+        replace(
+            task,
+            rank_class=passes.rank_class,
+            work=work,
+            after=tuple(dict.fromkeys(after)),
+            after_previous=(),
+        )
+    )
     for chunk, each in agreed:
         passes.indices[passes.part(chunk)].update(dict.fromkeys(each.members, index))
 
@@ -99,16 +108,23 @@ def _add_tied_reduction(passes: StagePasses, chunk: int) -> tuple[int, ...]:
         return ()
     dtype = passes.options.tied_dtype or part.workload.tensors[part.shared[0]].dtype
     reduced = [
-        index for index in passes.indices[number].values()
+        index
+        for index in passes.indices[number].values()
         if isinstance(passes.tasks[index].work, Collective) or passes.tasks[index].kind in PASSES
-    ]  # fmt: skip
+    ]
     nbytes = part.shared_elements * ITEM_BYTES[dtype]
     work = Collective("all_reduce", nbytes, TIED, "gradient of the tied embedding", dtype=dtype)
     last_pass = max(i for i in reduced if passes.tasks[i].kind in PASSES)
     sent = [i for i in reduced if passes.tasks[i].bucket is not None]
     passes.tasks.append(
-        Task("all-reduce tied embedding", "communication", passes.rank_class, "comm", work,
-             tuple(dict.fromkeys((last_pass, *sent))),
-             micro_batch=passes.schedule.micro_batches - 1)
-    )  # fmt: skip
+        Task(
+            "all-reduce tied embedding",
+            "communication",
+            passes.rank_class,
+            "comm",
+            work,
+            tuple(dict.fromkeys((last_pass, *sent))),
+            micro_batch=passes.schedule.micro_batches - 1,
+        )
+    )
     return (len(passes.tasks) - 1,)

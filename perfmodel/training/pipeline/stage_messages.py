@@ -96,9 +96,13 @@ def _message(
         return None
     turned = schedule.layout != "loop" and bool(source[1] % 2)
     return Message(
-        "activations" if forward else "gradients", source[0], target[0], schedule.part(*target),
-        micro_batch, "next" if forward != turned else "previous",
-    )  # fmt: skip
+        "activations" if forward else "gradients",
+        source[0],
+        target[0],
+        schedule.part(*target),
+        micro_batch,
+        "next" if forward != turned else "previous",
+    )
 
 
 def action_groups(actions: tuple[PassAction, ...]) -> Iterator[tuple[PassAction, ...]]:

@@ -161,8 +161,9 @@ def _receive(passes: StagePasses, action: PassAction) -> list[int]:
     if last is None:  # it came with one that was needed earlier
         return [passes.arrived[message]]
     passes.next_message[stream] = last + 1
-    transfers = [_transfer(passes, each, each.received_on, passes.batch)
-             for each in queue[first : last + 1]]  # fmt: skip
+    transfers = [
+        _transfer(passes, each, each.received_on, passes.batch) for each in queue[first : last + 1]
+    ]
     for each, index in zip(queue[first : last + 1], transfers, strict=True):
         passes.arrived[each] = index
     return transfers[-1:]
@@ -177,14 +178,23 @@ def _send(passes: StagePasses, action: PassAction, written: tuple[int, ...]) -> 
 
 def _transfer(passes: StagePasses, message: Message, stream: str, after: tuple[int, ...]) -> int:
     work = Collective(
-        "send", bytes_after(passes.options.transfer_bytes, message.boundary),
-        message.communicator, message.key,
+        "send",
+        bytes_after(passes.options.transfer_bytes, message.boundary),
+        message.communicator,
+        message.key,
         dtype=passes.options.dtype,
-    )  # fmt: skip
+    )
     passes.tasks.append(
-        Task(message.key, "communication", passes.rank_class, stream, work, after,
-             micro_batch=message.micro_batch)
-    )  # fmt: skip
+        Task(
+            message.key,
+            "communication",
+            passes.rank_class,
+            stream,
+            work,
+            after,
+            micro_batch=message.micro_batch,
+        )
+    )
     return len(passes.tasks) - 1
 
 
@@ -250,12 +260,14 @@ def write_works(
         index = len(passes.tasks)
         passes.tasks.append(
             replace(
-                task, rank_class=passes.rank_class, work=_renamed(task.work, part),
+                task,
+                rank_class=passes.rank_class,
+                work=_renamed(task.work, part),
                 after=tuple(dict.fromkeys((*waits, *(each for each in after if each is not None)))),
                 micro_batch=task.micro_batch if micro_batch is None else micro_batch,
                 after_previous=(),
             )
-        )  # fmt: skip
+        )
         if task.after_previous:
             passes.previous.append((index, part, task.after_previous))
         local.update(dict.fromkeys(work.members, index))

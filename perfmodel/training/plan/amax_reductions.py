@@ -55,9 +55,14 @@ def add_amax_reductions(plan: StepPlan, request: StepRequest, float8: Float8) ->
             amaxes = counts[task.kind]
             history_s = amaxes * float8.amax_history_len * AMAX_BYTES / request.times.copy_Bps
             tasks += _agreement(
-                tasks, task, amaxes, number, reduces=reduces, launch_s=request.times.launch_s,
+                tasks,
+                task,
+                amaxes,
+                number,
+                reduces=reduces,
+                launch_s=request.times.launch_s,
                 update_s=history_s + 2 * request.kernel_s,
-            )  # fmt: skip
+            )
     for at, task in enumerate(tasks):
         if task.after_previous:
             before = tuple(places[each] for each in task.after_previous)
@@ -66,17 +71,20 @@ def add_amax_reductions(plan: StepPlan, request: StepRequest, float8: Float8) ->
         return replace(plan, tasks=tuple(tasks))
     everyone = Communicator(AMAXES, (range(request.ranks),), "amaxes")
     return replace(
-        plan, tasks=tuple(tasks), streams=(*plan.streams, Stream(AMAXES, "comm")),
+        plan,
+        tasks=tuple(tasks),
+        streams=(*plan.streams, Stream(AMAXES, "comm")),
         communicators=(*plan.communicators, everyone),
-    )  # fmt: skip
+    )
 
 
 def _pass_ends(tasks: Sequence[Task], rank_class: str) -> Iterator[int]:
     """Last task of each forward and each backward of a class."""
     passes = [
-        (index, task) for index, task in enumerate(tasks)
+        (index, task)
+        for index, task in enumerate(tasks)
         if task.kind in PASSES and task.rank_class == rank_class
-    ]  # fmt: skip
+    ]
     for place, (index, task) in enumerate(passes):
         following = passes[place + 1][1] if place + 1 < len(passes) else None
         if following is None or following.kind != task.kind:
@@ -84,9 +92,15 @@ def _pass_ends(tasks: Sequence[Task], rank_class: str) -> Iterator[int]:
 
 
 def _agreement(
-    tasks: Sequence[Task], end: Task, amaxes: int, number: int, *, reduces: bool, launch_s: float,
+    tasks: Sequence[Task],
+    end: Task,
+    amaxes: int,
+    number: int,
+    *,
+    reduces: bool,
+    launch_s: float,
     update_s: float,
-) -> list[Task]:  # fmt: skip
+) -> list[Task]:
     """Tasks behind the last one of a pass, which stands at the end of `tasks`."""
     last, added = len(tasks) - 1, list[Task]()
     waits: tuple[int, ...] = (last,)

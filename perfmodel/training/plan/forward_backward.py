@@ -66,26 +66,34 @@ def add_forward(
 ) -> None:
     """Add forward; its first kernel waits for `after`, and each segment for its task of `casts`."""
     parts = forward_segments(
-        step.request.workload, step.request.times, at_most=step.resolution(micro_batch),
+        step.request.workload,
+        step.request.times,
+        at_most=step.resolution(micro_batch),
         devices=step.options.layer_devices,
-    )  # fmt: skip
+    )
     for index, part in enumerate(parts):
         name = f"forward {part.name}"
         issued = step.tasks.issue(name, part.kernels, step.rank_class, micro_batch=micro_batch)
         step.tasks.compute(
-            name, "forward", part.duration_s, step.rank_class,
-            after=(*issued, *after, *casts[index : index + 1]), micro_batch=micro_batch,
+            name,
+            "forward",
+            part.duration_s,
+            step.rank_class,
+            after=(*issued, *after, *casts[index : index + 1]),
+            micro_batch=micro_batch,
             layers=part.indices,
-        )  # fmt: skip
+        )
         after = ()
 
 
 def add_local_backward(step: Step, micro_batch: int) -> None:
     """Add backward without communication: under no_sync(), or on one GPU."""
     for part in backward_segments(
-        step.request.workload, step.request.times, at_most=step.resolution(micro_batch),
+        step.request.workload,
+        step.request.times,
+        at_most=step.resolution(micro_batch),
         devices=step.options.layer_devices,
-    ):  # fmt: skip
+    ):
         add_backward_segment(step, part, micro_batch)
 
 
@@ -106,10 +114,15 @@ def add_backward_segment(
         kernels += added
     issued = step.tasks.issue(name, kernels, step.rank_class, micro_batch=micro_batch)
     return step.tasks.compute(
-        name, "backward", duration_s, step.rank_class, after=issued, micro_batch=micro_batch,
+        name,
+        "backward",
+        duration_s,
+        step.rank_class,
+        after=issued,
+        micro_batch=micro_batch,
         core_s=step.request.core.of(part.layers, len(part.tensors), step.nbytes(part.tensors)),
         layers=part.indices,
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- segments
@@ -146,11 +159,12 @@ def forward_segments(
     groups = _group(range(len(workload.layers)), at_most, cuts)
     return tuple(
         Segment(
-            _name(workload, group), *_sums(group, times.forward_s, times.forward_kernels),
+            _name(workload, group),
+            *_sums(group, times.forward_s, times.forward_kernels),
             indices=tuple(group),
         )
         for group in groups
-    )  # fmt: skip
+    )
 
 
 def backward_segments(
@@ -196,12 +210,14 @@ def visit_segments(
     order = list(reversed(layers)) if backward else list(layers)
     return tuple(
         Segment(
-            _name(workload, group), *_sums(group, seconds, kernels),
+            _name(workload, group),
+            *_sums(group, seconds, kernels),
             tuple(tensor for index in group for tensor in workload.layers[index].tensors),
-            len(group), tuple(group),
+            len(group),
+            tuple(group),
         )
         for group in _group(order, at_most, cuts=())
-    )  # fmt: skip
+    )
 
 
 def check_times(workload: Workload, times: LayerTimes) -> None:

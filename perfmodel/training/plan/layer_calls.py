@@ -212,8 +212,13 @@ def _alike(adding: _Adding, calls: Iterable[PassCall], *, merges: bool) -> list[
     joined: list[_Calls] = []
     for each in calls:
         call = each.call
-        kind = _Kind(call.group, call.op, *_size(adding, call.elements, call.dtype), each.window_s,
-                     call.joins_previous)  # fmt: skip
+        kind = _Kind(
+            call.group,
+            call.op,
+            *_size(adding, call.elements, call.dtype),
+            each.window_s,
+            call.joins_previous,
+        )
         candidates = joined if merges else joined[-1:]
         same = next((other for other in candidates if other.kind == kind), None)
         if same is None:
@@ -233,16 +238,19 @@ def _piece(adding: _Adding, task: Task, duration_s: float, waits: Sequence[int])
     work = Compute(duration_s)
     adding.tasks.append(
         replace(
-            task, work=work, after=tuple(waits), after_previous=(), acquires=None, releases=None,
+            task,
+            work=work,
+            after=tuple(waits),
+            after_previous=(),
+            acquires=None,
+            releases=None,
             core_s=0.0,
         )
-    )  # fmt: skip
+    )
     return len(adding.tasks) - 1
 
 
-def _call(
-    adding: _Adding, task: Task, calls: _Calls, stream: str, waits: Iterable[int]
-) -> int:  # fmt: skip
+def _call(adding: _Adding, task: Task, calls: _Calls, stream: str, waits: Iterable[int]) -> int:
     """Add calls as one task."""
     kind = calls.kind
     adding.calls += 1
@@ -251,10 +259,16 @@ def _call(
     work = Collective(kind.op, kind.nbytes, kind.group, key, dtype=kind.dtype, times=calls.times)
     adding.tasks.append(
         Task(
-            name, "communication", task.rank_class, stream, work, tuple(waits),
-            micro_batch=task.micro_batch, layers=task.layers,
+            name,
+            "communication",
+            task.rank_class,
+            stream,
+            work,
+            tuple(waits),
+            micro_batch=task.micro_batch,
+            layers=task.layers,
         )
-    )  # fmt: skip
+    )
     return len(adding.tasks) - 1
 
 

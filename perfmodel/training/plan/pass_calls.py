@@ -102,19 +102,24 @@ def _repeated(
     repeated: dict[int, tuple[tuple[int, LayerCall], ...]] = {}
     for block in recomputed_blocks(workload, recompute):
         repeated[block[-1]] = tuple(
-            (layer, call) for layer, call in _forward(workload, block)
+            (layer, call)
+            for layer, call in _forward(workload, block)
             if not (stops_early and layer == block[-1] and call.place == "after")
-        )  # fmt: skip
+        )
     for layer in recomputed_layers(workload, recompute):
         repeated[layer] = tuple(_forward(workload, (layer,)))
     for block in partly_recomputed_blocks(workload, recompute):
         spared = spared_results(workload, block, recompute) if recompute.keep else ()
         repeated[block[-1]] = tuple(
-            (layer, call) for layer, call in _forward(workload, block)
-            if (layer not in spared if recompute.keep
-                else call.group != "context" and call.op != "reduce_scatter")
+            (layer, call)
+            for layer, call in _forward(workload, block)
+            if (
+                layer not in spared
+                if recompute.keep
+                else call.group != "context" and call.op != "reduce_scatter"
+            )
             and not (layer == block[-1] and call.place == "after")
-        )  # fmt: skip
+        )
     return repeated
 
 

@@ -14,14 +14,31 @@ from dataclasses import dataclass
 from typing import Literal
 
 Op = Literal[
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all",
-    "scatter", "gather", "send", "send_recv",
-]  # fmt: skip
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "reduce",
+    "all_to_all",
+    "scatter",
+    "gather",
+    "send",
+    "send_recv",
+]
 
 CommunicatorRole = Literal[
-    "replicas", "tensor", "context", "expert", "expert_rail", "expert_node", "expert_copies",
-    "amaxes", "stages", "embedding_holders", "all_stages",
-]  # fmt: skip
+    "replicas",
+    "tensor",
+    "context",
+    "expert",
+    "expert_rail",
+    "expert_node",
+    "expert_copies",
+    "amaxes",
+    "stages",
+    "embedding_holders",
+    "all_stages",
+]
 """What ranks of a communicator share.
 
 "replicas": gradients or parameters, as data-parallel ranks do. "tensor" to "expert_node": layers

@@ -48,9 +48,13 @@ def data_parallel_plan(request: StepRequest, _options: DdpOptions = NO_OPTIONS) 
     workload, times, ranks = request.workload, request.times, request.ranks
     if ranks == 1:
         alone = StepRequest(
-            workload, times, 1, request.batch_per_gpu, kernel_s=request.kernel_s,
+            workload,
+            times,
+            1,
+            request.batch_per_gpu,
+            kernel_s=request.kernel_s,
             segments=request.segments,
-        )  # fmt: skip
+        )
         return ddp_plan(alone, DdpOptions())
     tasks = TaskList(times.launch_s, request.kernel_s, times.copy_Bps)
     step = _Step(request, tasks)
@@ -109,11 +113,17 @@ def _together(
     """Add a collective for both classes, each after its own task; returns its tasks by class."""
     return {
         rank_class: step.tasks.collective(
-            name, op, nbytes, rank_class, communicator=GROUP, key=name,
-            after=(ready[rank_class],) if rank_class in ready else (), dtype=dtype,
+            name,
+            op,
+            nbytes,
+            rank_class,
+            communicator=GROUP,
+            key=name,
+            after=(ready[rank_class],) if rank_class in ready else (),
+            dtype=dtype,
         )
         for rank_class in (FIRST, OTHERS)
-    }  # fmt: skip
+    }
 
 
 def _batch_bytes(request: StepRequest, elements: float) -> int:
@@ -177,11 +187,14 @@ def _add_reduction(step: _Step) -> None:
     for number, (nbytes, dtype) in enumerate(reduction_pieces(tensors)):
         flat = {
             rank_class: step.tasks.copy(
-                f"flatten gradients {number}", nbytes, 1, rank_class,
+                f"flatten gradients {number}",
+                nbytes,
+                1,
+                rank_class,
                 after=(ready[rank_class],) if ready else (),
             )
             for rank_class in (FIRST, OTHERS)
-        }  # fmt: skip
+        }
         ready = _together(step, f"reduce gradients {number}", "reduce", nbytes, flat, dtype)
     issued = step.tasks.issue("optimizer", step.request.times.optimizer_kernels, FIRST)
     end = step.tasks.compute(

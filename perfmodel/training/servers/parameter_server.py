@@ -75,8 +75,10 @@ class ServerOptions:
 def server_options(section: ParameterServerStrategy) -> ServerOptions:
     """Options from the section of a scenario."""
     slack: dict[str, int | None] = {
-        "synchronous": 0, "asynchronous": None, "bounded": section.staleness,
-    }  # fmt: skip
+        "synchronous": 0,
+        "asynchronous": None,
+        "bounded": section.staleness,
+    }
     return ServerOptions(
         slack=slack[section.mode],
         together=section.mode == "synchronous",
@@ -169,9 +171,12 @@ def _parts(
     tensors = request.workload.tensors
     order = sorted(request.workload.ready_order)  # keys are numbered as the model declares them
     shards = shard(
-        [tensors[index] for index in order], servers, assignment=options.assignment,
-        split_bytes=options.split_bytes, slice_bytes=options.slice_bytes,
-    )  # fmt: skip
+        [tensors[index] for index in order],
+        servers,
+        assignment=options.assignment,
+        split_bytes=options.split_bytes,
+        slice_bytes=options.slice_bytes,
+    )
     segment_of = {tensor: at for at, each in enumerate(segments) for tensor in each.tensors}
     slices: dict[tuple[int, int], int] = {}
     elements: dict[tuple[int, int], int] = {}
@@ -302,9 +307,14 @@ def _item(
         duration_s += 0.75 * nbytes / request.times.copy_Bps + own * request.kernel_s
         kernels += own
     return WorkItem(
-        f"{kind} {part.name}", kind, duration_s, kernels * request.times.launch_s, needs, sends,
+        f"{kind} {part.name}",
+        kind,
+        duration_s,
+        kernels * request.times.launch_s,
+        needs,
+        sends,
         micro_batch,
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- memory
@@ -340,9 +350,12 @@ def most_held(workload: Workload, options: ServerOptions, servers: int) -> float
     tensors = [workload.tensors[index] for index in sorted(workload.ready_order)]
     held = [0] * servers
     for each in shard(
-        tensors, servers, assignment=options.assignment, split_bytes=options.split_bytes,
+        tensors,
+        servers,
+        assignment=options.assignment,
+        split_bytes=options.split_bytes,
         slice_bytes=options.slice_bytes,
-    ):  # fmt: skip
+    ):
         held[each.server] += each.elements
     return max(held) / max(1, sum(held))
 

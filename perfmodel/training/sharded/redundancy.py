@@ -118,9 +118,15 @@ def _add_broadcasts(
             nbytes = sum(each.nbytes for each in members) or 4  # an empty buffer holds one element
             issued = tasks.issue(f"broadcast {name}", 1, RANKS)
             last = tasks.collective(
-                f"broadcast {name}", "broadcast", nbytes, RANKS, communicator=GROUP,
-                key=f"updated {name}", after=dict.fromkeys((*issued, end)), dtype=dtype,
-            )  # fmt: skip
+                f"broadcast {name}",
+                "broadcast",
+                nbytes,
+                RANKS,
+                communicator=GROUP,
+                key=f"updated {name}",
+                after=dict.fromkeys((*issued, end)),
+                dtype=dtype,
+            )
             work = tasks.tasks[last].work
             assert isinstance(work, Collective)
             tasks.tasks[last] = replace(tasks.tasks[last], work=replace(work, root=rank))
@@ -155,6 +161,11 @@ def _own_words(section: ZeroRedundancyStrategy) -> tuple[str, ...]:
 
 
 ZERO_REDUNDANCY = Strategy(
-    "DistributedDataParallel with ZeroRedundancyOptimizer", _options, zero_redundancy_plan,
-    zero_redundancy_memory, settings=_settings, own_words=_own_words, lighter=({},),
-)  # fmt: skip
+    "DistributedDataParallel with ZeroRedundancyOptimizer",
+    _options,
+    zero_redundancy_plan,
+    zero_redundancy_memory,
+    settings=_settings,
+    own_words=_own_words,
+    lighter=({},),
+)

@@ -61,9 +61,10 @@ def wrap_units(
     """
     owner = {**_owners(workload, wrap, least)}
     shared = {
-        index for index, tensor in enumerate(workload.tensors)
+        index
+        for index, tensor in enumerate(workload.tensors)
         if experts_apart and tensor.of_experts
-    }  # fmt: skip
+    }
     if wrap != "layer":
         owner |= {index: workload.tensors[index].name.rpartition(".")[0] for index in shared}
     members: dict[str, list[int]] = {}

@@ -25,14 +25,23 @@ FITTED = "fitted"
 """Source of the numbers that a refit may change."""
 
 _KINDS: Mapping[str, Kind] = {
-    "launch": "time", "unevenness": "time", "each_peer": "time", "copy_rate": "rate",
-    "switch_efficiency": "share", "network_efficiency": "share", "two_way_efficiency": "share",
-}  # fmt: skip
+    "launch": "time",
+    "unevenness": "time",
+    "each_peer": "time",
+    "copy_rate": "rate",
+    "switch_efficiency": "share",
+    "network_efficiency": "share",
+    "two_way_efficiency": "share",
+}
 """Fields that may be fitted, beside the steps of a protocol."""
 
-_SOURCES = {"unevenness": "unevenness_source", "launch": "launch_source",
-            "copy_rate": "copy_source", "each_peer": "each_peer_source",
-            "two_way_efficiency": "two_way_source"}  # fmt: skip
+_SOURCES = {
+    "unevenness": "unevenness_source",
+    "launch": "launch_source",
+    "copy_rate": "copy_source",
+    "each_peer": "each_peer_source",
+    "two_way_efficiency": "two_way_source",
+}
 
 Place = tuple[str | int, ...]
 """Keys from the library down to the number."""

@@ -69,9 +69,14 @@ def observe(sweep: Sweep, matched: Matched, library: CommLibrary) -> Observed:
     most = MOST_SIZES if not sweep.table else MOST_OF_TABLE
     rows = [sweep.rows[at] for at in spread_over([row.nbytes for row in sweep.rows], most)]
     return Observed(
-        sweep.id, sweep.table or sweep.id, kind_of_machine(matched.topology), matched.op, machine,
-        tuple(row.nbytes for row in rows), np.log([row.time_s for row in rows]),
-    )  # fmt: skip
+        sweep.id,
+        sweep.table or sweep.id,
+        kind_of_machine(matched.topology),
+        matched.op,
+        machine,
+        tuple(row.nbytes for row in rows),
+        np.log([row.time_s for row in rows]),
+    )
 
 
 def spread_over(sizes: Sequence[int], most: int = MOST_SIZES) -> list[int]:

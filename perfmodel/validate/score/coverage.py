@@ -118,8 +118,9 @@ def spread_of(points: Sequence[DataPoint], source: str) -> Spread:
         for band, _ in BANDS:
             low, high = _limits(pool, own, band, familiarity)
             factors.setdefault(familiarity, {})[band] = (
-                round(math.exp(low), 3), round(math.exp(high), 3)
-            )  # fmt: skip
+                round(math.exp(low), 3),
+                round(math.exp(high), 3),
+            )
     sweep_counts = {kind: len(sweeps) for kind, sweeps in sorted(_kinds(own).items())}
     return Spread.model_validate(
         {"source": source, "probability": PROBABILITY, "factors": factors, "seen": sweep_counts}

@@ -141,9 +141,15 @@ def _is_right_order(first: StrategyStep, second: StrategyStep) -> bool | None:
 
 def _setting_of(step: StrategyStep) -> tuple[object, ...]:
     return (
-        step.strategy, step.gpu, step.gpus, step.batch, step.samples, step.precision,
-        step.recompute, step.degrees,
-    )  # fmt: skip
+        step.strategy,
+        step.gpu,
+        step.gpus,
+        step.batch,
+        step.samples,
+        step.precision,
+        step.recompute,
+        step.degrees,
+    )
 
 
 def by_source(tables: Iterable[StrategyTable]) -> dict[str, dict[Quantity, TrainingScore]]:
@@ -170,9 +176,10 @@ def orders(tables: Sequence[StrategyTable]) -> dict[str, OrderScore | None]:
     split = [entry for entry in entries if entry[1].degrees]
     of_tables = {table.id: order_of(step_entries([table])) for table in tables}
     return {
-        ALL: order_of(entries), SPLIT: order_of(split),
+        ALL: order_of(entries),
+        SPLIT: order_of(split),
         **{name: order for name, order in of_tables.items() if order is not None},
-    }  # fmt: skip
+    }
 
 
 def strategies_json(tables: Sequence[StrategyTable]) -> Mapping[str, Any]:
@@ -193,15 +200,27 @@ def strategies_json(tables: Sequence[StrategyTable]) -> Mapping[str, Any]:
 
 def _row_json(table: str, step: StrategyStep) -> dict[str, Any]:
     return {
-        "table": table, "model": step.model, "strategy": step.strategy, "gpu": step.gpu,
-        "degrees": step.degrees or None, "samples": step.samples, "gpus": step.gpus,
-        "batch_per_gpu": step.batch, "precision": step.precision,
-        "recompute": step.recompute, "step_s": step.published_s,
-        "predicted_s": None if step.unlike else step.predicted_s, "scaled_s": step.scaled_s,
-        "peak_bytes": step.published_bytes, "predicted_bytes": step.predicted_bytes or None,
-        "memory_kind": step.memory_kind or None, "presumed": step.presumed or None,
-        "unlike": step.unlike or None, "undecided": step.undecided or None,
+        "table": table,
+        "model": step.model,
+        "strategy": step.strategy,
+        "gpu": step.gpu,
+        "degrees": step.degrees or None,
+        "samples": step.samples,
+        "gpus": step.gpus,
+        "batch_per_gpu": step.batch,
+        "precision": step.precision,
+        "recompute": step.recompute,
+        "step_s": step.published_s,
+        "predicted_s": None if step.unlike else step.predicted_s,
+        "scaled_s": step.scaled_s,
+        "peak_bytes": step.published_bytes,
+        "predicted_bytes": step.predicted_bytes or None,
+        "memory_kind": step.memory_kind or None,
+        "presumed": step.presumed or None,
+        "unlike": step.unlike or None,
+        "undecided": step.undecided or None,
         "sampled": step.sampled,
         "intervals": {name: list(ends) for name, ends in step.intervals.items()},
-        "source": step.source, "note": step.note,
-    }  # fmt: skip
+        "source": step.source,
+        "note": step.note,
+    }

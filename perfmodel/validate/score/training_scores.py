@@ -55,8 +55,9 @@ def score_runs(entries: Iterable[Entry], measure: Measure) -> TrainingScore | No
         return None
     pairs = [(table, pair) for table, _, pair in compared]
     errors = np.array([predicted / published - 1.0 for _, (published, predicted) in pairs])
-    _, at, counts = np.unique([table for table, _ in pairs], return_inverse=True,
-                              return_counts=True)  # fmt: skip
+    _, at, counts = np.unique(
+        [table for table, _ in pairs], return_inverse=True, return_counts=True
+    )
     weights = 1.0 / counts[at]
     return TrainingScore(
         tables=len(counts),
@@ -144,8 +145,13 @@ def row_json(table: str, run: TrainingRun) -> dict[str, Any]:
     """Return one run; what is not compared is null."""
     published, predicted = run.efficiency or (None, None)
     return {
-        "table": table, "model": run.model, "gpu": run.gpu, "nodes": run.nodes, "gpus": run.gpus,
-        "batch_per_gpu": run.batch, "precision": run.precision,
+        "table": table,
+        "model": run.model,
+        "gpu": run.gpu,
+        "nodes": run.nodes,
+        "gpus": run.gpus,
+        "batch_per_gpu": run.batch,
+        "precision": run.precision,
         "network": None if run.network == ONE_GPU else run.network,
         "samples_per_s": run.published,
         "predicted_samples_per_s": None if run.unlike else run.predicted,
@@ -155,4 +161,4 @@ def row_json(table: str, run: TrainingRun) -> dict[str, Any]:
         "scaled_samples_per_s": run.scaled,
         "intervals": {name: list(ends) for name, ends in run.intervals.items()},
         "source": run.source,
-    }  # fmt: skip
+    }

@@ -308,6 +308,8 @@ def degrees_of(section: ParallelSection) -> str:
 
 def _degrees(section: ParallelSection) -> tuple[tuple[str, int], ...]:
     return (
-        ("tp", section.tensor), ("cp", section.context.degree), ("ep", section.expert),
+        ("tp", section.tensor),
+        ("cp", section.context.degree),
+        ("ep", section.expert),
         ("pp", section.pipeline.stages),
-    )  # fmt: skip
+    )

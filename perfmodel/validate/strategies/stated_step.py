@@ -36,14 +36,26 @@ from perfmodel.workload.zoo.images.resnet import resnet
 STAND_IN = "gpt2"
 """Model that the scenario names: what is trained is made of the row's own sizes."""
 COMPUTE_LIKENESS = (
-    "gpu", "precision", "compiled", "attention", "dtype", "unlike",
-    "model", "sequence_length", "batch", "recompute", "optimizer_kernels", "parallel",
-)  # fmt: skip
+    "gpu",
+    "precision",
+    "compiled",
+    "attention",
+    "dtype",
+    "unlike",
+    "model",
+    "sequence_length",
+    "batch",
+    "recompute",
+    "optimizer_kernels",
+    "parallel",
+)
 """Columns that decide how far compute is off: the first six have to agree, and the more of the
 others do, the better, where one row's compute is scaled to another's."""
 ATTENTION: Mapping[str, bool | str] = {
-    "materialised": False, "flash-1": "flash_1", "cudnn": "cudnn",
-}  # fmt: skip
+    "materialised": False,
+    "flash-1": "flash_1",
+    "cudnn": "cudnn",
+}
 COMPILED = {"0": False, "1": True}
 FUSING = {"blocks": only_blocks_fuse, "by_hand": fuse_by_hand, "loss_apart": keep_loss_apart}
 """What of a workload is fused, where it is not all or nothing."""
@@ -211,9 +223,11 @@ def _named_node(text: str, gpus: int, intra: str, network: str) -> NodeSpec:
 def _node(cells: Mapping[str, str]) -> NodeSpec:
     several = count(cells, "nodes") > 1
     return _named_node(
-        cells["gpu"], count(cells, "gpus_per_node"), cells["intra"],
+        cells["gpu"],
+        count(cells, "gpus_per_node"),
+        cells["intra"],
         cells["network"] if several else "",
-    )  # fmt: skip
+    )
 
 
 DECODERS = {"llama": DecoderShape(1, 1, 1, 1, 1, 1, 1), "nemotron": NEMOTRON["nemotron4-15b"]}
@@ -255,22 +269,34 @@ def _as_trained(workload: Workload, cells: Mapping[str, str]) -> Workload:
 
 @lru_cache(maxsize=256)
 def _built(
-    name: str, family: str, sizes: tuple[int, ...], dtype: str, switches: tuple[str, ...],
+    name: str,
+    family: str,
+    sizes: tuple[int, ...],
+    dtype: str,
+    switches: tuple[str, ...],
     shard: Shard,
-) -> Workload:  # fmt: skip
+) -> Workload:
     layers, width, heads, kv_heads, mlp_width, vocabulary, tokens = sizes
     if family == "bert":
         sizes_of_bert = BertShape(layers, width, heads, vocabulary=vocabulary, mlp_width=mlp_width)
         return bert(
-            name, dtype=dtype, sequence_length=tokens, whole_head=True, shape=sizes_of_bert,
+            name,
+            dtype=dtype,
+            sequence_length=tokens,
+            whole_head=True,
+            shape=sizes_of_bert,
             shard=shard,
-        )  # fmt: skip
+        )
     if family == "gpt":
         shape = GptShape(layers, width, heads, tokens, vocabulary)
         return gpt(
-            name, dtype=dtype, sequence_length=tokens, shape=shape, dropout="dropout" in switches,
+            name,
+            dtype=dtype,
+            sequence_length=tokens,
+            shape=shape,
+            dropout="dropout" in switches,
             shard=shard,
-        )  # fmt: skip
+        )
     if family == "amoebanet":
         return build_model(f"amoebanet-d-l{layers}-d{width}", dtype=dtype, image_size=tokens)
     if family == "resnet":
@@ -279,21 +305,32 @@ def _built(
         allowed = "gpt, llama, nemotron, bert, resnet, amoebanet or experts"
         raise InputError(Fault("family", repr(family), allowed))
     of_family = replace(
-        DECODERS[family], layers=layers, width=width, heads=heads, kv_heads=kv_heads,
-        mlp_width=mlp_width, vocabulary=vocabulary, positions=tokens,
-    )  # fmt: skip
+        DECODERS[family],
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        mlp_width=mlp_width,
+        vocabulary=vocabulary,
+        positions=tokens,
+    )
     decoder = replace(
-        of_family, tied="tied" in switches,
+        of_family,
+        tied="tied" in switches,
         fused_norms=of_family.fused_norms or "fused_norms" in switches,
-    )  # fmt: skip
+    )
     return llama(name, dtype=dtype, sequence_length=tokens, shape=decoder, shard=shard)
 
 
 @lru_cache(maxsize=64)
 def _built_experts(
-    name: str, sizes: tuple[int, ...], dtype: str, experts: str, shard: Shard,
+    name: str,
+    sizes: tuple[int, ...],
+    dtype: str,
+    experts: str,
+    shard: Shard,
     ranks_per_node: int | None,
-) -> Workload:  # fmt: skip
+) -> Workload:
     """Build a model of the zoo with another depth and length of sequences.
 
     `experts`: "model of the zoo" and how experts run, as YAML; `dense_first`: layers without
@@ -313,6 +350,11 @@ def _built_experts(
     routed = zoo.routed if dense_first is None else replace(zoo.routed, dense_first=dense_first)
     shape = replace(zoo, decoder=replace(zoo.decoder, layers=layers), routed=routed)
     return expert_decoder(
-        name, dtype=dtype, sequence_length=tokens, shape=shape, family=expert_family(model),
-        settings=ExpertSettings(**settings), shard=shard,
-    )  # fmt: skip
+        name,
+        dtype=dtype,
+        sequence_length=tokens,
+        shape=shape,
+        family=expert_family(model),
+        settings=ExpertSettings(**settings),
+        shard=shard,
+    )

@@ -108,11 +108,15 @@ def _parts_of(table: StatedTable) -> list[StatedTable]:
             parts.append([at])
     return [
         StatedTable(
-            table.path, table.id, [table.rows[at] for at in part],
-            frozenset(new for new, at in enumerate(part) if at in table.beyond), whole=True,
+            table.path,
+            table.id,
+            [table.rows[at] for at in part],
+            frozenset(new for new, at in enumerate(part) if at in table.beyond),
+            whole=True,
         )
-        for part in parts if part
-    ]  # fmt: skip
+        for part in parts
+        if part
+    ]
 
 
 def join_tables(tables: Iterable[StrategyTable]) -> list[StrategyTable]:
@@ -177,10 +181,11 @@ def sample_rows(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
         last = len(setups) - 1
         chosen += [setups[round(i * last / max(most - 1, 1))] for i in range(most)]
     return [
-        cells for cells in rows
+        cells
+        for cells in rows
         if not (cells["parallel"] or is_long(cells))
         or any(is_same(cells, other) for other in chosen)
-    ]  # fmt: skip
+    ]
 
 
 def is_long(cells: Mapping[str, str]) -> bool:

@@ -185,8 +185,10 @@ def _complete(host: HostText, sweep: Sweep, layout: Allocation) -> HostText:
 
 def build_cluster(node: NodeSpec, layout: Allocation, text: str) -> Topology:
     """Build the cluster; NICs enough for every GPU stand on rails of their own."""
-    count = {kind: sum(len(expand_pattern(d.id)) for d in node.nodes if d.kind == kind)
-             for kind in ("gpu", "nic")}  # fmt: skip
+    count = {
+        kind: sum(len(expand_pattern(d.id)) for d in node.nodes if d.kind == kind)
+        for kind in ("gpu", "nic")
+    }
     fabric = "rail-optimised" if count["nic"] >= count["gpu"] > 1 else "one-switch"
     numbers = read_gpu_numbers(text)
     listed = len(numbers) == layout.gpus and max(numbers, default=0) < count["gpu"]

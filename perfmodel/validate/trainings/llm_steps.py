@@ -54,11 +54,14 @@ def llm_datasets(path: Path, faults: list[Fault]) -> list[Dataset]:
             reasons[reason] = reasons.get(reason, 0) + 1
     return [
         Dataset(
-            f"{LLM}{name}", f"{TITLE}, {name}", [case for _, case in rows],
-            omitted.get(name, {}), [run for run, _ in rows],
+            f"{LLM}{name}",
+            f"{TITLE}, {name}",
+            [case for _, case in rows],
+            omitted.get(name, {}),
+            [run for run, _ in rows],
         )
         for name, rows in tables.items()
-    ]  # fmt: skip
+    ]
 
 
 def llm_run(cells: Mapping[str, str]) -> TrainingRun:
@@ -105,15 +108,24 @@ def llm_workload(cells: Mapping[str, str]) -> Workload:
 def _unfused_workload(cells: Mapping[str, str]) -> Workload:
     layers, width, heads, kv, mlp, vocabulary, tokens = (
         _count(cells, name)
-        for name in ("layers", "width", "heads", "kv_heads", "mlp_width", "vocabulary",
-                     "sequence_length")
-    )  # fmt: skip
+        for name in (
+            "layers",
+            "width",
+            "heads",
+            "kv_heads",
+            "mlp_width",
+            "vocabulary",
+            "sequence_length",
+        )
+    )
     if cells["family"] == "gpt":
         return gpt(
-            cells["model"], dtype=cells["dtype"], sequence_length=tokens,
+            cells["model"],
+            dtype=cells["dtype"],
+            sequence_length=tokens,
             shape=GptShape(layers, width, heads, tokens, vocabulary),
             dropout=cells["dropout"] == "1",
-        )  # fmt: skip
+        )
     shape = DecoderShape(layers, width, heads, kv, mlp, vocabulary, tokens)
     return llama(cells["model"], dtype=cells["dtype"], sequence_length=tokens, shape=shape)
 

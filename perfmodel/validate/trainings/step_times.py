@@ -175,9 +175,12 @@ def step_uncertainties(
         kind = kind_of_machine(topology_of(row))
         parts += [
             Uncertainty("overlap", least, most),
-            Uncertainty(f"network of {kind}", training_step_s(row, compute, network=0),
-                        training_step_s(row, compute, network=1)),
-        ]  # fmt: skip
+            Uncertainty(
+                f"network of {kind}",
+                training_step_s(row, compute, network=0),
+                training_step_s(row, compute, network=1),
+            ),
+        ]
     return tuple(parts)
 
 

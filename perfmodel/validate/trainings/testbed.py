@@ -175,10 +175,18 @@ def _name(cells: Mapping[str, str]) -> str:
 
 
 _USUAL = {
-    "scenario": {"base", "latency", ""}, "mode": {"ddp", ""}, "accum": {"1", ""},
-    "straggler": {""}, "scale": {"1", "1.0", ""}, "grad_view": {"0", ""}, "topo": {"star", ""},
-    "cc": {"cubic", ""}, "gloo_threads": {"2", ""}, "slow_host": {""}, "trunk_mbit": {""},
-}  # fmt: skip
+    "scenario": {"base", "latency", ""},
+    "mode": {"ddp", ""},
+    "accum": {"1", ""},
+    "straggler": {""},
+    "scale": {"1", "1.0", ""},
+    "grad_view": {"0", ""},
+    "topo": {"star", ""},
+    "cc": {"cubic", ""},
+    "gloo_threads": {"2", ""},
+    "slow_host": {""},
+    "trunk_mbit": {""},
+}
 _NAMED = tuple(_USUAL)
 
 
@@ -218,16 +226,26 @@ def _step(cells: Mapping[str, str], model: Model, machine: Machine, scale: float
     library, topology = machine.library, machine.topology
     nbytes = [tensor.nbytes for tensor in workload.tensors]
     host = host_work(
-        library, topology.gpu, topology.sockets, nbytes, ranks,
+        library,
+        topology.gpu,
+        topology.sockets,
+        nbytes,
+        ranks,
         views=options.gradient_as_bucket_view,
-    )  # fmt: skip
+    )
     if mode in {"none", "flat", "pertensor"}:
         host_s = library.host_step if mode == "none" else host.step_s
         return unbucketed_plan(workload, times, mode, ranks, host_s=host_s)
     request = StepRequest(
-        workload, times, ranks, batch_per_gpu=1, comm_workers=library.workers,
-        host_s=host.step_s, cast_Bps=host.cast_Bps, core=host.core,
-    )  # fmt: skip
+        workload,
+        times,
+        ranks,
+        batch_per_gpu=1,
+        comm_workers=library.workers,
+        host_s=host.step_s,
+        cast_Bps=host.cast_Bps,
+        core=host.core,
+    )
     return ddp_plan(request, options)
 
 

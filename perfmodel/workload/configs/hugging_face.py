@@ -28,11 +28,24 @@ from perfmodel.workload.configs.json_file import CONFIG_NAME, JsonFile, read_jso
 from perfmodel.workload.zoo.buildable import Buildable
 
 OTHERS = "what `perfmodel capture {file}` writes (with transformers installed), a model file"
-SIZES = frozenset({
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "n_embd", "n_layer", "n_head",
-    "d_model", "num_layers", "num_heads", "dim", "n_layers", "n_heads", "encoder_layers",
-    "decoder_layers",
-})  # fmt: skip
+SIZES = frozenset(
+    {
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "n_embd",
+        "n_layer",
+        "n_head",
+        "d_model",
+        "num_layers",
+        "num_heads",
+        "dim",
+        "n_layers",
+        "n_heads",
+        "encoder_layers",
+        "decoder_layers",
+    }
+)
 """Fields without which a file of somebody else's family says nothing of its model."""
 TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
@@ -98,16 +111,18 @@ FAMILIES: Mapping[str, Family] = {
     "t5": Family(other.T5Config, other.t5_model, "T5ForConditionalGeneration"),
     "vit": Family(sense.VitConfig, sense.vit_model, "ViTForImageClassification"),
     "clip": Family(sense.ClipConfig, sense.clip_model, "CLIPModel"),
-    "whisper": Family(
-        sense.WhisperConfig, sense.whisper_model, "WhisperForConditionalGeneration"
-    ),
-}  # fmt: skip
+    "whisper": Family(sense.WhisperConfig, sense.whisper_model, "WhisperForConditionalGeneration"),
+}
 """By `model_type`."""
 
 DTYPES: Mapping[str, str] = {
-    "float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
     "auto": "fp32",
-}  # fmt: skip
+}
 
 
 def read_config(path: Path, name: str | None = None) -> Buildable:
@@ -148,9 +163,10 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
         config = validate_document(family.config, fields)
         model = family.make(title, config, family.name)
         model = replace(
-            model, dtype=_dtype_of(content, fields),
+            model,
+            dtype=_dtype_of(content, fields),
             notes=(*model.notes, *extra_notes(fields, family.config)),
-        )  # fmt: skip
+        )
     except InputError as error:
         faults = [_with_other_way(fault, document.path) for fault in error.faults]
         raise InputError([document.located(fault, section) for fault in faults]) from None

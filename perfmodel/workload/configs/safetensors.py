@@ -27,11 +27,20 @@ ORDER_NOTE = (
 )
 
 DTYPES: Mapping[str, tuple[str, int]] = {
-    "F64": ("fp64", 8), "F32": ("fp32", 4), "BF16": ("bf16", 2), "F16": ("fp16", 2),
-    "F8_E4M3": ("fp8", 1), "F8_E5M2": ("fp8", 1), "I64": ("int64", 8), "U64": ("int64", 8),
-    "I32": ("int32", 4), "U32": ("int32", 4), "I8": ("int8", 1), "U8": ("uint8", 1),
+    "F64": ("fp64", 8),
+    "F32": ("fp32", 4),
+    "BF16": ("bf16", 2),
+    "F16": ("fp16", 2),
+    "F8_E4M3": ("fp8", 1),
+    "F8_E5M2": ("fp8", 1),
+    "I64": ("int64", 8),
+    "U64": ("int64", 8),
+    "I32": ("int32", 4),
+    "U32": ("int32", 4),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
     "BOOL": ("uint8", 1),
-}  # fmt: skip
+}
 """Dtypes of the format (huggingface/safetensors, README), and bytes of an element."""
 
 LENGTH_BYTES = 8
@@ -171,10 +180,12 @@ def _read_index(path: Path) -> dict[str, Entry]:
     absent = [name for name in names if name not in foreign and not is_file(path.parent / name)]
     faults = [
         Fault("weight_map", list_first(group), allowed, str(path))
-        for group, allowed in ((foreign, "names of files in the same folder"),
-                               (absent, "files that are in the same folder"))
+        for group, allowed in (
+            (foreign, "names of files in the same folder"),
+            (absent, "files that are in the same folder"),
+        )
         if group
-    ]  # fmt: skip
+    ]
     if faults:
         raise InputError(faults)
     shapes: dict[str, Entry] = {}

@@ -83,19 +83,32 @@ def _dense(
     name: str, shape: DecoderShape, *, dtype: str, sequence_length: int, shard: Shard = WHOLE
 ) -> Workload:
     workload = llama(
-        name, dtype=dtype, sequence_length=sequence_length,
-        shape=with_table(shape, sequence_length), shard=shard,
-    )  # fmt: skip
+        name,
+        dtype=dtype,
+        sequence_length=sequence_length,
+        shape=with_table(shape, sequence_length),
+        shard=shard,
+    )
     return replace(workload, source=SOURCE)
 
 
 def _routed(
-    name: str, shape: ExpertShape, *, dtype: str, sequence_length: int, shard: Shard = WHOLE,
+    name: str,
+    shape: ExpertShape,
+    *,
+    dtype: str,
+    sequence_length: int,
+    shard: Shard = WHOLE,
     settings: ExpertSettings | None = None,
-) -> Workload:  # fmt: skip
+) -> Workload:
     decoder = with_table(shape.decoder, sequence_length)
     workload = expert_decoder(
-        name, dtype=dtype, sequence_length=sequence_length, shape=replace(shape, decoder=decoder),
-        family=EXPERT_FAMILY, settings=settings, shard=shard,
-    )  # fmt: skip
+        name,
+        dtype=dtype,
+        sequence_length=sequence_length,
+        shape=replace(shape, decoder=decoder),
+        family=EXPERT_FAMILY,
+        settings=settings,
+        shard=shard,
+    )
     return replace(workload, source=SOURCE)

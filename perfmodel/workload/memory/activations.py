@@ -137,11 +137,19 @@ class _Keeping:
 
 
 def activation_bytes(
-    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
-    kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
-    with_loss: bool = False, offload: Offload = "none", compiled: bool = False,
+    workload: Workload,
+    batch: int,
+    precision: str,
+    *,
+    fused_attention: bool = True,
+    kept_share: float = 1.0,
+    recompute: Recompute = NO_RECOMPUTE,
+    held_dtype: str | None = None,
+    with_loss: bool = False,
+    offload: Offload = "none",
+    compiled: bool = False,
     narrow: NarrowInputs = NO_NARROW_INPUTS,
-) -> float:  # fmt: skip
+) -> float:
     """Bytes that forward keeps for backward: activations, and weights cast by autocast.
 
     Of recomputed blocks their inputs are kept, and while one is in hand what it would have kept.
@@ -158,8 +166,9 @@ def activation_bytes(
     `narrow`: what layers that run in fp8 keep.
     Raises `InputError`: an unknown precision, or nothing of what is to be recomputed.
     """
-    keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype,
-                       compiled, narrow)  # fmt: skip
+    keeping = _keeping(
+        workload, batch, precision, fused_attention, kept_share, held_dtype, compiled, narrow
+    )
     check_recompute(workload, recompute)
     check_offload(workload, offload)
     each, hands = _kept_bytes(workload, keeping, recompute)
@@ -174,28 +183,44 @@ def activation_bytes(
 
 
 def block_bytes(
-    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
-    recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None, compiled: bool = False,
+    workload: Workload,
+    batch: int,
+    precision: str,
+    *,
+    fused_attention: bool = True,
+    recompute: Recompute = NO_RECOMPUTE,
+    held_dtype: str | None = None,
+    compiled: bool = False,
     narrow: NarrowInputs = NO_NARROW_INPUTS,
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Bytes that each repeated block keeps, as in `activation_bytes`."""
-    keeping = _keeping(workload, batch, precision, fused_attention, 1.0, held_dtype, compiled,
-                       narrow)  # fmt: skip
+    keeping = _keeping(
+        workload, batch, precision, fused_attention, 1.0, held_dtype, compiled, narrow
+    )
     return _by_block(workload, _kept_bytes(workload, keeping, recompute)[0])
 
 
 def stored_bytes(
-    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
-    kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
-    offload: Offload = "none", compiled: bool = False, narrow: NarrowInputs = NO_NARROW_INPUTS,
-) -> float:  # fmt: skip
+    workload: Workload,
+    batch: int,
+    precision: str,
+    *,
+    fused_attention: bool = True,
+    kept_share: float = 1.0,
+    recompute: Recompute = NO_RECOMPUTE,
+    held_dtype: str | None = None,
+    offload: Offload = "none",
+    compiled: bool = False,
+    narrow: NarrowInputs = NO_NARROW_INPUTS,
+) -> float:
     """Bytes that a micro-batch keeps on the device while others run, as in `activation_bytes`.
 
     Without what a block holds while it is recomputed, casts of weights and blocks in the memory of
     the host.
     """
-    keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype,
-                       compiled, narrow)  # fmt: skip
+    keeping = _keeping(
+        workload, batch, precision, fused_attention, kept_share, held_dtype, compiled, narrow
+    )
     each = _kept_bytes(workload, keeping, recompute)[0]
     return sum(each) - (0.0 if offload == "none" else sum(_by_block(workload, each)))
 
@@ -205,9 +230,15 @@ def _by_block(workload: Workload, each: Sequence[float]) -> list[float]:
 
 
 def _keeping(
-    workload: Workload, batch: int, precision: str, fused_attention: bool, share: float,
-    held_dtype: str | None, compiled: bool, narrow: NarrowInputs,
-) -> _Keeping:  # fmt: skip
+    workload: Workload,
+    batch: int,
+    precision: str,
+    fused_attention: bool,
+    share: float,
+    held_dtype: str | None,
+    compiled: bool,
+    narrow: NarrowInputs,
+) -> _Keeping:
     if precision not in ITEM_BYTES:
         raise InputError(
             Fault("precision", repr(precision), allowed_names(ITEM_BYTES, str(precision)))
@@ -216,9 +247,7 @@ def _keeping(
     return _Keeping(batch, ITEM_BYTES[precision], casts, fused_attention, share, narrow, compiled)
 
 
-def loss_bytes(
-    workload: Workload, batch: int, precision: str, *, compiled: bool = False
-) -> float:  # fmt: skip
+def loss_bytes(workload: Workload, batch: int, precision: str, *, compiled: bool = False) -> float:
     """Bytes that the backward of cross entropy holds beside what its forward kept.
 
     Beside the softmax, the gradient of its logarithm and that of the logits, both in fp32 (the
@@ -248,18 +277,27 @@ class BackwardBytes:
 
 
 def backward_bytes(
-    workload: Workload, batch: int, precision: str, *, fused_attention: bool = True,
-    kept_share: float = 1.0, recompute: Recompute = NO_RECOMPUTE, held_dtype: str | None = None,
-    offload: Offload = "none", compiled: bool = False, narrow: NarrowInputs = NO_NARROW_INPUTS,
-) -> BackwardBytes:  # fmt: skip
+    workload: Workload,
+    batch: int,
+    precision: str,
+    *,
+    fused_attention: bool = True,
+    kept_share: float = 1.0,
+    recompute: Recompute = NO_RECOMPUTE,
+    held_dtype: str | None = None,
+    offload: Offload = "none",
+    compiled: bool = False,
+    narrow: NarrowInputs = NO_NARROW_INPUTS,
+) -> BackwardBytes:
     """Activations at each layer's backward, as in `activation_bytes` with the loss.
 
     A layer's backward holds what it and those before it kept; in a recomputed block, all of it; in
     that of the logits, their gradient instead of what the loss kept. Where blocks wait in the
     memory of the host, they are taken to hold as much as at most until the last one is done.
     """
-    keeping = _keeping(workload, batch, precision, fused_attention, kept_share, held_dtype,
-                       compiled, narrow)  # fmt: skip
+    keeping = _keeping(
+        workload, batch, precision, fused_attention, kept_share, held_dtype, compiled, narrow
+    )
     check_recompute(workload, recompute)
     check_offload(workload, offload)
     each, hands = _kept_bytes(workload, keeping, recompute)
@@ -296,9 +334,11 @@ def _kept_bytes(
     for layers in (*whole_blocks, *partly_recomputed_blocks(workload, recompute)):
         whole = slice(layers.start, layers.stop)
         whole_bytes = sum(each[whole])
-        spared = () if layers in whole_blocks else kept_results(
-            workload, layers, recompute, compiled=keeping.compiled
-        )  # fmt: skip
+        spared = (
+            ()
+            if layers in whole_blocks
+            else kept_results(workload, layers, recompute, compiled=keeping.compiled)
+        )
         results = sum(result_elements(workload.layers[index]) for index in spared)
         least_bytes = keeping.input_bytes(workload.layers[layers[0]])
         least_bytes += keeping.batch * keeping.item_bytes * results

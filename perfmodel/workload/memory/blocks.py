@@ -60,8 +60,9 @@ def only_blocks_fuse(workload: Workload) -> Workload:
         text = f"'blocks' for {workload.name!r}, which has no repeated blocks"
         raise InputError(Fault("compiled", text, "true or false"))
     layers = (
-        layer if index in inside
+        layer
+        if index in inside
         else replace(layer, fused_bytes=None, fused_kernels=1, fused_kept=None)
         for index, layer in enumerate(workload.layers)
-    )  # fmt: skip
+    )
     return replace(workload, layers=tuple(layers))

@@ -48,6 +48,8 @@ def _with_loss_apart(layer: Layer) -> Layer:
     )
     more = (MEGATRON_LOSS_PASSES - FUSED_LOSS_PASSES) * ELEMENT_BYTES * logits
     return replace(
-        layer, fused_bytes=layer.fused_bytes + more, fused_kept=softmax,
+        layer,
+        fused_bytes=layer.fused_bytes + more,
+        fused_kept=softmax,
         fused_kernels=layer.fused_kernels + LOSS_KERNELS,
-    )  # fmt: skip
+    )

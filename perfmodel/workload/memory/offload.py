@@ -36,9 +36,12 @@ def check_offload(workload: Workload, offload: Offload) -> None:
 
 
 def add_offload(
-    workload: Workload, times: LayerTimes, block_bytes: Sequence[float], offload: Offload,
+    workload: Workload,
+    times: LayerTimes,
+    block_bytes: Sequence[float],
+    offload: Offload,
     link_Bps: float | None,
-) -> LayerTimes:  # fmt: skip
+) -> LayerTimes:
     """Return the times with copies to the host in forward, and back in backward.
 
     `block_bytes`: what each block keeps.

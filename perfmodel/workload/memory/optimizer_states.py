@@ -45,9 +45,12 @@ def temporary_share(workload: Workload, optimizer: str) -> float:
 
 
 def optimizer_bytes(
-    workload: Workload, optimizer: str, kernels: OptimizerKernels = "foreach", *,
+    workload: Workload,
+    optimizer: str,
+    kernels: OptimizerKernels = "foreach",
+    *,
     master_weights: bool = True,
-) -> int:  # fmt: skip
+) -> int:
     """Memory traffic of one optimizer step; bytes.
 
     Fused, per fp32 element: gradient read, weight read and written, each state read and written; so

@@ -91,10 +91,11 @@ def kept_results(
     products = _products(workload, layers)
     if recompute.keep:
         return tuple(
-            i for i in layers
+            i
+            for i in layers
             if (i in products or is_attention(workload.layers[i]))
             and is_named(workload.layers[i], recompute.keep)
-        )  # fmt: skip
+        )
     if compiled and len(products) % 2:
         products = products[:-1]
     return (*products[::2], *(i for i in layers if is_attention(workload.layers[i])))
@@ -148,9 +149,11 @@ def check_recompute(workload: Workload, recompute: Recompute) -> None:
 def _check_names(workload: Workload, recompute: Recompute) -> None:
     """Raise InputError for names of results that no block has."""
     layers = [
-        workload.layers[i] for block in repeated_blocks(workload) for i in block
+        workload.layers[i]
+        for block in repeated_blocks(workload)
+        for i in block
         if _products(workload, range(i, i + 1)) or is_attention(workload.layers[i])
-    ]  # fmt: skip
+    ]
     allowed = sorted({layer.name.rpartition(".")[2] for layer in layers})
     faults = [
         Fault(f"recompute.keep.{at}", repr(name), f"a product of {workload.name!r}: {allowed}")

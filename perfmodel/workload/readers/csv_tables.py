@@ -113,9 +113,15 @@ def _parse_row(reader: RowReader) -> ParameterRow:
     if shape is None and "numel" in values:
         shape = (values["numel"],)
     return ParameterRow(
-        reader.record.line, values.get("name", ""), shape, dtype, trained, values.get("layer"),
-        values.get("forward"), values.get("backward"),
-    )  # fmt: skip
+        reader.record.line,
+        values.get("name", ""),
+        shape,
+        dtype,
+        trained,
+        values.get("layer"),
+        values.get("forward"),
+        values.get("backward"),
+    )
 
 
 def _check_size(reader: RowReader, shape: tuple[int, ...] | None, numel: int | None) -> None:

@@ -102,8 +102,11 @@ def complete_work(workload: Workload, stated: Sequence[Stated]) -> Workload:
         completed, kept = _complete(layer, statement, weights, rows)
         layers.append(completed)
         ranges.append(kept)
-    estimated = [layer.name for layer, statement in zip(layers, stated, strict=True)
-                 if statement.kept is None and layer.matmul_flops]  # fmt: skip
+    estimated = [
+        layer.name
+        for layer, statement in zip(layers, stated, strict=True)
+        if statement.kept is None and layer.matmul_flops
+    ]
     return replace(
         workload,
         layers=tuple(layers),

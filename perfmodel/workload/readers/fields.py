@@ -21,15 +21,28 @@ MOST_S = 1e6
 
 DTYPES: Mapping[str, str] = {
     **{name: name for name in ITEM_BYTES if name != "tf32"},
-    "float64": "fp64", "double": "fp64", "float32": "fp32", "float": "fp32",
-    "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
-    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "long": "int64", "int": "int32",
-}  # fmt: skip
+    "float64": "fp64",
+    "double": "fp64",
+    "float32": "fp32",
+    "float": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "long": "int64",
+    "int": "int32",
+}
 """Accepted names, NumPy's and PyTorch's among them."""
 
 _TRUTH: Mapping[str, bool] = {
-    "true": True, "1": True, "yes": True, "false": False, "0": False, "no": False,
-}  # fmt: skip
+    "true": True,
+    "1": True,
+    "yes": True,
+    "false": False,
+    "0": False,
+    "no": False,
+}
 
 
 def parse_shape(value: object) -> tuple[int, ...]:

@@ -54,23 +54,37 @@ def _make_matrix(spec: LayerSpec) -> MatrixKernel | None:
     if spec.product:
         product = spec.product
         return MatrixProduct(
-            product.rows, product.columns, product.depth, product.count,
-            has_bias=product.bias, of_activations=product.activations,
-        )  # fmt: skip
+            product.rows,
+            product.columns,
+            product.depth,
+            product.count,
+            has_bias=product.bias,
+            of_activations=product.activations,
+        )
     if spec.convolution:
         conv = spec.convolution
         return Convolution(
-            conv.in_channels, conv.out_channels, conv.in_size, conv.out_size, conv.kernel,
+            conv.in_channels,
+            conv.out_channels,
+            conv.in_size,
+            conv.out_size,
+            conv.kernel,
             groups=conv.groups,
-        )  # fmt: skip
+        )
     return _make_attention(spec.attention) if spec.attention else None
 
 
 def _make_attention(spec: AttentionSpec) -> Attention:
     return Attention(
-        spec.tokens, spec.heads, spec.kv_heads or spec.heads, spec.head_size, spec.causal,
-        keys=spec.keys, window=spec.window, value_head_size=spec.value_head_size,
-    )  # fmt: skip
+        spec.tokens,
+        spec.heads,
+        spec.kv_heads or spec.heads,
+        spec.head_size,
+        spec.causal,
+        keys=spec.keys,
+        window=spec.window,
+        value_head_size=spec.value_head_size,
+    )
 
 
 def _scores(spec: AttentionSpec) -> float:

@@ -53,9 +53,11 @@ def load_workload(
         Neither a name nor a file, or every fault of the file.
     """
     zoo_arguments: dict[str, Any] = {
-        "dtype": dtype, "image_size": image_size, "sequence_length": sequence_length,
+        "dtype": dtype,
+        "image_size": image_size,
+        "sequence_length": sequence_length,
         "experts": experts,
-    }  # fmt: skip
+    }
     stated = model if isinstance(model, Buildable) else _find_model(model)
     if isinstance(stated, Buildable):
         return build(stated, shard=shard, **zoo_arguments)

@@ -146,9 +146,7 @@ class LayerSpec(FileModel):
 
     @model_validator(mode="after")
     def _check_work(self) -> Self:
-        shapes = [
-            name for name in ("product", "convolution", "attention") if getattr(self, name)
-        ]  # fmt: skip
+        shapes = [name for name in ("product", "convolution", "attention") if getattr(self, name)]
         if len(shapes) > 1:
             raise ValueError(f"one of {' and '.join(shapes)}: a layer has one matrix kernel")
         if self.norm + self.wide > (self.vector or 0.0) * (1 + 1e-9):

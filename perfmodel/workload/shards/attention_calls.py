@@ -79,9 +79,14 @@ def _torch_calls(shard: Shard, block: float) -> Calls:
 
 
 def _around(
-    shard: Shard, elements: float, phase: CallPhase, times: int, *, overlap: float | None = None,
+    shard: Shard,
+    elements: float,
+    phase: CallPhase,
+    times: int,
+    *,
+    overlap: float | None = None,
     dtype: str | None = None,
-) -> LayerCall:  # fmt: skip
+) -> LayerCall:
     """So many transfers around the ring, each beside one of the kernels unless stated."""
     hidden = times / shard.context if overlap is None else overlap
     return _call(
@@ -90,10 +95,24 @@ def _around(
 
 
 def _call(
-    shard: Shard, op: CallOp, elements: float, phase: CallPhase, *, before: bool = False,
-    times: int = 1, overlap: float = 0.0, dtype: str | None = None,
-) -> LayerCall:  # fmt: skip
+    shard: Shard,
+    op: CallOp,
+    elements: float,
+    phase: CallPhase,
+    *,
+    before: bool = False,
+    times: int = 1,
+    overlap: float = 0.0,
+    dtype: str | None = None,
+) -> LayerCall:
     return LayerCall(
-        "context", op, float(elements), shard.context, phase, "before" if before else "after",
-        times, overlap, dtype,
-    )  # fmt: skip
+        "context",
+        op,
+        float(elements),
+        shard.context,
+        phase,
+        "before" if before else "after",
+        times,
+        overlap,
+        dtype,
+    )

@@ -40,9 +40,7 @@ def column_calls(shard: Shard, elements: float, *, first: bool = True) -> Calls:
         calls.append(_before(shard, "all_gather", elements, "backward", hidden))
     elif shard.hides == "asynchronous":
         hidden = HALF * _chunked(shard)  # cut with the product that it adds up
-    return (
-        *calls, _tensor_call(shard, "reduce_scatter", elements, "backward", overlap=hidden)
-    )  # fmt: skip
+    return (*calls, _tensor_call(shard, "reduce_scatter", elements, "backward", overlap=hidden))
 
 
 def row_calls(shard: Shard, elements: float) -> Calls:
@@ -127,15 +125,19 @@ def _chunked(shard: Shard) -> float:
 def _before(
     shard: Shard, op: CallOp, elements: float, phase: CallPhase, overlap: float = 0.0
 ) -> LayerCall:
-    return LayerCall(
-        "tensor", op, float(elements), shard.tensor, phase, "before", overlap=overlap
-    )  # fmt: skip
+    return LayerCall("tensor", op, float(elements), shard.tensor, phase, "before", overlap=overlap)
 
 
 def _tensor_call(
-    shard: Shard, op: CallOp, elements: float, phase: CallPhase, *, times: int = 1,
-    overlap: float = 0.0, dtype: str | None = None,
-) -> LayerCall:  # fmt: skip
+    shard: Shard,
+    op: CallOp,
+    elements: float,
+    phase: CallPhase,
+    *,
+    times: int = 1,
+    overlap: float = 0.0,
+    dtype: str | None = None,
+) -> LayerCall:
     return LayerCall(
         "tensor", op, float(elements), shard.tensor, phase, "after", times, overlap, dtype
     )

@@ -84,10 +84,14 @@ def _context_faults(shard: Shard, sizes: SharedSizes) -> list[Fault]:
         ranks = shard.context * shard.tensor
         heads = [(sizes.heads, "heads"), (sizes.kv_heads, "heads of keys and values")]
         faults += [
-            Fault("context", str(shard.context),
-                  f"with ulysses context x tensor = {ranks} a divisor of the {number} {name}")
-            for number, name in heads if number % ranks
-        ]  # fmt: skip
+            Fault(
+                "context",
+                str(shard.context),
+                f"with ulysses context x tensor = {ranks} a divisor of the {number} {name}",
+            )
+            for number, name in heads
+            if number % ranks
+        ]
     if shard.context_kind == "ring" and sizes.window:
         allowed = f"'ulysses' or 'all_gather' for {sizes.model!r}, whose attention slides"
         faults.append(Fault("context_kind", "'ring'", allowed))

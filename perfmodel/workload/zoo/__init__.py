@@ -63,9 +63,11 @@ _SEQUENCES: Mapping[str, tuple[Callable[..., Workload], int]] = {
         for name, shape in expert_sizes.EXPERT_SHAPES.items()
     },
     **{name: (partial(t5.t5, name), t5.INPUTS) for name in t5.SHAPES},
-    **{name: (partial(whisper.whisper, name), s.targets)
-       for name, s in whisper.WHISPER_SHAPES.items()},
-}  # fmt: skip
+    **{
+        name: (partial(whisper.whisper, name), s.targets)
+        for name, s in whisper.WHISPER_SHAPES.items()
+    },
+}
 """Sequence models: their function, and the sequence that their authors trained with."""
 
 _ROWS: Mapping[str, Callable[..., Workload]] = {

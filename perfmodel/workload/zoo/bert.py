@@ -82,7 +82,7 @@ ROBERTA_NAMES = BertNames(
         (r"^lm_head\.LayerNorm", "lm_head.layer_norm"),
     ),
     positions_last=True,
-)  # fmt: skip
+)
 XLM_ROBERTA_NAMES = replace(
     ROBERTA_NAMES,
     replaced=(
@@ -99,14 +99,15 @@ DISTILBERT_NAMES = BertNames(
         (r"attention\.self\.(q|k|v)(?:uery|ey|alue)\b", r"attention.\1_lin"),
         (r"attention\.output\.dense", "attention.out_lin"),
         (r"attention\.output\.LayerNorm", "sa_layer_norm"),
-        (r"intermediate\.dense", "ffn.lin1"), (r"output\.dense", "ffn.lin2"),
+        (r"intermediate\.dense", "ffn.lin1"),
+        (r"output\.dense", "ffn.lin2"),
         (r"output\.LayerNorm", "output_layer_norm"),
         (r"^cls\.predictions\.transform\.dense", "vocab_transform"),
         (r"^cls\.predictions\.transform\.LayerNorm", "vocab_layer_norm"),
         (r"^cls\.predictions(\.decoder)?", "vocab_projector"),
     ),
     bias_first=False,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +145,15 @@ SHAPES = {"bert-base": BertShape(12, 768, 12), "bert-large": BertShape(24, 1024,
 
 
 def bert(
-    name: str, *, dtype: str, sequence_length: int, whole_head: bool = False,
-    shape: BertShape | None = None, head: Head | None = None, shard: Shard = WHOLE,
-) -> Workload:  # fmt: skip
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    whole_head: bool = False,
+    shape: BertShape | None = None,
+    head: Head | None = None,
+    shard: Shard = WHOLE,
+) -> Workload:
     """Bidirectional encoder; the loss reads the pooled first token.
 
     `whole_head`: with the heads of pre-training (``BertForPreTraining``), where every position is
@@ -165,10 +172,16 @@ def bert(
     check_shard(
         shard,
         SharedSizes(
-            name, heads, heads, shape.wide, vocabulary, s, False,
+            name,
+            heads,
+            heads,
+            shape.wide,
+            vocabulary,
+            s,
+            False,
             context_limit="" if head == "masked" else limit,
         ),
-    )  # fmt: skip
+    )
     parts = [_embeddings(s, shape, shard)]
     for number in range(shape.layers):
         parts += _block(f"encoder.layer.{number}", s, shape, shard)
@@ -225,12 +238,18 @@ def _registered(parts: list[Module], family: BertNames) -> list[Parameter]:
 
 def _pooler(s: int, h: int, shard: Shard) -> Module:
     return linear(
-        "pooler.dense", 1, h, h, parameters=weight_and_bias("pooler.dense", h, h),
-        vector_elements=ACTIVATION_PASSES * h, fused_elements=ACTIVATION_PASSES * h,
+        "pooler.dense",
+        1,
+        h,
+        h,
+        parameters=weight_and_bias("pooler.dense", h, h),
+        vector_elements=ACTIVATION_PASSES * h,
+        fused_elements=ACTIVATION_PASSES * h,
         # its input is a view of all tokens, which it holds
-        saved_elements=float(shard.stream_tokens(s) * h + h), kernels=2,
+        saved_elements=float(shard.stream_tokens(s) * h + h),
+        kernels=2,
         calls=_pooling_calls(shard, s * h),
-    )  # fmt: skip
+    )
 
 
 def _pooling_calls(shard: Shard, elements: float) -> tuple[LayerCall, ...]:
@@ -253,7 +272,11 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
     own = shard.stream_tokens(s)
     logits = s * (own_vocabulary if shard.parallel_loss else shard.padded(shape.vocabulary))
     transform = linear(
-        f"{prefix}.transform.dense", own, h, h, parameters=dense + norm,
+        f"{prefix}.transform.dense",
+        own,
+        h,
+        h,
+        parameters=dense + norm,
         ready=names(norm) + names_reversed(dense),
         vector_elements=float(function.passes * own * h),
         norm_elements=float(NORM_PASSES * own * h),
@@ -262,15 +285,23 @@ def _head(s: int, shape: BertShape, shard: Shard) -> list[Module]:
         stream_elements=float((1 + function.wide) * own * h),
         kernels=2 + function.kernels,
         calls=norm_calls(shard, numels(dense + norm)),
-    )  # fmt: skip
+    )
     decoder = linear(
-        f"{prefix}.decoder", s, h, own_vocabulary, parameters=bias, ready=names(bias),
-        vector_elements=float(LOSS_PASSES * logits), wide_elements=float(LOSS_PASSES * logits),
+        f"{prefix}.decoder",
+        s,
+        h,
+        own_vocabulary,
+        parameters=bias,
+        ready=names(bias),
+        vector_elements=float(LOSS_PASSES * logits),
+        wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits),
-        saved_elements=float(shard.kept_tokens(s) * h), stream_elements=float(logits), kernels=4,
+        saved_elements=float(shard.kept_tokens(s) * h),
+        stream_elements=float(logits),
+        kernels=4,
         calls=column_calls(shard, s * h) + loss_calls(shard, s, shard.padded(shape.vocabulary)),
         fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits)),
-    )  # fmt: skip
+    )
     return [transform, decoder]
 
 
@@ -287,15 +318,18 @@ def _embeddings(s: int, shape: BertShape, shard: Shard) -> Module:
     elements = float((number * ACTIVATION_PASSES + (number - 1) * ADD_PASSES) * s * h)
     elements += (NORM_PASSES + shape.dropout * DROPOUT_PASSES) * own * h
     return embedding(
-        prefix, tables + norm, (*names(norm), position, *segment, word),
-        vector_elements=elements, fused_elements=float((1 + JOIN_PASSES) * s * h),
+        prefix,
+        tables + norm,
+        (*names(norm), position, *segment, word),
+        vector_elements=elements,
+        fused_elements=float((1 + JOIN_PASSES) * s * h),
         stream_elements=float(own * h),
         saved_bytes=float(
             number * INDEX_BYTES * s + (NORM_BYTES + shape.dropout * MASK_BYTES * h) * own
         ),
         kernels=2 * number + shape.dropout,
         calls=table_calls(shard, s * h, whole_first=True) + norm_calls(shard, numels(norm)),
-    )  # fmt: skip
+    )
 
 
 def _block(prefix: str, s: int, shape: BertShape, shard: Shard) -> list[Module]:
@@ -304,41 +338,68 @@ def _block(prefix: str, s: int, shape: BertShape, shard: Shard) -> list[Module]:
     wide, inner, read = shape.wide // shard.tensor, h // shard.tensor, shard.kept_tokens(s) * h
     maps = [
         linear(
-            f"{prefix}.attention.self.{part}", s, h, inner,
+            f"{prefix}.attention.self.{part}",
+            s,
+            h,
+            inner,
             parameters=weight_and_bias(f"{prefix}.attention.self.{part}", inner, h),
             saved_elements=float(read) * (part == "query"),  # one input for all three
             copied_elements=float(read) * (part != "query"),
             calls=column_calls(shard, s * h, first=part == "query"),
         )
         for part in ("query", "key", "value")
-    ]  # fmt: skip
+    ]
     if shard.joins_maps:
         maps = [join_maps(maps, f"{prefix}.attention.self.query_key_value")]
     widen = linear(
-        f"{prefix}.intermediate.dense", s, h, wide,
+        f"{prefix}.intermediate.dense",
+        s,
+        h,
+        wide,
         parameters=weight_and_bias(f"{prefix}.intermediate.dense", wide, h),
         vector_elements=float(function.passes * s * wide),
         fused_elements=float(ACTIVATION_PASSES * s * wide),
         saved_elements=float(read + (function.narrow - 1) * s * wide),
         stream_elements=float(function.wide * s * wide),
         fused_kept=None if function.kernels == 1 else FusedKept(float(read + s * wide)),
-        kernels=1 + function.kernels, calls=column_calls(shard, s * h),
-    )  # fmt: skip
+        kernels=1 + function.kernels,
+        calls=column_calls(shard, s * h),
+    )
     return [
         *maps,
-        attention(f"{prefix}.attention.self", s, h, heads=shape.heads, causal=False,
-                  dropout=shape.score_dropout, shard=shard),
-        _to_stream(f"{prefix}.attention.output", s, inner, shape, shard, keeps_input=False,
-                   drops=shape.dropout and shape.attention_dropout),
+        attention(
+            f"{prefix}.attention.self",
+            s,
+            h,
+            heads=shape.heads,
+            causal=False,
+            dropout=shape.score_dropout,
+            shard=shard,
+        ),
+        _to_stream(
+            f"{prefix}.attention.output",
+            s,
+            inner,
+            shape,
+            shard,
+            keeps_input=False,
+            drops=shape.dropout and shape.attention_dropout,
+        ),
         widen,
         _to_stream(f"{prefix}.output", s, wide, shape, shard, drops=shape.dropout),
-    ]  # fmt: skip
+    ]
 
 
 def _to_stream(
-    prefix: str, s: int, inputs: int, shape: BertShape, shard: Shard, *, drops: bool,
+    prefix: str,
+    s: int,
+    inputs: int,
+    shape: BertShape,
+    shard: Shard,
+    *,
+    drops: bool,
     keeps_input: bool = True,
-) -> Module:  # fmt: skip
+) -> Module:
     """Linear map back to the residual stream: dropout, addition, normalisation.
 
     `drops`: whether some of it is dropped out.
@@ -349,13 +410,18 @@ def _to_stream(
     norm = norm_parameters(f"{prefix}.LayerNorm", h)
     stream = shard.stream_tokens(s) * h
     return linear(
-        f"{prefix}.dense", s, inputs, h, parameters=dense + norm,
+        f"{prefix}.dense",
+        s,
+        inputs,
+        h,
+        parameters=dense + norm,
         ready=names(norm) + names_reversed(dense),
         vector_elements=(dropped * DROPOUT_PASSES + ADD_PASSES) * stream,
         norm_elements=NORM_PASSES * stream,
         fused_elements=float(JOIN_PASSES * stream),
-        saved_elements=float(keeps_input * s * inputs), stream_elements=float(stream),
+        saved_elements=float(keeps_input * s * inputs),
+        stream_elements=float(stream),
         saved_bytes=float(NORM_BYTES * shard.stream_tokens(s) + dropped * MASK_BYTES * stream),
         kernels=3 + dropped,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(dense[1:] + norm)),
-    )  # fmt: skip
+    )

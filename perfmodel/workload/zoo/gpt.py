@@ -133,9 +133,16 @@ def gpt(
     h, heads = shape.width, shape.heads
     check_shard(shard, SharedSizes(name, heads, heads, shape.wide, shape.vocabulary, s))
     block = BlockShape(
-        s, h, heads, shape.wide, causal=True, dropout=dropout, shard=shard,
-        score_dropout=score_dropout, activation=shape.activation,
-    )  # fmt: skip
+        s,
+        h,
+        heads,
+        shape.wide,
+        causal=True,
+        dropout=dropout,
+        shard=shard,
+        score_dropout=score_dropout,
+        activation=shape.activation,
+    )
     first_dropout = dropout if embedding_dropout is None else embedding_dropout
     parts = [_embeddings(shape, replace(block, dropout=first_dropout))]
     for number in range(shape.layers):
@@ -168,11 +175,15 @@ def _embeddings(shape: GptShape, block: BlockShape) -> Module:
     gathered = float((2 * ACTIVATION_PASSES + ADD_PASSES) * rows * h)
     gathered += block.dropout * DROPOUT_PASSES * own * h
     return embedding(
-        "embeddings", tables, ("wpe.weight", "wte.weight"), vector_elements=gathered,
+        "embeddings",
+        tables,
+        ("wpe.weight", "wte.weight"),
+        vector_elements=gathered,
         fused_elements=float(JOIN_PASSES * rows * h),
         saved_bytes=float(2 * INDEX_BYTES * rows + block.dropout * MASK_BYTES * own * h),
-        kernels=3 + block.dropout, calls=table_calls(shard, rows * h, whole_first=True),
-    )  # fmt: skip
+        kernels=3 + block.dropout,
+        calls=table_calls(shard, rows * h, whole_first=True),
+    )
 
 
 def _head(block: BlockShape, vocabulary: int, *, untied: bool) -> Module:
@@ -183,19 +194,25 @@ def _head(block: BlockShape, vocabulary: int, *, untied: bool) -> Module:
     head: tuple[Parameter, ...] = (("lm_head.weight", (own_vocabulary, h)),) * untied
     scored = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
     return linear(
-        "lm_head", rows, h, own_vocabulary, parameters=norm + head,
+        "lm_head",
+        rows,
+        h,
+        own_vocabulary,
+        parameters=norm + head,
         ready=names(head) + names(norm),
-        norm_elements=NORM_PASSES * own * h, vector_elements=LOSS_PASSES * scored,
+        norm_elements=NORM_PASSES * own * h,
+        vector_elements=LOSS_PASSES * scored,
         wide_elements=float(LOSS_PASSES * scored),
         fused_elements=FUSED_NORM_PASSES * own * h + FUSED_LOSS_PASSES * scored,
-        saved_elements=float(shard.kept_tokens(block.tokens) * h), stream_elements=float(own * h),
-        saved_bytes=float(WIDE_BYTES * scored), kernels=5,
-        fused_kept=FusedKept(
-            float(shard.kept_tokens(block.tokens) * h + scored), float(own * h)
-        ),
-        calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
+        saved_elements=float(shard.kept_tokens(block.tokens) * h),
+        stream_elements=float(own * h),
+        saved_bytes=float(WIDE_BYTES * scored),
+        kernels=5,
+        fused_kept=FusedKept(float(shard.kept_tokens(block.tokens) * h + scored), float(own * h)),
+        calls=column_calls(shard, rows * h)
+        + loss_calls(shard, rows, vocabulary)
         + norm_calls(shard, numels(norm)),
-    )  # fmt: skip
+    )
 
 
 def _source(name: str) -> str:

@@ -262,9 +262,16 @@ def join_maps(parts: Sequence[Module], joined_name: str) -> Module:
 
     reads = ELEMENT_BYTES * first.matrix.rows * first.matrix.depth
     summed = (
-        "matmul_flops", "vector_bytes", "weight_elements", "saved_elements", "norm_bytes",
-        "wide_bytes", "stream_elements", "saved_bytes", "narrow_elements",
-    )  # fmt: skip
+        "matmul_flops",
+        "vector_bytes",
+        "weight_elements",
+        "saved_elements",
+        "norm_bytes",
+        "wide_bytes",
+        "stream_elements",
+        "saved_bytes",
+        "narrow_elements",
+    )
     sums: dict[str, Any] = {field: total(field) for field in summed}
     layer = replace(
         first,
@@ -277,7 +284,7 @@ def join_maps(parts: Sequence[Module], joined_name: str) -> Module:
         matrix=replace(first.matrix, columns=columns),
         calls=tuple(call for layer in layers for call in layer.calls),
         fused_kept=_joined_kept(layers),
-    )  # fmt: skip
+    )
     return Module(
         layer,
         tuple(parameter for part in parts for parameter in part.parameters),

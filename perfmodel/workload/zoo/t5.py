@@ -114,9 +114,13 @@ def target_tokens(inputs: int) -> int:
 
 
 def t5(
-    name: str, *, dtype: str, sequence_length: int, shape: T5Shape | None = None,
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    shape: T5Shape | None = None,
     shard: Shard = WHOLE,
-) -> Workload:  # fmt: skip
+) -> Workload:
     """Encoder of `sequence_length` tokens, and decoder of the targets of span corruption.
 
     `shape`: of a model that is not in the zoo.
@@ -128,10 +132,16 @@ def t5(
     check_shard(
         shard,
         SharedSizes(
-            name, shape.heads, shape.heads, shape.mlp_width, shape.vocabulary, s, others=(targets,),
+            name,
+            shape.heads,
+            shape.heads,
+            shape.mlp_width,
+            shape.vocabulary,
+            s,
+            others=(targets,),
             context_limit=limit,
         ),
-    )  # fmt: skip
+    )
     table = (("shared.weight", (shard.padded(shape.vocabulary) // shard.tensor, shape.width)),)
     first = _embedding("encoder", table, s, shape, shard)
     again = _embedding("decoder", table, targets, shape, shard)
@@ -176,13 +186,15 @@ def _embedding(
 ) -> Module:
     elements, own = tokens * shape.width, shard.stream_tokens(tokens) * shape.width
     return embedding(
-        f"{stack}.embed_tokens", table, names(table),
+        f"{stack}.embed_tokens",
+        table,
+        names(table),
         vector_elements=ACTIVATION_PASSES * elements + shape.dropout * DROPOUT_PASSES * own,
         fused_elements=float(ACTIVATION_PASSES * elements),
         saved_bytes=float(INDEX_BYTES * tokens + shape.dropout * MASK_BYTES * own),
         kernels=1 + shape.dropout,
         calls=table_calls(shard, elements, whole_first=False),
-    )  # fmt: skip
+    )
 
 
 def _final_norm(stack: str, all_tokens: int, shape: T5Shape, shard: Shard) -> Module:
@@ -192,7 +204,9 @@ def _final_norm(stack: str, all_tokens: int, shape: T5Shape, shard: Shard) -> Mo
     normed = RMS_NORM_PASSES * tokens * width
     dropped = shape.dropout * DROPOUT_PASSES * tokens * width
     part = embedding(
-        f"{stack}.final_layer_norm", parameters, names(parameters),
+        f"{stack}.final_layer_norm",
+        parameters,
+        names(parameters),
         vector_elements=normed + dropped,
         fused_elements=float((FUSED_NORM_PASSES + ACTIVATION_PASSES) * tokens * width),
         stream_elements=float(tokens * width),
@@ -200,11 +214,14 @@ def _final_norm(stack: str, all_tokens: int, shape: T5Shape, shard: Shard) -> Mo
         + float(WIDE_BYTES * tokens),
         kernels=RMS_NORM_KERNELS + shape.dropout,
         calls=norm_calls(shard, numels(parameters)),
-    )  # fmt: skip
+    )
     layer = replace(
-        part.layer, weight_elements=0.0, norm_bytes=float(ELEMENT_BYTES * normed), wide_norm=True,
+        part.layer,
+        weight_elements=0.0,
+        norm_bytes=float(ELEMENT_BYTES * normed),
+        wide_norm=True,
         narrow_elements=float(tokens * width),
-    )  # fmt: skip
+    )
     return replace(part, layer=layer)
 
 
@@ -216,16 +233,21 @@ def _head(targets: int, shape: T5Shape, shard: Shard) -> Module:
     head = weight_and_bias("lm_head", own_vocabulary, h, bias=False) if shape.own_head else ()
     scaled = (not shape.own_head) * ACTIVATION_PASSES * shard.stream_tokens(targets) * h
     return linear(
-        "lm_head", targets, h, own_vocabulary, parameters=head,
+        "lm_head",
+        targets,
+        h,
+        own_vocabulary,
+        parameters=head,
         vector_elements=float(LOSS_PASSES * logits + scaled),
         wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_LOSS_PASSES * logits + scaled),
         saved_elements=float(shard.kept_tokens(targets) * h),
-        stream_elements=float(logits), saved_bytes=float(INDEX_BYTES * targets),
+        stream_elements=float(logits),
+        saved_bytes=float(INDEX_BYTES * targets),
         kernels=4 + (not shape.own_head),
         calls=column_calls(shard, targets * h) + loss_calls(shard, targets, vocabulary),
         fused_kept=FusedKept(float(shard.kept_tokens(targets) * h + logits)),
-    )  # fmt: skip
+    )
 
 
 def _stack(
@@ -238,9 +260,15 @@ def _stack(
         prefix = f"{stack}.block.{number}.layer"
         first = number == 0
         parts += _attention(
-            f"{prefix}.0", "SelfAttention", tokens, None, shape, shard, first=first,
+            f"{prefix}.0",
+            "SelfAttention",
+            tokens,
+            None,
+            shape,
+            shard,
+            first=first,
             causal=source is not None,
-        )  # fmt: skip
+        )
         if source is not None:
             parts += _attention(
                 f"{prefix}.1", "EncDecAttention", tokens, source, shape, shard, first=first
@@ -250,11 +278,26 @@ def _stack(
 
 
 def _mapped(
-    name: str, tokens: int, inputs: int, outputs: int, *, norm: str = "", added: bool = False,
-    elements: float = 0.0, fused: float = 0.0, saved: float = 0.0, wide: float = 0.0,
-    copied: float = 0.0, dropped: float = 0.0, keeps: bool = False, shared: bool = False,
-    kernels: int = 0, shard: Shard = WHOLE, first: bool = True, drops: bool = True,
-) -> Module:  # fmt: skip
+    name: str,
+    tokens: int,
+    inputs: int,
+    outputs: int,
+    *,
+    norm: str = "",
+    added: bool = False,
+    elements: float = 0.0,
+    fused: float = 0.0,
+    saved: float = 0.0,
+    wide: float = 0.0,
+    copied: float = 0.0,
+    dropped: float = 0.0,
+    keeps: bool = False,
+    shared: bool = False,
+    kernels: int = 0,
+    shard: Shard = WHOLE,
+    first: bool = True,
+    drops: bool = True,
+) -> Module:
     """Map, after a norm or before dropout and addition; the rest as a caller states.
 
     It is cut by rows where its result is added to the stream, else by columns.
@@ -268,29 +311,44 @@ def _mapped(
     before = weight_and_bias(norm, inputs, bias=False) if norm else ()
     normed, tail = bool(norm) * stream * inputs, added * stream * outputs
     calls = (
-        row_calls(shard, tokens * outputs) if added
+        row_calls(shard, tokens * outputs)
+        if added
         else column_calls(shard, tokens * inputs, first=first)
-    )  # fmt: skip
+    )
     return linear(
-        name, tokens, inputs, outputs, parameters=before + own, ready=names(own) + names(before),
+        name,
+        tokens,
+        inputs,
+        outputs,
+        parameters=before + own,
+        ready=names(own) + names(before),
         vector_elements=elements + (drops * DROPOUT_PASSES + ADD_PASSES) * tail,
-        norm_elements=float(RMS_NORM_PASSES * normed), wide_norm=True,
+        norm_elements=float(RMS_NORM_PASSES * normed),
+        wide_norm=True,
         fused_elements=float(fused + FUSED_NORM_PASSES * normed + JOIN_PASSES * tail),
         saved_elements=float(saved + (bool(norm) or keeps) * read),
-        stream_elements=float(normed) + wide, copied_elements=float(shared * read) + copied,
+        stream_elements=float(normed) + wide,
+        copied_elements=float(shared * read) + copied,
         narrow_elements=float(normed),
         saved_bytes=float(
             WIDE_BYTES * (normed + bool(norm) * stream) + MASK_BYTES * (drops * tail + dropped)
         ),
         kernels=1 + kernels + RMS_NORM_KERNELS * bool(norm) + (1 + drops) * added,
         calls=calls + norm_calls(shard, numels(before)),
-    )  # fmt: skip
+    )
 
 
 def _attention(
-    prefix: str, kind: str, tokens: int, source: int | None, shape: T5Shape, shard: Shard, *,
-    first: bool = False, causal: bool = False,
-) -> list[Module]:  # fmt: skip
+    prefix: str,
+    kind: str,
+    tokens: int,
+    source: int | None,
+    shape: T5Shape,
+    shard: Shard,
+    *,
+    first: bool = False,
+    causal: bool = False,
+) -> list[Module]:
     """Normalise, attend to itself or to `source` tokens of the encoder, drop out, add.
 
     `first`: whether it is in the first block, whose table of relative positions gives all blocks
@@ -299,9 +357,15 @@ def _attention(
     name, whole, h = f"{prefix}.{kind}", shape.heads * shape.head_size, shape.width
     keys, inner, heads = source or tokens, whole // shard.tensor, shape.heads // shard.tensor
     attended = attention(
-        name, tokens, whole, heads=shape.heads, causal=causal, keys=keys, shard=shard,
+        name,
+        tokens,
+        whole,
+        heads=shape.heads,
+        causal=causal,
+        keys=keys,
+        shard=shard,
         dropout=shape.dropout,
-    )  # fmt: skip
+    )
     crossed = source is not None
     bias = heads * tokens * keys * (first or not crossed)  # zeros, once for all, where crossed
     # a causal mask of the bias is kept by each block; indices of the table by the first
@@ -313,10 +377,18 @@ def _attention(
         attended = replace(attended, parameters=table, ready=names(table))
     maps = [
         _mapped(f"{name}.q", tokens, h, inner, norm=f"{prefix}.layer_norm", shard=shard),
-        _mapped(f"{name}.k", keys, h, inner, shared=not (crossed and first), shard=shard,
-                first=crossed, keeps=crossed and first),
+        _mapped(
+            f"{name}.k",
+            keys,
+            h,
+            inner,
+            shared=not (crossed and first),
+            shard=shard,
+            first=crossed,
+            keeps=crossed and first,
+        ),
         _mapped(f"{name}.v", keys, h, inner, shared=True, shard=shard, first=False),
-    ]  # fmt: skip
+    ]
     if shard.joins_maps and source is None:
         maps = [join_maps(maps, f"{name}.qkv")]
     elif shard.joins_maps:  # queries and keys are of other tokens
@@ -334,15 +406,22 @@ def _feed_forward(prefix: str, tokens: int, shape: T5Shape, shard: Shard) -> lis
     inside, drops = tokens * wide, shape.dropout
     passes = PRODUCT_PASSES if shape.gated else ACTIVATION_PASSES
     narrow = _mapped(
-        f"{name}.wo", tokens, wide, h, added=True,
+        f"{name}.wo",
+        tokens,
+        wide,
+        h,
+        added=True,
         elements=(passes + drops * DROPOUT_PASSES) * inside,
         fused=float((JOIN_PASSES if shape.gated else ACTIVATION_PASSES) * inside),
         saved=(3.0 if shape.gated else 1.0 + drops) * inside,
         # autocast's result is cast to the weight's dtype, and to its own once more
         copied=float(not (shape.gated or drops)) * inside,
-        wide=shape.gated * GELU_WIDE * inside, dropped=drops * inside,
-        kernels=1 + drops + shape.gated, shard=shard, drops=drops,
-    )  # fmt: skip
+        wide=shape.gated * GELU_WIDE * inside,
+        dropped=drops * inside,
+        kernels=1 + drops + shape.gated,
+        shard=shard,
+        drops=drops,
+    )
     norm = f"{prefix}.layer_norm"
     if not shape.gated:
         return [_mapped(f"{name}.wi", tokens, h, wide, norm=norm, shard=shard), narrow]

@@ -36,11 +36,23 @@ from perfmodel.workload.zoo.stacks.activation_functions import ONE_KERNEL, Activ
 
 
 def attention(
-    name: str, tokens: int, width: int, *, heads: int, kv_width: int | None = None, causal: bool,
-    keys: int | None = None, window: int | None = None, dropout: bool = True,
-    wide_scores: bool = False, capped_scores: bool = False, value_width: int | None = None,
-    kept_values: int | None = None, held: float = 0.0, shard: Shard = WHOLE,
-) -> Module:  # fmt: skip
+    name: str,
+    tokens: int,
+    width: int,
+    *,
+    heads: int,
+    kv_width: int | None = None,
+    causal: bool,
+    keys: int | None = None,
+    window: int | None = None,
+    dropout: bool = True,
+    wide_scores: bool = False,
+    capped_scores: bool = False,
+    value_width: int | None = None,
+    kept_values: int | None = None,
+    held: float = 0.0,
+    shard: Shard = WHOLE,
+) -> Module:
     """Scores, softmax and weighted sum; it has no parameters.
 
     Multiply-accumulates: tokens x keys x width for the scores and as many for the sum, so
@@ -64,9 +76,11 @@ def attention(
                 _attended(shard, tokens, keys, width, heads, kv_width, causal, window),
                 value_head_size=value_width and value_width // heads,
             ),
-            shard, (dropout, wide_scores, capped_scores),
-            kept_value=kept_values and kept_values // heads, held=held,
-        )  # fmt: skip
+            shard,
+            (dropout, wide_scores, capped_scores),
+            kept_value=kept_values and kept_values // heads,
+            held=held,
+        )
     window = window if window is not None and window < tokens else None
     results = value_width or width
     values = results * kv_width // width
@@ -84,19 +98,30 @@ def attention(
         wide_scores=wide_scores,
         capped_scores=capped_scores,
         matrix=Attention(
-            tokens, heads, kv_width * heads // width, width // heads, causal,
-            keys=None if keys == tokens else keys, window=window,
+            tokens,
+            heads,
+            kv_width * heads // width,
+            width // heads,
+            causal,
+            keys=None if keys == tokens else keys,
+            window=window,
             value_head_size=value_width and value_width // heads,
         ),
         fused_bytes=0.0,
-    )  # fmt: skip
+    )
     return Module(layer)
 
 
 def _attended(
-    shard: Shard, tokens: int, keys: int, width: int, heads: int, kv_width: int, causal: bool,
+    shard: Shard,
+    tokens: int,
+    keys: int,
+    width: int,
+    heads: int,
+    kv_width: int,
+    causal: bool,
     window: int | None,
-) -> Attention:  # fmt: skip
+) -> Attention:
     """What one rank attends to: its heads, and its tokens or, after an all-to-all, all of them."""
     size, c = width // heads, shard.context
     ranks = shard.tensor * (c if shard.context_kind == "ulysses" else 1)
@@ -107,15 +132,26 @@ def _attended(
         return Attention(tokens, own, own_pairs, size, causal, keys=crossed, window=window)
     in_blocks = shard.context_kind == "ring" or shard.library == "torch"
     return Attention(
-        tokens // c, own, own_pairs, size, causal, keys=keys, window=window,
-        blocks=c if in_blocks else 1, last=causal and not is_balanced(shard, causal=causal),
-    )  # fmt: skip
+        tokens // c,
+        own,
+        own_pairs,
+        size,
+        causal,
+        keys=keys,
+        window=window,
+        blocks=c if in_blocks else 1,
+        last=causal and not is_balanced(shard, causal=causal),
+    )
 
 
 def _shared_attention(
-    name: str, attended: Attention, shard: Shard, scores: tuple[bool, bool, bool],
-    kept_value: int | None = None, held: float = 0.0,
-) -> Module:  # fmt: skip
+    name: str,
+    attended: Attention,
+    shard: Shard,
+    scores: tuple[bool, bool, bool],
+    kept_value: int | None = None,
+    held: float = 0.0,
+) -> Module:
     """Attention of one rank.
 
     It keeps queries, keys, values and result of its own tokens. Results of blocks of keys are added
@@ -231,34 +267,61 @@ def pre_norm_block(name: str, shape: BlockShape, parameters: BlockParameters) ->
 
     def normed(part: str, outputs: int, norm: Parameters, own_map: Parameters) -> Module:
         return linear(
-            f"{name}.{part}", rows, h, outputs, parameters=norm + own_map,
+            f"{name}.{part}",
+            rows,
+            h,
+            outputs,
+            parameters=norm + own_map,
             ready=names_reversed(own_map) + names(norm),
-            norm_elements=NORM_PASSES * stream, fused_elements=FUSED_NORM_PASSES * stream,
-            saved_elements=float(shard.kept_tokens(s) * h), stream_elements=float(stream),
-            saved_bytes=float(NORM_BYTES * own), kernels=2,
+            norm_elements=NORM_PASSES * stream,
+            fused_elements=FUSED_NORM_PASSES * stream,
+            saved_elements=float(shard.kept_tokens(s) * h),
+            stream_elements=float(stream),
+            saved_bytes=float(NORM_BYTES * own),
+            kernels=2,
             calls=column_calls(shard, result) + norm_calls(shard, numels(norm)),
-        )  # fmt: skip
+        )
 
     return [
         normed("qkv", 3 * h // t, parameters.first_norm, parameters.qkv),
-        attention(f"{name}.attention", s, h, heads=shape.heads, causal=shape.causal,
-                  dropout=score_dropout, shard=shard),
+        attention(
+            f"{name}.attention",
+            s,
+            h,
+            heads=shape.heads,
+            causal=shape.causal,
+            dropout=score_dropout,
+            shard=shard,
+        ),
         linear(
-            f"{name}.projection", rows, h // t, h, parameters=parameters.projection,
-            vector_elements=after, fused_elements=JOIN_PASSES * stream, saved_bytes=mask_bytes,
-            kernels=tail_kernels, calls=_row_calls(shard, result, parameters.projection),
+            f"{name}.projection",
+            rows,
+            h // t,
+            h,
+            parameters=parameters.projection,
+            vector_elements=after,
+            fused_elements=JOIN_PASSES * stream,
+            saved_bytes=mask_bytes,
+            kernels=tail_kernels,
+            calls=_row_calls(shard, result, parameters.projection),
         ),
         normed("widen", wide, parameters.second_norm, parameters.widen),
         linear(
-            f"{name}.narrow", rows, wide, h, parameters=parameters.narrow,
+            f"{name}.narrow",
+            rows,
+            wide,
+            h,
+            parameters=parameters.narrow,
             vector_elements=function.passes * rows * wide + after,
             fused_elements=ACTIVATION_PASSES * rows * wide + JOIN_PASSES * stream,
             saved_elements=float(function.narrow * rows * wide),
-            stream_elements=float(function.wide * rows * wide), saved_bytes=mask_bytes,
-            fused_kept=own_kept, kernels=tail_kernels + function.kernels,
+            stream_elements=float(function.wide * rows * wide),
+            saved_bytes=mask_bytes,
+            fused_kept=own_kept,
+            kernels=tail_kernels + function.kernels,
             calls=_row_calls(shard, result, parameters.narrow),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _row_calls(shard: Shard, elements: float, parameters: Parameters) -> tuple[LayerCall, ...]:

@@ -122,9 +122,7 @@ scale: {{nodes: [15]}}
 SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]] | tuple[str, tuple[str, ...], str]] = {
     "jitter-traffic-64": (_jitter(8, BURSTS), ()),
     "jitter-link-128": (_jitter(16, CHANGE), ()),
-    "endless-streams-64": (
-        _streams(64, "rate: 0.1 GB/s", "node: dgx-a100", "rail-optimised"), ()
-    ),
+    "endless-streams-64": (_streams(64, "rate: 0.1 GB/s", "node: dgx-a100", "rail-optimised"), ()),
     "streams-256": (_streams(256, "nbytes: 1 GB, every: 2 s"), ()),
     "message-step-120": (STEP, MESSAGE),
     "two-jobs-512": (_jobs(256, OTHERS[:1], 16, gpus=1), ()),
@@ -133,9 +131,7 @@ SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]] | tuple[str, tuple[str, ...]
     "five-transformers-80": (_transformers(2, BERT, TEXTS), ()),
     "fsdp-beside-four-320": (_transformers(8, LLAMA, TEXTS), (), "fsdp"),
     "pipeline-beside-two-192": (_transformers(8, PIPELINE, TEXTS[:2]), (), "ddp, accumulate: 8"),
-    "accumulating-beside-two-192": (
-        _transformers(8, BERT, TEXTS[:2]), (), "ddp, accumulate: 4"
-    ),
+    "accumulating-beside-two-192": (_transformers(8, BERT, TEXTS[:2]), (), "ddp, accumulate: 4"),
     "two-jobs-8192": (_transformers(512, BERT, TEXTS[1:2]), ()),
     "straggler-16384": (_large(2048, "rail-optimised", SLOW), ()),
     "straggler-32768": (_large(4096, "rail-optimised", SLOW), ()),
@@ -148,33 +144,85 @@ SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]] | tuple[str, tuple[str, ...]
     "zero-2-70b-1024": (SHARDED, ("--set", "strategy={kind: zero, stage: 2}")),
     "zero-3-70b-1024": (SHARDED, ("--set", "strategy={kind: zero, stage: 3}")),
     "zero-2-7b-8000": (ZERO, ("--set", "strategy={kind: zero, stage: 2}")),
-}  # fmt: skip
+}
 COLLECTIVES: Mapping[str, tuple[str, ...]] = {
     "all-to-all-1024": (
-        "dgx-h100", "--nodes", "128", "--fabric", "rail-optimised", "--op", "all_to_all",
-        "-b", "1MiB", "-e", "64MiB", "-f", "8",
+        "dgx-h100",
+        "--nodes",
+        "128",
+        "--fabric",
+        "rail-optimised",
+        "--op",
+        "all_to_all",
+        "-b",
+        "1MiB",
+        "-e",
+        "64MiB",
+        "-f",
+        "8",
     ),
     "halving-4096": (
-        "dgx-a100", "--nodes", "512", "--fabric", "fat-tree", "--op", "reduce_scatter",
-        "--algorithm", "recursive_halving", "-b", "64MiB", "-e", "64MiB",
+        "dgx-a100",
+        "--nodes",
+        "512",
+        "--fabric",
+        "fat-tree",
+        "--op",
+        "reduce_scatter",
+        "--algorithm",
+        "recursive_halving",
+        "-b",
+        "64MiB",
+        "-e",
+        "64MiB",
     ),
     "message-ring-512": (
-        "v100-x8-100g", "--nodes", "512", "--gpus-per-node", "1", "--fabric", "one-switch",
-        "--algorithm", "ring", "-b", "64MiB", "-e", "64MiB", *MESSAGE,
+        "v100-x8-100g",
+        "--nodes",
+        "512",
+        "--gpus-per-node",
+        "1",
+        "--fabric",
+        "one-switch",
+        "--algorithm",
+        "ring",
+        "-b",
+        "64MiB",
+        "-e",
+        "64MiB",
+        *MESSAGE,
     ),
     "message-ring-512-64": (
-        "dgx-a100", "--nodes", "64", "--fabric", "rail-optimised", "--algorithm", "ring",
-        "-b", "64MiB", "-e", "64MiB", *MESSAGE,
+        "dgx-a100",
+        "--nodes",
+        "64",
+        "--fabric",
+        "rail-optimised",
+        "--algorithm",
+        "ring",
+        "-b",
+        "64MiB",
+        "-e",
+        "64MiB",
+        *MESSAGE,
     ),
     "message-ring-256": (
-        "dgx-a100", "--nodes", "32", "--fabric", "rail-optimised", "--algorithm", "ring",
-        "-b", "64MiB", "-e", "64MiB", *MESSAGE,
+        "dgx-a100",
+        "--nodes",
+        "32",
+        "--fabric",
+        "rail-optimised",
+        "--algorithm",
+        "ring",
+        "-b",
+        "64MiB",
+        "-e",
+        "64MiB",
+        *MESSAGE,
     ),
-}  # fmt: skip
+}
 GROWTHS: Mapping[str, Mapping[int, str]] = {
-    "ranks with jitter beside traffic": {
-        8 * n: _jitter(n, BURSTS) for n in (8, 16, 32, 64)
-    },
+    "ranks with jitter beside traffic": {8 * n: _jitter(n, BURSTS) for n in (8, 16, 32, 64)},
     "streams to one host (and nodes of the job)": {
         n: _streams(n, "nbytes: 1 GB, every: 2 s") for n in (16, 32, 64, 128)
     },
@@ -182,7 +230,7 @@ GROWTHS: Mapping[str, Mapping[int, str]] = {
         n: _streams(n, "rate: 0.05 GB/s") for n in (16, 32, 64, 128)
     },
     "nodes of two jobs": {n: _jobs(n // 2, OTHERS[:1], 8, gpus=1) for n in (16, 32, 64, 128)},
-}  # fmt: skip
+}
 
 
 def main(arguments: list[str]) -> int:

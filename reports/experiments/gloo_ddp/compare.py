@@ -101,11 +101,13 @@ def trainings(folder: Path = FOLDER) -> list[Trained]:
         ]
         found.append(
             Trained(
-                row, frozenset(one["why"] for one in rows), tuple(ms for _, ms in rounds),
+                row,
+                frozenset(one["why"] for one in rows),
+                tuple(ms for _, ms in rounds),
                 statistics.median(quartiles) / 2,
                 1e3 * predicted_s(row, models[row["model"]], links, known),
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -185,10 +187,11 @@ def regret_table(found: Sequence[Regret]) -> list[str]:
     """Regret by net and model, and of all."""
     choices = [*RECOMMENDED, "default"]
     lines = [
-        "Step with a choice of caps over the quickest step that was measured there, less one.", "",
+        "Step with a choice of caps over the quickest step that was measured there, less one.",
+        "",
         f"| net | model | best caps measured | step | {' | '.join(choices)} | noise |",
         "|---|---|---|---|" + "---|" * (len(choices) + 1),
-    ]  # fmt: skip
+    ]
     for one in found:
         costs = " | ".join(f"{one.by_choice[c]:.1%}" if c in one.by_choice else "" for c in choices)
         caps = one.best_caps.replace("|", ", ")

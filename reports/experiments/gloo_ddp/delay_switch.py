@@ -62,9 +62,11 @@ def main(delay_us: int, names: list[str]) -> None:
 
 
 def take(
-    port: socket.socket, ports: list[socket.socket], due_s: float,
+    port: socket.socket,
+    ports: list[socket.socket],
+    due_s: float,
     waiting: deque[tuple[float, int, bytes]],
-) -> None:  # fmt: skip
+) -> None:
     """Put down all frames that have come from a host, and where they go: by the last byte."""
     while True:
         try:

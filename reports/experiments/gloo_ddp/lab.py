@@ -86,9 +86,11 @@ class Lab:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._remove()
 
     def _remove(self) -> None:
@@ -121,19 +123,27 @@ class Lab:
 
     def _join(self, host: int, name: str) -> None:
         net, switch, port = self.net, self._switch, f"p{host}"
-        _run(f"ip link add eth0 netns {name} mtu {net.mtu} address {hardware_address(host)}"
-             f" type veth peer name {port} netns {switch}")  # fmt: skip
-        _run(f"ip -n {switch} link set {port} mtu {net.mtu} up"
-             + ("" if net.delay_us else " master br0"))  # fmt: skip
+        _run(
+            f"ip link add eth0 netns {name} mtu {net.mtu} address {hardware_address(host)}"
+            f" type veth peer name {port} netns {switch}"
+        )
+        _run(
+            f"ip -n {switch} link set {port} mtu {net.mtu} up"
+            + ("" if net.delay_us else " master br0")
+        )
         _run(f"ip -n {name} link set lo up")
         _run(f"ip -n {name} link set eth0 up")
         _run(f"ip -n {name} addr add {address(host)}/24 dev eth0")
         for other in range(net.hosts):
             if other != host:
-                _run(f"ip -n {name} neigh replace {address(other)} lladdr"
-                     f" {hardware_address(other)} dev eth0 nud permanent")  # fmt: skip
-        _run(f"tc -n {name} qdisc add dev eth0 root tbf rate {net.rate_mbit}mbit"
-             f" burst {net.burst_bytes} limit 64m")  # fmt: skip
+                _run(
+                    f"ip -n {name} neigh replace {address(other)} lladdr"
+                    f" {hardware_address(other)} dev eth0 nud permanent"
+                )
+        _run(
+            f"tc -n {name} qdisc add dev eth0 root tbf rate {net.rate_mbit}mbit"
+            f" burst {net.burst_bytes} limit 64m"
+        )
 
 
 def _run(command: str, *, check: bool = True) -> None:

@@ -17,8 +17,19 @@ from dataclasses import replace
 from reports.experiments.gloo_ddp import cores
 from reports.experiments.gloo_ddp.lab import Lab, Net, address, enter, urgent
 
-COLUMNS = ("rate_mbit", "mtu", "burst", "delay_us", "kind", "bytes", "reps", "t_us_min", "t_us_med",
-           "t_us_max", "load1")  # fmt: skip
+COLUMNS = (
+    "rate_mbit",
+    "mtu",
+    "burst",
+    "delay_us",
+    "kind",
+    "bytes",
+    "reps",
+    "t_us_min",
+    "t_us_med",
+    "t_us_max",
+    "load1",
+)
 PORT, ROUND_TRIPS, REPEATS = 9000, 60, 5
 SIZES = (1 << 20, 4 << 20, 8 << 20)
 Row = dict[str, object]
@@ -35,11 +46,18 @@ def calibrated(net: Net) -> list[Row]:
                 timed.append((cores.KIND, cores.NBYTES, cores.call_us(lab)))
             for kind, nbytes, times_us in timed:
                 found: Row = dict(  # noqa: C408  (as columns)
-                    rate_mbit=net.rate_mbit, mtu=net.mtu, burst=net.burst_bytes, delay_us=delay_us,
-                    kind=kind, bytes=nbytes, reps=len(times_us), t_us_min=round(min(times_us), 1),
+                    rate_mbit=net.rate_mbit,
+                    mtu=net.mtu,
+                    burst=net.burst_bytes,
+                    delay_us=delay_us,
+                    kind=kind,
+                    bytes=nbytes,
+                    reps=len(times_us),
+                    t_us_min=round(min(times_us), 1),
                     t_us_med=round(statistics.median(times_us), 1),
-                    t_us_max=round(max(times_us), 1), load1=round(os.getloadavg()[0], 2),
-                )  # fmt: skip
+                    t_us_max=round(max(times_us), 1),
+                    load1=round(os.getloadavg()[0], 2),
+                )
                 rows.append(found)
     return rows
 

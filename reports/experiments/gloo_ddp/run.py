@@ -26,10 +26,31 @@ from reports.experiments.gloo_ddp.train import Timed, Trial, run_trials, spread
 FOLDER = Path(__file__).with_name("testbed")
 MODEL_COLUMNS = ("model", "layer", "name", "tensor", "numel", "fwd_ms", "bwd_ms")
 COLUMNS = (
-    "scenario", "model", "mode", "bucket_cap_mb", "why", "round", "accum", "n", "topo", "rate_mbit",
-    "delay_us", "mtu", "burst", "cc", "gloo_threads", "cores", "iters", "iter_ms_min",
-    "iter_ms_p25", "iter_ms_med", "iter_ms_p75", "iter_ms_max", "bucket_bytes", "load1",
-)  # fmt: skip
+    "scenario",
+    "model",
+    "mode",
+    "bucket_cap_mb",
+    "why",
+    "round",
+    "accum",
+    "n",
+    "topo",
+    "rate_mbit",
+    "delay_us",
+    "mtu",
+    "burst",
+    "cc",
+    "gloo_threads",
+    "cores",
+    "iters",
+    "iter_ms_min",
+    "iter_ms_p25",
+    "iter_ms_med",
+    "iter_ms_p75",
+    "iter_ms_max",
+    "bucket_bytes",
+    "load1",
+)
 
 
 def main() -> None:
@@ -51,9 +72,14 @@ def main() -> None:
 
 
 def run(
-    nets: Sequence[Net], models: Sequence[str], folder: Path, caps: Sequence[str], rounds: int,
-    *, add: bool = False,
-) -> None:  # fmt: skip
+    nets: Sequence[Net],
+    models: Sequence[str],
+    folder: Path,
+    caps: Sequence[str],
+    rounds: int,
+    *,
+    add: bool = False,
+) -> None:
     """Measure everything on each of some nets; results are written as they come."""
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "models.csv", MODEL_COLUMNS, model_rows(), add=False)
@@ -97,28 +123,45 @@ def trained(net: Net, trials: Sequence[Trial], rounds: int) -> Iterable[dict[str
 def row_of(net: Net, trial: Trial, timed: Timed, number: int) -> dict[str, object]:
     """One row of the table."""
     return {
-        "scenario": "accumulation" if trial.accumulate > 1 else "real", "model": trial.model,
-        "mode": "ddp", "bucket_cap_mb": trial.caps, "why": trial.why, "round": number,
-        "accum": trial.accumulate, "n": net.hosts, "topo": "star", "rate_mbit": net.rate_mbit,
-        "delay_us": net.delay_us, "mtu": net.mtu, "burst": net.burst_bytes, "cc": "cubic",
-        "gloo_threads": 2, "cores": os.cpu_count(), "iters": len(timed.steps_ms),
+        "scenario": "accumulation" if trial.accumulate > 1 else "real",
+        "model": trial.model,
+        "mode": "ddp",
+        "bucket_cap_mb": trial.caps,
+        "why": trial.why,
+        "round": number,
+        "accum": trial.accumulate,
+        "n": net.hosts,
+        "topo": "star",
+        "rate_mbit": net.rate_mbit,
+        "delay_us": net.delay_us,
+        "mtu": net.mtu,
+        "burst": net.burst_bytes,
+        "cc": "cubic",
+        "gloo_threads": 2,
+        "cores": os.cpu_count(),
+        "iters": len(timed.steps_ms),
         **{name: round(value, 3) for name, value in spread(timed.steps_ms).items()},
-        "bucket_bytes": timed.buckets, "load1": round(timed.load, 2),
-    }  # fmt: skip
+        "bucket_bytes": timed.buckets,
+        "load1": round(timed.load, 2),
+    }
 
 
 def model_rows() -> list[dict[str, object]]:
     """Tensors and times of all models; a row per tensor, times at the first of a layer."""
     return [
         {
-            "model": model, "layer": at, "name": layer.name, "tensor": tensor, "numel": numel,
+            "model": model,
+            "layer": at,
+            "name": layer.name,
+            "tensor": tensor,
+            "numel": numel,
             "fwd_ms": "" if tensor else layer.forward_ms,
             "bwd_ms": "" if tensor else layer.backward_ms,
         }
         for model, layers in MODELS.items()
         for at, layer in enumerate(layers)
         for tensor, numel in enumerate(layer.numels)
-    ]  # fmt: skip
+    ]
 
 
 def write(

@@ -76,16 +76,24 @@ def write_scenario(
     (folder / "model.csv").write_text(_parameters(layers))
     (folder / "times.csv").write_text(_times(layers))
     cells = {
-        "n": str(net.hosts), "rate_mbit": str(net.rate_mbit), "mtu": str(net.mtu),
-        "delay_us": str(net.delay_us), "burst": str(net.burst_bytes),
-    }  # fmt: skip
+        "n": str(net.hosts),
+        "rate_mbit": str(net.rate_mbit),
+        "mtu": str(net.mtu),
+        "delay_us": str(net.delay_us),
+        "burst": str(net.burst_bytes),
+    }
     records = [Record(dict(row), "linkcal.csv", number) for number, row in enumerate(links)]
     shaped = shaped_of(cells, measured_links(records), CORES)
     node = NODE.format(
-        mbit=net.rate_mbit, mtu=net.mtu, delay=net.delay_us, rate_Bps=shaped.rate_Bps,
-        end_us=shaped.one_way_s / 2 * 1e6, burst=net.burst_bytes, cores=CORES,
+        mbit=net.rate_mbit,
+        mtu=net.mtu,
+        delay=net.delay_us,
+        rate_Bps=shaped.rate_Bps,
+        end_us=shaped.one_way_s / 2 * 1e6,
+        burst=net.burst_bytes,
+        cores=CORES,
         speed=shaped.core_speed,
-    )  # fmt: skip
+    )
     (folder / "host.yaml").write_text(node)
     path = folder / "scenario.yaml"
     text = SCENARIO.format(model=model, hosts=net.hosts, mbit=net.rate_mbit, strategy=strategy)

@@ -80,9 +80,14 @@ def run_trials(lab: Lab, trials: Sequence[Trial]) -> list[Timed]:
 
 
 def _rank(
-    namespace: str, rank: int, lab: Lab, trials: Sequence[Trial], meeting: str, barrier: Any,
+    namespace: str,
+    rank: int,
+    lab: Lab,
+    trials: Sequence[Trial],
+    meeting: str,
+    barrier: Any,
     answers: Any,
-) -> None:  # fmt: skip
+) -> None:
     try:
         enter(namespace)
         urgent()
@@ -182,6 +187,9 @@ def spread(steps_ms: Sequence[float]) -> dict[str, float]:
     """Quartiles of some steps."""
     low, middle, high = statistics.quantiles(steps_ms, n=4, method="inclusive")
     return {
-        "iter_ms_min": min(steps_ms), "iter_ms_p25": low, "iter_ms_med": middle,
-        "iter_ms_p75": high, "iter_ms_max": max(steps_ms),
-    }  # fmt: skip
+        "iter_ms_min": min(steps_ms),
+        "iter_ms_p25": low,
+        "iter_ms_med": middle,
+        "iter_ms_p75": high,
+        "iter_ms_max": max(steps_ms),
+    }

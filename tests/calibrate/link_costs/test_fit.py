@@ -24,8 +24,10 @@ LAUNCH_S, ALPHA_S, RATE_BPS, GAMMA_BPS = 40e-6, 120e-6, 3.3e9, 9e9
 SIZES = [2**k for k in range(10, 27)]
 BANDWIDTH = Parameter("bandwidth", "memory")
 STEP, LAUNCH, REDUCE = (
-    Parameter("step", "ring/memory"), Parameter("launch", "ring"), Parameter("reduce", "ring"),
-)  # fmt: skip
+    Parameter("step", "ring/memory"),
+    Parameter("launch", "ring"),
+    Parameter("reduce", "ring"),
+)
 
 
 def step_s(chunk, ranks, *, alpha_s=ALPHA_S, rate_Bps=RATE_BPS):
@@ -46,11 +48,17 @@ def measurement(times, *, ranks=4, op="all_reduce", what="library", **fields):
         return {"what": what, "nbytes": nbytes, "repeats": 20} | dict.fromkeys(names, t)
 
     known = {
-        "backend": "gloo", "collective": op, "algorithm": "ring", "ranks": ranks,
-        "started": "2026-01-02T03:04:05+00:00", "seconds": 1.0, "command": "made up",
-        "machine": {"cpu": "none"}, "versions": {"torch": "0"},
+        "backend": "gloo",
+        "collective": op,
+        "algorithm": "ring",
+        "ranks": ranks,
+        "started": "2026-01-02T03:04:05+00:00",
+        "seconds": 1.0,
+        "command": "made up",
+        "machine": {"cpu": "none"},
+        "versions": {"torch": "0"},
         "rows": [row(nbytes, t) for nbytes, t in times.items()],
-    }  # fmt: skip
+    }
     return Measurement.model_validate(known | fields)
 
 
@@ -162,8 +170,11 @@ def test_a_fit_sees_the_times_that_predictions_will_have(template, library_name,
 
 def test_a_number_that_shrinks_to_nothing_is_not_told(topology, library):
     few = SIZES[::2]  # each takes its time, as such a number goes on shrinking
-    measured = [exact(4, sizes=few, **BARE), exact(2, sizes=few, **BARE),
-                exact(4, "all_gather", few, **BARE)]  # fmt: skip
+    measured = [
+        exact(4, sizes=few, **BARE),
+        exact(2, sizes=few, **BARE),
+        exact(4, "all_gather", few, **BARE),
+    ]
     profile = fit(measured, topology, library)
     assert found(profile) == pytest.approx({BANDWIDTH: RATE_BPS, STEP: ALPHA_S}, rel=1e-3)
     assert "no sign" in reasons(profile)["launch", "ring"].reason

@@ -37,11 +37,21 @@ def measured(ranks, noise=0.0, seed=0):
         {"what": "schedule", "nbytes": n, "repeats": 9} | dict.fromkeys(names, t)
         for n, t in times.items()
     ]
-    return Measurement.model_validate({
-        "backend": "gloo", "collective": "all_reduce", "algorithm": "ring", "ranks": ranks,
-        "started": "2026-01-02T03:04:05+00:00", "seconds": 1.0, "command": "made up",
-        "machine": {}, "versions": {}, "topology": "cpu-loopback", "rows": rows,
-    })  # fmt: skip
+    return Measurement.model_validate(
+        {
+            "backend": "gloo",
+            "collective": "all_reduce",
+            "algorithm": "ring",
+            "ranks": ranks,
+            "started": "2026-01-02T03:04:05+00:00",
+            "seconds": 1.0,
+            "command": "made up",
+            "machine": {},
+            "versions": {},
+            "topology": "cpu-loopback",
+            "rows": rows,
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +92,14 @@ def test_a_step_elsewhere_does_not_share_the_host():
 @pytest.mark.parametrize(
     ("op", "algorithm", "share"),
     [
-        ("all_reduce", "ring", 1 / 2), ("all_reduce", "recursive_doubling", 1.0),
-        ("all_reduce", "halving_doubling", 1 / 2), ("reduce_scatter", "ring", 1.0),
-        ("all_gather", "ring", 0.0), ("all_reduce", "gloo_ring", 1 / 2),
+        ("all_reduce", "ring", 1 / 2),
+        ("all_reduce", "recursive_doubling", 1.0),
+        ("all_reduce", "halving_doubling", 1 / 2),
+        ("reduce_scatter", "ring", 1.0),
+        ("all_gather", "ring", 0.0),
+        ("all_reduce", "gloo_ring", 1 / 2),
     ],
-)  # fmt: skip
+)
 def test_what_is_added_is_counted_in_the_schedule(op, algorithm, share):
     schedule = make(op, algorithm, 8, 8 * 2**16)
     assert reduced_bytes(schedule) == pytest.approx(share * chunk_bytes(schedule))

@@ -27,11 +27,21 @@ def run(seed, *, times=0.25, rates=0.2, scatter=0.03):
         t = exact * np.exp(scatter * rng.standard_normal())
         row = {"what": "schedule", "nbytes": nbytes, "repeats": 9}
         rows.append(row | dict.fromkeys(names, t))
-    return Measurement.model_validate({
-        "backend": "gloo", "collective": "all_reduce", "algorithm": "ring", "ranks": 4,
-        "started": f"2026-01-02T03:04:{seed % 60:02}+00:00", "seconds": 1.0, "command": "made up",
-        "machine": {}, "versions": {}, "topology": "cpu-loopback", "rows": rows,
-    })  # fmt: skip
+    return Measurement.model_validate(
+        {
+            "backend": "gloo",
+            "collective": "all_reduce",
+            "algorithm": "ring",
+            "ranks": 4,
+            "started": f"2026-01-02T03:04:{seed % 60:02}+00:00",
+            "seconds": 1.0,
+            "command": "made up",
+            "machine": {},
+            "versions": {},
+            "topology": "cpu-loopback",
+            "rows": rows,
+        }
+    )
 
 
 @pytest.fixture(scope="module")

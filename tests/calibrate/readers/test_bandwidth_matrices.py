@@ -94,10 +94,13 @@ def test_nvbandwidth_as_text_and_as_json(tmp_path):
     assert gpus.values[0] == (None, pytest.approx(273.6e9))
     assert latency.values == ((pytest.approx(772.58e-9),),)
     cases = [
-        {"name": "device_to_device_memcpy_read_ce", "status": "Passed",
-         "bandwidth_matrix": [["N/A", "273.6"], ["273.6", "N/A"]]},
+        {
+            "name": "device_to_device_memcpy_read_ce",
+            "status": "Passed",
+            "bandwidth_matrix": [["N/A", "273.6"], ["273.6", "N/A"]],
+        },
         {"name": "all_to_host_memcpy_sm", "status": "Waived"},
-    ]  # fmt: skip
+    ]
     path = tmp_path / "n.json"
     path.write_text(json.dumps({"nvbandwidth": {"version": "v0.8", "testcases": cases}}))
     (found,) = read_files([path])
@@ -137,12 +140,12 @@ def test_matrices_of_more_gpus_than_a_host_has_are_refused():
         ("<topology version='2'/>", "XML"),
         ("      GPU0 GPU1\nGPU0  X  OK\nGPU1  OK  X\nLegend:\n", "nvidia-smi topo -p2p"),
         ("      GPU0 GPU1 CPU Affinity\nGPU0  X  NV12 0-63\nGPU1  NV12 X 0-63\n", "topo -m"),
-        ("{\"nccl_version\": 22809, ", "no JSON"),
+        ('{"nccl_version": 22809, ', "no JSON"),
         ("hello\n", "text without a table or a matrix"),
         ("\x00\x01\x02 binary", "binary data"),
         ("[]", "file"),
     ],
-)  # fmt: skip
+)
 def test_files_of_other_kinds_are_refused_with_a_reason(tmp_path, text, words):
     path = tmp_path / "what.txt"
     path.write_text(text)
@@ -193,8 +196,10 @@ WIDE = (
 def test_a_log_without_its_version_or_quoted_is_read():
     quoted = "".join(f"> {line}\n" for line in NVBANDWIDTH.splitlines()[2:])
     assert [m.test for m in read_matrices(quoted, "n")] == [
-        "host_to_device_memcpy_ce", "device_to_device_memcpy_read_ce", "host_device_latency_sm"
-    ]  # fmt: skip
+        "host_to_device_memcpy_ce",
+        "device_to_device_memcpy_read_ce",
+        "host_device_latency_sm",
+    ]
     lost = NVBANDWIDTH.replace("Running host_to_device_memcpy_ce.\n", "")
     assert read_matrices(lost, "n")[0].test == "host_to_device_memcpy_ce", "by the sum below it"
     by_title = lost.replace("SUM host_to_device_memcpy_ce 51.84\n", "")

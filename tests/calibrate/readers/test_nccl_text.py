@@ -59,9 +59,16 @@ def test_a_plain_log_says_everything_but_what_it_was():
 
 @pytest.mark.parametrize(
     "prefix",
-    ["[1,0]<stdout>:", "[1,0]<stdout>: ", "2024-05-06T07:08:09.123Z ", "0: ", "worker-0 | ",
-     "[2024-05-06 07:08:09] ", "\x1b[36m[1,0]<stdout>:\x1b[0m "],
-)  # fmt: skip
+    [
+        "[1,0]<stdout>:",
+        "[1,0]<stdout>: ",
+        "2024-05-06T07:08:09.123Z ",
+        "0: ",
+        "worker-0 | ",
+        "[2024-05-06 07:08:09] ",
+        "\x1b[36m[1,0]<stdout>:\x1b[0m ",
+    ],
+)
 def test_what_launchers_put_before_lines_is_passed_over(prefix):
     text = ranks(16, hosts=2, group=True) + NEW + UNITS + row(1 << 30, 5000, 2 * 15 / 16)
     plain = only(text)
@@ -98,8 +105,9 @@ def test_several_tables_in_one_file_each_have_their_collective_and_ranks():
     second = "mpirun -np 4 ./reduce_scatter_perf -g 1\n" + ranks(4) + NEW + row(1 << 30, 4000, 0.75)
     found = [s for s in read_nccl_text(first + second, "all.log") if not s.in_place]
     assert [(s.op, s.ranks, len(s.rows)) for s in found] == [
-        ("all_reduce", 8, 2), ("reduce_scatter", 4, 1)
-    ]  # fmt: skip
+        ("all_reduce", 8, 2),
+        ("reduce_scatter", 4, 1),
+    ]
 
 
 def test_statistics_per_iteration_between_the_columns_do_not_matter():
@@ -113,9 +121,13 @@ def test_statistics_per_iteration_between_the_columns_do_not_matter():
 
 @pytest.mark.parametrize(
     ("redop", "root", "factor", "op"),
-    [("none", "-1", 7 / 8, "all_gather"), ("sum", "-1", 7 / 8, "reduce_scatter"),
-     ("none", "0", 1.0, "broadcast"), ("sum", "0", 1.0, "reduce")],
-)  # fmt: skip
+    [
+        ("none", "-1", 7 / 8, "all_gather"),
+        ("sum", "-1", 7 / 8, "reduce_scatter"),
+        ("none", "0", 1.0, "broadcast"),
+        ("sum", "0", 1.0, "reduce"),
+    ],
+)
 def test_the_collective_comes_from_a_flag_or_a_name_and_must_agree(redop, root, factor, op):
     text = ranks(8) + NEW + row(1 << 30, 8000, factor, redop, root)
     assert only(text, op=op).op == op
@@ -148,10 +160,12 @@ def test_ranks_that_are_not_listed_come_from_the_bandwidths_or_are_asked_for():
         (ranks(8) + NEW + UNITS, "a head without rows"),
         (ranks(8) + NEW + BODY[:-70] + "\n", "the table is cut off"),
         (ranks(8) + NEW + row(1 << 30, 8159.5, 0.3), "that no collective has among 8 ranks"),
-        (ranks(8, group=True).replace("Group  0 Pid    107", "Group  1 Pid    107") + NEW + BODY,
-         "2 groups of ranks"),
+        (
+            ranks(8, group=True).replace("Group  0 Pid    107", "Group  1 Pid    107") + NEW + BODY,
+            "2 groups of ranks",
+        ),
     ],
-)  # fmt: skip
+)
 def test_tables_that_cannot_be_used_say_why(text, words):
     with pytest.raises(InputError, match=words):
         read_nccl_text(text, "x.log", op="all_reduce")
@@ -179,21 +193,39 @@ def test_versions_and_settings_are_kept_but_no_other_variable():
 
 def nccl_document(**changed):
     devices = [
-        {"rank": r, "group": 0, "pid": r, "hostname": f"h{r // 2}", "device": r % 2,
-         "device_hex": "0x0", "device_info": "NVIDIA A100-SXM4-80GB"}
+        {
+            "rank": r,
+            "group": 0,
+            "pid": r,
+            "hostname": f"h{r // 2}",
+            "device": r % 2,
+            "device_hex": "0x0",
+            "device_info": "NVIDIA A100-SXM4-80GB",
+        }
         for r in range(4)
-    ]  # fmt: skip
+    ]
     cell = {"alg_bw": 1.0, "bus_bw": 1.5, "nwrong": 0.0}
     results = [
-        {"size": n, "count": n // 4, "type": "float", "redop": "sum", "root": "    -1",
-         "out_of_place": {"time": t, **cell}, "in_place": {"cpu_time": t + 1, **cell}}
+        {
+            "size": n,
+            "count": n // 4,
+            "type": "float",
+            "redop": "sum",
+            "root": "    -1",
+            "out_of_place": {"time": t, **cell},
+            "in_place": {"cpu_time": t + 1, **cell},
+        }
         for n, t in ((0, 5.0), (1 << 20, 100.0))
-    ]  # fmt: skip
+    ]
     known = {
-        "version": 3, "start_time": "2026-01-01 00:00:00", "nccl_version": 22809,
-        "args": ["./build/all_gather_perf", "-b", "8"], "results": results,
-        "env": ["NCCL_ALGO=Ring", "TOKEN=hush", "NCCL_DEBUG=INFO"], "config": {"devices": devices},
-    }  # fmt: skip
+        "version": 3,
+        "start_time": "2026-01-01 00:00:00",
+        "nccl_version": 22809,
+        "args": ["./build/all_gather_perf", "-b", "8"],
+        "results": results,
+        "env": ["NCCL_ALGO=Ring", "TOKEN=hush", "NCCL_DEBUG=INFO"],
+        "config": {"devices": devices},
+    }
     return known | changed
 
 
@@ -221,8 +253,15 @@ def test_json_faults_come_all_at_once():
 
 
 def test_json_of_rccl_tests_in_both_shapes(tmp_path):
-    record = {"#wrong": "0", "algBw": 0.05, "busBw": 0.08, "gpus": 4, "name": "AllReduce",
-              "redop": "sum", "type": "float"}  # fmt: skip
+    record = {
+        "#wrong": "0",
+        "algBw": 0.05,
+        "busBw": 0.08,
+        "gpus": 4,
+        "name": "AllReduce",
+        "redop": "sum",
+        "type": "float",
+    }
     records = [
         record | {"size": n, "time": t, "inPlace": p}
         for n, t, p in ((1024, 19.2, 0), (1024, 19.9, 1), (2048, 19.4, 0))
@@ -388,7 +427,7 @@ def test_lines_that_a_terminal_wrapped_are_put_together(width):
         (ranks(8) + NEW + BODY.replace("8159.50", "8l59.50"), "'8l59.50'"),
         (ranks(8) + NEW + BODY.replace("8159.50", "8.159.50"), "'8.159.50'"),
     ],
-)  # fmt: skip
+)
 def test_damaged_tables_are_refused_with_the_reason(text, message):
     with pytest.raises(InputError, match=re.escape(message)):
         read_nccl_text(text, "all_reduce.log")

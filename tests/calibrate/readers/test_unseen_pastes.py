@@ -20,12 +20,16 @@ FOLDER = Path(os.environ.get("PERFMODEL_SAMPLES", "no such folder")) / "unseen"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="PERFMODEL_SAMPLES has no unseen files")
 
 WITHOUT_NUMBERS = {
-    "gcp-": "is this an example to fill in", "ssbandjl-all_reduce": "built without MPI",
-    "perlmutter": "built without MPI", "nccltests-294": "built without MPI",
-    "yccl-test": "a run that did not fail", "polaris-nccl_2_18-n128": "an error message",
-    "rccl-1352": "tables side by side", "gpu-driver-container": "nvloom",
+    "gcp-": "is this an example to fill in",
+    "ssbandjl-all_reduce": "built without MPI",
+    "perlmutter": "built without MPI",
+    "nccltests-294": "built without MPI",
+    "yccl-test": "a run that did not fail",
+    "polaris-nccl_2_18-n128": "an error message",
+    "rccl-1352": "tables side by side",
+    "gpu-driver-container": "nvloom",
     "aikitoria": "without a matrix",
-}  # fmt: skip
+}
 """Files that lack the facts, by how their names begin, and the reason."""
 
 
@@ -71,11 +75,14 @@ DAMAGES: dict[str, Callable[[str], bytes]] = {
     "half": lambda text: "\n".join(text.split("\n")[: text.count("\n") // 2]).encode(),
 }
 DAMAGED = [
-    "nccltests/yccl-test.log", "nccltests_blocks/oke-slurm-1.log", "p2p/stelline-asus-p2p.txt",
+    "nccltests/yccl-test.log",
+    "nccltests_blocks/oke-slurm-1.log",
+    "p2p/stelline-asus-p2p.txt",
     "nccltests2/xxrjun-example-cluster00-nccl_N2_G1_cnode2-001_cnode2-002.log",
-    "nccltests_blocks/awsome-inference-1.log", "nvbw/nvbandwidth-24-h100.txt",
+    "nccltests_blocks/awsome-inference-1.log",
+    "nvbw/nvbandwidth-24-h100.txt",
     "nccltests_blocks/cscs-docs-software-communication-nccl-1.log",
-]  # fmt: skip
+]
 
 
 def _told(path: Path) -> list[object]:
@@ -129,9 +136,11 @@ def test_most_logs_are_read_whatever_the_width_of_the_terminal(tmp_path: Path) -
 
 
 WRAPPED_HARDWARE = [
-    "nccl_topo/rtx4090-1-cx4.xml", "nccl_topo/yccl-topo_h800.xml", "matrix/nccl-1264-h100.txt",
+    "nccl_topo/rtx4090-1-cx4.xml",
+    "nccl_topo/yccl-topo_h800.xml",
+    "matrix/nccl-1264-h100.txt",
     "matrix/stas-a100.txt",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("width", [40, 80])

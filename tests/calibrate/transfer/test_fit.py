@@ -31,23 +31,39 @@ from tests.calibrate.transfer.machines import SIZES, Row, dgx
 EXPECTED = Priors.model_validate(
     {
         "levers": {
-            "launch": {"deviation": 0.8}, "uneven": {"deviation": 0.4},
-            "step": {"deviation": 0.8, "alike": 0.5}, "bandwidth": {"deviation": 0.07},
-            "rate": {"deviation": 0.07, "alike": 0.3}, "issue": {"deviation": 0.2},
+            "launch": {"deviation": 0.8},
+            "uneven": {"deviation": 0.4},
+            "step": {"deviation": 0.8, "alike": 0.5},
+            "bandwidth": {"deviation": 0.07},
+            "rate": {"deviation": 0.07, "alike": 0.3},
+            "issue": {"deviation": 0.2},
             "awaited": {"deviation": 0.3},
         },
         "left": {
-            "small": 0.16, "deviation": 0.16, "large": 0.16, "octaves": 2.0, "level": 0.06,
-            "ranks_octaves": 0.5, "hosts_octaves": 3.0, "other_op": 0.5, "other_way": 0.7,
+            "small": 0.16,
+            "deviation": 0.16,
+            "large": 0.16,
+            "octaves": 2.0,
+            "level": 0.06,
+            "ranks_octaves": 0.5,
+            "hosts_octaves": 3.0,
+            "other_op": 0.5,
+            "other_way": 0.7,
             "networked": 0.3,
         },
         "runs": {
-            "small": 0.07, "middle": 0.06, "large": 0.06, "turn_bytes": 2**20,
-            "bulk_bytes": 2**27, "octaves": 4.0, "row": 0.5, "freedom": 4.0,
+            "small": 0.07,
+            "middle": 0.06,
+            "large": 0.06,
+            "turn_bytes": 2**20,
+            "bulk_bytes": 2**27,
+            "octaves": 4.0,
+            "row": 0.5,
+            "freedom": 4.0,
         },
         "source": "assumption: so that these tests do not hang on what is shipped",
     }
-)  # fmt: skip
+)
 """Of a mechanism that is worse, and so leaves more to the data, than the shipped one."""
 
 
@@ -280,11 +296,15 @@ def test_covariances_are_those_of_something():
     rng = np.random.default_rng(3)
     situations = [
         CollectiveContext(
-                  str(rng.choice(["all_reduce", "all_gather"])), int(2 ** rng.uniform(3, 33)),
-                  int(2 ** rng.integers(1, 9)), int(2 ** rng.integers(0, 5)),
-                  str(rng.choice(["ring", "tree"])), str(rng.choice(["ll", "simple"])))
+            str(rng.choice(["all_reduce", "all_gather"])),
+            int(2 ** rng.uniform(3, 33)),
+            int(2 ** rng.integers(1, 9)),
+            int(2 ** rng.integers(0, 5)),
+            str(rng.choice(["ring", "tree"])),
+            str(rng.choice(["ll", "simple"])),
+        )
         for _ in range(60)
-    ]  # fmt: skip
+    ]
     places = ContextArrays.of(situations)
     whole = residual_covariance(places, places, shipped_priors().left, shipped_priors().runs)
     assert np.allclose(whole, whole.T)

@@ -27,7 +27,7 @@ def times(machine, sizes=SIZES):
     known, ranks = UncontendedTimer(machine), range(len(machine.topology.ranks))
     return np.array(
         [observed_time_s(machine, known.best("all_reduce", n, ranks)[1]) for n in sizes]
-    )  # fmt: skip
+    )
 
 
 def on(topology, **told):
@@ -123,7 +123,7 @@ def test_spreads_are_found_again_in_what_was_drawn_with_them():
     expected, rng = shipped_priors(), np.random.default_rng(5)
     situations = [
         CollectiveContext("all_reduce", 2**n, 8, 1, "ring", "simple") for n in range(10, 34)
-    ]  # fmt: skip
+    ]
     places = ContextArrays.of(situations * 2)
     number = np.repeat([0, 1], len(situations))
     noise = run_covariance(places, number, expected.runs) + 1e-4 * np.eye(len(number))

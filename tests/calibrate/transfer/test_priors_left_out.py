@@ -9,9 +9,12 @@ from reports.calibration import leave_one_out
 from reports.calibration.leave_one_out import OWN_ROWS, fold_of, prepare, questions, rows_of
 
 NAMES = (
-    "aic_h100_nccl2273_allreduce_8g", "aic_h100_nccl2273_allreduce_4g",
-    "aic_h100_nccl2273_allgather_8g", "nv_dgxh100_1n_allreduce", "bs_v100_16n_allreduce",
-)  # fmt: skip
+    "aic_h100_nccl2273_allreduce_8g",
+    "aic_h100_nccl2273_allreduce_4g",
+    "aic_h100_nccl2273_allgather_8g",
+    "nv_dgxh100_1n_allreduce",
+    "bs_v100_16n_allreduce",
+)
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,14 @@ def stepped_s(
 
 @settings(deadline=None, max_examples=300)
 @given(
-    seed=st.integers(0, 2**32 - 1), edges=st.integers(2, 40), credits=st.integers(2, 8),
-    repeat=st.integers(1, 90), kinds=st.integers(1, 4), spread=st.floats(-2, 2), sent=st.booleans(),
-)  # fmt: skip
+    seed=st.integers(0, 2**32 - 1),
+    edges=st.integers(2, 40),
+    credits=st.integers(2, 8),
+    repeat=st.integers(1, 90),
+    kinds=st.integers(1, 4),
+    spread=st.floats(-2, 2),
+    sent=st.booleans(),
+)
 def test_the_heaviest_walk_is_the_time(
     seed: int, edges: int, credits: int, repeat: int, kinds: int, spread: float, sent: bool
 ) -> None:
@@ -49,10 +54,14 @@ def test_the_heaviest_walk_is_the_time(
 
 @settings(deadline=None, max_examples=60)
 @given(
-    seed=st.integers(0, 2**32 - 1), edges=st.integers(256, 1000), credits=st.integers(2, 8),
-    turns=st.sampled_from([1, 2, 3]), kinds=st.integers(1, 1000), spread=st.floats(-2, 2),
+    seed=st.integers(0, 2**32 - 1),
+    edges=st.integers(256, 1000),
+    credits=st.integers(2, 8),
+    turns=st.sampled_from([1, 2, 3]),
+    kinds=st.integers(1, 1000),
+    spread=st.floats(-2, 2),
     hosts=st.booleans(),
-)  # fmt: skip
+)
 def test_long_unlike_rings_are_told_as_they_are_stepped_or_not_at_all(
     seed: int, edges: int, credits: int, turns: int, kinds: int, spread: float, hosts: bool
 ) -> None:
@@ -70,9 +79,12 @@ def test_long_unlike_rings_are_told_as_they_are_stepped_or_not_at_all(
 
 @settings(deadline=None, max_examples=20)
 @given(
-    seed=st.integers(0, 2**32 - 1), ranks=st.integers(256, 400), rings=st.integers(1, 3),
-    credits=st.integers(2, 8), chained=st.booleans(),
-)  # fmt: skip
+    seed=st.integers(0, 2**32 - 1),
+    ranks=st.integers(256, 400),
+    rings=st.integers(1, 3),
+    credits=st.integers(2, 8),
+    chained=st.booleans(),
+)
 def test_long_legs_end_as_if_they_were_stepped(
     seed: int, ranks: int, rings: int, credits: int, chained: bool
 ) -> None:

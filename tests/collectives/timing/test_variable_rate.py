@@ -59,9 +59,12 @@ def drawn_changes(rng: np.random.Generator, ranks: int, whole_s: float, count: i
 
 @settings(max_examples=120, deadline=None)
 @given(
-    ranks=st.integers(2, 12), credits=st.sampled_from([1, 2, 5]), count=st.integers(0, 12),
-    rings=st.integers(1, 2), seed=st.integers(0, 2**32 - 1),
-)  # fmt: skip
+    ranks=st.integers(2, 12),
+    credits=st.sampled_from([1, 2, 5]),
+    count=st.integers(0, 12),
+    rings=st.integers(1, 2),
+    seed=st.integers(0, 2**32 - 1),
+)
 def test_a_ring_whose_rates_change(
     ranks: int, credits: int, count: int, rings: int, seed: int
 ) -> None:

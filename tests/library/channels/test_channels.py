@@ -66,9 +66,15 @@ def test_behind_a_switch_one_order_serves() -> None:
 
 @pytest.mark.parametrize(
     ("template", "hosts", "rings"),
-    [("dgx-a100", 4, 8), ("dgx-h100", 4, 8), ("dgx1-v100", 2, 4), ("aws-p4d", 2, 4),
-     ("v100-x8-25g", 3, 1), ("ethernet-10g", 4, 1)],
-)  # fmt: skip
+    [
+        ("dgx-a100", 4, 8),
+        ("dgx-h100", 4, 8),
+        ("dgx1-v100", 2, 4),
+        ("aws-p4d", 2, 4),
+        ("v100-x8-25g", 3, 1),
+        ("ethernet-10g", 4, 1),
+    ],
+)
 def test_between_hosts_every_nic_carries_a_ring_on_its_own_rail(
     template: str, hosts: int, rings: int
 ) -> None:
@@ -236,14 +242,22 @@ def test_a_mesh_has_no_more_rings_than_its_links_carry():
     """Eight NICs on a V100 cube mesh: a ninth link of a GPU does not exist."""
     times = {}
     for nics in (4, 8):
-        actual = describe("V100-SXM2-16GB", gpus=8, intra="NVLink2 hybrid cube mesh",
-                         network="infiniband", nics=nics, nic_Gbps=200)  # fmt: skip
+        actual = describe(
+            "V100-SXM2-16GB",
+            gpus=8,
+            intra="NVLink2 hybrid cube mesh",
+            network="infiniband",
+            nics=nics,
+            nic_Gbps=200,
+        )
         topology = build_topology(actual.node, hosts=2, fabric="one-switch")
         rings = rings_over(topology, Router(topology), range(16))
         inside = rings.edges.hop == HOP_KINDS.index("nvlink")
         used = np.bincount(rings.edges.arcs, minlength=len(topology.arcs))
-        lanes = [d["lanes"] for _, _, d in sorted(topology.graph.edges(data=True),
-                                                  key=lambda arc: arc[2]["index"])]  # fmt: skip
+        lanes = [
+            d["lanes"]
+            for _, _, d in sorted(topology.graph.edges(data=True), key=lambda arc: arc[2]["index"])
+        ]
         links = np.array([kind == "nvlink" for kind in topology.arcs.kinds])
         assert inside.any()
         assert np.all(used[links] <= np.array(lanes)[links])
@@ -253,9 +267,23 @@ def test_a_mesh_has_no_more_rings_than_its_links_carry():
 
 
 V100_MESH = {
-    (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
-    (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
-}  # fmt: skip
+    (0, 1): 1,
+    (0, 2): 1,
+    (0, 3): 2,
+    (0, 4): 2,
+    (1, 2): 2,
+    (1, 3): 1,
+    (1, 5): 2,
+    (2, 3): 2,
+    (2, 6): 1,
+    (3, 7): 1,
+    (4, 5): 1,
+    (4, 6): 1,
+    (4, 7): 2,
+    (5, 6): 2,
+    (5, 7): 1,
+    (6, 7): 2,
+}
 """NVLinks of 8 V100 on DGX-1 and its kin, in lanes."""
 
 

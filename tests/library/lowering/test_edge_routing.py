@@ -28,7 +28,11 @@ def node(cpus: int, dram: str, *, p2p: bool = False) -> NodeSpec:
 
     return NodeSpec.model_validate(
         {
-            "perfmodel": 1, "kind": "node", "name": "box", "description": "test", "gpu": "l40s",
+            "perfmodel": 1,
+            "kind": "node",
+            "name": "box",
+            "description": "test",
+            "gpu": "l40s",
             "links": {
                 "pcie": link("pcie", "10 GB/s"),
                 "numa": link("upi", "1000 GB/s"),
@@ -36,7 +40,8 @@ def node(cpus: int, dram: str, *, p2p: bool = False) -> NodeSpec:
                 "port": link("ethernet", "5 GB/s"),
             },
             "nodes": [
-                {"id": "gpu[0-7]", "kind": "gpu"}, {"id": "sw[0-3]", "kind": "pcie_switch"},
+                {"id": "gpu[0-7]", "kind": "gpu"},
+                {"id": "sw[0-3]", "kind": "pcie_switch"},
                 {"id": f"cpu[0-{cpus - 1}]", "kind": "cpu"},
                 {"id": f"mem[0-{cpus - 1}]", "kind": "memory"},
                 {"id": "nic0", "kind": "nic", "port": "port"},
@@ -45,13 +50,18 @@ def node(cpus: int, dram: str, *, p2p: bool = False) -> NodeSpec:
                 {"from": "gpu[0-7]", "to": "sw[0-3]", "link": "pcie"},
                 {"from": "sw[0-3]", "to": f"cpu[0-{cpus - 1}]", "link": "pcie"},
                 {"from": f"mem[0-{cpus - 1}]", "to": f"cpu[0-{cpus - 1}]", "link": "dram"},
-                {"from": f"cpu[0-{cpus - 1}]", "to": f"cpu[0-{cpus - 1}]", "link": "numa",
-                 "pattern": "all"},
+                {
+                    "from": f"cpu[0-{cpus - 1}]",
+                    "to": f"cpu[0-{cpus - 1}]",
+                    "link": "numa",
+                    "pattern": "all",
+                },
                 {"from": "nic0", "to": "cpu0", "link": "pcie"},
             ],
-            "gpu_p2p": p2p, "gpudirect_rdma": False,
+            "gpu_p2p": p2p,
+            "gpudirect_rdma": False,
         }
-    )  # fmt: skip
+    )
 
 
 def rates_Bps(topology: Topology, src: list[int], dst: list[int]) -> np.ndarray:
@@ -143,18 +153,29 @@ def test_by_rails_bytes_change_rails_inside_the_host() -> None:
     assert [n for n in by_rail if n.startswith("fabric")] == ["fabric/leaf5"]
     assert by_rail[:2] == ["n0/nvs", "n0/gpu5"]
     assert [n for n in hashed if n.startswith("fabric")] == [
-        "fabric/leaf0", "fabric/spine0", "fabric/leaf5",
-    ]  # fmt: skip
+        "fabric/leaf0",
+        "fabric/spine0",
+        "fabric/leaf5",
+    ]
 
 
 def paired_switches() -> NodeSpec:
     """Two GPUs, joined to each other and to a switch each; the switches are joined too."""
-    link = {"kind": "nvlink", "bandwidth": "10 GB/s", "efficiency": 1, "latency": "0 s",
-            "source": "a b"}  # fmt: skip
+    link = {
+        "kind": "nvlink",
+        "bandwidth": "10 GB/s",
+        "efficiency": 1,
+        "latency": "0 s",
+        "source": "a b",
+    }
     return NodeSpec.model_validate(
         {
-            "perfmodel": 1, "kind": "node", "name": "box", "description": "test",
-            "gpu": "a100-sxm4-40gb", "links": {"nvl": link},
+            "perfmodel": 1,
+            "kind": "node",
+            "name": "box",
+            "description": "test",
+            "gpu": "a100-sxm4-40gb",
+            "links": {"nvl": link},
             "nodes": [{"id": "gpu[0-1]", "kind": "gpu"}, {"id": "nvs[0-1]", "kind": "nvswitch"}],
             "edges": [
                 {"from": "gpu0", "to": "nvs0", "link": "nvl"},
@@ -163,7 +184,7 @@ def paired_switches() -> NodeSpec:
                 {"from": "gpu1", "to": "nvs1", "link": "nvl"},
             ],
         }
-    )  # fmt: skip
+    )
 
 
 def test_edges_to_a_switch_end_where_they_did_when_a_link_between_is_lost() -> None:

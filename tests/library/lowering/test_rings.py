@@ -10,9 +10,13 @@ from perfmodel.library.model import load_library
 from perfmodel.topology.templates.build import build_topology
 
 ALGORITHMS = [
-    ("all_reduce", "recursive_doubling"), ("all_reduce", "ring"), ("all_reduce", "rabenseifner"),
-    ("all_to_all", "pairwise"), ("all_gather", "bruck"), ("broadcast", "binomial"),
-]  # fmt: skip
+    ("all_reduce", "recursive_doubling"),
+    ("all_reduce", "ring"),
+    ("all_reduce", "rabenseifner"),
+    ("all_to_all", "pairwise"),
+    ("all_gather", "bruck"),
+    ("broadcast", "binomial"),
+]
 
 
 @pytest.mark.parametrize("name", ["gloo", "nccl", "plain"])
@@ -50,8 +54,9 @@ def test_a_machine_keeps_so_many_edges_and_lays_others_again():
 
 def test_sizes_of_an_all_to_all_go_over_the_same_edges():
     """Those of 2,048 ranks are kept, too: laid again for each size they took 600 MB each."""
-    machine = Machine(build_topology("dgx1-v100", hosts=2, fabric="one-switch"),
-                      load_library("plain"))  # fmt: skip
+    machine = Machine(
+        build_topology("dgx1-v100", hosts=2, fabric="one-switch"), load_library("plain")
+    )
     first, again, part = (
         lower_collective(machine, "all_to_all", nbytes, ranks, algorithm="direct")[-1].stages[0]
         for nbytes, ranks in ((1 << 20, range(16)), (1 << 26, range(16)), (1 << 20, range(1, 16)))

@@ -19,12 +19,20 @@ AT_ONCE = 16 * 8
     [
         # Two nodes begin at 128 KiB; below 4 x 128 x 128 KiB = 64 MiB they take half of it,
         # below 1 x 128 x 64 KiB = 8 MiB half of that.
-        (2, 1 << 34, 131072), (2, 64 * MIB, 131072), (2, 64 * MIB - 1, 65536),
-        (3, 64 * MIB, 131072), (2, 8 * MIB, 65536), (2, 8 * MIB - 1, 32768), (2, 1, 32768),
+        (2, 1 << 34, 131072),
+        (2, 64 * MIB, 131072),
+        (2, 64 * MIB - 1, 65536),
+        (3, 64 * MIB, 131072),
+        (2, 8 * MIB, 65536),
+        (2, 8 * MIB - 1, 32768),
+        (2, 1, 32768),
         # Four nodes and more begin at 64 KiB (NCCL_NVLSTREE_MAX_CHUNKSIZE).
-        (4, 1 << 34, 65536), (64, 1 << 34, 65536), (4, 8 * MIB, 65536), (4, 8 * MIB - 1, 32768),
+        (4, 1 << 34, 65536),
+        (64, 1 << 34, 65536),
+        (4, 8 * MIB, 65536),
+        (4, 8 * MIB - 1, 32768),
     ],
-)  # fmt: skip
+)
 def test_nvls_tree(nodes, nbytes, chunk):
     assert nvls_tree_bytes(nbytes, AT_ONCE, nodes) == chunk
 
@@ -33,10 +41,15 @@ def test_nvls_tree(nodes, nbytes, chunk):
     ("nbytes", "chunk"),
     [
         # 64 x 128 x 128 KiB = 1 GiB, 8 x 128 x 64 KiB = 64 MiB, 2 x 128 x 32 KiB = 8 MiB.
-        (1024 * MIB, 131072), (1024 * MIB - 1, 65536), (64 * MIB, 65536), (64 * MIB - 1, 32768),
-        (8 * MIB, 32768), (8 * MIB - 1, 16384), (1, 16384),
+        (1024 * MIB, 131072),
+        (1024 * MIB - 1, 65536),
+        (64 * MIB, 65536),
+        (64 * MIB - 1, 32768),
+        (8 * MIB, 32768),
+        (8 * MIB - 1, 16384),
+        (1, 16384),
     ],
-)  # fmt: skip
+)
 def test_nvls(nbytes, chunk):
     assert nvls_bytes(nbytes, AT_ONCE) == chunk
 
@@ -46,10 +59,15 @@ def test_nvls(nbytes, chunk):
     [
         # 16 channels, depth 9: 9 x 64 chunks of 256 KiB a channel are 2304 MiB, 9 x 8 of 128 KiB
         # 144 MiB, 9 of 64 KiB 9 MiB.
-        (2304 * MIB, 262144), (2304 * MIB - 1, 131072), (144 * MIB, 131072),
-        (144 * MIB - 1, 65536), (9 * MIB, 65536), (9 * MIB - 1, 32768), (1, 32768),
+        (2304 * MIB, 262144),
+        (2304 * MIB - 1, 131072),
+        (144 * MIB, 131072),
+        (144 * MIB - 1, 65536),
+        (9 * MIB, 65536),
+        (9 * MIB - 1, 32768),
+        (1, 32768),
     ],
-)  # fmt: skip
+)
 def test_collnet_chain(nbytes, chunk):
     assert collnet_bytes(nbytes, 16, 9) == chunk
 
@@ -59,10 +77,15 @@ def test_collnet_chain(nbytes, chunk):
     [
         # 16 channels. LL: warps have 256 bytes, blocks 4 KiB, in between a share is in 8 parts;
         # so has LL128, 1920 and 38400 bytes. Simple: whole steps of 4 MiB / 8.
-        ("ll", 1, 256), ("ll", 16 * 8 * 1024, 1024), ("ll", 1 << 34, 4096), ("ll128", 1, 1920),
-        ("ll128", 16 * 8 * 8192, 8192), ("ll128", 1 << 34, 38400),
-        ("simple", 1, 524288), ("simple", 1 << 34, 524288),
+        ("ll", 1, 256),
+        ("ll", 16 * 8 * 1024, 1024),
+        ("ll", 1 << 34, 4096),
+        ("ll128", 1, 1920),
+        ("ll128", 16 * 8 * 8192, 8192),
+        ("ll128", 1 << 34, 38400),
+        ("simple", 1, 524288),
+        ("simple", 1 << 34, 524288),
     ],
-)  # fmt: skip
+)
 def test_tree(protocol, nbytes, chunk):
     assert tree_bytes(protocol, nbytes, channels=16, nodes=2, per_node=8) == chunk

@@ -239,9 +239,13 @@ def test_a_merged_adapter_counts_once(tmp_path):
     topology = build_topology(str(path), hosts=2, fabric="one-switch")
     rates = [
         host_of(
-            topology, Router(topology), topology.ranks[:8], between_hosts=True, release=(2, 30),
+            topology,
+            Router(topology),
+            topology.ranks[:8],
+            between_hosts=True,
+            release=(2, 30),
             merging=merging,
         ).nic_GBps
         for merging in (True, False)
-    ]  # fmt: skip
+    ]
     assert rates == [(50.0,) * 8, (25.0,) * 16]

@@ -44,9 +44,13 @@ A100_2 = system(16, 2, 80, "amd", 8, 24.0)
 A100_4 = system(32, 4, 80, "amd", 8, 24.0)
 H100_4 = system(32, 4, 90, "intel", 8, 45.0, (8, 40.0, 48.0))
 WAYS = [
-    ("ring", "ll"), ("ring", "ll128"), ("ring", "simple"),
-    ("tree", "ll"), ("tree", "ll128"), ("tree", "simple"),
-]  # fmt: skip
+    ("ring", "ll"),
+    ("ring", "ll128"),
+    ("ring", "simple"),
+    ("tree", "ll"),
+    ("tree", "ll128"),
+    ("tree", "simple"),
+]
 
 TABLE = [
     (A100, "15.0/50.1 40.6/126.2 56.0/137.1 15.2/29.1 31.5/85.9 64.4/110.4"),

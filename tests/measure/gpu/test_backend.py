@@ -55,8 +55,11 @@ def test_everything_that_a_processor_can_be_asked():
     rows, note = measure_device(job(), torch, "cpu")
     found = {(row.what, row.nbytes, row.setting) for row in rows}
     for nbytes in (64, 4096):
-        assert {("schedule", nbytes, "3 virtual ranks"), ("copy", nbytes, ""),
-                ("reduce", nbytes, "")} <= found  # fmt: skip
+        assert {
+            ("schedule", nbytes, "3 virtual ranks"),
+            ("copy", nbytes, ""),
+            ("reduce", nbytes, ""),
+        } <= found
     assert ("launch", 0, "enqueue") in found
     assert ("synchronize", 0, "launch and wait") in found
     assert all(row.repeats == 2 and row.median_s > 0 for row in rows)
@@ -143,13 +146,22 @@ def fake_bed(fake):
 def test_events_stand_around_what_is_timed_and_nothing_else():
     fake = FakeCuda()
     probe = probes_module.Microbenchmark(
-        "overlap", 0, lambda: fake.log.append("run"), inner=5,
+        "overlap",
+        0,
+        lambda: fake.log.append("run"),
+        inner=5,
         before=lambda: fake.log.append("copies beside"),
-    )  # fmt: skip
+    )
     took_s = device_module._time_runs(probe, fake_bed(fake), 2)
     assert fake.log == [
-        "wait for 0", "copies beside", "record", "run", "run", "record", "wait for the event"
-    ]  # fmt: skip
+        "wait for 0",
+        "copies beside",
+        "record",
+        "run",
+        "run",
+        "record",
+        "wait for the event",
+    ]
     assert took_s == pytest.approx(3e-3 / (2 * 5))
 
 
@@ -172,9 +184,13 @@ def test_every_pair_of_devices_is_copied_between_and_waited_for():
     bed = fake_bed(fake)
     found = {probe.setting: probe for probe in probes_module._peer_copies(bed, [64])}
     assert set(found) == {
-        "gpu0 -> gpu1", "gpu1 -> gpu0", "gpu1 -> gpu2", "gpu2 -> gpu1",
-        "gpu0 -> gpu2, through the host", "gpu2 -> gpu0, through the host",
-    }  # fmt: skip
+        "gpu0 -> gpu1",
+        "gpu1 -> gpu0",
+        "gpu1 -> gpu2",
+        "gpu2 -> gpu1",
+        "gpu0 -> gpu2, through the host",
+        "gpu2 -> gpu0, through the host",
+    }
     device_module._time_runs(found["gpu2 -> gpu1"], bed, 1)
     copied = "source 2[:16] to target 1[:16]"
     assert fake.log == ["wait for 2", "wait for 1", copied, "wait for 2", "wait for 1"]

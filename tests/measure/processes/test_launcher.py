@@ -160,13 +160,26 @@ def test_under_torchrun_rank_0_writes(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-              "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    common = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     processes = [
-        start(*SMALL, "--ranks", "2", "-o", str(tmp_path / f"m{rank}.json"),
-              **common, RANK=str(rank), LOCAL_RANK=str(rank))
+        start(
+            *SMALL,
+            "--ranks",
+            "2",
+            "-o",
+            str(tmp_path / f"m{rank}.json"),
+            **common,
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+        )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     (code0, out0, err0), (code1, out1, err1) = [finish(process) for process in processes]
     assert (code0, code1) == (0, 0), (err0, err1)
     assert "schedule" in out0

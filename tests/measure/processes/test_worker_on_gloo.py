@@ -16,10 +16,17 @@ import perfmodel
 from perfmodel.collectives import catalog
 
 NAMES = [
-    "all_reduce-ring", "all_reduce-tree", "all_reduce-recursive_doubling", "all_reduce-gloo_ring",
-    "reduce_scatter-ring", "all_gather-ring", "broadcast-chain", "broadcast-binomial",
-    "reduce-chain", "all_to_all-bruck",
-]  # fmt: skip
+    "all_reduce-ring",
+    "all_reduce-tree",
+    "all_reduce-recursive_doubling",
+    "all_reduce-gloo_ring",
+    "reduce_scatter-ring",
+    "all_gather-ring",
+    "broadcast-chain",
+    "broadcast-binomial",
+    "reduce-chain",
+    "all_to_all-bruck",
+]
 LARGEST = {"all_reduce": 100_000, "broadcast": 100_000, "reduce": 100_000}
 
 
@@ -29,9 +36,14 @@ def launch(ranks, folder):
     environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         [sys.executable, "-W", "error", str(script), str(ranks), str(folder)],
-        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        check=False, timeout=90, start_new_session=True,
-    )  # fmt: skip
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=90,
+        start_new_session=True,
+    )
     assert ended.returncode == 0, ended.stderr
 
 

@@ -76,9 +76,10 @@ def test_time_unit(longest: float, unit: str) -> None:
 def test_pages_hold_no_more_digits_than_a_screen_shows() -> None:
     figure = figures.new_figure(100)
     figure.add_scatter(
-        x=[0.123456789012, 1 / 3], y=[1e-9 / 3, 2],
+        x=[0.123456789012, 1 / 3],
+        y=[1e-9 / 3, 2],
         hovertext=["a > b </script> 0.123456789012\N{NO-BREAK SPACE}ms", "\\u003e"],
-    )  # fmt: skip
+    )
     html = render_block(Figure(figure, "digits", "d"))
     assert "0.1234568,0.3333333" in html
     assert "3.333333e-10" in html

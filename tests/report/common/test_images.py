@@ -23,8 +23,14 @@ browser_there = pytest.mark.skipif(
 def test_every_figure_of_the_page_has_a_file_name(result: Result) -> None:
     names = list(images.pictures(result))
     assert names == [
-        "throughput", "efficiency", "step-time", "breakdown", "timeline", "topology", "memory",
-    ]  # fmt: skip
+        "throughput",
+        "efficiency",
+        "step-time",
+        "breakdown",
+        "timeline",
+        "topology",
+        "memory",
+    ]
 
 
 @pytest.mark.browser

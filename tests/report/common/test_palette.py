@@ -14,5 +14,12 @@ def test_every_kind_of_span_has_a_colour() -> None:
 
 def test_bands_of_utilisation() -> None:
     assert [band_of(u) for u in (0.0, 0.001, 0.1, 0.25, 0.5, 0.51, 1.0, 1.2)] == [
-        0, 1, 1, 2, 3, 4, 4, 4,
-    ]  # fmt: skip
+        0,
+        1,
+        1,
+        2,
+        3,
+        4,
+        4,
+        4,
+    ]

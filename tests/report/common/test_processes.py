@@ -62,9 +62,10 @@ def test_links_of_amd_are_not_called_nvlink(result: Result) -> None:
         "the hosts' NICs and the GPUs' NVLink": "the hosts' NICs and the GPUs' XGMI",
         "Path: n0/gpu3 -> n0/gpu0 (nvlink).": "Path: n0/gpu3 -> n0/gpu0 (xgmi).",
         "28 NVLinks": "28 XGMI links",
-        "Fits, with room for the 3 GiB of CUDA, NCCL and allocator.":
-            "Fits, with room for the 3 GiB of ROCm, RCCL and allocator.",
-    }  # fmt: skip
+        "Fits, with room for the 3 GiB of CUDA, NCCL and allocator.": (
+            "Fits, with room for the 3 GiB of ROCm, RCCL and allocator."
+        ),
+    }
     blocks = for_ranks_of(machine, list(map(Paragraph, texts)))
     assert [block.text for block in blocks if isinstance(block, Paragraph)] == list(texts.values())
     assert for_ranks_of(result.topology, blocks) == blocks

@@ -21,10 +21,16 @@ def plain(text: str) -> str:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.0983, "98.3 ms"), (0.0000012, "1.20 µs"), (12.0, "12.0 s"), (0.9999, "1.00 s"),
-        (0.00099999, "1.00 ms"), (123.4, "123 s"), (0.0, "0 s"), (5e-10, "0.500 ns"),
+        (0.0983, "98.3 ms"),
+        (0.0000012, "1.20 µs"),
+        (12.0, "12.0 s"),
+        (0.9999, "1.00 s"),
+        (0.00099999, "1.00 ms"),
+        (123.4, "123 s"),
+        (0.0, "0 s"),
+        (5e-10, "0.500 ns"),
     ],
-)  # fmt: skip
+)
 def test_duration(value: float, text: str) -> None:
     assert plain(quantities.duration(value)) == text
 
@@ -38,8 +44,12 @@ def test_size(value: float, text: str) -> None:
 
 def test_counts_keep_three_digits_and_no_exponent() -> None:
     assert [quantities.count(n) for n in (1, 999.6, 31234, 1.5e7, 0.01234)] == [
-        "1.00", "1,000", "31,200", "15,000,000", "0.012",
-    ]  # fmt: skip
+        "1.00",
+        "1,000",
+        "31,200",
+        "15,000,000",
+        "0.012",
+    ]
 
 
 def test_headline_answers(with_main: Callable[..., Result]) -> None:

@@ -45,10 +45,16 @@ def grid_of(
     def row(values: tuple[float, ...]) -> Mapping[str, Any]:
         step = step_s(*values)
         return {
-            "step_time_s": step, "low_s": 0.9 * step, "high_s": None, "comm_s": waits * step,
-            "exposed_comm_s": waits * step, "bottleneck": "compute", "fits": True,
-            "samples": 2 * values[0], "memory_bytes": 8.0,
-        }  # fmt: skip
+            "step_time_s": step,
+            "low_s": 0.9 * step,
+            "high_s": None,
+            "comm_s": waits * step,
+            "exposed_comm_s": waits * step,
+            "bottleneck": "compute",
+            "fits": True,
+            "samples": 2 * values[0],
+            "memory_bytes": 8.0,
+        }
 
     design = Design(axes, groups or (tuple(range(len(axes))),))
     points = ([axes[at].points[n].value for at, n in enumerate(point)] for point in design.points)
@@ -168,13 +174,18 @@ def test_axes_stand_where_the_scenario_asks(answer: Result, everything: Design) 
     labels = {key: one.points[one.baseline].label.replace("\xa0", " ") for key, one in axes.items()}
     # PyTorch's default cap; a 10 Gbit/s adapter of 20 us (topologies/ethernet-10g.yaml).
     assert labels == {
-        "cap": "25 MiB", "hook": "none", "accumulate": "1 micro-batch", "batch": "64",
-        "bandwidth": "10 Gbit/s (\xd71)", "latency": "20 \xb5s (\xd71)",
+        "cap": "25 MiB",
+        "hook": "none",
+        "accumulate": "1 micro-batch",
+        "batch": "64",
+        "bandwidth": "10 Gbit/s (\xd71)",
+        "latency": "20 \xb5s (\xd71)",
         "gpus": "8 GPUs",
-    }  # fmt: skip
+    }
     assert axes["cap"].points[axes["cap"].baseline].settings == {
-        "strategy.bucket_cap": "26214400 B", "strategy.first_bucket": "1048576 B",
-    }  # fmt: skip
+        "strategy.bucket_cap": "26214400 B",
+        "strategy.first_bucket": "1048576 B",
+    }
     total = sum(bucket.nbytes for bucket in answer.main.buckets)
     assert 0 <= axes["cap"].points[-1].value - total < 2**20  # all in one bucket
     assert [point.value for point in axes["gpus"].points] == [1, 2, 4, 8]
@@ -342,8 +353,10 @@ def test_interpolation_along_the_network_is_close(asked: Scenario) -> None:
     network = design_of(here, found).axes[-3:]
     grid = explore(here, found, choose_design(network, 360), jobs=1)
     assert [(one.key, len(one)) for one in grid.axes] == [
-        ("bandwidth", 6), ("latency", 3), ("gpus", 1),
-    ]  # fmt: skip
+        ("bandwidth", 6),
+        ("latency", 3),
+        ("gpus", 1),
+    ]
     along = sorted(one.error for one in grid.checks if one.axis == "bandwidth")
     assert len(along) == 5
     assert along[2] < 0.015

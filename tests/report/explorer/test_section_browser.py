@@ -43,22 +43,32 @@ def build_grid(name: str = "n0/nic0 -> leaf0 (ethernet)") -> Grid:
     axes = (
         axis("cap", ["1 MiB", "25 MiB", "98 MiB"], [1, 25, 98], 1),
         axis("bandwidth", ["25 Gbit/s (x1)", "50 Gbit/s (x2)"], [1, 2], 0),
-        Axis("gpus", "GPUs", tuple(
-            Stop(float(n), quantities.gpus(gpus), gpus, {}) for n, gpus in enumerate((1, 8, 64))
-        ), 2),
-    )  # fmt: skip
+        Axis(
+            "gpus",
+            "GPUs",
+            tuple(
+                Stop(float(n), quantities.gpus(gpus), gpus, {}) for n, gpus in enumerate((1, 8, 64))
+            ),
+            2,
+        ),
+    )
     rows = []
     for at, (cap, rate, size) in enumerate(itertools.product(range(3), range(2), range(3))):
         waits = 0.0 if size == 0 else 0.0123 * size * (1 + cap) / (1 + rate)
         step = 0.1 + waits + 1e-5 * at
         rows.append(
             {
-                "step_time_s": step, "low_s": None if size == 0 else 0.9 * step,
-                "high_s": None if size == 0 else 1.3 * step, "exposed_comm_s": waits,
-                "comm_s": 2 * waits, "samples": 32.0 * (1, 8, 64)[size], "memory_bytes": 1e9,
-                "bottleneck": "compute" if size == 0 else name, "fits": cap != 2,
+                "step_time_s": step,
+                "low_s": None if size == 0 else 0.9 * step,
+                "high_s": None if size == 0 else 1.3 * step,
+                "exposed_comm_s": waits,
+                "comm_s": 2 * waits,
+                "samples": 32.0 * (1, 8, 64)[size],
+                "memory_bytes": 1e9,
+                "bottleneck": "compute" if size == 0 else name,
+                "fits": cap != 2,
             }
-        )  # fmt: skip
+        )
     return Grid(Design(axes, ((0, 1, 2),)), tuple(rows), 2e9)
 
 

@@ -90,10 +90,16 @@ def html_section(point: SizeResult) -> str:
 def test_the_page_has_a_section_with_every_event_and_wait(disturbed: Result) -> None:
     page = plain(html_section(disturbed.main))
     for words in (
-        "n5 1.2 times slower", "6.00 ms", "traffic &lt;n0/cpu0&gt;", "18.0 ms",
-        "all-reduce bucket 0", "Before 1 of 2 collectives nobody waits.", "the other",
-        "25.0 %", 'id="figure-steps"',
-    ):  # fmt: skip
+        "n5 1.2 times slower",
+        "6.00 ms",
+        "traffic &lt;n0/cpu0&gt;",
+        "18.0 ms",
+        "all-reduce bucket 0",
+        "Before 1 of 2 collectives nobody waits.",
+        "the other",
+        "25.0 %",
+        'id="figure-steps"',
+    ):
         assert words in page
     assert html_section(disturbed.main) in report_html(disturbed)
 
@@ -106,8 +112,10 @@ def test_waits_for_messages_of_all_micro_batches_are_a_row_each_way() -> None:
     ]
     groups = group_waits([*waits, Wait("gradient norm", None, "stage 0", 1.0, 0.003, 0.003)])
     assert {name: len(own) for name, own in groups.items()} == {
-        "activations to stage 1": 3, "gradients to stage 0": 3, "gradient norm": 1,
-    }  # fmt: skip
+        "activations to stage 1": 3,
+        "gradients to stage 0": 3,
+        "gradient norm": 1,
+    }
 
 
 def test_many_waits_are_joined_whatever_their_numbers(disturbed: Result) -> None:
@@ -178,12 +186,18 @@ def test_json_holds_all_of_it(disturbed: Result) -> None:
     assert document["steps_s"] == [0.09, 0.13, 0.11]
     assert document["mean_interval_s"] == [0.105, 0.115]
     assert document["events"][0] == {
-        "what": "n5 1.2 times slower", "without_s": 0.104, "costs_s": 0.006,
-    }  # fmt: skip
+        "what": "n5 1.2 times slower",
+        "without_s": 0.104,
+        "costs_s": 0.006,
+    }
     assert document["waits"][0] == {
-        "collective": "all-reduce bucket 0", "bucket": 0, "last": "n5", "share": 1.0,
-        "waited_s": 0.003, "longest_s": 0.004,
-    }  # fmt: skip
+        "collective": "all-reduce bucket 0",
+        "bucket": 0,
+        "last": "n5",
+        "share": 1.0,
+        "waited_s": 0.003,
+        "longest_s": 0.004,
+    }
     assert document["jobs"] == [
         {"name": "the other", "gpus": 64, "step_time_s": 0.15, "alone_s": 0.12}
     ]

@@ -14,10 +14,23 @@ from perfmodel.studies.run.result.model import Result
 
 # Keys that other programs were promised for ``perfmodel run --json``.
 PROMISED = {
-    "step_time_s", "compute_s", "comm_s", "exposed_comm_s", "samples_per_s", "scaling_efficiency",
-    "bottleneck", "bottleneck_path", "global_batch", "scaling", "memory_bytes", "fits",
-    "interval_s", "buckets", "assumptions", "provenance",
-}  # fmt: skip
+    "step_time_s",
+    "compute_s",
+    "comm_s",
+    "exposed_comm_s",
+    "samples_per_s",
+    "scaling_efficiency",
+    "bottleneck",
+    "bottleneck_path",
+    "global_batch",
+    "scaling",
+    "memory_bytes",
+    "fits",
+    "interval_s",
+    "buckets",
+    "assumptions",
+    "provenance",
+}
 
 
 def test_promised_keys_are_there_and_speak_of_the_main_point(result: Result) -> None:
@@ -29,8 +42,12 @@ def test_promised_keys_are_there_and_speak_of_the_main_point(result: Result) -> 
     assert document["scaling"] == "weak"
     assert document["memory_bytes"] == result.main.memory.total_bytes
     assert [bucket["nbytes"] for bucket in document["buckets"]] == [
-        8_196_000, 31_502_336, 26_255_360, 26_550_272, 9_724_160,
-    ]  # fmt: skip
+        8_196_000,
+        31_502_336,
+        26_255_360,
+        26_550_272,
+        9_724_160,
+    ]
     assert document["buckets"][0].keys() >= {"index", "nbytes", "ready_s", "start_s", "end_s"}
 
 

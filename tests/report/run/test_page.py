@@ -77,11 +77,17 @@ def hostile(result: Result) -> Result:
     return replace(
         result,
         points=(*result.points[:-1], bad),
-        scenario=HOSTILE, question=HOSTILE, workload=HOSTILE, strategy=HOSTILE, machine=HOSTILE,
-        samples=Sample(HOSTILE, HOSTILE), assumptions=(HOSTILE, f"https://example.com/{HOSTILE}"),
-        sources={HOSTILE: HOSTILE}, provenance={HOSTILE: HOSTILE},
+        scenario=HOSTILE,
+        question=HOSTILE,
+        workload=HOSTILE,
+        strategy=HOSTILE,
+        machine=HOSTILE,
+        samples=Sample(HOSTILE, HOSTILE),
+        assumptions=(HOSTILE, f"https://example.com/{HOSTILE}"),
+        sources={HOSTILE: HOSTILE},
+        provenance={HOSTILE: HOSTILE},
         topology=replace(result.topology, name=HOSTILE),
-    )  # fmt: skip
+    )
 
 
 def test_page_fetches_nothing(page: str) -> None:
@@ -102,14 +108,24 @@ def test_plotly_is_embedded_once(page: str) -> None:
 def test_page_shows_every_section_and_figure(page: str) -> None:
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles == [
-        "Scaling", "Where the time goes", "One step", "Gradient buckets", "Machine and links",
-        "Memory", "What this rests on",
-    ]  # fmt: skip
+        "Scaling",
+        "Where the time goes",
+        "One step",
+        "Gradient buckets",
+        "Machine and links",
+        "Memory",
+        "What this rests on",
+    ]
     names = re.findall(r'<div id="(figure-\w+)"', page)
     assert names == [
-        "figure-scaling", "figure-efficiency", "figure-steptime", "figure-breakdown",
-        "figure-timeline", "figure-topology", "figure-memory",
-    ]  # fmt: skip
+        "figure-scaling",
+        "figure-efficiency",
+        "figure-steptime",
+        "figure-breakdown",
+        "figure-timeline",
+        "figure-topology",
+        "figure-memory",
+    ]
 
 
 def test_page_says_what_it_rests_on(page: str, result: Result) -> None:
@@ -183,9 +199,14 @@ def test_folder_holds_page_data_and_timeline(result: Result, tmp_path: Path) -> 
     assert page == tmp_path / "new" / "folder" / "report.html"
     names = sorted(path.name for path in page.parent.iterdir())
     assert names == [
-        "buckets.csv", "report.html", "report.md", "result.json", "sizes.csv", "summary.csv",
+        "buckets.csv",
+        "report.html",
+        "report.md",
+        "result.json",
+        "sizes.csv",
+        "summary.csv",
         "timeline.json",
-    ]  # fmt: skip
+    ]
     header, *rows = (page.parent / "summary.csv").read_text().splitlines()
     assert len(rows) == 6
     assert not header.startswith(","), "no column of row numbers"

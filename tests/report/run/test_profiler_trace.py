@@ -32,15 +32,29 @@ def a_step(step: int, origin: float) -> list[Span]:
         span("backward 1", "backward", "compute", 3e-3, 5e-3),
         span("backward 0", "backward", "compute", 5e-3, 7.0000004e-3),
         span(
-            "all_reduce bucket 0", "communication", "comm", 5.1e-3, 9e-3,
-            ready_s=origin + 5e-3, nbytes=400, bucket=0, op="all_reduce",
+            "all_reduce bucket 0",
+            "communication",
+            "comm",
+            5.1e-3,
+            9e-3,
+            ready_s=origin + 5e-3,
+            nbytes=400,
+            bucket=0,
+            op="all_reduce",
         ),
         span(
-            "all_reduce bucket 1", "communication", "comm", 7.0000004e-3, 8e-3,
-            ready_s=origin + 7.0000004e-3, nbytes=800, bucket=1, op="all_reduce",
+            "all_reduce bucket 1",
+            "communication",
+            "comm",
+            7.0000004e-3,
+            8e-3,
+            ready_s=origin + 7.0000004e-3,
+            nbytes=800,
+            bucket=1,
+            op="all_reduce",
         ),
         span("optimizer", "optimizer", "compute", 9e-3, 9.5e-3),
-    ]  # fmt: skip
+    ]
 
 
 TIMELINE = Timeline(tuple(a_step(0, 1.0) + a_step(1, 1.0095)))
@@ -120,9 +134,11 @@ def test_times_round_trip_to_a_nanosecond() -> None:
 
 
 REQUIRED = {
-    "X": {"name", "cat", "ts", "dur", "pid", "tid"}, "M": {"name", "pid", "args"},
-    "s": {"name", "cat", "id", "ts", "pid", "tid"}, "f": {"name", "cat", "id", "ts", "pid", "tid"},
-}  # fmt: skip
+    "X": {"name", "cat", "ts", "dur", "pid", "tid"},
+    "M": {"name", "pid", "args"},
+    "s": {"name", "cat", "id", "ts", "pid", "tid"},
+    "f": {"name", "cat", "id", "ts", "pid", "tid"},
+}
 """Of the Trace Event Format, by phase: complete and metadata events, begin and end of flows."""
 
 
@@ -176,13 +192,17 @@ def test_steps_are_marked_without_overlap_though_the_host_runs_ahead() -> None:
 
 def test_collectives_carry_their_arguments() -> None:
     comm = next(e for e in complete(trace()) if e["name"] == "ncclDevKernel_AllReduce")
-    assert comm["args"] | {
-        "Collective name": "allreduce",
-        "In msg nelems": 400,
-        "Group size": 16,
-        "Process Group Name": "0",
-        "bucket": 0,
-    } == comm["args"]  # fmt: skip
+    assert (
+        comm["args"]
+        | {
+            "Collective name": "allreduce",
+            "In msg nelems": 400,
+            "Group size": 16,
+            "Process Group Name": "0",
+            "bucket": 0,
+        }
+        == comm["args"]
+    )
     assert comm["args"]["Process Group Ranks"].startswith("[0, 1, 2,")
     launches = {e["args"]["correlation"] for e in complete(trace()) if e["cat"] == "cuda_runtime"}
     kernels = {e["args"]["correlation"] for e in complete(trace()) if e["cat"] == "kernel"}
@@ -211,9 +231,19 @@ def test_kernels_are_launched_by_the_work_that_issues_them_and_before_they_run()
 def test_groups_and_elements_are_those_of_the_communicator() -> None:
     """A gather of half the elements of each of four, in a job of sixteen."""
     span = Span(
-        "gather layer", "communication", "first stage", "comm", 0, 0.0, 1e-3, 0.0, 800,
-        op="all_gather", communicator="tensor", dtype="bf16",
-    )  # fmt: skip
+        "gather layer",
+        "communication",
+        "first stage",
+        "comm",
+        0,
+        0.0,
+        1e-3,
+        0.0,
+        800,
+        op="all_gather",
+        communicator="tensor",
+        dtype="bf16",
+    )
     groups = {("first stage", "tensor"): GroupOfClass(4, (8, 9, 10, 11))}
     timeline = Timeline((span,), {"first stage": 8}, groups)
     document = to_kineto(
@@ -222,11 +252,19 @@ def test_groups_and_elements_are_those_of_the_communicator() -> None:
     (kernel,) = (e for e in complete(document) if e["cat"] == "kernel")
     assert document["distributedInfo"]["rank"] == 8
     assert kernel["name"] == "ncclDevKernel_AllGather"
-    assert kernel["args"] | {
-        "Collective name": "_allgather_base", "In msg nelems": 100, "Out msg nelems": 400,
-        "dtype": "BFloat16", "Group size": 4, "Process Group Name": "tensor",
-        "Process Group Ranks": "[8, 9, 10, 11]",
-    } == kernel["args"]  # fmt: skip
+    assert (
+        kernel["args"]
+        | {
+            "Collective name": "_allgather_base",
+            "In msg nelems": 100,
+            "Out msg nelems": 400,
+            "dtype": "BFloat16",
+            "Group size": 4,
+            "Process Group Name": "tensor",
+            "Process Group Ranks": "[8, 9, 10, 11]",
+        }
+        == kernel["args"]
+    )
 
 
 def test_a_class_is_written_alone() -> None:

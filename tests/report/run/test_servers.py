@@ -16,11 +16,21 @@ LATE = Staleness(1.5, 1, 3, 5, 7, ((0, 0, 0.5), (1, 7, 0.5)), None)
 
 def use(mode: str) -> ServerUse:
     return ServerUse(
-        mode=mode, workers=16, updates_per_s=5.0, updates_interval_per_s=None,
-        most_updates_per_s=6.0, bound_by="computing", worker_wait=0.1, fastest_s=0.1,
-        slowest_s=0.2, servers=("server 0",), server_busy=(0.2,), server_bytes=1e9,
-        queue_wait_s=1e-3, staleness=LATE,
-    )  # fmt: skip
+        mode=mode,
+        workers=16,
+        updates_per_s=5.0,
+        updates_interval_per_s=None,
+        most_updates_per_s=6.0,
+        bound_by="computing",
+        worker_wait=0.1,
+        fastest_s=0.1,
+        slowest_s=0.2,
+        servers=("server 0",),
+        server_busy=(0.2,),
+        server_bytes=1e9,
+        queue_wait_s=1e-3,
+        staleness=LATE,
+    )
 
 
 @pytest.mark.parametrize(("mode", "late"), [("synchronous", False), ("asynchronous", True)])

@@ -19,9 +19,13 @@ def with_spans(point: SizeResult, spans: list[Span], **more: object) -> SizeResu
 
 def span(kind: str, start: float, end: float, **more: object) -> Span:
     fields: dict[str, object] = {
-        "name": kind, "kind": kind, "rank_class": "all", "step": 0, "ready_s": start,
+        "name": kind,
+        "kind": kind,
+        "rank_class": "all",
+        "step": 0,
+        "ready_s": start,
         "stream": "comm" if kind == "communication" else "compute",
-    }  # fmt: skip
+    }
     return Span(start_s=start, end_s=end, **{**fields, **more})  # type: ignore[arg-type]
 
 
@@ -29,8 +33,10 @@ def test_rows_of_a_ddp_step(result: Result) -> None:
     picture = step_picture(result.main)
     assert [row.title for row in picture.rows] == ["compute", "communication"]
     assert [bar.work for bar in sorted(picture.rows[0].bars, key=lambda bar: bar.start_s)] == [
-        "forward", "backward", "optimizer",
-    ]  # fmt: skip
+        "forward",
+        "backward",
+        "optimizer",
+    ]
     assert [bar.bucket for bar in picture.rows[1].bars if bar.bucket is not None] != []
     assert len(picture.rows[1].bars) == 5
 
@@ -75,8 +81,10 @@ def test_long_neighbours_of_other_kinds_stay_apart(result: Result) -> None:
     spans = [span("backward", 0, 0.1), span("copy", 0.1, 0.15), span("backward", 0.15, 0.3)]
     (row,) = step_picture(with_spans(result.main, spans, step_time_s=0.3)).rows
     assert sorted((bar.start_s, bar.work) for bar in row.bars) == [
-        (0.0, "backward"), (0.1, "copies"), (0.15, "backward"),
-    ]  # fmt: skip
+        (0.0, "backward"),
+        (0.1, "copies"),
+        (0.15, "backward"),
+    ]
 
 
 def test_time_starts_at_the_first_work_on_a_device(result: Result) -> None:
@@ -109,8 +117,11 @@ def test_classes_and_concurrent_transfers_have_rows_of_their_own(result: Result)
     ]
     titles = [row.title for row in step_picture(with_spans(result.main, spans)).rows]
     assert titles == [
-        "GPU 0: compute", "GPU 0: communication", "GPU 0: communication 2", "others: compute",
-    ]  # fmt: skip
+        "GPU 0: compute",
+        "GPU 0: communication",
+        "GPU 0: communication 2",
+        "others: compute",
+    ]
 
 
 def test_empty_timeline_gives_an_empty_picture(result: Result) -> None:
@@ -151,13 +162,25 @@ def test_slow_ranks_of_a_stage_are_named_after_it(result: Result) -> None:
     spans = [span("forward", 0, 1.0, rank_class=own) for own in ("stage 0", "stage 1", "n7")]
     uses = (StageUse(0, "stage 0", 1, 0, 0), StageUse(1, "n7", 1, 0, 0))
     mixture = MixtureUse(
-        tensor=1, context=1, expert=1, pipeline=2, data=2, order="tp-pp", schedule="1f1b",
-        micro_batches=1, bubble=0.1, bubble_in_theory=0.1, stages=uses, dimensions=(),
-    )  # fmt: skip
+        tensor=1,
+        context=1,
+        expert=1,
+        pipeline=2,
+        data=2,
+        order="tp-pp",
+        schedule="1f1b",
+        micro_batches=1,
+        bubble=0.1,
+        bubble_in_theory=0.1,
+        stages=uses,
+        dimensions=(),
+    )
     point = replace(with_spans(result.main, spans), mixture=mixture)
     assert {row.title for row in step_picture(point).rows} == {
-        "stage 0: compute", "stage 1: compute", "stage 1, n7: compute",
-    }  # fmt: skip
+        "stage 0: compute",
+        "stage 1: compute",
+        "stage 1, n7: compute",
+    }
 
 
 def test_a_row_of_very_many_collectives_is_joined(result: Result) -> None:

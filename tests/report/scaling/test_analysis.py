@@ -34,14 +34,18 @@ def curve(result: Result) -> Callable[..., Result]:
             batch = 10 * gpus
             points.append(
                 replace(
-                    result.main, gpus=gpus, nodes=max(1, gpus // 8), samples_per_s=speed,
-                    step_time_s=batch / speed, global_batch=batch,
+                    result.main,
+                    gpus=gpus,
+                    nodes=max(1, gpus // 8),
+                    samples_per_s=speed,
+                    step_time_s=batch / speed,
+                    global_batch=batch,
                     scaling_efficiency=speed / gpus / (each / first),
                     interval_s=(intervals or {}).get(gpus),
                     bottleneck=bottlenecks[at] if bottlenecks else "compute",
                     limit="communication" if bottlenecks else "compute",
                 )
-            )  # fmt: skip
+            )
         return replace(result, points=tuple(points), efficiency_base=first)
 
     return make
@@ -148,8 +152,9 @@ def test_same_link_of_another_host_is_no_change(curve: Callable[..., Result]) ->
     found = curve([(1, 10.0), (8, 70.0), (16, 130.0)], bottlenecks=names)
     assert [row.moved for row in analysis.size_gains(found)] == [False, True, False]
     assert [(run.first, run.last, run.bottleneck) for run in analysis.runs(found)] == [
-        (1, 1, "compute"), (8, 16, "n0/nic0 -> leaf0 (ethernet)"),
-    ]  # fmt: skip
+        (1, 1, "compute"),
+        (8, 16, "n0/nic0 -> leaf0 (ethernet)"),
+    ]
     said = plain(" ".join(findings(found)))
     assert "compute on 1 GPU; n0/nic0 -> leaf0 (ethernet) on 8 to 16 GPUs" in said
 

@@ -59,8 +59,13 @@ def test_band_lies_only_over_sizes_with_an_interval(result: Result) -> None:
     assert bands[0].y[-1] == pytest.approx(0.5 * speed)
     curve = by_name(figures.draw_throughput(sure))["predicted"]
     assert list(curve.marker.symbol) == [  # type: ignore[attr-defined]
-        "circle-open", "circle", "circle", "circle", "circle-open", "circle",
-    ]  # fmt: skip
+        "circle-open",
+        "circle",
+        "circle",
+        "circle",
+        "circle-open",
+        "circle",
+    ]
 
 
 def test_step_time_and_efficiency_have_the_band_too(result: Result) -> None:

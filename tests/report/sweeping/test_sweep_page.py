@@ -30,9 +30,16 @@ def swept(*variants: tuple[dict[str, Any], dict[str, Any]]) -> SweepResult:
     """A sweep by what each variant sets and answers."""
     sets = tuple(Variant(at, fields, None, f"{at}") for at, (fields, _) in enumerate(variants))
     usual = {
-        "step_time_s": 0.2, "compute_s": 0.1, "exposed_comm_s": 0.05, "gpus": 8, "fits": True,
-        "samples_per_s": 100.0, "bottleneck": HOSTILE, "low_s": 0.1, "high_s": 0.3,
-    }  # fmt: skip
+        "step_time_s": 0.2,
+        "compute_s": 0.1,
+        "exposed_comm_s": 0.05,
+        "gpus": 8,
+        "fits": True,
+        "samples_per_s": 100.0,
+        "bottleneck": HOSTILE,
+        "low_s": 0.1,
+        "high_s": 0.3,
+    }
     answers = tuple(
         Answer("failed", HOSTILE) if "message" in own else Answer("ok", **(usual | own))
         for _, own in variants
@@ -121,12 +128,16 @@ def rows() -> list[dict[str, Any]]:
     times = {2**n: 1e-5 + 2**n / 1e11 for n in range(10, 31, 2)}
     return [
         {
-            "nbytes": nbytes, "time_s": time_s, "algbw_Bps": nbytes / time_s,
-            "busbw_Bps": nbytes / time_s, "algorithm": "ring",
-            "protocol": "ll" if nbytes < 2**16 else HOSTILE, "interval_s": [time_s / 2, time_s * 3],
+            "nbytes": nbytes,
+            "time_s": time_s,
+            "algbw_Bps": nbytes / time_s,
+            "busbw_Bps": nbytes / time_s,
+            "algorithm": "ring",
+            "protocol": "ll" if nbytes < 2**16 else HOSTILE,
+            "interval_s": [time_s / 2, time_s * 3],
         }
         for nbytes, time_s in times.items()
-    ]  # fmt: skip
+    ]
 
 
 def test_a_collective_says_its_bandwidth_latency_and_where_half_is_reached() -> None:

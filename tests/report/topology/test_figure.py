@@ -183,10 +183,14 @@ def test_page_is_written_and_other_formats_are_refused(tmp_path: Path) -> None:
 def test_a_page_lists_links_paths_and_sources_in_words_of_its_ranks() -> None:
     page = topology_html(build_topology("dgx-a100", hosts=2, fabric="rail-optimised"))
     for text in (
-        "16 GPUs (a100-sxm4-80gb) in 2 hosts", "network rail-optimised", "240 GB/s", "NV12",
-        "Each host sends 198.8 GB/s into the fabric", "NVIDIA A100 data sheet",
+        "16 GPUs (a100-sxm4-80gb) in 2 hosts",
+        "network rail-optimised",
+        "240 GB/s",
+        "NV12",
+        "Each host sends 198.8 GB/s into the fabric",
+        "NVIDIA A100 data sheet",
         "Assumption: 7.5 µs, the middle of",
-    ):  # fmt: skip
+    ):
         assert text in page
     loopback = topology_html(build_topology("cpu-loopback"))
     assert "16 processes (cpu-process) in one host" in loopback

@@ -107,8 +107,10 @@ jobs:
 """,
     )
     assert [(where, line) for where, line, _ in found] == [
-        ("events.0.slow.nodes.0", 8), ("events.1.slow.ranks.0", 9), ("jobs.0.batch_per_gpu", 11),
-    ]  # fmt: skip
+        ("events.0.slow.nodes.0", 8),
+        ("events.1.slow.ranks.0", 9),
+        ("jobs.0.batch_per_gpu", 11),
+    ]
     assert found[0][2] == "0 to 3, the nodes of this job"
 
 
@@ -131,8 +133,9 @@ def test_a_node_has_one_kind_of_gpu(tmp_path: Path) -> None:
     )
     found = faults(tmp_path, "", mixed)
     assert [where for where, _, _ in found] == [
-        "cluster.mixed.0.nodes.1", "cluster.mixed.1.nodes.0",
-    ]  # fmt: skip
+        "cluster.mixed.0.nodes.1",
+        "cluster.mixed.1.nodes.0",
+    ]
 
 
 def test_events_are_part_of_the_digest(tmp_path: Path) -> None:
@@ -146,7 +149,12 @@ def test_events_are_part_of_the_digest(tmp_path: Path) -> None:
 def test_the_schema_shows_the_words() -> None:
     schema = Scenario.model_json_schema()
     assert set(schema["$defs"]["EventSection"]["properties"]) == {
-        "slow", "jitter", "degrade", "down", "lose", "traffic",
-    }  # fmt: skip
+        "slow",
+        "jitter",
+        "degrade",
+        "down",
+        "lose",
+        "traffic",
+    }
     assert "from" in schema["$defs"]["TrafficEvent"]["properties"]
     assert {"events", "jobs"} <= set(schema["properties"])

@@ -27,9 +27,16 @@ EAGER = {"compiled": "false"}
 def scenario(tmp_path, recipe=None, **changes):
     more = "" if recipe is None else f", fp8: {{{recipe}}}"
     fields = {
-        "dtype": "bf16", "precision": "fp8", "compiled": "true", "kind": "ddp", "node": "dgx-h100",
-        "more": more, "parallel": "", "tokens": 512, **changes,
-    }  # fmt: skip
+        "dtype": "bf16",
+        "precision": "fp8",
+        "compiled": "true",
+        "kind": "ddp",
+        "node": "dgx-h100",
+        "more": more,
+        "parallel": "",
+        "tokens": 512,
+        **changes,
+    }
     path = tmp_path / "fp8.yaml"
     path.write_text(TEXT.format(**fields), encoding="utf-8")
     return load_scenario(path)
@@ -49,8 +56,11 @@ def scenario(tmp_path, recipe=None, **changes):
         ("recipe: tensorwise, precompute_float8_dynamic_scale_for_fsdp: true", {}, "all_gather: t"),
         ("recipe: mxfp8, fp8_param_gather: true", {}, "recipe: delayed, current or blockwise"),
         ("recipe: mxfp8, library: torchao", EAGER, "'compiled: true' with recipe"),
-        ("recipe: tensorwise, enable_fsdp_float8_all_gather: true", {},
-         "enable_fsdp_float8_all_gather: found true; allowed: false, or strategy.kind: fsdp"),
+        (
+            "recipe: tensorwise, enable_fsdp_float8_all_gather: true",
+            {},
+            "enable_fsdp_float8_all_gather: found true; allowed: false, or strategy.kind: fsdp",
+        ),
         ("fp8_param_gather: true", {}, "fp8_param_gather: found true; allowed: false, or strategy"),
         (None, {"kind": "ddp, join: true"}, "reduce_amax: found true; allowed: false with strat"),
         (None, {"kind": "data_parallel"}, "compute.precision: found 'fp8'; allowed: another"),
@@ -59,7 +69,7 @@ def scenario(tmp_path, recipe=None, **changes):
         (None, {"dtype": "fp16"}, "model.dtype: found 'fp16'; allowed: 'bf16' or 'fp32'"),
         (None, {"kind": "fsdp, param_dtype: fp16"}, "param_dtype: found 'fp16' with compute.prec"),
     ],
-)  # fmt: skip
+)
 def test_faults_of_the_file(tmp_path, recipe, changes, message):
     with pytest.raises(InputError, match=message):
         scenario(tmp_path, recipe, **changes)

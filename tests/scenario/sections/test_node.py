@@ -64,11 +64,13 @@ def test_faults_name_field_and_line(file: Path) -> None:
     with pytest.raises(InputError) as raised:
         load_scenario(file)
     assert {(f.field, f.line) for f in raised.value.faults} == {
-        ("cluster.node.nics.count", 8), ("cluster.node.nics.colour", 8),
-    }  # fmt: skip
+        ("cluster.node.nics.count", 8),
+        ("cluster.node.nics.colour", 8),
+    }
     file.write_text(TEXT.replace("count: 1}", "kind: pigeon}"))
     with pytest.raises(InputError) as raised:
         resolve_names(load_scenario(file, ["cluster.node.pcie=gen9"]))
     assert {(f.field, f.line) for f in raised.value.faults} == {
-        ("cluster.node.nics.kind", 8), ("--set cluster.node.pcie", None),
-    }  # fmt: skip
+        ("cluster.node.nics.kind", 8),
+        ("--set cluster.node.pcie", None),
+    }

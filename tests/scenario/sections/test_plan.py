@@ -106,28 +106,63 @@ def test_run_does_not_see_the_plan(write):
         ("[1, 2]", "[]", "plan.candidates.0.nodes", "[]", "at least 1"),
         ("      fabric: rail-optimised\n", "", "plan.candidates.0.fabric", "nothing", "2 nodes"),
         ("name: bought", "name: rented", "plan.candidates.1.name", "'rented'", "no other"),
-        ("years: 4", "years: 4, utilisation: 2", "plan.candidates.1.purchase.utilisation", "2",
-         "less than or equal to 1"),
+        (
+            "years: 4",
+            "years: 4, utilisation: 2",
+            "plan.candidates.1.purchase.utilisation",
+            "2",
+            "less than or equal to 1",
+        ),
         ("pue: 1.3", "pue: 0.9", "plan.candidates.1.power.pue", "0.9", "or equal to 1"),
         ("pue: 1.3", "per_node: 6 kW, factor: 2", "plan.candidates.1.power", "6 kW", "not both"),
         ("pue: 1.3", "per_node: 6000", "plan.candidates.1.power.per_node", "no unit", "a power"),
-        ("nodes: [1]", "nodes: [1]\n      price_per_gpu_hour: 1 USD/h", "plan.candidates.1", "",
-         "(rented) or"),
+        (
+            "nodes: [1]",
+            "nodes: [1]\n      price_per_gpu_hour: 1 USD/h",
+            "plan.candidates.1",
+            "",
+            "(rented) or",
+        ),
         ("price: 10e3 USD", "price: 1 USD, price_per_node: 1 USD", "plan.upgrades.0", "", "one of"),
-        ("name: more,", "name: more, candidates: [rentd],", "plan.upgrades.0.candidates.0",
-         "'rentd'", "did you mean 'rented'"),
-        ("what_if.network_bandwidth: 2", "plan.deadline: 1 d", "plan.upgrades.0.set.plan.deadline",
-         "a field of 'plan'", "plan.failures"),
-        ("what_if.network_bandwidth: 2", "cluster.node: dgx-h100",
-         "plan.upgrades.0.set.cluster.node", "candidate itself", "another candidate"),
-        ("what_if.network_bandwidth: 2", "cluster.nodes: 4", "plan.upgrades.0.set.cluster.nodes",
-         "candidate itself", "another candidate"),
-        ("nodes: [1]", "nodes: [1]\n      set: {cluster.gpus_per_node: 2}",
-         "plan.candidates.1.set.cluster.gpus_per_node", "candidate itself", "another candidate"),
+        (
+            "name: more,",
+            "name: more, candidates: [rentd],",
+            "plan.upgrades.0.candidates.0",
+            "'rentd'",
+            "did you mean 'rented'",
+        ),
+        (
+            "what_if.network_bandwidth: 2",
+            "plan.deadline: 1 d",
+            "plan.upgrades.0.set.plan.deadline",
+            "a field of 'plan'",
+            "plan.failures",
+        ),
+        (
+            "what_if.network_bandwidth: 2",
+            "cluster.node: dgx-h100",
+            "plan.upgrades.0.set.cluster.node",
+            "candidate itself",
+            "another candidate",
+        ),
+        (
+            "what_if.network_bandwidth: 2",
+            "cluster.nodes: 4",
+            "plan.upgrades.0.set.cluster.nodes",
+            "candidate itself",
+            "another candidate",
+        ),
+        (
+            "nodes: [1]",
+            "nodes: [1]\n      set: {cluster.gpus_per_node: 2}",
+            "plan.candidates.1.set.cluster.gpus_per_node",
+            "candidate itself",
+            "another candidate",
+        ),
         ("1_000 USD", "0 USD", "plan.budget", "0 USD", "more than zero"),
         ("candidates:", "candidats:", "plan.candidats", "unknown", "did you mean 'candidates'"),
     ],
-)  # fmt: skip
+)
 def test_faults_name_field_and_what_is_allowed(write, old, new, field, found, allowed):
     assert old in GOOD
     said = faults(write(GOOD.replace(old, new)))
@@ -152,10 +187,12 @@ def test_all_faults_at_once(write):
 def test_a_currency_may_be_demanded(write):
     said = faults(write(GOOD), "plan.currency=EUR")
     assert {field for field, *_ in said} == {
-        "plan.budget", "plan.candidates.0.price_per_gpu_hour",
-        "plan.candidates.1.purchase.price_per_node", "plan.candidates.1.power.energy_price",
+        "plan.budget",
+        "plan.candidates.0.price_per_gpu_hour",
+        "plan.candidates.1.purchase.price_per_node",
+        "plan.candidates.1.power.energy_price",
         "plan.upgrades.0.price",
-    }  # fmt: skip
+    }
 
 
 @given(st.floats(0, 1e12, allow_nan=False), st.sampled_from(["USD", "EUR", "CHF"]))

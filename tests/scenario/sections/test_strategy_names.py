@@ -14,11 +14,13 @@ from perfmodel.scenario.sections.strategies.strategy_section import _OTHER_NAMES
 def scenario_with(strategy: Any) -> Any:
     return make_scenario(
         {
-            "model": {"name": "resnet18"}, "compute": {"precision": "fp32"},
+            "model": {"name": "resnet18"},
+            "compute": {"precision": "fp32"},
             "cluster": {"node": "dgx-a100"},
-            "training": {"batch_per_gpu": 4}, "strategy": strategy,
+            "training": {"batch_per_gpu": 4},
+            "strategy": strategy,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -143,12 +143,14 @@ def test_groups_without_a_common_class_start_each_by_itself(machine: Machine) ->
     together = simulate(step, machine)
     assert together.step_time_s == pytest.approx(6e-3)
     cut = split(step, "all", [ClassPart("slow", (2, 3), scale=3.0)])
-    starts = {s.rank_class: s.start_s for s in simulate(cut, machine).timeline.spans
-              if s.name == "t"}  # fmt: skip
+    starts = {
+        s.rank_class: s.start_s for s in simulate(cut, machine).timeline.spans if s.name == "t"
+    }
     assert starts == {"all": pytest.approx(2e-3), "slow": pytest.approx(6e-3)}
     odd = split(step, "all", [ClassPart("slow", (2,), scale=3.0)])
-    starts = {s.rank_class: s.start_s for s in simulate(odd, machine).timeline.spans
-              if s.name == "t"}  # fmt: skip
+    starts = {
+        s.rank_class: s.start_s for s in simulate(odd, machine).timeline.spans if s.name == "t"
+    }
     assert starts == {"all": pytest.approx(6e-3), "slow": pytest.approx(6e-3)}
 
 
@@ -212,10 +214,15 @@ def pair() -> Topology:
 def test_a_lost_nic_is_routed_around_and_costs_time(pair: Topology, fidelity: Fidelity) -> None:
     machine = Machine(pair, load_library("nccl"))
     step = plan(
-        Task("r", "communication", "all", "comm",
-             Collective("all_reduce", 64 * 1024 * 1024, "dp", "r")),
+        Task(
+            "r",
+            "communication",
+            "all",
+            "comm",
+            Collective("all_reduce", 64 * 1024 * 1024, "dp", "r"),
+        ),
         ranks=range(16),
-    )  # fmt: skip
+    )
     whole_s = simulate(step, machine, fidelity=fidelity).step_time_s
     lost = Machine(remove_links(pair, nodes=["n1/nic3"]), load_library("nccl"))
     change = Change(whole_s / 2, lost, "n1/nic3 lost")
@@ -232,10 +239,15 @@ def test_who_is_out_of_reach_is_named(pair: Topology, fidelity: Fidelity, when: 
     nics = [name for name in pair.graph if name.startswith("n1/nic")]
     cut_off = Machine(remove_links(pair, nodes=nics), load_library("nccl"))
     step = plan(
-        Task("reduce it", "communication", "all", "comm",
-             Collective("all_reduce", 64 * 1024 * 1024, "dp", "r")),
+        Task(
+            "reduce it",
+            "communication",
+            "all",
+            "comm",
+            Collective("all_reduce", 64 * 1024 * 1024, "dp", "r"),
+        ),
         ranks=range(16),
-    )  # fmt: skip
+    )
     collective = UncontendedTimer(machine).best("all_reduce", 64 * 1024 * 1024, range(16), 0)[0]
     at_s = collective.launch_s * (0.5 if when == "being launched" else 1.5)
     change = Change(at_s, cut_off, "n1 lost its NICs")

@@ -37,9 +37,15 @@ def work(
     releases: str | None = None,
 ) -> Task:
     return Task(
-        name, "forward", *where, Compute(seconds), after, before,
-        acquires=acquires, releases=releases,
-    )  # fmt: skip
+        name,
+        "forward",
+        *where,
+        Compute(seconds),
+        after,
+        before,
+        acquires=acquires,
+        releases=releases,
+    )
 
 
 def reduce_(name: str, *, after: tuple[int, ...] = (), where: str = "all") -> Task:
@@ -146,7 +152,7 @@ def test_a_collective_waits_for_every_class(machine: Machine) -> None:
         work("b", 5e-3, where=("rest", "compute")),
         reduce_("r", after=(0,), where="zero"),
         reduce_("r", after=(1,), where="rest"),
-    )  # fmt: skip
+    )
     run = simulate(plan(*tasks, classes=classes), machine)
     found = [(s.rank_class, s.start_s, s.ready_s) for s in run.timeline.spans if s.name == "r"]
     assert sorted(found) == [

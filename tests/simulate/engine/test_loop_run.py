@@ -103,9 +103,11 @@ def late(result: LoopRun, after: int = 4) -> list[int]:
 
 
 @given(
-    compute_s=st.floats(1e-3, 1), nbytes=st.floats(1e4, 1e9), each_s=st.floats(0, 0.1),
+    compute_s=st.floats(1e-3, 1),
+    nbytes=st.floats(1e4, 1e9),
+    each_s=st.floats(0, 0.1),
     together=st.booleans(),
-)  # fmt: skip
+)
 @FEW
 def test_one_worker_and_one_server_take_the_sum_of_their_times(
     compute_s: float, nbytes: float, each_s: float, together: bool
@@ -169,19 +171,34 @@ def test_the_host_issues_in_order_and_after_what_arrives() -> None:
 
 
 @given(
-    workers=st.integers(1, 9), servers=st.integers(1, 3), compute_s=st.floats(1e-3, 0.5),
-    nbytes=st.floats(1e6, 2e8), each_s=st.floats(0, 0.1), overlap=st.booleans(),
+    workers=st.integers(1, 9),
+    servers=st.integers(1, 3),
+    compute_s=st.floats(1e-3, 0.5),
+    nbytes=st.floats(1e6, 2e8),
+    each_s=st.floats(0, 0.1),
+    overlap=st.booleans(),
     slow=st.floats(1, 3),
-)  # fmt: skip
+)
 @FEW
 def test_asynchronous_throughput_never_exceeds_its_bounds(
-    workers: int, servers: int, compute_s: float, nbytes: float, each_s: float, overlap: bool,
+    workers: int,
+    servers: int,
+    compute_s: float,
+    nbytes: float,
+    each_s: float,
+    overlap: bool,
     slow: float,
-) -> None:  # fmt: skip
+) -> None:
     plan = loops(
-        workers, servers, compute_s=compute_s, nbytes=nbytes, each_s=each_s, overlap=overlap,
-        pieces=4 if overlap else 1, scales=[slow],
-    )  # fmt: skip
+        workers,
+        servers,
+        compute_s=compute_s,
+        nbytes=nbytes,
+        each_s=each_s,
+        overlap=overlap,
+        pieces=4 if overlap else 1,
+        scales=[slow],
+    )
     result = run(plan, rounds=24)
     demand_s = max(nbytes / servers / LINK_Bps, each_s / servers)
     alone = sum(1 / (compute_s * worker.scale) for worker in plan.workers)
@@ -242,9 +259,12 @@ def test_workers_that_begin_together_crowd_one_direction_of_the_link() -> None:
 
 
 @given(
-    workers=st.integers(1, 9), compute_s=st.floats(1e-2, 0.3), each_s=st.floats(1e-4, 0.1),
-    servers=st.integers(1, 3), slow=st.floats(1, 4),
-)  # fmt: skip
+    workers=st.integers(1, 9),
+    compute_s=st.floats(1e-2, 0.3),
+    each_s=st.floats(1e-4, 0.1),
+    servers=st.integers(1, 3),
+    slow=st.floats(1, 4),
+)
 @FEW
 def test_mean_staleness_is_one_less_than_the_workers(
     workers: int, compute_s: float, each_s: float, servers: int, slow: float
@@ -274,9 +294,12 @@ def test_a_slow_worker_is_later_than_the_others() -> None:
 
 
 @given(
-    workers=st.integers(2, 7), slack=st.integers(0, 5), slow=st.floats(1, 5),
-    compute_s=st.floats(1e-3, 0.2), pieces=st.integers(1, 3),
-)  # fmt: skip
+    workers=st.integers(2, 7),
+    slack=st.integers(0, 5),
+    slow=st.floats(1, 5),
+    compute_s=st.floats(1e-3, 0.2),
+    pieces=st.integers(1, 3),
+)
 @FEW
 def test_nobody_is_further_ahead_than_the_slack(
     workers: int, slack: int, slow: float, compute_s: float, pieces: int
@@ -292,9 +315,12 @@ def test_nobody_is_further_ahead_than_the_slack(
 
 
 @given(
-    workers=st.integers(1, 7), servers=st.integers(1, 3), compute_s=st.floats(1e-3, 0.2),
-    pieces=st.integers(1, 4), slow=st.floats(1, 3),
-)  # fmt: skip
+    workers=st.integers(1, 7),
+    servers=st.integers(1, 3),
+    compute_s=st.floats(1e-3, 0.2),
+    pieces=st.integers(1, 4),
+    slow=st.floats(1, 3),
+)
 @FEW
 def test_no_slack_is_synchronous(
     workers: int, servers: int, compute_s: float, pieces: int, slow: float

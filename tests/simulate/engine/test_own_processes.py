@@ -79,9 +79,12 @@ def test_a_cap_leaves_the_rest_to_the_job(fidelity: Fidelity) -> None:
 
 @BOTH
 @given(
-    start=st.floats(0, 5e-3), nbytes=st.floats(1e3, 1e7), cap=st.sampled_from([None, 1e8, 3e9]),
-    src=st.integers(0, 3), op=st.sampled_from(["send", "all_reduce"]),
-)  # fmt: skip
+    start=st.floats(0, 5e-3),
+    nbytes=st.floats(1e3, 1e7),
+    cap=st.sampled_from([None, 1e8, 3e9]),
+    src=st.integers(0, 3),
+    op=st.sampled_from(["send", "all_reduce"]),
+)
 @settings(max_examples=15, deadline=None)
 def test_a_burst_of_a_process_is_a_burst_of_an_event(
     fidelity: Fidelity, start: float, nbytes: float, cap: float | None, src: int, op: str
@@ -257,33 +260,40 @@ WRONG: dict[str, tuple[Any, str]] = {
         "process process: dst: found 'n0/gpu9' .did you mean",
     ),
     "to itself": (
-        acting(lambda env, network: network.send("n0/gpu0", "n0/gpu0", 1)), "another device",
+        acting(lambda env, network: network.send("n0/gpu0", "n0/gpu0", 1)),
+        "another device",
     ),
     "no bytes": (acting(lambda env, network: network.send("n0/gpu0", "n0/gpu1", 0)), "nbytes: f"),
     "no unit": (
-        acting(lambda env, network: network.send("n0/gpu0", "n0/gpu1", "5")), "nbytes: found '5'",
+        acting(lambda env, network: network.send("n0/gpu0", "n0/gpu1", "5")),
+        "nbytes: found '5'",
     ),
     "nan": (
-        acting(lambda env, network: network.send("n0/gpu0", "n0/gpu1", float("nan"))), "found nan",
+        acting(lambda env, network: network.send("n0/gpu0", "n0/gpu1", float("nan"))),
+        "found nan",
     ),
     "no rate": (
-        acting(lambda env, network: network.send("n0/gpu0", "n0/gpu1", 1, cap=-1)), "cap: found -1",
+        acting(lambda env, network: network.send("n0/gpu0", "n0/gpu1", 1, cap=-1)),
+        "cap: found -1",
     ),
     "no link": (
         acting(lambda env, network: network.set_link("n0/gpu0", "n0/gpu1", bandwidth=1)),
         "link: found 'n0/gpu0 -- n0/gpu1'; allowed: a link from n0/gpu0 to",
     ),
     "nothing to set": (
-        acting(lambda env, network: network.set_link("n0/gpu0")), "set_link: found neither",
+        acting(lambda env, network: network.set_link("n0/gpu0")),
+        "set_link: found neither",
     ),
     "a negative bandwidth": (
-        acting(lambda env, network: network.set_link("n0/gpu0", bandwidth=-1)), "bandwidth: fou",
+        acting(lambda env, network: network.set_link("n0/gpu0", bandwidth=-1)),
+        "bandwidth: fou",
     ),
     "a bandwidth of another unit": (
-        acting(lambda env, network: network.set_link("n0/gpu0", bandwidth="3 s")), "bandwidth: f",
+        acting(lambda env, network: network.set_link("n0/gpu0", bandwidth="3 s")),
+        "bandwidth: f",
     ),
     "a cut": (acting(lambda env, network: network.fail("n0/gpu0")), "n0/gpu0 failed: "),
-}  # fmt: skip
+}
 
 
 @BOTH

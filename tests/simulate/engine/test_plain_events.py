@@ -71,8 +71,9 @@ def plain_run(tasks: Sequence[Task], steps: int, slowdown: float) -> dict[Key, t
                 work, starts[queue[0]] = tasks[index].work, now
                 left_s = work.duration_s if isinstance(work, Compute) else REDUCE_S
                 running[kind] = queue.pop(0), left_s
-        slower = {kind: slowdown if kind == "compute" and "comm" in running else 1.0
-                  for kind in running}  # fmt: skip
+        slower = {
+            kind: slowdown if kind == "compute" and "comm" in running else 1.0 for kind in running
+        }
         next_s = min(left_s * slower[kind] for kind, (_, left_s) in running.items())
         now += next_s
         for kind, (key, left_s) in list(running.items()):

@@ -119,14 +119,26 @@ def test_vectors_among_others_are_a_process_for_each(
     jobs = [BackgroundJob(step_plan("other", other), 1e-3)] if has_work else []
     jitter = (Jitter("gamma", 0.3, "layer", seed),)
     vector = simulate_ranks(
-        plan, machine, steps=3, fidelity=fidelity, overlap_slowdown=slowdown,
-        stretch=Variation(plan, jitter), surroundings=Surroundings(changes, traffic, jobs),
-    )  # fmt: skip
+        plan,
+        machine,
+        steps=3,
+        fidelity=fidelity,
+        overlap_slowdown=slowdown,
+        stretch=Variation(plan, jitter),
+        surroundings=Surroundings(changes, traffic, jobs),
+    )
     each = one_class_per_rank(plan)
     engine = simulate(
-        each, machine, steps=3, fidelity=fidelity, overlap_slowdown=slowdown,
-        stretch=Variation(each, jitter), changes=changes, traffic=traffic, background_jobs=jobs,
-    )  # fmt: skip
+        each,
+        machine,
+        steps=3,
+        fidelity=fidelity,
+        overlap_slowdown=slowdown,
+        stretch=Variation(each, jitter),
+        changes=changes,
+        traffic=traffic,
+        background_jobs=jobs,
+    )
     assert vector.step_ends_s == pytest.approx(engine.step_ends_s, rel=1e-9, abs=1e-15)
     assert vector.counted.wire_bytes == pytest.approx(engine.counted.wire_bytes, rel=1e-6, abs=1.0)
     for name, ends_s in vector.others_step_ends_s.items():
@@ -148,9 +160,13 @@ def test_events_do_not_grow_with_ranks(
         machine = Machine(switched_topology([1e9] * ranks, [1e-6] * ranks), load_library("plain"))
         group = Communicator("dp", (range(ranks),))
         meet = Task(
-            "meet", "communication", "ranks", "comm", Collective("all_reduce", 4_000, "dp", "c"),
+            "meet",
+            "communication",
+            "ranks",
+            "comm",
+            Collective("all_reduce", 4_000, "dp", "c"),
             (0,),
-        )  # fmt: skip
+        )
         work = Task("work", "forward", "ranks", "compute", Compute(1e-3), (), (1,))
         plan = StepPlan(
             "main", (RankClass("ranks", range(ranks)),), STREAMS, (group,), (work, meet), ranks
@@ -158,9 +174,12 @@ def test_events_do_not_grow_with_ranks(
         stream = Traffic("n0/gpu0", "n0/gpu1", nbytes=1e5, every_s=5e-3)
         events.clear()
         simulate_ranks(
-            plan, machine, steps=20, stretch=Variation(plan, [Jitter("normal", 0.1, "step", 1)]),
+            plan,
+            machine,
+            steps=20,
+            stretch=Variation(plan, [Jitter("normal", 0.1, "step", 1)]),
             surroundings=Surroundings(traffic=[stream]),
-        )  # fmt: skip
+        )
         counts.append(len(events))
     assert counts[1] <= 1.2 * counts[0]
 
@@ -173,6 +192,8 @@ def test_a_collective_that_stalls_is_named(topology: Topology) -> None:
     )
     with pytest.raises(SimulationError, match="stalls"):
         simulate_ranks(
-            plan, machine, stretch=lambda *_: np.ones(RANKS),
+            plan,
+            machine,
+            stretch=lambda *_: np.ones(RANKS),
             surroundings=Surroundings([Change(2e-3, dead, "cut")]),
-        )  # fmt: skip
+        )

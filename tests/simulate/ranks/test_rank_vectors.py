@@ -49,14 +49,24 @@ def barrier_plan(ranks: int, seconds: float = 1.0, pieces: int = 1) -> StepPlan:
     """Work, then a collective of all; the next step's work waits for it."""
     group = Communicator("dp", (range(ranks),))
     work = [
-        Task(f"w{i}", "forward", "ranks", "compute", Compute(seconds),
-             after_previous=(pieces,) if i == 0 else ())
+        Task(
+            f"w{i}",
+            "forward",
+            "ranks",
+            "compute",
+            Compute(seconds),
+            after_previous=(pieces,) if i == 0 else (),
+        )
         for i in range(pieces)
-    ]  # fmt: skip
+    ]
     meet = Task(
-        "meet", "communication", "ranks", "comm", Collective("all_reduce", 4, "dp", "meet"),
+        "meet",
+        "communication",
+        "ranks",
+        "comm",
+        Collective("all_reduce", 4, "dp", "meet"),
         (pieces - 1,),
-    )  # fmt: skip
+    )
     return StepPlan(
         "barrier", (RankClass("ranks", range(ranks)),), STREAMS, (group,), (*work, meet), ranks
     )
@@ -86,9 +96,10 @@ def plans(draw: st.DrawFn) -> StepPlan:
             )
             if isinstance(work, Collective):  # no copy of it waits for another copy of it
                 after = [
-                    at for at in after
+                    at
+                    for at in after
                     if not (isinstance(w := tasks[at].work, Collective) and w.key == work.key)
-                ]  # fmt: skip
+                ]
             kind = "communication" if stream == "comm" else "forward"
             tasks.append(Task(f"t{number}", kind, name, stream, work, tuple(after)))
     links = draw(st.lists(st.tuples(st.integers(0, 13), st.integers(0, 13)), max_size=3))
@@ -241,9 +252,12 @@ def test_a_hundred_thousand_ranks_are_vectors() -> None:
     plan = barrier_plan(100_000, 1e-3, pieces=3)
     one = one_rank_machine()
     run = simulate_ranks(
-        plan, one, steps=1, stretch=Variation(plan, [Jitter("normal", 0.1, "layer", 0)]),
+        plan,
+        one,
+        steps=1,
+        stretch=Variation(plan, [Jitter("normal", 0.1, "layer", 0)]),
         fidelity="free",
-    )  # fmt: skip
+    )
     (meeting,) = run.arrivals
     assert meeting.longest_s > meeting.waited_s > 0
     wanted = expected_largest(stats.norm(3e-3, 1e-4 * math.sqrt(3)), 100_000)

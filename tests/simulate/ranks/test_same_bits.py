@@ -27,8 +27,11 @@ LESS = {
 def digest_with(**variables: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", DIGEST],
-        env=os.environ | variables, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout
 
 

@@ -36,7 +36,9 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any], float]] = {
     "ddp": ("resnet50-dgx-a100", nodes(1, 4), EXACT),
     "ddp over Ethernet": ("bucket-size-slow-ethernet", nodes(4, 1), EXACT),
     "ddp of a transformer": (
-        "bert-large-v100-25g", nodes(2, 2) | {"model": decoder(6, 128)}, EXACT,
+        "bert-large-v100-25g",
+        nodes(2, 2) | {"model": decoder(6, 128)},
+        EXACT,
     ),
     "ddp with jitter": ("jitter", nodes(1, 2), EXACT),
     "horovod": ("vgg16-schedulers-25g", nodes(2, 1) | {"strategy": {"kind": "horovod"}}, EXACT),
@@ -61,7 +63,9 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any], float]] = {
         UNEQUAL,
     ),
     "tensor and pipeline": (
-        "gpt3-175b-1024-a100", nodes(1, 8) | {"model": decoder(4, 512)} | pipeline(2, 2), EXACT,
+        "gpt3-175b-1024-a100",
+        nodes(1, 8) | {"model": decoder(4, 512)} | pipeline(2, 2),
+        EXACT,
     ),
     "interleaved pipeline": (
         "llama3-405b-16384-h100",
@@ -85,7 +89,7 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any], float]] = {
         UNEQUAL,
     ),
     "data parallel": ("dataparallel-dgx1", {}, SHARED),
-}  # fmt: skip
+}
 
 
 def size(name: str, fields: dict[str, Any], fidelity: str) -> SizeResult:

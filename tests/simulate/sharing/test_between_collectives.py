@@ -70,8 +70,7 @@ def test_what_one_leaves_the_other_takes() -> None:
         ),
     )
     for order in ((slow, quick), (quick, slow)):
-        rates = dict(zip((s.key for s in order), shared_rates(np.array([1e9]), order),
-                         strict=True))  # fmt: skip
+        rates = dict(zip((s.key for s in order), shared_rates(np.array([1e9]), order), strict=True))
         assert rates["slow"] == pytest.approx([0.5e9])
         assert rates["quick"] == pytest.approx([0.8e9])
 

@@ -39,16 +39,27 @@ def stage_of(routes: list[list[int]], works: list[Spans]) -> Stage:
     ranks, none = np.arange(count), np.zeros(count)
     phases = tuple(
         Phase(
-            "", ranks, ranks + 1, ranks * 0, none + 1.0, 1 + max(f + a for f, a in part),
-            np.array([f for f, _ in part]), np.array([a for _, a in part]),
+            "",
+            ranks,
+            ranks + 1,
+            ranks * 0,
+            none + 1.0,
+            1 + max(f + a for f, a in part),
+            np.array([f for f, _ in part]),
+            np.array([a for _, a in part]),
         )
         for part in works
-    )  # fmt: skip
+    )
     edges = Edges(
-        ranks, ranks + 1, np.cumsum([0, *map(len, routes)]),
+        ranks,
+        ranks + 1,
+        np.cumsum([0, *map(len, routes)]),
         np.array([arc for route in routes for arc in route], dtype=np.int64),
-        none, none + np.inf, ranks * 0, staged=False,
-    )  # fmt: skip
+        none,
+        none + np.inf,
+        ranks * 0,
+        staged=False,
+    )
     return Stage(phases, edges, none, none + np.inf, none + 1.0)
 
 

@@ -48,10 +48,12 @@ def test_rates_are_those_link_by_link(
         for least in (0, 1 << 60):
             monkeypatch.setattr(link_patterns, "LARGE", least)
             shared = orders.setdefault(least, UseOrders())
-            rates.append([
-                of(capacity, way.stages[0], shared)
-                for of in (duty_cycle_rates, fill_and_drain_rates)
-            ])  # fmt: skip
+            rates.append(
+                [
+                    of(capacity, way.stages[0], shared)
+                    for of in (duty_cycle_rates, fill_and_drain_rates)
+                ]
+            )
         for once, one_by_one in zip(*rates, strict=True):
             np.testing.assert_allclose(once, one_by_one, rtol=1e-9)
     assert orders[0].classes(way.stages[0]) is not None
@@ -207,9 +209,16 @@ def select_edges_of(phase: Phase, selection: np.ndarray) -> Phase:
     seed=st.integers(0, 99),
 )
 def test_shapes_of_trees_have_the_heaviest_path_of_all_their_edges(
-    hosts: int, size: int, channels: int, pieces: int, credits: int, spread: bool, kinds: int,
-    part: str, seed: int,
-) -> None:  # fmt: skip
+    hosts: int,
+    size: int,
+    channels: int,
+    pieces: int,
+    credits: int,
+    spread: bool,
+    kinds: int,
+    part: str,
+    seed: int,
+) -> None:
     """Links of few kinds, at any places of the trees."""
     phase = tree_phase(hosts, size, channels, pieces, spread)
     if part != "both":  # as a reduction or a broadcast has them

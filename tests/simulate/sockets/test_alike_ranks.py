@@ -64,16 +64,20 @@ def period_of(machine: Machine, alike: float = EXACTLY_ALIKE, op: str = "all_red
 @given(
     machine=st.sampled_from(
         [
-            ("ethernet-10g", 7, "one-switch"), ("ethernet-25g", 8, "leaf-spine"),
-            ("v100-x8-25g", 2, "one-switch"), ("v100-x8-25g", 2, "fat-tree"),
-            ("aws-g4dn-12xlarge", 3, "one-switch"), ("dgx-a100", 3, "rail-optimised"),
-            ("cpu-loopback", 1, "one-switch"), ("ethernet-25g", 2, "one-switch"),
+            ("ethernet-10g", 7, "one-switch"),
+            ("ethernet-25g", 8, "leaf-spine"),
+            ("v100-x8-25g", 2, "one-switch"),
+            ("v100-x8-25g", 2, "fat-tree"),
+            ("aws-g4dn-12xlarge", 3, "one-switch"),
+            ("dgx-a100", 3, "rail-optimised"),
+            ("cpu-loopback", 1, "one-switch"),
+            ("ethernet-25g", 2, "one-switch"),
         ]
     ),
     nbytes=st.floats(np.log(64), np.log(60e6)).map(lambda x: 4 * int(np.exp(x) / 4)),
     at_once=st.integers(1, 3),
     op=st.sampled_from(["all_reduce", "all_gather", "broadcast"]),
-)  # fmt: skip
+)
 @settings(max_examples=40, deadline=None)
 def test_some_stand_for_all(
     machine: tuple[str, int, str], nbytes: int, at_once: int, op: str
@@ -171,18 +175,28 @@ def step(ranks: int, nbytes: int, buckets: int, *, broadcast: bool = False) -> S
         tasks.append(Task(f"backward {number}", "backward", "all", "compute", work, after))
         both = Collective("all_reduce", nbytes, "dp", f"bucket {number}")
         tasks.append(
-            Task(f"reduce {number}", "communication", "all", f"comm{number % 2}", both,
-                 (len(tasks) - 1,))
-        )  # fmt: skip
+            Task(
+                f"reduce {number}",
+                "communication",
+                "all",
+                f"comm{number % 2}",
+                both,
+                (len(tasks) - 1,),
+            )
+        )
     if broadcast:
         work_ = Collective("broadcast", 4096, "dp", "buffers")
         tasks.append(Task("buffers", "communication", "all", "comm0", work_, (0,)))
     streams = (Stream("compute", "compute"), Stream("comm0", "comm"), Stream("comm1", "comm"))
     everyone = range(ranks)
     return StepPlan(
-        "step", (RankClass("all", everyone),), streams,
-        (Communicator("dp", (everyone,)),), tuple(tasks), ranks,
-    )  # fmt: skip
+        "step",
+        (RankClass("all", everyone),),
+        streams,
+        (Communicator("dp", (everyone,)),),
+        tuple(tasks),
+        ranks,
+    )
 
 
 SEGMENTS = [30_000, 100_000, 400_000]

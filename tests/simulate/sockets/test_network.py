@@ -108,8 +108,10 @@ def test_turns_of_the_ring(ranks: int) -> None:
     for mine in turns:
         wanted = [max(0, i - 1) for i in range(half)]
         assert [turn.needs for turn in mine] == [
-            *wanted, half, *(half + i - 1 if i else half for i in range(1, half)),
-        ]  # fmt: skip
+            *wanted,
+            half,
+            *(half + i - 1 if i else half for i in range(1, half)),
+        ]
         assert sum(nbytes for turn in mine for _, nbytes in turn.sends) == 100 * 2 * half
 
 
@@ -176,9 +178,13 @@ def shaped(ranks: int, rate_Bps: float, one_way_s: float, burst_bytes: float) ->
     ],
 )
 def test_real_all_reduces_over_shaped_links(
-    ranks: int, one_way_s: float, rate_Bps: float, burst: int,
-    nbytes: int, measured_s: float,
-) -> None:  # fmt: skip
+    ranks: int,
+    one_way_s: float,
+    rate_Bps: float,
+    burst: int,
+    nbytes: int,
+    measured_s: float,
+) -> None:
     """Within 3.5 %: own measurements, torch 2.13 between network namespaces of one machine."""
     machine = shaped(ranks, rate_Bps, one_way_s, burst)
     assert ends_s(machine, [nbytes], ranks)[0] == pytest.approx(measured_s, rel=0.035)

@@ -49,18 +49,31 @@ SLOW_NETWORK: dict[str, Any] = {
     "model": {"name": "resnet18"},
     "compute": {"precision": "fp32"},
     "cluster": {
-        "node": "ethernet-10g", "nodes": 4,
+        "node": "ethernet-10g",
+        "nodes": 4,
         "fabric": {"kind": "leaf-spine", "oversubscription": 4, "hosts_per_leaf": 2},
     },
     "training": {"batch_per_gpu": 32},
     "plan": {
         "target": {"samples": 1_000_000},
-        "candidates": [{"name": "lab", "node": "ethernet-10g", "nodes": [4],
-                        "fabric": "one-switch", "price_per_gpu_hour": "2 USD/h"}],
-        "upgrades": [{"name": "twice the network", "set": {"what_if.network_bandwidth": 2},
-                      "price_per_node": "500 USD"}],
+        "candidates": [
+            {
+                "name": "lab",
+                "node": "ethernet-10g",
+                "nodes": [4],
+                "fabric": "one-switch",
+                "price_per_gpu_hour": "2 USD/h",
+            }
+        ],
+        "upgrades": [
+            {
+                "name": "twice the network",
+                "set": {"what_if.network_bandwidth": 2},
+                "price_per_node": "500 USD",
+            }
+        ],
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +110,14 @@ def test_a_gain_is_that_of_a_run_with_the_change(scenario: Scenario, advice: Adv
 def test_what_an_issue_lists_is_tried(advice: Advice) -> None:
     abouts = {trial.changes[0].about for trial in advice.trials}
     assert abouts >= {
-        "hook", "batch", "precision", "strategy", "network adapter", "fabric", "upgrade"
-    }  # fmt: skip
+        "hook",
+        "batch",
+        "precision",
+        "strategy",
+        "network adapter",
+        "fabric",
+        "upgrade",
+    }
     assert [trial.ratio for trial in advice.trials] == sorted(
         (trial.ratio for trial in advice.trials), reverse=True
     )
@@ -144,8 +163,9 @@ def test_rails_and_channels_are_tried_where_there_are_several(scenario: Scenario
     settings = [*list_settings(several, workload, gpu, 32)]
     channels = [each for each in settings if each.about == "channels"]
     assert [each.fields["library.env"] for each in channels] == [
-        {"NCCL_MIN_CTAS": "16"}, {"NCCL_MIN_CTAS": "32"}
-    ]  # fmt: skip
+        {"NCCL_MIN_CTAS": "16"},
+        {"NCCL_MIN_CTAS": "32"},
+    ]
     own = change_scenario(several, {"library.env": {"NCCL_MAX_CTAS": "8"}})
     assert not [e for e in list_settings(own, workload, gpu, 32) if e.about == "channels"]
 
@@ -165,8 +185,9 @@ def test_proposals_gain_more_than_their_parts_and_touch_what_they_say(advice: Ad
         assert len({change.about for change in trial.changes}) == len(trial.changes)
     assert advice.together[0].touches in ("nothing", "rounding")
     assert [t.touches for t in advice.together] == sorted(
-        (t.touches for t in advice.together), key=["nothing", "rounding", "training",
-                                                    "hardware"].index)  # fmt: skip
+        (t.touches for t in advice.together),
+        key=["nothing", "rounding", "training", "hardware"].index,
+    )
     for fewer, more in zip(advice.together[:1] * 2, advice.together[1:], strict=False):
         assert more.ratio >= (1 + WORTH) * fewer.ratio
 
@@ -219,8 +240,12 @@ def test_the_answer_is_exported_whole(advice: Advice) -> None:
 
 def test_what_does_not_fit_is_not_proposed() -> None:
     """A batch four times as large keeps four times the activations: beyond the GPU's 16 GB."""
-    large = {**SLOW_NETWORK, "model": {"name": "resnet50"}, "training": {"batch_per_gpu": 150},
-             "cluster": {**SLOW_NETWORK["cluster"], "nodes": 1, "fabric": None}}  # fmt: skip
+    large = {
+        **SLOW_NETWORK,
+        "model": {"name": "resnet50"},
+        "training": {"batch_per_gpu": 150},
+        "cluster": {**SLOW_NETWORK["cluster"], "nodes": 1, "fabric": None},
+    }
     found = advise_scenario(make_scenario(large), jobs=1)
     assert "batch 600 per GPU" in {trial.text for trial in found.too_big}
     most = found.base.memory.capacity_bytes - found.base.memory.reserve_bytes
@@ -309,8 +334,9 @@ def test_the_command_sets_fields_of_a_section_after_the_section(advice: Advice) 
 
 def test_another_stage_keeps_what_else_is_set() -> None:
     own = {"kind": "zero", "stage": 1, "communication_data_type": "bf16"}
-    scenario = make_scenario({**SLOW_NETWORK, "strategy": own, "compute":
-                              {"precision": "fp32", "recompute": "full"}})  # fmt: skip
+    scenario = make_scenario(
+        {**SLOW_NETWORK, "strategy": own, "compute": {"precision": "fp32", "recompute": "full"}}
+    )
     _, workload, _ = resolve_names(scenario)
     proposals = list(list_settings(scenario, workload, load_gpu("v100-sxm2-32gb"), 4))
     fields = {each.text: each.fields for each in proposals}
@@ -346,9 +372,10 @@ def test_a_change_without_which_it_gains_as_much_is_left_out() -> None:
     gains = {"a": 1.5, "b": 1.1, "c": 1.2, "ab": 1.502, "ac": 1.7, "bc": 1.3}
     whole = trial_of(1.705, "a", "b", "c")
     trials: Any = SimpleNamespace(
-        of=lambda changes: trial_of(gains["".join(c.text for c in changes)],
-                                    *(c.text for c in changes))
-    )  # fmt: skip
+        of=lambda changes: trial_of(
+            gains["".join(c.text for c in changes)], *(c.text for c in changes)
+        )
+    )
     assert [change.text for change in _without_idle(trials, whole).changes] == ["a", "c"]
 
 

@@ -87,10 +87,12 @@ def together() -> Simulated:
 def drawn_gains(base: Simulated, other: Simulated) -> tuple[float, float]:
     """10 % and 90 % of the ratios of steps, each pair with the same network and compute."""
     rng = np.random.default_rng(0)
-    draws = np.column_stack([
-        rng.normal(size=20_000).clip(COMPUTE[0], COMPUTE[-1]),
-        rng.normal(size=20_000).clip(NETWORK[0], NETWORK[-1]),
-    ])  # fmt: skip
+    draws = np.column_stack(
+        [
+            rng.normal(size=20_000).clip(COMPUTE[0], COMPUTE[-1]),
+            rng.normal(size=20_000).clip(NETWORK[0], NETWORK[-1]),
+        ]
+    )
     below, above = (
         RegularGridInterpolator((COMPUTE, NETWORK), np.log(each.steps_s))(draws)
         for each in (other, base)
@@ -128,11 +130,23 @@ def test_why_several_are_surer_is_said_with_steps_at_both_ends(
     alone = trial_of(base, hook, "fp16 hook")
     joined = trial_of(base, together, "fp16 hook", "channels-last layout")
     advice = Advice(
-        scenario=load_scenario("bucket-size-slow-ethernet"), workload="", machine="",
-        samples=Sample("image"), base=base.point, adapter_Bps=None, adapters=0, trials=(alone,),
-        together=(joined,), power=(), full_power_W=None, too_big=(), refused=(), hourly=None,
-        simulated=0, provenance={},
-    )  # fmt: skip
+        scenario=load_scenario("bucket-size-slow-ethernet"),
+        workload="",
+        machine="",
+        samples=Sample("image"),
+        base=base.point,
+        adapter_Bps=None,
+        adapters=0,
+        trials=(alone,),
+        together=(joined,),
+        power=(),
+        full_power_W=None,
+        too_big=(),
+        refused=(),
+        hourly=None,
+        simulated=0,
+        provenance={},
+    )
     (reason,) = find_narrow_gains(advice)
     assert reason.origin.startswith("network")
     middle = COMPUTE.index(0.0)

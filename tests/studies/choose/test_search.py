@@ -35,14 +35,20 @@ training: {global_batch: 32}
 """
 ON_TWO = {
     "cluster": {"node": "v100-x8-25g", "nodes": 2, "fabric": {"kind": "one-switch"}},
-    "compute.precision": "fp16", "model.dtype": "fp16", "strategy.recompute": ["none", "full"],
-    "strategy.pipeline": [1, 4], "strategy.schedules": "1f1b", "strategy.micro_batch": 2,
+    "compute.precision": "fp16",
+    "model.dtype": "fp16",
+    "strategy.recompute": ["none", "full"],
+    "strategy.pipeline": [1, 4],
+    "strategy.schedules": "1f1b",
+    "strategy.micro_batch": 2,
     "strategy.sharding": [{"kind": "ddp"}, {"kind": "megatron", "use_distributed_optimizer": True}],
-}  # fmt: skip
+}
 LARGE_MICRO_BATCHES = {
-    "training.global_batch": 512, "strategy.micro_batch": [16, 64],
-    "strategy.tensor": 1, "strategy.sharding": [{"kind": "ddp"}, {"kind": "fsdp"}],
-}  # fmt: skip
+    "training.global_batch": 512,
+    "strategy.micro_batch": [16, 64],
+    "strategy.tensor": 1,
+    "strategy.sharding": [{"kind": "ddp"}, {"kind": "fsdp"}],
+}
 
 
 @pytest.fixture
@@ -89,11 +95,14 @@ def test_the_winner_gets_the_quickest_size_of_buckets(small):
     ones cost latency: what is found is no slower than any size that is tried."""
     plain = {
         "cluster": {"node": "v100-x8-25g", "nodes": 2, "fabric": {"kind": "one-switch"}},
-        "compute.precision": "fp16", "model.dtype": "fp16", "strategy.tensor": 1,
-        "strategy.pipeline": 1, "strategy.micro_batch": 2,
+        "compute.precision": "fp16",
+        "model.dtype": "fp16",
+        "strategy.tensor": 1,
+        "strategy.pipeline": 1,
+        "strategy.micro_batch": 2,
         "strategy.sharding": {"kind": "megatron", "overlap_grad_reduce": True},
         "strategy.buckets": True,
-    }  # fmt: skip
+    }
     scenario = change_scenario(small, plain)
     tuned = choose_mixture(scenario)
     usual = choose_mixture(change_scenario(scenario, {"strategy.buckets": False}))
@@ -156,10 +165,12 @@ def test_what_auto_chooses_itself_is_refused_elsewhere(small, changes, field, al
 
 def test_nothing_fits_or_nothing_is_possible(small):
     big = {
-        "model": {"name": "llama3-70b", "dtype": "bf16"}, "strategy.pipeline": 1,
+        "model": {"name": "llama3-70b", "dtype": "bf16"},
+        "strategy.pipeline": 1,
         "strategy.sharding": [{"kind": "megatron", "use_distributed_optimizer": True}],
-        "strategy.recompute": "full", "strategy.tensor": [4, 8],
-    }  # fmt: skip
+        "strategy.recompute": "full",
+        "strategy.tensor": [4, 8],
+    }
     fault = faults_of(lambda: choose_mixture(change_scenario(small, big)))["strategy"]
     assert "none" in fault.found
     assert "more GPUs" in fault.allowed
@@ -175,9 +186,12 @@ def test_tune_refuses_what_it_does_not_search(small):
 
 
 ONE_OF_TWO = {
-    "strategy.tensor": 1, "strategy.pipeline": 1, "strategy.micro_batch": [16, 32],
-    "strategy.sharding": {"kind": "ddp"}, "training.global_batch": 256,
-}  # fmt: skip
+    "strategy.tensor": 1,
+    "strategy.pipeline": 1,
+    "strategy.micro_batch": [16, 32],
+    "strategy.sharding": {"kind": "ddp"},
+    "training.global_batch": 256,
+}
 
 
 def test_what_ifs_of_a_comparison_are_of_the_chosen_mixture(small, monkeypatch):
@@ -206,8 +220,10 @@ def test_sweeps_and_plans_search_for_each(small):
         for n in (256, 512)
     ]
     assert [answer.step_time_s for answer in answers] == best_s
-    candidates = [{"name": node, "node": node, "nodes": [1], "price_per_gpu_hour": "1 USD/h"}
-                  for node in ("dgx-a100", "dgx-h100")]  # fmt: skip
+    candidates = [
+        {"name": node, "node": node, "nodes": [1], "price_per_gpu_hour": "1 USD/h"}
+        for node in ("dgx-a100", "dgx-h100")
+    ]
     planned = {"plan": {"target": {"samples": 1e6}, "candidates": candidates}}
     options = plan_scenario(change_scenario(base, planned), jobs=1).options
     assert [option.step.step_time_s for option in options] == [
@@ -221,14 +237,23 @@ def test_sweeps_and_plans_search_for_each(small):
 def test_experts_are_shared_by_as_many_gpus_as_is_quickest(small):
     """All that fits is simulated; two GPUs for the experts of each layer need too much memory."""
     megatron = {"kind": "megatron", "use_distributed_optimizer": True}
-    scenario = change_scenario(small, {
-        "model": {"name": "mixtral-8x7b", "dtype": "bf16", "sequence_length": 1024},
-        "strategy": {"kind": "auto", "tensor": 1, "pipeline": 1, "micro_batch": 1,
-                     "expert": [2, 4, 8, 16], "recompute": "full",
-                     "sharding": [{"kind": "fsdp"}, megatron]},
-        "cluster": {"node": "dgx-h100", "nodes": 4, "fabric": "rail-optimised"},
-        "training.global_batch": 32,
-    })  # fmt: skip
+    scenario = change_scenario(
+        small,
+        {
+            "model": {"name": "mixtral-8x7b", "dtype": "bf16", "sequence_length": 1024},
+            "strategy": {
+                "kind": "auto",
+                "tensor": 1,
+                "pipeline": 1,
+                "micro_batch": 1,
+                "expert": [2, 4, 8, 16],
+                "recompute": "full",
+                "sharding": [{"kind": "fsdp"}, megatron],
+            },
+            "cluster": {"node": "dgx-h100", "nodes": 4, "fabric": "rail-optimised"},
+            "training.global_batch": 32,
+        },
+    )
     every = choose_mixture(scenario, exhaustive=True)
     assert every.winner == choose_mixture(scenario).winner
     # by the distributed optimizer, which keeps parameters whole, and by full sharding
@@ -243,9 +268,7 @@ def test_sizes_that_sharding_states_are_tried_as_written(small):
     sharding = [{"kind": "ddp", "bucket_cap": "50 MiB"}, {"kind": "ddp", "bucket_cap": "400 MB"}]
     changes = {"strategy.sharding": sharding, "strategy.tensor": 1, "strategy.pipeline": 1}
     found = choose_mixture(change_scenario(small, changes), exhaustive=True)
-    caps = [
-        change_scenario(small, mixture.changes).strategy.bucket_cap for mixture in found.best
-    ]  # fmt: skip
+    caps = [change_scenario(small, mixture.changes).strategy.bucket_cap for mixture in found.best]
     assert set(caps) == {50 * 2**20, 400e6}
 
 
@@ -266,28 +289,40 @@ def test_tensor_options_are_those_of_mixtures_with_tensor_parallelism(small):
 MIXTURE_OF_EXPERTS = {
     "model": {
         "transformer": {
-            "hidden": 512, "layers": 4, "heads": 8, "kv_heads": 8, "vocab": 32000,
+            "hidden": 512,
+            "layers": 4,
+            "heads": 8,
+            "kv_heads": 8,
+            "vocab": 32000,
             "experts": {"count": 8, "top_k": 2},
         },
-        "dtype": "bf16", "tokens": 512,
+        "dtype": "bf16",
+        "tokens": 512,
     },
     "strategy": {
-        "kind": "auto", "tensor": [1, 2, 4], "pipeline": 1, "expert": [1, 4, 8], "micro_batch": 1,
-        "sequence_parallel": True, "recompute": "none", "buckets": False,
+        "kind": "auto",
+        "tensor": [1, 2, 4],
+        "pipeline": 1,
+        "expert": [1, 4, 8],
+        "micro_batch": 1,
+        "sequence_parallel": True,
+        "recompute": "none",
+        "buckets": False,
         "sharding": {"kind": "megatron"},
     },
     "cluster": {"node": "dgx-h100", "nodes": 1},
     "training.global_batch": 32,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
     "field",
     [
-        {"dispatcher": "deduplicated", "dispatch_dtype": "fp8"}, {"imbalance": 0.3},
+        {"dispatcher": "deduplicated", "dispatch_dtype": "fp8"},
+        {"imbalance": 0.3},
         {"imbalance": 0.3, "capacity": 1.25},
     ],
-)  # fmt: skip
+)
 def test_settings_of_shared_experts_are_those_of_mixtures_that_share_them(small, field):
     """They are taken back where each GPU has all experts, but for what acts there, too."""
     stated = change_scenario(small, MIXTURE_OF_EXPERTS | {"model.experts": field})

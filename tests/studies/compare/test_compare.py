@@ -105,21 +105,31 @@ def test_what_acts_in_another_command_is_said(tmp_path: Path) -> None:
         "scale.nodes=[1]": ("scale.nodes", "the scaling curve of `perfmodel run`"),
     }
     scenarios = [
-        load_scenario("plan-gpt2-xl", ["model.name=resnet18", "model.sequence_length=null",
-                                       "scale.nodes=[2]", "cluster.nodes=4", *change])
+        load_scenario(
+            "plan-gpt2-xl",
+            [
+                "model.name=resnet18",
+                "model.sequence_length=null",
+                "scale.nodes=[2]",
+                "cluster.nodes=4",
+                *change,
+            ],
+        )
         for change in ((), *((text,) for text in changes))
-    ]  # fmt: skip
+    ]
     for other, (name, reader) in zip(scenarios[1:], changes.values(), strict=True):
         (field,) = list_differing_fields([scenarios[0], other])
         assert (field.name, field.reader) == (name, reader)
     prices = "plan.candidates.0.price_per_gpu_hour"
     dearer = change_scenario(
         scenarios[0],
-        {"plan.candidates": [
-            {**candidate, "price_per_gpu_hour": "9 USD/h"} if at == 0 else candidate
-            for at, candidate in enumerate(scenarios[0].origin.content["plan"]["candidates"])
-        ]},
-    )  # fmt: skip
+        {
+            "plan.candidates": [
+                {**candidate, "price_per_gpu_hour": "9 USD/h"} if at == 0 else candidate
+                for at, candidate in enumerate(scenarios[0].origin.content["plan"]["candidates"])
+            ]
+        },
+    )
     (field,) = list_differing_fields([scenarios[0], dearer])
     assert (field.name, field.values) == (prices, ("1.844 USD/h", "9 USD/h"))
     comparison = compare([scenarios[0], dearer])

@@ -22,9 +22,12 @@ def rented(price="2 USD/h", **more):
 def bought(**more):
     purchase = {"price_per_node": "70_128 USD", "years": 4.0, "utilisation": 0.5} | more
     return CandidateSection(
-        name="b", node="n", nodes=[1], purchase=purchase,
+        name="b",
+        node="n",
+        nodes=[1],
+        purchase=purchase,
         power={"per_node": "5 kW", "pue": 1.2, "energy_price": "0.10 USD/kWh"},
-    )  # fmt: skip
+    )
 
 
 def test_a_rent_by_hand():
@@ -70,8 +73,9 @@ def test_without_a_price_there_is_energy_and_no_cost():
 @given(st.floats(0.01, 100), st.floats(1, 1e8), st.integers(1, 500), st.floats(1.1, 10))
 def test_cost_grows_with_price_time_and_nodes(price, wall_s, nodes, more):
     def cost(price=price, wall_s=wall_s, nodes=nodes, rent=0.0):
-        held = compute_rates(rented(f"{price!r} USD/h"), nodes=nodes, gpus_per_node=8, gpu_W=1.0,
-                     more_rent=rent)  # fmt: skip
+        held = compute_rates(
+            rented(f"{price!r} USD/h"), nodes=nodes, gpus_per_node=8, gpu_W=1.0, more_rent=rent
+        )
         return compute_cost(held, wall_s, None, 1).total
 
     assert cost(price=2 * price) == pytest.approx(2 * cost())

@@ -26,18 +26,22 @@ from perfmodel.studies.plan.choice.decisions import (
 DAY = 86400.0
 RENTED = CandidateSection(name="r", node="n", nodes=[1], price_per_gpu_hour="2 USD/h")
 BOUGHT = CandidateSection(
-    name="b", node="n", nodes=[1],
+    name="b",
+    node="n",
+    nodes=[1],
     purchase={"price_per_node": "70_128 USD", "years": 4.0, "utilisation": 0.5},
-)  # fmt: skip
+)
 
 anything = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def test_answers_by_hand(option):
     slow, even, fast, dear = (
-        option(10 * DAY, 100.0, 8), option(5 * DAY, 110.0, 16), option(2 * DAY, 150.0, 32),
+        option(10 * DAY, 100.0, 8),
+        option(5 * DAY, 110.0, 16),
+        option(2 * DAY, 150.0, 32),
         option(2 * DAY, 200.0, 16),
-    )  # fmt: skip
+    )
     found = choose_answers([slow, even, fast, dear], 6 * DAY, 120.0)
     assert found.smallest_in_time is even, "of 16 GPUs each the cheaper one"
     assert found.cheapest_in_time is even
@@ -73,10 +77,11 @@ def test_the_front_is_what_nothing_beats(option, numbers):
 
     def beaten(one):
         return any(
-            other.wall_s <= one.wall_s and other.cost <= one.cost
+            other.wall_s <= one.wall_s
+            and other.cost <= one.cost
             and (other.wall_s, other.cost) != (one.wall_s, one.cost)
             for other in options
-        )  # fmt: skip
+        )
 
     assert sorted(map(id, front)) == sorted(id(one) for one in options if not beaten(one))
     assert all(a.wall_s <= b.wall_s for a, b in itertools.pairwise(front))

@@ -183,9 +183,13 @@ def test_luck_and_step_time_by_hand():
 
 
 @given(
-    st.floats(1.0, 1e6), st.floats(1e3, 1e7), st.floats(0.0, 1e3), st.floats(0.0, 1e3),
-    st.floats(1.0, 1e5), st.floats(1.01, 10.0),
-)  # fmt: skip
+    st.floats(1.0, 1e6),
+    st.floats(1e3, 1e7),
+    st.floats(0.0, 1e3),
+    st.floats(0.0, 1e3),
+    st.floats(1.0, 1e5),
+    st.floats(1.01, 10.0),
+)
 def test_more_failures_never_finish_sooner(work_s, mtbf_s, write_s, restart_s, interval_s, more):
     def wall_s(**changes):
         given = {"mtbf_s": mtbf_s, "write_s": write_s, "restart_s": restart_s}

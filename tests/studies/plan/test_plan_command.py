@@ -31,8 +31,11 @@ def test_the_command_prints_answers(plan_file, tmp_path):
     assert "simulated" in done.stdout
     assert "note: The global batch is 64 to 128" in done.stderr
     assert {path.name for path in (tmp_path / "o").iterdir()} == {
-        "plan.html", "plan.md", "plan.csv", "plan.json",
-    }  # fmt: skip
+        "plan.html",
+        "plan.md",
+        "plan.csv",
+        "plan.json",
+    }
     document = invoke(plan_file(), "-j", 1, "--store", tmp_path / "steps.sqlite", "--json")
     assert json.loads(document.stdout) == json.loads((tmp_path / "o" / "plan.json").read_text())
 

@@ -91,16 +91,25 @@ VALUES: Mapping[str, list[Any]] = {
 """Values that no schema can give, by field or by its last part."""
 ONE_NODE = "one node has no network; a candidate keeps its fabric at every size"
 IDLE = {
-    "epochs: candidates.0.fabric.oversubscription":
-        "a ring crosses the spines once each way; the test of fabrics tries it",
+    "epochs: candidates.0.fabric.oversubscription": (
+        "a ring crosses the spines once each way; the test of fabrics tries it"
+    ),
     "epochs: candidates.0.fabric.routing": "as above",
     "epochs: candidates.1.fabric": ONE_NODE,
     "samples: candidates.0.fabric": ONE_NODE,
-}  # fmt: skip
+}
 """Fields that change nothing here, and why."""
 
-ECHOED = ("scenario", "question", "target", "deadline_s", "budget", "assumptions", "sources",
-          "provenance")  # fmt: skip
+ECHOED = (
+    "scenario",
+    "question",
+    "target",
+    "deadline_s",
+    "budget",
+    "assumptions",
+    "sources",
+    "provenance",
+)
 """Parts of an answer that say what was asked."""
 
 

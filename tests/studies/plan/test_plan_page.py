@@ -47,10 +47,17 @@ def hostile(plan: PlanResult) -> PlanResult:
         replace(one, upgrade=HOSTILE, before=rename(one.before)) for one in plan.outcomes
     )
     return replace(
-        plan, question=HOSTILE, scenario=HOSTILE, workload=HOSTILE, answers=answers,
-        options=tuple(map(rename, plan.options)), outcomes=outcomes, cautions=(HOSTILE,),
-        assumptions=(HOSTILE,), sources={HOSTILE: HOSTILE},
-    )  # fmt: skip
+        plan,
+        question=HOSTILE,
+        scenario=HOSTILE,
+        workload=HOSTILE,
+        answers=answers,
+        options=tuple(map(rename, plan.options)),
+        outcomes=outcomes,
+        cautions=(HOSTILE,),
+        assumptions=(HOSTILE,),
+        sources={HOSTILE: HOSTILE},
+    )
 
 
 def text_of(page: str) -> str:
@@ -63,9 +70,14 @@ def test_the_page_has_every_part(planned):
     _, plan = planned
     text = text_of(plan_html(plan))
     for title in (
-        "Answers", "Time against cost", "Which upgrade pays", "Failures and checkpoints",
-        "For a purchase paper", "Left out", "What this rests on",
-    ):  # fmt: skip
+        "Answers",
+        "Time against cost",
+        "Which upgrade pays",
+        "Failures and checkpoints",
+        "For a purchase paper",
+        "Left out",
+        "What this rests on",
+    ):
         assert f"<h2>{title}</h2>" in text
     assert "80 % interval" in text
     assert "NVIDIA A100 data sheet" in text
@@ -99,9 +111,14 @@ def test_a_plan_without_money_or_failures_still_makes_a_page(planned, option):
     _, plan = planned
     options = (option(1e5, None, 8), option(5e4, None, 16, interval=(4e4, 6e4)))
     bare = replace(
-        plan, options=options, outcomes=(), currency=None, budget=None, deadline_s=None,
+        plan,
+        options=options,
+        outcomes=(),
+        currency=None,
+        budget=None,
+        deadline_s=None,
         answers=choose_answers(options, None, None),
-    )  # fmt: skip
+    )
     text = text_of(plan_html(bare))
     assert "Fastest: a, 2 nodes (16 GPUs), in 13.9" in text
     assert "purchase paper" not in text
@@ -123,9 +140,13 @@ def test_nothing_in_time_names_the_quickest(planned, option):
     _, plan = planned
     options = (option(9 * 86400.0, 5.0, 8), option(8 * 86400.0, 9.0, 16))
     late = replace(
-        plan, options=options, outcomes=(), deadline_s=86400.0, budget=1.0,
+        plan,
+        options=options,
+        outcomes=(),
+        deadline_s=86400.0,
+        budget=1.0,
         answers=choose_answers(options, 86400.0, 1.0),
-    )  # fmt: skip
+    )
     assert said.headline(late).replace("\N{NO-BREAK SPACE}", " ") == (
         "Nothing finishes in 24 h: even a, 2 nodes (16 GPUs) takes 8.00 d"
     )
@@ -133,8 +154,10 @@ def test_nothing_in_time_names_the_quickest(planned, option):
     questions = [question.replace("\N{NO-BREAK SPACE}", " ") for question in answers]
     assert questions == [
         "Smallest that finishes in 24 h, cheapest that finishes in 24 h",
-        "Fastest for 1.00 USD at most", "Fastest of all", "Cheapest of all",
-    ]  # fmt: skip
+        "Fastest for 1.00 USD at most",
+        "Fastest of all",
+        "Cheapest of all",
+    ]
     assert [answer.startswith("none; ") for answer in answers.values()] == [
         True,
         True,
@@ -181,9 +204,13 @@ def test_an_upgrade_is_told_for_the_option_of_the_headline_too(planned, option):
     saves = UpgradeOutcome("u", big, option(4 * day, 16.0, 16), day, 4.0, 90.0, 90 * day, "later")
     options = (cheap, big)
     more = replace(
-        plan, options=options, outcomes=(saves, same), deadline_s=None, budget=None,
+        plan,
+        options=options,
+        outcomes=(saves, same),
+        deadline_s=None,
+        budget=None,
         answers=choose_answers(options, None, None),
-    )  # fmt: skip
+    )
     told = dict(said.answers(more))["Does 'u' pay?"].replace("\N{NO-BREAK SPACE}", " ")
     assert told.startswith("only in the long run: a, 2 nodes (16 GPUs), saves 24.0 h and 4.00 USD")
     assert "after 90.0 d of this, 23 trainings; a, 1 node (8 GPUs), the one above" in told, told

@@ -24,9 +24,13 @@ def of(plan, candidate, nodes=1):
 def test_every_candidate_at_every_size_is_there(planned):
     _, plan = planned
     assert [(o.candidate, o.nodes, o.status) for o in plan.options] == [
-        ("rented", 1, "ok"), ("rented", 2, "ok"), ("bought", 1, "ok"), ("bought", 2, "ok"),
-        ("typo", 1, "failed"), ("full", 1, "too big"),
-    ]  # fmt: skip
+        ("rented", 1, "ok"),
+        ("rented", 2, "ok"),
+        ("bought", 1, "ok"),
+        ("bought", 2, "ok"),
+        ("typo", 1, "failed"),
+        ("full", 1, "too big"),
+    ]
 
 
 def test_what_is_wrong_says_why_and_stops_nothing(planned):
@@ -84,10 +88,13 @@ def test_the_bill_by_hand(planned):
 def test_energy_of_limited_gpus_is_that_of_their_limit(planned):
     scenario, plan = planned
     limited = {
-        "name": "limited", "node": "v100-x8-25g, 225 W", "fabric": "leaf-spine", "nodes": [2],
+        "name": "limited",
+        "node": "v100-x8-25g, 225 W",
+        "fabric": "leaf-spine",
+        "nodes": [2],
         "purchase": {"price_per_node": "100_000 USD", "years": 4, "utilisation": 0.5},
         "power": {"factor": 1.5, "pue": 1.2, "energy_price": "0.20 USD/kWh"},
-    }  # fmt: skip
+    }
     changes = {"plan.candidates": [limited], "plan.upgrades": []}
     changed = plan_scenario(change_scenario(scenario, changes), jobs=1)
     option, full = of(changed, "limited", 2), of(plan, "bought", 2)

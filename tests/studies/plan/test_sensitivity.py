@@ -137,10 +137,13 @@ def test_swings_are_of_what_the_candidate_itself_sets(
     assert best is not None
     best = replace(best, candidate="own", nodes=2)
     own = {
-        "name": "own", "node": "v100-x8-25g", "nodes": [2], "mtbf_per_node": "4 d",
-        "fabric": "leaf-spine", "set": {"what_if.network_bandwidth": 4,
-                                        "cluster.fabric.oversubscription": 8},
-    }  # fmt: skip
+        "name": "own",
+        "node": "v100-x8-25g",
+        "nodes": [2],
+        "mtbf_per_node": "4 d",
+        "fabric": "leaf-spine",
+        "set": {"what_if.network_bandwidth": 4, "cluster.fabric.oversubscription": 8},
+    }
     changes = {"plan.candidates": [own], "plan.upgrades": [], "what_if": {"compute": 2}}
     swings = {each.what: each for each in list_swings(change_scenario(scenario, changes), best)}
 

@@ -124,8 +124,9 @@ def test_luck_widens_the_interval():
     wide = train(STEP, TARGET, 720_000.0, (upkeep, 1200), runs=2000, seed=1)
     assert wide.wall_interval_s[0] < narrow.wall_interval_s[0]
     assert wide.wall_interval_s[1] > narrow.wall_interval_s[1]
-    exact = train(replace(STEP, interval_s=(0.5, 0.5)), TARGET, 720_000.0, (upkeep, 1200),
-                  runs=2000, seed=1)  # fmt: skip
+    exact = train(
+        replace(STEP, interval_s=(0.5, 0.5)), TARGET, 720_000.0, (upkeep, 1200), runs=2000, seed=1
+    )
     seen = exact.simulated
     assert exact.wall_interval_s == pytest.approx((seen.low_s, seen.high_s), rel=0.01)
     unknown = train(replace(STEP, interval_s=None), TARGET, 720_000.0, (upkeep, 1200), runs=9)

@@ -40,11 +40,15 @@ SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "few DGX A100": ("resnet50-dgx-a100", ("cluster.nodes=4",)),
     "a straggler": ("straggler", ("cluster.nodes=6",)),
     "jitter": ("jitter", ("cluster.nodes=2", "events=[{jitter: {cv: 0.01}}]")),
-    "two jobs": ("two-jobs", (
-        "cluster.nodes=4", "cluster.fabric.hosts_per_leaf=2",
-        "jobs=[{model: vgg16, batch_per_gpu: 32, nodes: 4, placement: packed}]",
-        "cluster.gpus_per_node=1",
-    )),
+    "two jobs": (
+        "two-jobs",
+        (
+            "cluster.nodes=4",
+            "cluster.fabric.hosts_per_leaf=2",
+            "jobs=[{model: vgg16, batch_per_gpu: 32, nodes: 4, placement: packed}]",
+            "cluster.gpus_per_node=1",
+        ),
+    ),
     "FSDP": ("plan-gpt2-xl", ()),
     "oversubscribed": ("", ("cluster.fabric.oversubscription=4",)),
     "many small buckets": ("", ("strategy.bucket_cap=1 MiB", "cluster.node=dgx-a100")),
@@ -55,7 +59,7 @@ SCENARIOS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "MPI": ("", ("library={name: mpi}", "cluster.gpus_per_node=2")),
     "Gloo": ("", ("library={name: gloo}", "cluster.gpus_per_node=1", "cluster.nodes=2")),
     "H100, large model": ("", ("cluster.node=dgx-h100", "model={name: gpt2-xl}")),
-}  # fmt: skip
+}
 """Shipped scenarios, and changes of the one above."""
 
 

@@ -50,8 +50,12 @@ def test_gpus_of_a_process_are_neighbours_and_replicas_reduce_gpu_by_gpu(
     assert {each.groups for each in reducing} == {(tuple(range(gpu, 16, 4)),) for gpu in range(4)}
     assert plan.samples == 16 // 4 * 2
     buckets = assign_buckets(job.job)
-    second = [job.job.workload.tensors[tensor].name
-              for bucket in buckets if bucket.device == 1 for tensor in bucket.tensors]  # fmt: skip
+    second = [
+        job.job.workload.tensors[tensor].name
+        for bucket in buckets
+        if bucket.device == 1
+        for tensor in bucket.tensors
+    ]
     assert {name.split(".")[2] for name in second} == {str(block) for block in range(8, 16)}
     memory = estimate_memory(job.job, 16, 1)
     whole = 8.03e9 * 2

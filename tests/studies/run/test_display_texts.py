@@ -37,40 +37,75 @@ from perfmodel.workload.readers.parameter_file import make_workload
 from perfmodel.workload.readers.spec import ModelSpec
 
 WORDS = (
-    "copy out bucket", "compress bucket", "weights of layer", "inputs of layer", "issue forward",
-    "tensor", "context of part", "expert", "expert_rail of part", "stage 0 to stage", "all stages",
-    "holders of the embedding", "greatest values", "end of the step", "to next", "comm", "host",
-    "compute", "of micro-batch", "copy",
-)  # fmt: skip
+    "copy out bucket",
+    "compress bucket",
+    "weights of layer",
+    "inputs of layer",
+    "issue forward",
+    "tensor",
+    "context of part",
+    "expert",
+    "expert_rail of part",
+    "stage 0 to stage",
+    "all stages",
+    "holders of the embedding",
+    "greatest values",
+    "end of the step",
+    "to next",
+    "comm",
+    "host",
+    "compute",
+    "of micro-batch",
+    "copy",
+)
 
 _MEGATRON: dict[str, Any] = {"kind": "megatron", "accumulate": 8}
 SMALLER: Mapping[str, Mapping[str, Any]] = {
     "auto-llama3-70b-512": {
-        "strategy": _MEGATRON, "cluster.nodes": 4, "training": {"batch_per_gpu": 1},
+        "strategy": _MEGATRON,
+        "cluster.nodes": 4,
+        "training": {"batch_per_gpu": 1},
         "parallel": {"tensor": 4, "pipeline": {"stages": 4, "schedule": "zb_h1"}},
     },
     "deepseek-v3-2048-h800": {
-        "strategy.accumulate": 8, "cluster.nodes": 8,
-        "parallel": {"expert": 16, "pipeline": {"stages": 4, "schedule": "dualpipe",
-                                                "blocks_per_part": [16, 16, 16, 13]}},
+        "strategy.accumulate": 8,
+        "cluster.nodes": 8,
+        "parallel": {
+            "expert": 16,
+            "pipeline": {"stages": 4, "schedule": "dualpipe", "blocks_per_part": [16, 16, 16, 13]},
+        },
     },
-    "gpt3-175b-1024-a100": {"strategy.accumulate": 4, "cluster.nodes": 4,
-                            "parallel.pipeline.stages": 4},
+    "gpt3-175b-1024-a100": {
+        "strategy.accumulate": 4,
+        "cluster.nodes": 4,
+        "parallel.pipeline.stages": 4,
+    },
     "llama3-405b-16384-h100": {
-        "strategy.accumulate": 4, "cluster.nodes": 3,
-        "parallel": {"tensor": 8, "sequence_parallel": True,
-                     "pipeline": {"stages": 3, "schedule": "interleaved", "chunks": 2}},
+        "strategy.accumulate": 4,
+        "cluster.nodes": 3,
+        "parallel": {
+            "tensor": 8,
+            "sequence_parallel": True,
+            "pipeline": {"stages": 3, "schedule": "interleaved", "chunks": 2},
+        },
     },
-    "parameter-server-straggler": {"cluster.nodes": 4, "strategy.servers": 2,
-                                   "events": [{"slow": {"ranks": [1], "by": 2}}]},
+    "parameter-server-straggler": {
+        "cluster.nodes": 4,
+        "strategy.servers": 2,
+        "events": [{"slow": {"ranks": [1], "by": 2}}],
+    },
     "lost-nic-3d": {"strategy.accumulate": 4, "cluster.nodes": 8},
     "pipeline-straggler": {"strategy.accumulate": 4, "cluster.nodes": 8},
     "plan-llama3-70b": {
-        "strategy": _MEGATRON, "cluster.nodes": 4, "training": {"batch_per_gpu": 1},
-        "parallel": {"tensor": 8, "pipeline": {"stages": 2, "schedule": "interleaved",
-                                               "chunks": 2}},
+        "strategy": _MEGATRON,
+        "cluster.nodes": 4,
+        "training": {"batch_per_gpu": 1},
+        "parallel": {
+            "tensor": 8,
+            "pipeline": {"stages": 2, "schedule": "interleaved", "chunks": 2},
+        },
     },
-}  # fmt: skip
+}
 """Sizes at which scenarios of hundreds of GPUs take a second; and a mixture instead of a search."""
 
 WHOLE = ("bucket-size-slow-ethernet", "plan-llama3-70b", "straggler", "local-sgd-1g")
@@ -118,12 +153,15 @@ class Renaming:
             semaphores=tuple((self(name), capacity) for name, capacity in plan.semaphores),
             tasks=tuple(
                 replace(
-                    self.task(task), rank_class=self(task.rank_class), stream=self(task.stream),
-                    acquires=self.optional(task.acquires), releases=self.optional(task.releases),
+                    self.task(task),
+                    rank_class=self(task.rank_class),
+                    stream=self(task.stream),
+                    acquires=self.optional(task.acquires),
+                    releases=self.optional(task.releases),
                 )
                 for task in plan.tasks
             ),
-        )  # fmt: skip
+        )
 
     def loops(self, plan: LoopPlan) -> LoopPlan:
         """Rename all texts of loops."""
@@ -151,8 +189,10 @@ def renamed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Renaming]:
     def begin() -> Renaming:
         renaming = Renaming(31)
         expand, spread, parts_of = (
-            mixture.expand_ranks, mixture.spread_replica, mixture.plan_parts
-        )  # fmt: skip
+            mixture.expand_ranks,
+            mixture.spread_replica,
+            mixture.plan_parts,
+        )
         monkeypatch.setattr(
             mixture, "expand_ranks", lambda plan, grid: expand(renaming.part(plan), grid)
         )
@@ -160,10 +200,12 @@ def renamed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Renaming]:
             mixture, "spread_replica", lambda plan, *rest: spread(renaming.part(plan), *rest)
         )
         monkeypatch.setattr(
-            mixture, "plan_parts", lambda *given: [
+            mixture,
+            "plan_parts",
+            lambda *given: [
                 replace(each, plan=renaming.part(each.plan)) for each in parts_of(*given)
             ],
-        )  # fmt: skip
+        )
         monkeypatch.setattr(sized_job, "plan_step", after(sized_job.plan_step, renaming.step))
         monkeypatch.setattr(LoopJob, "plan", after(LoopJob.plan, renaming.loops))
         return renaming

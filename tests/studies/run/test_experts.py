@@ -34,9 +34,10 @@ def share(folder: Path, experts: str, expert: int) -> Workload:
 def sent(workload: Workload) -> list[Any]:
     return [
         call
-        for layer in workload.layers for call in layer.calls
+        for layer in workload.layers
+        for call in layer.calls
         if call.op == "all_to_all" and call.dtype in {None, "fp8"}
-    ]  # fmt: skip
+    ]
 
 
 def test_settings_reach_the_share_of_a_rank(tmp_path: Path) -> None:

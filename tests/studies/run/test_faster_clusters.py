@@ -100,10 +100,13 @@ def step_of(ranks: int, buckets: list[tuple[float, int]], speed: float) -> StepP
         reduced = Collective("all_reduce", nbytes, "dp", f"bucket {number}")
         tasks.append(Task(f"reduce {number}", "communication", "all", "comm", reduced, before))
     return StepPlan(
-        "step", (RankClass("all", range(ranks)),),
+        "step",
+        (RankClass("all", range(ranks)),),
         (Stream("compute", "compute"), Stream("comm", "comm")),
-        (Communicator("dp", (range(ranks),)),), tuple(tasks), ranks,
-    )  # fmt: skip
+        (Communicator("dp", (range(ranks),)),),
+        tuple(tasks),
+        ranks,
+    )
 
 
 @pytest.mark.parametrize("fidelity", get_args(Fidelity))
@@ -119,9 +122,12 @@ def step_of(ranks: int, buckets: list[tuple[float, int]], speed: float) -> StepP
 )
 @settings(max_examples=5, deadline=None)
 def test_quicker_gpus(
-    library: str, fidelity: Fidelity, machine: tuple[str, int], buckets: list[tuple[float, int]],
+    library: str,
+    fidelity: Fidelity,
+    machine: tuple[str, int],
+    buckets: list[tuple[float, int]],
     speed: float,
-) -> None:  # fmt: skip
+) -> None:
     """More FLOP/s: a step of one communication stream is never longer, shorter by that at most."""
     node, hosts = machine
     topology = build_topology(node, hosts=hosts, fabric="one-switch" if hosts > 1 else None)
@@ -129,11 +135,14 @@ def test_quicker_gpus(
     timer, ranks = UncontendedTimer(made), len(topology.ranks)
     before_s, after_s = (
         simulate(
-            step_of(ranks, buckets, each), made, timer=timer, fidelity=fidelity,
+            step_of(ranks, buckets, each),
+            made,
+            timer=timer,
+            fidelity=fidelity,
             overlap_slowdown=1.0,
         ).step_time_s
         for each in (1.0, speed)
-    )  # fmt: skip
+    )
     assert after_s <= before_s * (1 + 1e-9)
     assert after_s >= before_s / speed * (1 - 1e-9)
 
@@ -153,12 +162,12 @@ def test_quicker_gpus_in_a_whole_answer(library: str, fidelity: Fidelity, tmp_pa
     factors = np.array([1.0, 1.001, 1.01, 1.1, 1.5, 2.0, 3.0, 10.0])
     steps_s = np.array(
         [
-            run_scenario(
-                load_scenario(str(path), [f"what_if.compute={factor}"]), fidelity=fidelity
-            ).points[-1].step_time_s
+            run_scenario(load_scenario(str(path), [f"what_if.compute={factor}"]), fidelity=fidelity)
+            .points[-1]
+            .step_time_s
             for factor in factors.tolist()
         ]
-    )  # fmt: skip
+    )
     assert (steps_s[1:] <= steps_s[:-1] * (1 + TURNS)).all()
     assert (steps_s[1:] >= steps_s[:-1] * factors[:-1] / factors[1:]).all()
 
@@ -236,13 +245,17 @@ def choice_of(machine: Machine, nbytes: int) -> tuple[float, tuple[str, str, int
 @given(
     case=st.sampled_from(
         [
-            ("v100-x8-25g", "nvlink2", 1), ("v100-x8-25g", "pcie3", 1), ("v100-x8-25g", "pcie3", 2),
-            ("v100-x8-25g", "upi", 1), ("ethernet-25g", "pcie3", 3), ("ethernet-25g", "dram", 3),
+            ("v100-x8-25g", "nvlink2", 1),
+            ("v100-x8-25g", "pcie3", 1),
+            ("v100-x8-25g", "pcie3", 2),
+            ("v100-x8-25g", "upi", 1),
+            ("ethernet-25g", "pcie3", 3),
+            ("ethernet-25g", "dram", 3),
             ("aws-g4dn-12xlarge", "pcie3", 2),
         ]
     ),
     nbytes=st.floats(np.log(64), np.log(1e8)).map(lambda x: 4 * int(np.exp(x) / 4)),
-)  # fmt: skip
+)
 @settings(max_examples=15, deadline=None)
 def test_more_lanes(library: str, case: tuple[str, str, int], nbytes: int) -> None:
     """Twice the lanes of a kind of link inside hosts are no slower."""

@@ -186,9 +186,11 @@ def test_an_interval_lays_no_collective_again(
     """
     monkeypatch.setattr(one_size, "simulate_reliefs", lambda *_: ())
     lowered = count_calls(
-        monkeypatch, before_corrections, "lower_without_corrections",
+        monkeypatch,
+        before_corrections,
+        "lower_without_corrections",
         lambda machine, op, nbytes, group, **_: (op, nbytes, group),
-    )  # fmt: skip
+    )
     shared = count_calls(monkeypatch, duty_cycle, "_duty_cycle_rates", lambda _, stage, *__: stage)
     filled = count_calls(
         monkeypatch, duty_cycle, "_fill_and_drain_rates", lambda _, stage, *__: stage

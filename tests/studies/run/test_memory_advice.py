@@ -15,9 +15,14 @@ from perfmodel.units import format_bytes, format_time
 
 NODE = ("cluster.nodes=2", "scale=null", "training.batch_per_gpu=256")
 DEEP = (
-    "cluster.nodes=1", "scale=null", "cluster.fabric=null", "model.name=gpt2-xl",
-    "model.sequence_length=1024", "training.batch_per_gpu=8", "compute.optimizer=adamw",
-)  # fmt: skip
+    "cluster.nodes=1",
+    "scale=null",
+    "cluster.fabric=null",
+    "model.name=gpt2-xl",
+    "model.sequence_length=1024",
+    "training.batch_per_gpu=8",
+    "compute.optimizer=adamw",
+)
 
 
 @cache
@@ -40,12 +45,14 @@ def test_proposals_are_answers_of_the_scenarios_that_they_name() -> None:
         "strategy.kind: fsdp": ["strategy={kind: fsdp}"],
         "strategy.gradient_as_bucket_view: true": ["strategy.gradient_as_bucket_view=true"],
         "64 samples per GPU at a time, 4 times": [
-            "training.batch_per_gpu=64", "strategy.accumulate=4",
+            "training.batch_per_gpu=64",
+            "strategy.accumulate=4",
         ],
-    }.items():  # fmt: skip
+    }.items():
         line = next(line for line in lines if line.startswith(begin))
-        main = answer(*(each for each in NODE if "batch" not in each or "batch" not in settings[0]),
-                      *settings)  # fmt: skip
+        main = answer(
+            *(each for each in NODE if "batch" not in each or "batch" not in settings[0]), *settings
+        )
         nbytes, time = stated(line)
         assert nbytes == format_bytes(main.memory.total_bytes), line
         assert ("not enough alone" in line) != main.memory.fits
@@ -68,8 +75,10 @@ def test_a_pair_is_proposed_where_nothing_suffices_alone() -> None:
     assert ", fits" in lines[0]
 
 
-@pytest.mark.parametrize("settings", [("training.batch_per_gpu=8", "cluster.nodes=1",
-                                       "scale=null", "cluster.fabric=null")])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [("training.batch_per_gpu=8", "cluster.nodes=1", "scale=null", "cluster.fabric=null")],
+)
 def test_no_advice_where_it_fits(settings: tuple[Any, ...]) -> None:
     assert answer(*settings).memory.fits
     assert answer(*settings).memory.advice == ()

@@ -38,10 +38,13 @@ def simulated() -> Any:
     """Of one all-reduce."""
     work = Collective("all_reduce", 1 << 20, "dp", "bucket")
     plan = StepPlan(
-        "step", (RankClass("all", range(8)),), (Stream("comm", "comm"),),
-        (Communicator("dp", (range(8),)),), (Task("a", "communication", "all", "comm", work, ()),),
+        "step",
+        (RankClass("all", range(8)),),
+        (Stream("comm", "comm"),),
+        (Communicator("dp", (range(8),)),),
+        (Task("a", "communication", "all", "comm", work, ()),),
         8,
-    )  # fmt: skip
+    )
     return simulate(plan, make_machine(build_topology("dgx-a100"), load_library("nccl")))
 
 

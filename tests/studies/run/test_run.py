@@ -79,8 +79,12 @@ def test_no_step_beats_its_bounds(result: Result, theory: ModuleType) -> None:
 def test_buckets_are_launched_in_order_on_one_stream(result: Result) -> None:
     buckets = result.main.buckets
     assert [bucket.nbytes // 4 for bucket in buckets] == [
-        2049000, 7875584, 6563840, 6637568, 2431040,
-    ]  # the real trace, see tests/training  # fmt: skip
+        2049000,
+        7875584,
+        6563840,
+        6637568,
+        2431040,
+    ]  # the real trace, see tests/training
     for earlier, later in itertools.pairwise(buckets):
         assert later.start_s >= earlier.end_s - 1e-12
     for bucket in buckets:
@@ -103,18 +107,28 @@ def test_the_first_iteration_does_not_overlap(tmp_path: Path) -> None:
         (("training.batch_per_gpu=256",), "compute"),
         (("cluster.node=v100-x8-25g",), "each host's NIC"),
         (
-            ("cluster.node=rtx4090-x4", "cluster.nodes=1", "cluster.gpus_per_node=2",
-             "model.name=vgg16", "training.batch_per_gpu=8"),
+            (
+                "cluster.node=rtx4090-x4",
+                "cluster.nodes=1",
+                "cluster.gpus_per_node=2",
+                "model.name=vgg16",
+                "training.batch_per_gpu=8",
+            ),
             "the GPUs' PCIe and staging in host memory",
         ),
         (
-            ("cluster.nodes=16", "scale=null", "training.batch_per_gpu=16",
-             "strategy.bucket_cap=100 KiB", "compute.overlap_slowdown=1.0",
-             "library.protocol=simple"),
+            (
+                "cluster.nodes=16",
+                "scale=null",
+                "training.batch_per_gpu=16",
+                "strategy.bucket_cap=100 KiB",
+                "compute.overlap_slowdown=1.0",
+                "library.protocol=simple",
+            ),
             "latency of the tree's steps",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_limits_a_step_is_named(
     tmp_path: Path, overrides: tuple[str, ...], wanted: str
 ) -> None:
@@ -250,18 +264,22 @@ LONG_SCENARIOS = {
     "lost-nic-3d": ["strategy.accumulate=8"],
     "pipeline-straggler": ["strategy.accumulate=8"],
     "llama3-405b-16384-h100": [
-        "model.name=llama3.1-8b", "cluster.nodes=4", "strategy.accumulate=4",
+        "model.name=llama3.1-8b",
+        "cluster.nodes=4",
+        "strategy.accumulate=4",
         "parallel.pipeline={stages: 4, schedule: interleaved, chunks: 2}",
     ],
     "deepseek-v3-2048-h800": [
-        "model.name=deepseek-v2-lite", "cluster.nodes=4", "parallel.expert=8",
+        "model.name=deepseek-v2-lite",
+        "cluster.nodes=4",
+        "parallel.expert=8",
         "strategy.accumulate=8",
         "parallel.pipeline={stages: 4, schedule: dualpipe, blocks_per_part: [7, 7, 7, 6]}",
     ],
     "mixtral-8x7b-fabrics": ["strategy.accumulate=4"],
     "plan-llama3-70b": ["strategy.pipeline=[1]", "strategy.recompute=none", "strategy.simulate=1"],
     "auto-llama3-70b-512": ["strategy.tensor=[8]", "strategy.pipeline=[1]", "strategy.simulate=1"],
-}  # fmt: skip
+}
 """Scenarios that take long as they ship, with what shortens them."""
 
 
@@ -305,8 +323,11 @@ def test_links_carry_the_bytes_of_one_step(tmp_path: Path) -> None:
     cables = [link for link in point.links if "/nic" in link.src and "fabric" in link.dst]
     assert len(cables) == 16
     plain = load_library("nccl")
-    share = next(v.network_efficiency for v in plain.variants if "infiniband" in v.networks
-                 and v.network_efficiency)  # fmt: skip
+    share = next(
+        v.network_efficiency
+        for v in plain.variants
+        if "infiniband" in v.networks and v.network_efficiency
+    )
     assert share is not None
     for link in cables:
         assert link.nbytes == pytest.approx(4 * 25557032 / 8, rel=1e-3)

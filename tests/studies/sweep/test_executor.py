@@ -53,9 +53,12 @@ def test_the_order_of_variants_changes_no_answer(alone: SweepResult) -> None:
 def cluster():
     distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0",
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        dashboard_address=":0",
         host="127.0.0.1",
-    ) as here:  # fmt: skip
+    ) as here:
         yield here
 
 
@@ -277,10 +280,16 @@ def test_a_dask_scheduler_that_dies_ends_the_sweep_with_a_sentence() -> None:
     distributed = pytest.importorskip("distributed")
     kept: list[int] = []
     quick = {"distributed.comm.timeouts.connect": "3s"}  # the client tries again for so long
-    with importlib.import_module("dask").config.set(quick), distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=True, dashboard_address=":0",
-        host="127.0.0.1",
-    ) as here:  # fmt: skip
+    with (
+        importlib.import_module("dask").config.set(quick),
+        distributed.LocalCluster(
+            n_workers=1,
+            threads_per_worker=1,
+            processes=True,
+            dashboard_address=":0",
+            host="127.0.0.1",
+        ) as here,
+    ):
         results = map_unordered(
             slow, iter_of(*range(40)), backend="dask", scheduler=here.scheduler_address
         )
@@ -322,11 +331,23 @@ def started(tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
     sweep = f"sweep={{grid: {{seed: {list(range(400))}}}}}"
     one = subprocess.Popen(
         [
-            sys.executable, "-c", code, "sweep", "bucket-size-slow-ethernet", "--set", sweep,
-            "-j", "2", "--store", str(path),
+            sys.executable,
+            "-c",
+            code,
+            "sweep",
+            "bucket-size-slow-ethernet",
+            "--set",
+            sweep,
+            "-j",
+            "2",
+            "--store",
+            str(path),
         ],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     until_s = time.monotonic() + 120
     while count(path) < 2 and one.poll() is None and time.monotonic() < until_s:
         time.sleep(0.02)
@@ -385,8 +406,12 @@ def test_no_worker_hears_ctrl_c() -> None:
     """In a process of its own, where no workers wait that another test has started."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED],
-        capture_output=True, text=True, timeout=120, check=False, start_new_session=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        start_new_session=True,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 1, 2, 3, 4, 5]\n", "")
 
 

@@ -44,8 +44,9 @@ def test_answers_come_back_to_the_bit(tmp_path: Path) -> None:
         store.add("b", {"x": [1, {"y": None}]}, Answer("failed", "wörds\nof two lines"))
         store.add("a", {"x": 2}, Answer("failed", "the first answer stays"))
         assert store.find({"a": 0, "b": 0, "c": 0}) == {
-            "a": ok, "b": Answer("failed", "wörds\nof two lines")
-        }  # fmt: skip
+            "a": ok,
+            "b": Answer("failed", "wörds\nof two lines"),
+        }
     with Store(path) as again:
         assert again.find({"a": 0}) == {"a": ok}
     assert [row[:2] for row in rows(path)] == [("a", "ok"), ("b", "failed")]
@@ -157,10 +158,13 @@ def test_two_processes_may_share_a_store(scenario_file: Path) -> None:
     both = [
         subprocess.Popen(
             [sys.executable, "-c", code, str(scenario_file), str(path)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for _ in range(2)
-    ]  # fmt: skip
+    ]
     ends = [threading.Thread(target=one.communicate, args=("go\n",)) for one in both]
     for end in ends:
         end.start()
@@ -208,8 +212,10 @@ def test_ten_kills_leave_the_same_store(scenario_file: Path, tmp_path: Path) -> 
     killed, alone = tmp_path / "killed.sqlite", tmp_path / "alone.sqlite"
     shown = subprocess.run(
         [sys.executable, "-c", KILLED, str(scenario_file), str(killed), "20"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (shown.stdout.strip(), shown.stderr) == ("10", "")
     run_sweep(variants(load_scenario(scenario_file)), jobs=1, store=alone)
     assert rows(killed) == rows(alone)

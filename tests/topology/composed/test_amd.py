@@ -79,10 +79,12 @@ def test_fp8_of_amd_has_scales_of_tensors_and_rows_alone() -> None:
 @pytest.mark.parametrize("hosts", ["1", "2"])
 def test_a_published_fine_tuning_on_amd_is_predicted(hosts: str) -> None:
     rows = [
-        cells for cells in read_table(shipped_folder() / STEPS, [])
-        if cells.cells["table"] == "mlperf-lora-amd" and cells.cells["gpu"] == "mi300x"
+        cells
+        for cells in read_table(shipped_folder() / STEPS, [])
+        if cells.cells["table"] == "mlperf-lora-amd"
+        and cells.cells["gpu"] == "mi300x"
         and cells.cells["nodes"] == hosts
-    ]  # fmt: skip
+    ]
     step = predict_step(read_step(rows[0].cells))
     assert step.step_s == pytest.approx(step.stated.measured_s, rel=0.12)
 

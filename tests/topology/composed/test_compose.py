@@ -47,8 +47,13 @@ def faults_of(**fields: object) -> dict[str, str]:
         (
             "dgx-a100",
             {
-                "extends": "dgx-h100", "gpu": "a100-sxm4-80gb", "pcie": "gen4 x16", "sockets": 2,
-                "numa_domains": 4, "cpu": "epyc", "pcie_switches": 4,
+                "extends": "dgx-h100",
+                "gpu": "a100-sxm4-80gb",
+                "pcie": "gen4 x16",
+                "sockets": 2,
+                "numa_domains": 4,
+                "cpu": "epyc",
+                "pcie_switches": 4,
                 "nics": {"count": 8, "rate": "200 Gbit/s", "kind": "infiniband", "pcie": "gen4"},
             },
         ),
@@ -57,7 +62,7 @@ def faults_of(**fields: object) -> dict[str, str]:
         ("dgx-h100", {"gpus": "8 x h100", "nvlink": "NVLink4", "nvswitch": True}),
         ("gb200-nvl72", {"extends": "gb200-nvl72", "nics": {"rate": "400 Gbit/s"}}),
     ],
-)  # fmt: skip
+)
 def test_the_same_words_give_the_shipped_node(name: str, fields: dict[str, object]) -> None:
     made = composed(**fields)
     shipped = load_node(name)
@@ -96,9 +101,13 @@ def test_a_lab_node_from_parts() -> None:
 
 def test_nothing_is_assumed_of_what_is_stated() -> None:
     stated = composed(
-        gpus="8 x h100", nvlink="off", cpu="genoa", sockets=2, pcie_switches=2,
+        gpus="8 x h100",
+        nvlink="off",
+        cpu="genoa",
+        sockets=2,
+        pcie_switches=2,
         nics={"per_socket": 1, "rate": "200 Gbit/s", "kind": "infiniband"},
-    )  # fmt: skip
+    )
     text = " ".join(stated.assumed)
     assert not any(part in text for part in ("CPUs", "NUMA", "PCIe switch", "NIC", "joined by"))
     usual = " ".join(composed(gpus="8 x h100", nvlink="off", nic="infiniband").assumed)

@@ -42,8 +42,10 @@ def test_a_file_extends_a_file_beside_it(folder: Path) -> None:
     port = node.links[next(spec.port for spec in node.nodes if spec.port)]
     assert (node.name, port.network_kind, port.bandwidth) == ("rack 7", "roce", 25e9)
     assert [path.name for path in node_files(str(folder / "mine.yaml"))] == [
-        "mine.yaml", "base.yaml", "dgx-a100.yaml",
-    ]  # fmt: skip
+        "mine.yaml",
+        "base.yaml",
+        "dgx-a100.yaml",
+    ]
 
 
 def test_faults_of_a_file_name_its_lines(folder: Path) -> None:
@@ -56,8 +58,9 @@ def test_faults_of_a_file_name_its_lines(folder: Path) -> None:
     with pytest.raises(InputError) as raised:
         load_node(str(file))
     assert [(f.field, f.file, f.line) for f in raised.value.faults] == [
-        ("gpus", str(file), 5), ("cpu", str(file), 6),
-    ]  # fmt: skip
+        ("gpus", str(file), 5),
+        ("cpu", str(file), 6),
+    ]
 
 
 def test_no_node_extends_itself(folder: Path) -> None:
@@ -84,10 +87,13 @@ def test_words_without_meaning_are_refused(text: str, allowed: str) -> None:
 
 
 LABS = {
-    "rtx3090-x2-10g": (2, 10, "tcp"), "rtx3090-x4-25g": (4, 25, "tcp"),
-    "rtx4090-x2-10g": (2, 10, "tcp"), "rtx4090-x4-25g": (4, 25, "tcp"),
-    "rtx5090-x2-25g": (2, 25, "tcp"), "rtx5090-x4-100g": (4, 100, "roce"),
-}  # fmt: skip
+    "rtx3090-x2-10g": (2, 10, "tcp"),
+    "rtx3090-x4-25g": (4, 25, "tcp"),
+    "rtx4090-x2-10g": (2, 10, "tcp"),
+    "rtx4090-x4-25g": (4, 25, "tcp"),
+    "rtx5090-x2-25g": (2, 25, "tcp"),
+    "rtx5090-x4-100g": (4, 100, "roce"),
+}
 
 
 @pytest.mark.parametrize("name", LABS)

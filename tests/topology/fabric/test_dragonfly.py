@@ -22,8 +22,16 @@ def canonical(h: int, groups: int | None = None, **options: object) -> nx.Graph:
     """Kim's balance: a = 2 p = 2 h routers in a group, a h + 1 groups, one cable between two."""
     count = groups or 2 * h * h + 1
     cables = {} if groups else {"global_cables": 1}
-    return dragonfly(2 * h * h * count, (0,), radix=4 * h - 1, routers_per_group=2 * h,
-                     groups=count, hosts_per_router=h, **cables, **options)  # fmt: skip
+    return dragonfly(
+        2 * h * h * count,
+        (0,),
+        radix=4 * h - 1,
+        routers_per_group=2 * h,
+        groups=count,
+        hosts_per_router=h,
+        **cables,
+        **options,
+    )
 
 
 def routers_of(graph: nx.Graph) -> nx.Graph:
@@ -74,15 +82,23 @@ def test_frontier_has_four_cables_between_groups() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    routers=st.integers(1, 5), groups=st.integers(1, 6), each=st.integers(1, 3),
+    routers=st.integers(1, 5),
+    groups=st.integers(1, 6),
+    each=st.integers(1, 3),
     spare=st.integers(0, 9),
-)  # fmt: skip
+)
 def test_cables_are_spread_evenly(routers: int, groups: int, each: int, spare: int) -> None:
     """Every two groups have as many, no router has more than its share or its ports."""
     least = -(-(groups - 1) // routers)
     radix = max(2, routers - 1 + each + least + spare)
-    graph = dragonfly(groups * routers * each, (0,), radix=radix, routers_per_group=routers,
-                      groups=groups, hosts_per_router=each)  # fmt: skip
+    graph = dragonfly(
+        groups * routers * each,
+        (0,),
+        radix=radix,
+        routers_per_group=routers,
+        groups=groups,
+        hosts_per_router=each,
+    )
     pairs = cables_between_groups(graph)
     assert set(pairs) == set(combinations(range(groups), 2))
     assert len(set(pairs.values())) <= 1
@@ -105,8 +121,9 @@ def test_what_ports_cannot_carry_is_refused() -> None:
 def test_more_hosts_than_routers_hold_are_refused(routing: str) -> None:
     """The links that adaptive routing bonds meet at switches that have no ports for hosts."""
     with pytest.raises(InputError, match="7 NICs; allowed: at most 6: 1 at each of 6 routers"):
-        dragonfly(7, (0,), radix=10, routers_per_group=2, hosts_per_router=1, groups=3,
-                  routing=routing)  # fmt: skip
+        dragonfly(
+            7, (0,), radix=10, routers_per_group=2, hosts_per_router=1, groups=3, routing=routing
+        )
 
 
 # ---------------------------------------------------------------- adaptive
@@ -123,8 +140,11 @@ def rate_of_tree(tree: nx.Graph, demands: Demands) -> float:
 
 def best_rate(graph: nx.Graph, demands: Demands) -> float:
     """The same with the best routing that there is: a concurrent multi-commodity flow."""
-    arcs = [(a, b, data.get("cables", 1)) for u, v, data in graph.edges(data=True)
-            for a, b in ((u, v), (v, u))]  # fmt: skip
+    arcs = [
+        (a, b, data.get("cables", 1))
+        for u, v, data in graph.edges(data=True)
+        for a, b in ((u, v), (v, u))
+    ]
     nodes = {name: at for at, name in enumerate(graph)}
     sources = sorted({a for a, _ in demands})
     width = len(sources) * len(arcs) + 1  # flow of each source on each arc, then the factor
@@ -140,9 +160,11 @@ def best_rate(graph: nx.Graph, demands: Demands) -> float:
     load = np.tile(np.eye(len(arcs)), len(sources))
     found = linprog(
         np.append(np.zeros(width - 1), -1.0),
-        A_ub=np.hstack([load, np.zeros((len(arcs), 1))]), b_ub=[cables for *_, cables in arcs],
-        A_eq=balance, b_eq=np.zeros(len(balance)),
-    )  # fmt: skip
+        A_ub=np.hstack([load, np.zeros((len(arcs), 1))]),
+        b_ub=[cables for *_, cables in arcs],
+        A_eq=balance,
+        b_eq=np.zeros(len(balance)),
+    )
     return -found.fun
 
 
@@ -179,8 +201,10 @@ def test_even_traffic_is_exact() -> None:
 @pytest.mark.parametrize("groups", [4, 5, 9])
 def test_one_group_to_another_has_all_its_cables(groups: int) -> None:
     """Those that lead elsewhere, too: over all other groups."""
-    each, tree = (dragonfly(8 * groups, (0,), routing=routing, groups=groups, **BALANCED)
-                  for routing in ("minimal", "adaptive"))  # fmt: skip
+    each, tree = (
+        dragonfly(8 * groups, (0,), routing=routing, groups=groups, **BALANCED)
+        for routing in ("minimal", "adaptive")
+    )
     pair = {(host, 8 + host): 1.0 for host in range(8)}
     assert rate_of_tree(tree, pair) == pytest.approx(best_rate(each, pair), rel=1e-6)
 
@@ -197,8 +221,9 @@ def test_all_groups_to_their_next_are_at_most_twice_too_fast(h: int) -> None:
 
 
 def test_a_path_has_the_latency_of_one_global_cable() -> None:
-    graph, tree = (canonical(2, global_latency=1e-7, routing=routing)
-                   for routing in ("minimal", "adaptive"))  # fmt: skip
+    graph, tree = (
+        canonical(2, global_latency=1e-7, routing=routing) for routing in ("minimal", "adaptive")
+    )
     for each, ends in ((graph, (0, 71)), (tree, (0, 71))):
         path = nx.shortest_path(each, *ends)
         delays = [each.edges[pair].get("latency", 0.0) for pair in pairwise(path)]

@@ -26,9 +26,12 @@ def network_of(graph: nx.Graph) -> nx.Graph:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    hosts=st.integers(1, 40), rails=st.integers(1, 4), each=st.integers(1, 2),
-    radix=st.sampled_from([4, 8, 16, 64]), routing=st.sampled_from(["ecmp", "adaptive"]),
-)  # fmt: skip
+    hosts=st.integers(1, 40),
+    rails=st.integers(1, 4),
+    each=st.integers(1, 2),
+    radix=st.sampled_from([4, 8, 16, 64]),
+    routing=st.sampled_from(["ecmp", "adaptive"]),
+)
 def test_a_rail_is_a_network_of_its_own_that_does_not_block(
     hosts: int, rails: int, each: int, radix: int, routing: str
 ) -> None:
@@ -118,8 +121,14 @@ def test_rings_and_trees_close_over_any_number_of_hosts(algorithm: str, nodes: i
 
 def test_without_pxn_all_to_all_is_refused() -> None:
     with pytest.raises(TopologyError, match="no cable leads from n0/nic0 to n1/nic1"):
-        pm.collective("dgx-h100", nodes=2, fabric="rail-only", op="all_to_all", sizes="1 MiB",
-                      env={"NCCL_PXN_DISABLE": "1"})  # fmt: skip
+        pm.collective(
+            "dgx-h100",
+            nodes=2,
+            fabric="rail-only",
+            op="all_to_all",
+            sizes="1 MiB",
+            env={"NCCL_PXN_DISABLE": "1"},
+        )
 
 
 def test_what_cannot_change_rails_is_refused() -> None:

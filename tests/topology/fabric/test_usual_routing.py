@@ -12,11 +12,13 @@ from perfmodel.topology.templates.spec import FabricSpec
 @pytest.mark.parametrize(
     ("node", "kind", "routing"),
     [
-        ("dgx-a100", "fat-tree", "adaptive"), ("dgx-h100", "leaf-spine", "adaptive"),
-        ("dgx-h100", "one-switch", None), ("oci-a100", "fat-tree", None),
+        ("dgx-a100", "fat-tree", "adaptive"),
+        ("dgx-h100", "leaf-spine", "adaptive"),
+        ("dgx-h100", "one-switch", None),
+        ("oci-a100", "fat-tree", None),
         ("aws-p4d", "leaf-spine", None),
     ],
-)  # fmt: skip
+)
 def test_infiniband_routes_adaptively(node, kind, routing):
     """NCCL user guide: NCCL_IB_ADAPTIVE_ROUTING is 1 on InfiniBand and 0 on RoCE by default."""
     fabric = with_usual_routing(node, kind)

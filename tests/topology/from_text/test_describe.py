@@ -203,11 +203,15 @@ def test_payload_share_follows_the_mtu() -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "network", "reads"),
-    [("A100-PCIE-40GB", "InfiniBand", True), ("RTX 3090", "RoCE", False),
-     ("T4", "AWS EFA", False), ("A100-SXM4-40GB", "AWS EFA", True),
-     ("A100-SXM4-40GB", "TCP", False),
-     ("V100-PCIE-16GB", "RoCE, GPUDirect disabled", False)],
-)  # fmt: skip
+    [
+        ("A100-PCIE-40GB", "InfiniBand", True),
+        ("RTX 3090", "RoCE", False),
+        ("T4", "AWS EFA", False),
+        ("A100-SXM4-40GB", "AWS EFA", True),
+        ("A100-SXM4-40GB", "TCP", False),
+        ("V100-PCIE-16GB", "RoCE, GPUDirect disabled", False),
+    ],
+)
 def test_who_reads_gpu_memory(gpu: str, network: str, reads: bool) -> None:
     assert describe(gpu, gpus=1, intra="none", network=network).node.gpudirect_rdma == reads
 

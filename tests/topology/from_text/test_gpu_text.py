@@ -65,13 +65,16 @@ def test_every_part_is_a_gpu_of_the_table_with_its_memory() -> None:
 @pytest.mark.parametrize(
     ("text", "family", "form_stated", "memory"),
     [
-        ("Tesla V100-SXM2-16GB", "v100", True, 16), ("H100 PCIe", "h100", True, None),
-        ("NVIDIA A100 80GB PCIe", "a100", True, 80), ("GeForce RTX 4090", "4090", False, None),
+        ("Tesla V100-SXM2-16GB", "v100", True, 16),
+        ("H100 PCIe", "h100", True, None),
+        ("NVIDIA A100 80GB PCIe", "a100", True, 80),
+        ("GeForce RTX 4090", "4090", False, None),
         ("GB200 NVL72", "gb200", False, None),
         ("H100 PCIe + A100-PCIE-40GB", "h100", True, None),
-        ("LambdaCloud 2x V100 16GB", "v100", False, 16), ("RTX A6000", "a6000", False, None),
+        ("LambdaCloud 2x V100 16GB", "v100", False, 16),
+        ("RTX A6000", "a6000", False, None),
     ],
-)  # fmt: skip
+)
 def test_what_is_stated_of_a_gpu(
     text: str, family: str, form_stated: bool, memory: int | None
 ) -> None:

@@ -15,10 +15,17 @@ from perfmodel.topology.routing.router import Router
 from perfmodel.topology.templates.build import build_topology
 
 DENIALS = (
-    "NVLink evidently unused", "no NVLink", "without NVLink bridge", "NVLink not used",
-    "NVLink3 apparently not in use", "NVLink disabled", "NVLink bridge not installed",
-    "NVLink bridges on pairs, evidently unused", "PCIe4 x16 (NVLink absent)", "unused NVLink",
-)  # fmt: skip
+    "NVLink evidently unused",
+    "no NVLink",
+    "without NVLink bridge",
+    "NVLink not used",
+    "NVLink3 apparently not in use",
+    "NVLink disabled",
+    "NVLink bridge not installed",
+    "NVLink bridges on pairs, evidently unused",
+    "PCIe4 x16 (NVLink absent)",
+    "unused NVLink",
+)
 
 
 @pytest.mark.parametrize("text", DENIALS)
@@ -55,12 +62,22 @@ def test_a_host_whose_nvlink_is_denied_has_no_such_link(gpu: str, text: str) -> 
 @pytest.mark.parametrize(
     ("text", "generation"),
     [
-        ("PCIe4", 4), ("PCIe4 x16", 4), ("PCIe 3.0 x16", 3), ("PCIe gen 3", 3), ("PCIe-4", 4),
-        ("PCIe x16 Gen5", 5), ("Gen4 PCIe", 4), ("PCI Express 4.0", 4), ("PCI-E 3.0", 3),
-        ("4th gen PCIe", 4), ("PCIe x16 at 8 GT/s", 3), ("PCIe 16 GT/s", 4), ("PCIe v5", 5),
+        ("PCIe4", 4),
+        ("PCIe4 x16", 4),
+        ("PCIe 3.0 x16", 3),
+        ("PCIe gen 3", 3),
+        ("PCIe-4", 4),
+        ("PCIe x16 Gen5", 5),
+        ("Gen4 PCIe", 4),
+        ("PCI Express 4.0", 4),
+        ("PCI-E 3.0", 3),
+        ("4th gen PCIe", 4),
+        ("PCIe x16 at 8 GT/s", 3),
+        ("PCIe 16 GT/s", 4),
+        ("PCIe v5", 5),
         ("H100 80GB PCIe Gen5", 5),
     ],
-)  # fmt: skip
+)
 def test_generations_of_pcie(text: str, generation: int) -> None:
     assert read_pcie(text) == f"pcie{generation}"
 

@@ -57,9 +57,14 @@ def test_instances_of_ec2_state_the_limit(name: str) -> None:
 
 def test_a_flow_needs_its_source() -> None:
     link = {
-        "kind": "ethernet", "network": "tcp", "bandwidth": "50 Gbit/s", "source": "a",
-        "efficiency": 0.9, "latency": "20 us", "flow": "5 Gbit/s",
-    }  # fmt: skip
+        "kind": "ethernet",
+        "network": "tcp",
+        "bandwidth": "50 Gbit/s",
+        "source": "a",
+        "efficiency": 0.9,
+        "latency": "20 us",
+        "flow": "5 Gbit/s",
+    }
     assert LinkSpec.model_validate(link | {"flow_source": "b"}).flow == pytest.approx(5e9 / 8)
     with pytest.raises(ValueError, match="flow_source"):
         LinkSpec.model_validate(link)

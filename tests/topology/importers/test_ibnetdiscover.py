@@ -104,7 +104,11 @@ def test_listed_in_code() -> None:
     topology = build_topology("ethernet-100g", hosts=2, fabric=spec)
     route = Router(topology).route("n0/nic0", "n1/nic0")
     assert [topology.arcs.names[arc][1] for arc in route] == [
-        "fabric/x", "fabric/core", "fabric/y", "n1/nic0"]  # fmt: skip
+        "fabric/x",
+        "fabric/core",
+        "fabric/y",
+        "n1/nic0",
+    ]
     apart = spec.model_copy(update={"trunks": spec.trunks[:1] if spec.trunks else ()})
     with pytest.raises(InputError, match="no cables from x to y"):
         build_topology("ethernet-100g", hosts=2, fabric=apart)
@@ -125,8 +129,9 @@ def test_cables_may_be_written_from_either_end() -> None:
 
 def test_a_listed_fabric_needs_its_hosts(tmp_path: Path) -> None:
     path = tmp_path / "f.yaml"
-    path.write_text("perfmodel: 1\nkind: fabric\ndescription: x\nfabric: {kind: listed}\n"
-                    "sources: {}\n")  # fmt: skip
+    path.write_text(
+        "perfmodel: 1\nkind: fabric\ndescription: x\nfabric: {kind: listed}\nsources: {}\n"
+    )
     (fault,) = check(path)
     assert fault.field == "fabric.hosts"
 

@@ -16,10 +16,29 @@ from perfmodel.topology.templates.build import load_node, template_names
 SCALARS = st.one_of(
     st.booleans(),
     st.integers(-(10**9), 10**9),
-    st.sampled_from(["25 GB/s", "0.3 us", "true", "no", "null", "1e3", "a: b", "- x", "# c", "0x1",
-                     "NVIDIA A100 data sheet, 12 NVLinks", "", " ", "{a", "2.0", ".5", "1_000"]),
+    st.sampled_from(
+        [
+            "25 GB/s",
+            "0.3 us",
+            "true",
+            "no",
+            "null",
+            "1e3",
+            "a: b",
+            "- x",
+            "# c",
+            "0x1",
+            "NVIDIA A100 data sheet, 12 NVLinks",
+            "",
+            " ",
+            "{a",
+            "2.0",
+            ".5",
+            "1_000",
+        ]
+    ),
     st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=20),
-)  # fmt: skip
+)
 DOCUMENTS = st.dictionaries(
     st.text("abcdefgh_-", min_size=1, max_size=8),
     st.one_of(

@@ -73,8 +73,10 @@ def sysfs(tmp_path: Path) -> Path:
         folder.mkdir(parents=True)
         (folder / "numa_node").write_text("1\n" if bus.startswith("0000:65") else "0\n")
         (tmp_path / "bus/pci/devices" / bus).symlink_to(folder)
-    for name, rate, state in (("mlx5_0", "200 Gb/sec (4X HDR)", "4: ACTIVE"),
-                              ("mlx5_1", "10 Gb/sec (1X QDR)", "1: DOWN")):  # fmt: skip
+    for name, rate, state in (
+        ("mlx5_0", "200 Gb/sec (4X HDR)", "4: ACTIVE"),
+        ("mlx5_1", "10 Gb/sec (1X QDR)", "1: DOWN"),
+    ):
         port = tmp_path / "class/infiniband" / name / "ports/1"
         port.mkdir(parents=True)
         (port / "rate").write_text(rate + "\n")

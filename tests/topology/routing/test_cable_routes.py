@@ -128,15 +128,23 @@ def rates(topology: Topology, shift: int) -> np.ndarray:
 
 def balanced(routing: str) -> Topology:
     """Kim's dragonfly with h = 2: 9 groups of 8 hosts, one cable between two groups."""
-    shape = {"kind": "dragonfly", "radix": 7, "routers_per_group": 4, "groups": 9,
-             "hosts_per_router": 2, "global_cables": 1, "routing": routing}  # fmt: skip
+    shape = {
+        "kind": "dragonfly",
+        "radix": 7,
+        "routers_per_group": 4,
+        "groups": 9,
+        "hosts_per_router": 2,
+        "global_cables": 1,
+        "routing": routing,
+    }
     return built(shape, hosts=72, node="ethernet-10g")
 
 
 def test_groups_that_send_to_their_next_are_as_fast_as_kim_says() -> None:
     """Minimal: 1 / (a h). Valiant: half at best, less as flows collide. Adaptive: never less."""
-    minimal, valiant, adaptive = (rates(balanced(routing), 8)
-                                  for routing in ("minimal", "valiant", "adaptive"))  # fmt: skip
+    minimal, valiant, adaptive = (
+        rates(balanced(routing), 8) for routing in ("minimal", "valiant", "adaptive")
+    )
     assert minimal == pytest.approx(np.full(72, 1 / 8))
     assert minimal.mean() < valiant.mean() < 0.5 + 1e-9
     assert adaptive.min() >= valiant.mean()
@@ -175,8 +183,9 @@ def test_flows_go_the_same_ways_in_the_graph_of_a_cluster(shape: dict[str, objec
     written = json.dumps(nx.node_link_data(topology.graph, edges="edges"))
     again = topology_of(nx.node_link_graph(json.loads(written), edges="edges"))
     src, dst = all_ports(topology)
-    for before, after in zip(*(Router(t).across(src, dst, src) for t in (topology, again)),
-                             strict=True):  # fmt: skip
+    for before, after in zip(
+        *(Router(t).across(src, dst, src) for t in (topology, again)), strict=True
+    ):
         np.testing.assert_array_equal(before, after)
 
 
@@ -203,6 +212,7 @@ def test_a_function_of_the_users_may_say_how_it_is_routed() -> None:
     for make, kind in ((mine, SHAPES[5]), (grid, {"kind": "torus", "dims": (3, 4)})):
         ours, shipped = pm.topology("dgx1-v100", nodes=12, fabric=make), built(kind)
         src, dst = all_ports(ours)
-        for one, two in zip(*(Router(t).across(src, dst, src) for t in (ours, shipped)),
-                            strict=True):  # fmt: skip
+        for one, two in zip(
+            *(Router(t).across(src, dst, src) for t in (ours, shipped)), strict=True
+        ):
             np.testing.assert_array_equal(one, two)

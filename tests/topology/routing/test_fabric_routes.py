@@ -62,7 +62,10 @@ def ways_between(topology: Topology, src: str, dst: str) -> set[tuple[int, ...]]
 @pytest.mark.parametrize(
     ("topology", "dst"),
     [
-        (two_leaves("ecmp"), 9), (two_leaves("ecmp"), 3), (tree("ecmp"), 2), (tree("ecmp"), 7),
+        (two_leaves("ecmp"), 9),
+        (two_leaves("ecmp"), 3),
+        (tree("ecmp"), 2),
+        (tree("ecmp"), 7),
         (tree("ecmp"), 40),
         (
             build_topology(
@@ -71,13 +74,11 @@ def ways_between(topology: Topology, src: str, dst: str) -> set[tuple[int, ...]]
             6,
         ),
         (
-            build_topology(
-                "ethernet-10g", hosts=8, fabric=FabricSpec(kind="rail-only", radix=4)
-            ),
+            build_topology("ethernet-10g", hosts=8, fabric=FabricSpec(kind="rail-only", radix=4)),
             6,
         ),
     ],
-)  # fmt: skip
+)
 def test_every_shortest_way_is_taken_by_some_flow_and_no_other(
     topology: Topology, dst: int
 ) -> None:

@@ -237,9 +237,11 @@ def test_flows_spread_evenly_over_all_equal_ways(kind: str) -> None:
     for hop in range(1, len(router.route("n0/nic0", last)) // 2):
         used = Counter(router.route("n0/nic0", last, flow)[hop] for flow in range(flows))
         src = {topology.arcs.names[arc][0] for arc in used}
-        up = [i for i in range(topology.hosts * topology.host_arcs, len(topology.arcs))
-              if topology.arcs.names[i][0] in src
-              and _rises(*topology.arcs.names[i])]  # fmt: skip
+        up = [
+            i
+            for i in range(topology.hosts * topology.host_arcs, len(topology.arcs))
+            if topology.arcs.names[i][0] in src and _rises(*topology.arcs.names[i])
+        ]
         assert set(used) == set(up)
         share = flows / len(up)
         assert all(abs(n - share) < 5 * (share * (1 - 1 / len(up))) ** 0.5 for n in used.values())
@@ -263,11 +265,14 @@ def test_ways_do_not_depend_on_the_process() -> None:
     )
     said = {
         subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True,
+            [sys.executable, "-c", code],
+            check=True,
+            capture_output=True,
+            text=True,
             env={**os.environ, "PYTHONHASHSEED": seed},
         ).stdout
         for seed in ("1", "2")
-    }  # fmt: skip
+    }
     assert len(said) == 1
 
 

@@ -63,8 +63,10 @@ def test_dimension_order_is_shortest_and_in_order(kind: str, dims: list[int], fl
     place = nx.get_node_attributes(graph, "place")
     for path in paths:
         assert len(path) - 1 == distance[path[0]][path[-1]]
-        axes = [next(i for i in range(len(dims)) if place[a][i] != place[b][i])
-                for a, b in pairwise(path)]  # fmt: skip
+        axes = [
+            next(i for i in range(len(dims)) if place[a][i] != place[b][i])
+            for a, b in pairwise(path)
+        ]
         assert axes == sorted(axes)
 
 
@@ -123,8 +125,10 @@ def test_valiant_evens_out_what_is_bad_for_dimension_order() -> None:
     side = 16
     row, column = np.divmod(np.arange(side**2), side)
     src, dst = row * side + column, column * side + row
-    ordered, random = (mesh(side**2, (0,), dims=(side, side), routing=routing)
-                       for routing in ("dimension-ordered", "valiant"))  # fmt: skip
+    ordered, random = (
+        mesh(side**2, (0,), dims=(side, side), routing=routing)
+        for routing in ("dimension-ordered", "valiant")
+    )
     assert busiest(paths_of(ordered, src, dst)) == side - 1
     many = [path for flow in range(20) for path in paths_of(random, src, dst, flow)]
     assert busiest(many) / 20 < side - 1
@@ -135,8 +139,16 @@ def test_valiant_evens_out_what_is_bad_for_dimension_order() -> None:
 
 def balanced(routing: str, h: int = 2) -> nx.Graph:
     hosts = h * 2 * h * (2 * h * h + 1)
-    return dragonfly(hosts, (0,), radix=4 * h - 1, routers_per_group=2 * h, hosts_per_router=h,
-                     groups=2 * h * h + 1, global_cables=1, routing=routing)  # fmt: skip
+    return dragonfly(
+        hosts,
+        (0,),
+        radix=4 * h - 1,
+        routers_per_group=2 * h,
+        hosts_per_router=h,
+        groups=2 * h * h + 1,
+        global_cables=1,
+        routing=routing,
+    )
 
 
 def crossings(graph: nx.Graph, path: list[str]) -> int:
@@ -146,16 +158,26 @@ def crossings(graph: nx.Graph, path: list[str]) -> int:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    routers=st.integers(1, 4), groups=st.integers(1, 6), spare=st.integers(0, 6),
-    flow=st.integers(0, 99), routing=st.sampled_from(["minimal", "valiant"]),
-)  # fmt: skip
+    routers=st.integers(1, 4),
+    groups=st.integers(1, 6),
+    spare=st.integers(0, 6),
+    flow=st.integers(0, 99),
+    routing=st.sampled_from(["minimal", "valiant"]),
+)
 def test_paths_in_a_dragonfly_cross_as_few_global_cables_as_kim_has_them(
     routers: int, groups: int, spare: int, flow: int, routing: str
 ) -> None:
     """Minimal: local, global, local. Valiant: one more group between them, so five hops."""
     radix = max(2, routers - 1 + 1 - (1 - groups) // routers + spare)
-    graph = dragonfly(routers * groups, (0,), radix=radix, routers_per_group=routers,
-                      groups=groups, hosts_per_router=1, routing=routing)  # fmt: skip
+    graph = dragonfly(
+        routers * groups,
+        (0,),
+        radix=radix,
+        routers_per_group=routers,
+        groups=groups,
+        hosts_per_router=1,
+        routing=routing,
+    )
     paths = paths_of(graph, *all_pairs(graph), flow)
     assert_along_cables(graph, paths)
     group = nx.get_node_attributes(graph, "group")

@@ -57,40 +57,69 @@ def test_a_good_file_has_none(tmp_path: Path) -> None:
     topology = build_topology(str(tmp_path / "node.yaml"))
     assert topology.template == "node"
     assert topology.graph["n0/gpu1"]["n0/cpu0"][0] == {
-        "kind": "pcie", "bandwidth": 10e9, "latency": 1e-6, "lanes": 2, "index": 2,
-    }  # fmt: skip
+        "kind": "pcie",
+        "bandwidth": 10e9,
+        "latency": 1e-6,
+        "lanes": 2,
+        "index": 2,
+    }
     assert topology.sources["pcie bandwidth"] == "where the numbers come from"
 
 
 @pytest.mark.parametrize(
     ("old", "new", "field", "line", "said"),
     [
-        ("to: cpu0, link: pcie, lanes", "to: cpuu0, link: pcie, lanes", "edges.0.to",
-         15, "did you mean 'cpu0'"),
-        ("from: nic0, to: cpu0, link: pcie", "from: nic0, to: cpu0, link: pci",
-         "edges.1.link", 16, "did you mean 'pcie'"),
+        (
+            "to: cpu0, link: pcie, lanes",
+            "to: cpuu0, link: pcie, lanes",
+            "edges.0.to",
+            15,
+            "did you mean 'cpu0'",
+        ),
+        (
+            "from: nic0, to: cpu0, link: pcie",
+            "from: nic0, to: cpu0, link: pci",
+            "edges.1.link",
+            16,
+            "did you mean 'pcie'",
+        ),
         ("bandwidth: 10 GB/s", "bandwidth: 0 GB/s", "links.pcie.bandwidth", 8, "more than zero"),
         ("bandwidth: 10 GB/s", "bandwidth: 10", "links.pcie.bandwidth", 8, "a bandwidth such as"),
         ("kind: cpu}", "kind: cpuu}", "nodes.1.kind", 12, "did you mean 'cpu'"),
         ("kind: pcie,", "kind: pci,", "links.pcie.kind", 8, "did you mean 'pcie'"),
         ("id: cpu0", 'id: "gpu[1-2]"', "nodes.1.id", 12, "'gpu1' again"),
-        ("  - {from: nic0, to: cpu0, link: pcie}\n", "", "nodes.2.id",
-         13, "nic0, which no edge reaches"),
+        (
+            "  - {from: nic0, to: cpu0, link: pcie}\n",
+            "",
+            "nodes.2.id",
+            13,
+            "nic0, which no edge reaches",
+        ),
         ("port: net", "port: pcie", "nodes.2.port", 13, "ethernet or infiniband"),
         (", port: net", "", "nodes.2.port", 13, "the link that leaves the NIC"),
         ("kind: cpu}", "kind: cpu, port: net}", "nodes.1.port", 12, "only a NIC has one"),
         ("gpu: v100-pcie-16gb", "gpu: v100-pcie-16g", "gpu", 4, "did you mean 'v100-pcie-16gb'"),
         ("source: book", "source: bok", "links.pcie.source", 8, "did you mean 'book'"),
-        ("efficiency: 0.5", "efficiency: 1.5", "links.pcie.efficiency",
-         8, "less than or equal to 1"),
+        (
+            "efficiency: 0.5",
+            "efficiency: 1.5",
+            "links.pcie.efficiency",
+            8,
+            "less than or equal to 1",
+        ),
         ("lanes: 2", "lanes: 0", "edges.0.lanes", 15, "greater than or equal to 1"),
         ("lanes: 2", "laness: 2", "edges.0.laness", 15, "did you mean 'lanes'"),
         ('id: "gpu[0-1]"', 'id: "gpu[1-0]"', "nodes.0.id", 11, "from low to high"),
         ("latency: 1 us", "latency: -1 us", "links.pcie.latency", 8, "zero or more"),
-        ('from: "gpu[0-1]", to: cpu0', 'from: "gpu[0-1]", to: "gpu[0-1]"', "edges.0",
-         15, "joined to itself"),
+        (
+            'from: "gpu[0-1]", to: cpu0',
+            'from: "gpu[0-1]", to: "gpu[0-1]"',
+            "edges.0",
+            15,
+            "joined to itself",
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_fault_is_named_with_its_line(
     tmp_path: Path, old: str, new: str, field: str, line: int, said: str
 ) -> None:
@@ -160,8 +189,9 @@ def test_fabric_and_gpu_files_must_give_every_source(tmp_path: Path) -> None:
     )
     found = check(fabric)
     assert {(f.field, f.line) for f in found} == {
-        ("sources.switch_latency", 5), ("sources.radixx", 5),
-    }  # fmt: skip
+        ("sources.switch_latency", 5),
+        ("sources.radixx", 5),
+    }
     fabric.write_text(fabric.read_text().replace("radixx", "switch_latency"))
     settled = resolve_fabric(str(fabric))
     assert (settled.kind, settled.radix, settled.switch_latency_s) == ("leaf-spine", 8, 1e-6)
@@ -192,8 +222,11 @@ def test_patterns() -> None:
         ("d", "y"),
     ]
     assert join(("x", "y"), ("a", "b", "c", "d"), "each") == [
-        ("x", "a"), ("x", "b"), ("y", "c"), ("y", "d"),
-    ]  # fmt: skip
+        ("x", "a"),
+        ("x", "b"),
+        ("y", "c"),
+        ("y", "d"),
+    ]
     assert join(("a", "b", "c"), ("a", "b", "c"), "all") == [("a", "b"), ("a", "c"), ("b", "c")]
     assert join(("a",), ("x", "y"), "all") == [("a", "x"), ("a", "y")]
     with pytest.raises(ValueError, match="multiple"):

@@ -15,11 +15,30 @@ from perfmodel.topology.templates.gpus import gpu_names, gpu_sources, load_gpu
 from perfmodel.topology.templates.spec import FABRIC_KINDS
 
 REQUIRED = {
-    "dgx1-v100", "dgx2-v100", "dgx-a100", "dgx-h100", "hgx-h200", "hgx-b200", "gb200-nvl72",
-    "aws-p3dn", "aws-p4d", "aws-p5", "azure-ndv4", "azure-ndv5", "gcp-a3-mega", "rtx4090-x4",
-    "rtx4090-x4-p2p", "rtx4090-x8", "rtx4090-x8-p2p", "l40s-x8", "v100-x8-25g", "v100-x8-100g",
-    "ethernet-10g", "ethernet-25g", "ethernet-100g",
-}  # fmt: skip
+    "dgx1-v100",
+    "dgx2-v100",
+    "dgx-a100",
+    "dgx-h100",
+    "hgx-h200",
+    "hgx-b200",
+    "gb200-nvl72",
+    "aws-p3dn",
+    "aws-p4d",
+    "aws-p5",
+    "azure-ndv4",
+    "azure-ndv5",
+    "gcp-a3-mega",
+    "rtx4090-x4",
+    "rtx4090-x4-p2p",
+    "rtx4090-x8",
+    "rtx4090-x8-p2p",
+    "l40s-x8",
+    "v100-x8-25g",
+    "v100-x8-100g",
+    "ethernet-10g",
+    "ethernet-25g",
+    "ethernet-100g",
+}
 WITH_NICS = sorted(name for name in REQUIRED if not name.startswith("rtx"))
 
 # nvidia-smi topo -m of a DGX-1, github.com/pytorch/pytorch benchmarks/distributed/ddp/README.md.
@@ -84,10 +103,21 @@ def test_two_hosts_are_joined_by_every_fabric(name: str, fabric: str) -> None:
 # joined directly what nccl-tests reach (konnase/konnase.github.io: busbw 129.1 GB/s on 8).
 @pytest.mark.parametrize(
     ("name", "GBps"),
-    [("dgx1-v100", 129), ("dgx2-v100", 120), ("aws-p3dn", 129), ("v100-x8-25g", 129),
-     ("dgx-a100", 240), ("azure-ndv4", 240), ("aws-p4d", 240), ("dgx-h100", 370.8),
-     ("azure-ndv5", 370.8), ("hgx-h200", 370.8), ("hgx-b200", 721.8), ("gb200-nvl72", 721.8)],
-)  # fmt: skip
+    [
+        ("dgx1-v100", 129),
+        ("dgx2-v100", 120),
+        ("aws-p3dn", 129),
+        ("v100-x8-25g", 129),
+        ("dgx-a100", 240),
+        ("azure-ndv4", 240),
+        ("aws-p4d", 240),
+        ("dgx-h100", 370.8),
+        ("azure-ndv5", 370.8),
+        ("hgx-h200", 370.8),
+        ("hgx-b200", 721.8),
+        ("gb200-nvl72", 721.8),
+    ],
+)
 def test_usable_nvlink_bandwidth_per_gpu(name: str, GBps: float) -> None:
     assert nvlink_Bps(name) == pytest.approx(GBps * 1e9, rel=1e-9)
 

@@ -203,18 +203,33 @@ NODE_VALUES: dict[str, list[Any]] = {
     "link": ["up", "pcie4"],
     "staging": [{"bandwidth": "1 GB/s", "source": "made up"}],
     "launch": [{"time": "20 us", "source": "made up"}],
-    "graphs": [[{
-        "pattern": "ring", "intra": "5 GB/s", "inter": "5 GB/s", "type_intra": "PHB",
-        "type_inter": "PHB", "source": "made up",
-        "channels": [{"gpus": ["gpu0", "gpu1", "gpu2", "gpu3"], "enter": "nic0", "leave": "nic0"}],
-    }]],
+    "graphs": [
+        [
+            {
+                "pattern": "ring",
+                "intra": "5 GB/s",
+                "inter": "5 GB/s",
+                "type_intra": "PHB",
+                "type_inter": "PHB",
+                "source": "made up",
+                "channels": [
+                    {"gpus": ["gpu0", "gpu1", "gpu2", "gpu3"], "enter": "nic0", "leave": "nic0"}
+                ],
+            }
+        ]
+    ],
     "sockets": [{"burst": "10 kB", "source": "made up"}],
-}  # fmt: skip
+}
 IDLE = {
-    "name": "a name", "description": "text", "sources": "text", "source": "text",
-    "efficiency_source": "text", "latency_source": "text", "flow_source": "text",
+    "name": "a name",
+    "description": "text",
+    "sources": "text",
+    "source": "text",
+    "efficiency_source": "text",
+    "latency_source": "text",
+    "flow_source": "text",
     "pattern": "one device at an end is joined to each of the other, and to all of them",
-}  # fmt: skip
+}
 """Fields that change nothing, and why, by their last part."""
 
 

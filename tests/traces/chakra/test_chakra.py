@@ -57,18 +57,28 @@ def test_bytes_of_a_file() -> None:
     size = bytes.fromhex("0a 09") + b"comm_size" + bytes.fromhex("68 ac 02")
     flag = bytes.fromhex("0a 09") + b"is_cpu_op" + bytes.fromhex("d8 01 00")
     message = (
-        bytes.fromhex("08 01 12 02") + b"ar" + bytes.fromhex("18 07 2a 01 02 38 03")
-        + bytes.fromhex("52 0e") + size + bytes.fromhex("52 0e") + flag
-    )  # fmt: skip
+        bytes.fromhex("08 01 12 02")
+        + b"ar"
+        + bytes.fromhex("18 07 2a 01 02 38 03")
+        + bytes.fromhex("52 0e")
+        + size
+        + bytes.fromhex("52 0e")
+        + flag
+    )
     metadata = bytes.fromhex("07 0a 05") + b"0.0.4"
     assert encode_trace([node]) == metadata + bytes([len(message)]) + message
 
 
 def test_attributes_of_all_kinds(tmp_path: Path) -> None:
     attributes = {
-        "flag": True, "comm_size": 2**63, "comm_tag": 7, "negative": -3, "time": 0.1,
-        "text": "ü", "list": (1, 300, 2**40),
-    }  # fmt: skip
+        "flag": True,
+        "comm_size": 2**63,
+        "comm_tag": 7,
+        "negative": -3,
+        "time": 0.1,
+        "text": "ü",
+        "list": (1, 300, 2**40),
+    }
     node = TraceNode(9, "n", COMPUTE, (1, 2), (3,), 11, attributes)
     path = tmp_path / "job.0.et"
     path.write_bytes(encode_trace([node]))
@@ -83,12 +93,18 @@ def test_attributes_of_all_kinds(tmp_path: Path) -> None:
         ("dataparallel-dgx1", []),
         (
             "gpt3-175b-1024-a100",
-            ["cluster.nodes=1", "parallel.pipeline={stages: 2, schedule: 1f1b}",
-             "parallel.tensor=2", "parallel.vocabulary_multiple=128", "model={name: gpt2}",
-             "strategy={kind: ddp, accumulate: 4}", "training={batch_per_gpu: 1}"],
+            [
+                "cluster.nodes=1",
+                "parallel.pipeline={stages: 2, schedule: 1f1b}",
+                "parallel.tensor=2",
+                "parallel.vocabulary_multiple=128",
+                "model={name: gpt2}",
+                "strategy={kind: ddp, accumulate: 4}",
+                "training={batch_per_gpu: 1}",
+            ],
         ),
     ],
-)  # fmt: skip
+)
 def test_out_and_in_gives_the_same_step(tmp_path: Path, name: str, changes: list[str]) -> None:
     prepared = prepare(load_scenario(name, ["scale=null", *changes]))
     plan = prepared.sized.plan_for(None)
@@ -98,8 +114,9 @@ def test_out_and_in_gives_the_same_step(tmp_path: Path, name: str, changes: list
     assert len(again.tasks) == len(plan.tasks)
     before, after = (simulate(each, prepared.machine, steps=2) for each in (plan, again))
     assert after.step_times_s == pytest.approx(before.step_times_s, rel=1e-9)
-    sent, received = ([t.work for t in each.tasks if isinstance(t.work, Collective)]
-                      for each in (plan, again))  # fmt: skip
+    sent, received = (
+        [t.work for t in each.tasks if isinstance(t.work, Collective)] for each in (plan, again)
+    )
     assert sorted(map(repr, received)) == sorted(map(repr, sent))
     for path in tmp_path.glob("*.et"):
         path.write_bytes(encode_trace(map(as_others_read, read_trace(path))))

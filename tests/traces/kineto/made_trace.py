@@ -60,8 +60,10 @@ class MadeTrace:
             {"id": 0, "name": "NVIDIA A100-SXM4-40GB", "totalGlobalMem": 42297524224}
         ]
         header["distributedInfo"] = {
-            "backend": "nccl", "rank": self.rank, "world_size": self.ranks,
-        }  # fmt: skip
+            "backend": "nccl",
+            "rank": self.rank,
+            "world_size": self.ranks,
+        }
         return {**header, "traceEvents": self.events, "traceName": "made"}
 
     # ------------------------------------------------------------ events
@@ -71,13 +73,23 @@ class MadeTrace:
     ) -> None:
         if self.whole_us:
             start, length = int(start), int(length)
-        old = {"cpu_op": "Operator", "kernel": "Kernel", "cuda_runtime": "Runtime",
-               "gpu_memcpy": "Memcpy", "user_annotation": "Operator"}  # fmt: skip
+        old = {
+            "cpu_op": "Operator",
+            "kernel": "Kernel",
+            "cuda_runtime": "Runtime",
+            "gpu_memcpy": "Memcpy",
+            "user_annotation": "Operator",
+        }
         event = {
-            "ph": "X", "cat": old[cat] if self.old else cat, "name": name,
-            "pid": 1 if thread >= MAIN else 0, "tid": thread, "ts": start, "dur": length,
+            "ph": "X",
+            "cat": old[cat] if self.old else cat,
+            "name": name,
+            "pid": 1 if thread >= MAIN else 0,
+            "tid": thread,
+            "ts": start,
+            "dur": length,
             "args": args,
-        }  # fmt: skip
+        }
         self.events.append(event)
 
     def _launch(
@@ -85,14 +97,21 @@ class MadeTrace:
     ) -> float:
         """Launch a kernel on the compute stream and return when it ends."""
         self.number += 1
-        self._add("cuda_runtime", "cudaLaunchKernel", thread, self.host, self.launch * 0.8,
-                  correlation=self.number)  # fmt: skip
+        self._add(
+            "cuda_runtime",
+            "cudaLaunchKernel",
+            thread,
+            self.host,
+            self.launch * 0.8,
+            correlation=self.number,
+        )
         start = max(self.device, self.host + 2.0)
         if self.slowdown > 1 and start < self.comm_free:
             beside = min(length * self.slowdown, self.comm_free - start)
             length = beside + (length - beside / self.slowdown)
-        self._add(cat, name, COMPUTE, start, length, correlation=self.number, stream=COMPUTE,
-                  **args)  # fmt: skip
+        self._add(
+            cat, name, COMPUTE, start, length, correlation=self.number, stream=COMPUTE, **args
+        )
         self.device = start + length
         self.host += self.launch
         return self.device
@@ -104,8 +123,15 @@ class MadeTrace:
             start, seq = self.host, self.sequence
             self._launch("gemm", MAIN, length, grid=[8, 1, 1], block=[int(length), 1, 1])
             shapes = {"Input Dims": [[32, WIDTH], [WIDTH, WIDTH], [WIDTH]]} if self.shapes else {}
-            self._add("cpu_op", "aten::linear", MAIN, start, self.host - start,
-                      **{"Sequence number": seq, "Fwd thread id": 0}, **shapes)  # fmt: skip
+            self._add(
+                "cpu_op",
+                "aten::linear",
+                MAIN,
+                start,
+                self.host - start,
+                **{"Sequence number": seq, "Fwd thread id": 0},
+                **shapes,
+            )
             seqs.append(seq)
             self.sequence += 1
         pending: list[float] = []
@@ -124,18 +150,31 @@ class MadeTrace:
 
     def _backward(self, length: float, seq: int, ends_bucket: bool, filled: int) -> float:
         prefix, start = "autograd::engine::evaluate_function: ", self.host
-        self._launch("gemm_backward", AUTOGRAD, 2 * length, grid=[8, 1, 1],
-                     block=[int(length), 1, 1])  # fmt: skip
-        self._add("cpu_op", f"{prefix}AddmmBackward0", AUTOGRAD, start, self.host - start,
-                  **{"Sequence number": seq, "Fwd thread id": 1})  # fmt: skip
+        self._launch(
+            "gemm_backward", AUTOGRAD, 2 * length, grid=[8, 1, 1], block=[int(length), 1, 1]
+        )
+        self._add(
+            "cpu_op",
+            f"{prefix}AddmmBackward0",
+            AUTOGRAD,
+            start,
+            self.host - start,
+            **{"Sequence number": seq, "Fwd thread id": 1},
+        )
         done = 0.0
         for shape in ([WIDTH], [WIDTH, WIDTH]):
             start, place = self.host, len(self.events)
             dims = {"Input Dims": [shape], "Input type": ["float"]} if self.shapes else {}
             self._add("cpu_op", "torch::autograd::AccumulateGrad", AUTOGRAD, start, 0.5, **dims)
             self._launch("mul", AUTOGRAD, 4.0 if len(shape) > 1 else 2.0)
-            self._add("cpu_op", "torch::distributed::reducer::mul_out", AUTOGRAD, start,
-                      self.launch, **dims)  # fmt: skip
+            self._add(
+                "cpu_op",
+                "torch::distributed::reducer::mul_out",
+                AUTOGRAD,
+                start,
+                self.launch,
+                **dims,
+            )
             if len(shape) > 1 and ends_bucket:
                 done = self._all_reduce(filled)
             name = f"{prefix}torch::autograd::AccumulateGrad"
@@ -149,10 +188,16 @@ class MadeTrace:
         length = self.comm + self.waiting
         args: dict[str, Any] = {"correlation": self.number}
         if self.arguments:
-            args |= {"Collective name": "allreduce", "In msg nelems": elements, "dtype": "Float",
-                     "Group size": self.ranks, "Process Group Name": "0"}  # fmt: skip
-        self._add("cuda_runtime", "cudaLaunchKernelExC", AUTOGRAD, self.host, 3.0,
-                  correlation=self.number)  # fmt: skip
+            args |= {
+                "Collective name": "allreduce",
+                "In msg nelems": elements,
+                "dtype": "Float",
+                "Group size": self.ranks,
+                "Process Group Name": "0",
+            }
+        self._add(
+            "cuda_runtime", "cudaLaunchKernelExC", AUTOGRAD, self.host, 3.0, correlation=self.number
+        )
         dims = {"Input Dims": [[elements]]} if self.shapes else {}
         self._add("user_annotation", "nccl:all_reduce", AUTOGRAD, self.host - 0.1, 3.5, **dims)
         self._add("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", COMM, start, length, **args)

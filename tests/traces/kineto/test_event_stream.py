@@ -35,7 +35,8 @@ FOREIGN = {
     "key": (b"{1: 2}", "where JSON has a member's name"),
     "nested": (b'{"traceEvents": [' + b"[" * 100_000, "nested too deep"),
     "nested args": (
-        b'{"traceEvents": [' + b'{"args":' * 50_000 + b"0" + b"}" * 50_000, "nested too deep",
+        b'{"traceEvents": [' + b'{"args":' * 50_000 + b"0" + b"}" * 50_000,
+        "nested too deep",
     ),
     "not numbers": (
         b'{"traceEvents": [{"ph":"X","cat":"cpu_op","name":"a","ts":"1","dur":1}]}',
@@ -47,13 +48,15 @@ FOREIGN = {
     ),
     "long number": (b'{"traceEvents": [{"ts": ' + b"1" * 5000 + b"}]}", "a number too long"),
     "backwards": (
-        b'{"traceEvents": [{"ph":"X","cat":"cpu_op","name":"a","ts":1,"dur":-1}]}', "dur -1 of 'a'",
+        b'{"traceEvents": [{"ph":"X","cat":"cpu_op","name":"a","ts":1,"dur":-1}]}',
+        "dur -1 of 'a'",
     ),
     "other program": (
-        b'{"traceEvents": [{"ph":"X","cat":"v8","name":"a","ts":1,"dur":1}]}', "another program",
+        b'{"traceEvents": [{"ph":"X","cat":"v8","name":"a","ts":1,"dur":1}]}',
+        "another program",
     ),
     "inference": (b'{"traceEvents": [' + EVENT.encode() + b"]}", "no backward pass"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -99,7 +102,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "endless text": (lambda: b'{"traceEvents": [{"name": "' + b"a" * 300_000, "or more than"),
     "endless member": (lambda: b'{"a": [' + b"[]," * 200_000, "or more than"),
     "large member": (lambda: b'{"a": [' + b"[]," * 46_000 + b"0]}", "of more than"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

@@ -29,9 +29,17 @@ MODEL = Workload(
     (Layer("a", (0,)), Layer("b", (1,))),
 )
 TIMES = LayerTimes(
-    np.full(2, 1e-3), np.full(2, 2e-3), np.ones(2, int), np.ones(2, int), 0.0, 1e-3, 1, 1e12, 0.0,
+    np.full(2, 1e-3),
+    np.full(2, 2e-3),
+    np.ones(2, int),
+    np.ones(2, int),
+    0.0,
+    1e-3,
+    1,
+    1e12,
+    0.0,
     "equal",
-)  # fmt: skip
+)
 STEP_S = 2e-3 + 4e-3 + 1e-3
 
 

@@ -141,8 +141,11 @@ def test_every_wrong_option_is_named_at_once() -> None:
         )
     fields = [fault.field for fault in caught.value.faults]
     assert fields == [
-        "bucket_cap_bytes", "first_bucket_bytes", "caps_list_bytes.1", "caps_list_bytes.2",
+        "bucket_cap_bytes",
+        "first_bucket_bytes",
+        "caps_list_bytes.1",
+        "caps_list_bytes.2",
         "accumulate",
-    ]  # fmt: skip
+    ]
     with pytest.raises(InputError, match="empty list"):
         replace(DdpOptions(), caps_list_bytes=())

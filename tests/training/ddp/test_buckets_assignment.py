@@ -23,9 +23,12 @@ def tensor(size_mib: float, dtype: str = "fp32") -> ParameterTensor:
 
 def torch_dtype(torch: Any, dtype: str) -> Any:
     names = {
-        "fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16",
+        "fp64": "float64",
+        "fp32": "float32",
+        "bf16": "bfloat16",
+        "fp16": "float16",
         "fp8": "float8_e4m3fn",
-    }  # fmt: skip
+    }
     return getattr(torch, names.get(dtype, dtype))
 
 
@@ -122,9 +125,7 @@ def test_a_bucket_closes_after_the_tensor_that_reaches_its_cap(
 
 
 def test_each_dtype_has_its_own_first_bucket() -> None:
-    mixed = [
-        tensor(1), tensor(1, "fp16"), tensor(4), tensor(2, "fp16"), tensor(36)
-    ]  # fmt: skip
+    mixed = [tensor(1), tensor(1, "fp16"), tensor(4), tensor(2, "fp16"), tensor(36)]
     assert assign_buckets(mixed, [MIB, 25 * MIB]) == ((0,), (1,), (2, 4), (3,))
 
 

@@ -27,9 +27,16 @@ from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 
 KINDS = (
-    "none", "allreduce", "fp16", "bf16", "powersgd", "topk", "onebit",
-    "quantization_pertensor", "quantization_perchannel",
-)  # fmt: skip
+    "none",
+    "allreduce",
+    "fp16",
+    "bf16",
+    "powersgd",
+    "topk",
+    "onebit",
+    "quantization_pertensor",
+    "quantization_perchannel",
+)
 SHAPES = ((64, 32), (64,), (128, 64), (128,), (8, 8, 3, 3))
 
 
@@ -49,9 +56,17 @@ def planned(hook: object, workload: Workload, **changes: Any) -> StepPlan:
     layers = len(workload.layers)
     launch_s = changes.pop("launch_s", 0.0)
     times = LayerTimes(
-        np.full(layers, 1e-3), np.full(layers, 2e-3), np.ones(layers, int), np.ones(layers, int),
-        launch_s, 1e-3, 3, 1e11, 0.0, "equal",
-    )  # fmt: skip
+        np.full(layers, 1e-3),
+        np.full(layers, 2e-3),
+        np.ones(layers, int),
+        np.ones(layers, int),
+        launch_s,
+        1e-3,
+        3,
+        1e11,
+        0.0,
+        "equal",
+    )
     request = {"ranks": 4, "batch_per_gpu": 2} | changes
     plan = ddp_plan(StepRequest(workload, times, **request), options)
     check_plan(plan)
@@ -69,11 +84,13 @@ def sent(plan: StepPlan) -> dict[str, int]:
 
 shapes = st.lists(
     st.one_of(
-        st.tuples(st.integers(1, 300)), st.tuples(st.integers(1, 90), st.integers(1, 90)),
+        st.tuples(st.integers(1, 300)),
+        st.tuples(st.integers(1, 90), st.integers(1, 90)),
         st.tuples(st.integers(1, 20), st.integers(1, 20), st.just(3), st.just(3)),
     ),
-    min_size=1, max_size=8,
-)  # fmt: skip
+    min_size=1,
+    max_size=8,
+)
 
 
 @settings(max_examples=60, deadline=None)

@@ -47,23 +47,35 @@ def spans_ms(plan: StepPlan, run_plan: Run) -> dict[str, tuple[float, float]]:
 def test_a_step_by_hand(toy: Workload, times_of: Times, run_plan: Run) -> None:
     """Kernels read and write 8 MB per ms; an all-reduce takes 1 ms per MB."""
     times = times_of(
-        toy, forward_s=np.array([1e-3, 2e-3, 3e-3]), backward_s=np.array([2e-3, 4e-3, 6e-3]),
+        toy,
+        forward_s=np.array([1e-3, 2e-3, 3e-3]),
+        backward_s=np.array([2e-3, 4e-3, 6e-3]),
         copy_Bps=4e9,
-    )  # fmt: skip
+    )
     plan = plan_of(toy, times, DdpOptions(bucket_cap_bytes=12e6, mixed_precision=WIDE))
     wanted = {
-        "cast layer0": (0, 0.75), "cast layer1": (0.75, 2.25), "cast layer2": (2.25, 5.25),
-        "forward layer0": (0.75, 1.75), "forward layer1": (2.25, 4.25),
+        "cast layer0": (0, 0.75),
+        "cast layer1": (0.75, 2.25),
+        "cast layer2": (2.25, 5.25),
+        "forward layer0": (0.75, 1.75),
+        "forward layer1": (2.25, 4.25),
         "forward layer2": (5.25, 8.25),
-        "backward layer2": (8.25, 14.25), "copy in layer2": (14.25, 16.25),
-        "compress bucket 0": (16.25, 19.25), "all-reduce bucket 0": (19.25, 35.25),
-        "backward layer1": (19.25, 23.25), "copy in layer1": (23.25, 24.25),
-        "backward layer0": (24.25, 26.25), "copy in layer0": (26.25, 26.75),
-        "compress bucket 1": (26.75, 29), "all-reduce bucket 1": (35.25, 47.25),
-        "divide and cast bucket 0": (35.25, 42.25), "divide and cast bucket 1": (47.25, 52.5),
-        "copy out bucket 0": (52.5, 56.5), "copy out bucket 1": (56.5, 59.5),
+        "backward layer2": (8.25, 14.25),
+        "copy in layer2": (14.25, 16.25),
+        "compress bucket 0": (16.25, 19.25),
+        "all-reduce bucket 0": (19.25, 35.25),
+        "backward layer1": (19.25, 23.25),
+        "copy in layer1": (23.25, 24.25),
+        "backward layer0": (24.25, 26.25),
+        "copy in layer0": (26.25, 26.75),
+        "compress bucket 1": (26.75, 29),
+        "all-reduce bucket 1": (35.25, 47.25),
+        "divide and cast bucket 0": (35.25, 42.25),
+        "divide and cast bucket 1": (47.25, 52.5),
+        "copy out bucket 0": (52.5, 56.5),
+        "copy out bucket 1": (56.5, 59.5),
         "optimizer": (59.5, 60.5),
-    }  # fmt: skip
+    }
     spans = spans_ms(plan, run_plan)
     assert set(spans) == set(wanted)
     for name, span in wanted.items():
@@ -96,9 +108,14 @@ def test_where_a_wait_blocks_the_thread_backward_waits_for_each_bucket(
 def test_memory_by_hand(toy: Workload) -> None:
     """Fullest in the first layer: copies and gradients of the second bucket, 6 MB of each."""
     setup = Setup(
-        toy, "bf16", "adamw", 4, 8, activations_bytes=10e6,
+        toy,
+        "bf16",
+        "adamw",
+        4,
+        8,
+        activations_bytes=10e6,
         options=DdpOptions(bucket_cap_bytes=12e6, mixed_precision=WIDE),
-    )  # fmt: skip
+    )
     use = ddp_memory(setup)
     assert (use.parameters_bytes, use.gradients_bytes, use.buckets_bytes) == (28e6, 28e6, 42e6)
     assert use.gathered_bytes + use.activations_bytes == 10e6 + 6e6 + 6e6 + 16e6 - 28e6

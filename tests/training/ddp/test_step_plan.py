@@ -92,13 +92,21 @@ def test_the_step_of_a_toy_by_hand(toy: Workload, times_of: Times, run_plan: Run
     spans = run_plan(plan, lambda work: work.nbytes * 1e-9)
     by_name = {task.name: span for task, span in zip(plan.tasks, spans, strict=True)}
     wanted_ms = {
-        "forward layer0": (0, 1), "forward layer1": (1, 3), "forward layer2": (3, 6),
-        "backward layer2": (6, 12), "copy in layer2": (12, 16),
-        "backward layer1": (16, 20), "copy in layer1": (20, 22),
-        "backward layer0": (22, 24), "copy in layer0": (24, 25),
-        "all-reduce bucket 0": (16, 32), "all-reduce bucket 1": (32, 44),
-        "copy out bucket 0": (32, 36), "copy out bucket 1": (44, 47), "optimizer": (47, 48),
-    }  # fmt: skip
+        "forward layer0": (0, 1),
+        "forward layer1": (1, 3),
+        "forward layer2": (3, 6),
+        "backward layer2": (6, 12),
+        "copy in layer2": (12, 16),
+        "backward layer1": (16, 20),
+        "copy in layer1": (20, 22),
+        "backward layer0": (22, 24),
+        "copy in layer0": (24, 25),
+        "all-reduce bucket 0": (16, 32),
+        "all-reduce bucket 1": (32, 44),
+        "copy out bucket 0": (32, 36),
+        "copy out bucket 1": (44, 47),
+        "optimizer": (47, 48),
+    }
     assert set(by_name) == set(wanted_ms)
     for name, wanted in wanted_ms.items():
         assert np.array(by_name[name]) * 1e3 == pytest.approx(wanted), name

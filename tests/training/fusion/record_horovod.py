@@ -28,11 +28,13 @@ def draw_cases(threshold: int) -> list[dict[str, Any]]:
     for number in range(CASES):
         kinds = DTYPES[: 1 + number % 3]
         most = max(8, threshold // draw.choice((2, 8, 32)))
-        cases.append({
-            "threshold": threshold,
-            "numel": [4 * draw.randint(1, max(1, most // 4)) for _ in range(TENSORS)],
-            "dtypes": [draw.choice(kinds) for _ in range(TENSORS)],
-        })  # fmt: skip
+        cases.append(
+            {
+                "threshold": threshold,
+                "numel": [4 * draw.randint(1, max(1, most // 4)) for _ in range(TENSORS)],
+                "dtypes": [draw.choice(kinds) for _ in range(TENSORS)],
+            }
+        )
     return cases
 
 
@@ -67,20 +69,32 @@ def launch(threshold: int, command: tuple[str, ...], cycle_ms: int = 80) -> str:
     started = []
     for slot in slots:
         own = {
-            "RANK": slot.rank, "SIZE": slot.size, "LOCAL_RANK": slot.local_rank,
-            "LOCAL_SIZE": slot.local_size, "CROSS_RANK": slot.cross_rank,
-            "CROSS_SIZE": slot.cross_size, "HOSTNAME": "localhost", "CONTROLLER": "gloo",
-            "CPU_OPERATIONS": "gloo", "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-            "GLOO_RENDEZVOUS_PORT": port, "GLOO_IFACE": "lo", "LOG_LEVEL": "trace",
-            "CYCLE_TIME": cycle_ms, "FUSION_THRESHOLD": threshold,
-        }  # fmt: skip
+            "RANK": slot.rank,
+            "SIZE": slot.size,
+            "LOCAL_RANK": slot.local_rank,
+            "LOCAL_SIZE": slot.local_size,
+            "CROSS_RANK": slot.cross_rank,
+            "CROSS_SIZE": slot.cross_size,
+            "HOSTNAME": "localhost",
+            "CONTROLLER": "gloo",
+            "CPU_OPERATIONS": "gloo",
+            "GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+            "GLOO_RENDEZVOUS_PORT": port,
+            "GLOO_IFACE": "lo",
+            "LOG_LEVEL": "trace",
+            "CYCLE_TIME": cycle_ms,
+            "FUSION_THRESHOLD": threshold,
+        }
         named = {f"HOROVOD_{name}": str(value) for name, value in own.items()}
         started.append(
             subprocess.Popen(
-                [sys.executable, "-P", *command], env=os.environ | named,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                [sys.executable, "-P", *command],
+                env=os.environ | named,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
-        )  # fmt: skip
+        )
     traces = [process.communicate(timeout=120)[0] for process in started]
     server.stop()
     return traces[0]  # RANK

@@ -60,9 +60,12 @@ def test_another_dtype_is_skipped_while_it_would_fit() -> None:
 
 def rules(nbytes: list[int], **changed: Any) -> FusionRules:
     usual: dict[str, Any] = {
-        "dtypes": ("fp32",) * len(nbytes), "padding": 1, "limit": 10**9, "cycle_s": MS,
+        "dtypes": ("fp32",) * len(nbytes),
+        "padding": 1,
+        "limit": 10**9,
+        "cycle_s": MS,
         "agreement_s": 0.0,
-    }  # fmt: skip
+    }
     return FusionRules(nbytes=tuple(nbytes), **(usual | changed))
 
 
@@ -106,20 +109,37 @@ def test_sizes_of_buffer_and_bits() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.sampled_from(["fp32", "fp16"])), max_size=30),
-    st.integers(0, 600), st.sampled_from([1, 16]), st.floats(0.0, 2 * MS), st.floats(0.0, 3 * MS),
-    st.lists(st.floats(0.0, 3 * MS), min_size=30, max_size=30), st.booleans(),
-)  # fmt: skip
+    st.integers(0, 600),
+    st.sampled_from([1, 16]),
+    st.floats(0.0, 2 * MS),
+    st.floats(0.0, 3 * MS),
+    st.lists(st.floats(0.0, 3 * MS), min_size=30, max_size=30),
+    st.booleans(),
+)
 def test_each_gradient_travels_once_and_no_buffer_overflows(
-    tensors: list[tuple[int, str]], limit: int, padding: int, cycle_s: float, agreement_s: float,
-    gaps_s: list[float], waits: bool,
-) -> None:  # fmt: skip
+    tensors: list[tuple[int, str]],
+    limit: int,
+    padding: int,
+    cycle_s: float,
+    agreement_s: float,
+    gaps_s: list[float],
+    waits: bool,
+) -> None:
     nbytes, dtypes = [size for size, _ in tensors], tuple(dtype for _, dtype in tensors)
     handed = list(itertools.accumulate(gaps_s))[: len(tensors)]
     reduction_s = (lambda members: MS * len(members)) if waits else None
     cycles = run_cycles(
-        rules(nbytes, dtypes=dtypes, limit=limit, padding=padding, cycle_s=cycle_s,
-              agreement_s=agreement_s, reduction_s=reduction_s), handed,
-    )  # fmt: skip
+        rules(
+            nbytes,
+            dtypes=dtypes,
+            limit=limit,
+            padding=padding,
+            cycle_s=cycle_s,
+            agreement_s=agreement_s,
+            reduction_s=reduction_s,
+        ),
+        handed,
+    )
     groups = [members for cycle in cycles for members in cycle.fused]
     assert sorted(itertools.chain(*groups)) == list(range(len(tensors)))
     for members in groups:

@@ -114,8 +114,10 @@ def test_a_torus_reduces_host_by_host(toy: Workload, times_of: Times) -> None:
     check_plan(plan)
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
     assert [(work.op, work.nbytes) for work in works] == [
-        ("reduce_scatter", 15_000_000), ("all_reduce", 3_750_000), ("all_gather", 15_000_000)
-    ]  # fmt: skip
+        ("reduce_scatter", 15_000_000),
+        ("all_reduce", 3_750_000),
+        ("all_gather", 15_000_000),
+    ]
     groups = {each.name: [list(group) for group in each.groups] for each in plan.communicators}
     assert groups["hosts"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert groups["across hosts"] == [[0, 4], [1, 5], [2, 6], [3, 7]]

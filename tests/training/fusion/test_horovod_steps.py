@@ -36,9 +36,11 @@ OPTIONS = {
 def planned(options: HorovodOptions, cycle_s: float) -> list[int]:
     """Bytes of each reduction on CPUs, with cycles that are long or short beside a layer's 2 ms."""
     changed = HorovodOptions(
-        options.fusion_threshold_bytes, cycle_s, compression=options.compression,
+        options.fusion_threshold_bytes,
+        cycle_s,
+        compression=options.compression,
         accumulate=options.accumulate,
-    )  # fmt: skip
+    )
     plan = horovod_plan(request(2, blocking_wait=True, ranks_per_host=2), changed)
     return [task.work.nbytes for task in plan.tasks if isinstance(task.work, Collective)]
 

@@ -171,5 +171,7 @@ def test_impossible_options_are_named_together() -> None:
     with pytest.raises(InputError) as caught:
         PriorityOptions(partition_bytes=0, credit_bytes=-1, accumulate=0)
     assert [fault.field for fault in caught.value.faults] == [
-        "partition_bytes", "credit_bytes", "accumulate"
-    ]  # fmt: skip
+        "partition_bytes",
+        "credit_bytes",
+        "accumulate",
+    ]

@@ -24,12 +24,15 @@ def stepped(*sets: str, nodes: int = 8) -> tuple[StepEstimate, int]:
 @pytest.mark.parametrize(
     "strategy",
     [
-        "{kind: horovod}", "{kind: horovod, fusion_threshold: 0 B}",
-        "{kind: horovod, compression: fp16, cycle_time: 10 ms}", "{kind: horovod, accumulate: 3}",
-        "{kind: priority}", "{kind: priority, partition_size: 1 MiB, credit: 1 MiB}",
+        "{kind: horovod}",
+        "{kind: horovod, fusion_threshold: 0 B}",
+        "{kind: horovod, compression: fp16, cycle_time: 10 ms}",
+        "{kind: horovod, accumulate: 3}",
+        "{kind: priority}",
+        "{kind: priority, partition_size: 1 MiB, credit: 1 MiB}",
         "{kind: priority, order: fifo, accumulate: 2}",
     ],
-)  # fmt: skip
+)
 def test_a_step_is_within_its_bounds(strategy: str, nodes: int) -> None:
     step, gradients = stepped(f"strategy={strategy}", nodes=nodes)
     sent = sum(task.work.nbytes for task in step.plan.tasks if isinstance(task.work, Collective))

@@ -124,19 +124,27 @@ def test_a_round_of_local_steps_exchanges_once_and_updates_each_time() -> None:
     assert len(collectives(plan)) == 4
     assert sum(task.name == "optimizer" for task in plan.tasks) == 3
     assert plan.samples == 6 * 4
-    backward = sum(t.work.duration_s for t in plan.tasks if t.kind == "backward"
-                   and isinstance(t.work, Compute))  # fmt: skip
+    backward = sum(
+        t.work.duration_s
+        for t in plan.tasks
+        if t.kind == "backward" and isinstance(t.work, Compute)
+    )
     single = onebit_plan(asked("fp16", 4), OneBitOptions(accumulate=2))
-    once = sum(t.work.duration_s for t in single.tasks if t.kind == "backward"
-               and isinstance(t.work, Compute))  # fmt: skip
+    once = sum(
+        t.work.duration_s
+        for t in single.tasks
+        if t.kind == "backward" and isinstance(t.work, Compute)
+    )
     assert backward == pytest.approx(3 * once)
 
 
 def test_what_deepspeed_does_not_train_is_refused() -> None:
     with pytest.raises(InputError, match=r"model\.dtype: found parameters in bf16"):
         onebit_plan(asked("bf16", 4), OneBitOptions())
-    for fields in ({"local_steps": 2, "accumulate": 2}, {"optimizer": "zero_one_adam",
-                   "local_steps": 2, "accumulate": 3}):  # fmt: skip
+    for fields in (
+        {"local_steps": 2, "accumulate": 2},
+        {"optimizer": "zero_one_adam", "local_steps": 2, "accumulate": 3},
+    ):
         with pytest.raises(ValidationError, match="local_steps"):
             OneBitStrategy.model_validate({"kind": "onebit", **fields})
     assert "100,000 steps" in ONEBIT.remarks(OneBitOptions())[0]

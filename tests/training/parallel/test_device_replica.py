@@ -37,15 +37,24 @@ def request(launch_s: float = 0.0) -> StepRequest:
 def options(asked: StepRequest, **fields: object) -> DdpOptions:
     parts = part_layers(asked.workload, MIXTURE.pipeline_schedule(1), MIXTURE.partition)
     return DdpOptions(
-        layer_devices=layer_devices(parts), bucket_cap_bytes=CAP_BYTES, **fields  # type: ignore[arg-type]
-    )  # fmt: skip
+        layer_devices=layer_devices(parts),
+        bucket_cap_bytes=CAP_BYTES,
+        **fields,  # type: ignore[arg-type]
+    )
 
 
 def plan_of(asked: StepRequest, chosen: DdpOptions) -> StepPlan:
     plan = mix_step(
-        MIXTURE, asked, lambda own, count: ddp_plan(own, replace(chosen, accumulate=count)),
-        chosen.accumulate, Reduction(), "fp32", NO_RECOMPUTE, None, chosen,
-    )  # fmt: skip
+        MIXTURE,
+        asked,
+        lambda own, count: ddp_plan(own, replace(chosen, accumulate=count)),
+        chosen.accumulate,
+        Reduction(),
+        "fp32",
+        NO_RECOMPUTE,
+        None,
+        chosen,
+    )
     check_plan(plan)
     return plan
 
@@ -117,8 +126,11 @@ def test_an_incomplete_bucket_waits_until_the_other_gpus_buckets_are_launched() 
         run = simulate(
             plan_of(asked, options(asked)), machine_of(REPLICAS * GPUS), steps=1, fidelity="free"
         )
-        own = {task.name: (start, end) for task, _, start, end, _, _ in run.executions
-               if task.rank_class == "stage 1"}  # fmt: skip
+        own = {
+            task.name: (start, end)
+            for task, _, start, end, _, _ in run.executions
+            if task.rank_class == "stage 1"
+        }
         issued_s = max(end for name, (_, end) in own.items() if name.startswith("issue backward"))
         copied_s = own["copy in h.3"][1]
         begun_s = own["all-reduce bucket 3"][0]
@@ -136,11 +148,21 @@ def test_each_gpu_updates_what_it_holds() -> None:
     parts = part_layers(asked.workload, uneven.pipeline_schedule(1), uneven.partition)
     chosen = DdpOptions(layer_devices=layer_devices(parts))
     plan = mix_step(
-        uneven, asked, lambda own, _: ddp_plan(own, chosen), 1, Reduction(), "fp32", NO_RECOMPUTE,
-        None, chosen,
-    )  # fmt: skip
-    updates = [t.work.duration_s for t in plan.tasks  # type: ignore[union-attr]
-               if t.kind == "optimizer" and t.stream == "compute"]  # fmt: skip
+        uneven,
+        asked,
+        lambda own, _: ddp_plan(own, chosen),
+        1,
+        Reduction(),
+        "fp32",
+        NO_RECOMPUTE,
+        None,
+        chosen,
+    )
+    updates = [
+        t.work.duration_s
+        for t in plan.tasks  # type: ignore[union-attr]
+        if t.kind == "optimizer" and t.stream == "compute"
+    ]
     np.testing.assert_allclose(updates, [2.0, 4.0])
 
 
@@ -164,8 +186,12 @@ def test_refuses_a_parameter_on_two_gpus() -> None:
     toy = request()
     ones = np.ones(len(model.layers))
     times = replace(
-        toy.times, forward_s=ones, backward_s=ones, weight_gradient_s=ones,
-        forward_kernels=ones.astype(int), backward_kernels=ones.astype(int),
-    )  # fmt: skip
+        toy.times,
+        forward_s=ones,
+        backward_s=ones,
+        weight_gradient_s=ones,
+        forward_kernels=ones.astype(int),
+        backward_kernels=ones.astype(int),
+    )
     with pytest.raises(InputError, match="tied"):
         plan_of(replace(toy, workload=model, times=times), DdpOptions())

@@ -41,8 +41,9 @@ def trained(share: Workload, *, of_experts: bool) -> int:
 def request(share: Workload) -> StepRequest:
     layers = len(share.layers)
     none, nothing = np.zeros(layers), np.zeros(layers, dtype=np.int64)
-    times = LayerTimes(none, none, nothing, nothing, 0.0, 0.0, 1, 1e12, 0.0, "none",
-                       weight_gradient_s=none)  # fmt: skip
+    times = LayerTimes(
+        none, none, nothing, nothing, 0.0, 0.0, 1, 1e12, 0.0, "none", weight_gradient_s=none
+    )
     return StepRequest(share, times, REPLICAS, 1, expert_copies=REPLICAS // EXPERT)
 
 
@@ -68,9 +69,14 @@ def test_bytes_by_communicator(share: Workload, splits: bool) -> None:
 def test_optimizer_states_are_split_among_those_that_hold_the_same(share: Workload) -> None:
     """12 bytes a parameter (two states and an fp32 copy) over the ranks that share it."""
     setup = Setup(
-        share, "bf16", "adam", REPLICAS, 1, MegatronOptions(use_distributed_optimizer=True),
+        share,
+        "bf16",
+        "adam",
+        REPLICAS,
+        1,
+        MegatronOptions(use_distributed_optimizer=True),
         expert_copies=REPLICAS // EXPERT,
-    )  # fmt: skip
+    )
     dense = trained(share, of_experts=False) / REPLICAS
     experts = trained(share, of_experts=True) / (REPLICAS // EXPERT)
     assert megatron_memory(setup).optimizer_bytes == pytest.approx(12 * (dense + experts), rel=1e-3)
@@ -79,10 +85,15 @@ def test_optimizer_states_are_split_among_those_that_hold_the_same(share: Worklo
 def mixed(share: Workload, mixture: Mixture, micro_batches: int) -> StepPlan:
     options = MegatronOptions(use_distributed_optimizer=True, overlap_grad_reduce=True)
     plan = mix_step(
-        mixture, request(share),
+        mixture,
+        request(share),
         lambda part, count: megatron_plan(part, replace(options, accumulate=count)),
-        micro_batches, Reduction(), "bf16", NO_RECOMPUTE, None,
-    )  # fmt: skip
+        micro_batches,
+        Reduction(),
+        "bf16",
+        NO_RECOMPUTE,
+        None,
+    )
     check_plan(plan)
     return plan
 
@@ -109,10 +120,12 @@ def test_both_stages_that_hold_a_part_average_its_experts(share: Workload) -> No
         assert len(shared) == 2 * REPLICAS // EXPERT
         assert all(len({rank // REPLICAS for rank in group}) == 1 for group in shared)
     moved = [
-        task.work.nbytes for task in plan.tasks
-        if isinstance(task.work, Collective) and task.work.op == "reduce_scatter"
+        task.work.nbytes
+        for task in plan.tasks
+        if isinstance(task.work, Collective)
+        and task.work.op == "reduce_scatter"
         and task.work.communicator.startswith(EXPERT_COPIES)
-    ]  # fmt: skip
+    ]
     # each part's are reduced once in each of the two classes that hold it
     assert sum(moved) == pytest.approx(2 * 2 * trained(share, of_experts=True), rel=1e-4)
 
@@ -127,8 +140,16 @@ def test_a_part_is_planned_among_all_that_hold_it(
         asked.append(part)
         return megatron_plan(part, MegatronOptions(accumulate=count))
 
-    mix_step(Mixture(Shard(expert=EXPERT), 2, schedule), request(share), plan, 8, Reduction(),
-             "bf16", NO_RECOMPUTE, None)  # fmt: skip
+    mix_step(
+        Mixture(Shard(expert=EXPERT), 2, schedule),
+        request(share),
+        plan,
+        8,
+        Reduction(),
+        "bf16",
+        NO_RECOMPUTE,
+        None,
+    )
     assert {part.ranks for part in asked} == {ways * REPLICAS}
     assert {part.expert_copies for part in asked} == {ways * REPLICAS // EXPERT}
 
@@ -151,9 +172,12 @@ def test_tokens_go_along_rails_and_within_nodes() -> None:
     """Eight ranks share experts on two nodes of four: pairs of one place, and those of a node."""
     settings = ExpertSettings(dispatcher="deduplicated", ranks_per_node=4)
     share = load_workload(
-        "mixtral-8x7b", dtype="bf16", sequence_length=512, shard=Shard(expert=EXPERT),
+        "mixtral-8x7b",
+        dtype="bf16",
+        sequence_length=512,
+        shard=Shard(expert=EXPERT),
         experts=settings,
-    )  # fmt: skip
+    )
     groups = {
         each.name: each.groups for each in mixed(share, Mixture(share.shard), 1).communicators
     }
@@ -163,10 +187,13 @@ def test_tokens_go_along_rails_and_within_nodes() -> None:
     )
     both_ways = mixed(share, Mixture(share.shard, 2, "dualpipe"), 8)
     streams = {
-        (task.work.communicator.partition(" of ")[0], task.stream) for task in both_ways.tasks
+        (task.work.communicator.partition(" of ")[0], task.stream)
+        for task in both_ways.tasks
         if isinstance(task.work, Collective) and task.work.communicator.startswith("expert_")
-    }  # fmt: skip
+    }
     # of a pass alone between its kernels, of a pair beside the other's
     assert streams == {
-        ("expert_rail", "compute"), ("expert_rail", "expert"), ("expert_node", "expert_node"),
-    }  # fmt: skip
+        ("expert_rail", "compute"),
+        ("expert_rail", "expert"),
+        ("expert_node", "expert_node"),
+    }

@@ -30,15 +30,27 @@ def plan_of(
 ) -> StepPlan:
     layers = len(model.layers)
     times = LayerTimes(
-        np.full(layers, 1e-3), np.full(layers, 2e-3), *[np.zeros(layers, dtype=np.int64)] * 2,
-        0.0, 1e-3, 1, 1e12, 0.0, "none", weight_gradient_s=np.full(layers, 1e-3),
-    )  # fmt: skip
+        np.full(layers, 1e-3),
+        np.full(layers, 2e-3),
+        *[np.zeros(layers, dtype=np.int64)] * 2,
+        0.0,
+        1e-3,
+        1,
+        1e12,
+        0.0,
+        "none",
+        weight_gradient_s=np.full(layers, 1e-3),
+    )
     return mix_step(
         Mixture(shard=model.shard, stages=STAGES, schedule=schedule),
         StepRequest(model, times, replicas, 1),
-        lambda part, count: megatron_plan(part, MegatronOptions(accumulate=count)), MICRO_BATCHES,
-        Reduction(dtype=dtype), "bf16", NO_RECOMPUTE, None,
-    )  # fmt: skip
+        lambda part, count: megatron_plan(part, MegatronOptions(accumulate=count)),
+        MICRO_BATCHES,
+        Reduction(dtype=dtype),
+        "bf16",
+        NO_RECOMPUTE,
+        None,
+    )
 
 
 @pytest.mark.parametrize(("schedule", "holders"), [("1f1b", REPLICAS), ("dualpipe", 2 * REPLICAS)])

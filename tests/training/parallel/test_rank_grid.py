@@ -31,9 +31,14 @@ RECORDED = json.loads(Path(__file__).with_name("megatron_rank_groups.json").read
 
 def grid_of(case: dict[str, Any]) -> RankGrid:
     return RankGrid(
-        case["tp"], case.get("cp", 1), case["dp"], case["pp"], case.get("ep", 1),
-        tuple(case["order"].split("-")), case.get("etp", case["tp"]),
-    )  # fmt: skip
+        case["tp"],
+        case.get("cp", 1),
+        case["dp"],
+        case["pp"],
+        case.get("ep", 1),
+        tuple(case["order"].split("-")),
+        case.get("etp", case["tp"]),
+    )
 
 
 def as_sets(groups: Any) -> set[frozenset[int]]:
@@ -59,9 +64,13 @@ def test_experts_are_spread_as_by_megatron(case: dict[str, Any]) -> None:
 
 
 @given(
-    st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.integers(1, 3),
-    st.permutations(["tp", "cp", "ep", "dp", "pp"]), st.data(),
-)  # fmt: skip
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.permutations(["tp", "cp", "ep", "dp", "pp"]),
+    st.data(),
+)
 def test_each_rank_is_in_one_group_of_each_dimension(
     tensor: int, context: int, data: int, stages: int, order: list[str], draw: st.DataObject
 ) -> None:
@@ -99,8 +108,12 @@ def test_experts_that_no_group_divides_are_refused() -> None:
 def test_neighbours_of_a_host_are_counted() -> None:
     assert RankGrid(tensor=4, data=8).replicas_per_host(8) == 2
     assert RankGrid(tensor=8, data=8).replicas_per_host(8) == 1
-    assert RankGrid(tensor=2, data=2, stages=8, order=("tp", "pp", "cp", "ep", "dp")
-                    ).replicas_per_host(8) == 1  # fmt: skip
+    assert (
+        RankGrid(
+            tensor=2, data=2, stages=8, order=("tp", "pp", "cp", "ep", "dp")
+        ).replicas_per_host(8)
+        == 1
+    )
 
 
 def small_plan(replicas: int) -> StepPlan:
@@ -111,12 +124,29 @@ def small_plan(replicas: int) -> StepPlan:
         own = len(tasks)
         tasks += [
             Task("forward", "forward", name, "compute", Compute(1e-3)),
-            Task("call", "communication", name, "compute",
-                 Collective("all_reduce", 8, f"calls {stage}", f"call {stage}"), (own,)),
-            Task("reduce", "communication", name, "comm",
-                 Collective("broadcast", 8, f"ranks of part {stage}", f"reduce {stage}",
-                            root=stage * replicas), (own + 1,)),
-        ]  # fmt: skip
+            Task(
+                "call",
+                "communication",
+                name,
+                "compute",
+                Collective("all_reduce", 8, f"calls {stage}", f"call {stage}"),
+                (own,),
+            ),
+            Task(
+                "reduce",
+                "communication",
+                name,
+                "comm",
+                Collective(
+                    "broadcast",
+                    8,
+                    f"ranks of part {stage}",
+                    f"reduce {stage}",
+                    root=stage * replicas,
+                ),
+                (own + 1,),
+            ),
+        ]
     ends = [range(stage * replicas, (stage + 1) * replicas) for stage in range(2)]
     return StepPlan(
         "two stages",

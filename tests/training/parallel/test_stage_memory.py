@@ -24,9 +24,13 @@ def share() -> Workload:
 
 def activations(share: Workload, mixture: Mixture, micro_batches: int) -> list[float]:
     setup = Setup(
-        share, "bf16", "adam", ranks=2, batch_per_gpu=1,
+        share,
+        "bf16",
+        "adam",
+        ranks=2,
+        batch_per_gpu=1,
         options=MegatronOptions(accumulate=micro_batches),
-    )  # fmt: skip
+    )
     return [use.activations_bytes for use in stage_memory(setup, MEGATRON.memory, mixture)]
 
 
@@ -71,8 +75,9 @@ def test_a_single_stage_is_the_plain_strategy(share: Workload) -> None:
 
 def test_parts_hold_all_parameters_once(share: Workload) -> None:
     """Parameters of all stages are those of the model, and the tied embedding once more."""
-    setup = Setup(share, "bf16", "adam", ranks=2, batch_per_gpu=1,
-                  options=MegatronOptions(accumulate=8))  # fmt: skip
+    setup = Setup(
+        share, "bf16", "adam", ranks=2, batch_per_gpu=1, options=MegatronOptions(accumulate=8)
+    )
     whole = MEGATRON.memory(setup).parameters_bytes
     stages = stage_memory(setup, MEGATRON.memory, Mixture(SHARD, 4))
     table = next(tensor for tensor in share.tensors if tensor.name == "wte.weight")

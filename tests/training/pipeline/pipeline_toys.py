@@ -26,9 +26,9 @@ WIDTH = 16
 Plan = Callable[[StepRequest, int], StepPlan]
 
 
-def toy_model(blocks: int, times: Mapping[int, PassTimes], *, launch_s: float = 0.0) -> tuple[
-    Workload, LayerTimes
-]:  # fmt: skip
+def toy_model(
+    blocks: int, times: Mapping[int, PassTimes], *, launch_s: float = 0.0
+) -> tuple[Workload, LayerTimes]:
     """Blocks of one square map each, without optimizer; `times` by block."""
     workload = Workload(
         "toy",
@@ -41,10 +41,18 @@ def toy_model(blocks: int, times: Mapping[int, PassTimes], *, launch_s: float = 
     )
     each = [times[block] for block in range(blocks)]
     return workload, LayerTimes(
-        np.array([float(t.forward) for t in each]), np.array([float(t.backward) for t in each]),
-        np.ones(blocks, int), np.ones(blocks, int), launch_s, 0.0, 1, 1e30, 0.0, "toy",
+        np.array([float(t.forward) for t in each]),
+        np.array([float(t.backward) for t in each]),
+        np.ones(blocks, int),
+        np.ones(blocks, int),
+        launch_s,
+        0.0,
+        1,
+        1e30,
+        0.0,
+        "toy",
         weight_gradient_s=np.array([float(t.weight_gradient) for t in each]),
-    )  # fmt: skip
+    )
 
 
 def plain_ddp(request: StepRequest, accumulate: int, **more: object) -> StepPlan:

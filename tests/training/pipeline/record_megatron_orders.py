@@ -25,30 +25,43 @@ CASES = [
 
 
 LAYER_CASES = [
-    (8, 4, 1, None, None, False, False), (16, 4, 2, None, None, False, False),
-    (10, 4, 1, 1, None, False, False), (10, 4, 1, 2, 2, False, False),
-    (14, 4, 2, 2, None, False, False), (20, 4, 2, 4, 8, False, False),
-    (7, 4, 1, None, None, False, True), (15, 4, 2, None, None, True, False),
-    (30, 4, 4, None, None, True, True), (6, 4, 2, None, None, True, True),
-]  # fmt: skip
+    (8, 4, 1, None, None, False, False),
+    (16, 4, 2, None, None, False, False),
+    (10, 4, 1, 1, None, False, False),
+    (10, 4, 1, 2, 2, False, False),
+    (14, 4, 2, 2, None, False, False),
+    (20, 4, 2, 4, 8, False, False),
+    (7, 4, 1, None, None, False, True),
+    (15, 4, 2, None, None, True, False),
+    (30, 4, 4, None, None, True, True),
+    (6, 4, 2, None, None, True, True),
+]
 """Layers, stages, chunks, those of the first and of the last stage, whether embedding and loss
 count."""
 
 
 def layers_of(
-    layers: int, stages: int, chunks: int, first: int | None, last: int | None, embed: bool,
+    layers: int,
+    stages: int,
+    chunks: int,
+    first: int | None,
+    last: int | None,
+    embed: bool,
     loss: bool,
-) -> list[list[int]]:  # fmt: skip
+) -> list[list[int]]:
     """Layers of each chunk of each stage."""
     from megatron.core.transformer.transformer_block import get_num_layers_to_build
 
     config = SimpleNamespace(
-        pipeline_model_parallel_layout=None, num_layers=layers,
-        num_layers_in_first_pipeline_stage=first, num_layers_in_last_pipeline_stage=last,
-        account_for_embedding_in_pipeline_split=embed, account_for_loss_in_pipeline_split=loss,
+        pipeline_model_parallel_layout=None,
+        num_layers=layers,
+        num_layers_in_first_pipeline_stage=first,
+        num_layers_in_last_pipeline_stage=last,
+        account_for_embedding_in_pipeline_split=embed,
+        account_for_loss_in_pipeline_split=loss,
         pipeline_model_parallel_size=stages,
         virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
-    )  # fmt: skip
+    )
     return [
         [
             get_num_layers_to_build(config, chunk if chunks > 1 else None, stage)
@@ -99,17 +112,31 @@ def _stage(stages: int, micro_batches: int, chunks: int, group: int, stage: int)
         tp=size_one, cp=size_one, embd=None, pos_embd=None, dp_cp=size_one, pp=Communicator.pp_group
     )
     values = dict.fromkeys(
-        ("finalize_model_grads_func", "timers", "no_sync_func", "grad_sync_func",
-         "param_sync_func", "num_microbatches_with_partial_activation_checkpoints")
-    )  # fmt: skip
+        (
+            "finalize_model_grads_func",
+            "timers",
+            "no_sync_func",
+            "grad_sync_func",
+            "param_sync_func",
+            "num_microbatches_with_partial_activation_checkpoints",
+        )
+    )
     config = SimpleNamespace(
-        **values, overlap_p2p_comm=False, batch_p2p_comm=True, hidden_size=1,
-        overlap_p2p_comm_warmup_flush=False, sequence_parallel=False,
-        microbatch_group_size_per_vp_stage=group, deallocate_pipeline_outputs=False,
-        overlap_moe_expert_parallel_comm=False, fine_grained_activation_offloading=False,
+        **values,
+        overlap_p2p_comm=False,
+        batch_p2p_comm=True,
+        hidden_size=1,
+        overlap_p2p_comm_warmup_flush=False,
+        sequence_parallel=False,
+        microbatch_group_size_per_vp_stage=group,
+        deallocate_pipeline_outputs=False,
+        overlap_moe_expert_parallel_comm=False,
+        fine_grained_activation_offloading=False,
         virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
-        cuda_graph_impl="none", variable_seq_lengths=False, delay_wgrad_compute=False,
-    )  # fmt: skip
+        cuda_graph_impl="none",
+        variable_seq_lengths=False,
+        delay_wgrad_compute=False,
+    )
     Communicator.config = config  # type: ignore[assignment]
     model = [torch.nn.Identity() for _ in range(chunks)]
     run = schedules.forward_backward_pipelining_with_interleaving
@@ -123,19 +150,25 @@ def _stage(stages: int, micro_batches: int, chunks: int, group: int, stage: int)
 
     with contextlib.ExitStack() as patches:
         for name, value in (
-            ("forward_step", forward_step), ("backward_step", backward_step),
-            ("get_model_config", lambda _: config), ("get_model_type", lambda _: None),
+            ("forward_step", forward_step),
+            ("backward_step", backward_step),
+            ("get_model_config", lambda _: config),
+            ("get_model_type", lambda _: None),
             ("get_tensor_shapes", lambda **_: [(1,)]),
             ("deallocate_output_tensor", lambda *_: None),
-        ):  # fmt: skip
+        ):
             patches.enter_context(mock.patch.object(schedules, name, value))
         patches.enter_context(mock.patch.object(torch, "zeros", on_cpu))
         run(
-            forward_step_func=None, data_iterator=[None] * chunks,
-            model=model if chunks > 1 else model[0], num_microbatches=micro_batches,
-            seq_length=1, micro_batch_size=1, p2p_communicator=Communicator(),
+            forward_step_func=None,
+            data_iterator=[None] * chunks,
+            model=model if chunks > 1 else model[0],
+            num_microbatches=micro_batches,
+            seq_length=1,
+            micro_batch_size=1,
+            p2p_communicator=Communicator(),
             pg_collection=groups,
-        )  # fmt: skip
+        )
     return passes
 
 

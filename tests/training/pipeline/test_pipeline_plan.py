@@ -96,9 +96,13 @@ def test_jitter_of_stages_gives_the_times_of_the_recurrence(kind: str) -> None:
     wanted = pass_spans(schedule, scaled)
     assert run.step_ends_s[0] == pytest.approx(max(float(s[-1][1]) for s in wanted), abs=1e-9)
     for stage in range(stages):
-        passes = [(each[2], each[3]) for each in run.executions
-                  if each[1] == 0 and each[0].kind in ("forward", "backward")
-                  and each[0].rank_class == f"stage {stage}"]  # fmt: skip
+        passes = [
+            (each[2], each[3])
+            for each in run.executions
+            if each[1] == 0
+            and each[0].kind in ("forward", "backward")
+            and each[0].rank_class == f"stage {stage}"
+        ]
         begins = sorted(begin for begin, _ in passes)
         assert begins == pytest.approx([float(begin) for begin, _ in wanted[stage]], abs=1e-9)
     second_s = run.step_ends_s[1] - run.step_ends_s[0]
@@ -240,13 +244,15 @@ def test_gradients_are_reduced_once_the_last_weight_gradient_is_ready(kind: str)
     run = simulate(plan, machine_of(4))
     for part in range(schedule.parts):
         ready = max(
-            end for task, _, _, end, *_ in run.executions
+            end
+            for task, _, _, end, *_ in run.executions
             if task.kind == "backward" and f"h.{part}" in task.name
-        )  # fmt: skip
+        )
         starts = {
-            start for task, _, start, *_ in run.executions
+            start
+            for task, _, start, *_ in run.executions
             if getattr(task.work, "communicator", "").endswith(f"of part {part}")
-        }  # fmt: skip
+        }
         assert len(starts) == 1
         assert starts.pop() == pytest.approx(ready, abs=1e-6)
 
@@ -274,9 +280,12 @@ def test_megatron_in_a_pipeline(kind: str, overlap: bool) -> None:
     """All work of the plain plans, one agreement of all stages, the embedding added up by two."""
     schedule = make_schedule(kind, 2, 4)
     options = MegatronOptions(
-        accumulate=4, use_distributed_optimizer=True, overlap_grad_reduce=overlap,
-        overlap_param_gather=overlap, bucket_size=10_000_000,
-    )  # fmt: skip
+        accumulate=4,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
+        bucket_size=10_000_000,
+    )
     plan, parts = gpt_pipeline(schedule, options, 2, overlap_reduction=overlap)
     check_plan(plan)
     before = sum(t.work.duration_s for p in parts for t in p.plan.tasks if _computes(t))
@@ -301,13 +310,15 @@ def test_a_tied_embedding_is_added_up_after_both_have_its_gradient(ranks: int) -
     plan, _ = gpt_pipeline(make_schedule("1f1b", 2, 4), options, ranks)
     run = simulate(plan, machine_of(2 * ranks))
     starts = {
-        start for task, _, start, *_ in run.executions
+        start
+        for task, _, start, *_ in run.executions
         if getattr(task.work, "communicator", None) == TIED
-    }  # fmt: skip
+    }
     before = [
-        end for task, _, _, end, *_ in run.executions
+        end
+        for task, _, _, end, *_ in run.executions
         if task.kind in ("forward", "backward") or task.bucket is not None
-    ]  # fmt: skip
+    ]
     assert len(starts) == 1
     assert min(starts) >= max(before) - 1e-12
     updates = [start for task, _, start, *_ in run.executions if task.kind == "optimizer"]
@@ -333,10 +344,12 @@ def test_passes_of_a_middle_micro_batch_are_one_task() -> None:
     for stage in range(2):
         for micro_batch in (1, 2, 3, 4):
             tasks = [
-                task for task in plan.tasks
-                if task.rank_class == f"stage {stage}" and task.stream == "compute"
+                task
+                for task in plan.tasks
+                if task.rank_class == f"stage {stage}"
+                and task.stream == "compute"
                 and task.micro_batch == micro_batch
-            ]  # fmt: skip
+            ]
             assert [task.kind for task in tasks] == ["forward", "backward"]
             layers = len(parts[stage].part.workload.layers)
             assert sorted(tasks[0].layers) == sorted(tasks[1].layers) == list(range(layers))
@@ -385,9 +398,10 @@ def test_fsdp_in_a_pipeline_gathers_and_reduces_once_a_step(kind: str) -> None:
     plan = fsdp_pipeline(make_schedule(kind, 2, 4), options)
     check_plan(plan)
     ops = Counter(
-        task.work.op for task in plan.tasks
+        task.work.op
+        for task in plan.tasks
         if isinstance(task.work, Collective) and task.work.op != "send"
-    )  # fmt: skip
+    )
     assert ops == {"all_gather": 4, "reduce_scatter": 4}  # of each of four blocks
     assert free_step_s(plan, 4) > 4 * 2 * 8.0
 
@@ -416,8 +430,10 @@ def test_pairs_of_dualpipe_hide_what_experts_exchange(call_bytes: int) -> None:
     wanted_s = 0.0
     for pair in action_groups(schedule.actions[0]):
         kinds = [action.kind for action in pair]
-        work_s = sum({"forward": 3.0, "input_gradient": 3.0, "weight_gradient": 2.0,
-                      "backward": 5.0}[kind] for kind in kinds)  # fmt: skip
+        work_s = sum(
+            {"forward": 3.0, "input_gradient": 3.0, "weight_gradient": 2.0, "backward": 5.0}[kind]
+            for kind in kinds
+        )
         calls_s = call_s * sum(kind != "weight_gradient" for kind in kinds)
         wanted_s += max(work_s, calls_s) if len(pair) > 1 else work_s + calls_s
     last = max(e[3] for e in run.executions if e[0].layers)

@@ -26,8 +26,11 @@ from perfmodel.training.pipeline.schedules.schedule_table import SCHEDULES, make
 from tests.training.pipeline.record_megatron_orders import CASES, FILE, name_of
 
 TORCH_KINDS = {
-    "F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient",
-}  # fmt: skip
+    "F": "forward",
+    "B": "backward",
+    "I": "input_gradient",
+    "W": "weight_gradient",
+}
 
 TORCH_CLASSES = {
     "gpipe": ("ScheduleGPipe", 1),
@@ -156,9 +159,12 @@ def test_stages_of_zb_h2_hold_what_its_paper_says(stages: int) -> None:
 
 
 @given(
-    st.sampled_from(sorted(SCHEDULES)), st.integers(1, 6), st.integers(1, 14), st.integers(1, 3),
+    st.sampled_from(sorted(SCHEDULES)),
+    st.integers(1, 6),
+    st.integers(1, 14),
+    st.integers(1, 3),
     st.randoms(use_true_random=False),
-)  # fmt: skip
+)
 def test_any_schedule_ends_and_runs_each_pass_once(
     kind: str, stages: int, micro_batches: int, chunks: int, random: Any
 ) -> None:
@@ -167,9 +173,10 @@ def test_any_schedule_ends_and_runs_each_pass_once(
     except InputError:
         return
     expected = {
-        (part, micro_batch): 1 for part in range(schedule.parts)
+        (part, micro_batch): 1
+        for part in range(schedule.parts)
         for micro_batch in range(micro_batches)
-    }  # fmt: skip
+    }
     for kinds in ({"forward"}, {"backward", "input_gradient"}, {"backward", "weight_gradient"}):
         ran = Counter(
             (schedule.part(stage, a.chunk), a.micro_batch)
@@ -213,7 +220,7 @@ def test_any_schedule_ends_and_runs_each_pass_once(
         ("zb_h2", 4, 6, 1, None, "strategy.accumulate: found 6; allowed: a whole number of at"),
         ("zb_h9", 4, 8, 1, None, "parallel.pipeline.schedule: found 'zb_h9'"),
     ],
-)  # fmt: skip
+)
 def test_what_a_schedule_cannot_do_is_refused(
     kind: str, stages: int, micro_batches: int, chunks: int, group: int | None, text: str
 ) -> None:

@@ -38,10 +38,13 @@ SECTIONS = [
     ZeroStrategy(kind="zero", stage=1),
     ZeroStrategy(kind="zero", stage=3, accumulate=2),
     MegatronStrategy(
-        kind="megatron", use_distributed_optimizer=True, overlap_grad_reduce=True,
-        overlap_param_gather=True, accumulate=2,
+        kind="megatron",
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        accumulate=2,
     ),
-]  # fmt: skip
+]
 
 
 @cache
@@ -150,9 +153,10 @@ def test_gathers_of_parameters_in_fp8_halve_the_bytes_of_weights():
 
     def gathered(plan):
         return sum(
-            task.work.nbytes for task in plan.tasks
+            task.work.nbytes
+            for task in plan.tasks
             if isinstance(task.work, Collective) and task.work.op == "all_gather"
-        )  # fmt: skip
+        )
 
     assert gathered(wide) - gathered(narrow) == pytest.approx(weights, rel=1e-3)
 

@@ -47,9 +47,19 @@ def request(shard: Shard, *, segments: int = 1000, matrix_s: float = MATRIX_S) -
     model = gpt("toy", dtype="fp32", sequence_length=64, shape=SHAPE, shard=shard)
     each, kernels = np.ones(len(model.layers)), np.ones(len(model.layers), int)
     times = LayerTimes(
-        FORWARD_S * each, 2 * FORWARD_S * each, kernels, kernels, 0.0, 1e-3, 3, 1e12, 0.0, "equal",
-        matrix_forward_s=matrix_s * each, matrix_backward_s=2 * matrix_s * each,
-    )  # fmt: skip
+        FORWARD_S * each,
+        2 * FORWARD_S * each,
+        kernels,
+        kernels,
+        0.0,
+        1e-3,
+        3,
+        1e12,
+        0.0,
+        "equal",
+        matrix_forward_s=matrix_s * each,
+        matrix_backward_s=2 * matrix_s * each,
+    )
     return StepRequest(model, times, 1, 2, segments=segments)
 
 
@@ -106,11 +116,16 @@ def expected_s(asked: StepRequest) -> float:
 
 
 SHARDS = [
-    Shard(tensor=RANKS), SEQUENCE, replace(SEQUENCE, overlap="none"),
-    replace(SEQUENCE, overlap="asynchronous"), replace(SEQUENCE, library="torch"),
-    Shard(context=RANKS), Shard(context=RANKS, context_kind="ulysses"),
-    Shard(context=RANKS, context_kind="all_gather"), Shard(context=RANKS, library="torch"),
-]  # fmt: skip
+    Shard(tensor=RANKS),
+    SEQUENCE,
+    replace(SEQUENCE, overlap="none"),
+    replace(SEQUENCE, overlap="asynchronous"),
+    replace(SEQUENCE, library="torch"),
+    Shard(context=RANKS),
+    Shard(context=RANKS, context_kind="ulysses"),
+    Shard(context=RANKS, context_kind="all_gather"),
+    Shard(context=RANKS, library="torch"),
+]
 
 
 @pytest.mark.parametrize("shard", SHARDS, ids=repr)
@@ -126,9 +141,11 @@ def test_a_step_takes_its_kernels_and_what_they_do_not_hide(
 
 
 @given(
-    shard=st.sampled_from(SHARDS), segments=st.integers(1, 20), matrix_s=st.floats(0.0, 1e-4),
+    shard=st.sampled_from(SHARDS),
+    segments=st.integers(1, 20),
+    matrix_s=st.floats(0.0, 1e-4),
     recompute=st.sampled_from([None, Recompute("full"), Recompute("selective")]),
-)  # fmt: skip
+)
 def test_merging_layers_changes_no_sum(
     shard: Shard, segments: int, matrix_s: float, recompute: Recompute | None
 ) -> None:
@@ -144,8 +161,9 @@ def test_merged_calls_are_few_tasks() -> None:
     """A whole pass as one segment has a task for each kind of call, whatever the blocks."""
     short = called(request(SEQUENCE, segments=1))
     long_request = request(SEQUENCE, segments=1)
-    deeper = gpt("toy", dtype="fp32", sequence_length=64, shape=replace(SHAPE, layers=3),
-                 shard=SEQUENCE)  # fmt: skip
+    deeper = gpt(
+        "toy", dtype="fp32", sequence_length=64, shape=replace(SHAPE, layers=3), shard=SEQUENCE
+    )
     assert len(called(replace(long_request, workload=deeper)).tasks) == len(short.tasks)
 
 
@@ -162,8 +180,9 @@ def test_recomputation_repeats_the_calls_of_forward() -> None:
     plain, full = (called(request(SEQUENCE), kind) for kind in (None, Recompute("full")))
     more = moved(full) - moved(plain)
     assert more == {
-        ("tensor", "all_gather"): 2 * blocks * each, ("tensor", "reduce_scatter"): 2 * blocks * each
-    }  # fmt: skip
+        ("tensor", "all_gather"): 2 * blocks * each,
+        ("tensor", "reduce_scatter"): 2 * blocks * each,
+    }
     ring = Shard(context=RANKS)
     plain, again = (called(request(ring), kind) for kind in (None, Recompute("selective")))
     forward = (RANKS - 1) * 2 * each // RANKS
@@ -185,10 +204,13 @@ def test_megatron_sums_norms_once_a_step_after_the_reductions() -> None:
     options = MegatronOptions(accumulate=3, overlap_grad_reduce=True)
     plan = add_layer_calls(megatron_step(asked, options), asked, "bf16")
     places = [
-        index for index, task in enumerate(plan.tasks)
-        if isinstance(task.work, Collective) and task.work.communicator == "tensor"
-        and task.work.op == "all_reduce" and task.name.endswith("optimizer")
-    ]  # fmt: skip
+        index
+        for index, task in enumerate(plan.tasks)
+        if isinstance(task.work, Collective)
+        and task.work.communicator == "tensor"
+        and task.work.op == "all_reduce"
+        and task.name.endswith("optimizer")
+    ]
     assert len(places) == 1
     norms = SHAPE.layers * (4 * 64 + 2 * 64) + 2 * 64
     assert plan.tasks[places[0]].work.nbytes == 4 * norms  # type: ignore[union-attr]
@@ -209,8 +231,10 @@ def test_a_call_beside_another_begins_with_it_and_both_are_waited_for() -> None:
 
     together, one = step_with(first, second), step_with(first)
     check_plan(together)
-    names = [task.work.communicator if isinstance(task.work, Collective) else task.kind
-             for task in together.tasks]  # fmt: skip
+    names = [
+        task.work.communicator if isinstance(task.work, Collective) else task.kind
+        for task in together.tasks
+    ]
     rail, node = names.index("expert_rail"), names.index("expert_node")
     assert together.tasks[rail].after == together.tasks[node].after
     assert together.tasks[rail].stream != together.tasks[node].stream

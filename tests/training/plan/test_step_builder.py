@@ -35,8 +35,11 @@ def test_tasks_wait_for_what_they_name(asked: Any, run_plan: Any) -> None:
     check_plan(plan, 4)
     spans = run_plan(plan, lambda _: 5e-3)
     assert spans == [
-        (0.0, 1e-3), (1e-3, 6e-3), (1e-3, pytest.approx(3e-3)), (6e-3, pytest.approx(7e-3)),
-    ]  # fmt: skip
+        (0.0, 1e-3),
+        (1e-3, 6e-3),
+        (1e-3, pytest.approx(3e-3)),
+        (6e-3, pytest.approx(7e-3)),
+    ]
     assert plan.samples == 12
     assert [stream.name for stream in plan.streams] == ["compute", "comm"]
 
@@ -69,12 +72,16 @@ def test_classes_take_part_in_the_collectives_of_their_ranks(asked: Any) -> None
         (task.rank_class, task.work.op) for task in plan.tasks if isinstance(task.work, Collective)
     ]
     assert works == [
-        ("front", "all_gather"), ("front", "send"), ("back", "send"), ("front", "broadcast"),
+        ("front", "all_gather"),
+        ("front", "send"),
+        ("back", "send"),
+        ("front", "broadcast"),
         ("back", "broadcast"),
-    ]  # fmt: skip
+    ]
     assert {each.name: each.groups for each in plan.communicators}["front to back"] == (
-        (0, 2), (1, 3),
-    )  # fmt: skip
+        (0, 2),
+        (1, 3),
+    )
     assert plan.tasks[-1].after == (last,)
     assert plan.tasks[-2].after == (first,)
 

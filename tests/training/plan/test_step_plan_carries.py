@@ -42,9 +42,15 @@ def fsdp(units: int = 4, in_flight: int = 2) -> StepPlan:
 
     def run(unit: int, direction: str, gathered: int) -> int:
         return add(
-            f"{direction} {unit}", direction, "ranks", "compute", Compute(1e-3), (gathered,),
-            bucket=unit, releases="gathered",
-        )  # fmt: skip
+            f"{direction} {unit}",
+            direction,
+            "ranks",
+            "compute",
+            Compute(1e-3),
+            (gathered,),
+            bucket=unit,
+            releases="gathered",
+        )
 
     gathered = [gather(0, "forward")]
     for unit in range(units):
@@ -64,9 +70,14 @@ def fsdp(units: int = 4, in_flight: int = 2) -> StepPlan:
     end = add("optimizer", "optimizer", "ranks", "compute", Compute(1e-4), tuple(scattered))
     tasks[0] = replace(tasks[0], after_previous=(end,))
     return StepPlan(
-        "FSDP", (RankClass("ranks", range(8)),), (COMPUTE, COMM),
-        (Communicator("dp", (range(8),)),), tuple(tasks), 8, (("gathered", in_flight),),
-    )  # fmt: skip
+        "FSDP",
+        (RankClass("ranks", range(8)),),
+        (COMPUTE, COMM),
+        (Communicator("dp", (range(8),)),),
+        tuple(tasks),
+        8,
+        (("gathered", in_flight),),
+    )
 
 
 def pipeline(micro_batches: int = 3) -> StepPlan:
@@ -86,9 +97,16 @@ def pipeline(micro_batches: int = 3) -> StepPlan:
         for stage, waits in ((src, (after,)), (dst, ())):
             stream = "down" if src < dst else "up"
             tasks.append(
-                Task(work.key, "communication", f"stage {stage}", stream, work, waits,
-                     micro_batch=micro_batch)
-            )  # fmt: skip
+                Task(
+                    work.key,
+                    "communication",
+                    f"stage {stage}",
+                    stream,
+                    work,
+                    waits,
+                    micro_batch=micro_batch,
+                )
+            )
         return len(tasks) - 1
 
     def up(micro_batch: int) -> None:
@@ -130,10 +148,13 @@ def tensor_parallel(layers: int = 2, nodes: int = 4, per_node: int = 8) -> StepP
     work = Collective("all_reduce", 10**6, "data", "gradients")
     tasks.append(Task("gradients", "communication", "ranks", "dp", work, (len(tasks) - 1,)))
     return StepPlan(
-        "tensor and data parallel", (RankClass("ranks", range(ranks)),),
+        "tensor and data parallel",
+        (RankClass("ranks", range(ranks)),),
         (COMPUTE, Stream("tp", "comm"), Stream("dp", "comm")),
-        (Communicator("tensor", tp), Communicator("data", dp)), tuple(tasks), nodes,
-    )  # fmt: skip
+        (Communicator("tensor", tp), Communicator("data", dp)),
+        tuple(tasks),
+        nodes,
+    )
 
 
 @pytest.mark.parametrize("plan", [fsdp(), pipeline(), tensor_parallel()], ids=lambda p: p.name)

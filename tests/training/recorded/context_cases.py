@@ -25,9 +25,15 @@ def forward_kernel(q: Any, k: Any, v: Any, is_causal: bool = False, **_: Any) ->
 
 
 def backward_kernel(
-    grad_out: Any = None, query: Any = None, key: Any = None, value: Any = None, out: Any = None,
-    logsumexp: Any = None, is_causal: bool = False, **_: Any,
-) -> Any:  # fmt: skip
+    grad_out: Any = None,
+    query: Any = None,
+    key: Any = None,
+    value: Any = None,
+    out: Any = None,
+    logsumexp: Any = None,
+    is_causal: bool = False,
+    **_: Any,
+) -> Any:
     return ATEN._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_out, query, key, value, out, logsumexp, 0.0, is_causal
     )
@@ -47,9 +53,18 @@ def case(method: str) -> Callable[[], None]:
         )
         enter_phase("step 1 backward")
         _attention._templated_ring_attention_backward(
-            group, 2, backward_kernel, torch.ones_like(out), "grad_out", q, k, v, out, sums,
+            group,
+            2,
+            backward_kernel,
+            torch.ones_like(out),
+            "grad_out",
+            q,
+            k,
+            v,
+            out,
+            sums,
             is_causal=True,
-        )  # fmt: skip
+        )
 
     return run
 

@@ -200,9 +200,13 @@ class _Stream(nullcontext[None]):
 
 
 def mixed(
-    net: Callable[[], nn.Module] = Net, *, param: Any = torch.bfloat16, reduce: Any = None,
-    buffers: Any = None, **options: Any,
-) -> Callable[[], None]:  # fmt: skip
+    net: Callable[[], nn.Module] = Net,
+    *,
+    param: Any = torch.bfloat16,
+    reduce: Any = None,
+    buffers: Any = None,
+    **options: Any,
+) -> Callable[[], None]:
     """Mixed precision, with streams that do nothing."""
 
     def run() -> None:

@@ -25,8 +25,11 @@ def settings(
 ) -> dict[str, Any]:
     """Fields of ``zero_optimization``, and what stands beside it."""
     return {
-        "accumulate": accumulate, "dtype": dtype, "sent": sent, "fields": {"stage": stage, **fields}
-    }  # fmt: skip
+        "accumulate": accumulate,
+        "dtype": dtype,
+        "sent": sent,
+        "fields": {"stage": stage, **fields},
+    }
 
 
 def train(case: dict[str, Any]) -> None:

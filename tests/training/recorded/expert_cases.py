@@ -68,9 +68,11 @@ class Net(nn.Module):
 
 
 def experts(
-    degree: int | None, number: int = EXPERTS, train_with: dict[str, Any] | None = None,
+    degree: int | None,
+    number: int = EXPERTS,
+    train_with: dict[str, Any] | None = None,
     **options: Any,
-) -> Callable[[], None]:  # fmt: skip
+) -> Callable[[], None]:
     """Share experts among so many neighbours, or all; shard them over holders of the same ones."""
 
     def run() -> None:
@@ -85,9 +87,11 @@ def experts(
             part.weight = nn.Parameter(distribute_tensor(part.weight, mesh["ep"], [Shard(0)]))
             few = ranks > number  # as torchtitan decides (``apply_fsdp``)
             fully_shard(
-                part, mesh=mesh["efsdp"],
-                shard_placement_fn=(lambda _: Shard(1)) if few else None, **options,
-            )  # fmt: skip
+                part,
+                mesh=mesh["efsdp"],
+                shard_placement_fn=(lambda _: Shard(1)) if few else None,
+                **options,
+            )
             fully_shard(block, mesh=everyone, **options)
         fully_shard(model, mesh=everyone, **options)
         train(model, **(train_with or {}))

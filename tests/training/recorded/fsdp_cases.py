@@ -88,9 +88,12 @@ def on_cpu(run: Run) -> Run:
 
 
 def version_1(
-    strategy: str = "FULL_SHARD", *, frozen: tuple[str, ...] = (),
-    train_with: dict[str, Any] | None = None, **options: Any,
-) -> Run:  # fmt: skip
+    strategy: str = "FULL_SHARD",
+    *,
+    frozen: tuple[str, ...] = (),
+    train_with: dict[str, Any] | None = None,
+    **options: Any,
+) -> Run:
     """``FullyShardedDataParallel`` with a strategy."""
 
     def run() -> None:
@@ -184,11 +187,15 @@ def nested(model: Net) -> list[nn.Module]:
 
 
 def version_2(
-    shape: tuple[int, ...] | None = None, *, wrap: Callable[[Net], list[nn.Module]] = blocks,
-    root: dict[str, Any] | None = None, frozen: tuple[str, ...] = (),
-    prepare: Callable[[Any], None] | None = None, train_with: dict[str, Any] | None = None,
+    shape: tuple[int, ...] | None = None,
+    *,
+    wrap: Callable[[Net], list[nn.Module]] = blocks,
+    root: dict[str, Any] | None = None,
+    frozen: tuple[str, ...] = (),
+    prepare: Callable[[Any], None] | None = None,
+    train_with: dict[str, Any] | None = None,
     **options: Any,
-) -> Run:  # fmt: skip
+) -> Run:
     """``fully_shard`` of some modules and of the model, on a mesh."""
 
     def run() -> None:
@@ -280,9 +287,14 @@ HYBRID_2: dict[str, Run] = {
 }
 
 ALSO_ON_FOUR = (
-    "fsdp1", "fsdp1, size", "fsdp1, orig params", "fsdp1, no_sync", "fsdp2", "fsdp2, sync last",
+    "fsdp1",
+    "fsdp1, size",
+    "fsdp1, orig params",
+    "fsdp1, no_sync",
+    "fsdp2",
+    "fsdp2, sync last",
     "fsdp2, leaves",
-)  # fmt: skip
+)
 """Cases of two ranks that four run, too; what else differs is not a matter of how many they are."""
 
 CASES: dict[str, Run] = VERSION_1 | VERSION_2

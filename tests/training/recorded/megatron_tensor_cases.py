@@ -59,18 +59,30 @@ def _train(fields: dict[str, Any]) -> None:
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
     tensor_parallel.random.initialize_rng_tracker(force_reset=True)
     config = TransformerConfig(
-        num_layers=LAYERS, hidden_size=WIDTH, num_attention_heads=HEADS,
+        num_layers=LAYERS,
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
         use_cpu_initialization=True,
-        tensor_model_parallel_size=ranks, perform_initialization=False, hidden_dropout=0.0,
-        attention_dropout=0.0, gradient_accumulation_fusion=False, bias_dropout_fusion=False,
-        masked_softmax_fusion=False, persist_layer_norm=False, pipeline_dtype=torch.float32,
+        tensor_model_parallel_size=ranks,
+        perform_initialization=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        gradient_accumulation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        persist_layer_norm=False,
+        pipeline_dtype=torch.float32,
         **fields,
-    )  # fmt: skip
+    )
     config.finalize_model_grads_func = finalize_model_grads
     net = GPTModel(
-        config, get_gpt_layer_local_spec(), WORDS, TOKENS, share_embeddings_and_output_weights=True,
+        config,
+        get_gpt_layer_local_spec(),
+        WORDS,
+        TOKENS,
+        share_embeddings_and_output_weights=True,
         position_embedding_type="learned_absolute",
-    )  # fmt: skip
+    )
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), net)
     words = torch.arange(BATCH * TOKENS).reshape(BATCH, TOKENS) % WORDS
     places = torch.arange(TOKENS).expand(BATCH, TOKENS)
@@ -84,15 +96,23 @@ def _train(fields: dict[str, Any]) -> None:
         enter_phase(f"step {step} optimizer")
         finalize_model_grads([model])
     for name, parameter in net.named_parameters():
-        CALLS.append({
-            "op": f"{name} {json.dumps(list(parameter.shape))}", "bytes": parameter.nbytes,
-            "dtype": "", "tensors": 1, "group": [], "phase": "memory",
-        })  # fmt: skip
+        CALLS.append(
+            {
+                "op": f"{name} {json.dumps(list(parameter.shape))}",
+                "bytes": parameter.nbytes,
+                "dtype": "",
+                "tensors": 1,
+                "group": [],
+                "phase": "memory",
+            }
+        )
 
 
 FULL: dict[str, Any] = {
-    "recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": LAYERS,
-}  # fmt: skip
+    "recompute_granularity": "full",
+    "recompute_method": "block",
+    "recompute_num_layers": LAYERS,
+}
 SETTINGS = {
     "tensor": settings(),
     "sequence": settings(sequence_parallel=True),

@@ -66,8 +66,13 @@ def _all_gather(outputs: list[torch.Tensor], own: torch.Tensor, group: Any) -> N
 
 
 def _prepare() -> None:
-    packages = ("deepspeed", "deepspeed.utils", "deepspeed.runtime", "deepspeed.runtime.comm",
-                "deepspeed.runtime.compression")  # fmt: skip
+    packages = (
+        "deepspeed",
+        "deepspeed.utils",
+        "deepspeed.runtime",
+        "deepspeed.runtime.comm",
+        "deepspeed.runtime.compression",
+    )
     for name in packages:
         _stand_in(name, __path__=[])
     names = ("new_group", "get_rank", "get_world_size", "is_initialized", "all_to_all_single")
@@ -124,10 +129,18 @@ def train(case: dict[str, Any]) -> None:
         model.zero_grad()
     states = list(optimizer.state.values())
     errors = getattr(optimizer, "worker_errors", []) + getattr(optimizer, "server_errors", [])
-    errors += [state[name] for state in states for name in ("worker_error", "server_error")
-               if name in state]  # fmt: skip
-    kept = [each for state in states for name, each in state.items()
-            if isinstance(each, torch.Tensor) and not name.endswith("_error")]  # fmt: skip
+    errors += [
+        state[name]
+        for state in states
+        for name in ("worker_error", "server_error")
+        if name in state
+    ]
+    kept = [
+        each
+        for state in states
+        for name, each in state.items()
+        if isinstance(each, torch.Tensor) and not name.endswith("_error")
+    ]
     for op, tensors in (("errors", errors), ("states", kept)):
         nbytes = sum(each.numel() * each.element_size() for each in tensors)
         CALLS.append(

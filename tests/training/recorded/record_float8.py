@@ -58,8 +58,13 @@ def trace(recipe: str) -> dict[str, Any]:
 def main() -> None:
     """Write float8.json beside this file."""
     lines = [f"{json.dumps(recipe)}: {json.dumps(trace(recipe))}" for recipe in RECIPES]
-    head = {"library": f"torchao {version('torchao')}", "torch": version("torch"),
-            "rows": ROWS, "depth": DEPTH, "columns": COLUMNS}  # fmt: skip
+    head = {
+        "library": f"torchao {version('torchao')}",
+        "torch": version("torch"),
+        "rows": ROWS,
+        "depth": DEPTH,
+        "columns": COLUMNS,
+    }
     joined = ",\n".join(lines)
     text = f'{json.dumps(head)[:-1]}, "recipes": {{\n{joined}\n}}}}\n'
     Path(__file__).with_name("float8.json").write_text(text, encoding="utf-8")

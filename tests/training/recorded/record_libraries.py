@@ -17,11 +17,12 @@ from typing import Any
 from tests.training.recorded.run_cases import Call, run_cases
 
 LIBRARIES = {
-    "deepspeed": ("deepspeed", "step 3"), "megatron": ("megatron-core", "step 2"),
+    "deepspeed": ("deepspeed", "step 3"),
+    "megatron": ("megatron-core", "step 2"),
     "megatron_tensor": ("megatron-core", "step 2"),
     "torchao": ("torchao", "step 1"),
     "onebit": ("deepspeed 0.14.5", "last round"),
-}  # fmt: skip
+}
 """Package of each (its version where only sources are needed), and the first step that goes as all
 that follow."""
 

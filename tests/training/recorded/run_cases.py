@@ -44,16 +44,28 @@ def run_cases(module: str, ranks: int, folder: Path) -> dict[str, list[Call]]:
     Raises `AssertionError`: a case that failed, with its traceback.
     """
     environment = {
-        **os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     ended = subprocess.run(
         [
-            sys.executable, "-P", "-m", "tests.training.recorded.worker", module,
-            str(ranks), str(folder),
+            sys.executable,
+            "-P",
+            "-m",
+            "tests.training.recorded.worker",
+            module,
+            str(ranks),
+            str(folder),
         ],
-        env=environment, text=True, timeout=300, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        env=environment,
+        text=True,
+        timeout=300,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     assert ended.returncode == 0, ended.stdout
     report = json.loads((folder / "calls.json").read_text(encoding="utf-8"))
     failed = {name: text for name, text in report.items() if isinstance(text, str)}

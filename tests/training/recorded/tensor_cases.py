@@ -106,26 +106,37 @@ def split(net: Net, mesh: DeviceMesh, *, sequence: bool, parallel_loss: bool) ->
     """Share maps and tables among the ranks of a mesh, as torchtitan does."""
     tokens = Shard(1) if sequence else Replicate()
     column, row = ColwiseParallel(), RowwiseParallel(output_layouts=tokens)
-    parallelize_module(net, mesh, {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=tokens),
-        "lm_head": ColwiseParallel(
-            input_layouts=tokens, output_layouts=Shard(-1) if parallel_loss else Replicate(),
-            use_local_output=not parallel_loss,
-        ),
-        **({"model.norm": SequenceParallel()} if sequence else {}),
-    })  # fmt: skip
+    parallelize_module(
+        net,
+        mesh,
+        {
+            "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=tokens),
+            "lm_head": ColwiseParallel(
+                input_layouts=tokens,
+                output_layouts=Shard(-1) if parallel_loss else Replicate(),
+                use_local_output=not parallel_loss,
+            ),
+            **({"model.norm": SequenceParallel()} if sequence else {}),
+        },
+    )
     for block in net.model.layers:
         plan = {
-            "self_attn.q_proj": column, "self_attn.k_proj": column, "self_attn.v_proj": column,
-            "self_attn.o_proj": row, "mlp.gate_proj": column, "mlp.up_proj": column,
+            "self_attn.q_proj": column,
+            "self_attn.k_proj": column,
+            "self_attn.v_proj": column,
+            "self_attn.o_proj": row,
+            "mlp.gate_proj": column,
+            "mlp.up_proj": column,
             "mlp.down_proj": row,
-        }  # fmt: skip
+        }
         if sequence:
             whole = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
             plan |= {
-                "input_layernorm": SequenceParallel(), "self_attn": whole,
-                "post_attention_layernorm": SequenceParallel(), "mlp": whole,
-            }  # fmt: skip
+                "input_layernorm": SequenceParallel(),
+                "self_attn": whole,
+                "post_attention_layernorm": SequenceParallel(),
+                "mlp": whole,
+            }
         parallelize_module(block, mesh, plan)
 
 
@@ -177,10 +188,16 @@ def note_tensors(net: nn.Module) -> None:
     """Note the shapes that rank 0 keeps."""
     for name, parameter in net.named_parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        CALLS.append({
-            "op": f"{name} {json.dumps(list(local.shape))}", "bytes": local.nbytes, "dtype": "",
-            "tensors": 1, "group": [], "phase": "memory",
-        })  # fmt: skip
+        CALLS.append(
+            {
+                "op": f"{name} {json.dumps(list(local.shape))}",
+                "bytes": local.nbytes,
+                "dtype": "",
+                "tensors": 1,
+                "group": [],
+                "phase": "memory",
+            }
+        )
 
 
 CASES = {

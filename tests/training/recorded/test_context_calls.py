@@ -27,13 +27,20 @@ def test_attention_calls_what_rings_of_torch_call(ranks: int, tmp_path: Path) ->
         model = gpt("toy", dtype="fp32", sequence_length=16, shape=shape, shard=shard)
         (layer,) = (layer for layer in model.layers if layer.kind == "attention")
         planned = [
-            (call.phase, RING_OP.get(call.op, call.op), 4 * context_cases.BATCH * call.elements,
-             call.ranks, "fp32")
-            for call in layer.calls for _ in range(call.times)
-        ]  # fmt: skip
+            (
+                call.phase,
+                RING_OP.get(call.op, call.op),
+                4 * context_cases.BATCH * call.elements,
+                call.ranks,
+                "fp32",
+            )
+            for call in layer.calls
+            for _ in range(call.times)
+        ]
         real = [
             (call.phase.split()[-1], call.op, call.nbytes, call.group_ranks, DTYPES[call.dtype])
-            for call in recorded[name] if call.phase != "setup"
-        ]  # fmt: skip
+            for call in recorded[name]
+            if call.phase != "setup"
+        ]
         # which of a block and a gradient goes first makes no difference: they have one size
         assert sorted(planned) == sorted(real)

@@ -85,9 +85,15 @@ AVERAGING = {
     "hierarchical": LocalSgdOptions(period=4, levels=((2, 2),), gradient_ranks=2),
 }
 WITH_STATISTICS = {
-    "buffers", "buffers not broadcast", "buffers not synced", "accumulated", "joined, buffers",
-    "run out", "mixed, buffers", "mixed, own buffers",
-}  # fmt: skip
+    "buffers",
+    "buffers not broadcast",
+    "buffers not synced",
+    "accumulated",
+    "joined, buffers",
+    "run out",
+    "mixed, buffers",
+    "mixed, own buffers",
+}
 LAST, FIRST = ("step 3 forward", "step 3 backward"), ("step 0 forward", "step 0 backward")
 
 

@@ -43,10 +43,15 @@ def plan_of(name: str) -> StepPlan:
     degree, experts, options = OPTIONS[name]
     asked = request(RANKS, expert_share(experts // degree), expert_copies=RANKS // degree)
     plan = mix_step(
-        Mixture(Shard(expert=degree, library="torch")), asked,
+        Mixture(Shard(expert=degree, library="torch")),
+        asked,
         lambda part, count: fsdp_plan(part, replace(options, accumulate=count)),
-        options.accumulate, Reduction(), "bf16" if "bf16" in name else "fp32", NO_RECOMPUTE, None,
-    )  # fmt: skip
+        options.accumulate,
+        Reduction(),
+        "bf16" if "bf16" in name else "fp32",
+        NO_RECOMPUTE,
+        None,
+    )
     check_plan(plan)
     return plan
 

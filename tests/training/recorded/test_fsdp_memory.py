@@ -26,8 +26,10 @@ ROOT = Path(__file__).parents[3]
 VERSIONS: tuple[Literal[1, 2], ...] = (1, 2)
 ASKED: list[tuple[str, Literal[1, 2], int]] = [
     *(("toy", version, ranks) for version in VERSIONS for ranks in (3, 8)),
-    ("resnet18", 1, 8), ("resnet18", 2, 6), ("llama2-7b", 2, 64),
-]  # fmt: skip
+    ("resnet18", 1, 8),
+    ("resnet18", 2, 6),
+    ("llama2-7b", 2, 64),
+]
 """Model, version and ranks. One process measures all, as importing PyTorch takes longest."""
 
 
@@ -35,9 +37,13 @@ def real_bytes() -> list[list[dict[str, Any]]]:
     """Bytes of rank 0 of each of `ASKED`, from a process whose other ranks are a fake group."""
     command = [sys.executable, "-P", "-m", "tests.training.recorded.shard_worker"]
     done = subprocess.run(
-        [*command, *(",".join(map(str, each)) for each in ASKED)], capture_output=True, text=True,
-        timeout=300, check=False, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [*command, *(",".join(map(str, each)) for each in ASKED)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
 

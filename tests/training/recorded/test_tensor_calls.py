@@ -28,9 +28,15 @@ from tests.training.recorded import tensor_cases
 from tests.training.recorded.run_cases import DTYPES, Call, run_cases
 
 SHAPE = DecoderShape(
-    tensor_cases.LAYERS, tensor_cases.WIDTH, tensor_cases.HEADS, tensor_cases.KV_HEADS,
-    tensor_cases.INNER, tensor_cases.WORDS, tensor_cases.TOKENS, fused_norms=True,
-)  # fmt: skip
+    tensor_cases.LAYERS,
+    tensor_cases.WIDTH,
+    tensor_cases.HEADS,
+    tensor_cases.KV_HEADS,
+    tensor_cases.INNER,
+    tensor_cases.WORDS,
+    tensor_cases.TOKENS,
+    fused_norms=True,
+)
 TENSOR = Shard(tensor=2, library="torch")
 SEQUENCE = replace(TENSOR, sequence_parallel=True)
 FULL = Recompute("full")
@@ -69,9 +75,19 @@ def request(workload: Workload, ranks: int) -> StepRequest:
     layers = len(workload.layers)
     seconds, kernels = np.full(layers, 1e-3), np.ones(layers, int)
     times = LayerTimes(
-        seconds, 2 * seconds, kernels, kernels, 5e-6, 1e-3, 3, 1e12, 0.0, "equal",
-        matrix_forward_s=seconds / 2, matrix_backward_s=seconds,
-    )  # fmt: skip
+        seconds,
+        2 * seconds,
+        kernels,
+        kernels,
+        5e-6,
+        1e-3,
+        3,
+        1e12,
+        0.0,
+        "equal",
+        matrix_forward_s=seconds / 2,
+        matrix_backward_s=seconds,
+    )
     return StepRequest(workload, times, ranks, tensor_cases.BATCH, segments=1000)
 
 
@@ -141,9 +157,11 @@ KEPT = json.loads(Path(__file__).with_name("megatron_tensor.json").read_text(enc
 GPT = GptShape(2, 32, 8, 12, 64)
 """Sizes of ``megatron_tensor_cases``."""
 MEGATRON = {
-    "tensor": (False, NO_RECOMPUTE), "sequence": (True, NO_RECOMPUTE),
-    "tensor, recompute": (False, FULL), "sequence, recompute": (True, FULL),
-}  # fmt: skip
+    "tensor": (False, NO_RECOMPUTE),
+    "sequence": (True, NO_RECOMPUTE),
+    "tensor, recompute": (False, FULL),
+    "sequence, recompute": (True, FULL),
+}
 
 
 def megatron_model(ranks: int, *, sequence: bool) -> Workload:

@@ -49,18 +49,28 @@ def workload() -> Workload:
 
 def options_of(case: dict[str, Any]) -> FsdpOptions:
     return FsdpOptions(
-        param_dtype="bf16", reduce_dtype="fp32", accumulate=case["accumulate"],
+        param_dtype="bf16",
+        reduce_dtype="fp32",
+        accumulate=case["accumulate"],
         shard_gpus=case["shard_gpus"],
-    )  # fmt: skip
+    )
 
 
 def plan_of(case: dict[str, Any], ranks: int) -> StepPlan:
     model = workload()
     layers = len(model.layers)
     times = LayerTimes(
-        np.full(layers, 1e-3), np.full(layers, 2e-3), np.ones(layers, int), np.ones(layers, int),
-        5e-6, 1e-3, 3, 1e12, 0.0, "equal",
-    )  # fmt: skip
+        np.full(layers, 1e-3),
+        np.full(layers, 2e-3),
+        np.ones(layers, int),
+        np.ones(layers, int),
+        5e-6,
+        1e-3,
+        3,
+        1e12,
+        0.0,
+        "equal",
+    )
     float8 = Float8("torchao", **case["fields"])
     return fsdp_plan(StepRequest(model, times, ranks, 1, float8=float8), options_of(case))
 
@@ -81,11 +91,16 @@ def test_whole_units_take_half_of_what_they_did() -> None:
         fsdp_memory(
             Setup(
                 # gradients' shards stay from the first micro-batch: units that are whole decide
-                workload(), "bf16", "adamw", 2, 1, replace(options_of(case), accumulate=2),
+                workload(),
+                "bf16",
+                "adamw",
+                2,
+                1,
+                replace(options_of(case), accumulate=2),
                 float8=Float8("torchao", **case["fields"]),
             )
         )
         for case in (CASES["tensorwise"], CASES["precomputed"])
-    )  # fmt: skip
+    )
     assert narrow.gathered_bytes < wide.gathered_bytes
     assert narrow.states_bytes == wide.states_bytes

@@ -64,9 +64,10 @@ def train(case: dict[str, Any]) -> None:
     fields = case["fields"]
     precomputes = fields.get("precompute_float8_dynamic_scale_for_fsdp", False)
     config = dataclasses.replace(
-        Float8LinearConfig.from_recipe_name(fields["recipe"]), emulate=True,
+        Float8LinearConfig.from_recipe_name(fields["recipe"]),
+        emulate=True,
         enable_fsdp_float8_all_gather=fields.get("enable_fsdp_float8_all_gather", False),
-    )  # fmt: skip
+    )
     model = Net()
     convert_to_float8_training(model, config=config, module_filter_fn=in_a_block)
     ranks = dist.get_world_size()
@@ -101,8 +102,10 @@ def settings(
 ) -> dict[str, Any]:
     """Fields of ``compute.fp8``, and what stands beside it."""
     return {
-        "accumulate": accumulate, "shard_gpus": shard_gpus, "fields": {"recipe": recipe, **fields}
-    }  # fmt: skip
+        "accumulate": accumulate,
+        "shard_gpus": shard_gpus,
+        "fields": {"recipe": recipe, **fields},
+    }
 
 
 GATHERED = {"enable_fsdp_float8_all_gather": True}

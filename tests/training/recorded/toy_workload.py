@@ -67,7 +67,15 @@ def request(ranks: int, model: Workload | None = None, **changes: Any) -> StepRe
     model = model or workload()
     layers = len(model.layers)
     times = LayerTimes(
-        np.full(layers, 1e-3), np.full(layers, 2e-3), np.ones(layers, int), np.ones(layers, int),
-        5e-6, 1e-3, 3, 1e12, 0.0, "equal",
-    )  # fmt: skip
+        np.full(layers, 1e-3),
+        np.full(layers, 2e-3),
+        np.ones(layers, int),
+        np.ones(layers, int),
+        5e-6,
+        1e-3,
+        3,
+        1e12,
+        0.0,
+        "equal",
+    )
     return StepRequest(model, times, ranks, 1, host_link_Bps=1e10, **changes)

@@ -64,9 +64,12 @@ def run(module: ModuleType, rank: int, ranks: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     dist.Backend.register_backend("recording", create, extended_api=True, devices=["cpu"])
     dist.init_process_group(
-        "recording", init_method=f"file://{folder}/store", rank=rank, world_size=ranks,
+        "recording",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
         timeout=TIMEOUT,
-    )  # fmt: skip
+    )
     report: dict[str, Any] = {}
     for name, case in importlib.reload(module).CASES.items():  # which depend on the ranks
         take_calls()

@@ -50,17 +50,21 @@ def plan(
 
 @given(
     sizes=st.lists(st.integers(1, 5_000_000), min_size=1, max_size=30),
-    servers=st.integers(1, 9), assignment=st.sampled_from(["greedy", "hash"]),
+    servers=st.integers(1, 9),
+    assignment=st.sampled_from(["greedy", "hash"]),
     slice_bytes=st.sampled_from([None, 4_096_000.0, 1e5]),
-)  # fmt: skip
+)
 @settings(max_examples=60)
 def test_every_element_has_one_server(
     sizes: list[int], servers: int, assignment: str, slice_bytes: float | None
 ) -> None:
     tensors = [ParameterTensor(f"t{at}", (size,), "fp32") for at, size in enumerate(sizes)]
     shards = shard(
-        tensors, servers, assignment=assignment, slice_bytes=slice_bytes,  # type: ignore[arg-type]
-    )  # fmt: skip
+        tensors,
+        servers,
+        assignment=assignment,
+        slice_bytes=slice_bytes,  # type: ignore[arg-type]
+    )
     held = [sum(each.elements for each in shards if each.tensor == at) for at in range(len(sizes))]
     assert held == sizes
     assert {each.server for each in shards} <= set(range(servers))
@@ -103,8 +107,9 @@ def test_all_gradients_are_pushed_and_all_parameters_pulled(
     assert all(item.micro_batch == accumulate - 1 for item in items if item.sends)
     assert all(item.micro_batch == 0 for item in items if item.needs)
     assert loops.samples == 4 * 8 * accumulate
-    kinds = {kind: sum(i.duration_s for i in items if i.kind == kind) for kind in
-             ("forward", "backward")}  # fmt: skip
+    kinds = {
+        kind: sum(i.duration_s for i in items if i.kind == kind) for kind in ("forward", "backward")
+    }
     layers = len(resnet.layers)
     assert kinds["forward"] == pytest.approx(accumulate * layers * 1e-3)
     added_s = (accumulate - 1) * 1.5 * resnet.nbytes / 1e12

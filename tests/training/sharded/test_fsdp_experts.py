@@ -24,8 +24,11 @@ from perfmodel.workload.zoo import build_model
 RANKS, EXPERT = 16, 4
 BLOCKS, WIDTH, NARROW, WIDE = 32, 4096, 1024, 14336
 OPTIMIZER_S = 1.0
-DENSE = 2 * 32000 * WIDTH + WIDTH + BLOCKS * (2 * WIDTH * WIDTH + 2 * WIDTH * NARROW
-                                              + 2 * WIDTH + 8 * WIDTH)  # fmt: skip
+DENSE = (
+    2 * 32000 * WIDTH
+    + WIDTH
+    + BLOCKS * (2 * WIDTH * WIDTH + 2 * WIDTH * NARROW + 2 * WIDTH + 8 * WIDTH)
+)
 """Mixtral 8x7B: embedding and head, norms, attention, routers (all divide by 8 or more)."""
 OWN = BLOCKS * (8 // EXPERT) * 3 * WIDTH * WIDE
 """Experts of a rank."""
@@ -34,9 +37,11 @@ OWN = BLOCKS * (8 // EXPERT) * 3 * WIDTH * WIDE
 @pytest.fixture(scope="module")
 def share() -> Workload:
     return build_model(
-        "mixtral-8x7b", dtype="bf16", sequence_length=512,
+        "mixtral-8x7b",
+        dtype="bf16",
+        sequence_length=512,
         shard=Shard(expert=EXPERT, library="torch"),
-    )  # fmt: skip
+    )
 
 
 def request(share: Workload, ranks: int = RANKS) -> StepRequest:
@@ -68,9 +73,11 @@ def test_bytes_by_communicator(share: Workload) -> None:
     root = 2 * 32000 * WIDTH + WIDTH  # stays whole between its passes
     padded = DENSE + BLOCKS * 8 * WIDTH
     assert moved == {
-        (SHARDS, "all_gather"): 2 * (2 * padded - root), (SHARDS, "reduce_scatter"): 2 * padded,
-        (EXPERT_COPIES, "all_gather"): 2 * 2 * OWN, (EXPERT_COPIES, "reduce_scatter"): 2 * OWN,
-    }  # fmt: skip
+        (SHARDS, "all_gather"): 2 * (2 * padded - root),
+        (SHARDS, "reduce_scatter"): 2 * padded,
+        (EXPERT_COPIES, "all_gather"): 2 * 2 * OWN,
+        (EXPERT_COPIES, "reduce_scatter"): 2 * OWN,
+    }
 
 
 @pytest.mark.parametrize("ranks", [RANKS, EXPERT])

@@ -30,9 +30,17 @@ GPT2 = build_model("gpt2")
 def plan_of(options: FsdpOptions, **changes: Any) -> StepPlan:
     layers = len(GPT2.layers)
     times = LayerTimes(
-        np.full(layers, 1e-3), np.full(layers, 2e-3), np.full(layers, 3), np.full(layers, 6),
-        5e-6, 1e-3, 3, 1e12, 0.0, "equal",
-    )  # fmt: skip
+        np.full(layers, 1e-3),
+        np.full(layers, 2e-3),
+        np.full(layers, 3),
+        np.full(layers, 6),
+        5e-6,
+        1e-3,
+        3,
+        1e12,
+        0.0,
+        "equal",
+    )
     given: dict[str, Any] = {"ranks": 8, "batch_per_gpu": 1, "host_link_Bps": 2e10}
     plan = fsdp_plan(StepRequest(GPT2, times, **(given | changes)), options)
     check_plan(plan)
@@ -75,11 +83,13 @@ def test_each_option_changes_the_plan(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"forward_prefetch": 1}, {"backward_prefetch": "post"}, {"backward_prefetch": "none"},
+        {"forward_prefetch": 1},
+        {"backward_prefetch": "post"},
+        {"backward_prefetch": "none"},
         {"limit_all_gathers": False},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_each_option_changes_the_plan_of_version_1(change: dict[str, Any]) -> None:
     plain = plan_of(FsdpOptions(version=1))
     assert plan_of(FsdpOptions(version=1, **change)).tasks != plain.tasks

@@ -45,16 +45,25 @@ def model_of(rows: list[int], ranks: int) -> Workload:
 def request_of(model: Workload, ranks: int, **changes: Any) -> StepRequest:
     layers = len(model.layers)
     times = LayerTimes(
-        np.full(layers, FORWARD_S), np.full(layers, BACKWARD_S), np.ones(layers, int),
-        np.ones(layers, int), 0.0, OPTIMIZER_S, 3, 1e30, 0.0, "equal",
-    )  # fmt: skip
+        np.full(layers, FORWARD_S),
+        np.full(layers, BACKWARD_S),
+        np.ones(layers, int),
+        np.ones(layers, int),
+        0.0,
+        OPTIMIZER_S,
+        3,
+        1e30,
+        0.0,
+        "equal",
+    )
     return StepRequest(model, times, ranks, 1, **changes)
 
 
 def copied_bytes(plan: StepPlan, copy_Bps: float) -> float:
     """Bytes that copies within the device read and write once."""
-    seconds = [t.work.duration_s for t in plan.tasks if t.kind == "copy"
-               and isinstance(t.work, Compute)]  # fmt: skip
+    seconds = [
+        t.work.duration_s for t in plan.tasks if t.kind == "copy" and isinstance(t.work, Compute)
+    ]
     return sum(seconds) * copy_Bps
 
 
@@ -107,10 +116,15 @@ def test_bytes_sent_are_those_of_the_published_formulas(
     ranks = copies * shards
     model = model_of(rows, shards)
     options = FsdpOptions(
-        version=version, wrap="layer", reshard_after_forward=frees, param_dtype=parameter,
-        reduce_dtype=reduced, accumulate=micro_batches, sync=sync,
+        version=version,
+        wrap="layer",
+        reshard_after_forward=frees,
+        param_dtype=parameter,
+        reduce_dtype=reduced,
+        accumulate=micro_batches,
+        sync=sync,
         shard_gpus=shards if copies > 1 else None,
-    )  # fmt: skip
+    )
     plan = fsdp_plan(request_of(model, ranks), options)
     check_plan(plan)
     psi, e_p, e_g = model.parameters, ITEM_BYTES[parameter], ITEM_BYTES[reduced]
@@ -171,22 +185,35 @@ def longest_path_s(plan: StepPlan, collective_s: Callable[[Collective], float]) 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    ROWS, st.sampled_from([1, 2]), st.booleans(), st.sampled_from(["pre", "post", "none"]),
-    st.sampled_from([1e8, 1e10]), st.sampled_from([1, 2]), st.booleans(),
-)  # fmt: skip
+    ROWS,
+    st.sampled_from([1, 2]),
+    st.booleans(),
+    st.sampled_from(["pre", "post", "none"]),
+    st.sampled_from([1e8, 1e10]),
+    st.sampled_from([1, 2]),
+    st.booleans(),
+)
 def test_no_step_beats_its_bounds(
-    switched_topology: Maker, rows: list[int], version: int, frees: bool, prefetch: str,
-    rate_Bps: float, micro_batches: int, hybrid: bool,
-) -> None:  # fmt: skip
+    switched_topology: Maker,
+    rows: list[int],
+    version: int,
+    frees: bool,
+    prefetch: str,
+    rate_Bps: float,
+    micro_batches: int,
+    hybrid: bool,
+) -> None:
     """Compute, what each port sends, and the longest chain of tasks."""
     ranks = 4
     model = model_of([100 * each for each in rows], ranks)
     machine = Machine(switched_topology([rate_Bps] * ranks, [1e-6] * ranks), load_library("plain"))
     options = FsdpOptions(
-        version=version, reshard_after_forward=frees, accumulate=micro_batches,  # type: ignore[arg-type]
+        version=version,
+        reshard_after_forward=frees,
+        accumulate=micro_batches,  # type: ignore[arg-type]
         backward_prefetch=prefetch if version == 1 else "pre",  # type: ignore[arg-type]
         shard_gpus=2 if hybrid else None,
-    )  # fmt: skip
+    )
     plan = fsdp_plan(request_of(model, ranks), options)
     step_s = simulate(plan, machine, steps=3, overlap_slowdown=1.0).step_times_s[-1]
     compute = [

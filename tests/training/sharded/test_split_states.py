@@ -41,8 +41,10 @@ SIZES = [256, 4096, 64, 8192, 512]
 
 NO_COPIES = {"copy_Bps": 1e30}
 FREED_AT_ONCE = {
-    "param_persistence_threshold": 0, "max_reuse_distance": 0, "prefetch_bucket_size": 0,
-}  # fmt: skip
+    "param_persistence_threshold": 0,
+    "max_reuse_distance": 0,
+    "prefetch_bucket_size": 0,
+}
 
 
 def model(sizes: list[int], dtype: str = "fp32") -> Workload:
@@ -100,9 +102,12 @@ def test_megatron_sends_gradients_and_parameters_once(
 ) -> None:
     workload = model([128 * ranks, 256 * ranks], "bf16")
     options = MegatronOptions(
-        use_distributed_optimizer=True, overlap_grad_reduce=True, bucket_size=200,
-        overlap_param_gather=True, grad_reduce_in_fp32=fp32,
-    )  # fmt: skip
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=True,
+        bucket_size=200,
+        overlap_param_gather=True,
+        grad_reduce_in_fp32=fp32,
+    )
     plan = megatron_plan(request(times_of, workload, ranks), options)
     expected = workload.parameters * ((4 if fp32 else 2) + 2) * (ranks - 1) / ranks
     assert sent_bytes(plan, ranks) == expected
@@ -156,9 +161,15 @@ def test_megatron_without_overlap_adds_up(gathers: bool, times_of: Times, run_pl
     asked = request(times_of, model(SIZES), 4)
     plan = megatron_plan(asked, MegatronOptions(use_distributed_optimizer=gathers))
     updated = 1e-3 / 4 if gathers else 1e-3
-    share = sum(bucket.elements for bucket in buffer_buckets(
-        asked.workload, MegatronOptions(use_distributed_optimizer=gathers), 4
-    )) / asked.workload.parameters  # fmt: skip
+    share = (
+        sum(
+            bucket.elements
+            for bucket in buffer_buckets(
+                asked.workload, MegatronOptions(use_distributed_optimizer=gathers), 4
+            )
+        )
+        / asked.workload.parameters
+    )
     computed = 5 * 1e-3 + 5 * 2e-3 + updated * share
     assert length(plan, run_plan) == pytest.approx(computed + sum(map(seconds, works(plan))))
 
@@ -166,12 +177,26 @@ def test_megatron_without_overlap_adds_up(gathers: bool, times_of: Times, run_pl
 OVERLAPPING = [
     (zero_plan, ZeroOptions(stage=1, overlap_comm=True, reduce_bucket_size=4000)),
     (zero_plan, ZeroOptions(stage=2, overlap_comm=True, reduce_bucket_size=4000)),
-    (zero_plan, ZeroOptions(stage=3, param_persistence_threshold=100, reduce_bucket_size=4000,
-                            max_reuse_distance=0, prefetch_bucket_size=300)),
-    (megatron_plan, MegatronOptions(
-        use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True,
-        bucket_size=4000)),
-]  # fmt: skip
+    (
+        zero_plan,
+        ZeroOptions(
+            stage=3,
+            param_persistence_threshold=100,
+            reduce_bucket_size=4000,
+            max_reuse_distance=0,
+            prefetch_bucket_size=300,
+        ),
+    ),
+    (
+        megatron_plan,
+        MegatronOptions(
+            use_distributed_optimizer=True,
+            overlap_grad_reduce=True,
+            overlap_param_gather=True,
+            bucket_size=4000,
+        ),
+    ),
+]
 
 
 @pytest.mark.parametrize(("plan_of", "options"), OVERLAPPING)
@@ -199,9 +224,11 @@ def test_two_reductions_of_stage_2_are_in_progress_at_most(times_of: Times, run_
 def test_the_first_gather_of_megatron_is_not_hidden(times_of: Times, run_plan: Run) -> None:
     """Its forward hooks send a bucket when the one before it has arrived."""
     options = MegatronOptions(
-        use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
         bucket_size=4000,
-    )  # fmt: skip
+    )
     plan = megatron_plan(request(times_of, model(SIZES), 4), options)
     spans = run_plan(plan, lambda work: 1e-4)
     first = next(i for i, task in enumerate(plan.tasks) if task.kind == "forward")
@@ -215,16 +242,29 @@ sizes_of_models = st.lists(st.integers(1, 3000), min_size=1, max_size=12)
 
 
 @pytest.mark.hypothesis
-@given(sizes=sizes_of_models, ranks=st.integers(2, 9), bucket=st.integers(1, 5000),
-       robin=st.booleans(), jointly=st.booleans(), stage=st.sampled_from([1, 2]))  # fmt: skip
+@given(
+    sizes=sizes_of_models,
+    ranks=st.integers(2, 9),
+    bucket=st.integers(1, 5000),
+    robin=st.booleans(),
+    jointly=st.booleans(),
+    stage=st.sampled_from([1, 2]),
+)
 def test_every_gradient_reaches_its_owner_once(
-    sizes: list[int], ranks: int, bucket: int, robin: bool, jointly: bool, stage: Any,
-) -> None:  # fmt: skip
+    sizes: list[int],
+    ranks: int,
+    bucket: int,
+    robin: bool,
+    jointly: bool,
+    stage: Any,
+) -> None:
     workload = model(sizes)
     options = ZeroOptions(
-        stage=stage, reduce_bucket_size=bucket, round_robin_gradients=robin,
+        stage=stage,
+        reduce_bucket_size=bucket,
+        round_robin_gradients=robin,
         use_multi_rank_bucket_allreduce=jointly,
-    )  # fmt: skip
+    )
     plan = zero_plan(untimed(workload, ranks), options)
     check_plan(plan)
     reduced = [work for work in works(plan) if work.op in ("all_reduce", "reduce")][:-1]
@@ -241,18 +281,33 @@ def test_every_gradient_reaches_its_owner_once(
 
 
 @pytest.mark.hypothesis
-@given(sizes=sizes_of_models, ranks=st.integers(2, 9), prefetch=st.integers(0, 4000),
-       live=st.integers(0, 6000), reuse=st.integers(0, 6000), threshold=st.integers(0, 2000),
-       accumulate=st.integers(1, 3))  # fmt: skip
+@given(
+    sizes=sizes_of_models,
+    ranks=st.integers(2, 9),
+    prefetch=st.integers(0, 4000),
+    live=st.integers(0, 6000),
+    reuse=st.integers(0, 6000),
+    threshold=st.integers(0, 2000),
+    accumulate=st.integers(1, 3),
+)
 def test_stage_3_gathers_what_it_needs(
-    sizes: list[int], ranks: int, prefetch: int, live: int, reuse: int, threshold: int,
+    sizes: list[int],
+    ranks: int,
+    prefetch: int,
+    live: int,
+    reuse: int,
+    threshold: int,
     accumulate: int,
-) -> None:  # fmt: skip
+) -> None:
     workload = model(sizes)
     options = ZeroOptions(
-        stage=3, prefetch_bucket_size=prefetch, max_live_parameters=live,
-        max_reuse_distance=reuse, param_persistence_threshold=threshold, accumulate=accumulate,
-    )  # fmt: skip
+        stage=3,
+        prefetch_bucket_size=prefetch,
+        max_live_parameters=live,
+        max_reuse_distance=reuse,
+        param_persistence_threshold=threshold,
+        accumulate=accumulate,
+    )
     plan = zero_plan(untimed(workload, ranks), options)
     check_plan(plan)
     padded = [-(-size // ranks) * ranks * 4 for size in sizes]
@@ -331,9 +386,11 @@ def test_the_update_waits_for_every_reduction(
 
 def test_megatron_runs_layers_whose_parameters_have_arrived(times_of: Times, run_plan: Run) -> None:
     options = MegatronOptions(
-        use_distributed_optimizer=True, overlap_grad_reduce=True, overlap_param_gather=True,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
         bucket_size=100,
-    )  # fmt: skip
+    )
     plan = megatron_plan(request(times_of, model(SIZES), 4), options)
     spans = run_plan(plan, lambda work: 1.0)
     starts = [spans[i][0] for i, task in enumerate(plan.tasks) if task.kind == "forward"]
@@ -354,10 +411,11 @@ def test_the_host_waits_at_the_end_of_each_backward_of_stage_3(
 @pytest.mark.parametrize(
     ("options", "buffers"),
     [
-        (ZeroOptions(stage=1), 1), (ZeroOptions(stage=2, overlap_comm=True), 2),
+        (ZeroOptions(stage=1), 1),
+        (ZeroOptions(stage=2, overlap_comm=True), 2),
         (ZeroOptions(stage=2, overlap_comm=False), 1),
     ],
-)  # fmt: skip
+)
 def test_buffers_of_gradients_are_allocated_whole(options: ZeroOptions, buffers: int) -> None:
     use = zero_memory(Setup(model(SIZES, "bf16"), "bf16", "adamw", 4, 1, options=options))
     assert use.buckets_bytes == buffers * 500_000_000 * 2
@@ -375,9 +433,11 @@ def test_stage_3_holds_what_is_whole_at_once() -> None:
     workload = model([1000] * 6)
     for prefetch, live in ((0, 1000), (1, 4000)):
         options = ZeroOptions(
-            stage=3, param_persistence_threshold=0, max_reuse_distance=0,
+            stage=3,
+            param_persistence_threshold=0,
+            max_reuse_distance=0,
             prefetch_bucket_size=prefetch,
-        )  # fmt: skip
+        )
         use = zero_memory(Setup(workload, "fp32", "sgd", 4, 1, options=options))
         assert trace_fetches(workload, options).most_live == live
         assert use.parameters_bytes == use.gradients_bytes == 4 * 1500

@@ -29,9 +29,11 @@ CPU_BYTES = 42
 """Read and written by an element of the step on CPUs: scaled (8), updated (28), converted (6)."""
 
 ALONE = {
-    "prefetch_bucket_size": 0, "param_persistence_threshold": 0, "max_reuse_distance": 0,
+    "prefetch_bucket_size": 0,
+    "param_persistence_threshold": 0,
+    "max_reuse_distance": 0,
     "sub_group_size": PART,
-}  # fmt: skip
+}
 """Each layer is gathered when it runs, freed at once, and a sub-group of its own."""
 
 TO_DRIVES = ParameterOffload(nvme=True, buffer_count=LAYERS, max_in_cpu=0)
@@ -47,9 +49,11 @@ def request_of(times_of: Any) -> Any:
         workload = Workload("six", tensors, layers)
         times: LayerTimes = times_of(workload, copy_Bps=1e30)
         asked = {
-            "host_link_Bps": LINK_BPS, "host_memory_Bps": MEMORY_BPS, "optimizer": "adamw",
+            "host_link_Bps": LINK_BPS,
+            "host_memory_Bps": MEMORY_BPS,
+            "optimizer": "adamw",
             "drives": Drives(READ_BPS, WRITE_BPS),
-        }  # fmt: skip
+        }
         return StepRequest(workload, times, RANKS, 1, **(asked | changes))
 
     return make
@@ -127,9 +131,10 @@ def test_each_part_is_read_once_for_each_gather(request_of: Any, prefetched: int
     check_plan(plan)
     gathers = sum(task.name.startswith("copy in gather") for task in plan.tasks)
     gathered = sum(
-        task.work.nbytes for task in plan.tasks
+        task.work.nbytes
+        for task in plan.tasks
         if isinstance(task.work, Collective) and task.work.op == "all_gather"
-    )  # fmt: skip
+    )
     assert gathers > LAYERS / 2
     assert seconds_of(plan, "read parameters") * READ_BPS == pytest.approx(gathered / RANKS)
     assert seconds_of(plan, "write parameters") * WRITE_BPS == pytest.approx(2 * ALL_PARTS)

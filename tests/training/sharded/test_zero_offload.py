@@ -120,10 +120,19 @@ def test_a_gpu_alone_offloads_everything(request_of: Any, stage: Any) -> None:
 def test_states_leave_the_gpu(request_of: Any, stage: Any) -> None:
     model = request_of().workload
     uses = [
-        ZERO.memory(Setup(model, "bf16", "adamw", RANKS, 1, activations_bytes=0.0,
-                          options=ZeroOptions(stage, offload_optimizer=offload)))
+        ZERO.memory(
+            Setup(
+                model,
+                "bf16",
+                "adamw",
+                RANKS,
+                1,
+                activations_bytes=0.0,
+                options=ZeroOptions(stage, offload_optimizer=offload),
+            )
+        )
         for offload in (None, TO_CPU)
-    ]  # fmt: skip
+    ]
     assert uses[0].optimizer_bytes == pytest.approx(12 * ELEMENTS / RANKS, rel=0.01)
     assert uses[1].optimizer_bytes == 0
     assert uses[1].parameters_bytes == uses[0].parameters_bytes

@@ -42,10 +42,13 @@ def test_runs_of_other_rules_and_protocols_are_named_and_not_used():
 def test_the_nearest_sweeps_of_the_hardware_are_taken_first_those_of_the_machine():
     """An octave in ranks is as far as another collective and another machine together."""
     names = [
-        "sb_a100_1n_reduce_scatter", "sb_a100_1n_reduce", "a100_8gpu_sp_allreduce",
-        "vtrain_a100_8gpu_allreduce", "vtrain_a100_4gpu_allreduce",
+        "sb_a100_1n_reduce_scatter",
+        "sb_a100_1n_reduce",
+        "a100_8gpu_sp_allreduce",
+        "vtrain_a100_8gpu_allreduce",
+        "vtrain_a100_4gpu_allreduce",
         "aic_a100_nccl2273_allgather_8g",
-    ]  # fmt: skip
+    ]
     own, *others = (pair(name) for name in ("sb_a100_1n_all_reduce", *names))
     found = [sweep.id for sweep, _ in partners(*own, [own, *others])]
     assert set(found) == {*names[:4]}

@@ -86,11 +86,13 @@ def test_every_number_of_a_protocol_has_a_centre_and_of_a_variant_a_parent():
 
 def test_a_fit_recovers_what_was_put_in(two_families):
     ampere = next(
-        n for n in NUMBERS
-        if n.place[0] == "variants" and n.place[-1] == "launch"
+        n
+        for n in NUMBERS
+        if n.place[0] == "variants"
+        and n.place[-1] == "launch"
         and LIBRARY.variants[n.place[1]].generations == ("ampere", "ada")
         and "ll" in LIBRARY.variants[n.place[1]].protocols
-    )  # fmt: skip
+    )
     truth = with_numbers(LIBRARY, {ampere.place: 1.5 * ampere.value})
     library, _ = fit(LIBRARY, made_up(two_families, truth), rounds=2)
     assert number_at(library, ampere.place) == pytest.approx(1.5 * ampere.value, rel=0.12)

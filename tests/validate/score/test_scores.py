@@ -22,10 +22,17 @@ from perfmodel.validate.trainings.model import Case, Dataset
 
 def point(sweep="a", error=0.1, nbytes=2**20, **more):
     usual = {
-        "sweep": sweep, "table": sweep, "machine": "m", "op": "all_reduce", "mode": "datasheet",
-        "nbytes": nbytes, "measured_s": 1.0, "predicted_s": 1 + error, "interval_s": None,
+        "sweep": sweep,
+        "table": sweep,
+        "machine": "m",
+        "op": "all_reduce",
+        "mode": "datasheet",
+        "nbytes": nbytes,
+        "measured_s": 1.0,
+        "predicted_s": 1 + error,
+        "interval_s": None,
         "counted": True,
-    }  # fmt: skip
+    }
     return DataPoint(**(usual | more))
 
 
@@ -36,8 +43,12 @@ def test_errors_are_relative_to_what_was_measured():
 
 def test_bands_meet_at_256_kib_and_64_mib():
     assert [band_of(n) for n in (8, 2**18 - 1, 2**18, 2**26, 2**26 + 1)] == [
-        "latency", "latency", "buckets", "buckets", "bandwidth",
-    ]  # fmt: skip
+        "latency",
+        "latency",
+        "buckets",
+        "buckets",
+        "bandwidth",
+    ]
 
 
 def test_every_sweep_weighs_the_same():
@@ -62,9 +73,11 @@ def test_a_heavy_value_is_the_median():
 
 def test_bands_and_what_is_not_counted():
     points = [
-        point(error=0.1), point(error=0.3, nbytes=64), point("no", 9.0, counted=False),
+        point(error=0.1),
+        point(error=0.3, nbytes=64),
+        point("no", 9.0, counted=False),
         point(error=0.2, nbytes=2**30),
-    ]  # fmt: skip
+    ]
     found = by_band(points)["datasheet"]
     assert found["latency"].median_abs_error == pytest.approx(0.3)
     assert found["buckets"].median_abs_error == pytest.approx(0.1)
@@ -92,8 +105,10 @@ def test_coverage_and_its_confidence():
 
 
 def test_limits_hold_eight_of_ten_and_widen_with_few_sweeps():
-    many = [point(str(n), measured_s=math.exp(z), error=0.0)
-            for n, z in enumerate(np.linspace(-1, 1, 201))]  # fmt: skip
+    many = [
+        point(str(n), measured_s=math.exp(z), error=0.0)
+        for n, z in enumerate(np.linspace(-1, 1, 201))
+    ]
     low, high = limits(many)
     assert low == pytest.approx(-0.8, abs=0.03)
     assert high == pytest.approx(0.8, abs=0.03)

@@ -31,10 +31,19 @@ from perfmodel.validate.trainings.model import Dataset, TrainingRun
 def run(error: float, **fields: object) -> TrainingRun:
     """A run of 8 GPUs that scales perfectly, and whose efficiency is predicted with an error."""
     usual = {
-        "model": "m", "gpu": "g", "nodes": 1, "gpus": 8, "batch": 4, "precision": "fp32",
-        "network": "NVLink", "published": 800.0, "predicted": 800.0 * (1 + error),
-        "base_gpus": 1, "base": (100.0, 100.0), "scaled": 800.0 * (1 + error / 2),
-    }  # fmt: skip
+        "model": "m",
+        "gpu": "g",
+        "nodes": 1,
+        "gpus": 8,
+        "batch": 4,
+        "precision": "fp32",
+        "network": "NVLink",
+        "published": 800.0,
+        "predicted": 800.0 * (1 + error),
+        "base_gpus": 1,
+        "base": (100.0, 100.0),
+        "scaled": 800.0 * (1 + error / 2),
+    }
     return TrainingRun(**(usual | fields))  # type: ignore[arg-type]
 
 
@@ -110,8 +119,14 @@ def cells(text: str) -> str:
 def test_tables_of_the_report() -> None:
     validation = Validation("x", (), {}, TABLES)
     groups = {row[0]: [cells(cell) for cell in row[1:]] for row in group_table(validation).rows}
-    assert groups["TCP"] == ["1", "9", "-", "10 % / 10 %, +10 %", "10 % / 10 %, +10 %",
-                             "5.0 % / 5.0 %, +5.0 %"]  # fmt: skip
+    assert groups["TCP"] == [
+        "1",
+        "9",
+        "-",
+        "10 % / 10 %, +10 %",
+        "10 % / 10 %, +10 %",
+        "5.0 % / 5.0 %, +5.0 %",
+    ]
     assert groups["all"][:3] == ["2", "12", "20 % / 20 %, -20 %"]
     tables = {row[0]: row for row in by_table_table(validation).rows}
     assert set(tables) == {"large", "large, between nodes", "small"}

@@ -36,9 +36,16 @@ from perfmodel.validate.strategies.step_tables import (
 
 ROWS = list(csv.DictReader((shipped_folder() / STEPS).read_text("utf-8").splitlines()))
 TINY = {
-    "model": "tiny", "family": "llama", "layers": "4", "width": "512", "heads": "8",
-    "kv_heads": "4", "mlp_width": "1024", "vocabulary": "1000", "sequence_length": "256",
-}  # fmt: skip
+    "model": "tiny",
+    "family": "llama",
+    "layers": "4",
+    "width": "512",
+    "heads": "8",
+    "kv_heads": "4",
+    "mlp_width": "1024",
+    "vocabulary": "1000",
+    "sequence_length": "256",
+}
 
 
 def row(**changes):
@@ -103,8 +110,9 @@ def test_the_scaled_base_takes_as_long_as_measured():
 
 def test_compute_is_scaled_to_the_smallest_alike_run(tmp_path):
     small, large = row(step_s=f"{1.5 * predicted_s()}"), row(gpus_per_node="4", step_s="0.06")
-    other = row(gpus_per_node="4", precision="fp16", dtype="fp16", step_s="0.07",
-                strategy="{kind: ddp}")  # fmt: skip
+    other = row(
+        gpus_per_node="4", precision="fp16", dtype="fp16", step_s="0.07", strategy="{kind: ddp}"
+    )
     steps = strategies_in(written(tmp_path, [large, small, other]))[0].steps
     assert [step.scaled_s is None for step in steps] == [False, True, True]
     assert steps[0].scaled_s > steps[0].predicted_s  # the base took longer than predicted
@@ -185,9 +193,17 @@ def test_the_scaled_base_is_a_row_that_its_network_does_not_decide(tmp_path):
 
 def step(published, predicted, **changes):
     values = {
-        "model": "m", "strategy": "ddp", "gpu": "g", "gpus": 2, "batch": 1, "precision": "bf16",
-        "recompute": "none", "published_s": published, "predicted_s": predicted, **changes,
-    }  # fmt: skip
+        "model": "m",
+        "strategy": "ddp",
+        "gpu": "g",
+        "gpus": 2,
+        "batch": 1,
+        "precision": "bf16",
+        "recompute": "none",
+        "published_s": published,
+        "predicted_s": predicted,
+        **changes,
+    }
     return StrategyStep(**values)
 
 
@@ -211,9 +227,13 @@ def test_every_table_weighs_the_same_and_open_rows_are_apart():
 
 def test_a_row_of_a_split_model_becomes_its_mixture():
     stated = read_step(
-        row(gpus_per_node="8", accumulate="4", strategy="{kind: megatron}",
-            parallel="{tensor: 2, sequence_parallel: true, pipeline: {stages: 2}}")
-    )  # fmt: skip
+        row(
+            gpus_per_node="8",
+            accumulate="4",
+            strategy="{kind: megatron}",
+            parallel="{tensor: 2, sequence_parallel: true, pipeline: {stages: 2}}",
+        )
+    )
     assert stated.replicas == 2
     assert stated.share.parameters < stated.workload.parameters
     predicted = predict_step(stated)
@@ -245,8 +265,7 @@ def test_kernels_by_hand_and_layer_norms_of_a_row():
 
 
 def test_the_interval_of_a_long_step_follows_from_two_shorter_ones(monkeypatch):
-    cells = row(accumulate="12", strategy="{kind: megatron}", step_s="0.05",
-                parallel="{tensor: 2}")  # fmt: skip
+    cells = row(accumulate="12", strategy="{kind: megatron}", step_s="0.05", parallel="{tensor: 2}")
     whole = predict_step(read_step(cells))
     ends, tasks = whole.interval(), len(whole.sized.plan_for(None).tasks)
     for name, least in (("LONG_TASKS", tasks - 1), ("SHORT_TASKS", tasks // 6)):
@@ -260,8 +279,13 @@ def test_the_interval_of_a_long_step_follows_from_two_shorter_ones(monkeypatch):
 
 
 def test_memory_of_a_pipeline_is_that_of_its_fullest_stage():
-    cells = row(gpus_per_node="4", accumulate="4", peak_GB="1", memory_kind="allocated",
-                parallel="{pipeline: {stages: 4}}")  # fmt: skip
+    cells = row(
+        gpus_per_node="4",
+        accumulate="4",
+        peak_GB="1",
+        memory_kind="allocated",
+        parallel="{pipeline: {stages: 4}}",
+    )
     predicted = predict_step(read_step(cells))
     step = compare_step(predicted, None)
     assert step.pair("memory") == (1e9, predicted.memory_bytes("allocated"))
@@ -269,9 +293,13 @@ def test_memory_of_a_pipeline_is_that_of_its_fullest_stage():
 
 def test_experts_of_the_zoo_at_another_depth_are_shared():
     cells = row(
-        family="experts", layers="2", sequence_length="128", gpus_per_node="4",
-        experts="{model: qwen3-30b-a3b, implementation: per-expert}", parallel="{expert: 4}",
-    )  # fmt: skip
+        family="experts",
+        layers="2",
+        sequence_length="128",
+        gpus_per_node="4",
+        experts="{model: qwen3-30b-a3b, implementation: per-expert}",
+        parallel="{expert: 4}",
+    )
     stated = read_step(cells)
     whole, share = stated.workload.parameters, stated.share.parameters
     experts = 2 * 128 * 3 * 2048 * 768  # layers, experts, maps of each
@@ -300,8 +328,9 @@ def test_of_copies_of_large_shard_groups_one_setup_of_a_gpu_is_predicted():
         for gpus, each in shards
     ]
     assert [cells["strategy"] for cells in sample_rows(rows)] == [
-        rows[0]["strategy"], rows[3]["strategy"],
-    ]  # fmt: skip
+        rows[0]["strategy"],
+        rows[3]["strategy"],
+    ]
 
 
 SPLIT = [
@@ -332,8 +361,13 @@ def test_long_setups_are_tables_of_their_own_until_their_answers_are_joined(tmp_
     monkeypatch.setattr("perfmodel.validate.strategies.step_tables.LONG_PASSES", 1)
     parts = stated_tables(folder, whole=True)
     assert [(part.id, len(part.rows)) for part in parts] == [
-        ("mine", 1), ("mine", 1), ("mine", 2), ("mine", 1), ("mine", 1), ("yours", 1),
-    ]  # fmt: skip
+        ("mine", 1),
+        ("mine", 1),
+        ("mine", 2),
+        ("mine", 1),
+        ("mine", 1),
+        ("yours", 1),
+    ]
     assert [table.id for table in stated_tables(folder)] == ["mine", "yours"]
     apart = strategies_in(folder, whole=True)
     assert [table.id for table in apart] == ["mine", "yours"]
@@ -383,8 +417,12 @@ def test_split_models_are_scored_by_gpu_and_precision():
     ]
     scores = of_split_models(entries)["step"]
     assert {name: score.runs for name, score in scores.items()} == {
-        ALL: 2, "g": 1, "h": 1, "bf16": 1, "fp8": 1,
-    }  # fmt: skip
+        ALL: 2,
+        "g": 1,
+        "h": 1,
+        "bf16": 1,
+        "fp8": 1,
+    }
     assert scores["fp8"].bias == pytest.approx(0.2)
 
 
@@ -405,11 +443,17 @@ def test_results_that_a_policy_of_jax_names_are_kept():
 def test_a_part_with_the_embedding_alone_is_no_obstacle_to_fp8():
     """As of NVIDIA's proxies of Llama 3.1 405B: 30 layers, embedding and head in 32 chunks."""
     cells = row(
-        layers="6", gpus_per_node="4", accumulate="4", strategy="{kind: megatron}",
-        gpu="h100-sxm5-80gb", vocabulary="1024", peak_GB="1", memory_kind="allocated",
+        layers="6",
+        gpus_per_node="4",
+        accumulate="4",
+        strategy="{kind: megatron}",
+        gpu="h100-sxm5-80gb",
+        vocabulary="1024",
+        peak_GB="1",
+        memory_kind="allocated",
         parallel="{pipeline: {stages: 4, schedule: interleaved, chunks: 2, "
         "embedding_as_block: true, loss_as_block: true}}",
-    )  # fmt: skip
+    )
     wide, narrow = (
         predict_step(read_step({**cells, "precision": precision})) for precision in ("bf16", "fp8")
     )

@@ -149,11 +149,18 @@ def test_what_words_correct_in_shipped_sweeps():
 
 def sweep(**cells):
     usual = {
-        "id": "x", "collective": "all_reduce", "gpu": "H100-SXM5-80GB", "nodes": 2,
-        "gpus_per_node": 8, "nranks": 16, "rows": (Row(1024, 1e-5),),
-        "intra_node": "NVLink4 NVSwitch", "inter_node": "InfiniBand NDR", "nic_count": 8.0,
+        "id": "x",
+        "collective": "all_reduce",
+        "gpu": "H100-SXM5-80GB",
+        "nodes": 2,
+        "gpus_per_node": 8,
+        "nranks": 16,
+        "rows": (Row(1024, 1e-5),),
+        "intra_node": "NVLink4 NVSwitch",
+        "inter_node": "InfiniBand NDR",
+        "nic_count": 8.0,
         "nic_Gbps": 400.0,
-    }  # fmt: skip
+    }
     return Sweep(**(usual | cells))
 
 
@@ -161,22 +168,75 @@ UNSEEN = [
     # words, template or None, network, NIC Gbit/s of a host
     ({"nic_count": 4.0}, None, "infiniband", 1600),  # half the NICs of a DGX
     ({"gpu": "NVIDIA H100 80GB HBM3"}, "dgx-h100", "infiniband", 3200),
-    ({"inter_node": "InfiniBand NDR 8x400G", "nic_count": None, "nic_Gbps": None}, "dgx-h100",
-     "infiniband", 3200),
-    ({"inter_node": "AWS EFA (p5.48xlarge)", "nic_count": 32.0, "nic_Gbps": 100.0}, "aws-p5",
-     "efa", 3200),
-    ({"inter_node": "Ethernet GPUDirect-TCPXO (a3-mega)", "nic_Gbps": 200.0}, "gcp-a3-mega",
-     "tcpxo", 1600),
-    ({"gpu": "A100-SXM4-40GB", "intra_node": "NVLink3 NVSwitch", "nic_Gbps": 200.0,
-      "inter_node": "InfiniBand HDR (Azure NDv4)"}, "azure-ndv4", "infiniband", 1600),
-    ({"gpu": "V100-SXM2-32GB", "intra_node": "NVLink2 hybrid cube mesh", "nic_count": 1.0,
-      "nic_Gbps": 100.0, "inter_node": "AWS EFA (p3dn)"}, "aws-p3dn", "efa", 100),
-    ({"gpu": "A800-SXM4-80GB", "inter_node": "RoCE", "nic_count": 4.0, "nic_Gbps": 200.0,
-      "intra_node": "NVLink3 NVSwitch (8 links)"}, None, "roce", 800),
-    ({"gpu": "Tesla T4", "gpus_per_node": 4, "nranks": 8, "intra_node": "PCIe3",
-      "inter_node": "Ethernet 50 Gbps", "nic_count": 1.0, "nic_Gbps": 50.0}, None, "tcp", 50),
+    (
+        {"inter_node": "InfiniBand NDR 8x400G", "nic_count": None, "nic_Gbps": None},
+        "dgx-h100",
+        "infiniband",
+        3200,
+    ),
+    (
+        {"inter_node": "AWS EFA (p5.48xlarge)", "nic_count": 32.0, "nic_Gbps": 100.0},
+        "aws-p5",
+        "efa",
+        3200,
+    ),
+    (
+        {"inter_node": "Ethernet GPUDirect-TCPXO (a3-mega)", "nic_Gbps": 200.0},
+        "gcp-a3-mega",
+        "tcpxo",
+        1600,
+    ),
+    (
+        {
+            "gpu": "A100-SXM4-40GB",
+            "intra_node": "NVLink3 NVSwitch",
+            "nic_Gbps": 200.0,
+            "inter_node": "InfiniBand HDR (Azure NDv4)",
+        },
+        "azure-ndv4",
+        "infiniband",
+        1600,
+    ),
+    (
+        {
+            "gpu": "V100-SXM2-32GB",
+            "intra_node": "NVLink2 hybrid cube mesh",
+            "nic_count": 1.0,
+            "nic_Gbps": 100.0,
+            "inter_node": "AWS EFA (p3dn)",
+        },
+        "aws-p3dn",
+        "efa",
+        100,
+    ),
+    (
+        {
+            "gpu": "A800-SXM4-80GB",
+            "inter_node": "RoCE",
+            "nic_count": 4.0,
+            "nic_Gbps": 200.0,
+            "intra_node": "NVLink3 NVSwitch (8 links)",
+        },
+        None,
+        "roce",
+        800,
+    ),
+    (
+        {
+            "gpu": "Tesla T4",
+            "gpus_per_node": 4,
+            "nranks": 8,
+            "intra_node": "PCIe3",
+            "inter_node": "Ethernet 50 Gbps",
+            "nic_count": 1.0,
+            "nic_Gbps": 50.0,
+        },
+        None,
+        "tcp",
+        50,
+    ),
     ({"env_and_algo": "NCCL_IB_DISABLE=1", "nic_count": 1.0, "nic_Gbps": 100.0}, None, "tcp", 100),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("cells", "template", "network", "rate"), UNSEEN)

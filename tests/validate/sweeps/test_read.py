@@ -9,10 +9,16 @@ from perfmodel.validate.run import shipped_folder
 from perfmodel.validate.sweeps.read import operation, read_sweeps
 
 META = {
-    "sweep_id": "one", "collective": "AllReduce", "gpu": "A100-SXM4-80GB", "nodes": "1",
-    "gpus_per_node": "8", "nranks": "8", "intra_node": "NVLink3 NVSwitch", "inter_node": "none",
+    "sweep_id": "one",
+    "collective": "AllReduce",
+    "gpu": "A100-SXM4-80GB",
+    "nodes": "1",
+    "gpus_per_node": "8",
+    "nranks": "8",
+    "intra_node": "NVLink3 NVSwitch",
+    "inter_node": "none",
     "trust": "4",
-}  # fmt: skip
+}
 
 
 def folder(tmp_path, rows="size_bytes,time_us\n1024,30\n1048576,100\n", **cells):
@@ -35,8 +41,11 @@ def faults(path):
 def test_a_sweep_as_it_was_written(tmp_path):
     (sweep,) = read_sweeps(folder(tmp_path))
     assert (sweep.collective, sweep.nodes, sweep.gpus_per_node, sweep.nranks) == (
-        "all_reduce", 1, 8, 8
-    )  # fmt: skip
+        "all_reduce",
+        1,
+        8,
+        8,
+    )
     assert [row.nbytes for row in sweep.rows] == [1024, 1048576]
     assert [row.time_s for row in sweep.rows] == pytest.approx([30e-6, 100e-6])
     assert sweep.nic_count is None
@@ -112,8 +121,9 @@ def test_all_faults_come_at_once(tmp_path):
     ],
 )
 def test_impossible_rows_of_the_table(tmp_path, cells, said):
-    assert said in faults(folder(tmp_path, rows=None if "sweep_id" in cells else
-                                 "size_bytes,time_us\n8,9\n", **cells))  # fmt: skip
+    assert said in faults(
+        folder(tmp_path, rows=None if "sweep_id" in cells else "size_bytes,time_us\n8,9\n", **cells)
+    )
 
 
 def test_no_table_and_no_times(tmp_path):

@@ -12,12 +12,14 @@ from perfmodel.validate.sweeps.settings_text import one_process, read_settings
         ("NVLS disabled", {"NCCL_NVLS_ENABLE": "0"}),
         ("NVLS active (busbw over 450)", {}),
         ("SHARP off", {"NCCL_COLLNET_ENABLE": "0"}),
-        ("PXN disabled, 16 channels",
-         {"NCCL_PXN_DISABLE": "1", "NCCL_MIN_NCHANNELS": "16", "NCCL_MAX_NCHANNELS": "16"}),
+        (
+            "PXN disabled, 16 channels",
+            {"NCCL_PXN_DISABLE": "1", "NCCL_MIN_NCHANNELS": "16", "NCCL_MAX_NCHANNELS": "16"},
+        ),
         ("FI_PROVIDER=efa", {}),
         ("NVLSTree by default", {}),
     ],
-)  # fmt: skip
+)
 def test_words_about_settings(text, env):
     found, _ = read_settings("", "1 GPU/process", text, 8, nvlink=True)
     assert dict(found.env) == env
@@ -34,10 +36,13 @@ def test_what_is_not_modelled_is_said_and_not_lost():
 @pytest.mark.parametrize(
     ("text", "per_host", "together"),
     [
-        ("single process 8 GPUs", 8, True), ("1 GPU/process MPI", 8, False),
-        ("4 GPUs/process MPI", 8, True), ("1 GPU/process torchrun", 8, False),
-        ("single process 1 GPU", 1, False), ("", 8, False),
+        ("single process 8 GPUs", 8, True),
+        ("1 GPU/process MPI", 8, False),
+        ("4 GPUs/process MPI", 8, True),
+        ("1 GPU/process torchrun", 8, False),
+        ("single process 1 GPU", 1, False),
+        ("", 8, False),
     ],
-)  # fmt: skip
+)
 def test_process_layout(text, per_host, together):
     assert one_process(text, per_host) is together

@@ -20,13 +20,32 @@ from perfmodel.validate.trainings.llm_steps import (
 )
 
 GPT3_XL = {
-    "table": "t", "model": "GPT-3 XL", "family": "gpt", "layers": "24", "width": "2048",
-    "heads": "16", "kv_heads": "16", "mlp_width": "8192", "vocabulary": "50257",
-    "sequence_length": "2048", "gpu": "a100-sxm4-80gb", "precision": "bf16", "gpus": "8",
-    "batch": "8", "accumulation": "4", "sharded": "none", "recompute": "0", "dropout": "0",
-    "dtype": "bf16", "attention": "flash-2", "compiled": "0", "optimizer_kernels": "fused",
-    "samples_per_s": "10", "source": "s", "note": "",
-}  # fmt: skip
+    "table": "t",
+    "model": "GPT-3 XL",
+    "family": "gpt",
+    "layers": "24",
+    "width": "2048",
+    "heads": "16",
+    "kv_heads": "16",
+    "mlp_width": "8192",
+    "vocabulary": "50257",
+    "sequence_length": "2048",
+    "gpu": "a100-sxm4-80gb",
+    "precision": "bf16",
+    "gpus": "8",
+    "batch": "8",
+    "accumulation": "4",
+    "sharded": "none",
+    "recompute": "0",
+    "dropout": "0",
+    "dtype": "bf16",
+    "attention": "flash-2",
+    "compiled": "0",
+    "optimizer_kernels": "fused",
+    "samples_per_s": "10",
+    "source": "s",
+    "note": "",
+}
 
 
 def step_s(**changes: str) -> float:
@@ -59,9 +78,15 @@ def test_columns_do_what_they_say() -> None:
 
 @pytest.mark.parametrize(
     ("column", "text"),
-    [("optimizer_kernels", "quick"), ("heads", "0"), ("batch", "-1"), ("accumulation", "two"),
-     ("samples_per_s", "0"), ("gpu", "a1000")],
-)  # fmt: skip
+    [
+        ("optimizer_kernels", "quick"),
+        ("heads", "0"),
+        ("batch", "-1"),
+        ("accumulation", "two"),
+        ("samples_per_s", "0"),
+        ("gpu", "a1000"),
+    ],
+)
 def test_a_cell_that_means_nothing_is_named(column: str, text: str) -> None:
     with pytest.raises(InputError, match=column):
         llm_run(GPT3_XL | {column: text})

@@ -16,11 +16,20 @@ from perfmodel.validate.trainings.rows.parse import UnsupportedRow, parse_row, s
 from perfmodel.workload.compute_spread import gpu_speeds
 
 ROW = {
-    "dataset": "x", "model": "ResNet50 v1.5", "framework": "PyTorch 1.9", "gpu": "V100-SXM2-16GB",
-    "nodes": "4", "gpus_per_node": "8", "gpus_total": "32", "batch_per_gpu": "128",
+    "dataset": "x",
+    "model": "ResNet50 v1.5",
+    "framework": "PyTorch 1.9",
+    "gpu": "V100-SXM2-16GB",
+    "nodes": "4",
+    "gpus_per_node": "8",
+    "gpus_total": "32",
+    "batch_per_gpu": "128",
     "interconnect": "NVLink2 hybrid cube mesh; 1x 100 Gb EDR InfiniBand per node",
-    "precision": "FP16/AMP", "sync_mode": "allreduce", "metric": "throughput", "value": "20000",
-}  # fmt: skip
+    "precision": "FP16/AMP",
+    "sync_mode": "allreduce",
+    "metric": "throughput",
+    "value": "20000",
+}
 
 
 def test_a_row_that_can_be_expressed():
@@ -104,8 +113,11 @@ def test_a_folder_of_tables(tmp_path):
 
 def test_a_rate_counts_steps_of_all_gpus_and_a_step_time_is_turned_over(tmp_path):
     one = ROW | {"nodes": "1", "gpus_per_node": "1", "gpus_total": "1", "batch_per_gpu": "100"}
-    table(tmp_path / "mine.csv", one | {"metric": "rate", "value": "5"},
-          one | {"metric": "step_time", "value": "0.2"})  # fmt: skip
+    table(
+        tmp_path / "mine.csv",
+        one | {"metric": "rate", "value": "5"},
+        one | {"metric": "step_time", "value": "0.2"},
+    )
     (mine,) = published_datasets(tmp_path, [])
     assert [case.published for case in mine.cases] == [500.0, 500.0]
 
@@ -128,8 +140,10 @@ def test_single_gpu_throughputs_as_published():
 
 
 SERIES = (
-    ("1", "1", "100"), ("1", "8", "720"), ("4", "8", "2400"),
-)  # fmt: skip
+    ("1", "1", "100"),
+    ("1", "8", "720"),
+    ("4", "8", "2400"),
+)
 """Nodes, GPUs of each, samples per second: efficiencies of 0.9 and 0.75."""
 
 
@@ -213,14 +227,25 @@ def test_the_ddp_benchmark_in_its_own_columns():
 
 # Rows of each table as its authors published it: none is lost between copies and reasons.
 PUBLISHED = {
-    "ddl_benchmarks_bertbase": 105, "dlperf_v100": 300, "gavel": 207, "lambda": 1205,
-    "nvidia_dle": 594, "paddle_perf": 110, "pollux_imagenet": 2304, "dlperf_gpt_v100": 72,
-    "llm_pretraining_tables": 44, "llmfoundry": 86, "llm_training": 901, "mlperf": 514,
-    "pollux_deepspeech2": 1904, "pollux_ncf": 4238, "tf_benchmarks_2017_k80": 136,
+    "ddl_benchmarks_bertbase": 105,
+    "dlperf_v100": 300,
+    "gavel": 207,
+    "lambda": 1205,
+    "nvidia_dle": 594,
+    "paddle_perf": 110,
+    "pollux_imagenet": 2304,
+    "dlperf_gpt_v100": 72,
+    "llm_pretraining_tables": 44,
+    "llmfoundry": 86,
+    "llm_training": 901,
+    "mlperf": 514,
+    "pollux_deepspeech2": 1904,
+    "pollux_ncf": 4238,
+    "tf_benchmarks_2017_k80": 136,
     "vtrain_single": 720,
     # llm_training, compression, Megatron-LM's own tests, vTrain, GPipe
     "strategy_steps": 901 + 86 + 260 + 55 + 19 + 2,  # Mixtral's two steps of Megatron-Core
-}  # fmt: skip
+}
 
 
 def test_no_row_of_a_published_table_is_left_out_without_a_reason():

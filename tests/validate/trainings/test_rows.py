@@ -20,11 +20,19 @@ from perfmodel.validate.trainings.rows.software import read_software, releases
 from perfmodel.validate.trainings.step_times import compute_precision, topology_of
 
 ROW = {
-    "dataset": "x", "model": "ResNet50", "framework": "PyTorch", "gpu": "V100-SXM2-16GB",
-    "nodes": "1", "gpus_per_node": "8", "batch_per_gpu": "32", "precision": "FP32",
-    "interconnect": "NVLink2 hybrid cube mesh", "sync_mode": "ddp", "metric": "step_time",
+    "dataset": "x",
+    "model": "ResNet50",
+    "framework": "PyTorch",
+    "gpu": "V100-SXM2-16GB",
+    "nodes": "1",
+    "gpus_per_node": "8",
+    "batch_per_gpu": "32",
+    "precision": "FP32",
+    "interconnect": "NVLink2 hybrid cube mesh",
+    "sync_mode": "ddp",
+    "metric": "step_time",
     "value": "0.1",
-}  # fmt: skip
+}
 
 
 # ---------------------------------------------------------------- models
@@ -61,18 +69,30 @@ def test_spellings(model: str, name: str, length: int | None) -> None:
 
 @pytest.mark.parametrize(
     "model",
-    ["ResNet50 v1b", "wide_resnet50_2", "se-resnext101-32x4d", "biobert", "DistilBERT",
-     "VGG16 (CIFAR)", "HF BERT (size not stated)", "tacotron2"],
-)  # fmt: skip
+    [
+        "ResNet50 v1b",
+        "wide_resnet50_2",
+        "se-resnext101-32x4d",
+        "biobert",
+        "DistilBERT",
+        "VGG16 (CIFAR)",
+        "HF BERT (size not stated)",
+        "tacotron2",
+    ],
+)
 def test_other_models_are_not_taken_for_these(model: str) -> None:
     assert read_model({"model": model}) is None
 
 
 @pytest.mark.parametrize(
     "cells",
-    [{"model": "ResNet-18 (CIFAR-10)"}, {"model": "resnet18_cifar10"}, {"model": "resnet18 cifar"},
-     {"model": "ResNet-18", "source_path": "sched/traces/cifar10/placements.csv"}],
-)  # fmt: skip
+    [
+        {"model": "ResNet-18 (CIFAR-10)"},
+        {"model": "resnet18_cifar10"},
+        {"model": "resnet18 cifar"},
+        {"model": "ResNet-18", "source_path": "sched/traces/cifar10/placements.csv"},
+    ],
+)
 def test_nets_for_cifar_are_small(cells: dict[str, str]) -> None:
     """Parameters and operations of kuangliu/pytorch-cifar's ResNet18: 11.17 M, 0.56 G products."""
     named = read_model(cells)
@@ -185,11 +205,20 @@ def test_explicit_caps_of_new_releases_are_of_all_buckets() -> None:
 
 
 BENCHMARK = {
-    "run": "a", "model": "resnet50", "batch_per_gpu": "32", "nodes": "2", "gpus_per_node": "8",
-    "mode": "ddp", "bucket_cap_mb": "1", "p50_s": "", "p75_s": "0.108", "p90_s": "",
-    "p95_s": "0.122", "hardware": "DGX-1 V100 (NVLink2 hybrid cube mesh), 4x 100 Gb InfiniBand",
+    "run": "a",
+    "model": "resnet50",
+    "batch_per_gpu": "32",
+    "nodes": "2",
+    "gpus_per_node": "8",
+    "mode": "ddp",
+    "bucket_cap_mb": "1",
+    "p50_s": "",
+    "p75_s": "0.108",
+    "p90_s": "",
+    "p95_s": "0.122",
+    "hardware": "DGX-1 V100 (NVLink2 hybrid cube mesh), 4x 100 Gb InfiniBand",
     "software": "PyTorch 1.4.0a0, CUDA 10.0, NCCL",
-}  # fmt: skip
+}
 
 
 def test_rows_without_a_median_take_the_next_percentile() -> None:
@@ -230,9 +259,16 @@ def test_samples_per_second_of_all_gpus(cells: dict[str, str], per_s: float) -> 
 
 @pytest.mark.parametrize(
     ("text", "precision"),
-    [("FP16/AMP", "fp16"), ("mixed", "fp16"), ("AMP bf16", "bf16"), ("bfloat16", "bf16"),
-     ("TF32", "tf32"), ("single", "fp32"), ("float32", "fp32")],
-)  # fmt: skip
+    [
+        ("FP16/AMP", "fp16"),
+        ("mixed", "fp16"),
+        ("AMP bf16", "bf16"),
+        ("bfloat16", "bf16"),
+        ("TF32", "tf32"),
+        ("single", "fp32"),
+        ("float32", "fp32"),
+    ],
+)
 def test_precisions(text: str, precision: str) -> None:
     assert parse_row(ROW | {"precision": text}).precision == precision
 

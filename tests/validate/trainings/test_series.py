@@ -11,11 +11,19 @@ from perfmodel.validate.trainings.step_times import topology_of, training_step_s
 from perfmodel.workload.compute_spread import gpu_speeds
 
 ROW = {
-    "dataset": "x", "model": "ResNet-50", "framework": "PyTorch 1.9", "gpu": "V100-SXM2-16GB",
-    "nodes": "1", "gpus_per_node": "1", "batch_per_gpu": "64", "precision": "FP32",
+    "dataset": "x",
+    "model": "ResNet-50",
+    "framework": "PyTorch 1.9",
+    "gpu": "V100-SXM2-16GB",
+    "nodes": "1",
+    "gpus_per_node": "1",
+    "batch_per_gpu": "64",
+    "precision": "FP32",
     "interconnect": "NVLink2 hybrid cube mesh; 1x 100 Gb EDR InfiniBand per node",
-    "sync_mode": "allreduce", "metric": "throughput", "value": "100",
-}  # fmt: skip
+    "sync_mode": "allreduce",
+    "metric": "throughput",
+    "value": "100",
+}
 
 
 def parsed(**cells: object) -> ParsedRow:
@@ -29,17 +37,25 @@ def base_value(rows: list[ParsedRow], at: int) -> str | None:
 
 
 def test_the_smallest_run_of_the_same_kind() -> None:
-    rows = [parsed(value=1), parsed(gpus_per_node=4, value=2),
-            parsed(nodes=2, gpus_per_node=4, value=3)]  # fmt: skip
+    rows = [
+        parsed(value=1),
+        parsed(gpus_per_node=4, value=2),
+        parsed(nodes=2, gpus_per_node=4, value=3),
+    ]
     assert [base_value(rows, at) for at in range(3)] == [None, "1", "1"]
     assert base_value(rows[1:], 1) == "2"
 
 
 @pytest.mark.parametrize(
     "other",
-    [{"model": "ResNet-101"}, {"batch_per_gpu": 32}, {"precision": "FP16"},
-     {"gpu": "V100-SXM2-32GB"}, {"framework": "PyTorch 1.4"}],
-)  # fmt: skip
+    [
+        {"model": "ResNet-101"},
+        {"batch_per_gpu": 32},
+        {"precision": "FP16"},
+        {"gpu": "V100-SXM2-32GB"},
+        {"framework": "PyTorch 1.4"},
+    ],
+)
 def test_another_kind_is_no_base(other: dict[str, object]) -> None:
     rows = [parsed(**other), parsed(gpus_per_node=4)]
     assert base_of(rows, 1) is None
@@ -47,14 +63,21 @@ def test_another_kind_is_no_base(other: dict[str, object]) -> None:
 
 def test_of_several_the_one_that_agrees_in_most() -> None:
     """Two series of one configuration, told apart by what else stands in their rows."""
-    rows = [parsed(value=1, note="DALI"), parsed(value=2, note="files"),
-            parsed(gpus_per_node=8, value=3, note="DALI")]  # fmt: skip
+    rows = [
+        parsed(value=1, note="DALI"),
+        parsed(value=2, note="files"),
+        parsed(gpus_per_node=8, value=3, note="DALI"),
+    ]
     assert base_value(rows, 2) == "1"
 
 
 def test_of_equals_the_last_one_before() -> None:
-    rows = [parsed(value=1), parsed(gpus_per_node=8, value=2), parsed(value=3),
-            parsed(gpus_per_node=8, value=4)]  # fmt: skip
+    rows = [
+        parsed(value=1),
+        parsed(gpus_per_node=8, value=2),
+        parsed(value=3),
+        parsed(gpus_per_node=8, value=4),
+    ]
     assert base_value(rows, 1) == "1"
     assert base_value(rows, 3) == "3"
     assert base_value(rows[1:], 0) == "3", "a base after it is better than none"
@@ -78,11 +101,17 @@ def test_a_count_in_the_name_of_a_gpu_is_no_other_gpu() -> None:
         ({"nodes": 2, "interconnect": "none; 10GbE with TCP/IP"}, "TCP"),
         ({"nodes": 2, "interconnect": "none; Ethernet 25G in Azure"}, "cloud"),
         ({"nodes": 2, "interconnect": "none; AWS EFA"}, "cloud"),
-        ({"nodes": 2, "gpu": "T4 (EC2 g4dn.12xlarge, 4 per node)",
-          "interconnect": "PCIe inside node; 50 Gbps EC2 network"}, "cloud"),
+        (
+            {
+                "nodes": 2,
+                "gpu": "T4 (EC2 g4dn.12xlarge, 4 per node)",
+                "interconnect": "PCIe inside node; 50 Gbps EC2 network",
+            },
+            "cloud",
+        ),
         ({"nodes": 2, "interconnect": "none; InfiniBand EDR in a cloud"}, "InfiniBand"),
     ],
-)  # fmt: skip
+)
 def test_what_gradients_cross(cells: dict[str, object], network: str) -> None:
     row = parsed(**cells)
     assert network_of(topology_of(row.row), row.cells, row.row) == network
@@ -93,10 +122,19 @@ def test_what_gradients_cross(cells: dict[str, object], network: str) -> None:
 
 def run(**fields: object) -> TrainingRun:
     usual = {
-        "model": "m", "gpu": "g", "nodes": 1, "gpus": 8, "batch": 1, "precision": "fp32",
-        "network": "NVLink", "published": 600.0, "predicted": 640.0, "base_gpus": 1,
-        "base": (100.0, 90.0), "scaled": 700.0,
-    }  # fmt: skip
+        "model": "m",
+        "gpu": "g",
+        "nodes": 1,
+        "gpus": 8,
+        "batch": 1,
+        "precision": "fp32",
+        "network": "NVLink",
+        "published": 600.0,
+        "predicted": 640.0,
+        "base_gpus": 1,
+        "base": (100.0, 90.0),
+        "scaled": 700.0,
+    }
     return TrainingRun(**(usual | fields))  # type: ignore[arg-type]
 
 
@@ -144,8 +182,12 @@ def test_with_slow_compute_communication_is_hidden() -> None:
 def test_nodes_that_give_unlike_numbers_of_gpus() -> None:
     """Five GPUs on two nodes: more than two ranks with a NIC of their own exchange, as many nodes
     as for two and for eight."""
-    ec2 = {"gpu": "T4 (EC2 g4dn.12xlarge, 4 per node)", "nodes": 2, "precision": "FP32",
-           "interconnect": "PCIe inside node; 50 Gbps EC2 network"}  # fmt: skip
+    ec2 = {
+        "gpu": "T4 (EC2 g4dn.12xlarge, 4 per node)",
+        "nodes": 2,
+        "precision": "FP32",
+        "interconnect": "PCIe inside node; 50 Gbps EC2 network",
+    }
     times = {
         shares: training_step_s(parsed(**ec2, gpus_per_node=shares).row)
         for shares in ("1+1", "1+4", "4+1", "4+4")

@@ -44,10 +44,12 @@ def test_resnet_on_ec2_as_pollux_measured(batch: str) -> None:
 @pytest.mark.parametrize(("interconnect", "most"), [("10GbE", 0.06), ("100GbE", 0.09)])
 def test_bert_over_ethernet_without_overlap(interconnect: str, most: float) -> None:
     table = [
-        cells for cells in rows("ddl_benchmarks_bertbase")
-        if f" {interconnect} " in cells["interconnect"] and "no overlap" in cells["sync_mode"]
+        cells
+        for cells in rows("ddl_benchmarks_bertbase")
+        if f" {interconnect} " in cells["interconnect"]
+        and "no overlap" in cells["sync_mode"]
         and "BSP-A2A" in cells["sync_mode"]
-    ]  # fmt: skip
+    ]
     single = next(cells for cells in table if cells["gpus_total"] == "1")
     errors = [abs(scaled_error(single, cells)) for cells in table if int(cells["nodes"]) > 1]
     assert len(errors) == 3

@@ -123,9 +123,16 @@ def test_the_machine_of_a_row() -> None:
     rate = 1000e6 / 8 * 8948 / 9014 / (1 + 66 / (2 * 9014))
     assert payload_Bps(1000, "9000", links) == pytest.approx(rate)
     row = {
-        "n": "4", "rate_mbit": "1000", "mtu": "9000", "delay_us": "1000", "topo": "tree",
-        "placement": "0-2-1-3", "trunk_mbit": "500", "slow_host": "2:up250", "gloo_threads": "1",
-    }  # fmt: skip
+        "n": "4",
+        "rate_mbit": "1000",
+        "mtu": "9000",
+        "delay_us": "1000",
+        "topo": "tree",
+        "placement": "0-2-1-3",
+        "trunk_mbit": "500",
+        "slow_host": "2:up250",
+        "gloo_threads": "1",
+    }
     shaped = shaped_of(row, links, 2)
     assert shaped.racks == (0, 1, 0, 1)
     assert shaped.slow == ((1, "up", pytest.approx(rate / 4)),)

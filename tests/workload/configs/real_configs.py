@@ -15,9 +15,13 @@ BATCH, TOKENS, PIXELS = 2, 128, 64
 
 def sized(model_type: str, **more: Any) -> dict[str, Any]:
     sizes = {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 160, "vocab_size": 400, "pad_token_id": 0,
-    }  # fmt: skip
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 160,
+        "vocab_size": 400,
+        "pad_token_id": 0,
+    }
     return {"model_type": model_type, **sizes, **more}
 
 
@@ -27,25 +31,62 @@ def decoder(model_type: str, **more: Any) -> dict[str, Any]:
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 LATENT = {
-    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
-    "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
     "first_k_dense_replace": 1,
-}  # fmt: skip
-SHARED_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
-                  "first_k_dense_replace": 1}  # fmt: skip
-GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128,
-        "vocab_size": 400, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-OPT = {"model_type": "opt", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-       "ffn_dim": 160, "vocab_size": 400, "word_embed_proj_dim": 64}  # fmt: skip
-T5 = {"model_type": "t5", "d_model": 64, "d_kv": 16, "d_ff": 160, "num_layers": 2, "num_heads": 4,
-      "vocab_size": 400, "decoder_start_token_id": 0}  # fmt: skip
-STACK = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "intermediate_size": 160}  # fmt: skip
+}
+SHARED_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 128,
+    "vocab_size": 400,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OPT = {
+    "model_type": "opt",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "ffn_dim": 160,
+    "vocab_size": 400,
+    "word_embed_proj_dim": 64,
+}
+T5 = {
+    "model_type": "t5",
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 160,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 400,
+    "decoder_start_token_id": 0,
+}
+STACK = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 160,
+}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": decoder("llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
-    "llama, wide heads": decoder("llama", head_dim=32, attention_dropout=0.1,
-                                 num_key_value_heads=1),
+    "llama, wide heads": decoder(
+        "llama", head_dim=32, attention_dropout=0.1, num_key_value_heads=1
+    ),
     "mistral": decoder("mistral", sliding_window=600),
     "qwen2": decoder("qwen2", use_sliding_window=True, max_window_layers=1, sliding_window=600),
     "qwen3": decoder("qwen3", head_dim=24, attention_bias=True),
@@ -55,7 +96,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "gemma2", head_dim=16, final_logit_softcapping=None, attn_logit_softcapping=None
     ),
     "gemma3_text": decoder(
-        "gemma3_text", head_dim=16, layer_types=["full_attention", "sliding_attention"],
+        "gemma3_text",
+        head_dim=16,
+        layer_types=["full_attention", "sliding_attention"],
     ),
     "nemotron": decoder("nemotron", attention_bias=True, mlp_bias=True),
     "ministral3": decoder("ministral3", head_dim=24, num_key_value_heads=2),
@@ -78,26 +121,57 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": decoder("qwen3_moe", mlp_only_layers=[0], head_dim=16, **EXPERTS),
     "deepseek_v2": decoder("deepseek_v2", q_lora_rank=None, **LATENT),
     "deepseek_v3": decoder("deepseek_v3", q_lora_rank=32, n_group=4, topk_group=2, **LATENT),
-    "glm4_moe": decoder("glm4_moe", **SHARED_EXPERTS, use_qk_norm=True, n_group=2, topk_group=1,
-                        head_dim=24, num_key_value_heads=2),
+    "glm4_moe": decoder(
+        "glm4_moe",
+        **SHARED_EXPERTS,
+        use_qk_norm=True,
+        n_group=2,
+        topk_group=1,
+        head_dim=24,
+        num_key_value_heads=2,
+    ),
     "olmoe": decoder("olmoe", num_experts=8, num_experts_per_tok=2, num_key_value_heads=2),
     "gpt_oss": decoder("gpt_oss", num_local_experts=8, num_experts_per_tok=2, head_dim=24),
-    "llama4_text": decoder("llama4_text", num_local_experts=4, head_dim=16,
-                           intermediate_size_mlp=96, interleave_moe_layer_step=2),
+    "llama4_text": decoder(
+        "llama4_text",
+        num_local_experts=4,
+        head_dim=16,
+        intermediate_size_mlp=96,
+        interleave_moe_layer_step=2,
+    ),
     "gpt2": GPT2,
-    "gpt2, ReLU, untied": {**GPT2, "n_inner": 96, "activation_function": "relu",
-                           "resid_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": False},
+    "gpt2, ReLU, untied": {
+        **GPT2,
+        "n_inner": 96,
+        "activation_function": "relu",
+        "resid_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "tie_word_embeddings": False,
+    },
     "gpt_neox": sized("gpt_neox", hidden_dropout=0.1),
     "gpt_neox, one after the other": sized(
-        "gpt_neox", use_parallel_residual=False, attention_bias=False, rotary_pct=1.0,
+        "gpt_neox",
+        use_parallel_residual=False,
+        attention_bias=False,
+        rotary_pct=1.0,
         tie_word_embeddings=True,
     ),
     "phi": sized("phi", resid_pdrop=0.1),
-    "phi, not dropped out": sized("phi", embd_pdrop=0.1, hidden_act="gelu",
-                                  tie_word_embeddings=True, partial_rotary_factor=1.0),
+    "phi, not dropped out": sized(
+        "phi",
+        embd_pdrop=0.1,
+        hidden_act="gelu",
+        tie_word_embeddings=True,
+        partial_rotary_factor=1.0,
+    ),
     "opt": OPT,
-    "opt, GELU, untied": {**OPT, "dropout": 0.0, "activation_function": "gelu",
-                          "attention_dropout": 0.1, "tie_word_embeddings": False},
+    "opt, GELU, untied": {
+        **OPT,
+        "dropout": 0.0,
+        "activation_function": "gelu",
+        "attention_dropout": 0.1,
+        "tie_word_embeddings": False,
+    },
     "bert": sized("bert", hidden_act="gelu_new", attention_probs_dropout_prob=0.0),
     "bert, encoder": sized("bert", architectures=["BertModel"]),
     "bert, pre-training": sized("bert", architectures=["BertForPreTraining"], type_vocab_size=3),
@@ -105,30 +179,71 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "roberta, not dropped out": sized("roberta", hidden_dropout_prob=0.0, hidden_act="gelu_new"),
     "xlm-roberta": sized("xlm-roberta"),
     "camembert": sized("camembert", attention_probs_dropout_prob=0.0),
-    "distilbert": {"model_type": "distilbert", "dim": 64, "n_layers": 2, "n_heads": 4,
-                   "hidden_dim": 160, "vocab_size": 400, "activation": "relu"},
+    "distilbert": {
+        "model_type": "distilbert",
+        "dim": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "hidden_dim": 160,
+        "vocab_size": 400,
+        "activation": "relu",
+    },
     "t5": {**T5, "num_decoder_layers": 1, "relative_attention_num_buckets": 8},
     "t5, gated": {**T5, "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0},
-    "vit": {"model_type": "vit", **STACK, "hidden_dropout_prob": 0.1, "qkv_bias": False,
-            "image_size": PIXELS},
-    "vit, encoder": {"model_type": "vit", "architectures": ["ViTModel"], **STACK,
-                     "image_size": PIXELS, "patch_size": 8, "pooler_output_size": 32},
-    "clip": {"model_type": "clip", "projection_dim": 32,
-             "text_config": {**STACK, "vocab_size": 400},
-             "vision_config": {**STACK, "hidden_size": 96, "patch_size": 8,
-                               "image_size": PIXELS}},
-    "whisper": {"model_type": "whisper", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2,
-                "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-                "encoder_ffn_dim": 160, "decoder_ffn_dim": 96, "vocab_size": 400,
-                "max_source_positions": 100, "dropout": 0.1, "activation_dropout": 0.1,
-                "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-                "decoder_start_token_id": 1},
-}  # fmt: skip
+    "vit": {
+        "model_type": "vit",
+        **STACK,
+        "hidden_dropout_prob": 0.1,
+        "qkv_bias": False,
+        "image_size": PIXELS,
+    },
+    "vit, encoder": {
+        "model_type": "vit",
+        "architectures": ["ViTModel"],
+        **STACK,
+        "image_size": PIXELS,
+        "patch_size": 8,
+        "pooler_output_size": 32,
+    },
+    "clip": {
+        "model_type": "clip",
+        "projection_dim": 32,
+        "text_config": {**STACK, "vocab_size": 400},
+        "vision_config": {**STACK, "hidden_size": 96, "patch_size": 8, "image_size": PIXELS},
+    },
+    "whisper": {
+        "model_type": "whisper",
+        "d_model": 64,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 160,
+        "decoder_ffn_dim": 96,
+        "vocab_size": 400,
+        "max_source_positions": 100,
+        "dropout": 0.1,
+        "activation_dropout": 0.1,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    },
+}
 """Each says something that its family need not have."""
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
-MIXED = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "olmoe",
-         "gpt_oss", "llama4_text")  # fmt: skip
+MIXED = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "olmoe",
+    "gpt_oss",
+    "llama4_text",
+)
 
 
 def written(folder: Path, label: str) -> Buildable:

@@ -21,17 +21,48 @@ hf = pytest.importorskip("transformers", reason="not a dependency, even of the t
 
 TOKENS = 32
 ROUTED = {
-    "mixtral": "num_local_experts", "gpt_oss": "num_local_experts", "qwen2_moe": "num_experts",
-    "qwen3_moe": "num_experts", "olmoe": "num_experts", "deepseek_v2": "n_routed_experts",
-    "deepseek_v3": "n_routed_experts", "glm4_moe": "n_routed_experts",
-}  # fmt: skip
+    "mixtral": "num_local_experts",
+    "gpt_oss": "num_local_experts",
+    "qwen2_moe": "num_experts",
+    "qwen3_moe": "num_experts",
+    "olmoe": "num_experts",
+    "deepseek_v2": "n_routed_experts",
+    "deepseek_v3": "n_routed_experts",
+    "glm4_moe": "n_routed_experts",
+}
 """Families of experts, and the field of how many a layer has."""
 DENSE = (
-    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "nemotron", "phi3",
-    "glm", "glm4", "granite", "smollm3", "seed_oss", "ernie4_5", "olmo2", "olmo3", "starcoder2",
-)  # fmt: skip
-OWN_HEADS = ("gemma", "gemma2", "gemma3_text", "qwen3", "glm", "glm4", "seed_oss", "ernie4_5",
-             "gpt_oss", "qwen3_moe")  # fmt: skip
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "nemotron",
+    "phi3",
+    "glm",
+    "glm4",
+    "granite",
+    "smollm3",
+    "seed_oss",
+    "ernie4_5",
+    "olmo2",
+    "olmo3",
+    "starcoder2",
+)
+OWN_HEADS = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "qwen3",
+    "glm",
+    "glm4",
+    "seed_oss",
+    "ernie4_5",
+    "gpt_oss",
+    "qwen3_moe",
+)
 """Whose default is a size of heads that does not follow from the width."""
 
 
@@ -40,31 +71,53 @@ def configs(draw: Callable[..., Any]) -> dict[str, Any]:
     """Legal configurations of decoders: what a family does not have, it does not read."""
     family = draw(st.sampled_from((*DENSE, *ROUTED)))
     heads, layers = draw(st.sampled_from((2, 4, 6))), draw(st.integers(1, 4))
-    flags = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "use_bias",
-             "attention_out_bias", "qkv_bias", "use_qk_norm")  # fmt: skip
+    flags = (
+        "tie_word_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "use_sliding_window",
+        "use_bias",
+        "attention_out_bias",
+        "qkv_bias",
+        "use_qk_norm",
+    )
     config: dict[str, Any] = {
-        "model_type": family, "num_attention_heads": heads, "num_hidden_layers": layers,
+        "model_type": family,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
         "hidden_size": heads * draw(st.sampled_from((8, 16, 20))),
         "intermediate_size": draw(st.sampled_from((40, 96))),
         "num_key_value_heads": draw(st.sampled_from([d for d in (1, 2, 3) if heads % d == 0])),
-        "vocab_size": draw(st.integers(50, 400)), "pad_token_id": 0,
-        "sliding_window": draw(st.sampled_from((8, 600))), "max_window_layers": 1,
-        "no_rope_layer_interval": 2, **{flag: draw(st.booleans()) for flag in flags},
-    }  # fmt: skip
+        "vocab_size": draw(st.integers(50, 400)),
+        "pad_token_id": 0,
+        "sliding_window": draw(st.sampled_from((8, 600))),
+        "max_window_layers": 1,
+        "no_rope_layer_interval": 2,
+        **{flag: draw(st.booleans()) for flag in flags},
+    }
     if family in OWN_HEADS or (draw(st.booleans()) and family != "olmoe"):
         config["head_dim"] = draw(st.sampled_from((8, 12, 24)))
     if family in ROUTED:
         config |= {
-            ROUTED[family]: draw(st.sampled_from((4, 8))), "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24, "first_k_dense_replace": 0, "n_group": 2,
-            "topk_group": 1, "shared_expert_intermediate_size": 56,
-        }  # fmt: skip
+            ROUTED[family]: draw(st.sampled_from((4, 8))),
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "first_k_dense_replace": 0,
+            "n_group": 2,
+            "topk_group": 1,
+            "shared_expert_intermediate_size": 56,
+        }
     if family.startswith("deepseek"):
         config |= {
-            "q_lora_rank": draw(st.sampled_from((None, 16))), "kv_lora_rank": 16,
-            "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12,
-            "num_key_value_heads": heads, "attention_bias": False, "mlp_bias": False,
-        }  # fmt: skip
+            "q_lora_rank": draw(st.sampled_from((None, 16))),
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 12,
+            "num_key_value_heads": heads,
+            "attention_bias": False,
+            "mlp_bias": False,
+        }
         config.pop("head_dim", None)
     return config
 

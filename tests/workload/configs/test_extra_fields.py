@@ -14,19 +14,39 @@ from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.buildable import Buildable, build
 
 GPT_OSS = {
-    "architectures": ["GptOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
-    "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
-    "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02,
-    "intermediate_size": 2880, "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64,
-    "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
-    "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999,
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "output_router_logits": False,
+    "pad_token_id": 199999,
     "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4"},
-    "rms_norm_eps": 1e-5, "rope_scaling": {"rope_type": "yarn", "factor": 32.0},
-    "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0,
-    "tie_word_embeddings": False, "transformers_version": "4.55.0.dev0", "use_cache": True,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {"rope_type": "yarn", "factor": 32.0},
+    "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "transformers_version": "4.55.0.dev0",
+    "use_cache": True,
     "vocab_size": 201088,
-}  # fmt: skip
+}
 """Fields as the published file of the 20B has them."""
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 100}
 
@@ -90,9 +110,14 @@ def test_models_that_the_zoo_has_not_are_refused_in_their_field(
 
 def test_no_window_is_written_as_zero(tmp_path: Path) -> None:
     """As transformers 5 writes Qwen's."""
-    fields = LLAMA | {"model_type": "qwen2", "sliding_window": 0, "use_sliding_window": True,
-                      "max_window_layers": 0, "num_key_value_heads": 4,
-                      "num_attention_heads": 4}  # fmt: skip
+    fields = LLAMA | {
+        "model_type": "qwen2",
+        "sliding_window": 0,
+        "use_sliding_window": True,
+        "max_window_layers": 0,
+        "num_key_value_heads": 4,
+        "num_attention_heads": 4,
+    }
     ours = build(read(tmp_path, fields), sequence_length=16)
     assert all(layer.matrix.window is None for layer in ours.layers if layer.kind == "attention")
 
@@ -100,9 +125,14 @@ def test_no_window_is_written_as_zero(tmp_path: Path) -> None:
 def test_a_class_alone_does_not_say_how_large_a_model_is(tmp_path: Path) -> None:
     """Files of older code have its class, and sizes by other names: Phi 1.5's, as published."""
     older = {
-        "model_type": "phi-msft", "architectures": ["PhiForCausalLM"], "n_embd": 2560,
-        "n_layer": 32, "n_head": 32, "rotary_dim": 32, "vocab_size": 51200,
-    }  # fmt: skip
+        "model_type": "phi-msft",
+        "architectures": ["PhiForCausalLM"],
+        "n_embd": 2560,
+        "n_layer": 32,
+        "n_head": 32,
+        "rotary_dim": 32,
+        "vocab_size": 51200,
+    }
     with pytest.raises(InputError) as caught:
         read(tmp_path, older)
     fields = {fault.field for fault in caught.value.faults}
@@ -128,14 +158,29 @@ def test_what_no_reader_takes_is_sent_to_capture(tmp_path: Path, fields: dict[st
 @pytest.mark.parametrize(
     ("fields", "millions"),
     [
-        ({"model_type": "phi", "hidden_size": 2560, "num_hidden_layers": 32,
-          "intermediate_size": 10240}, 2779.7),
-        ({"model_type": "opt", "hidden_size": 2048, "num_hidden_layers": 24,
-          "num_attention_heads": 32, "ffn_dim": 8192}, 1315.8),
+        (
+            {
+                "model_type": "phi",
+                "hidden_size": 2560,
+                "num_hidden_layers": 32,
+                "intermediate_size": 10240,
+            },
+            2779.7,
+        ),
+        (
+            {
+                "model_type": "opt",
+                "hidden_size": 2048,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 32,
+                "ffn_dim": 8192,
+            },
+            1315.8,
+        ),
         ({"model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1}, 124.7),
         ({"model_type": "distilbert"}, 67.0),
     ],
-)  # fmt: skip
+)
 def test_parameters_of_published_models(
     tmp_path: Path, fields: dict[str, Any], millions: float
 ) -> None:

@@ -14,9 +14,13 @@ from perfmodel.workload import load_workload
 from perfmodel.workload.configs.hugging_face import read_config
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "vocab_size": 100, "intermediate_size": 96,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "intermediate_size": 96,
+}
 
 
 def refused(path: Path) -> tuple[Fault, ...]:
@@ -34,17 +38,17 @@ def refused(path: Path) -> tuple[Fault, ...]:
         (b"   \n", "nothing"),
         (b"[1, 2]", "a list only"),
         (b"7", "one value only"),
-        (b"{\"model_type\": \"llama\"", "no JSON"),
+        (b'{"model_type": "llama"', "no JSON"),
         (b"\x00\xff\xfe\x80" * 50, "not text"),
-        (b"{\"hidden_size\": NaN}", "NaN"),
-        (b"{\"hidden_size\": 1" + b"0" * 5000 + b"}", "4300 digits"),
+        (b'{"hidden_size": NaN}', "NaN"),
+        (b'{"hidden_size": 1' + b"0" * 5000 + b"}", "4300 digits"),
         (b"[" * 200_000, "nested too deep"),
-        (b"{\"a\":" * 100 + b"1" + b"}" * 100, "more than 60 levels"),
-        (b"{\"model_type\": \"" + b"x" * 30_000 + b"\"}", "30,000 characters"),
-        (b"{\"a\": " + b"1," * 2_200_000, "more than 4 MiB"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "more than 60 levels"),
+        (b'{"model_type": "' + b"x" * 30_000 + b'"}', "30,000 characters"),
+        (b'{"a": ' + b"1," * 2_200_000, "more than 4 MiB"),
     ],
     ids=lambda value: value[:12].decode("latin-1") if isinstance(value, bytes) else None,
-)  # fmt: skip
+)
 def test_what_is_no_configuration_is_refused(content: bytes, text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
@@ -72,16 +76,26 @@ def test_an_unknown_family_names_those_there_are(tmp_path: Path) -> None:
 
 
 def test_all_faults_come_at_once_with_their_lines(tmp_path: Path) -> None:
-    wrong = LLAMA | {"hidden_size": "64", "num_hidden_layers": 10**9, "vocab_size": -1,
-                     "hidden_act": "sine", "attention_bias": 1, "attention_dropout": 2}  # fmt: skip
+    wrong = LLAMA | {
+        "hidden_size": "64",
+        "num_hidden_layers": 10**9,
+        "vocab_size": -1,
+        "hidden_act": "sine",
+        "attention_bias": 1,
+        "attention_dropout": 2,
+    }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(wrong, indent=1))
     faults = refused(path)
     lines = path.read_text().splitlines()
     assert {fault.field for fault in faults} == {
-        "hidden_size", "num_hidden_layers", "vocab_size", "hidden_act", "attention_bias",
+        "hidden_size",
+        "num_hidden_layers",
+        "vocab_size",
+        "hidden_act",
+        "attention_bias",
         "attention_dropout",
-    }  # fmt: skip
+    }
     assert all(fault.line and f'"{fault.field}"' in lines[fault.line - 1] for fault in faults)
     layers = next(fault for fault in faults if fault.field == "num_hidden_layers")
     assert (layers.found, layers.allowed) == ("1000000000", "at most 2,000")
@@ -159,9 +173,12 @@ def test_what_a_family_cannot_have(
 def test_the_text_model_of_several_is_read_and_said(tmp_path: Path) -> None:
     text = {**LLAMA, "model_type": "gemma3_text", "head_dim": 16}
     fields = {
-        "model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"],
-        "text_config": text, "vision_config": {"hidden_size": 9}, "dtype": "bfloat16",
-    }  # fmt: skip
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": {"hidden_size": 9},
+        "dtype": "bfloat16",
+    }
     (tmp_path / "config.json").write_text(json.dumps(fields))
     model = load_workload(str(tmp_path))
     assert (model.name, model.tensors[0].shape) == (tmp_path.name, (100, 64))
@@ -171,15 +188,23 @@ def test_the_text_model_of_several_is_read_and_said(tmp_path: Path) -> None:
 
 def test_a_class_that_is_known_says_the_family_of_somebody_elses_type(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**LLAMA, "model_type": "mine",
-                                "architectures": ["LlamaForCausalLM"]}))  # fmt: skip
+    path.write_text(
+        json.dumps({**LLAMA, "model_type": "mine", "architectures": ["LlamaForCausalLM"]})
+    )
     assert read_config(path).make(dtype="fp32", sequence_length=8).tensors[0].shape == (100, 64)
 
 
 def test_old_files_of_clip_state_their_stacks_once_more(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "clip", "text_config": {"vocab_size": 5},
-                                "text_config_dict": {"vocab_size": 7}}))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "model_type": "clip",
+                "text_config": {"vocab_size": 5},
+                "text_config_dict": {"vocab_size": 7},
+            }
+        )
+    )
     shapes = {t.name: t.shape for t in load_workload(str(path)).tensors}
     assert shapes["text_model.embeddings.token_embedding.weight"] == (7, 512)
 
@@ -209,14 +234,21 @@ def tensor(shape: list[int], dtype: str = "F32", start: int = 0) -> dict[str, An
 
 def test_headers_state_tensors_and_a_doubtful_order(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
-    header = {"__metadata__": {"format": "pt"}, "h.10.w": tensor([3, 4], "BF16"),
-              "h.2.w": tensor([5]), "ids": tensor([2], "I64"), "scale": tensor([])}  # fmt: skip
+    header = {
+        "__metadata__": {"format": "pt"},
+        "h.10.w": tensor([3, 4], "BF16"),
+        "h.2.w": tensor([5]),
+        "ids": tensor([2], "I64"),
+        "scale": tensor([]),
+    }
     path.write_bytes(safetensors(header, 100))
     model = load_workload(str(path))
     assert [(t.name, t.shape, t.dtype) for t in model.tensors] == [
-        ("h.2.w", (5,), "fp32"), ("h.10.w", (3, 4), "bf16"), ("ids", (2,), "int64"),
+        ("h.2.w", (5,), "fp32"),
+        ("h.10.w", (3, 4), "bf16"),
+        ("ids", (2,), "int64"),
         ("scale", (), "fp32"),
-    ]  # fmt: skip
+    ]
     assert [layer.name for layer in model.layers] == ["h.2.w", "h.10.w", "scale"]
     assert "another order" in model.notes[0]
 
@@ -228,8 +260,10 @@ def test_an_index_names_files_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "one.safetensors").write_bytes(safetensors({"a": tensor([4])}, 16))
     with pytest.raises(InputError) as raised:
         load_workload(str(index))
-    assert ["'../three.safetensors'" in str(f) or "'two.safetensors'" in str(f)
-            for f in raised.value.faults] == [True, True]  # fmt: skip
+    assert [
+        "'../three.safetensors'" in str(f) or "'two.safetensors'" in str(f)
+        for f in raised.value.faults
+    ] == [True, True]
     index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}))
     with pytest.raises(InputError, match="'b'"):
         load_workload(str(index))

@@ -73,10 +73,29 @@ def test_tensors_operations_and_kept_bytes_are_those_of_the_module(
 
 @pytest.mark.parametrize("mode", ["autocast", "bf16"])
 @pytest.mark.parametrize(
-    "label", ["gpt_neox", "vit", "clip", "whisper", "qwen3", "t5", "llama, wide heads", "phi3",
-              "glm4", "cohere", "cohere2", "olmo", "olmo2", "starcoder2", "stablelm", "roberta",
-              "distilbert", "phi", "opt"]
-)  # fmt: skip
+    "label",
+    [
+        "gpt_neox",
+        "vit",
+        "clip",
+        "whisper",
+        "qwen3",
+        "t5",
+        "llama, wide heads",
+        "phi3",
+        "glm4",
+        "cohere",
+        "cohere2",
+        "olmo",
+        "olmo2",
+        "starcoder2",
+        "stablelm",
+        "roberta",
+        "distilbert",
+        "phi",
+        "opt",
+    ],
+)
 def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) -> None:
     from tests.workload.saved.saved_tensors import saved_bytes
 
@@ -88,20 +107,53 @@ def test_kept_bytes_with_fused_attention(label: str, mode: str, tmp_path: Path) 
         if mode == "bf16":
             module.to(torch.bfloat16)
             inputs = {
-                name: value.bfloat16() if torch.is_tensor(value) and value.is_floating_point()
-                else value for name, value in inputs.items()
-            }  # fmt: skip
+                name: value.bfloat16()
+                if torch.is_tensor(value) and value.is_floating_point()
+                else value
+                for name, value in inputs.items()
+            }
         kept = saved_bytes(module, lambda m: loss_of(m, inputs), autocast=mode == "autocast")
     assert activation_bytes(ours, BATCH, "bf16") == pytest.approx(kept, rel=0.025)
 
 
 @pytest.mark.parametrize(
-    "label", ["gpt_neox", "gpt_neox, one after the other", "vit", "vit, encoder", "clip",
-              "whisper", "llama", "bert", "bert, pre-training", "gpt2, ReLU, untied", "phi3", "glm",
-              "glm4", "granite", "smollm3", "seed_oss", "ernie4_5", "cohere", "cohere2", "olmo",
-              "olmo2", "olmo3", "starcoder2", "stablelm", "glm4_moe", "olmoe", "gpt_oss",
-              "llama4_text", "roberta", "xlm-roberta", "distilbert", "phi", "opt"]
-)  # fmt: skip
+    "label",
+    [
+        "gpt_neox",
+        "gpt_neox, one after the other",
+        "vit",
+        "vit, encoder",
+        "clip",
+        "whisper",
+        "llama",
+        "bert",
+        "bert, pre-training",
+        "gpt2, ReLU, untied",
+        "phi3",
+        "glm",
+        "glm4",
+        "granite",
+        "smollm3",
+        "seed_oss",
+        "ernie4_5",
+        "cohere",
+        "cohere2",
+        "olmo",
+        "olmo2",
+        "olmo3",
+        "starcoder2",
+        "stablelm",
+        "glm4_moe",
+        "olmoe",
+        "gpt_oss",
+        "llama4_text",
+        "roberta",
+        "xlm-roberta",
+        "distilbert",
+        "phi",
+        "opt",
+    ],
+)
 def test_gradients_get_ready_as_in_the_module(label: str, tmp_path: Path) -> None:
     model = written(tmp_path, label)
     size = {} if model.kind == "image" else {"sequence_length": 8}
@@ -135,9 +187,16 @@ def test_kept_bytes_of_experts(label: str, tmp_path: Path) -> None:
 
 def seeing(kind: str, flat: bool) -> dict[str, Any]:
     """A small configuration of a family that sees images, as older files or newer ones have it."""
-    text = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16,
-            "intermediate_size": 160, "vocab_size": 400, "num_key_value_heads": 2,
-            "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]}}  # fmt: skip
+    text = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "intermediate_size": 160,
+        "vocab_size": 400,
+        "num_key_value_heads": 2,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]},
+    }
     if "moe" in kind:
         text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
     whole = {"model_type": kind, "vision_config": {"depth": 1}, "tie_word_embeddings": True}
@@ -148,9 +207,14 @@ def seeing(kind: str, flat: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("kind", "flat"),
-    [("qwen2_vl", True), ("qwen2_5_vl", True), ("qwen2_5_vl", False), ("qwen3_vl", False),
-     ("qwen3_vl_moe", False)],
-)  # fmt: skip
+    [
+        ("qwen2_vl", True),
+        ("qwen2_5_vl", True),
+        ("qwen2_5_vl", False),
+        ("qwen3_vl", False),
+        ("qwen3_vl_moe", False),
+    ],
+)
 def test_text_models_of_families_that_see(kind: str, flat: bool, tmp_path: Path) -> None:
     """Tensors and operations of the real text model, whose weight is also that of the head."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -200,8 +264,16 @@ def test_a_table_that_is_not_trained_has_no_gradient(tmp_path: Path) -> None:
     }
 
 
-DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "max_window_layers", "classes",
-           "no_rope_layers", "moe_layers", "word_embed_proj_dim"}  # fmt: skip
+DERIVED = {
+    "num_key_value_heads",
+    "head_dim",
+    "layer_types",
+    "max_window_layers",
+    "classes",
+    "no_rope_layers",
+    "moe_layers",
+    "word_embed_proj_dim",
+}
 """What transformers works out of other fields when a configuration is made."""
 
 
@@ -229,9 +301,19 @@ def compare(ours: BaseModel, real: Any, place: str) -> None:
             assert value == theirs, f"{place}{name}"
 
 
-NOT_THEIRS = {"architectures", "model_type", "id2label", "num_labels", "rope_parameters",
-              "partial_rotary_factor", "pooler_output_size", "tie_word_embeddings",
-              "num_decoder_layers", "layer_types", "n_positions"}  # fmt: skip
+NOT_THEIRS = {
+    "architectures",
+    "model_type",
+    "id2label",
+    "num_labels",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "pooler_output_size",
+    "tie_word_embeddings",
+    "num_decoder_layers",
+    "layer_types",
+    "n_positions",
+}
 """Classes have these of the base class, or worked out of others; tied weights are tested above."""
 
 
@@ -254,8 +336,11 @@ def test_windows_are_those_of_the_module(
     monkeypatch.setitem(CONFIGS, label, CONFIGS[label] | changes)
     with torch.device("meta"):
         module = real_module(label, "eager")
-    real = [getattr(m, "sliding_window", None) or None for name, m in module.named_modules()
-            if name.endswith(".self_attn")]  # fmt: skip
+    real = [
+        getattr(m, "sliding_window", None) or None
+        for name, m in module.named_modules()
+        if name.endswith(".self_attn")
+    ]
     if label == "mistral":
         real = [module.config.sliding_window] * 2
     ours = build(written(tmp_path, label), sequence_length=96)

@@ -31,15 +31,43 @@ def tensors(model: Workload) -> list[tuple[str, tuple[int, ...]]]:
 
 ZOO = {
     "llama2-7b": {"hidden": 4096, "layers": 32, "vocab": "32k"},
-    "llama3.2-1b": {"hidden": 2048, "layers": 16, "heads": 32, "kv_heads": 8, "vocab": 128256,
-                    "mlp_hidden": 8192, "tied": True},
-    "qwen3-8b": {"hidden": 4096, "layers": 36, "heads": 32, "kv_heads": 8, "head_dim": 128,
-                 "vocab": 151936, "mlp_hidden": 12288, "qk_norm": True},
-    "nemotron4-15b": {"hidden": 6144, "layers": 32, "heads": 48, "kv_heads": 8, "vocab": "256k",
-                      "mlp": "relu2", "norm": "layer"},
-    "mixtral-8x7b": {"hidden": 4096, "layers": 32, "kv_heads": 8, "vocab": "32k",
-                     "mlp_hidden": 14336, "experts": {"count": 8}},
-}  # fmt: skip
+    "llama3.2-1b": {
+        "hidden": 2048,
+        "layers": 16,
+        "heads": 32,
+        "kv_heads": 8,
+        "vocab": 128256,
+        "mlp_hidden": 8192,
+        "tied": True,
+    },
+    "qwen3-8b": {
+        "hidden": 4096,
+        "layers": 36,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "vocab": 151936,
+        "mlp_hidden": 12288,
+        "qk_norm": True,
+    },
+    "nemotron4-15b": {
+        "hidden": 6144,
+        "layers": 32,
+        "heads": 48,
+        "kv_heads": 8,
+        "vocab": "256k",
+        "mlp": "relu2",
+        "norm": "layer",
+    },
+    "mixtral-8x7b": {
+        "hidden": 4096,
+        "layers": 32,
+        "kv_heads": 8,
+        "vocab": "32k",
+        "mlp_hidden": 14336,
+        "experts": {"count": 8},
+    },
+}
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -53,11 +81,24 @@ def test_sizes_of_a_published_model_give_its_tensors_and_operations(name: str) -
 def test_each_field_of_a_shape_changes_the_model() -> None:
     base = {"hidden": 256, "layers": 2, "heads": 4, "window": 16}
     changes: dict[str, Any] = {
-        "hidden": 512, "layers": 3, "heads": 8, "kv_heads": 2, "head_dim": 32, "vocab": "1k",
-        "mlp": "gelu", "mlp_hidden": 300, "norm": "layer", "bias": True, "positions": "learned",
-        "qk_norm": True, "tied": True, "window": 8, "full_every": 2, "dropout": 0.1,
+        "hidden": 512,
+        "layers": 3,
+        "heads": 8,
+        "kv_heads": 2,
+        "head_dim": 32,
+        "vocab": "1k",
+        "mlp": "gelu",
+        "mlp_hidden": 300,
+        "norm": "layer",
+        "bias": True,
+        "positions": "learned",
+        "qk_norm": True,
+        "tied": True,
+        "window": 8,
+        "full_every": 2,
+        "dropout": 0.1,
         "experts": {"count": 4},
-    }  # fmt: skip
+    }
     assert set(changes) == set(TransformerSection.model_fields)
     models = [shaped(**base), *(shaped(**{**base, name: value}) for name, value in changes.items())]
     models.append(shaped(**base, positions="none"))
@@ -98,15 +139,27 @@ def test_what_people_type_is_what_they_mean(typed: dict[str, Any], meant: dict[s
 
 # Brown et al. 2020 (arXiv 2005.14165), table 2.1, and Touvron et al. 2023 (arXiv 2302.13971),
 # table 2: layers, width, heads; parameters in 1e9, as printed.
-GPT3 = {"mlp": "gelu", "norm": "layer", "bias": True, "positions": "learned", "tied": True,
-        "vocab": 50257}  # fmt: skip
+GPT3 = {
+    "mlp": "gelu",
+    "norm": "layer",
+    "bias": True,
+    "positions": "learned",
+    "tied": True,
+    "vocab": 50257,
+}
 PRINTED = [
-    (12, 768, 12, 0.125, GPT3), (24, 1024, 16, 0.35, GPT3), (24, 1536, 16, 0.76, GPT3),
-    (24, 2048, 16, 1.3, GPT3), (32, 2560, 32, 2.7, GPT3), (32, 4096, 32, 6.7, GPT3),
-    (96, 12288, 96, 175.0, GPT3), (32, 4096, 32, 6.7, {"vocab": "32k"}),
-    (40, 5120, 40, 13.0, {"vocab": "32k"}), (60, 6656, 52, 32.5, {"vocab": "32k"}),
+    (12, 768, 12, 0.125, GPT3),
+    (24, 1024, 16, 0.35, GPT3),
+    (24, 1536, 16, 0.76, GPT3),
+    (24, 2048, 16, 1.3, GPT3),
+    (32, 2560, 32, 2.7, GPT3),
+    (32, 4096, 32, 6.7, GPT3),
+    (96, 12288, 96, 175.0, GPT3),
+    (32, 4096, 32, 6.7, {"vocab": "32k"}),
+    (40, 5120, 40, 13.0, {"vocab": "32k"}),
+    (60, 6656, 52, 32.5, {"vocab": "32k"}),
     (80, 8192, 64, 65.2, {"vocab": "32k"}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("layers", "hidden", "heads", "billions", "more"), PRINTED)
@@ -124,11 +177,13 @@ def test_parameters_are_those_that_papers_print(
         ({"head_dim": 96}, {"heads"}),
         ({"heads": 3, "kv_heads": 2}, {"heads", "kv_heads"}),
         ({"full_every": 2}, {"full_every"}),
-        ({"mlp": "gelu", "experts": {"count": 2, "top_k": 3, "dense_first": 9}},
-         {"mlp", "experts.top_k", "experts.dense_first"}),
+        (
+            {"mlp": "gelu", "experts": {"count": 2, "top_k": 3, "dense_first": 9}},
+            {"mlp", "experts.top_k", "experts.dense_first"},
+        ),
         ({"experts": {"count": 2, "every": 9}}, {"experts.every"}),
     ],
-)  # fmt: skip
+)
 def test_sizes_that_do_not_fit_are_named_together(sizes: dict[str, Any], fields: set[str]) -> None:
     with pytest.raises(InputError) as raised:
         shaped(**{"hidden": 256, "layers": 2, **sizes})
@@ -164,16 +219,20 @@ def test_ranks_share_a_shape_as_they_share_a_model_of_the_zoo() -> None:
     assert tensors(ours) == tensors(theirs)
     assert ours.training_flops == theirs.training_flops
     biased = TransformerSection.model_validate({**ZOO["llama3.2-1b"], "bias": True, "tied": False})
-    whole, share = (build(transformer_model(biased), sequence_length=64, shard=each)
-                    for each in (Shard(), Shard(tensor=2)))  # fmt: skip
+    whole, share = (
+        build(transformer_model(biased), sequence_length=64, shard=each)
+        for each in (Shard(), Shard(tensor=2))
+    )
     assert share.training_flops == whole.training_flops / 2
 
 
 @pytest.mark.parametrize("label", ["gpt_neox", "llama", "gpt2, ReLU, untied", "qwen3"])
 def test_ranks_share_a_configuration(label: str, tmp_path: Path) -> None:
     model = written(tmp_path, label)
-    whole, share = (build(model, sequence_length=64, shard=shard)
-                    for shard in (Shard(), Shard(tensor=2, sequence_parallel=True)))  # fmt: skip
+    whole, share = (
+        build(model, sequence_length=64, shard=shard)
+        for shard in (Shard(), Shard(tensor=2, sequence_parallel=True))
+    )
     assert share.training_flops == whole.training_flops / 2
     maps = {t.name for t in whole.tensors if len(t.shape) == 2 and "wpe" not in t.name}
     sizes = {t.name: t.numel for t in whole.tensors}
@@ -190,8 +249,14 @@ def test_groups_of_a_configuration_bound_how_far_tokens_travel(
         monkeypatch.setitem(CONFIGS, label, {**CONFIGS[label], "topk_group": groups})
         settings = ExpertSettings(dispatcher="deduplicated")
         model = build(written(tmp_path, label), shard=Shard(expert=2), experts=settings)
-        calls.append(max(call.elements for layer in model.layers for call in layer.calls
-                         if call.group == "expert"))  # fmt: skip
+        calls.append(
+            max(
+                call.elements
+                for layer in model.layers
+                for call in layer.calls
+                if call.group == "expert"
+            )
+        )
     assert calls[0] < calls[1] < calls[2]
 
 
@@ -288,28 +353,55 @@ ROUTED = SMALL + "--swiglu --num-experts 8 "
 LATENT = ROUTED + "--multi-latent-attention --q-lora-rank 32 "
 VARIANTS: dict[str, tuple[str, ...]] = {
     SMALL: (
-        "--num-layers 3", "--hidden-size 512", "--num-attention-heads 4", "--ffn-hidden-size 300",
-        "--kv-channels 16", "--group-query-attention", "--vocab-size 300", "--seq-length 32",
-        "--group-query-attention --num-query-groups 2", "--max-position-embeddings 128",
-        "--padded-vocab-size 500", "--make-vocab-size-divisible-by 64 --vocab-size 600",
-        "--swiglu", "--squared-relu", "--normalization RMSNorm", "--position-embedding-type none",
-        "--use-rotary-position-embeddings", "--position-embedding-type rope --rotary-percent 0.5",
-        "--untie-embeddings-and-output-weights", "--disable-bias-linear", "--qk-layernorm",
-        "--disable-bias-linear --add-qkv-bias", "--hidden-dropout 0", "--attention-dropout 0",
-        "--bf16", "--fp16", "--num-experts 8 --swiglu", "--tokenizer-type GPT2BPETokenizer",
+        "--num-layers 3",
+        "--hidden-size 512",
+        "--num-attention-heads 4",
+        "--ffn-hidden-size 300",
+        "--kv-channels 16",
+        "--group-query-attention",
+        "--vocab-size 300",
+        "--seq-length 32",
+        "--group-query-attention --num-query-groups 2",
+        "--max-position-embeddings 128",
+        "--padded-vocab-size 500",
+        "--make-vocab-size-divisible-by 64 --vocab-size 600",
+        "--swiglu",
+        "--squared-relu",
+        "--normalization RMSNorm",
+        "--position-embedding-type none",
+        "--use-rotary-position-embeddings",
+        "--position-embedding-type rope --rotary-percent 0.5",
+        "--untie-embeddings-and-output-weights",
+        "--disable-bias-linear",
+        "--qk-layernorm",
+        "--disable-bias-linear --add-qkv-bias",
+        "--hidden-dropout 0",
+        "--attention-dropout 0",
+        "--bf16",
+        "--fp16",
+        "--num-experts 8 --swiglu",
+        "--tokenizer-type GPT2BPETokenizer",
     ),
     ROUTED: (
-        "--num-experts 16", "--moe-router-topk 1", "--moe-ffn-hidden-size 96",
-        "--moe-shared-expert-intermediate-size 96", "--moe-layer-freq 2",
-        "--moe-router-score-function sigmoid", "--moe-router-enable-expert-bias",
+        "--num-experts 16",
+        "--moe-router-topk 1",
+        "--moe-ffn-hidden-size 96",
+        "--moe-shared-expert-intermediate-size 96",
+        "--moe-layer-freq 2",
+        "--moe-router-score-function sigmoid",
+        "--moe-router-enable-expert-bias",
         "--moe-router-num-groups 4 --moe-router-group-topk 1",
-        "--moe-router-num-groups 4 --moe-router-group-topk 2", "--multi-latent-attention",
+        "--moe-router-num-groups 4 --moe-router-group-topk 2",
+        "--multi-latent-attention",
     ),
     LATENT: (
-        "--q-lora-rank 16", "--kv-lora-rank 16", "--qk-head-dim 64", "--qk-pos-emb-head-dim 32",
+        "--q-lora-rank 16",
+        "--kv-lora-rank 16",
+        "--qk-head-dim 64",
+        "--qk-pos-emb-head-dim 32",
         "--v-head-dim 64",
     ),
-}  # fmt: skip
+}
 """Each differs from the others of its kind; the last of an argument counts."""
 
 
@@ -319,12 +411,14 @@ def test_each_argument_of_a_model_changes_it(base: str) -> None:
     if base == ROUTED:
         asked = {"shard": Shard(expert=2), "experts": ExpertSettings(dispatcher="deduplicated")}
     texts = [base, *(f"{base} {change}" for change in VARIANTS[base])]
-    texts = [text.replace("--vocab-size 500", "") if "Tokenizer" in text else text
-             for text in texts]  # fmt: skip
+    texts = [
+        text.replace("--vocab-size 500", "") if "Tokenizer" in text else text for text in texts
+    ]
     models = [stated(text, **asked) for text in texts]
     kinds = [(model.tensors, model.layers, model.buffers) for model in models]
-    assert [(texts[i], texts[j]) for i in range(len(kinds)) for j in range(i)
-            if kinds[i] == kinds[j]] == []  # fmt: skip
+    assert [
+        (texts[i], texts[j]) for i in range(len(kinds)) for j in range(i) if kinds[i] == kinds[j]
+    ] == []
 
 
 def test_all_arguments_are_varied() -> None:
@@ -369,8 +463,10 @@ def test_arguments_that_make_no_model(arguments: str, flags: set[str]) -> None:
 
 def test_what_yaml_says_not_to_do_is_no_other_model(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
-    path.write_text("num_layers: 1\nhidden_size: 64\nnum_attention_heads: 4\nvocab_size: 99\n"
-                    "seq_length: 8\nmtp_num_layers: null\nis_hybrid_model: false\n")  # fmt: skip
+    path.write_text(
+        "num_layers: 1\nhidden_size: 64\nnum_attention_heads: 4\nvocab_size: 99\n"
+        "seq_length: 8\nmtp_num_layers: null\nis_hybrid_model: false\n"
+    )
     assert stated(path).tensors[0].shape == (128, 64)
 
 

@@ -22,17 +22,31 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 # DeepSeek-V3 arXiv 2412.19437 (671B, 37B), Llama 4 and Grok-1 model cards, gpt-oss arXiv 2508.10925
 # (table 1, which leaves out the embedding of 0.58).
 PUBLISHED = {
-    "mixtral-8x7b": (46.7, 12.9), "mixtral-8x22b": (141, 39), "qwen3-30b-a3b": (30.5, 3.3),
-    "qwen3-235b-a22b": (235, 22), "qwen2-57b-a14b": (57.4, 14.2), "deepseek-v2-lite": (15.7, 2.66),
-    "deepseek-v2": (236, 21), "deepseek-v3": (671, 37), "kimi-k2": (1026, 32.9),
-    "llama4-scout": (109, 17), "llama4-maverick": (400, 17), "grok-1": (314, 84.6),
-    "gpt-oss-20b": (20.91, 3.61 + 0.58), "gpt-oss-120b": (116.83, 5.13 + 0.58),
-}  # fmt: skip
+    "mixtral-8x7b": (46.7, 12.9),
+    "mixtral-8x22b": (141, 39),
+    "qwen3-30b-a3b": (30.5, 3.3),
+    "qwen3-235b-a22b": (235, 22),
+    "qwen2-57b-a14b": (57.4, 14.2),
+    "deepseek-v2-lite": (15.7, 2.66),
+    "deepseek-v2": (236, 21),
+    "deepseek-v3": (671, 37),
+    "kimi-k2": (1026, 32.9),
+    "llama4-scout": (109, 17),
+    "llama4-maverick": (400, 17),
+    "grok-1": (314, 84.6),
+    "gpt-oss-20b": (20.91, 3.61 + 0.58),
+    "gpt-oss-120b": (116.83, 5.13 + 0.58),
+}
 
 FAMILIES = (
-    "mixtral-8x7b", "qwen3-30b-a3b", "qwen2-57b-a14b", "deepseek-v2-lite", "deepseek-v2",
-    "deepseek-v3", "llama4-maverick",
-)  # fmt: skip
+    "mixtral-8x7b",
+    "qwen3-30b-a3b",
+    "qwen2-57b-a14b",
+    "deepseek-v2-lite",
+    "deepseek-v2",
+    "deepseek-v3",
+    "llama4-maverick",
+)
 
 
 def real_modules() -> tuple[Any, Any]:
@@ -115,8 +129,10 @@ def test_imbalance_and_padding_are_no_work_of_the_model() -> None:
 
     plain, padded = made(ExpertSettings()), made(ExpertSettings(capacity=2, pad_to_capacity=True))
     assert padded.training_flops == plain.training_flops
-    rows = [[layer.matrix.rows for layer in model.layers if "experts" in layer.name]
-            for model in (plain, padded)]  # fmt: skip
+    rows = [
+        [layer.matrix.rows for layer in model.layers if "experts" in layer.name]
+        for model in (plain, padded)
+    ]
     assert rows == [[128, 128], [256, 256]]
     assert activation_bytes(padded, 1, "bf16") > activation_bytes(plain, 1, "bf16")
 

@@ -28,24 +28,33 @@ SMALL = ExpertShape(
     DecoderShape(2, 32, 8, 4, 48, 64, 64), RoutedShape(16, 3, 16, 32, dense_first=1)
 )
 LATENT = ExpertShape(
-    DecoderShape(2, 32, 8, 8, 48, 64, 64, head_width=4), RoutedShape(16, 3, 16, 32),
+    DecoderShape(2, 32, 8, 8, 48, 64, 64, head_width=4),
+    RoutedShape(16, 3, 16, 32),
     LatentShape(16, 8, 8, 4, 8),
-)  # fmt: skip
+)
 
 
 def made(shape: ExpertShape, shard: Shard, how: ExpertSettings | None = None) -> Workload:
     family = "DeepseekV3ForCausalLM" if shape.latent else "Qwen3MoeForCausalLM"
     return expert_decoder(
-        "small", dtype="bf16", sequence_length=TOKENS, shape=shape, family=family, shard=shard,
+        "small",
+        dtype="bf16",
+        sequence_length=TOKENS,
+        shape=shape,
+        family=family,
+        shard=shard,
         settings=how,
-    )  # fmt: skip
+    )
 
 
 def mixture(tensor: int, expert: int, context: int = 1, library: str = "megatron") -> Shard:
     return Shard(
-        tensor=tensor, sequence_parallel=tensor > 1, expert=expert, context=context,
+        tensor=tensor,
+        sequence_parallel=tensor > 1,
+        expert=expert,
+        context=context,
         library=library,  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 DEGREES = st.sampled_from([1, 2, 4])
@@ -65,13 +74,13 @@ def test_all_to_all_sends_what_published_formulas_say(
     formula = 4 * TOKENS / (tensor * context) * 3 * 32 * (expert - 1) / expert
     assert sum(call.sent_elements for call in tokens) == pytest.approx(formula)
     assert [(call.phase, call.place) for call in tokens][:2] == [
-        ("forward", "before"), ("backward", "after")
-    ][: len(tokens)]  # fmt: skip
+        ("forward", "before"),
+        ("backward", "after"),
+    ][: len(tokens)]
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from([SMALL, LATENT]), DEGREES, st.sampled_from([1, 2, 4, 8, 16]),
-       st.booleans())  # fmt: skip
+@given(st.sampled_from([SMALL, LATENT]), DEGREES, st.sampled_from([1, 2, 4, 8, 16]), st.booleans())
 def test_ranks_hold_the_model_once(
     shape: ExpertShape, tensor: int, expert: int, whole_experts: bool
 ) -> None:
@@ -116,8 +125,10 @@ def test_the_busiest_rank_bounds_rows_and_bytes() -> None:
     for before, after in zip(even.layers, uneven.layers, strict=True):
         if "experts." in before.name and "shared" not in before.name:
             assert after.matrix.rows == pytest.approx(load * before.matrix.rows)
-            sent = [sum(c.sent_elements for c in layer.calls if c.op == "all_to_all")
-                    for layer in (before, after)]  # fmt: skip
+            sent = [
+                sum(c.sent_elements for c in layer.calls if c.op == "all_to_all")
+                for layer in (before, after)
+            ]
             assert sent[1] == pytest.approx(load * sent[0])
         else:
             assert before == after
@@ -126,10 +137,13 @@ def test_the_busiest_rank_bounds_rows_and_bytes() -> None:
 def deepseek_calls(how: ExpertSettings, expert: int = 64) -> list[LayerCall]:
     """All-to-alls of tokens of one layer of DeepSeek-V3."""
     workload = expert_decoder(
-        "deepseek-v3", dtype="bf16", sequence_length=4096,
+        "deepseek-v3",
+        dtype="bf16",
+        sequence_length=4096,
         shape=few_layers(EXPERT_SHAPES["deepseek-v3"], 1, dense_first=0),
-        shard=Shard(expert=expert), settings=how,
-    )  # fmt: skip
+        shard=Shard(expert=expert),
+        settings=how,
+    )
     calls = (call for layer in workload.layers for call in layer.calls)
     return [call for call in calls if call.op == "all_to_all" and call.dtype in {None, "fp8"}]
 
@@ -185,9 +199,11 @@ def test_gathered_tokens_come_from_all_ranks() -> None:
     workload = made(SMALL, Shard(expert=4), ExpertSettings(dispatcher="all_gather"))
     calls = [call for layer in workload.layers for call in layer.calls]
     assert [(call.op, call.phase) for call in calls] == [
-        ("all_gather", "forward"), ("reduce_scatter", "backward"),
-        ("reduce_scatter", "forward"), ("all_gather", "backward"),
-    ]  # fmt: skip
+        ("all_gather", "forward"),
+        ("reduce_scatter", "backward"),
+        ("reduce_scatter", "forward"),
+        ("all_gather", "backward"),
+    ]
     assert {call.elements for call in calls} == {4 * TOKENS * 32}
 
 
@@ -196,13 +212,19 @@ def test_gathered_tokens_come_from_all_ranks() -> None:
     [
         (Shard(expert=3), None, ("expert", "3", "divisor of the 8 experts")),
         (Shard(tensor=2), None, ("sequence_parallel", "true")),
-        (Shard(tensor=2, sequence_parallel=True, expert=2), ExpertSettings(tensor=4),
-         ("experts.tensor", "4", "1 or 2")),
+        (
+            Shard(tensor=2, sequence_parallel=True, expert=2),
+            ExpertSettings(tensor=4),
+            ("experts.tensor", "4", "1 or 2"),
+        ),
         (Shard(expert=4), ExpertSettings(ranks_per_node=3), ("ranks_per_node", "divisor of the 4")),
-        (Shard(), ExpertSettings(dispatch_dtype="fp8", imbalance=0.5),
-         ("dispatch_dtype", "imbalance", "expert: 1")),
+        (
+            Shard(),
+            ExpertSettings(dispatch_dtype="fp8", imbalance=0.5),
+            ("dispatch_dtype", "imbalance", "expert: 1"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_faults_of_shares(shard: Shard, how: ExpertSettings | None, parts: tuple[str, ...]) -> None:
     with pytest.raises(InputError) as raised:
         build_model("mixtral-8x7b", sequence_length=64, shard=shard, experts=how)

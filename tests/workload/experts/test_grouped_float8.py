@@ -44,25 +44,38 @@ H800, H100, B200 = "h800-sxm5-80gb", "h100-sxm5-80gb", "b200-sxm-180gb"
 # Groups, rows of each, columns, depth, TFLOP/s: DeepGEMM's contiguous layout on an H800, and two of
 # its plain products (deepseek-ai/DeepGEMM, README of February 2025).
 DEEP_GEMM = (
-    (4, 8192, 4096, 7168, 1297), (4, 8192, 7168, 2048, 1099), (8, 4096, 4096, 7168, 1288),
-    (8, 4096, 7168, 2048, 1093), (1, 4096, 4096, 7168, 1304), (1, 4096, 7168, 2048, 1025),
-)  # fmt: skip
+    (4, 8192, 4096, 7168, 1297),
+    (4, 8192, 7168, 2048, 1099),
+    (8, 4096, 4096, 7168, 1288),
+    (8, 4096, 7168, 2048, 1093),
+    (1, 4096, 4096, 7168, 1304),
+    (1, 4096, 7168, 2048, 1025),
+)
 
 # Groups, columns, depth, microseconds of forward and backward of 128,000 rows with their casts:
 # mxfp8 on a B200 (pytorch/ao, torchao/prototype/moe_training/README.md). The rate rests on them.
 MXFP8 = (
-    (1, 8192, 5120, 23867.0), (2, 8192, 5120, 23359.0), (4, 8192, 5120, 23945.5),
-    (8, 8192, 5120, 22170.6), (1, 2048, 7168, 10996.0), (2, 2048, 7168, 11283.4),
-    (4, 2048, 7168, 9919.36), (8, 2048, 7168, 10397.2),
-)  # fmt: skip
+    (1, 8192, 5120, 23867.0),
+    (2, 8192, 5120, 23359.0),
+    (4, 8192, 5120, 23945.5),
+    (8, 8192, 5120, 22170.6),
+    (1, 2048, 7168, 10996.0),
+    (2, 2048, 7168, 11283.4),
+    (4, 2048, 7168, 9919.36),
+    (8, 2048, 7168, 10397.2),
+)
 
 
 def pricing(gpu: str, float8: Float8, accumulate: int = 1) -> Float8Pricing:
     hardware = load_gpu(gpu)
     return make_float8_pricing(
-        hardware, float8, make_device(hardware, "bf16", 2), compiled=True, weight_bytes=2,
+        hardware,
+        float8,
+        make_device(hardware, "bf16", 2),
+        compiled=True,
+        weight_bytes=2,
         accumulate=accumulate,
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- against records
@@ -83,7 +96,7 @@ def test_products_in_mxfp8_against_measured_ones() -> None:
     for groups, columns, depth, microseconds in MXFP8:
         cost = grouped_float8_cost(
             GroupedProduct(128_000, columns, depth, groups), priced, passes=2
-        )  # fmt: skip
+        )
         ratios.append((cost.forward_s + cost.backward_s) * 1e6 / microseconds)
     assert all(0.85 < ratio < 1.2 for ratio in ratios)
     assert statistics.fmean(ratios) == pytest.approx(1, abs=0.06)
@@ -95,12 +108,17 @@ def test_products_in_mxfp8_against_measured_ones() -> None:
 @pytest.mark.parametrize(
     ("gpu", "float8", "single", "rows", "padded"),
     # 16 of cuBLAS, 32 of mxfp8's blocks, 128 of nvfp4's transform and of DeepGEMM's blocks
-    [(H100, Float8(), False, 100, 112), (H100, Float8(recipe="blockwise"), False, 100, 112),
-     (H100, Float8(recipe="blockwise"), True, 100, 128), (B200, Float8(recipe="mxfp8"), False, 100,
-     128), (B200, Float8("torchao", "mxfp8"), True, 65, 96), (H100, Float8("torchao", "rowwise"),
-     True, 65, 80), (B200, Float8(recipe="nvfp4"), False, 129, 256), (H100, Float8(), False, 48,
-     48)],
-)  # fmt: skip
+    [
+        (H100, Float8(), False, 100, 112),
+        (H100, Float8(recipe="blockwise"), False, 100, 112),
+        (H100, Float8(recipe="blockwise"), True, 100, 128),
+        (B200, Float8(recipe="mxfp8"), False, 100, 128),
+        (B200, Float8("torchao", "mxfp8"), True, 65, 96),
+        (H100, Float8("torchao", "rowwise"), True, 65, 80),
+        (B200, Float8(recipe="nvfp4"), False, 129, 256),
+        (H100, Float8(), False, 48, 48),
+    ],
+)
 def test_rows_of_an_expert_are_filled_up(
     gpu: str, float8: Float8, single: bool, rows: int, padded: int
 ) -> None:
@@ -114,11 +132,13 @@ def test_rows_of_an_expert_are_filled_up(
 @pytest.mark.parametrize(
     ("gpu", "float8", "single", "of_rows", "forward", "backward"),
     # kernels of casts of rows; bytes an element of rows and weights forward, of gradients backward
-    [(H100, Float8(), False, 1, 4, 4),  # delayed scaling casts the rows of all experts at once
-     (B200, Float8(), False, 8, 3, 3),  # without transposed copies each expert's apart
-     (H100, Float8(recipe="blockwise"), False, 8, 4.0625, 4.0625),
-     (B200, Float8(recipe="mxfp8"), False, 8, 4.0625, 4.0625)],
-)  # fmt: skip
+    [
+        (H100, Float8(), False, 1, 4, 4),  # delayed scaling casts the rows of all experts at once
+        (B200, Float8(), False, 8, 3, 3),  # without transposed copies each expert's apart
+        (H100, Float8(recipe="blockwise"), False, 8, 4.0625, 4.0625),
+        (B200, Float8(recipe="mxfp8"), False, 8, 4.0625, 4.0625),
+    ],
+)
 def test_casts_of_experts(
     gpu: str, float8: Float8, single: bool, of_rows: int, forward: float, backward: float
 ) -> None:
@@ -126,7 +146,7 @@ def test_casts_of_experts(
     priced = pricing(gpu, float8, accumulate=4)
     cost = grouped_float8_cost(
         GroupedProduct(rows, columns, depth, groups, single), priced, passes=2
-    )  # fmt: skip
+    )
     assert cost.forward_kernels == groups + of_rows + groups // 4  # weights once in 4 micro-batches
     assert cost.backward_kernels == 2 * groups + of_rows
     weights = groups * columns * depth / 4
@@ -174,7 +194,7 @@ def test_an_expert_with_a_kernel_of_its_own_takes_what_a_plain_product_does() ->
     for rows, columns in ((4096, 8192), (16, 64)):
         cost = grouped_float8_cost(
             GroupedProduct(8 * rows, columns, 4096, 8, single_kernel=False), priced, passes=2
-        )  # fmt: skip
+        )
         own_s = narrow_product_s(MatrixProduct(rows, columns, 4096), priced)
         assert cost.product_s == pytest.approx(8 * max(9e-6, 1.15 * own_s), rel=1e-9)
 
@@ -211,9 +231,12 @@ def test_torchao_converts_linear_modules_alone_with_recipes_of_them(recipe: str)
 def test_copies_and_histories_of_the_experts_that_a_rank_holds() -> None:
     shard = Shard(expert=4)
     share = build_model(
-        "mixtral-8x7b", dtype="bf16", sequence_length=512, shard=shard,
+        "mixtral-8x7b",
+        dtype="bf16",
+        sequence_length=512,
+        shard=shard,
         experts=ExpertSettings(implementation="per-expert"),
-    )  # fmt: skip
+    )
     setup = Setup(share, "bf16", "adamw", 4, 1, float8=Float8(), float8_copies=2)
     plain = replicated(setup)
     added = add_float8_copies(setup, plain).parameters_bytes - plain.parameters_bytes
@@ -232,9 +255,12 @@ def test_copies_and_histories_of_the_experts_that_a_rank_holds() -> None:
 
 def test_fp8_makes_experts_quicker_and_never_beyond_twice() -> None:
     share = build_model(
-        "mixtral-8x7b", dtype="bf16", sequence_length=4096, shard=Shard(expert=8),
+        "mixtral-8x7b",
+        dtype="bf16",
+        sequence_length=4096,
+        shard=Shard(expert=8),
         experts=ExpertSettings(implementation="per-expert"),
-    )  # fmt: skip
+    )
     times = {
         precision: layer_times(share, load_gpu(H100), batch=1, precision=precision, compiled=True)
         for precision in ("bf16", "fp8")

@@ -21,19 +21,28 @@ B200 = make_device(load_gpu("b200-sxm-180gb"), "bf16", 2)
 # Engine's grouped linear in bf16 on a B200 (MooreThreads/SimuMax, b200_bf16_ceperm.json), DeepSeek
 # V3's shapes; the constants rest on these and on DeepSeek-V2's.
 PER_EXPERT = (
-    (128, 4096, 7168, 256, 459.2, 505.6), (256, 4096, 7168, 128, 610.7, 748.2),
-    (512, 4096, 7168, 64, 825.8, 910.4), (1024, 4096, 7168, 32, 1028.5, 979.9),
-    (128, 7168, 2048, 256, 412.5, 332.5), (256, 7168, 2048, 128, 682.8, 524.0),
-    (512, 7168, 2048, 64, 961.8, 662.0), (1024, 7168, 2048, 32, 864.5, 967.8),
-)  # fmt: skip
+    (128, 4096, 7168, 256, 459.2, 505.6),
+    (256, 4096, 7168, 128, 610.7, 748.2),
+    (512, 4096, 7168, 64, 825.8, 910.4),
+    (1024, 4096, 7168, 32, 1028.5, 979.9),
+    (128, 7168, 2048, 256, 412.5, 332.5),
+    (256, 7168, 2048, 128, 682.8, 524.0),
+    (512, 7168, 2048, 64, 961.8, 662.0),
+    (1024, 7168, 2048, 32, 864.5, 967.8),
+)
 
 # Groups, columns, depth, microseconds of forward and backward of 128,000 rows: torch._grouped_mm in
 # bf16 on a B200 (pytorch/ao, torchao/prototype/moe_training/README.md).
 SINGLE_KERNEL = (
-    (1, 8192, 5120, 43140.2), (2, 8192, 5120, 39487.6), (4, 8192, 5120, 39189.2),
-    (8, 8192, 5120, 37700.7), (1, 2048, 7168, 13064.8), (2, 2048, 7168, 14900.2),
-    (4, 2048, 7168, 15823.6), (8, 2048, 7168, 14966.8),
-)  # fmt: skip
+    (1, 8192, 5120, 43140.2),
+    (2, 8192, 5120, 39487.6),
+    (4, 8192, 5120, 39189.2),
+    (8, 8192, 5120, 37700.7),
+    (1, 2048, 7168, 13064.8),
+    (2, 2048, 7168, 14900.2),
+    (4, 2048, 7168, 15823.6),
+    (8, 2048, 7168, 14966.8),
+)
 
 
 def test_products_of_an_expert_each_against_measured_ones() -> None:
@@ -56,8 +65,13 @@ def test_one_kernel_for_all_experts_against_measured_ones() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 20_000), st.integers(1, 8000), st.integers(1, 8000), st.integers(1, 64),
-       st.booleans())  # fmt: skip
+@given(
+    st.integers(1, 20_000),
+    st.integers(1, 8000),
+    st.integers(1, 8000),
+    st.integers(1, 64),
+    st.booleans(),
+)
 def test_no_group_beats_the_peak_and_few_rows_cost_as_many_tiles(
     rows: int, columns: int, depth: int, groups: int, single: bool
 ) -> None:

@@ -15,9 +15,12 @@ SECOND = ExpertSettings(second_token=True)
 
 def deepseek(settings: ExpertSettings | None = None, shard: Shard | None = None) -> Workload:
     return expert_decoder(
-        "deepseek-v3", dtype="bf16", sequence_length=TOKENS, settings=settings,
+        "deepseek-v3",
+        dtype="bf16",
+        sequence_length=TOKENS,
+        settings=settings,
         **({} if shard is None else {"shard": shard}),
-    )  # fmt: skip
+    )
 
 
 def elements(workload: Workload) -> int:
@@ -82,12 +85,16 @@ def test_ranks_of_a_tensor_group_share_the_joined_map() -> None:
     whole = TOKENS * WIDTH
     assert sorted(sent) == sorted(
         [
-            ("forward", "reduce_scatter", whole), ("forward", "all_gather", 2 * whole),
-            ("forward", "all_gather", whole), ("backward", "all_gather", whole),
-            ("backward", "all_gather", 2 * whole), ("backward", "reduce_scatter", 2 * whole),
-            ("backward", "all_gather", whole), ("step", "all_reduce", 2 * WIDTH),
+            ("forward", "reduce_scatter", whole),
+            ("forward", "all_gather", 2 * whole),
+            ("forward", "all_gather", whole),
+            ("backward", "all_gather", whole),
+            ("backward", "all_gather", 2 * whole),
+            ("backward", "reduce_scatter", 2 * whole),
+            ("backward", "all_gather", whole),
+            ("step", "all_reduce", 2 * WIDTH),
         ]
-    )  # fmt: skip
+    )
     shares = [elements(deepseek(each, shard)) for each in (SECOND, ExpertSettings())]
     alone = [elements(deepseek(each)) for each in (SECOND, ExpertSettings())]
     assert shares[0] - shares[1] < alone[0] - alone[1]

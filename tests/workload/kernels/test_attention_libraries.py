@@ -59,11 +59,14 @@ def test_attention_in_fp8_of_a_model() -> None:
     model = build_model("llama3-8b", dtype="bf16", sequence_length=8192)
     wide, narrow = (
         layer_times(
-            model, load_gpu("b200-sxm-180gb"), batch=1, precision="fp8",
+            model,
+            load_gpu("b200-sxm-180gb"),
+            batch=1,
+            precision="fp8",
             float8=Float8(attention=attention),
         )
         for attention in (False, True)
-    )  # fmt: skip
+    )
     for layer, before_s, after_s in zip(
         model.layers, wide.forward_s, narrow.forward_s, strict=True
     ):
@@ -79,6 +82,12 @@ def test_attention_in_fp8_of_a_model() -> None:
 def test_attention_in_fp8_needs_kernels_for_it(gpu: str, fused: bool) -> None:
     with pytest.raises(InputError, match="fp8_dot_product_attention"):
         make_pricing(
-            load_gpu(gpu), 1, "fp8", casts=False, channels_last=False, fused_attention=fused,
-            compiled=False, float8=replace(Float8(), attention=True),
-        )  # fmt: skip
+            load_gpu(gpu),
+            1,
+            "fp8",
+            casts=False,
+            channels_last=False,
+            fused_attention=fused,
+            compiled=False,
+            float8=replace(Float8(), attention=True),
+        )

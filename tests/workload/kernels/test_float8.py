@@ -53,9 +53,13 @@ H100, B200, A100, RTX = "h100-sxm5-80gb", "b200-sxm-180gb", "a100-sxm4-80gb", "r
 def pricing(gpu, float8, *, compiled=True, accumulate=1):
     hardware = load_gpu(gpu)
     return make_float8_pricing(
-        hardware, float8, make_device(hardware, "bf16", 2), compiled=compiled, weight_bytes=2,
+        hardware,
+        float8,
+        make_device(hardware, "bf16", 2),
+        compiled=compiled,
+        weight_bytes=2,
         accumulate=accumulate,
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- against torchao
@@ -84,10 +88,12 @@ def test_casts_of_a_layer_without_a_compiler_are_those_that_torchao_ran(recipe):
     """Emulated products want no layout; real ones take a copy of two bytes for some operands."""
     casts = float8_casts(Float8("torchao", recipe), load_gpu(H100), compiled=False)
     planned = {
-        ("forward", "input"): casts.input[0], ("forward", "weight"): casts.weight[0],
-        ("backward", "input"): casts.input[1], ("backward", "weight"): casts.weight[1],
+        ("forward", "input"): casts.input[0],
+        ("forward", "weight"): casts.weight[0],
+        ("backward", "input"): casts.input[1],
+        ("backward", "weight"): casts.weight[1],
         ("backward", "gradient"): casts.gradient,
-    }  # fmt: skip
+    }
     for (part, role), cast in planned.items():
         kernels, nbytes, _ = recorded_cast(recipe, part, role)
         copies = (cast.bytes - nbytes) / 2
@@ -131,9 +137,11 @@ def test_fits_of_recorded_layers_and_their_errors():
 
 
 @given(
-    st.integers(1, 2000), st.integers(1, 2000), st.integers(1, 2000),
+    st.integers(1, 2000),
+    st.integers(1, 2000),
+    st.integers(1, 2000),
     st.sampled_from([H100, B200, "l40s"]),
-)  # fmt: skip
+)
 def test_products_are_never_beyond_the_peak_and_never_more_than_twice_as_fast(m, n, k, gpu):
     product = MatrixProduct(16 * m, 16 * n, 16 * k)
     priced = pricing(gpu, Float8())
@@ -149,9 +157,15 @@ def test_products_are_never_beyond_the_peak_and_never_more_than_twice_as_fast(m,
 @pytest.mark.parametrize(
     ("gpu", "recipe", "nbytes"),
     # read once or twice in bf16, written once, and again for the products of Hopper
-    [(H100, "delayed", 4), (B200, "delayed", 3), (H100, "current", 6), (B200, "current", 5),
-     (H100, "blockwise", 4 + 2 / 32), (B200, "mxfp8", 4 + 2 / 32)],
-)  # fmt: skip
+    [
+        (H100, "delayed", 4),
+        (B200, "delayed", 3),
+        (H100, "current", 6),
+        (B200, "current", 5),
+        (H100, "blockwise", 4 + 2 / 32),
+        (B200, "mxfp8", 4 + 2 / 32),
+    ],
+)
 def test_bytes_of_casts_of_transformer_engine(gpu, recipe, nbytes):
     casts = float8_casts(Float8(recipe=recipe), load_gpu(gpu), compiled=True)
     for cast in (casts.input[0], casts.gradient):
@@ -166,9 +180,10 @@ def test_cost_of_a_layer_is_its_products_and_its_casts():
     memory, ramp = priced.wide.memory_Bps, priced.wide.ramp_s
     forward = 4 * (8192 * 4096 + 14336 * 4096) / memory + 2 * ramp
     backward = 4 * 8192 * 14336 / memory + ramp
-    products = [narrow_product_s(each, priced) for each in (
-        product, product.input_gradient, product.weight_gradient
-    )]  # fmt: skip
+    products = [
+        narrow_product_s(each, priced)
+        for each in (product, product.input_gradient, product.weight_gradient)
+    ]
     assert cost.forward_s == pytest.approx(products[0] + forward)
     assert cost.backward_s == pytest.approx(sum(products[1:]) + backward)
     assert (cost.forward_kernels, cost.backward_kernels) == (3, 3)
@@ -234,9 +249,11 @@ def test_layers_of_llama_in_fp8():
 
 @pytest.mark.parametrize(
     ("float8", "message"),
-    [(Float8("torchao", "tensorwise", filter_fqns=("router",)), "filter_fqns.0: found 'router'"),
-     (Float8(recipe="current", start_in_bf16=8, end_in_bf16=8), "fewer than 16 blocks")],
-)  # fmt: skip
+    [
+        (Float8("torchao", "tensorwise", filter_fqns=("router",)), "filter_fqns.0: found 'router'"),
+        (Float8(recipe="current", start_in_bf16=8, end_in_bf16=8), "fewer than 16 blocks"),
+    ],
+)
 def test_layers_that_no_model_has_are_refused(float8, message):
     with pytest.raises(InputError, match=message):
         float8_layers(build_model("llama3.2-1b", sequence_length=512), float8)
@@ -251,10 +268,13 @@ def test_models_without_linear_layers_in_blocks_are_refused():
 
 @pytest.mark.parametrize(
     ("gpu", "recipes"),
-    [(H100, {"delayed", "current", "blockwise"}), ("l40s", {"delayed", "current"}),
-     (B200, {"delayed", "current", "blockwise", "mxfp8", "nvfp4"}),
-     (RTX, {"delayed", "current", "blockwise"})],
-)  # fmt: skip
+    [
+        (H100, {"delayed", "current", "blockwise"}),
+        ("l40s", {"delayed", "current"}),
+        (B200, {"delayed", "current", "blockwise", "mxfp8", "nvfp4"}),
+        (RTX, {"delayed", "current", "blockwise"}),
+    ],
+)
 def test_recipes_of_a_gpu(gpu, recipes):
     for recipe in recipes_of("transformer_engine"):
         if recipe in recipes:
@@ -335,10 +355,11 @@ def test_fp8_is_as_much_less_sure_as_its_products_are() -> None:
 def test_products_of_four_bits_reach_the_same_share_of_their_peak(gpu, peak):
     large = MatrixProduct(16384, 16384, 16384)
     costs = [
-        float8_cost(large, pricing(gpu, Float8("transformer_engine", recipe)),
-                    shares_input=False, passes=2)
+        float8_cost(
+            large, pricing(gpu, Float8("transformer_engine", recipe)), shares_input=False, passes=2
+        )
         for recipe in ("delayed", "nvfp4")
-    ]  # fmt: skip
+    ]
     eight = load_gpu(gpu).peak_flops["fp8"]
     assert costs[0].product_s / costs[1].product_s == pytest.approx(peak / eight, rel=0.03)
     casts = [cost.forward_s - cost.product_s for cost in costs]

@@ -189,7 +189,9 @@ def test_a_grouped_convolution_multiplies_within_its_groups(groups: int) -> None
     conv = Convolution(128, 256, (28, 28), (28, 28), (3, 3), groups=groups)
     expected = 256 * 28 * 28 * (128 // groups) * 9
     for product in (
-        forward_product(conv), input_gradient_product(conv), weight_gradient_product(conv),
-    ):  # fmt: skip
+        forward_product(conv),
+        input_gradient_product(conv),
+        weight_gradient_product(conv),
+    ):
         assert product.rows * product.columns * product.depth == expected
     assert conv.weight_elements == 256 * (128 // groups) * 9

@@ -12,11 +12,19 @@ TABLES, ROWS = 300, 4
 
 def records(generations: int = 1) -> list[StepRecord]:
     return [
-        StepRecord(f"t{table}", "g", f"gen{table % generations}", f"m{table}", "transformer",
-                   "bf16", 1.0, lambda: 1.0)
+        StepRecord(
+            f"t{table}",
+            "g",
+            f"gen{table % generations}",
+            f"m{table}",
+            "transformer",
+            "bf16",
+            1.0,
+            lambda: 1.0,
+        )
         for table in range(TABLES)
         for _ in range(ROWS)
-    ]  # fmt: skip
+    ]
 
 
 def errors(seed: int, tails: int) -> list[float]:

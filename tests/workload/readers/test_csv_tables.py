@@ -20,9 +20,18 @@ def test_every_fault_of_a_csv_with_its_line_and_column(write):
     )
     found = [(fault.line, fault.field) for fault in faults(load_workload, path)]
     assert found == [
-        (2, "numel"), (2, "forward"), (3, "numel"), (3, "dtype"), (3, "forward"), (3, "name"),
-        (4, "numel"), (4, "forward"), (4, "dtype"), (5, "row"), (5, "name"),
-    ]  # fmt: skip
+        (2, "numel"),
+        (2, "forward"),
+        (3, "numel"),
+        (3, "dtype"),
+        (3, "forward"),
+        (3, "name"),
+        (4, "numel"),
+        (4, "forward"),
+        (4, "dtype"),
+        (5, "row"),
+        (5, "name"),
+    ]
     assert all(fault.file == path for fault in faults(load_workload, path))
 
 

@@ -7,9 +7,16 @@ from perfmodel.workload.readers.fields import parse_shape
 
 @pytest.mark.parametrize(
     ("text", "shape"),
-    [("64x3", (64, 3)), ("(64,)", (64,)), ("torch.Size([2, 3])", (2, 3)), ("[]", ()),
-     ("4 5", (4, 5)), ("2*3", (2, 3)), ([7, 1], (7, 1))],
-)  # fmt: skip
+    [
+        ("64x3", (64, 3)),
+        ("(64,)", (64,)),
+        ("torch.Size([2, 3])", (2, 3)),
+        ("[]", ()),
+        ("4 5", (4, 5)),
+        ("2*3", (2, 3)),
+        ([7, 1], (7, 1)),
+    ],
+)
 def test_spellings_of_a_shape(text, shape):
     assert parse_shape(text) == shape
 

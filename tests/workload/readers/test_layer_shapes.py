@@ -15,23 +15,56 @@ from tests.workload.readers.toy_model import faults
 Write = Callable[[str, str], str]
 
 PRODUCT = {"rows": 64, "columns": 96, "depth": 32}
-CONV = {"in_channels": 8, "out_channels": 64, "in_size": [224, 224], "out_size": [112, 112],
-        "kernel": [7, 7]}  # fmt: skip
+CONV = {
+    "in_channels": 8,
+    "out_channels": 64,
+    "in_size": [224, 224],
+    "out_size": [112, 112],
+    "kernel": [7, 7],
+}
 ATTENTION = {"tokens": 64, "heads": 8, "head_size": 16, "causal": True}
 LAYER = {"vector": "8 KiB", "norm": "1 KiB", "fused": "4 KiB"}
 KINDS = {
-    "product": (PRODUCT, ProductSpec, {
-        "rows": 65, "columns": 97, "depth": 33, "count": 2, "bias": True, "activations": True,
-    }),
-    "convolution": (CONV, ConvolutionSpec, {
-        "in_channels": 16, "out_channels": 128, "in_size": [225, 224], "out_size": [112, 113],
-        "kernel": [7, 5], "groups": 2,
-    }),
-    "attention": (ATTENTION, AttentionSpec, {
-        "tokens": 65, "heads": 16, "head_size": 32, "kv_heads": 2, "causal": False, "keys": 128,
-        "window": 16, "value_head_size": 8, "dropout": True,
-    }),
-}  # fmt: skip
+    "product": (
+        PRODUCT,
+        ProductSpec,
+        {
+            "rows": 65,
+            "columns": 97,
+            "depth": 33,
+            "count": 2,
+            "bias": True,
+            "activations": True,
+        },
+    ),
+    "convolution": (
+        CONV,
+        ConvolutionSpec,
+        {
+            "in_channels": 16,
+            "out_channels": 128,
+            "in_size": [225, 224],
+            "out_size": [112, 113],
+            "kernel": [7, 5],
+            "groups": 2,
+        },
+    ),
+    "attention": (
+        ATTENTION,
+        AttentionSpec,
+        {
+            "tokens": 65,
+            "heads": 16,
+            "head_size": 32,
+            "kv_heads": 2,
+            "causal": False,
+            "keys": 128,
+            "window": 16,
+            "value_head_size": 8,
+            "dropout": True,
+        },
+    ),
+}
 
 
 def text_of(layer: dict[str, Any], **more: Any) -> str:
@@ -51,11 +84,26 @@ def test_each_size_of_a_shape_changes_the_layer(write: Write, kind: str) -> None
 
 def test_each_field_of_a_layer_changes_it(write: Write) -> None:
     changes: dict[str, Any] = {
-        "name": "k", "kernels": 2, "matmul_flops": 1e6, "vector": "9 KiB", "operands": "1 MiB",
-        "activations": "1 MiB", "product": PRODUCT, "convolution": CONV, "attention": ATTENTION,
-        "weights": 17, "norm": "2 KiB", "wide_norm": True, "wide": "1 KiB", "fused": "3 KiB",
-        "fused_kernels": 3, "stream": "1 KiB", "copied": "1 KiB", "fixed": "1 KiB", "gradients": 1,
-    }  # fmt: skip
+        "name": "k",
+        "kernels": 2,
+        "matmul_flops": 1e6,
+        "vector": "9 KiB",
+        "operands": "1 MiB",
+        "activations": "1 MiB",
+        "product": PRODUCT,
+        "convolution": CONV,
+        "attention": ATTENTION,
+        "weights": 17,
+        "norm": "2 KiB",
+        "wide_norm": True,
+        "wide": "1 KiB",
+        "fused": "3 KiB",
+        "fused_kernels": 3,
+        "stream": "1 KiB",
+        "copied": "1 KiB",
+        "fixed": "1 KiB",
+        "gradients": 1,
+    }
     times = {"parameters", "forward", "backward"}  # of `test_load` and `test_layer_times`
     assert set(changes) == set(LayerSpec.model_fields) - times
 
@@ -85,10 +133,13 @@ def test_operations_are_those_of_the_shape(write: Write) -> None:
         ({"product": PRODUCT, "matmul_flops": 0}, {}, "more than 0 matmul_flops"),
         ({"vector": "1 KiB", "fused_kernels": 2}, {}, "fused beside fused_kernels"),
         ({"vector": "1 KiB", "wide_norm": True}, {}, "norm beside wide_norm"),
-        ({}, {"buffers": "1 KiB", "buffer_groups": [
-            {"dtype": "fp32", "tensors": 1, "size": "4 B"}]}, "buffers or buffer_groups"),
+        (
+            {},
+            {"buffers": "1 KiB", "buffer_groups": [{"dtype": "fp32", "tensors": 1, "size": "4 B"}]},
+            "buffers or buffer_groups",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_layer_cannot_have(
     write: Write, layer: dict[str, Any], more: dict[str, Any], text: str
 ) -> None:

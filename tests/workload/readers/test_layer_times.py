@@ -38,11 +38,15 @@ def test_layers_without_times(write):
 def test_the_step_of_the_optimizer_takes_its_traffic(write):
     """SGD with momentum: gradient, weight twice, state twice: 20 bytes an element of fp32."""
     workload = load_workload("resnet18")
-    path = write("times.csv", "name,forward,backward\n" + "".join(
-        f"{layer.name},1 us,2 us\n" for layer in workload.layers))  # fmt: skip
+    path = write(
+        "times.csv",
+        "name,forward,backward\n"
+        + "".join(f"{layer.name},1 us,2 us\n" for layer in workload.layers),
+    )
     gpu = load_gpu("v100-sxm2-32gb")
-    times = read_layer_times(path, workload, gpu=gpu, optimizer="sgd-momentum",
-                             optimizer_kernels="fused")  # fmt: skip
+    times = read_layer_times(
+        path, workload, gpu=gpu, optimizer="sgd-momentum", optimizer_kernels="fused"
+    )
     elements = sum(tensor.numel for tensor in workload.tensors)
     expected_s = 20 * elements / (gpu.memory_Bps * gpu.memory_efficiency)
     assert times.optimizer_s == pytest.approx(expected_s, rel=1e-12)

@@ -16,16 +16,38 @@ from torch.overrides import TorchFunctionMode
 
 HALF = torch.bfloat16
 
-NARROWED = frozenset({
-    functional.linear, functional.conv1d, functional.conv2d, torch.conv2d, torch.matmul,
-    torch.Tensor.matmul, torch.Tensor.__matmul__, torch.addmm, torch.bmm, torch.baddbmm,
-    functional.scaled_dot_product_attention,
-})  # fmt: skip
-WIDENED = frozenset({
-    functional.layer_norm, functional.softmax, torch.softmax, functional.log_softmax,
-    functional.cross_entropy, torch.pow, torch.Tensor.pow, torch.rsqrt, torch.Tensor.softmax,
-    functional.nll_loss, functional.group_norm, functional.rms_norm, functional.mse_loss,
-})  # fmt: skip
+NARROWED = frozenset(
+    {
+        functional.linear,
+        functional.conv1d,
+        functional.conv2d,
+        torch.conv2d,
+        torch.matmul,
+        torch.Tensor.matmul,
+        torch.Tensor.__matmul__,
+        torch.addmm,
+        torch.bmm,
+        torch.baddbmm,
+        functional.scaled_dot_product_attention,
+    }
+)
+WIDENED = frozenset(
+    {
+        functional.layer_norm,
+        functional.softmax,
+        torch.softmax,
+        functional.log_softmax,
+        functional.cross_entropy,
+        torch.pow,
+        torch.Tensor.pow,
+        torch.rsqrt,
+        torch.Tensor.softmax,
+        functional.nll_loss,
+        functional.group_norm,
+        functional.rms_norm,
+        functional.mse_loss,
+    }
+)
 """What CUDA's autocast runs in half precision and what in fp32 (aten/src/ATen/autocast_mode.h)."""
 
 
@@ -44,9 +66,13 @@ class FusedAttention(torch.autograd.Function):
         if value.shape[-1] != size:  # latent attention: as the kernel lays it, token by token
             result = query.new_empty(batch, tokens, heads, value.shape[-1]).transpose(1, 2)
         ctx.save_for_backward(
-            query, key, value, result, bias,
+            query,
+            key,
+            value,
+            result,
+            bias,
             query.new_empty(batch, heads, tokens, dtype=torch.float32),
-        )  # fmt: skip
+        )
         return result
 
     @staticmethod

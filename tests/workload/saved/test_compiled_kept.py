@@ -128,9 +128,11 @@ def partitioned_bytes(make: Callable[[], nn.Module]) -> float:
         return graph
 
     backend = aot_autograd(
-        fw_compiler=keep, bw_compiler=keep, decompositions=select_decomp_table(),
+        fw_compiler=keep,
+        bw_compiler=keep,
+        decompositions=select_decomp_table(),
         partition_fn=partition,
-    )  # fmt: skip
+    )
     torch._dynamo.reset()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -185,8 +187,14 @@ def test_compiled_operations_drop_a_result_that_backward_does_not_read() -> None
     """What ``down_proj`` puts out is only added to the stream."""
     by_operation = Recompute("operations")
     kept = [
-        activation_bytes(only_blocks_fuse(llama_of()), BATCH, "bf16", recompute=by_operation,
-                         compiled=compiled, with_loss=True)
+        activation_bytes(
+            only_blocks_fuse(llama_of()),
+            BATCH,
+            "bf16",
+            recompute=by_operation,
+            compiled=compiled,
+            with_loss=True,
+        )
         for compiled in (False, True)
-    ]  # fmt: skip
+    ]
     assert kept[0] - kept[1] == pytest.approx(2 * LAYERS * BATCH * TOKENS * WIDTH)

@@ -31,10 +31,16 @@ Loss = Callable[[Any], Any]
 Pair = tuple[Any, Loss, Callable[[str], Workload]]
 
 DECODERS = {
-    "llama2-7b": "Llama", "llama3-8b": "Llama", "mistral-7b": "Mistral", "qwen2-7b": "Qwen2",
-    "qwen3-8b": "Qwen3", "gemma-7b": "Gemma", "gemma2-9b": "Gemma2", "gemma3-12b": "Gemma3",
+    "llama2-7b": "Llama",
+    "llama3-8b": "Llama",
+    "mistral-7b": "Mistral",
+    "qwen2-7b": "Qwen2",
+    "qwen3-8b": "Qwen3",
+    "gemma-7b": "Gemma",
+    "gemma2-9b": "Gemma2",
+    "gemma3-12b": "Gemma3",
     "nemotron4-15b": "Nemotron",
-}  # fmt: skip
+}
 
 
 def tokens(batch: int, length: int) -> Any:
@@ -45,11 +51,17 @@ def decoder(name: str, batch: int, s: int, attention: str, layers: int) -> Pair:
     shape = replace(decoder_sizes.SHAPES[name], layers=layers)
     family = DECODERS[name]
     config = getattr(hf, f"{family}{'Text' * (family == 'Gemma3')}Config")(
-        hidden_size=shape.width, num_hidden_layers=layers, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, intermediate_size=shape.mlp_width,
-        vocab_size=shape.vocabulary, max_position_embeddings=shape.positions,
-        head_dim=shape.head_size, tie_word_embeddings=shape.tied, attn_implementation=attention,
-    )  # fmt: skip
+        hidden_size=shape.width,
+        num_hidden_layers=layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.mlp_width,
+        vocab_size=shape.vocabulary,
+        max_position_embeddings=shape.positions,
+        head_dim=shape.head_size,
+        tie_word_embeddings=shape.tied,
+        attn_implementation=attention,
+    )
     x = tokens(batch, s)
     return (
         getattr(hf, f"{family}ForCausalLM")(config),
@@ -83,11 +95,17 @@ def bert(name: str, batch: int, s: int, attention: str, _layers: int) -> Pair:
 def t5_(name: str, batch: int, s: int, attention: str, layers: int) -> Pair:
     shape = replace(t5.SHAPES[name], layers=layers)
     config = hf.T5Config(
-        d_model=shape.width, num_layers=layers, num_heads=shape.heads, d_kv=shape.head_size,
-        d_ff=shape.mlp_width, vocab_size=t5.VOCABULARY, decoder_start_token_id=0,
+        d_model=shape.width,
+        num_layers=layers,
+        num_heads=shape.heads,
+        d_kv=shape.head_size,
+        d_ff=shape.mlp_width,
+        vocab_size=t5.VOCABULARY,
+        decoder_start_token_id=0,
         feed_forward_proj="gated-gelu" if shape.gated else "relu",
-        tie_word_embeddings=not shape.gated, attn_implementation=attention,
-    )  # fmt: skip
+        tie_word_embeddings=not shape.gated,
+        attn_implementation=attention,
+    )
     x, labels = tokens(batch, s), tokens(batch, t5.target_tokens(s))
     return (
         hf.T5ForConditionalGeneration(config),
@@ -111,14 +129,20 @@ def resnet(name: str, batch: int, size: int, _attention: str, _layers: int) -> P
 
 
 CASES: list[tuple[Callable[..., Pair], str, int, int, str]] = [
-    (gpt2, "gpt2", 4, 1024, "sdpa"), (gpt2, "gpt2", 1, 256, "eager"),
-    (bert, "bert-base", 8, 512, "sdpa"), (bert, "bert-base", 2, 128, "eager"),
+    (gpt2, "gpt2", 4, 1024, "sdpa"),
+    (gpt2, "gpt2", 1, 256, "eager"),
+    (bert, "bert-base", 8, 512, "sdpa"),
+    (bert, "bert-base", 2, 128, "eager"),
     *((decoder, name, 2, 1024, "sdpa") for name in DECODERS if name != "gemma2-9b"),
-    (decoder, "llama2-7b", 1, 4096, "sdpa"), (decoder, "llama2-7b", 3, 512, "eager"),
-    (decoder, "qwen2-7b", 1, 2048, "eager"), (decoder, "gemma2-9b", 2, 1024, "eager"),
-    (t5_, "t5-base", 4, 512, "sdpa"), (t5_, "t5-v1.1-large", 2, 512, "sdpa"),
-    (resnet, "resnet50", 4, 224, ""), (resnet, "resnet50", 1, 320, ""),
-]  # fmt: skip
+    (decoder, "llama2-7b", 1, 4096, "sdpa"),
+    (decoder, "llama2-7b", 3, 512, "eager"),
+    (decoder, "qwen2-7b", 1, 2048, "eager"),
+    (decoder, "gemma2-9b", 2, 1024, "eager"),
+    (t5_, "t5-base", 4, 512, "sdpa"),
+    (t5_, "t5-v1.1-large", 2, 512, "sdpa"),
+    (resnet, "resnet50", 4, 224, ""),
+    (resnet, "resnet50", 1, 320, ""),
+]
 
 
 def measured(pair: Pair, mode: str, recompute: bool = False) -> float:

@@ -76,8 +76,14 @@ class TinyGpt(torch.nn.Module):
 
 def tiny_gpt():
     tables = (("wte.weight", (VOCABULARY, WIDTH)), ("wpe.weight", (TOKENS, WIDTH)))
-    first = embedding("embeddings", tables, ("wpe.weight", "wte.weight"), vector_elements=0.0,
-                      saved_elements=0.0, kernels=2)  # fmt: skip
+    first = embedding(
+        "embeddings",
+        tables,
+        ("wpe.weight", "wte.weight"),
+        vector_elements=0.0,
+        saved_elements=0.0,
+        kernels=2,
+    )
     parameters = BlockParameters(
         norm_parameters("norm1", WIDTH),
         weight_and_bias("qkv", 3 * WIDTH, WIDTH),
@@ -93,8 +99,9 @@ def tiny_gpt():
 
 
 def assembled(parts):
-    return assemble("tiny", parts, dtype="fp32", sample=Sample(), source="", input_elements=1,
-                    output_elements=1)  # fmt: skip
+    return assemble(
+        "tiny", parts, dtype="fp32", sample=Sample(), source="", input_elements=1, output_elements=1
+    )
 
 
 CASES = {

@@ -223,9 +223,18 @@ GMACS = {
 }
 
 # Bytes of buffers of the real modules.
-BUFFERS = {"resnet18": 38560, "resnet50": 212904, "inception-v3": 145664, "vgg16": 0,
-           "bert-base": 8192, "gpt2": 0, "llama2-7b": 512, "convnext_tiny": 0,
-           "efficientnet_b0": 168456, "amoebanet-d-l18-d256": 829848}  # fmt: skip
+BUFFERS = {
+    "resnet18": 38560,
+    "resnet50": 212904,
+    "inception-v3": 145664,
+    "vgg16": 0,
+    "bert-base": 8192,
+    "gpt2": 0,
+    "llama2-7b": 512,
+    "convnext_tiny": 0,
+    "efficientnet_b0": 168456,
+    "amoebanet-d-l18-d256": 829848,
+}
 
 
 def digest(lines):
@@ -294,18 +303,47 @@ def test_work_of_image_models(name):
 # Parameters in 1e9 as model cards print them, embeddings included.
 # Gemma 3 states embedding and other parameters apart (arXiv 2503.19786, table 1).
 CARDS = {
-    "nemotron4-15b": 15.6, "nemotron4-340b": 341,
-    "llama-7b": 6.74, "llama-65b": 65.2, "tinyllama-1.1b": 1.1, "codellama-34b": 33.7,
-    "llama3-8b": 8.03, "llama3-70b": 70.6, "llama3.1-405b": 405.9, "llama3.2-1b": 1.24,
-    "llama3.2-3b": 3.21, "mistral-7b": 7.24, "mistral-7b-v0.3": 7.25, "qwen2-0.5b": 0.494,
-    "qwen2-1.5b": 1.54, "qwen2-7b": 7.62, "qwen2-72b": 72.71, "qwen2.5-3b": 3.09,
-    "qwen2.5-14b": 14.77, "qwen2.5-32b": 32.76, "qwen3-0.6b": 0.596, "qwen3-1.7b": 1.72,
-    "qwen3-4b": 4.02, "qwen3-8b": 8.19, "qwen3-14b": 14.77, "qwen3-32b": 32.76, "gemma-2b": 2.51,
-    "gemma-7b": 8.54, "gemma2-2b": 2.61, "gemma2-9b": 9.24, "gemma2-27b": 27.2,
-    "gemma3-1b": 0.302 + 0.698, "gemma3-12b": 1.012 + 10.759, "gemma3-27b": 1.416 + 25.6,
-    "t5-small": 0.0605, "t5-base": 0.223, "t5-large": 0.738, "t5-3b": 2.85, "t5-11b": 11.3,
+    "nemotron4-15b": 15.6,
+    "nemotron4-340b": 341,
+    "llama-7b": 6.74,
+    "llama-65b": 65.2,
+    "tinyllama-1.1b": 1.1,
+    "codellama-34b": 33.7,
+    "llama3-8b": 8.03,
+    "llama3-70b": 70.6,
+    "llama3.1-405b": 405.9,
+    "llama3.2-1b": 1.24,
+    "llama3.2-3b": 3.21,
+    "mistral-7b": 7.24,
+    "mistral-7b-v0.3": 7.25,
+    "qwen2-0.5b": 0.494,
+    "qwen2-1.5b": 1.54,
+    "qwen2-7b": 7.62,
+    "qwen2-72b": 72.71,
+    "qwen2.5-3b": 3.09,
+    "qwen2.5-14b": 14.77,
+    "qwen2.5-32b": 32.76,
+    "qwen3-0.6b": 0.596,
+    "qwen3-1.7b": 1.72,
+    "qwen3-4b": 4.02,
+    "qwen3-8b": 8.19,
+    "qwen3-14b": 14.77,
+    "qwen3-32b": 32.76,
+    "gemma-2b": 2.51,
+    "gemma-7b": 8.54,
+    "gemma2-2b": 2.61,
+    "gemma2-9b": 9.24,
+    "gemma2-27b": 27.2,
+    "gemma3-1b": 0.302 + 0.698,
+    "gemma3-12b": 1.012 + 10.759,
+    "gemma3-27b": 1.416 + 25.6,
+    "t5-small": 0.0605,
+    "t5-base": 0.223,
+    "t5-large": 0.738,
+    "t5-3b": 2.85,
+    "t5-11b": 11.3,
     "t5-v1.1-xxl": 11.1,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -330,10 +368,13 @@ def test_targets_of_span_corruption():
 
 def test_a_window_limits_what_a_query_sees():
     full, windowed = (
-        next(layer.matrix for layer in build_model(name, sequence_length=16384).layers
-             if layer.kind == "attention")
+        next(
+            layer.matrix
+            for layer in build_model(name, sequence_length=16384).layers
+            if layer.kind == "attention"
+        )
         for name in ("mistral-7b-v0.3", "mistral-7b")
-    )  # fmt: skip
+    )
     seen = sum(min(query + 1, 4096) for query in range(16384)) / 16384
     assert windowed.seen_keys == pytest.approx(seen, rel=1e-3)
     assert full.seen_keys == 16384 / 2
@@ -454,10 +495,14 @@ def test_work_is_finite_and_no_layer_is_empty(name):
 
 def test_a_fused_norm_moves_and_launches_less():
     plain, fused = (
-        llama("tiny", dtype="bf16", sequence_length=64, shape=DecoderShape(
-            2, 32, 4, 2, 64, 100, 64, fused_norms=fused))
+        llama(
+            "tiny",
+            dtype="bf16",
+            sequence_length=64,
+            shape=DecoderShape(2, 32, 4, 2, 64, 100, 64, fused_norms=fused),
+        )
         for fused in (False, True)
-    )  # fmt: skip
+    )
     assert [t.shape for t in plain.tensors] == [t.shape for t in fused.tensors]
     # a read and a write of each of the norms' inputs, in the precision of the compute
     assert sum(layer.norm_bytes for layer in fused.layers) == 5 * 2 * 4 * 64 * 32
@@ -469,8 +514,13 @@ def test_a_fused_norm_moves_and_launches_less():
 
 def test_amoebanet_is_as_large_as_its_tables_say():
     """Millions of parameters: torchgpipe's docs/benchmarks.rst, as table 1 of arXiv 1811.06965."""
-    stated = {"l18-d208": 81.5, "l18-d416": 319.0, "l18-d544": 542.7, "l36-d544": 1060.0,
-              "l72-d512": 1840.0}  # fmt: skip
+    stated = {
+        "l18-d208": 81.5,
+        "l18-d416": 319.0,
+        "l18-d544": 542.7,
+        "l36-d544": 1060.0,
+        "l72-d512": 1840.0,
+    }
     for size, millions in stated.items():
         assert build_model(f"amoebanet-d-{size}").parameters / 1e6 == pytest.approx(
             millions, rel=0.005

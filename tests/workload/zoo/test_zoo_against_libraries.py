@@ -48,9 +48,11 @@ def hugging_face(name):
     if name.startswith("bert"):
         s = bert.SHAPES[name]
         config = hf.BertConfig(
-            hidden_size=s.width, num_hidden_layers=s.layers, num_attention_heads=s.heads,
+            hidden_size=s.width,
+            num_hidden_layers=s.layers,
+            num_attention_heads=s.heads,
             intermediate_size=4 * s.width,
-        )  # fmt: skip
+        )
         return lambda: hf.BertModel(config), lambda m: m(tokens).pooler_output.sum()
     if name.startswith("gpt"):
         s = gpt.SHAPES[name]
@@ -67,10 +69,16 @@ def hugging_face(name):
 
 def t5_module(hf, s):
     config = hf.T5Config(
-        d_model=s.width, d_kv=s.head_size, d_ff=s.mlp_width, num_layers=s.layers,
-        num_heads=s.heads, feed_forward_proj="gated-gelu" if s.gated else "relu",
-        tie_word_embeddings=not s.gated, vocab_size=t5.VOCABULARY, decoder_start_token_id=0,
-    )  # fmt: skip
+        d_model=s.width,
+        d_kv=s.head_size,
+        d_ff=s.mlp_width,
+        num_layers=s.layers,
+        num_heads=s.heads,
+        feed_forward_proj="gated-gelu" if s.gated else "relu",
+        tie_word_embeddings=not s.gated,
+        vocab_size=t5.VOCABULARY,
+        decoder_start_token_id=0,
+    )
     module = hf.T5ForConditionalGeneration(config)
     if s.gated:  # transformers 5 unties the head of v1.1 when it loads the published weights
         import torch
@@ -84,11 +92,19 @@ def decoder_config(hf, family, s):
     configs = {"Gemma3ForCausalLM": "Gemma3TextConfig"}
     make = getattr(hf, configs.get(family, family.replace("ForCausalLM", "Config")))
     config = make(
-        hidden_size=s.width, num_hidden_layers=s.layers, num_attention_heads=s.heads,
-        num_key_value_heads=s.kv_heads, intermediate_size=s.mlp_width, vocab_size=s.vocabulary,
-        max_position_embeddings=s.positions, head_dim=s.head_size, tie_word_embeddings=s.tied,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        hidden_size=s.width,
+        num_hidden_layers=s.layers,
+        num_attention_heads=s.heads,
+        num_key_value_heads=s.kv_heads,
+        intermediate_size=s.mlp_width,
+        vocab_size=s.vocabulary,
+        max_position_embeddings=s.positions,
+        head_dim=s.head_size,
+        tie_word_embeddings=s.tied,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     if family != "Qwen2ForCausalLM":  # whose window is not used unless asked for
         config.sliding_window = s.window
     return config
@@ -140,12 +156,22 @@ def tiny(shape):
             (name, models, tiny(models[name]))
             for models in decoder_sizes.FAMILIES.values()
             for name in models
-            if name in {"llama2-7b", "llama3.2-1b", "mistral-7b", "qwen2-7b", "qwen3-8b",
-                        "qwen3-4b", "gemma-2b", "gemma2-2b", "gemma3-1b",
-                        "nemotron4-15b"}
+            if name
+            in {
+                "llama2-7b",
+                "llama3.2-1b",
+                "mistral-7b",
+                "qwen2-7b",
+                "qwen3-8b",
+                "qwen3-4b",
+                "gemma-2b",
+                "gemma2-2b",
+                "gemma3-1b",
+                "nemotron4-15b",
+            }
         ),
     ],
-)  # fmt: skip
+)
 def test_ready_order_of_hugging_face(monkeypatch, name, shapes, shape):
     monkeypatch.setitem(shapes, name, shape)
     monkeypatch.setitem(decoder_sizes.SHAPES, name, shape)

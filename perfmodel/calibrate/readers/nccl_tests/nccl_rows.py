@@ -19,10 +19,26 @@ from perfmodel.calibrate.readers.log_lines import (
 )
 
 ITEM_BYTES = {
-    "int8": 1, "uint8": 1, "char": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "f8e4m3": 1, "f8e5m2": 1,
-    "half": 2, "bfloat16": 2, "float16": 2, "int32": 4, "uint32": 4, "int": 4, "float": 4,
-    "float32": 4, "int64": 8, "uint64": 8, "double": 8, "float64": 8,
-}  # fmt: skip
+    "int8": 1,
+    "uint8": 1,
+    "char": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "f8e4m3": 1,
+    "f8e5m2": 1,
+    "half": 2,
+    "bfloat16": 2,
+    "float16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int": 4,
+    "float": 4,
+    "float32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "double": 8,
+    "float64": 8,
+}
 """Data types as the tests print them, and their bytes."""
 
 ROW = re.compile(rf"(?:^|[\s:|>#])(\d+)\s+(\d+)\s+({'|'.join(ITEM_BYTES)})(?=\s|$)(.*)$", re.DOTALL)
@@ -39,9 +55,22 @@ _ALIASES = {"bytes": "size", "N": "count", "n": "count", "op": "redop", "res": "
 """Heads of NCCL 1 and of the first tests of NCCL 2."""
 
 COLUMNS = frozenset(
-    ("size", "count", "type", "redop", "root", "time", "cputime", "algbw", "busbw", "#wrong",
-     "error", "timestamp", "wrong")
-)  # fmt: skip
+    (
+        "size",
+        "count",
+        "type",
+        "redop",
+        "root",
+        "time",
+        "cputime",
+        "algbw",
+        "busbw",
+        "#wrong",
+        "error",
+        "timestamp",
+        "wrong",
+    )
+)
 
 HEAD = re.compile(r"\b(?:size\s+count|bytes\s+N)\s+type\b")
 """First columns of a table, whatever stands before them."""

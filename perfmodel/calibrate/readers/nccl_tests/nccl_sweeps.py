@@ -80,13 +80,23 @@ def sweeps_of(table: Table, context: Context, op: str | None, ranks: int | None)
             own = [f"{repeated} sizes were timed several times: their medians"] * bool(repeated)
             sweeps.append(
                 Sweep(
-                    op=chosen, ranks=count, nodes=listed.nodes, gpus_per_node=listed.each,
-                    dtype=dtype, in_place=place > 0, rows=timed, devices=listed.devices,
-                    version=context.version, one_process=listed.one_process,
-                    env=dict(context.env), tool=context.tool, file=context.file, line=table.line,
+                    op=chosen,
+                    ranks=count,
+                    nodes=listed.nodes,
+                    gpus_per_node=listed.each,
+                    dtype=dtype,
+                    in_place=place > 0,
+                    rows=timed,
+                    devices=listed.devices,
+                    version=context.version,
+                    one_process=listed.one_process,
+                    env=dict(context.env),
+                    tool=context.tool,
+                    file=context.file,
+                    line=table.line,
                     notes=tuple(dict.fromkeys((*notes, *own))),
                 )
-            )  # fmt: skip
+            )
     if not sweeps:
         raise InputError(Fault("table", "no row with a size and a time", "one", line=table.line))
     return sweeps
@@ -139,8 +149,11 @@ def _check_rows(table: Table, listed: Ranks) -> None:
         problem = "no row that is whole" if text is None else f"{text[:40]!r} in all rows"
         allowed = "times (is this an example to fill in?)"
         raise InputError(Fault("time", problem, allowed, line=table.line))
-    rows_of((nbytes, time_us) for place in (0, 1)
-            for nbytes, time_us in _times(table.rows, place, table)[0])  # fmt: skip
+    rows_of(
+        (nbytes, time_us)
+        for place in (0, 1)
+        for nbytes, time_us in _times(table.rows, place, table)[0]
+    )
     points = list(points_of(table.rows))
     measured = factor_of(points)
     alone = measured is None or measured[0] < 0.3

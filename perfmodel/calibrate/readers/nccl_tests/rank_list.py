@@ -90,11 +90,14 @@ def summary_of(lines: Sequence[ListedRank], line: int) -> Ranks:
         nodes, each = _completed(ranks, count, len(hosts), line)
     processes = {(rank.host, rank.process) for rank in ranks if rank.process}
     return Ranks(
-        count, nodes, each,
+        count,
+        nodes,
+        each,
         devices=tuple(dict.fromkeys(rank.model for rank in ranks if rank.model)),
         one_process=len(processes) < len(ranks) if processes else None,
-        notes=tuple(_notes(ranks, count)), certain=nodes == len(hosts),
-    )  # fmt: skip
+        notes=tuple(_notes(ranks, count)),
+        certain=nodes == len(hosts),
+    )
 
 
 def _completed(

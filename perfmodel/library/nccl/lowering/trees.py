@@ -99,8 +99,11 @@ def _host_paths(machine: Machine, rails: Rails) -> tuple[Path, ...]:
         gpus, port = [topology.ranks[gpu] for gpu in chain], router.nic_name(0, nic)
         for a, b in pairwise(gpus):
             paths += [local_path(topology, router, *ends) for ends in ((a, b), (b, a))]
-        paths += [nic_path(topology, router, gpu, port, outward=outward)
-                  for gpu in gpus[: 1 + spread] for outward in (True, False)]  # fmt: skip
+        paths += [
+            nic_path(topology, router, gpu, port, outward=outward)
+            for gpu in gpus[: 1 + spread]
+            for outward in (True, False)
+        ]
     return tuple(paths)
 
 

@@ -104,11 +104,8 @@ def host_of(
     )
     lane = _lane_GBps(capability, release)
     crossed = {
-        arc
-        for paths in (peers, outward, inward)
-        for path in paths.values()
-        for arc in path.arcs
-    }  # fmt: skip
+        arc for paths in (peers, outward, inward) for path in paths.values() for arc in path.arcs
+    }
     arcs = {arc: _arc_GBps(topology, arc, lane, cpu) for arc in crossed}
     mesh = _mesh(topology, gpus, peers, arcs)
     return Host(
@@ -144,8 +141,10 @@ def _mesh(
 
 def _nvlink_GBps(gpus: int, peers: Mapping[Pair, HostPath], arcs: Mapping[int, float]) -> float:
     """NVLinks of the GPU that has most."""
-    firsts = [{path.arcs[0] for (a, _), path in peers.items() if a == g and _is_nvlink(path)}
-              for g in range(gpus)]  # fmt: skip
+    firsts = [
+        {path.arcs[0] for (a, _), path in peers.items() if a == g and _is_nvlink(path)}
+        for g in range(gpus)
+    ]
     return max((sum(arcs[arc] for arc in first) for first in firsts), default=0.0)
 
 
@@ -269,12 +268,15 @@ def _arc_GBps(topology: Topology, arc: int, lane_GBps: float, cpu: Vendor) -> fl
 def _port_GBps(topology: Topology, nic: str) -> float:
     """Nominal rate of a NIC's cables: the next usual one above what they carry."""
     built = topology.built
-    own = sum(
-        float(built.bandwidth_Bps[cable])
-        for cables in topology.links[nic].values()
-        for cable in cables
-        if built.kinds[cable] in {"ethernet", "infiniband"}
-    ) / 1e9  # fmt: skip
+    own = (
+        sum(
+            float(built.bandwidth_Bps[cable])
+            for cables in topology.links[nic].values()
+            for cable in cables
+            if built.kinds[cable] in {"ethernet", "infiniband"}
+        )
+        / 1e9
+    )
     nominal = (rate / 8 for rate in hardware().network.Gbps if rate / 8 >= own * 0.999)
     above = next(nominal, own)
     return above if own > 0.6 * above else own

@@ -47,9 +47,11 @@ def write_trace_report(analysis: TraceAnalysis, folder: Path) -> Path:
     if analysis.comparison is not None:
         first = analysis.first
         files[TIMELINE] = to_kineto(
-            analysis.comparison.result.timeline, world_size=first.world_size,
-            backend=first.backend or "nccl", gpu=first.device,
-        )  # fmt: skip
+            analysis.comparison.result.timeline,
+            world_size=first.world_size,
+            backend=first.backend or "nccl",
+            gpu=first.device,
+        )
     return write_report_files(folder, files)
 
 
@@ -85,8 +87,11 @@ def trace_html(analysis: TraceAnalysis) -> str:
 
 
 _ROWS = (
-    "recorded compute", "recorded communication", "simulated compute", "simulated communication",
-)  # fmt: skip
+    "recorded compute",
+    "recorded communication",
+    "simulated compute",
+    "simulated communication",
+)
 """In the order in which they are drawn."""
 
 
@@ -110,11 +115,16 @@ def recorded_bars(analysis: TraceAnalysis) -> list[Bar]:
     bars.append(Bar(compute, work_of("optimizer"), tail, profile.step_s, "optimizer and the rest"))
     last = first.steps[-1]
     bars += [
-        Bar(comm, work_of("communication"), call.start_s - last.start_s, call.end_s - last.start_s,
-            f"{call.op} of {call.elements or 'some'} elements")
+        Bar(
+            comm,
+            work_of("communication"),
+            call.start_s - last.start_s,
+            call.end_s - last.start_s,
+            f"{call.op} of {call.elements or 'some'} elements",
+        )
         for call in last.others
         if call.start_s >= last.start_s
-    ]  # fmt: skip
+    ]
     bars += [
         Bar(comm, work_of("communication"), b.start_s, b.end_s, f"all-reduce of bucket {b.index}")
         for b in profile.buckets
@@ -133,11 +143,14 @@ def simulated_bars(analysis: TraceAnalysis) -> list[Bar]:
     return [
         Bar(
             comm if span.kind == "communication" else compute,
-            work_of(span.kind), span.start_s - begin, span.end_s - begin, span.name,
+            work_of(span.kind),
+            span.start_s - begin,
+            span.end_s - begin,
+            span.name,
         )
         for span in spans
         if span.rank_class == first_class and span.end_s > span.start_s
-    ]  # fmt: skip
+    ]
 
 
 def draw_steps(analysis: TraceAnalysis) -> go.Figure:
@@ -169,9 +182,15 @@ def draw_steps(analysis: TraceAnalysis) -> go.Figure:
         )
     for at, row in enumerate(rows):
         figure.add_annotation(
-            x=0, xref="paper", y=len(rows) - 1 - at + 0.28, xanchor="left", yanchor="bottom",
-            showarrow=False, text=row, font={"size": 12, "color": QUIET_INK},
-        )  # fmt: skip
+            x=0,
+            xref="paper",
+            y=len(rows) - 1 - at + 0.28,
+            xanchor="left",
+            yanchor="bottom",
+            showarrow=False,
+            text=row,
+            font={"size": 12, "color": QUIET_INK},
+        )
     figure.update_xaxes(
         **axis_layout(f"time since the step began ({unit})", range=[0, 1.01 * longest / scale])
     )

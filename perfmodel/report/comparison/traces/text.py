@@ -131,9 +131,16 @@ def bucket_table(analysis: TraceAnalysis) -> Table | None:
     simulated = analysis.comparison.point.buckets if analysis.comparison else ()
     skewed = any(bucket.waiting_s is not None for bucket in profile.buckets)
     header = [
-        ">bucket", ">size", ">ready", ">end", ">simulated end", ">difference", ">transfer",
-        *[">waiting"] * skewed, ">elements",
-    ]  # fmt: skip
+        ">bucket",
+        ">size",
+        ">ready",
+        ">end",
+        ">simulated end",
+        ">difference",
+        ">transfer",
+        *[">waiting"] * skewed,
+        ">elements",
+    ]
     rows = [
         (
             f"{bucket.index}",

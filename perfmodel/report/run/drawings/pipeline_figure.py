@@ -29,10 +29,13 @@ PIPELINE_HINT = (
 )
 
 _COLOURS = {
-    "forward": WORK["forward"], "backward": WORK["backward"],
-    "gradients of weights": WORK["slowdown"], COLLECTIVE: WORK["exposed communication"],
-    "optimizer": WORK["optimizer"], MESSAGE: WORK["communication"],
-}  # fmt: skip
+    "forward": WORK["forward"],
+    "backward": WORK["backward"],
+    "gradients of weights": WORK["slowdown"],
+    COLLECTIVE: WORK["exposed communication"],
+    "optimizer": WORK["optimizer"],
+    MESSAGE: WORK["communication"],
+}
 _ROW_PIXELS, _PANEL_PIXELS = 24, 62
 _HEIGHT, _THIN = 0.66, 0.14
 """Of a block, and of what is received; rows are 1 apart."""
@@ -47,9 +50,10 @@ def draw_pipeline(point: SizeResult) -> go.Figure:
     panels = len(picture.windows)
     rows = len(picture.stages)
     figure = new_figure(
-        20 + panels * (_PANEL_PIXELS + _ROW_PIXELS * rows), barmode="overlay",
+        20 + panels * (_PANEL_PIXELS + _ROW_PIXELS * rows),
+        barmode="overlay",
         uniformtext={"minsize": _LEAST_TEXT, "mode": "hide"},
-    )  # fmt: skip
+    )
     for panel in range(panels):
         _add_panel(figure, picture, panel, unit, scale)
     figure.update_layout(dragmode="zoom")
@@ -70,16 +74,25 @@ def _add_panel(
     height = (1 - 0.14 * (panels - 1)) / panels
     top = 1 - panel * (height + 0.14)
     names = ("the step",) if panels == 1 else ("the first passes", "the last passes")
-    figure.update_layout({
-        f"xaxis{suffix}": axis_layout(
-            f"{names[panel]}: time since the first pass ({unit})",
-            range=[low / scale, high / scale], fixedrange=False, anchor=f"y{suffix}",
-        ),
-        f"yaxis{suffix}": axis_layout(
-            "stage", domain=[max(0.0, top - height), top], range=[len(labels) - 0.4, -0.6],
-            tickvals=list(range(len(labels))), ticktext=labels, showgrid=False, anchor=f"x{suffix}",
-        ),
-    })  # fmt: skip
+    figure.update_layout(
+        {
+            f"xaxis{suffix}": axis_layout(
+                f"{names[panel]}: time since the first pass ({unit})",
+                range=[low / scale, high / scale],
+                fixedrange=False,
+                anchor=f"y{suffix}",
+            ),
+            f"yaxis{suffix}": axis_layout(
+                "stage",
+                domain=[max(0.0, top - height), top],
+                range=[len(labels) - 0.4, -0.6],
+                tickvals=list(range(len(labels))),
+                ticktext=labels,
+                showgrid=False,
+                anchor=f"x{suffix}",
+            ),
+        }
+    )
 
 
 def _number(block: Block, window: tuple[float, float]) -> str:

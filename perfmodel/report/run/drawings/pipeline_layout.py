@@ -111,8 +111,10 @@ def _joined(blocks: Sequence[Block], gap_s: float) -> list[Block]:
     for block in blocks:
         last = joined[-1] if joined else None
         same_pass = last is not None and (last.row, last.kind, last.micro_batch) == (
-            block.row, block.kind, block.micro_batch,
-        )  # fmt: skip
+            block.row,
+            block.kind,
+            block.micro_batch,
+        )
         if last is not None and same_pass and block.start_s - last.end_s <= gap_s:
             joined[-1] = replace(last, end_s=max(last.end_s, block.end_s))
         else:

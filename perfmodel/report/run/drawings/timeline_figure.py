@@ -56,10 +56,12 @@ def draw_timeline(point: SizeResult) -> go.Figure:
     _write_rows(figure, picture, scale)
     figure.update_yaxes(
         **axis_layout(
-            showgrid=False, showline=False, showticklabels=False,
+            showgrid=False,
+            showline=False,
+            showticklabels=False,
             range=[-0.55, len(picture.rows) - 1 + max(0.55, 0.3 + _TITLE_PIXELS / row_pixels)],
         )
-    )  # fmt: skip
+    )
     figure.update_layout(dragmode="zoom", margin={"t": 30})
     return figure
 
@@ -69,14 +71,25 @@ def _write_rows(figure: go.Figure, picture: StepPicture, scale: float) -> None:
     for position, row in enumerate(picture.rows):
         height = len(picture.rows) - 1 - position
         figure.add_annotation(
-            x=0, xref="paper", y=height + 0.3, xanchor="left", yanchor="bottom", showarrow=False,
-            text=escape(row.title, quote=False), font={"size": 12, "color": QUIET_INK},
-        )  # fmt: skip
+            x=0,
+            xref="paper",
+            y=height + 0.3,
+            xanchor="left",
+            yanchor="bottom",
+            showarrow=False,
+            text=escape(row.title, quote=False),
+            font={"size": 12, "color": QUIET_INK},
+        )
         for middle, bucket in _numbers(row, picture.length_s):
             figure.add_annotation(
-                x=middle / scale, y=height - 0.27, xanchor="center", yanchor="top",
-                showarrow=False, text=f"{bucket}", font={"size": 12, "color": INK},
-            )  # fmt: skip
+                x=middle / scale,
+                y=height - 0.27,
+                xanchor="center",
+                yanchor="top",
+                showarrow=False,
+                text=f"{bucket}",
+                font={"size": 12, "color": INK},
+            )
 
 
 def has_bucket_numbers(point: SizeResult) -> bool:
@@ -174,9 +187,13 @@ def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
         in_pieces = tail.exposed_s < _MOSTLY * (tail.end_s - tail.start_s)
         if not in_pieces:
             figure.add_vrect(
-                x0=tail.start_s / scale, x1=tail.end_s / scale, fillcolor=colour, opacity=0.13,
-                line_width=0, layer="below",
-            )  # fmt: skip
+                x0=tail.start_s / scale,
+                x1=tail.end_s / scale,
+                fillcolor=colour,
+                opacity=0.13,
+                line_width=0,
+                layer="below",
+            )
         is_right = tail.start_s + tail.end_s > picture.length_s
         low, high = _label_ends(tail, picture.length_s, is_right, in_pieces)
         short = labelled and tail.exposed_s < _LABELLED * picture.length_s
@@ -184,12 +201,16 @@ def _shade(figure: go.Figure, picture: StepPicture, scale: float) -> None:
             continue
         labelled.append((low, high))
         figure.add_annotation(
-            x=(tail.end_s if is_right else tail.start_s) / scale, y=1, yref="paper",
-            yanchor="bottom", xanchor="right" if is_right else "left", showarrow=False,
+            x=(tail.end_s if is_right else tail.start_s) / scale,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            xanchor="right" if is_right else "left",
+            showarrow=False,
             text=f"<b>{quantities.duration(tail.exposed_s)} exposed"
             f"{', in short pieces' if in_pieces else ''}</b>",
             font={"color": WAIT_INK, "size": 13},
-        )  # fmt: skip
+        )
 
 
 def _label_ends(tail: Tail, length_s: float, is_right: bool, is_long: bool) -> tuple[float, float]:

@@ -48,8 +48,11 @@ _COLLECTIVES = {
 }
 """Operation: what NCCL's kernel and PyTorch's process group call it."""
 _ELEMENTS = {
-    "fp64": ("Double", 8), "fp32": ("Float", 4), "fp16": ("Half", 2), "bf16": ("BFloat16", 2),
-}  # fmt: skip
+    "fp64": ("Double", 8),
+    "fp32": ("Float", 4),
+    "fp16": ("Half", 2),
+    "bf16": ("BFloat16", 2),
+}
 """Type of elements: PyTorch's word and bytes. Others are counted in bytes."""
 _RANKS_LISTED = 32
 """Of a job whose groups are not known."""
@@ -168,10 +171,15 @@ def _steps(timeline: Timeline, pids: Sequence[int]) -> Iterator[Event]:
     for pid in pids:
         for step, start, stop in zip(sorted(starts), borders, borders[1:], strict=False):
             yield {
-                "ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}",
-                "pid": pid, "tid": STEP_TID, "ts": _us(start), "dur": _us(max(0, stop - start)),
+                "ph": "X",
+                "cat": "user_annotation",
+                "name": f"ProfilerStep#{step}",
+                "pid": pid,
+                "tid": STEP_TID,
+                "ts": _us(start),
+                "dur": _us(max(0, stop - start)),
                 "args": {},
-            }  # fmt: skip
+            }
 
 
 def _track_events(
@@ -183,9 +191,14 @@ def _track_events(
     for placed in track.placed:
         span = placed.span
         event: Event = {
-            "ph": "X", "cat": "kernel", "name": span.name, "pid": track.pid, "tid": track.tid,
-            "ts": _us(placed.start_ns), "dur": _us(placed.end_ns - placed.start_ns),
-        }  # fmt: skip
+            "ph": "X",
+            "cat": "kernel",
+            "name": span.name,
+            "pid": track.pid,
+            "tid": track.tid,
+            "ts": _us(placed.start_ns),
+            "dur": _us(placed.end_ns - placed.start_ns),
+        }
         details: dict[str, Any] = {"kind": span.kind, "ready_us": _us(nanoseconds(span.ready_s))}
         if span.bucket is not None:
             details["bucket"] = span.bucket
@@ -199,10 +212,15 @@ def _track_events(
             event |= _communication_names(span, nccl)
             device |= _communication_args(span, group_of(span))
         yield {
-            "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": launch.pid,
-            "tid": launch.tid, "ts": _us(launch.start_ns),
-            "dur": _us(launch.end_ns - launch.start_ns), "args": ids,
-        }  # fmt: skip
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "pid": launch.pid,
+            "tid": launch.tid,
+            "ts": _us(launch.start_ns),
+            "dur": _us(launch.end_ns - launch.start_ns),
+            "args": ids,
+        }
         yield event | {"args": device}
 
 

@@ -100,17 +100,20 @@ def launch_kernels(tracks: Sequence[Track]) -> dict[int, Launch]:
         own = [track for track in tracks if track.pid == pid]
         issues = [
             (placed, track.tid)
-            for track in own for placed in track.placed if placed.span.kind == "issue"
-        ]  # fmt: skip
+            for track in own
+            for placed in track.placed
+            if placed.span.kind == "issue"
+        ]
         issues.sort(key=lambda pair: pair[0].end_ns)
         kernels = sorted(
             (
                 placed
-                for track in own for placed in track.placed
+                for track in own
+                for placed in track.placed
                 if placed.span.kind not in HOST_KINDS
             ),
             key=lambda placed: (placed.start_ns, placed.end_ns),
-        )  # fmt: skip
+        )
         for at, issued in _by_issue(issues, kernels).items():
             launches |= _launches_of(pid, None if at < 0 else issues[at], issued)
     return launches

@@ -13,11 +13,18 @@ from perfmodel.studies.run.result.model import SizeResult
 _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "
 
 _SCHEDULES = {
-    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B",
-    "looped_bfs": "breadth-first", "zb_h1": "ZB-H1", "zb_h2": "ZB-H2", "zb_v": "ZB-V",
-    "interleaved_zero_bubble": "interleaved zero-bubble", "dualpipe": "DualPipe",
-    "dualpipe_v": "DualPipeV", "sequential": "one stage after the other",
-}  # fmt: skip
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "interleaved 1F1B",
+    "looped_bfs": "breadth-first",
+    "zb_h1": "ZB-H1",
+    "zb_h2": "ZB-H2",
+    "zb_v": "ZB-V",
+    "interleaved_zero_bubble": "interleaved zero-bubble",
+    "dualpipe": "DualPipe",
+    "dualpipe_v": "DualPipeV",
+    "sequential": "one stage after the other",
+}
 """What papers call each schedule."""
 
 _WORDS = {

@@ -20,9 +20,17 @@ MOST_LISTED = 32
 
 Degrees = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_LISTED)]
 Schedule = Literal[
-    "gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_h2", "zb_v",
-    "interleaved_zero_bubble", "dualpipe", "dualpipe_v",
-]  # fmt: skip
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "looped_bfs",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+    "interleaved_zero_bubble",
+    "dualpipe",
+    "dualpipe_v",
+]
 Sharding = Annotated[
     DdpStrategy | MegatronStrategy | FsdpStrategy | ZeroStrategy, Field(discriminator="kind")
 ]

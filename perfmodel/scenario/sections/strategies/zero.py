@@ -11,10 +11,15 @@ from perfmodel.scenario.sections.base import Index, Switch
 from perfmodel.scenario.sections.strategies.counts import MicroSteps
 
 STAGE_3 = (
-    "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-    "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size",
-    "stage3_allgather_sequential", "zero_hpz_partition_size", "offload_param",
-)  # fmt: skip
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "sub_group_size",
+    "stage3_allgather_sequential",
+    "zero_hpz_partition_size",
+    "offload_param",
+)
 STAGES_1_AND_2 = ("round_robin_gradients", "use_multi_rank_bucket_allreduce")
 
 

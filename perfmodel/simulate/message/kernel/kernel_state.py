@@ -201,11 +201,12 @@ class Kernel:
         elapsed_s = [max(0.0, at_s - edge.since_s) for edge in edges]
         return np.array(
             [
-                total[edge.tail - first] - total[edge.head - first]
+                total[edge.tail - first]
+                - total[edge.head - first]
                 + (edge.sending >= 0) * (edge.unsent_bytes - edge.rate_Bps * s)
                 for edge, s in zip(edges, elapsed_s, strict=True)
             ]
-        )  # fmt: skip
+        )
 
     def become(
         self, capacity_Bps: FloatArray, at_s: float, routes: Sequence[tuple[Slot, Routes]]

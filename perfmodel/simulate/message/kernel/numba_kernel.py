@@ -42,9 +42,11 @@ def compiled() -> Callable[[Any, float], int]:
     for function in (*HELPERS, is_before, move_event):
         register_jitable(forceinline=True)(function)
     for plain, other in (
-        (event_heap.push, push), (event_heap.pop, pop), (event_heap.first_s, first_s),
+        (event_heap.push, push),
+        (event_heap.pop, pop),
+        (event_heap.first_s, first_s),
         (event_heap.count_events, count_events),
-    ):  # fmt: skip
+    ):
         overload(plain, jit_options={"forceinline": True}, strict=False)(_overload_by(other))
     sources = _digest()
 

@@ -149,9 +149,17 @@ class Clock:
 
 
 RECORDS = {
-    "arcs": Arc, "hops": Hop, "routes": Route, "edges": Edge, "connections": Connection,
-    "sends": Send, "ranks": Rank, "runs": CollectiveRun, "events": Event, "clock": Clock,
-}  # fmt: skip
+    "arcs": Arc,
+    "hops": Hop,
+    "routes": Route,
+    "edges": Edge,
+    "connections": Connection,
+    "sends": Send,
+    "ranks": Rank,
+    "runs": CollectiveRun,
+    "events": Event,
+    "clock": Clock,
+}
 """Lists of records; the others hold whole numbers."""
 
 

@@ -38,10 +38,12 @@ def list_swings(scenario: Scenario, best: PlanOption) -> Iterator[Swing]:
     if plan.failures is not None:
         mtbf_s = candidate.mtbf_per_node or plan.failures.mtbf_per_node
         ends = [
-            replace(_changed(now, "failures", {}),
-                    candidate=candidate.model_copy(update={"mtbf_per_node": factor * mtbf_s}))
+            replace(
+                _changed(now, "failures", {}),
+                candidate=candidate.model_copy(update={"mtbf_per_node": factor * mtbf_s}),
+            )
             for factor in (0.5, 2.0)
-        ]  # fmt: skip
+        ]
         yield Swing("failures", ("twice as many", "half as many"), *ends)
     current = change_scenario(scenario, now.changes)
     if current.strategy.kind == "auto":

@@ -130,13 +130,18 @@ class LoopMetrics:
         pulled = sum(each.pull_bytes for each in exchanges)
         return tuple(
             CommunicationUse(
-                op, len(exchanges), round(nbytes), sent, busy_s[push],
+                op,
+                len(exchanges),
+                round(nbytes),
+                sent,
+                busy_s[push],
                 exposed_s * busy_s[push] / total_s,
             )
             for op, push, nbytes, sent in (
-                ("push", True, pushed, pushed), ("pull", False, pulled, 0.0)
+                ("push", True, pushed, pushed),
+                ("pull", False, pulled, 0.0),
             )
-        )  # fmt: skip
+        )
 
     def comm_s(self, directions: tuple[bool, ...] = (True, False)) -> float:
         """Time per iteration in which a usual worker has messages under way; seconds.

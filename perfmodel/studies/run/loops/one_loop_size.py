@@ -129,10 +129,13 @@ def _server_use(sized: SizedJob, metrics: LoopMetrics, machine: Machine) -> Serv
         fastest_s=1 / max(rates),
         slowest_s=1 / min(rates),
         server_bytes=server_bytes(
-            sized.job.workload, options, sized.job.scenario.compute.optimizer, len(plan.servers),
+            sized.job.workload,
+            options,
+            sized.job.scenario.compute.optimizer,
+            len(plan.servers),
             len(plan.workers),
         ),
-    )  # fmt: skip
+    )
 
 
 def _bound_by(bounds: LoopBounds, machine: Machine) -> str:

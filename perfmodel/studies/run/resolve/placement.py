@@ -228,15 +228,25 @@ def _resolve_other_job(
         update={"strategy": section.strategy, "parallel": ParallelSection()}
     )
     job = replace(
-        main, scenario=scenario, workload=workload, gpu=topology.gpu, chosen=None, whole=None,
+        main,
+        scenario=scenario,
+        workload=workload,
+        gpu=topology.gpu,
+        chosen=None,
+        whole=None,
         own=None,
-    )  # fmt: skip
+    )
     batch = section.batch_per_gpu
     times = price_layers(job, batch)
     step = plan_step(
-        job, times, len(ranks), batch, "steady", sockets=topology.sockets,
+        job,
+        times,
+        len(ranks),
+        batch,
+        "steady",
+        sockets=topology.sockets,
         ranks_per_host=topology.gpus_per_host,
-    )  # fmt: skip
+    )
     background = BackgroundJob(
         replace(place_plan(step, ranks), name=name),
         section.start,

@@ -107,9 +107,12 @@ def resolve_scenario(
 
 
 _GROUPS = (
-    "shard_gpus", "zero_hpz_partition_size", "num_distributed_optimizer_instances",
-    "process_group_gpus", "gradient_gpus",
-)  # fmt: skip
+    "shard_gpus",
+    "zero_hpz_partition_size",
+    "num_distributed_optimizer_instances",
+    "process_group_gpus",
+    "gradient_gpus",
+)
 """Fields of strategies that are GPUs of a group, or groups of at least a GPU."""
 
 

@@ -59,9 +59,12 @@ def _simulate_other_job(
     from_s = reported.run.step_ends_s[WARM_UP - 1]
     times_s = [b - a for a, b in itertools.pairwise(ends) if a >= from_s]
     alone = simulate(
-        job.plan, sized.ensemble.likely, steps=SETTLED, overlap_slowdown=job.overlap_slowdown,
+        job.plan,
+        sized.ensemble.likely,
+        steps=SETTLED,
+        overlap_slowdown=job.overlap_slowdown,
         timer=timer_of(reported.setup, ()),
-    )  # fmt: skip
+    )
     gpus = sum(len(each.ranks) for each in job.plan.classes)
     step_s = fmean(times_s) if times_s else alone.step_time_s
     return BackgroundJobStep(job.plan.name, gpus, step_s, alone.step_time_s)

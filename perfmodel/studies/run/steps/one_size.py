@@ -81,8 +81,10 @@ def _add_limits(sized: SizedJob, reported: ReportedRun, point: SizeResult) -> Si
     reliefs = simulate_reliefs(sized, reported, point)
     bottleneck = name_bottleneck(sized, reported, point, reliefs)
     notes = (
-        *point.notes, *_describe_profile(sized, reported), *describe_sensitivity(sized, reported)
-    )  # fmt: skip
+        *point.notes,
+        *_describe_profile(sized, reported),
+        *describe_sensitivity(sized, reported),
+    )
     return replace(with_bottleneck(point, bottleneck), reliefs=reliefs, notes=notes)
 
 

@@ -101,19 +101,31 @@ def simulate_steps(
             reason = "processes see each collective begin"
         if reason is None:
             run = simulate_ranks(
-                plan, timer.machine, steps=steps, fidelity=fidelity,
-                overlap_slowdown=setup.slowdown, timer=timer,
+                plan,
+                timer.machine,
+                steps=steps,
+                fidelity=fidelity,
+                overlap_slowdown=setup.slowdown,
+                timer=timer,
                 stretch=Variation(plan, jitters, slow),
                 surroundings=Surroundings(changes, traffic, jobs),
-            )  # fmt: skip
+            )
             count = sum(len(each.ranks) for each in plan.classes)
             return plan, run, f"{count:,} ranks as vectors"
         plan, slow = _split_into_ranks(plan, slow, reason, disturbances)
     run = simulate(
-        plan, timer.machine, steps=steps, fidelity=fidelity, overlap_slowdown=setup.slowdown,
-        timer=timer, changes=changes, traffic=traffic, background_jobs=jobs, processes=processes,
+        plan,
+        timer.machine,
+        steps=steps,
+        fidelity=fidelity,
+        overlap_slowdown=setup.slowdown,
+        timer=timer,
+        changes=changes,
+        traffic=traffic,
+        background_jobs=jobs,
+        processes=processes,
         stretch=Variation(plan, jitters, slow) if jitters or slow else None,
-    )  # fmt: skip
+    )
     classes = len(plan.classes)
     return plan, run, f"{classes} rank class{'es' if classes > 1 else ''}"
 

@@ -97,9 +97,12 @@ class SizedJob:
         """
         scenario = self.job.scenario
         events = resolve_events(
-            scenario, machine.topology, self.allocation.own, self.size.gpus_per_node,
+            scenario,
+            machine.topology,
+            self.allocation.own,
+            self.size.gpus_per_node,
             strict=self.is_main,
-        )  # fmt: skip
+        )
         jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.allocation)
         return filter_disturbances(what_if_of(scenario), (*events, *jobs, *self.own))
 
@@ -172,20 +175,30 @@ class SizedJob:
             collective = partial(collective_s, self.ensemble.likely, self._replicas, self._alone)
             with no_collections():
                 step = plan_step(
-                    job, layers, self.size.gpus, self.batch, iteration, merge=not self._per_layer,
+                    job,
+                    layers,
+                    self.size.gpus,
+                    self.batch,
+                    iteration,
+                    merge=not self._per_layer,
                     sockets=self.ensemble.likely.topology.sockets,
-                    ranks_per_host=self.size.gpus_per_node, collective_s=collective,
+                    ranks_per_host=self.size.gpus_per_node,
+                    collective_s=collective,
                     memory=host_memory(self.ensemble.likely),
-                )  # fmt: skip
+                )
             self._plans[key] = place_plan(step, self.allocation.own)
         return self._plans[key]
 
     def memory(self, others: Sequence[str] = ()) -> Memory:
         """Bytes on the fullest GPU, and of its host; `others`: GPUs beside the job's own."""
         return estimate_memory(
-            self.job, self.size.gpus, self.batch, others, host_memory(self.ensemble.likely),
+            self.job,
+            self.size.gpus,
+            self.batch,
+            others,
+            host_memory(self.ensemble.likely),
             self.size.gpus_per_node,
-        )  # fmt: skip
+        )
 
     @property
     def _replicas(self) -> Ranks:
@@ -263,9 +276,14 @@ class SizedJob:
             ] * steps
             field = "fidelity" if self.fidelity in BY_SENDS else "cluster.nodes"
             check_message_size(
-                machine, sent, field, fidelity=self.fidelity, sockets=sockets,
-                by_cores=field != "fidelity", simulations=SIMULATIONS,
-            )  # fmt: skip
+                machine,
+                sent,
+                field,
+                fidelity=self.fidelity,
+                sockets=sockets,
+                by_cores=field != "fidelity",
+                simulations=SIMULATIONS,
+            )
 
 
 def size_job(

@@ -101,9 +101,11 @@ class Evaluator:
         if groups not in self.outcomes:
             stepped = self.prepared.step(options)
             self.outcomes[groups] = Outcome(
-                stepped.step_time_s, stepped.exposed_comm_s, read_reductions(stepped),
+                stepped.step_time_s,
+                stepped.exposed_comm_s,
+                read_reductions(stepped),
                 stepped.noise_s,
-            )  # fmt: skip
+            )
             self._check_surrogate(groups)
         return self.outcomes[groups]
 

@@ -79,9 +79,12 @@ def best_cuts(
     out = np.concatenate([[0.0], np.cumsum(surrogate.out_s)])
     size = n * keep + 1
     labels = _Labels(
-        np.zeros(size, np.int64), np.zeros(size), np.zeros(size), np.zeros(size),
         np.zeros(size, np.int64),
-    )  # fmt: skip
+        np.zeros(size),
+        np.zeros(size),
+        np.zeros(size),
+        np.zeros(size, np.int64),
+    )
     nothing = np.zeros(1)
     labels.add(0, (nothing, nothing, nothing - np.inf, np.full(1, -1)))
     for position in range(1, n + 1):

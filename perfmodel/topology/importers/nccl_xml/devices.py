@@ -20,9 +20,12 @@ from perfmodel.topology.importers.nccl_xml.safe_xml import Element
 DeviceKind = Literal["gpu", "nic", "switch", "nvswitch", "unknown"]
 
 _CLASSES: tuple[tuple[str, DeviceKind], ...] = (
-    ("0x060400", "switch"), ("0x080100", "switch"), ("0x068000", "nvswitch"), ("0x03", "gpu"),
+    ("0x060400", "switch"),
+    ("0x080100", "switch"),
+    ("0x068000", "nvswitch"),
+    ("0x03", "gpu"),
     ("0x02", "nic"),
-)  # fmt: skip
+)
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 
 
@@ -192,8 +195,10 @@ def _device(pci: Element, file: str, faults: list[Fault]) -> Device:
 
 def _level(pci: Element) -> int:
     """Level of a Broadcom Gen4 or Gen5 switch, as NCCL's getBcmGen finds it; 0: none."""
-    identifiers = [_identifier(pci.get(name)) for name in
-             ("vendor", "device", "subsystem_vendor", "subsystem_device")]  # fmt: skip
+    identifiers = [
+        _identifier(pci.get(name))
+        for name in ("vendor", "device", "subsystem_vendor", "subsystem_device")
+    ]
     if identifiers[:3] == ["1000", "c030", "1000"] and len(identifiers[3]) == 4:
         return {"0": 1, "1": 2}.get(identifiers[3][0], 0)
     if identifiers[:3] == ["1000", "c010", "1000"] and identifiers[3].startswith("a0"):
@@ -219,8 +224,9 @@ def _integer(element: Element, name: str, file: str, faults: list[Fault], *, def
     if text is None:
         return default
     if not re.fullmatch(r"-?\d{1,9}", text):
-        faults.append(Fault(f"{element.tag}.{name}", repr(text[:40]), "a whole number", file,
-                            element.line))  # fmt: skip
+        faults.append(
+            Fault(f"{element.tag}.{name}", repr(text[:40]), "a whole number", file, element.line)
+        )
         return default
     return int(text)
 

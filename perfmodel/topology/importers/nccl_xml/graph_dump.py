@@ -27,8 +27,9 @@ def with_graph(imported: ImportedTopology, path: Path) -> ImportedTopology:
     text = read_content(path)
     kind = kind_of(text, file)
     if kind != "nccl-graph":
-        raise InputError(Fault("graph", f"a file of kind {kind}",
-                               "an NCCL graph (root element 'graphs')", file))  # fmt: skip
+        raise InputError(
+            Fault("graph", f"a file of kind {kind}", "an NCCL graph (root element 'graphs')", file)
+        )
     root, _ = parse_xml(text, file)
     node = imported.node()
     kinds = {name: d.kind for d in node.nodes for name in expand_pattern(d.id)}
@@ -95,6 +96,13 @@ def _device(
         return ""
     if kinds.get(name) != stem:
         devices = sorted(n for n, kind in kinds.items() if kind == stem)
-        faults.append(Fault(f"{element.tag}.dev", f"{text}, which the topology has not",
-                            f"one of its {len(devices)} {stem}s", file, element.line))  # fmt: skip
+        faults.append(
+            Fault(
+                f"{element.tag}.dev",
+                f"{text}, which the topology has not",
+                f"one of its {len(devices)} {stem}s",
+                file,
+                element.line,
+            )
+        )
     return name

@@ -16,10 +16,22 @@ MOST_GBPS = 1600
 MOST_NICS = 64
 
 _RATES_GBPS = {
-    "15b3:1013": 100, "15b3:1015": 25, "15b3:1017": 100, "15b3:1019": 100, "15b3:101b": 200,
-    "15b3:101d": 100, "15b3:1021": 400, "15b3:1023": 800, "15b3:a2d6": 100, "15b3:a2dc": 400,
-    "1d0f:efa0": 100, "1d0f:efa1": 100, "1d0f:efa2": 200, "1d0f:efa3": 400, "8086:24f0": 100,
-}  # fmt: skip
+    "15b3:1013": 100,
+    "15b3:1015": 25,
+    "15b3:1017": 100,
+    "15b3:1019": 100,
+    "15b3:101b": 200,
+    "15b3:101d": 100,
+    "15b3:1021": 400,
+    "15b3:1023": 800,
+    "15b3:a2d6": 100,
+    "15b3:a2dc": 400,
+    "1d0f:efa0": 100,
+    "1d0f:efa1": 100,
+    "1d0f:efa2": 200,
+    "1d0f:efa3": 400,
+    "8086:24f0": 100,
+}
 """Rate of adapters by PCI vendor and device: the PCI ID Repository (pci-ids.ucw.cz) names the
 models, their data sheets the rates (ConnectX-4 to -8, BlueField-2 and -3, EFA, Omni-Path)."""
 
@@ -70,9 +82,9 @@ def find_adapters(
 
 
 def _functions(domain: Domain) -> Iterator[tuple[Device, Device | None, Domain]]:
-    def below(devices: Sequence[Device], above: Device | None) -> Iterator[
-        tuple[Device, Device | None, Domain]
-    ]:  # fmt: skip
+    def below(
+        devices: Sequence[Device], above: Device | None
+    ) -> Iterator[tuple[Device, Device | None, Domain]]:
         for device in devices:
             if device.kind == "nic":
                 yield device, above, domain
@@ -100,9 +112,12 @@ def _functions_per_adapter(
 
 
 def _adapters(
-    devices: tuple[Device, ...], above: Device | None, domain: Domain, completion: Completion,
+    devices: tuple[Device, ...],
+    above: Device | None,
+    domain: Domain,
+    completion: Completion,
     notes: list[str],
-) -> Iterator[Adapter]:  # fmt: skip
+) -> Iterator[Adapter]:
     first = devices[0]
     network = _network(first, completion)
     if network == "roce" and first.vendor != "15b3" and completion.template is None:
@@ -112,13 +127,30 @@ def _adapters(
         for net in nets:
             Bps, source = _rate_of(net, first, network, completion, notes)
             gdr = number(net, "gdr")
-            yield Adapter(devices, domain, above, network, Bps, source,
-                          None if gdr is None else gdr > 0, len(nets),
-                          f"line {net.line}, net {net.get('name') or ''}".rstrip())  # fmt: skip
+            yield Adapter(
+                devices,
+                domain,
+                above,
+                network,
+                Bps,
+                source,
+                None if gdr is None else gdr > 0,
+                len(nets),
+                f"line {net.line}, net {net.get('name') or ''}".rstrip(),
+            )
         return
     Bps, source = _rate(first, network, completion, len(devices), notes)
-    yield Adapter(devices, domain, above, network, Bps, source, None, 1,
-                  f"line {first.line}, pci {first.busid}")  # fmt: skip
+    yield Adapter(
+        devices,
+        domain,
+        above,
+        network,
+        Bps,
+        source,
+        None,
+        1,
+        f"line {first.line}, pci {first.busid}",
+    )
 
 
 def _network(device: Device, completion: Completion) -> str:

@@ -84,8 +84,12 @@ def _add_usual(host: HostDraft, gpus: int) -> None:
         return
     part = host.completion.part
     join_gpus(host.draft, Board(gpus, layout, part.nvlink, part.lanes))
-    how = {"nvswitch": "through an NVSwitch", "cube": "in a hybrid cube mesh",
-           "mesh": "all to all", "bridge": "in pairs"}  # fmt: skip
+    how = {
+        "nvswitch": "through an NVSwitch",
+        "cube": "in a hybrid cube mesh",
+        "mesh": "all to all",
+        "bridge": "in pairs",
+    }
     host.notes.append(f"NVLinks {how[layout]}, {part.lanes} per GPU, usual for this GPU")
 
 
@@ -129,8 +133,15 @@ def _add_dumped(host: HostDraft, gpus: Sequence[Device]) -> None:
             lines.setdefault(at, link.line)
             count = number(link, "count") or 0
             if not 0 < count <= 1000:
-                raise InputError(Fault("nvlink.count", repr(link.get("count")), "from 1 to 1,000",
-                                       host.file, link.line))  # fmt: skip
+                raise InputError(
+                    Fault(
+                        "nvlink.count",
+                        repr(link.get("count")),
+                        "from 1 to 1,000",
+                        host.file,
+                        link.line,
+                    )
+                )
             target = (link.get("target") or "").lower()
             tclass = (link.get("tclass") or "").lower()
             if tclass.startswith(_SWITCH):
@@ -140,17 +151,21 @@ def _add_dumped(host: HostDraft, gpus: Sequence[Device]) -> None:
             elif target in by_bus:
                 between[at, by_bus[target]] += int(count)
             else:
-                host.notes.append(f"an NVLink of gpu{at} to {target or 'nothing'}, no GPU of the"
-                                    f" file, does not count (line {link.line})")  # fmt: skip
+                host.notes.append(
+                    f"an NVLink of gpu{at} to {target or 'nothing'}, no GPU of the"
+                    f" file, does not count (line {link.line})"
+                )
     _check_totals(host, switched, between, lines)
     _add_switched(host, switched, lines)
     _add_between(host, between, lines)
 
 
 def _check_totals(
-    host: HostDraft, switched: Mapping[int, int], between: Mapping[tuple[int, int], int],
+    host: HostDraft,
+    switched: Mapping[int, int],
+    between: Mapping[tuple[int, int], int],
     lines: Mapping[int, int],
-) -> None:  # fmt: skip
+) -> None:
     """No GPU has more NVLinks than its model; one that has fewer than others is noted."""
     part = host.completion.part
     model = part.spelled.upper()

@@ -52,8 +52,9 @@ def read_nccl(text: str, file: str, *, gpu: str | None, template: str | None) ->
     ]
     gpus = sort_gpus([d for dom in domains for d in dom.walk() if d.kind == "gpu"], "dev")
     if completion.gpus and completion.template is not None and len(gpus) != completion.gpus:
-        notes.append(f"{len(gpus)} GPUs, as the file says; {completion.template.name} has"
-                     f" {completion.gpus}")  # fmt: skip
+        notes.append(
+            f"{len(gpus)} GPUs, as the file says; {completion.template.name} has {completion.gpus}"
+        )
     adapters = find_adapters(domains, completion, notes)
     wires = Counter(f"{adapter.Bps * 8e-9:g} Gbit/s {adapter.network}" for adapter in adapters)
     wire_list = "".join(f", {count} x {kind_name}" for kind_name, count in wires.items())
@@ -124,8 +125,9 @@ def _c2c(host: HostDraft, link: Element) -> str:
     """Add the chip-to-chip link of a superchip: MB/s of one, times how many (NCCL's topo.cc)."""
     MBps, count = number(link, "bw"), number(link, "count")
     if not MBps or MBps <= 0:
-        raise InputError(Fault("c2c.bw", repr(link.get("bw")), "MB/s, more than 0", host.file,
-                               link.line))  # fmt: skip
+        raise InputError(
+            Fault("c2c.bw", repr(link.get("bw")), "MB/s, more than 0", host.file, link.line)
+        )
     usable = f"{MBps * (count or 1) / 1000:.6g} GB/s"
     source = f"{Path(host.file).name}, bw and count of its c2c elements"
     return host.draft.link("c2c", stock_link("c2c", bandwidth=usable, source=source))

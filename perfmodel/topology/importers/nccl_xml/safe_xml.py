@@ -60,16 +60,26 @@ def parse_xml(text: str, file: str) -> tuple[Element, tuple[str, ...]]:
         parser.Parse(text.encode(), True)
     except _Refused as error:
         raise InputError(
-            Fault("file", str(error), "plain elements and attributes, as NCCL writes them", file,
-                  parser.CurrentLineNumber)
-        ) from None  # fmt: skip
+            Fault(
+                "file",
+                str(error),
+                "plain elements and attributes, as NCCL writes them",
+                file,
+                parser.CurrentLineNumber,
+            )
+        ) from None
     except expat.ExpatError as error:
         reason = expat.ErrorString(error.code)
         cut = " (cut off?)" if reader.open else ""
         raise InputError(
-            Fault("file", f"XML that is not well formed: {reason}{cut}", "a whole document", file,
-                  error.lineno)
-        ) from None  # fmt: skip
+            Fault(
+                "file",
+                f"XML that is not well formed: {reason}{cut}",
+                "a whole document",
+                file,
+                error.lineno,
+            )
+        ) from None
     assert reader.root is not None
     return reader.root, tuple(reader.comments)
 

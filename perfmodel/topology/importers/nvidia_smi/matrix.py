@@ -72,8 +72,9 @@ def _is_status(table: TableLines) -> bool:
 
 def _checked(table: TableLines, file: str) -> tuple[dict[tuple[str, str], str], list[str]]:
     """Cells of both directions, and notes; every fault of the table."""
-    faults = [Fault(field, problem, allowed, file, line)
-              for field, problem, allowed, line in table.faults]  # fmt: skip
+    faults = [
+        Fault(field, problem, allowed, file, line) for field, problem, allowed, line in table.faults
+    ]
     for name, row in table.rows.items():
         faults += _row_faults(name, row, table, file)
     faults += _affinity_faults(table, file)
@@ -123,12 +124,26 @@ def _row_faults(name: str, cells: Sequence[str], table: TableLines, file: str) -
     devices, line = table.devices, table.places[name]
     wrong = [cell for cell in cells[: len(devices)] if not is_cell(cell)]
     if wrong:
-        return [Fault(f"row of {name}", repr(wrong[0][:40]),
-                      "X, NV#, PIX, PXB, PHB, NODE or SYS", file, line)]  # fmt: skip
+        return [
+            Fault(
+                f"row of {name}",
+                repr(wrong[0][:40]),
+                "X, NV#, PIX, PXB, PHB, NODE or SYS",
+                file,
+                line,
+            )
+        ]
     if len(cells) != len(devices):
         more = "a name is missing in the header" if len(cells) > len(devices) else "cut off?"
-        return [Fault(f"row of {name}", f"{len(cells)} cells",
-                      f"{len(devices)}, one per device ({more})", file, line)]  # fmt: skip
+        return [
+            Fault(
+                f"row of {name}",
+                f"{len(cells)} cells",
+                f"{len(devices)}, one per device ({more})",
+                file,
+                line,
+            )
+        ]
     linked = [
         other for other, cell in zip(devices, cells, strict=False) if cell.upper().startswith("NV")
     ]
@@ -139,8 +154,15 @@ def _row_faults(name: str, cells: Sequence[str], table: TableLines, file: str) -
     own = [other for other, cell in zip(devices, cells, strict=True) if cell.upper() == "X"]
     if own != [name]:
         at = cells[devices.index(name)]
-        return [Fault(f"row of {name}", repr(at) if at.upper() != "X" else f"X for {own}",
-                      "X in its own column alone", file, line)]  # fmt: skip
+        return [
+            Fault(
+                f"row of {name}",
+                repr(at) if at.upper() != "X" else f"X for {own}",
+                "X in its own column alone",
+                file,
+                line,
+            )
+        ]
     return []
 
 

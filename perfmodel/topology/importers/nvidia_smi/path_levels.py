@@ -28,9 +28,12 @@ from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.spec import NodeSpec
 
 _DRIVERS = (
-    (r"efa|rdmap", "efa"), (r"hfi1|opa", "omni-path"), (r"bnxt|irdma|mlx5_bond|roce", "roce"),
-    (r"mlx|ibp|^ib", "infiniband"), (r"^(eth|en)", "tcp"),
-)  # fmt: skip
+    (r"efa|rdmap", "efa"),
+    (r"hfi1|opa", "omni-path"),
+    (r"bnxt|irdma|mlx5_bond|roce", "roce"),
+    (r"mlx|ibp|^ib", "infiniband"),
+    (r"^(eth|en)", "tcp"),
+)
 """Kind of network by the name of a NIC's driver, as nvidia-smi shows it."""
 
 
@@ -75,8 +78,9 @@ def template_from_matrix(
         "gpu_p2p": not named.part.geforce,
         "gpudirect_rdma": all(reads_gpus(named.part, network) for network in networks),
     }
-    return ImportedTopology(kind, draft.document(), title, tuple(dict.fromkeys(host.notes)),
-                    {"edges": draft.comments})  # fmt: skip
+    return ImportedTopology(
+        kind, draft.document(), title, tuple(dict.fromkeys(host.notes)), {"edges": draft.comments}
+    )
 
 
 def _check_template(matrix: Matrix, node: NodeSpec | None, file: str) -> None:
@@ -128,8 +132,14 @@ def _add_nvlinks(host: _HostDraft, file: str) -> None:
         return
     if part.nvlink is None:
         cell = f"NV{next(iter(lanes.values()))}"
-        raise InputError(Fault("gpu", f"{part.spelled.upper()}, which has no NVLink",
-                               f"a GPU that has, because the table says {cell}", file))  # fmt: skip
+        raise InputError(
+            Fault(
+                "gpu",
+                f"{part.spelled.upper()}, which has no NVLink",
+                f"a GPU that has, because the table says {cell}",
+                file,
+            )
+        )
     totals = {a: sum(n for (x, _), n in lanes.items() if x == a) for a in matrix.gpus}
     most = max(lanes.values())
     switched = max(totals.values()) > part.lanes or (
@@ -139,15 +149,19 @@ def _add_nvlinks(host: _HostDraft, file: str) -> None:
     name = host.draft.link(part.nvlink, nvlink(part.nvlink, switched=switched))
     if switched:
         host.draft.add("nvs", "nvswitch")
-        host.notes.append(f"an NVSwitch, because {most} NVLinks to each of several GPUs are more"
-                            f" than the {part.lanes} of one")  # fmt: skip
+        host.notes.append(
+            f"an NVSwitch, because {most} NVLinks to each of several GPUs are more"
+            f" than the {part.lanes} of one"
+        )
         for gpu in matrix.gpus:
             own = max((n for (a, _), n in lanes.items() if a == gpu), default=0)
             if own:
                 host.join(host.names[gpu], "nvs", name, gpu, own)
             else:
-                host.notes.append(f"{gpu} has no NVLinks, as its row says, though others have"
-                                  f" {most}: where they are only down, mend the row")  # fmt: skip
+                host.notes.append(
+                    f"{gpu} has no NVLinks, as its row says, though others have"
+                    f" {most}: where they are only down, mend the row"
+                )
         return
     for (a, b), count in lanes.items():
         if matrix.gpus.index(a) < matrix.gpus.index(b):

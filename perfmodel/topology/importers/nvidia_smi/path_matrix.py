@@ -100,8 +100,9 @@ def _merge_domains(groups: Sequence[list[str]], matrix: Matrix) -> list[list[str
 def clusters_of(matrix: Matrix, domain: Sequence[str]) -> list[list[list[str]]]:
     """Clusters of a domain: groups that one more switch joins; each a list of devices."""
     inside = set(domain)
-    leaves = _components(domain, [p for p, cell in matrix.cells.items()
-                                  if cell == "PIX" and set(p) <= inside])  # fmt: skip
+    leaves = _components(
+        domain, [p for p, cell in matrix.cells.items() if cell == "PIX" and set(p) <= inside]
+    )
     leaf_of = {name: at for at, leaf in enumerate(leaves) for name in leaf}
     joined = [
         (leaf_of[a], leaf_of[b])

@@ -81,33 +81,55 @@ class BucketReduction:
         name = f"compress {self.name}"
         issued = () if on_host else tasks.issue(name, kernels, rank_class, **self.marks)
         return tasks.compute(
-            name, "copy", self.work_s(moved_bytes, kernels) + more_s, rank_class,
+            name,
+            "copy",
+            self.work_s(moved_bytes, kernels) + more_s,
+            rank_class,
             after=dict.fromkeys((*issued, *self.ready, *after)),
-            stream=CAST if on_host else COMPUTE.name, role="compress", **self.marks,
-        )  # fmt: skip
+            stream=CAST if on_host else COMPUTE.name,
+            role="compress",
+            **self.marks,
+        )
 
     def call_back(
-        self, name: str, moved_bytes: float, kernels: int, *, after: Iterable[int],
+        self,
+        name: str,
+        moved_bytes: float,
+        kernels: int,
+        *,
+        after: Iterable[int],
         more_s: float = 0.0,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Run kernels in a callback of a collective."""
         tasks, rank_class = self.step.tasks, self.step.rank_class
         issued: tuple[int, ...] = ()
         if self.step.request.cast_Bps is None:
             issued = tasks.issue(f"{name} {self.name}", kernels, rank_class, **self.marks)
         return tasks.compute(
-            f"{name} {self.name}", "copy", self.work_s(moved_bytes, kernels) + more_s, rank_class,
-            after=dict.fromkeys((*issued, *after)), stream=CALLBACK, **self.marks,
-        )  # fmt: skip
+            f"{name} {self.name}",
+            "copy",
+            self.work_s(moved_bytes, kernels) + more_s,
+            rank_class,
+            after=dict.fromkeys((*issued, *after)),
+            stream=CALLBACK,
+            **self.marks,
+        )
 
     def send(self, name: str, op: Op, nbytes: int, dtype: str, *, after: Iterable[int]) -> int:
         """Run a collective with all ranks."""
         key = f"{name} {self.name}" if name else self.name
         titles = {"all_reduce": "all-reduce", "all_gather": "all-gather"}
         return self.step.tasks.collective(
-            f"{titles[op]} {key}", op, nbytes, self.step.rank_class, communicator=GROUP, key=key,
-            after=tuple(after), dtype=dtype, **self.marks,
-        )  # fmt: skip
+            f"{titles[op]} {key}",
+            op,
+            nbytes,
+            self.step.rank_class,
+            communicator=GROUP,
+            key=key,
+            after=tuple(after),
+            dtype=dtype,
+            **self.marks,
+        )
 
     def hold_host(self, after: Iterable[int]) -> None:
         """Let the thread of backward wait."""

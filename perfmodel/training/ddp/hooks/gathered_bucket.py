@@ -107,14 +107,18 @@ def reduce_quantised(reduction: BucketReduction, hook: QuantizationHook) -> int:
     )
     # division, rounding, zero point, clamp: 4 bytes read and written; then to 8 bits
     quantised = reduction.call_back(
-        "quantise", (4 * 8 + 5) * padded + ranks * padded,
-        (4 * channels + 3 if per_channel else 5) + ranks, after=(scales,),
-    )  # fmt: skip
+        "quantise",
+        (4 * 8 + 5) * padded + ranks * padded,
+        (4 * channels + 3 if per_channel else 5) + ranks,
+        after=(scales,),
+    )
     data = reduction.send("data of", "all_gather", ranks * padded, "uint8", after=(quantised,))
     # out of the gathered whole; to 32 bits, zero point, scale, sum; then the mean
     each = 2 + 5 + 8 + 8 + 12
     kernels = 1 + (3 * channels + 3 if per_channel else 4)
     return reduction.call_back(
-        "add up", 4 * padded + ranks * each * padded + 8 * padded, 2 + ranks * kernels,
+        "add up",
+        4 * padded + ranks * each * padded + 8 * padded,
+        2 + ranks * kernels,
         after=(data,),
-    )  # fmt: skip
+    )

@@ -19,9 +19,14 @@ def reduce_whole(reduction: BucketReduction, hook: CastHook) -> int:
     converted = _convert(reduction, nbytes)
     sent = reduction.send("", "all_reduce", nbytes, hook.kind, after=(converted,))
     return reduction.step.tasks.copy(
-        f"decompress {reduction.name}", (bucket.nbytes + nbytes) / 2, 1,
-        reduction.step.rank_class, after=(sent,), stream="hook", **reduction.marks,
-    )  # fmt: skip
+        f"decompress {reduction.name}",
+        (bucket.nbytes + nbytes) / 2,
+        1,
+        reduction.step.rank_class,
+        after=(sent,),
+        stream="hook",
+        **reduction.marks,
+    )
 
 
 def _convert(reduction: BucketReduction, nbytes: int) -> int:
@@ -30,9 +35,15 @@ def _convert(reduction: BucketReduction, nbytes: int) -> int:
     if step.request.cast_Bps is not None:
         cast_s = reduction.bucket.nbytes / step.request.cast_Bps
         return step.tasks.compute(
-            name, "copy", cast_s, step.rank_class, after=reduction.ready, stream=CAST,
-            role="compress", **reduction.marks,
-        )  # fmt: skip
+            name,
+            "copy",
+            cast_s,
+            step.rank_class,
+            after=reduction.ready,
+            stream=CAST,
+            role="compress",
+            **reduction.marks,
+        )
     issued = step.tasks.issue(name, 2, step.rank_class, **reduction.marks)
     cast_bytes = (reduction.bucket.nbytes + nbytes) / 2 + nbytes
     after = (*issued, *reduction.ready)

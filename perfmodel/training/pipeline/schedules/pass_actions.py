@@ -154,9 +154,9 @@ class StageWriter:
         return number
 
 
-def every_stage(stages: int, write: Callable[[int], Iterable[PassAction]]) -> tuple[
-    StageActions, ...
-]:  # fmt: skip
+def every_stage(
+    stages: int, write: Callable[[int], Iterable[PassAction]]
+) -> tuple[StageActions, ...]:
     """Passes of each stage."""
     return tuple(tuple(write(stage)) for stage in range(stages))
 

@@ -34,13 +34,18 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
     if setup.ranks == 1:
         return use
     units = wrap_units(
-        setup.workload, options.wrap, options.wrap_elements or MIN_WRAPPED,
+        setup.workload,
+        options.wrap,
+        options.wrap_elements or MIN_WRAPPED,
         experts_apart=setup.expert_copies is not None,
-    )  # fmt: skip
+    )
     sizes = unit_sizes(
-        setup.workload, options, options.shard_ranks(setup.ranks), setup.gathered_narrow,
+        setup.workload,
+        options,
+        options.shard_ranks(setup.ranks),
+        setup.gathered_narrow,
         setup.expert_copies,
-    )  # fmt: skip
+    )
     shards = rank_shards(sizes, units, setup.optimizer)
     on_host = 0.0
     if options.offload:

@@ -34,9 +34,14 @@ from perfmodel.training.sharded.fsdp.step.updates import add_broadcasts, add_upd
 from perfmodel.training.strategy import StepRequest
 
 STREAMS = (
-    HOST, COMPUTE, Stream(GATHER_COPIES, "copy"), Stream(GATHERS, "comm"),
-    Stream(REDUCTIONS, "comm"), Stream(REDUCTION_COPIES, "copy"), Stream(AVERAGES, "comm"),
-)  # fmt: skip
+    HOST,
+    COMPUTE,
+    Stream(GATHER_COPIES, "copy"),
+    Stream(GATHERS, "comm"),
+    Stream(REDUCTIONS, "comm"),
+    Stream(REDUCTION_COPIES, "copy"),
+    Stream(AVERAGES, "comm"),
+)
 
 
 def fsdp_plan(request: StepRequest, options: FsdpOptions) -> StepPlan:

@@ -59,9 +59,11 @@ def _settings(_: Workload, section: FsdpStrategy) -> tuple[Setting, ...]:
 
 
 _STRATEGIES = {
-    (True, False): "FULL_SHARD", (False, False): "SHARD_GRAD_OP", (True, True): "HYBRID_SHARD",
+    (True, False): "FULL_SHARD",
+    (False, False): "SHARD_GRAD_OP",
+    (True, True): "HYBRID_SHARD",
     (False, True): "_HYBRID_SHARD_ZERO2",
-}  # fmt: skip
+}
 
 
 def _own_words(section: FsdpStrategy) -> tuple[str, ...]:
@@ -89,7 +91,11 @@ def _own_words(section: FsdpStrategy) -> tuple[str, ...]:
 
 
 FSDP = Strategy(
-    "fully sharded data parallel", _options, fsdp_plan, fsdp_memory, held_dtype=_held_dtype,
+    "fully sharded data parallel",
+    _options,
+    fsdp_plan,
+    fsdp_memory,
+    held_dtype=_held_dtype,
     lighter=({}, {"reshard_after_forward": True}, {"offload": True}),
     assumptions=(
         "Gathers and reductions of units follow each other in PyTorch's order on one communicator.",
@@ -97,4 +103,4 @@ FSDP = Strategy(
     ),
     settings=_settings,
     own_words=_own_words,
-)  # fmt: skip
+)

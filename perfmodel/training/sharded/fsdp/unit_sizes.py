@@ -15,9 +15,12 @@ ALIGNED_BYTES = 16
 
 
 def unit_sizes(
-    workload: Workload, options: FsdpOptions, ranks: int, narrow: frozenset[int] = frozenset(),
+    workload: Workload,
+    options: FsdpOptions,
+    ranks: int,
+    narrow: frozenset[int] = frozenset(),
     expert_copies: int | None = None,
-) -> UnitSizes:  # fmt: skip
+) -> UnitSizes:
     """Sizes of units of a model that so many ranks share.
 
     `narrow`: parameters that are gathered in fp8.

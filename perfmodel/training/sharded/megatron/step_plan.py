@@ -195,9 +195,15 @@ def _add_gather(sharing: _Sharing, index: int, after: tuple[int, ...]) -> None:
     if bucket.narrow_elements:
         elements, dtype = bucket.narrow_elements + wide, "uint8" if wide else "fp8"
     sharing.gathered[index] = add_collective(
-        step, f"gather bucket {index}", "all_gather", elements,
-        dtype=dtype, after=(*issued, *after), communicator=sharing.sharers(bucket), bucket=index,
-    )  # fmt: skip
+        step,
+        f"gather bucket {index}",
+        "all_gather",
+        elements,
+        dtype=dtype,
+        after=(*issued, *after),
+        communicator=sharing.sharers(bucket),
+        bucket=index,
+    )
 
 
 # ---------------------------------------------------------------- backward
@@ -212,9 +218,11 @@ def _add_backward(sharing: _Sharing, micro_batch: int) -> None:
     last = {owner[tensor]: tensor for tensor in workload.ready_order}
     missing = {bucket.index: len(bucket.tensors) for bucket in sharing.buckets}
     for part in backward_segments(
-        workload, times, at_most=step.resolution(),
+        workload,
+        times,
+        at_most=step.resolution(),
         cut_after=set(last.values()) if overlaps else (),
-    ):  # fmt: skip
+    ):
         add_segment(step, part, "backward", micro_batch)
         _add_to_buffer(sharing, part, micro_batch)
         for tensor in part.tensors if overlaps else ():
@@ -238,9 +246,13 @@ def _add_to_buffer(sharing: _Sharing, part: Segment, micro_batch: int) -> None:
         nbytes += tensors[each].numel * added / 2
     if part.tensors:
         add_work(
-            step, f"add {part.name}", "copy", copy_seconds(step, nbytes, len(others)), len(others),
+            step,
+            f"add {part.name}",
+            "copy",
+            copy_seconds(step, nbytes, len(others)),
+            len(others),
             micro_batch,
-        )  # fmt: skip
+        )
 
 
 def _products(workload: Workload) -> frozenset[int]:
@@ -260,23 +272,32 @@ def _add_reduction(sharing: _Sharing, bucket: BufferBucket) -> int:
     nbytes = bucket.elements * sharing.gradient_bytes
     name, micro_batch = f"bucket {bucket.index}", options.accumulate - 1
     if not options.average_in_collective:
-        add_work(
-            step, f"scale {name}", "copy", copy_seconds(step, nbytes, 1), 1, micro_batch
-        )  # fmt: skip
+        add_work(step, f"scale {name}", "copy", copy_seconds(step, nbytes, 1), 1, micro_batch)
     after = (*step.device_waits, *(() if step.last is None else (step.last,)))
     op: Op = "reduce_scatter" if sharing.splits else "all_reduce"
     sent = add_collective(
-        step, f"reduce {name}", op, bucket.elements, dtype=sharing.gradient_dtype, after=after,
+        step,
+        f"reduce {name}",
+        op,
+        bucket.elements,
+        dtype=sharing.gradient_dtype,
+        after=after,
         communicator=sharing.sharers(bucket) if sharing.splits or bucket.of_experts else EVERYONE,
         bucket=bucket.index,
         micro_batch=micro_batch,
-    )  # fmt: skip
+    )
     if sharing.splits and sharing.shard_ranks < step.request.ranks and not bucket.of_experts:
         sent = add_collective(
-            step, f"add up {name}", "all_reduce", bucket.elements // sharing.shard_ranks,
-            dtype=sharing.gradient_dtype, after=(sent,), communicator=TWINS,
-            bucket=bucket.index, micro_batch=micro_batch,
-        )  # fmt: skip
+            step,
+            f"add up {name}",
+            "all_reduce",
+            bucket.elements // sharing.shard_ranks,
+            dtype=sharing.gradient_dtype,
+            after=(sent,),
+            communicator=TWINS,
+            bucket=bucket.index,
+            micro_batch=micro_batch,
+        )
     return sent
 
 
@@ -285,9 +306,12 @@ def _add_optimizer(sharing: _Sharing) -> int:
     step, options = sharing.step, sharing.step.options
     part = sum(bucket.elements // sharing.shard_count(bucket) for bucket in sharing.buckets)
     add_agreement(
-        step, "gradient norm", NORM_DTYPE, part * sharing.gradient_bytes,
+        step,
+        "gradient norm",
+        NORM_DTYPE,
+        part * sharing.gradient_bytes,
         sharing.shards if sharing.splits else None,
-    )  # fmt: skip
+    )
     end = add_update(step, part)
     if not sharing.splits or options.overlap_param_gather:
         return end

@@ -122,6 +122,11 @@ def _own_words(section: MegatronStrategy) -> tuple[str, ...]:
 
 
 MEGATRON = Strategy(
-    "Megatron-Core data parallel", _options, megatron_plan, megatron_memory, settings=_settings,
-    own_words=_own_words, bucket_sizes=_bucket_sizes,
-)  # fmt: skip
+    "Megatron-Core data parallel",
+    _options,
+    megatron_plan,
+    megatron_memory,
+    settings=_settings,
+    own_words=_own_words,
+    bucket_sizes=_bucket_sizes,
+)

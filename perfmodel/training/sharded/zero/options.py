@@ -111,10 +111,15 @@ class ZeroOptions:
 
     def __post_init__(self) -> None:
         least = {
-            "reduce_bucket_size": 1, "hpz_ranks": 1, "accumulate": 1, "sub_group_size": 1,
-            "prefetch_bucket_size": 0, "param_persistence_threshold": 0,
-            "max_live_parameters": 0, "max_reuse_distance": 0,
-        }  # fmt: skip
+            "reduce_bucket_size": 1,
+            "hpz_ranks": 1,
+            "accumulate": 1,
+            "sub_group_size": 1,
+            "prefetch_bucket_size": 0,
+            "param_persistence_threshold": 0,
+            "max_live_parameters": 0,
+            "max_reuse_distance": 0,
+        }
         faults = [
             Fault(name, repr(getattr(self, name)), f"a whole number, {bound} or more")
             for name, bound in least.items()

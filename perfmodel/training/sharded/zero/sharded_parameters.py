@@ -204,16 +204,26 @@ def _add_gather(passes: _Passes, gather: Gather) -> None:
     if options.offload_param:
         seconds += host_copy_seconds(step, own_bytes)
     copied = step.tasks.compute(
-        f"copy in {name}", "copy", seconds, RANKS,
-        after=dict.fromkeys((*issued, *step.host_waits)), stream=stream,
+        f"copy in {name}",
+        "copy",
+        seconds,
+        RANKS,
+        after=dict.fromkeys((*issued, *step.host_waits)),
+        stream=stream,
         micro_batch=passes.micro_batch,
-    )  # fmt: skip
+    )
     if options.offload_param:  # `.to(device)` returns when the copy is done
         step.host_waits = passes.blocked = (copied,)
     sent = add_collective(
-        step, name, "all_gather", elements, dtype=step.dtype, after=(copied,),
-        communicator=SECONDARY if gather.secondary else EVERYONE, micro_batch=passes.micro_batch,
-    )  # fmt: skip
+        step,
+        name,
+        "all_gather",
+        elements,
+        dtype=step.dtype,
+        after=(copied,),
+        communicator=SECONDARY if gather.secondary else EVERYONE,
+        micro_batch=passes.micro_batch,
+    )
     passes.gatherings.append(_Gathering(gather, sent))
 
 
@@ -228,9 +238,12 @@ def _add_drive_event(passes: _Passes, event: DriveRead | DriveWait) -> None:
     workload, ranks = step.request.workload, step.request.ranks
     nbytes = step.item_bytes * part_elements(workload, event.tensors, ranks)
     passes.reading = add_drive_task(
-        step, "read parameters", nbytes, (*step.host_waits, *passes.blocked),
+        step,
+        "read parameters",
+        nbytes,
+        (*step.host_waits, *passes.blocked),
         micro_batch=passes.micro_batch,
-    )  # fmt: skip
+    )
 
 
 def _add_arrival(passes: _Passes, arrival: Arrival) -> None:
@@ -242,11 +255,14 @@ def _add_arrival(passes: _Passes, arrival: Arrival) -> None:
         name, kernels = f"copy out gather {arrival.gather}", len(gathering.gather.tensors)
         issued = step.tasks.issue(name, kernels, RANKS, after=step.host_waits)
         end = step.tasks.compute(
-            name, "copy", copy_seconds(step, elements * step.item_bytes, kernels), RANKS,
+            name,
+            "copy",
+            copy_seconds(step, elements * step.item_bytes, kernels),
+            RANKS,
             after=dict.fromkeys((*issued, end)),
             stream=GATHERING if step.options.overlaps else COMPUTE.name,
             micro_batch=passes.micro_batch,
-        )  # fmt: skip
+        )
     step.device_waits = (*step.device_waits, end)
 
 
@@ -283,9 +299,15 @@ def _add_reduction(passes: _Passes) -> None:
         copied += sent_elements * (sent_bytes + step.item_bytes) // 2
     ready = _add_copy(passes, f"average {name}", copied, 3)
     sent = add_collective(
-        step, f"{op.replace('_', '-')} {name}", op, sent_elements, dtype=dtype,
-        after=(ready,), bucket=bucket.index, micro_batch=passes.micro_batch,
-    )  # fmt: skip
+        step,
+        f"{op.replace('_', '-')} {name}",
+        op,
+        sent_elements,
+        dtype=dtype,
+        after=(ready,),
+        bucket=bucket.index,
+        micro_batch=passes.micro_batch,
+    )
     adds = 1.5 if passes.micro_batch > 0 else 1.0
     passes.reduced = _add_copy(
         passes, f"copy out {name}", int(adds * part * step.item_bytes), len(bucket.tensors), (sent,)
@@ -297,16 +319,25 @@ def _add_reduction(passes: _Passes) -> None:
             nbytes = gradient_bytes(step, bucket.tensors)
             passes.written.append(
                 add_drive_task(
-                    step, f"write gradients of {name}", nbytes, (passes.reduced,), write=True,
+                    step,
+                    f"write gradients of {name}",
+                    nbytes,
+                    (passes.reduced,),
+                    write=True,
                     micro_batch=passes.micro_batch,
                 )
-            )  # fmt: skip
+            )
 
 
 def _add_copy(
-    passes: _Passes, name: str, nbytes: int, kernels: int, after: tuple[int, ...] = (),
-    *, more_s: float = 0.0,
-) -> int:  # fmt: skip
+    passes: _Passes,
+    name: str,
+    nbytes: int,
+    kernels: int,
+    after: tuple[int, ...] = (),
+    *,
+    more_s: float = 0.0,
+) -> int:
     """Copy on the reducing stream, which follows the computing one.
 
     `more_s`: of copies to the host and back.
@@ -319,9 +350,14 @@ def _add_copy(
     issued = step.tasks.issue(name, kernels, RANKS, micro_batch=passes.micro_batch)
     waits = dict.fromkeys((*issued, *after, *(() if step.last is None else (step.last,))))
     return step.tasks.compute(
-        name, "copy", copy_seconds(step, nbytes, kernels) + more_s, RANKS, after=waits,
-        stream=REDUCTION, micro_batch=passes.micro_batch,
-    )  # fmt: skip
+        name,
+        "copy",
+        copy_seconds(step, nbytes, kernels) + more_s,
+        RANKS,
+        after=waits,
+        stream=REDUCTION,
+        micro_batch=passes.micro_batch,
+    )
 
 
 def _add_optimizer(step: ShardingStep[ZeroOptions], written: Sequence[int]) -> int:

@@ -108,9 +108,13 @@ def _add_local_backward(step: ShardingStep[ZeroOptions], micro_batch: int) -> No
             nbytes = 1.5 * step.numel(part.tensors) * step.item_bytes
             kernels = len(part.tensors)
             add_work(
-                step, f"add {part.name}", "copy", copy_seconds(step, nbytes, kernels), kernels,
+                step,
+                f"add {part.name}",
+                "copy",
+                copy_seconds(step, nbytes, kernels),
+                kernels,
                 micro_batch,
-            )  # fmt: skip
+            )
 
 
 def _add_reductions_after(step: ShardingStep[ZeroOptions], reducing: _Reducing) -> None:
@@ -155,9 +159,13 @@ def _add_own_part(step: ShardingStep[ZeroOptions], reducing: _Reducing) -> None:
     kernels = max(1, len(step.request.workload.ready_order) // step.request.ranks)
     adds = 1.5 if reducing.micro_batch > 0 else 1.0
     add_work(
-        step, "own gradients", "copy", copy_seconds(step, adds * nbytes, kernels), kernels,
+        step,
+        "own gradients",
+        "copy",
+        copy_seconds(step, adds * nbytes, kernels),
+        kernels,
         reducing.micro_batch,
-    )  # fmt: skip
+    )
 
 
 def _add_copies_in(
@@ -172,9 +180,13 @@ def _add_copies_in(
         return
     nbytes = step.numel(tensors) * step.item_bytes
     add_work(
-        step, f"copy in bucket {bucket.index}", "copy",
-        copy_seconds(step, nbytes, len(tensors)), len(tensors), micro_batch,
-    )  # fmt: skip
+        step,
+        f"copy in bucket {bucket.index}",
+        "copy",
+        copy_seconds(step, nbytes, len(tensors)),
+        len(tensors),
+        micro_batch,
+    )
 
 
 def _add_reduction(
@@ -195,10 +207,16 @@ def _add_reduction(
         op: Op = "all_reduce" if sending.owner is None else "reduce"
         target = "" if sending.owner is None else f" to rank {sending.owner}"
         sent = add_collective(
-            step, f"{op.replace('_', '-')} {name}{target}", op, sending.elements, dtype=dtype,
-            after=(ready,), root=sending.owner or 0,
-            bucket=bucket.index, micro_batch=reducing.micro_batch,
-        )  # fmt: skip
+            step,
+            f"{op.replace('_', '-')} {name}{target}",
+            op,
+            sending.elements,
+            dtype=dtype,
+            after=(ready,),
+            root=sending.owner or 0,
+            bucket=bucket.index,
+            micro_batch=reducing.micro_batch,
+        )
         share = sending.elements * step.item_bytes // step.request.ranks
         reducing.ended = _add_copy(step, f"copy out {name}", 2 * share, 2, [sent], marks)
         after = [reducing.ended]
@@ -235,6 +253,10 @@ def _add_optimizer(step: ShardingStep[ZeroOptions], layout: FlatPartition) -> in
     offloaded = step.options.offload_optimizer
     updated = add_host_update(step, part) if offloaded else add_update(step, part)
     return add_collective(
-        step, "gather parameters", "all_gather", layout.elements, dtype=step.dtype,
+        step,
+        "gather parameters",
+        "all_gather",
+        layout.elements,
+        dtype=step.dtype,
         after=(updated,),
-    )  # fmt: skip
+    )

@@ -121,15 +121,21 @@ def _remarks(options: ZeroOptions) -> tuple[str, ...]:
 
 
 ZERO = Strategy(
-    "ZeRO (DeepSpeed)", _options, zero_plan, zero_memory,
+    "ZeRO (DeepSpeed)",
+    _options,
+    zero_plan,
+    zero_memory,
     lighter=(
-        {"stage": 1}, {"stage": 2}, {"stage": 3},
+        {"stage": 1},
+        {"stage": 2},
+        {"stage": 3},
         {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
     ),
     assumptions=(
         "ZeRO follows DeepSpeed 0.19 with PyTorch 1.13 or later, in steps whose trace is complete",
     ),
-    settings=_settings, bucket_sizes=_bucket_sizes,
+    settings=_settings,
+    bucket_sizes=_bucket_sizes,
     own_words=_own_words,
     remarks=_remarks,
-)  # fmt: skip
+)

@@ -24,9 +24,14 @@ DRIVE_READS, DRIVE_WRITES = "drive reads", "drive writes"
 """Of a rank's share of its host's drives."""
 
 STREAMS = (
-    HOST, COMPUTE, Stream(GATHERING, "copy"), Stream(REDUCTION, "copy"), Stream("comm", "comm"),
-    Stream(DRIVE_READS, "copy"), Stream(DRIVE_WRITES, "copy"),
-)  # fmt: skip
+    HOST,
+    COMPUTE,
+    Stream(GATHERING, "copy"),
+    Stream(REDUCTION, "copy"),
+    Stream("comm", "comm"),
+    Stream(DRIVE_READS, "copy"),
+    Stream(DRIVE_WRITES, "copy"),
+)
 
 MASTER_BYTES = 4
 """Bytes of an element that the optimizer updates: fp32, whatever the model's dtype."""
@@ -123,10 +128,17 @@ def add_collective(
     """Add a collective of so many elements, after what it waits for on the device."""
     nbytes = elements * ITEM_BYTES[dtype]
     index = step.tasks.collective(
-        name, op, nbytes, RANKS, communicator=communicator,
-        key=f"{name} {len(step.tasks.tasks)}", after=dict.fromkeys(after),
-        bucket=bucket, micro_batch=micro_batch, dtype=dtype,
-    )  # fmt: skip
+        name,
+        op,
+        nbytes,
+        RANKS,
+        communicator=communicator,
+        key=f"{name} {len(step.tasks.tasks)}",
+        after=dict.fromkeys(after),
+        bucket=bucket,
+        micro_batch=micro_batch,
+        dtype=dtype,
+    )
     if root:
         task = step.tasks.tasks[index]
         step.tasks.tasks[index] = replace(task, work=replace(task.work, root=root))  # type: ignore[arg-type]
@@ -163,9 +175,12 @@ def add_update(step: ShardingStep[Any], elements: float) -> int:
     casts = elements * (step.item_bytes + MASTER_BYTES)
     name, kernels = "optimizer", times.optimizer_kernels + 2
     return add_work(
-        step, name, "optimizer",
-        times.optimizer_s * elements / total + copy_seconds(step, casts, 2), kernels,
-    )  # fmt: skip
+        step,
+        name,
+        "optimizer",
+        times.optimizer_s * elements / total + copy_seconds(step, casts, 2),
+        kernels,
+    )
 
 
 def finish_plan(

@@ -123,10 +123,18 @@ def parse_row(cells: Mapping[str, str]) -> TrainingRow:
     last = from_nvidia and precision == "fp16" and model.name.startswith("resnet")
     unlike = _GROUPED if model.name.startswith("resnext") else cells.get("unlike", "")
     return TrainingRow(
-        model, precision, batch, machine, shares, last, options, software,
-        fused_optimizer=_is_nvidias(cells) and model.name.startswith("bert"), unlike=unlike,
+        model,
+        precision,
+        batch,
+        machine,
+        shares,
+        last,
+        options,
+        software,
+        fused_optimizer=_is_nvidias(cells) and model.name.startswith("bert"),
+        unlike=unlike,
         horovod=_PER_TENSOR if "horovod wfbp" in cells.get("sync_mode", "").lower() else None,
-    )  # fmt: skip
+    )
 
 
 def _is_nvidias(cells: Mapping[str, str]) -> bool:
@@ -253,9 +261,13 @@ def _machine(cells: Mapping[str, str], shares: tuple[int, ...]) -> HostText:
 def _read_host(gpu: str, gpus: int, inside: str, network: str | None, framework: str) -> HostText:
     """Rows of a table differ in batch and size, and seldom in their machine."""
     return read_host(
-        gpu, gpus=gpus, intra=f"{gpu}; {inside}", network=network, usual_network="infiniband",
+        gpu,
+        gpus=gpus,
+        intra=f"{gpu}; {inside}",
+        network=network,
+        usual_network="infiniband",
         remarks=framework,
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- tables in columns of their own
@@ -271,7 +283,11 @@ def in_common_columns(cells: Mapping[str, str]) -> dict[str, str]:
     metric = next((name for name in _PERCENTILES if cells.get(name)), _PERCENTILES[0])
     return dict(cells) | {
         "framework": cells.get("framework") or "PyTorch",
-        "gpu": cells["hardware"], "interconnect": cells["hardware"],
-        "sync_mode": cells.get("mode", "ddp"), "metric": metric, "value": cells.get(metric, ""),
-        "precision": cells.get("precision") or "FP32", "dataset": cells.get("run", ""),
-    }  # fmt: skip
+        "gpu": cells["hardware"],
+        "interconnect": cells["hardware"],
+        "sync_mode": cells.get("mode", "ddp"),
+        "metric": metric,
+        "value": cells.get(metric, ""),
+        "precision": cells.get("precision") or "FP32",
+        "dataset": cells.get("run", ""),
+    }

@@ -87,8 +87,11 @@ def read_software(cells: Mapping[str, str]) -> StatedSoftware:
 
 def _bundled_nccl(torch: Release) -> str | None:
     """Version of NCCL that a release of PyTorch brings along; None: older than all listed."""
-    older = [(_release(name), version) for name, version in releases().nccl.items()
-             if _release(name) <= torch]  # fmt: skip
+    older = [
+        (_release(name), version)
+        for name, version in releases().nccl.items()
+        if _release(name) <= torch
+    ]
     return max(older)[1] if older else None
 
 

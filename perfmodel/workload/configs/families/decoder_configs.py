@@ -67,9 +67,10 @@ class DecoderConfig(HubConfig):
             return None
         stated = getattr(self, "layer_types", None)
         slide = (
-            map(self.slides, range(self.num_hidden_layers)) if stated is None
+            map(self.slides, range(self.num_hidden_layers))
+            if stated is None
             else (kind == "sliding_attention" for kind in stated)
-        )  # fmt: skip
+        )
         windows = tuple(window if each else None for each in slide)
         return windows if any(windows) else None
 

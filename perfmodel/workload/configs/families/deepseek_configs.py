@@ -53,9 +53,12 @@ class DeepseekV3Config(RoutedConfig):
     def latent(self) -> LatentShape:
         """Ranks of its maps, sizes of a head."""
         return LatentShape(
-            self.q_lora_rank, self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim,
+            self.q_lora_rank,
+            self.kv_lora_rank,
+            self.qk_nope_head_dim,
+            self.qk_rope_head_dim,
             self.v_head_dim,
-        )  # fmt: skip
+        )
 
     @property
     def plain(self) -> DecoderConfig:
@@ -124,9 +127,12 @@ class Glm4MoeConfig(RoutedConfig):
         """Positions turn half of a head."""
         share = rotary_share(self.rope_parameters, self.partial_rotary_factor, usual=0.5)
         return {
-            "head_norms": self.use_qk_norm, "late_head_norms": True, "biased_output": False,
-            "rotary_share": share, "turned_apart": True,
-        }  # fmt: skip
+            "head_norms": self.use_qk_norm,
+            "late_head_norms": True,
+            "biased_output": False,
+            "rotary_share": share,
+            "turned_apart": True,
+        }
 
     @property
     def routed(self) -> RoutedShape:

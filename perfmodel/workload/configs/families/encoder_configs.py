@@ -48,8 +48,10 @@ class BertConfig(HubConfig):
 
 
 BERT_HEADS: dict[str, bert.Head] = {
-    "BertForMaskedLM": "masked", "BertForPreTraining": "pre-training", "BertModel": "pooler",
-}  # fmt: skip
+    "BertForMaskedLM": "masked",
+    "BertForPreTraining": "pre-training",
+    "BertModel": "pooler",
+}
 
 
 def bert_model(name: str, config: BertConfig, _family: str) -> Buildable:
@@ -100,10 +102,12 @@ class RobertaConfig(XlmRobertaConfig):
 def roberta_model(name: str, config: XlmRobertaConfig, family: str) -> Buildable:
     """Return the model of a configuration."""
     head_of(config, (family,))
-    raise_findings(chain(
-        heads_divide(config.hidden_size, config.num_attention_heads),
-        _position_findings(config),
-    ))  # fmt: skip
+    raise_findings(
+        chain(
+            heads_divide(config.hidden_size, config.num_attention_heads),
+            _position_findings(config),
+        )
+    )
     own = bert.ROBERTA_NAMES if family == ROBERTA else bert.XLM_ROBERTA_NAMES
     shape = replace(_bert_shape(config, own), head_activation=ONE_KERNEL)  # GELU in any case
     make = partial(bert.bert, name, shape=shape, head="masked")

@@ -190,9 +190,13 @@ class GptOssConfig(RoutedConfig):
     def routed(self) -> RoutedShape:
         """Experts of all layers."""
         return RoutedShape(
-            self.num_local_experts, self.num_experts_per_tok, self.intermediate_size,
-            scores="top", biased=True, clamped=True,
-        )  # fmt: skip
+            self.num_local_experts,
+            self.num_experts_per_tok,
+            self.intermediate_size,
+            scores="top",
+            biased=True,
+            clamped=True,
+        )
 
     def slides(self, layer: int) -> bool:
         """Every second, from the first on."""

@@ -79,9 +79,11 @@ class GlmConfig(DecoderConfig):
         """The map after attention has no bias."""
         share = rotary_share(self.rope_parameters, self.partial_rotary_factor, usual=0.5)
         return {
-            "names": GLM_NAMES, "biased_output": False, "rotary_share": share,
+            "names": GLM_NAMES,
+            "biased_output": False,
+            "rotary_share": share,
             "turned_apart": True,
-        }  # fmt: skip
+        }
 
 
 class Glm4Config(GlmConfig):
@@ -254,8 +256,11 @@ class Olmo2Config(DecoderConfig):
     def changes(self) -> dict[str, Any]:
         """No part begins with a norm."""
         return {
-            "names": OLMO2_NAMES, "head_norms": True, "wide_head_norms": True, "wide_gains": True,
-        }  # fmt: skip
+            "names": OLMO2_NAMES,
+            "head_norms": True,
+            "wide_head_norms": True,
+            "wide_gains": True,
+        }
 
 
 class Olmo3Config(Olmo2Config):

@@ -169,10 +169,12 @@ def phi_model(name: str, config: PhiConfig, family: str) -> Buildable:
     """Return the model of a configuration."""
     head_of(config, (family,))
     heads = config.num_attention_heads
-    raise_findings(chain(
-        heads_divide(config.hidden_size, heads),
-        _pair_findings(config.num_key_value_heads, heads),
-    ))  # fmt: skip
+    raise_findings(
+        chain(
+            heads_divide(config.hidden_size, heads),
+            _pair_findings(config.num_key_value_heads, heads),
+        )
+    )
     block = StackShape(
         config.hidden_size,
         heads,
@@ -231,9 +233,12 @@ OPT_OFFSET = 2
 def opt_model(name: str, config: OptConfig, family: str) -> Buildable:
     """Return the model of a configuration."""
     head_of(config, (family,))
-    raise_findings(chain(
-        heads_divide(config.hidden_size, config.num_attention_heads), _projection_findings(config)
-    ))  # fmt: skip
+    raise_findings(
+        chain(
+            heads_divide(config.hidden_size, config.num_attention_heads),
+            _projection_findings(config),
+        )
+    )
     block = StackShape(
         config.hidden_size,
         config.num_attention_heads,

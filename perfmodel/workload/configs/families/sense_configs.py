@@ -193,10 +193,12 @@ def whisper_model(name: str, config: WhisperConfig, family: str) -> Buildable:
         finding
         for stack in ("encoder", "decoder")
         for finding in divides(
-            config.d_model, getattr(config, f"{stack}_attention_heads"),
-            f"{stack}_attention_heads", "d_model",
+            config.d_model,
+            getattr(config, f"{stack}_attention_heads"),
+            f"{stack}_attention_heads",
+            "d_model",
         )
-    )  # fmt: skip
+    )
     rates = {
         "dropout": is_on(config.dropout),
         "inner_dropout": is_on(config.activation_dropout),
@@ -205,16 +207,28 @@ def whisper_model(name: str, config: WhisperConfig, family: str) -> Buildable:
     function = ACTIVATIONS[config.activation_function]
     shape = WhisperShape(
         config.encoder_layers,
-        whisper_block(config.d_model, config.encoder_attention_heads, config.encoder_ffn_dim,
-                      decodes=False, activation=function, **rates),
+        whisper_block(
+            config.d_model,
+            config.encoder_attention_heads,
+            config.encoder_ffn_dim,
+            decodes=False,
+            activation=function,
+            **rates,
+        ),
         config.decoder_layers,
-        whisper_block(config.d_model, config.decoder_attention_heads, config.decoder_ffn_dim,
-                      decodes=True, activation=function, **rates),
+        whisper_block(
+            config.d_model,
+            config.decoder_attention_heads,
+            config.decoder_ffn_dim,
+            decodes=True,
+            activation=function,
+            **rates,
+        ),
         config.vocab_size,
         config.num_mel_bins,
         config.max_source_positions,
         config.max_target_positions,
         tied=config.tie_word_embeddings,
-    )  # fmt: skip
+    )
     longest = config.max_target_positions
     return Buildable(name, partial(whisper, name, shape=shape), longest, longest=longest)

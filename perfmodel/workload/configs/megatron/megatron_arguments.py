@@ -129,13 +129,25 @@ class MegatronArguments(FileModel):
     fp16: Flag = False
 
 
-REFUSED = frozenset({
-    "encoder_num_layers", "decoder_num_layers", "mtp_num_layers", "window_size",
-    "window_attn_skip_freq", "quick_geglu", "retro_add_retriever", "hybrid_attention_ratio",
-    "hybrid_override_pattern", "is_hybrid_model", "heterogeneous_layers_config_path",
-    "linear_attention_freq", "apply_residual_connection_post_layernorm",
-    "experimental_attention_variant", "num_channels_per_head",
-})  # fmt: skip
+REFUSED = frozenset(
+    {
+        "encoder_num_layers",
+        "decoder_num_layers",
+        "mtp_num_layers",
+        "window_size",
+        "window_attn_skip_freq",
+        "quick_geglu",
+        "retro_add_retriever",
+        "hybrid_attention_ratio",
+        "hybrid_override_pattern",
+        "is_hybrid_model",
+        "heterogeneous_layers_config_path",
+        "linear_attention_freq",
+        "apply_residual_connection_post_layernorm",
+        "experimental_attention_variant",
+        "num_channels_per_head",
+    }
+)
 """Arguments of models that are built otherwise."""
 
 
@@ -230,17 +242,23 @@ def _is_learned(arguments: MegatronArguments) -> bool:
 
 def _buildable(arguments: MegatronArguments, name: str, source: str) -> Buildable:
     longest = arguments.max_position_embeddings if _is_learned(arguments) else None
-    default = arguments.seq_length or longest or min(
-        LONGEST_DEFAULT, arguments.max_position_embeddings or LONGEST_DEFAULT
-    )  # fmt: skip
+    default = (
+        arguments.seq_length
+        or longest
+        or min(LONGEST_DEFAULT, arguments.max_position_embeddings or LONGEST_DEFAULT)
+    )
     shape = _shape(arguments)
     multiple = 0 if arguments.padded_vocab_size else arguments.make_vocab_size_divisible_by
     make = partial(_build, name, source, arguments, shape, multiple)
     dtype = "bf16" if arguments.bf16 else "fp16" if arguments.fp16 else "fp32"
     return Buildable(
-        name, make, default, longest=longest, has_experts=arguments.num_experts is not None,
+        name,
+        make,
+        default,
+        longest=longest,
+        has_experts=arguments.num_experts is not None,
         dtype=dtype,
-    )  # fmt: skip
+    )
 
 
 def _shape(arguments: MegatronArguments) -> DecoderShape:
@@ -281,10 +299,17 @@ def _wide(arguments: MegatronArguments) -> int:
 
 
 def _build(
-    name: str, source: str, arguments: MegatronArguments, stated: DecoderShape, multiple: int, *,
-    dtype: str, sequence_length: int, shard: Shard = WHOLE,
+    name: str,
+    source: str,
+    arguments: MegatronArguments,
+    stated: DecoderShape,
+    multiple: int,
+    *,
+    dtype: str,
+    sequence_length: int,
+    shard: Shard = WHOLE,
     settings: ExpertSettings | None = None,
-) -> Workload:  # fmt: skip
+) -> Workload:
     """Build it with the vocabulary padded as Megatron pads it for these ranks."""
     vocabulary = stated.vocabulary
     if multiple:
@@ -304,11 +329,18 @@ def _build(
         workload = gpt.gpt(
             name,
             shape=gpt.GptShape(
-                shape.layers, shape.width, shape.heads, shape.positions, vocabulary,
-                mlp_width=shape.mlp_width, untied=not shape.tied,
+                shape.layers,
+                shape.width,
+                shape.heads,
+                shape.positions,
+                vocabulary,
+                mlp_width=shape.mlp_width,
+                untied=not shape.tied,
             ),
-            dropout=shape.dropout, score_dropout=shape.score_dropout, **sizes,
-        )  # fmt: skip
+            dropout=shape.dropout,
+            score_dropout=shape.score_dropout,
+            **sizes,
+        )
     else:
         workload = llama(name, shape=shape, **sizes)
     return replace(workload, source=source)
@@ -317,10 +349,15 @@ def _build(
 def _is_gpt(arguments: MegatronArguments) -> bool:
     """Whether the model is GPT-2's, but for its sizes."""
     others = (
-        arguments.swiglu, arguments.squared_relu, arguments.disable_bias_linear,
-        arguments.qk_layernorm, arguments.group_query_attention, arguments.kv_channels is not None,
-        arguments.normalization != "LayerNorm", not _is_learned(arguments),
-    )  # fmt: skip
+        arguments.swiglu,
+        arguments.squared_relu,
+        arguments.disable_bias_linear,
+        arguments.qk_layernorm,
+        arguments.group_query_attention,
+        arguments.kv_channels is not None,
+        arguments.normalization != "LayerNorm",
+        not _is_learned(arguments),
+    )
     return not any(others)
 
 
@@ -346,9 +383,12 @@ def _latent(arguments: MegatronArguments) -> LatentShape | None:
     if not arguments.multi_latent_attention:
         return None
     return LatentShape(
-        arguments.q_lora_rank, arguments.kv_lora_rank, arguments.qk_head_dim,
-        arguments.qk_pos_emb_head_dim, arguments.v_head_dim,
-    )  # fmt: skip
+        arguments.q_lora_rank,
+        arguments.kv_lora_rank,
+        arguments.qk_head_dim,
+        arguments.qk_pos_emb_head_dim,
+        arguments.v_head_dim,
+    )
 
 
 def _latent_heads(arguments: MegatronArguments, shape: DecoderShape) -> DecoderShape:

@@ -87,9 +87,11 @@ def make_float8_pricing(
 def narrow_product_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
     """Device time of a forward product of fp8 operands, whose result is bf16; seconds."""
     return product_of_casts_s(
-        product, pricing.narrow, result_bytes=pricing.wide.item_bytes,
+        product,
+        pricing.narrow,
+        result_bytes=pricing.wide.item_bytes,
         operand_bytes=pricing.casts.operand_bytes,
-    )  # fmt: skip
+    )
 
 
 def narrow_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
@@ -97,15 +99,20 @@ def narrow_gradient_s(product: MatrixProduct, pricing: Float8Pricing) -> float:
     wide, rescale = pricing.wide, pricing.casts.rescale
     elements = float(product.count * product.rows * product.columns)
     return product_of_casts_s(
-        product, pricing.gradients, result_bytes=wide.item_bytes,
+        product,
+        pricing.gradients,
+        result_bytes=wide.item_bytes,
         operand_bytes=pricing.casts.operand_bytes,
-    ) + elementwise_s(rescale.nbytes(elements, wide.item_bytes), rescale.kernels, wide)  # fmt: skip
+    ) + elementwise_s(rescale.nbytes(elements, wide.item_bytes), rescale.kernels, wide)
 
 
 def product_of_casts_s(
-    product: MatrixProduct, device: Device, *, result_bytes: int,
+    product: MatrixProduct,
+    device: Device,
+    *,
+    result_bytes: int,
     operand_bytes: float = NARROW_BYTES,
-) -> float:  # fmt: skip
+) -> float:
     """Device time of a product whose result has other elements than its operands; seconds."""
     m, n, k = product.rows, product.columns, product.depth
     operands = operand_bytes * product.count * (m * k + k * n)
@@ -114,9 +121,14 @@ def product_of_casts_s(
 
 
 def float8_cost(
-    product: MatrixProduct, pricing: Float8Pricing, *, shares_input: bool, passes: int,
-    frozen: bool = False, products: NarrowProducts | None = None,
-) -> Float8Cost:  # fmt: skip
+    product: MatrixProduct,
+    pricing: Float8Pricing,
+    *,
+    shares_input: bool,
+    passes: int,
+    frozen: bool = False,
+    products: NarrowProducts | None = None,
+) -> Float8Cost:
     """Add up casts and products of a layer.
 
     `product`: of a whole micro-batch: rows of activations, the weight's columns and depth; of
@@ -211,14 +223,17 @@ def grouped_float8_cost(
     products = _single_kernel(mean, pricing) if grouped.single_kernel else _each(mean, pricing)
     cost = float8_cost(
         mean, pricing, shares_input=False, passes=passes, frozen=frozen, products=products
-    )  # fmt: skip
+    )
     if not grouped.padded_elements:
         return cost
     copied_s = elementwise_s(2 * pricing.wide.item_bytes * grouped.padded_elements, 1, pricing.wide)
     return replace(
-        cost, forward_s=cost.forward_s + copied_s, backward_s=cost.backward_s + copied_s,
-        forward_kernels=cost.forward_kernels + 1, backward_kernels=cost.backward_kernels + 1,
-    )  # fmt: skip
+        cost,
+        forward_s=cost.forward_s + copied_s,
+        backward_s=cost.backward_s + copied_s,
+        forward_kernels=cost.forward_kernels + 1,
+        backward_kernels=cost.backward_kernels + 1,
+    )
 
 
 def padded_mean(grouped: GroupedProduct, pricing: Float8Pricing) -> MatrixProduct:

@@ -35,7 +35,7 @@ def narrow_calls(workload: Workload, float8: Float8) -> Workload:
     layers = tuple(
         _narrow(layer, gradients=is_whole) if place in narrow else layer
         for place, layer in enumerate(workload.layers)
-    )  # fmt: skip
+    )
     return replace(workload, layers=layers)
 
 
@@ -45,9 +45,10 @@ def _adapted(workload: Workload) -> frozenset[int]:
         return frozenset()
     names = {layer.name for layer in workload.layers}
     return frozenset(
-        place for place, layer in enumerate(workload.layers)
+        place
+        for place, layer in enumerate(workload.layers)
         if f"{layer.name}.lora_A" in names and any(call.gathers_input for call in layer.calls)
-    )  # fmt: skip
+    )
 
 
 def _narrow(layer: Layer, *, gradients: bool) -> Layer:
@@ -57,5 +58,5 @@ def _narrow(layer: Layer, *, gradients: bool) -> Layer:
     calls = tuple(
         replace(call, dtype="fp8") if (call.group, call.op) == ("tensor", "all_gather") else call
         for call in layer.calls
-    )  # fmt: skip
+    )
     return replace(layer, calls=calls)

@@ -37,7 +37,7 @@ def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
         Fault(f"fp8.filter_fqns.{position}", repr(part), f"part of a name, such as {example}")
         for position, part in enumerate(float8.filter_fqns or ())
         if names and not any(part in name for name in names.values())
-    ]  # fmt: skip
+    ]
     blocks = _blocks(names)
     wide = float8.start_in_bf16 + float8.end_in_bf16
     if wide and wide >= len(blocks):
@@ -47,9 +47,10 @@ def float8_layers(workload: Workload, float8: Float8) -> frozenset[int]:
         raise InputError(faults)
     wide_blocks = float8.wide_blocks.union(_ends(blocks, float8))
     return frozenset(
-        place for place, name in names.items()
+        place
+        for place, name in names.items()
         if _is_narrow(name, float8, wide_blocks) and _fits(workload, place)
-    )  # fmt: skip
+    )
 
 
 def name_wide_blocks(workload: Workload, float8: Float8) -> Float8:

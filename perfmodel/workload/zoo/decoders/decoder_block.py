@@ -93,21 +93,34 @@ def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
     joins = bool(family.qkv)
     sinks: tuple[Parameter, ...] = ((f"{prefix}.self_attn.sinks", (shape.heads // shard.tensor,)),)
     attended = attention(
-        f"{prefix}.self_attn", s, shape.heads * shape.head_size, heads=shape.heads,
-        kv_width=shape.kv_heads * shape.head_size, causal=True, window=window,
-        dropout=shape.score_dropout, wide_scores=not shape.sinks, capped_scores=shape.capped,
+        f"{prefix}.self_attn",
+        s,
+        shape.heads * shape.head_size,
+        heads=shape.heads,
+        kv_width=shape.kv_heads * shape.head_size,
+        causal=True,
+        window=window,
+        dropout=shape.score_dropout,
+        wide_scores=not shape.sinks,
+        capped_scores=shape.capped,
         shard=shard,
         # turned parts and the rest joined anew; values are a part of a joined map's
         held=shape.lays_anew + joins * (1 + shape.kv_heads / shape.heads),
-    )  # fmt: skip
+    )
     if shape.sinks:
         attended = replace(attended, parameters=sinks, ready=names(sinks))
     return [
         *_query_maps(place, queries),
         attended,
-        projection(place, "self_attn.o_proj", queries, shape.width,
-                   after=family.after_attention, added=True),
-    ]  # fmt: skip
+        projection(
+            place,
+            "self_attn.o_proj",
+            queries,
+            shape.width,
+            after=family.after_attention,
+            added=True,
+        ),
+    ]
 
 
 def _query_maps(place: BlockPlace, queries: int) -> list[Module]:
@@ -124,12 +137,29 @@ def _query_maps(place: BlockPlace, queries: int) -> list[Module]:
     late = k_norm + q_norm if shape.branch_norms or shape.late_head_norms else ()
     q_ready, k_ready = ((), ()) if late else (q_norm, k_norm)
     maps = [
-        projection(place, "self_attn.q_proj", h, queries, norm=family.norm, begins=True,
-                   head_norm=q_norm, ready_first=names(q_ready), rotary=True),
-        projection(place, "self_attn.k_proj", h, keys, head_norm=k_norm,
-                   ready_first=names(k_ready), rotary=True, shared=True),
+        projection(
+            place,
+            "self_attn.q_proj",
+            h,
+            queries,
+            norm=family.norm,
+            begins=True,
+            head_norm=q_norm,
+            ready_first=names(q_ready),
+            rotary=True,
+        ),
+        projection(
+            place,
+            "self_attn.k_proj",
+            h,
+            keys,
+            head_norm=k_norm,
+            ready_first=names(k_ready),
+            rotary=True,
+            shared=True,
+        ),
         projection(place, "self_attn.v_proj", h, keys, ready_first=names(late), shared=True),
-    ]  # fmt: skip
+    ]
     if family.qkv:
         return [_one_map(maps, f"{prefix}.{family.qkv}")]
     return [join_maps(maps, f"{prefix}.self_attn.qkv_proj")] if shard.joins_maps else maps
@@ -162,28 +192,39 @@ def feed_forward_part(
         return [
             projection(place, family.up, h, wide, norm=norm, begins=True),
             projection(place, family.down, wide, h, after=after, added=True, activated=True),
-        ]  # fmt: skip
+        ]
     maps = [
-        projection(place, f"{path}.gate_proj", h, wide, norm=norm, begins=normed,
-                   shares_input=not normed),
+        projection(
+            place, f"{path}.gate_proj", h, wide, norm=norm, begins=normed, shares_input=not normed
+        ),
         projection(place, f"{path}.up_proj", h, wide, shared=True),
-    ]  # fmt: skip
+    ]
     if family.gate_up:
         maps = [_one_map(maps, f"{place.prefix}.{family.gate_up}")]
     elif shard.joins_maps:
         maps = [join_maps(maps, f"{place.prefix}.{path}.gate_up_proj")]
-    down = projection(
-        place, f"{path}.down_proj", wide, h, after=after, added=True, gated=True
-    )  # fmt: skip
+    down = projection(place, f"{path}.down_proj", wide, h, after=after, added=True, gated=True)
     return [*maps, down]
 
 
 def projection(
-    place: BlockPlace, name: str, inputs: int, outputs: int, *, norm: str = "", after: str = "",
-    head_norm: tuple[Parameter, ...] = (), ready_first: tuple[str, ...] = (), rotary: bool = False,
-    added: bool = False, gated: bool = False, shared: bool = False, shares_input: bool = False,
-    activated: bool = False, begins: bool = False,
-) -> Module:  # fmt: skip
+    place: BlockPlace,
+    name: str,
+    inputs: int,
+    outputs: int,
+    *,
+    norm: str = "",
+    after: str = "",
+    head_norm: tuple[Parameter, ...] = (),
+    ready_first: tuple[str, ...] = (),
+    rotary: bool = False,
+    added: bool = False,
+    gated: bool = False,
+    shared: bool = False,
+    shares_input: bool = False,
+    activated: bool = False,
+    begins: bool = False,
+) -> Module:
     """One map of a block, with what stands before and after it.
 
     It is cut by rows where its result joins the stream, else by columns.
@@ -223,21 +264,29 @@ def projection(
         kept_input * begins + (4 * gated + function.narrow) * s * inputs
     )
     calls = (
-        row_calls(shard, s * outputs) if added
+        row_calls(shard, s * outputs)
+        if added
         else column_calls(shard, s * inputs, first=not shared)
-    )  # fmt: skip
+    )
     return linear(
-        f"{place.prefix}.{name}", s, inputs, outputs, parameters=normed + own + ended + head_norm,
+        f"{place.prefix}.{name}",
+        s,
+        inputs,
+        outputs,
+        parameters=normed + own + ended + head_norm,
         ready=ready_first + names(ended) + names_reversed(own) + norm_ready(normed, shape),
         vector_elements=float(
-            ROTARY_PASSES * turned + ADD_PASSES * joined + DROPOUT_PASSES * dropped
+            ROTARY_PASSES * turned
+            + ADD_PASSES * joined
+            + DROPOUT_PASSES * dropped
             + shape.scaled_branches * ACTIVATION_PASSES * joined
             + (gated * PRODUCT_PASSES + function.passes) * s * inputs
         ),
         norm_elements=float(norm_passes * normed_elements),
         wide_norm=count > 0 and not shape.fused_norms,
         fused_elements=float(
-            ACTIVATION_PASSES * turned + JOIN_PASSES * joined
+            ACTIVATION_PASSES * turned
+            + JOIN_PASSES * joined
             + (gated * JOIN_PASSES + activated * ACTIVATION_PASSES) * s * inputs
             + FUSED_NORM_PASSES * normed_elements
         ),
@@ -245,15 +294,24 @@ def projection(
         **normed_kept,
         # a norm's input, what products read, and what they put out where a norm follows
         fused_kept=FusedKept(
-            float(kept_input * begins + (3 * gated + 2 * activated) * s * inputs
-                  + outputs * (s * bool(head_norm) + stream * bool(ended))),
-            float(stream * inputs * bool(norm)), masks,
+            float(
+                kept_input * begins
+                + (3 * gated + 2 * activated) * s * inputs
+                + outputs * (s * bool(head_norm) + stream * bool(ended))
+            ),
+            float(stream * inputs * bool(norm)),
+            masks,
         ),
-        kernels=1 + 5 * turns + added * (1 + shape.dropout + shape.scaled_branches) + 2 * gated
-        + function.kernels + norm_kernels * count,
-        calls=calls + norm_calls(shard, numels(normed + ended + own[1:] * added))
+        kernels=1
+        + 5 * turns
+        + added * (1 + shape.dropout + shape.scaled_branches)
+        + 2 * gated
+        + function.kernels
+        + norm_kernels * count,
+        calls=calls
+        + norm_calls(shard, numels(normed + ended + own[1:] * added))
         + norm_calls(shard, numels(head_norm), heads=True),
-    )  # fmt: skip
+    )
 
 
 def _has_bias(shape: DecoderShape, name: str) -> bool:

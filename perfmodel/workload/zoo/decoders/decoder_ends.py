@@ -61,10 +61,13 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
     own = shard.stream_tokens(s) * shape.width
     scaled = (shape.scaled_embedding or shape.scaled_branches) * own
     return embedding(
-        "model.embed_tokens", tables, names_reversed(tables),
+        "model.embed_tokens",
+        tables,
+        names_reversed(tables),
         vector_elements=float(
             ACTIVATION_PASSES * (gathered * (1 + learned) + scaled)
-            + learned * ADD_PASSES * gathered + shape.drops_embedding * DROPOUT_PASSES * own
+            + learned * ADD_PASSES * gathered
+            + shape.drops_embedding * DROPOUT_PASSES * own
         ),
         fused_elements=float((JOIN_PASSES if learned else ACTIVATION_PASSES) * gathered),
         saved_bytes=float(
@@ -73,13 +76,17 @@ def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module
         ),
         kernels=1 + bool(scaled) + 2 * learned + shape.drops_embedding,
         calls=table_calls(shard, gathered, whole_first=learned),
-    )  # fmt: skip
+    )
 
 
 def head_and_loss(
-    shape: DecoderShape, s: int, shard: Shard = WHOLE, *, name: str = "lm_head",
+    shape: DecoderShape,
+    s: int,
+    shard: Shard = WHOLE,
+    *,
+    name: str = "lm_head",
     is_shared: bool = False,
-) -> Module:  # fmt: skip
+) -> Module:
     """Last norm, logits and loss; a tied weight gets its gradient in the embedding's backward.
 
     `shard`: which part of the vocabulary a rank holds; it may score all of it.
@@ -98,18 +105,28 @@ def head_and_loss(
     saved = kept_by_norm(stream, shard.stream_tokens(s), shape, logits)
     saved["saved_elements"] += float(shard.kept_tokens(s) * h + shape.capped_logits * logits)
     return linear(
-        name, rows, h, own_vocabulary, parameters=norm + head,
+        name,
+        rows,
+        h,
+        own_vocabulary,
+        parameters=norm + head,
         ready=names(head) + norm_ready(norm, shape),
         norm_elements=float(passes * stream),
         vector_elements=float(
-            (LOSS_PASSES + shape.capped_logits * CAP_PASSES
-             + shape.scaled_branches * ACTIVATION_PASSES) * logits
+            (
+                LOSS_PASSES
+                + shape.capped_logits * CAP_PASSES
+                + shape.scaled_branches * ACTIVATION_PASSES
+            )
+            * logits
         ),
-        wide_norm=not shape.fused_norms, wide_elements=float(LOSS_PASSES * logits),
+        wide_norm=not shape.fused_norms,
+        wide_elements=float(LOSS_PASSES * logits),
         fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
         **saved,
         fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits), float(stream)),
         kernels=4 + 3 * shape.capped_logits + shape.scaled_branches,
-        calls=column_calls(shard, rows * h) + loss_calls(shard, rows, vocabulary)
+        calls=column_calls(shard, rows * h)
+        + loss_calls(shard, rows, vocabulary)
         + norm_calls(shard, numels(norm)),
-    )  # fmt: skip
+    )

@@ -40,23 +40,31 @@ GEMMA_NAMES = replace(
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
     registered=(
-        *LLAMA_NAMES.registered, "pre_feedforward_layernorm", "post_feedforward_layernorm",
+        *LLAMA_NAMES.registered,
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
     ),
-)  # fmt: skip
+)
 """Gemma 2 and 3, which normalise before and after each part."""
 COHERE_NAMES = replace(LLAMA_NAMES, before_mlp="")
 OLMO2_NAMES = replace(
-    GEMMA_NAMES, norm="", before_mlp="",
-)  # fmt: skip
+    GEMMA_NAMES,
+    norm="",
+    before_mlp="",
+)
 """OLMo 2 and 3, which normalise what a part adds alone."""
 PHI3_NAMES = replace(
     LLAMA_NAMES,
     qkv="self_attn.qkv_proj",
     gate_up="mlp.gate_up_proj",
     registered=(
-        "self_attn.o_proj", "self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.down_proj", *_NORMS,
+        "self_attn.o_proj",
+        "self_attn.qkv_proj",
+        "mlp.gate_up_proj",
+        "mlp.down_proj",
+        *_NORMS,
     ),
-)  # fmt: skip
+)
 GLM_NAMES = replace(
     LLAMA_NAMES,
     gate_up="mlp.gate_up_proj",

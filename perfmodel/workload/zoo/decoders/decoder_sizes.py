@@ -160,22 +160,43 @@ QWEN_SMALL, QWEN_LARGE = 151936, 152064
 
 
 def _qwen2(
-    layers: int, width: int, heads: int, kv_heads: int, mlp_width: int, *, tied: bool = False,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    mlp_width: int,
+    *,
+    tied: bool = False,
     vocabulary: int = QWEN_LARGE,
-) -> DecoderShape:  # fmt: skip
+) -> DecoderShape:
     return DecoderShape(
-        layers, width, heads, kv_heads, mlp_width, vocabulary, 4096, tied=tied,
+        layers,
+        width,
+        heads,
+        kv_heads,
+        mlp_width,
+        vocabulary,
+        4096,
+        tied=tied,
         biased_attention=True,
-    )  # fmt: skip
+    )
 
 
 def _qwen3(
     layers: int, width: int, heads: int, mlp_width: int, *, kv_heads: int = 8, tied: bool = False
-) -> DecoderShape:  # fmt: skip
+) -> DecoderShape:
     return DecoderShape(
-        layers, width, heads, kv_heads, mlp_width, QWEN_SMALL, 4096, head_width=128, tied=tied,
+        layers,
+        width,
+        heads,
+        kv_heads,
+        mlp_width,
+        QWEN_SMALL,
+        4096,
+        head_width=128,
+        tied=tied,
         head_norms=True,
-    )  # fmt: skip
+    )
 
 
 _QWEN2 = {
@@ -205,11 +226,19 @@ QWEN3 = {
 
 def _gemma(
     layers: int, width: int, heads: int, kv_heads: int, mlp_width: int, *, head_width: int = 256
-) -> DecoderShape:  # fmt: skip
+) -> DecoderShape:
     return DecoderShape(
-        layers, width, heads, kv_heads, mlp_width, 256000, 8192, head_width=head_width, tied=True,
+        layers,
+        width,
+        heads,
+        kv_heads,
+        mlp_width,
+        256000,
+        8192,
+        head_width=head_width,
+        tied=True,
         scaled_embedding=True,
-    )  # fmt: skip
+    )
 
 
 def _gemma2(shape: DecoderShape) -> DecoderShape:
@@ -220,9 +249,15 @@ def _gemma2(shape: DecoderShape) -> DecoderShape:
 
 def _gemma3(shape: DecoderShape, window: int, vocabulary: int = 262208) -> DecoderShape:
     return replace(
-        shape, vocabulary=vocabulary, branch_norms=True, head_norms=True, window=window,
-        full_every=6, positions=32768, own_rotaries=True,
-    )  # fmt: skip
+        shape,
+        vocabulary=vocabulary,
+        branch_norms=True,
+        head_norms=True,
+        window=window,
+        full_every=6,
+        positions=32768,
+        own_rotaries=True,
+    )
 
 
 GEMMA = {
@@ -246,9 +281,19 @@ GEMMA3 = {
 
 def _nemotron(layers: int, width: int, heads: int, mlp_width: int) -> DecoderShape:
     return DecoderShape(
-        layers, width, heads, 8, mlp_width, 256000, 4096, fused_norms=True, layer_norms=True,
-        gains_from_one=True, ungated=ACTIVATIONS["relu2"], rotary_share=0.5,
-    )  # fmt: skip
+        layers,
+        width,
+        heads,
+        8,
+        mlp_width,
+        256000,
+        4096,
+        fused_norms=True,
+        layer_norms=True,
+        gains_from_one=True,
+        ungated=ACTIVATIONS["relu2"],
+        rotary_share=0.5,
+    )
 
 
 NEMOTRON = {

@@ -26,9 +26,14 @@ from perfmodel.workload.zoo.layers import Module, assemble
 
 
 def llama(
-    name: str, *, dtype: str, sequence_length: int, shape: DecoderShape | None = None,
-    family: str | None = None, shard: Shard = WHOLE,
-) -> Workload:  # fmt: skip
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    shape: DecoderShape | None = None,
+    family: str | None = None,
+    shard: Shard = WHOLE,
+) -> Workload:
     """Decoder-only transformer with rotary positions, RMS normalisation and gated feed-forward.
 
     `shape`: of a model that is not in the zoo; `family`: Hugging Face's class of it.
@@ -38,10 +43,15 @@ def llama(
     check_shard(
         shard,
         SharedSizes(
-            name, shape.heads, shape.kv_heads, shape.mlp_width, shape.vocabulary, s,
+            name,
+            shape.heads,
+            shape.kv_heads,
+            shape.mlp_width,
+            shape.vocabulary,
+            s,
             window=any(shape.window_of(layer) for layer in range(shape.layers)),
         ),
-    )  # fmt: skip
+    )
     first, last = token_embedding(shape, s, shard), head_and_loss(shape, s, shard)
     check_norms(name, shape, shard)
     blocks = [_block(i, s, shape, shard) for i in range(shape.layers)]

@@ -62,8 +62,10 @@ def kept_by_norm(
         return {"saved_bytes": WIDE_BYTES * elements + fixed_bytes, "saved_elements": 0.0}
     if shape.fused_norms:
         return {
-            "saved_bytes": fixed_bytes, "stream_elements": float(elements), "saved_elements": 0.0,
-        }  # fmt: skip
+            "saved_bytes": fixed_bytes,
+            "stream_elements": float(elements),
+            "saved_elements": 0.0,
+        }
     if shape.scaled_embedding or shape.wide_gains:
         return {"saved_bytes": WIDE_BYTES * 2.0 * elements + fixed_bytes, "saved_elements": 0.0}
     return {

@@ -53,17 +53,23 @@ def dit(*, dtype: str, image_size: int) -> Workload:
         condition_map(f"{first}.linear_2.again", WIDTH, WIDTH, own=()),
         condition_map("proj_out_1", WIDTH, 2 * WIDTH),
         modulated_map(
-            "proj_out_2", tokens, WIDTH, LEARNED * LATENT_CHANNELS * PATCH**2,
+            "proj_out_2",
+            tokens,
+            WIDTH,
+            LEARNED * LATENT_CHANNELS * PATCH**2,
             weight_and_bias("proj_out_2", LEARNED * LATENT_CHANNELS * PATCH**2, WIDTH),
         ),
-    ]  # fmt: skip
+    ]
     return assemble(
-        DIT, parts, dtype=dtype,
+        DIT,
+        parts,
+        dtype=dtype,
         sample=Sample("image", f"of {image_size} x {image_size}", is_image=True),
         source="diffusers DiTTransformer2DModel; Peebles and Xie 2022, arXiv 2212.09748",
-        input_elements=float(code.elements), output_elements=float(LEARNED * code.elements),
+        input_elements=float(code.elements),
+        output_elements=float(LEARNED * code.elements),
         stream_elements=float(elements),
-    )  # fmt: skip
+    )
 
 
 def _block(name: str, tokens: int) -> list[Module]:
@@ -78,34 +84,54 @@ def _block(name: str, tokens: int) -> list[Module]:
 
     def other(letter: str) -> Module:
         return linear(
-            f"{place}.to_{letter}", tokens, WIDTH, WIDTH, copied_elements=float(elements),
+            f"{place}.to_{letter}",
+            tokens,
+            WIDTH,
+            WIDTH,
+            copied_elements=float(elements),
             parameters=own(f"attn1.to_{letter}", WIDTH, WIDTH),
-        )  # fmt: skip
+        )
 
     gated = float((GATE_PASSES + ADD_PASSES) * elements)
     return [
         condition_map(f"{time}.linear_1", TIME_FEATURES, WIDTH, kernels=FEATURE_KERNELS),
         condition_map(f"{time}.linear_2", WIDTH, WIDTH, kernels=DROP_KERNELS),
-        embedding(f"{name}.norm1.emb.class_embedder", table, (table[0][0],), kernels=2,
-                  vector_elements=5.0 * WIDTH, saved_bytes=float(INDEX_BYTES)),
+        embedding(
+            f"{name}.norm1.emb.class_embedder",
+            table,
+            (table[0][0],),
+            kernels=2,
+            vector_elements=5.0 * WIDTH,
+            saved_bytes=float(INDEX_BYTES),
+        ),
         condition_map(set_by, WIDTH, MODULATIONS * WIDTH),
         modulated_map(f"{place}.to_q", tokens, WIDTH, WIDTH, own("attn1.to_q", WIDTH, WIDTH)),
         other("k"),
         other("v"),
         attention(f"{place}.attention", tokens, WIDTH, heads=HEADS, causal=False, dropout=False),
         linear(
-            f"{place}.to_out.0", tokens, WIDTH, WIDTH, kernels=4,
+            f"{place}.to_out.0",
+            tokens,
+            WIDTH,
+            WIDTH,
+            kernels=4,
             parameters=own("attn1.to_out.0", WIDTH, WIDTH),
             vector_elements=gated + ACTIVATION_PASSES * elements,
-            fused_elements=float(JOIN_PASSES * elements), saved_elements=float(elements),
+            fused_elements=float(JOIN_PASSES * elements),
+            saved_elements=float(elements),
         ),
         modulated_map(
             f"{name}.ff.net.0.proj", tokens, WIDTH, inner, own("ff.net.0.proj", inner, WIDTH)
         ),
         linear(
-            f"{name}.ff.net.2", tokens, inner, WIDTH, parameters=own("ff.net.2", WIDTH, inner),
+            f"{name}.ff.net.2",
+            tokens,
+            inner,
+            WIDTH,
+            parameters=own("ff.net.2", WIDTH, inner),
             vector_elements=gated + ACTIVATION_PASSES * tokens * inner,
             fused_elements=float(ACTIVATION_PASSES * tokens * inner + JOIN_PASSES * elements),
-            saved_elements=float(2 * tokens * inner + elements), kernels=4,
+            saved_elements=float(2 * tokens * inner + elements),
+            kernels=4,
         ),
-    ]  # fmt: skip
+    ]

@@ -64,9 +64,13 @@ FLUX_SHAPES = {"FLUX.1-dev": FluxShape(), "FLUX.1-schnell": FluxShape(guided=Fal
 
 
 def flux(
-    name: str, *, dtype: str, image_size: int, shape: FluxShape | None = None,
+    name: str,
+    *,
+    dtype: str,
+    image_size: int,
+    shape: FluxShape | None = None,
     text_tokens: int = TEXT_TOKENS,
-) -> Workload:  # fmt: skip
+) -> Workload:
     """Transformer of Black Forest Labs (2024), which learns the flow from noise to a code.
 
     The autoencoder and the text encoders, which are not trained, are not part of it.
@@ -84,38 +88,66 @@ def flux(
     first, last = _first(shape, image, text_tokens), _last(shape, image)
     parts = [*first, *chain.from_iterable((*double, *single)), *last]
     registered = [
-        *_in_order(first, _FIRST), *chain.from_iterable(_in_order(each, _DOUBLE, 2)
-                                                        for each in double),
+        *_in_order(first, _FIRST),
+        *chain.from_iterable(_in_order(each, _DOUBLE, 2) for each in double),
         *chain.from_iterable(_in_order(each, _SINGLE, 2) for each in single),
         *_in_order(last, _LAST),
-    ]  # fmt: skip
+    ]
     return assemble(
-        name, parts, dtype=dtype,
+        name,
+        parts,
+        dtype=dtype,
         sample=Sample("image", f"of {image_size} x {image_size} and its text", is_image=True),
         source="diffusers FluxTransformer2DModel; Black Forest Labs 2024",
-        input_elements=float(image * shape.channels + text_tokens * shape.text_width
-                             + shape.pooled_width),
-        output_elements=float(image * shape.channels), registered=registered,
-    )  # fmt: skip
+        input_elements=float(
+            image * shape.channels + text_tokens * shape.text_width + shape.pooled_width
+        ),
+        output_elements=float(image * shape.channels),
+        registered=registered,
+    )
 
 
 _EMBEDDERS = ("timestep", "guidance", "text")
 _FIRST = (
-    *(f"time_text_embed.{kind}_embedder.linear_{number}" for kind in _EMBEDDERS
-      for number in (1, 2)),
-    "context_embedder", "x_embedder",
-)  # fmt: skip
+    *(
+        f"time_text_embed.{kind}_embedder.linear_{number}"
+        for kind in _EMBEDDERS
+        for number in (1, 2)
+    ),
+    "context_embedder",
+    "x_embedder",
+)
 _LAST = ("norm_out.linear", "proj_out")
 _DOUBLE = (
-    "norm1.linear", "norm1_context.linear", "attn.norm_q", "attn.norm_k", "attn.to_q",
-    "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.norm_added_q", "attn.norm_added_k",
-    "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out", "ff.net.0.proj",
-    "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2",
-)  # fmt: skip
-_SINGLE = (
-    "norm.linear", "proj_mlp", "proj_out", "attn.norm_q", "attn.norm_k", "attn.to_q", "attn.to_k",
+    "norm1.linear",
+    "norm1_context.linear",
+    "attn.norm_q",
+    "attn.norm_k",
+    "attn.to_q",
+    "attn.to_k",
     "attn.to_v",
-)  # fmt: skip
+    "attn.to_out.0",
+    "attn.norm_added_q",
+    "attn.norm_added_k",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+    "ff.net.0.proj",
+    "ff.net.2",
+    "ff_context.net.0.proj",
+    "ff_context.net.2",
+)
+_SINGLE = (
+    "norm.linear",
+    "proj_mlp",
+    "proj_out",
+    "attn.norm_q",
+    "attn.norm_k",
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+)
 """Modules in the order in which diffusers registers them."""
 
 
@@ -143,17 +175,22 @@ def _first(shape: FluxShape, image: int, text: int) -> list[Module]:
             for number, width in ((1, inputs), (2, h))
         ]
     return [
-        _token_map("x_embedder", image, shape.channels, h), *embedded,
+        _token_map("x_embedder", image, shape.channels, h),
+        *embedded,
         _token_map("context_embedder", text, shape.text_width, h),
-    ]  # fmt: skip
+    ]
 
 
 def _token_map(name: str, tokens: int, inputs: int, outputs: int) -> Module:
     """Map what has no gradient."""
     part = linear(
-        name, tokens, inputs, outputs, parameters=weight_and_bias(name, outputs, inputs),
+        name,
+        tokens,
+        inputs,
+        outputs,
+        parameters=weight_and_bias(name, outputs, inputs),
         saved_elements=float(tokens * inputs),
-    )  # fmt: skip
+    )
     return replace(part, layer=replace(part.layer, gradients=1))
 
 
@@ -172,55 +209,70 @@ def _double_block(name: str, shape: FluxShape, image: int, text: int) -> list[Mo
     return [
         condition_map(f"{name}.norm1.linear", h, 6 * h),
         condition_map(f"{name}.norm1_context.linear", h, 6 * h),
-        *_normed_last([
-            *_query_maps(name, ("attn.to_q", "attn.to_k", "attn.to_v"), "norm_", image, shape),
-            *_query_maps(
-                name, ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"), "norm_added_",
-                text, shape,
-            ),
-        ]),
+        *_normed_last(
+            [
+                *_query_maps(name, ("attn.to_q", "attn.to_k", "attn.to_v"), "norm_", image, shape),
+                *_query_maps(
+                    name,
+                    ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+                    "norm_added_",
+                    text,
+                    shape,
+                ),
+            ]
+        ),
         _attended(name, shape, tokens),
         _gated_map(f"{name}.attn.to_out.0", image, h, h),
         _gated_map(f"{name}.attn.to_add_out", text, h, h, copied=True),
         *_perceptron(f"{name}.ff", image, h),
         *_perceptron(f"{name}.ff_context", text, h),
-    ]  # fmt: skip
+    ]
 
 
 def _attended(name: str, shape: FluxShape, tokens: int) -> Module:
     return attention(
-        f"{name}.attn.attention", tokens, shape.width, heads=shape.heads, causal=False,
+        f"{name}.attn.attention",
+        tokens,
+        shape.width,
+        heads=shape.heads,
+        causal=False,
         dropout=False,
-    )  # fmt: skip
+    )
 
 
 def _query_maps(
-    name: str, maps: tuple[str, ...], norm: str, tokens: int, shape: FluxShape, *,
+    name: str,
+    maps: tuple[str, ...],
+    norm: str,
+    tokens: int,
+    shape: FluxShape,
+    *,
     begins: bool = True,
-) -> list[Module]:  # fmt: skip
+) -> list[Module]:
     """Queries and keys, normalised by head and turned; values.
 
     `begins`: whether the first one normalises and keeps its input.
     """
     return [
-        _query_map(f"{name}.{each}", norm if at < 2 else "", tokens, shape,
-                   begins=begins and at == 0)
+        _query_map(
+            f"{name}.{each}", norm if at < 2 else "", tokens, shape, begins=begins and at == 0
+        )
         for at, each in enumerate(maps)
-    ]  # fmt: skip
+    ]
 
 
 def _normed_last(maps: list[Module]) -> list[Module]:
     """Maps of all streams, after which all norms of heads run; so their gains are ready first."""
     gains = [
-        name for part in reversed(maps) for name, shape in part.parameters
+        name
+        for part in reversed(maps)
+        for name, shape in part.parameters
         if len(shape) == 1 and name.endswith("weight")
-    ]  # fmt: skip
+    ]
     return [*maps[:-1], replace(maps[-1], ready=(*gains, *maps[-1].ready))]
 
 
-def _query_map(
-    name: str, norm: str, tokens: int, shape: FluxShape, *, begins: bool
-) -> Module:  # fmt: skip
+def _query_map(name: str, norm: str, tokens: int, shape: FluxShape, *, begins: bool) -> Module:
     h, elements = shape.width, tokens * shape.width
     own = weight_and_bias(name, h, h)
     letter = name.rpartition("to_")[2] if ".to_" in name else name.rpartition("add_")[2][0]
@@ -231,8 +283,13 @@ def _query_map(
         part = modulated_map(name, tokens, h, h, own)
     else:
         part = linear(
-            name, tokens, h, h, parameters=own, copied_elements=float(elements),
-        )  # fmt: skip
+            name,
+            tokens,
+            h,
+            h,
+            parameters=own,
+            copied_elements=float(elements),
+        )
     layer, normed = part.layer, float(bool(norm) * elements)
     layer = replace(
         layer,
@@ -248,9 +305,14 @@ def _query_map(
 
 
 def _gated_map(
-    name: str, tokens: int, inputs: int, outputs: int, *, copied: bool = False,
+    name: str,
+    tokens: int,
+    inputs: int,
+    outputs: int,
+    *,
+    copied: bool = False,
     activated: bool = False,
-) -> Module:  # fmt: skip
+) -> Module:
     """Map, times a gate that the condition sets, and add.
 
     `activated`: whether its input is GELU's result; `copied`: whether it is laid out anew.
@@ -258,12 +320,16 @@ def _gated_map(
     result = tokens * outputs
     inside = activated * tokens * inputs
     return linear(
-        name, tokens, inputs, outputs, parameters=weight_and_bias(name, outputs, inputs),
+        name,
+        tokens,
+        inputs,
+        outputs,
+        parameters=weight_and_bias(name, outputs, inputs),
         vector_elements=float((GATE_PASSES + ADD_PASSES) * result + ACTIVATION_PASSES * inside),
         fused_elements=float(JOIN_PASSES * result + ACTIVATION_PASSES * inside),
         saved_elements=float(result + 2 * inside + (not activated) * tokens * inputs),
         kernels=3 + activated + copied,
-    )  # fmt: skip
+    )
 
 
 def _perceptron(name: str, tokens: int, width: int) -> list[Module]:
@@ -285,15 +351,23 @@ def _single_block(name: str, shape: FluxShape, tokens: int) -> list[Module]:
     return [
         condition_map(f"{name}.norm.linear", h, 3 * h),
         modulated_map(f"{name}.proj_mlp", tokens, h, wide, mlp),
-        *_normed_last(_query_maps(
-            name, ("attn.to_q", "attn.to_k", "attn.to_v"), "norm_", tokens, shape, begins=False
-        )),
+        *_normed_last(
+            _query_maps(
+                name, ("attn.to_q", "attn.to_k", "attn.to_v"), "norm_", tokens, shape, begins=False
+            )
+        ),
         _attended(name, shape, tokens),
         linear(
-            out, tokens, h + wide, h, parameters=weight_and_bias(out, h, h + wide), kernels=5,
-            vector_elements=float(ACTIVATION_PASSES * (inside + joined)
-                                  + (GATE_PASSES + ADD_PASSES) * result),
+            out,
+            tokens,
+            h + wide,
+            h,
+            parameters=weight_and_bias(out, h, h + wide),
+            kernels=5,
+            vector_elements=float(
+                ACTIVATION_PASSES * (inside + joined) + (GATE_PASSES + ADD_PASSES) * result
+            ),
             fused_elements=float(ACTIVATION_PASSES * inside + JOIN_PASSES * result),
             saved_elements=float(inside + joined + result),
         ),
-    ]  # fmt: skip
+    ]

@@ -22,19 +22,27 @@ GATE_PASSES = 2
 
 
 def condition_map(
-    name: str, inputs: int, outputs: int, *, own: tuple[Parameter, ...] | None = None,
+    name: str,
+    inputs: int,
+    outputs: int,
+    *,
+    own: tuple[Parameter, ...] | None = None,
     kernels: int = 2,
-) -> Module:  # fmt: skip
+) -> Module:
     """One map of the condition of a sample, with SiLU.
 
     `own`: its parameters, where these are not its own alone.
     """
     return linear(
-        name, 1, inputs, outputs, kernels=kernels,
+        name,
+        1,
+        inputs,
+        outputs,
+        kernels=kernels,
         parameters=weight_and_bias(name, outputs, inputs) if own is None else own,
         vector_elements=float(ACTIVATION_PASSES * outputs),
         saved_elements=float(inputs + outputs),
-    )  # fmt: skip
+    )
 
 
 def modulated_map(
@@ -43,8 +51,17 @@ def modulated_map(
     """Normalise without parameters, scale and shift as the condition says, and map."""
     elements = tokens * width
     return linear(
-        name, tokens, width, outputs, parameters=parameters, ready=names_reversed(parameters),
-        norm_elements=NORM_PASSES * elements, vector_elements=MODULATION_PASSES * elements,
-        fused_elements=FUSED_NORM_PASSES * elements, saved_elements=float(elements),
-        stream_elements=2.0 * elements, saved_bytes=float(NORM_BYTES * tokens), kernels=5,
-    )  # fmt: skip
+        name,
+        tokens,
+        width,
+        outputs,
+        parameters=parameters,
+        ready=names_reversed(parameters),
+        norm_elements=NORM_PASSES * elements,
+        vector_elements=MODULATION_PASSES * elements,
+        fused_elements=FUSED_NORM_PASSES * elements,
+        saved_elements=float(elements),
+        stream_elements=2.0 * elements,
+        saved_bytes=float(NORM_BYTES * tokens),
+        kernels=5,
+    )

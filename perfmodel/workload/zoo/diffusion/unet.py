@@ -55,12 +55,15 @@ def unet(*, dtype: str, image_size: int) -> Workload:
     builder.add(group_norm("conv_norm_out", image, activation=True), "end")
     builder.convolve("conv_out", image, LATENT_CHANNELS, stage="end")
     return assemble(
-        SDXL, builder.parts, dtype=dtype,
+        SDXL,
+        builder.parts,
+        dtype=dtype,
         sample=Sample("image", f"of {image_size} x {image_size}", is_image=True),
         source="diffusers UNet2DConditionModel; Podell et al. 2023, arXiv 2307.01952",
         input_elements=float(code.elements + TEXT_TOKENS * TEXT_WIDTH),
-        output_elements=float(code.elements), registered=builder.registered(),
-    )  # fmt: skip
+        output_elements=float(code.elements),
+        registered=builder.registered(),
+    )
 
 
 STAGES = ("begin", "time_embedding", "add_embedding", "down", "up", "middle", "end")

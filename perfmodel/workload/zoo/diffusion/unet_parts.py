@@ -54,27 +54,40 @@ def group_norm(name: str, image: Image, *, activation: bool) -> Module:
     vector = ELEMENT_BYTES * ACTIVATION_PASSES * activation * image.elements
     parameters = norm_parameters(name, image.channels)
     layer = Layer(
-        name, vector_bytes=norm_bytes + vector, norm_bytes=norm_bytes, kernels=1 + activation,
+        name,
+        vector_bytes=norm_bytes + vector,
+        norm_bytes=norm_bytes,
+        kernels=1 + activation,
         fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
         stream_elements=float((1 + activation) * image.elements),
         saved_bytes=float(NORM_BYTES * GROUPS),
-    )  # fmt: skip
+    )
     return Module(layer, parameters, names(parameters))
 
 
 def plain_convolution(
-    name: str, image: Image, channels: int, kernel: int = 3, *, stride: int = 1,
-    keeps_input: bool = True, passes: float = 0.0,
-) -> tuple[Module, Image]:  # fmt: skip
+    name: str,
+    image: Image,
+    channels: int,
+    kernel: int = 3,
+    *,
+    stride: int = 1,
+    keeps_input: bool = True,
+    passes: float = 0.0,
+) -> tuple[Module, Image]:
     """A convolution with a bias that keeps its input; `passes` over its result follow."""
     part, out = convolution(
         name, image, channels, kernel, stride=stride, padding=kernel // 2, relu=False
     )
     moved = float(ELEMENT_BYTES * passes * out.elements)
     layer = replace(
-        part.layer, vector_bytes=moved, fused_bytes=moved, kernels=1 + round(passes / 2.5),
-        saved_elements=float(image.elements * keeps_input), fused_kernels=1 + (passes > 0),
-    )  # fmt: skip
+        part.layer,
+        vector_bytes=moved,
+        fused_bytes=moved,
+        kernels=1 + round(passes / 2.5),
+        saved_elements=float(image.elements * keeps_input),
+        fused_kernels=1 + (passes > 0),
+    )
     return replace(part, layer=layer), out
 
 
@@ -83,11 +96,16 @@ def residual_block(name: str, image: Image, channels: int, condition: Condition)
     first_norm = group_norm(f"{name}.norm1", image, activation=True)
     first, out = plain_convolution(f"{name}.conv1", image, channels)
     time = linear(
-        f"{name}.time_emb_proj", 1, condition.time_width, channels,
+        f"{name}.time_emb_proj",
+        1,
+        condition.time_width,
+        channels,
         parameters=weight_and_bias(f"{name}.time_emb_proj", channels, condition.time_width),
         vector_elements=ACTIVATION_PASSES * condition.time_width + 2.0 * out.elements,
-        fused_elements=2.0 * out.elements, saved_elements=float(condition.time_width), kernels=3,
-    )  # fmt: skip
+        fused_elements=2.0 * out.elements,
+        saved_elements=float(condition.time_width),
+        kernels=3,
+    )
     second_norm = group_norm(f"{name}.norm2", out, activation=True)
     last, _ = plain_convolution(f"{name}.conv2", out, channels, passes=ADD_PASSES + 2)
     parts = [first_norm, first, time, second_norm, last]
@@ -104,17 +122,30 @@ def transformer(name: str, image: Image, depth: int, condition: Condition) -> Pa
     width, pixels = image.channels, image.height * image.width
     parts = [group_norm(f"{name}.norm", image, activation=False)]
     parts.append(
-        linear(f"{name}.proj_in", pixels, width, width, saved_elements=float(image.elements),
-               parameters=weight_and_bias(f"{name}.proj_in", width, width))
-    )  # fmt: skip
+        linear(
+            f"{name}.proj_in",
+            pixels,
+            width,
+            width,
+            saved_elements=float(image.elements),
+            parameters=weight_and_bias(f"{name}.proj_in", width, width),
+        )
+    )
     for block in range(depth):
         parts += _transformer_block(f"{name}.transformer_blocks.{block}", pixels, width, condition)
     parts.append(
-        linear(f"{name}.proj_out", pixels, width, width, saved_elements=float(image.elements),
-               parameters=weight_and_bias(f"{name}.proj_out", width, width), kernels=3,
-               vector_elements=float((ADD_PASSES + 2) * image.elements),
-               fused_elements=float(JOIN_PASSES * image.elements))
-    )  # fmt: skip
+        linear(
+            f"{name}.proj_out",
+            pixels,
+            width,
+            width,
+            saved_elements=float(image.elements),
+            parameters=weight_and_bias(f"{name}.proj_out", width, width),
+            kernels=3,
+            vector_elements=float((ADD_PASSES + 2) * image.elements),
+            fused_elements=float(JOIN_PASSES * image.elements),
+        )
+    )
     registered = tuple(parameter for part in parts for parameter in part.parameters)
     return Parts(tuple(parts), registered)
 
@@ -124,8 +155,9 @@ def _transformer_block(name: str, rows: int, width: int, condition: Condition) -
     elements = rows * width
     parts: list[Module] = []
     for number, keys, key_width in (
-        (1, rows, width), (2, condition.text_tokens, condition.text_width)
-    ):  # fmt: skip
+        (1, rows, width),
+        (2, condition.text_tokens, condition.text_width),
+    ):
         place = f"{name}.attn{number}"
         parts += [
             _normed_map(f"{name}.norm{number}", f"{place}.to_q", rows, width, width, bias=False),
@@ -133,26 +165,44 @@ def _transformer_block(name: str, rows: int, width: int, condition: Condition) -
                 _other_map(f"{place}.to_{letter}", keys, key_width, width, of_text=number == 2)
                 for letter in ("k", "v")
             ),
-            attention(f"{place}.attention", rows, width, heads=width // HEAD_SIZE, causal=False,
-                      keys=keys, dropout=False),
-            linear(f"{place}.to_out.0", rows, width, width, kernels=3,
-                   parameters=weight_and_bias(f"{place}.to_out.0", width, width),
-                   vector_elements=float((ADD_PASSES + 2) * elements),
-                   fused_elements=float(JOIN_PASSES * elements)),
-        ]  # fmt: skip
+            attention(
+                f"{place}.attention",
+                rows,
+                width,
+                heads=width // HEAD_SIZE,
+                causal=False,
+                keys=keys,
+                dropout=False,
+            ),
+            linear(
+                f"{place}.to_out.0",
+                rows,
+                width,
+                width,
+                kernels=3,
+                parameters=weight_and_bias(f"{place}.to_out.0", width, width),
+                vector_elements=float((ADD_PASSES + 2) * elements),
+                fused_elements=float(JOIN_PASSES * elements),
+            ),
+        ]
     inner = WIDEN * width
     return [
         *parts,
         _normed_map(f"{name}.norm3", f"{name}.ff.net.0.proj", rows, width, 2 * inner, bias=True),
         linear(
-            f"{name}.ff.net.2", rows, inner, width,
+            f"{name}.ff.net.2",
+            rows,
+            inner,
+            width,
             parameters=weight_and_bias(f"{name}.ff.net.2", width, inner),
-            vector_elements=float((ACTIVATION_PASSES + ADD_PASSES) * rows * inner
-                                  + ADD_PASSES * elements),
+            vector_elements=float(
+                (ACTIVATION_PASSES + ADD_PASSES) * rows * inner + ADD_PASSES * elements
+            ),
             fused_elements=float(ADD_PASSES * rows * inner + JOIN_PASSES * elements),
-            saved_elements=float(4 * rows * inner), kernels=4,
+            saved_elements=float(4 * rows * inner),
+            kernels=4,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _other_map(name: str, keys: int, key_width: int, width: int, *, of_text: bool) -> Module:
@@ -161,9 +211,13 @@ def _other_map(name: str, keys: int, key_width: int, width: int, *, of_text: boo
     A text is an input of the model, which has no gradient.
     """
     part = linear(
-        name, keys, key_width, width, copied_elements=float(keys * key_width),
+        name,
+        keys,
+        key_width,
+        width,
+        copied_elements=float(keys * key_width),
         parameters=weight_and_bias(name, width, key_width, bias=False),
-    )  # fmt: skip
+    )
     return replace(part, layer=replace(part.layer, gradients=1)) if of_text else part
 
 
@@ -172,8 +226,16 @@ def _normed_map(norm: str, name: str, rows: int, width: int, outputs: int, *, bi
     own, mapped = norm_parameters(norm, width), weight_and_bias(name, outputs, width, bias=bias)
     elements = rows * width
     return linear(
-        name, rows, width, outputs, parameters=own + mapped,
-        ready=names_reversed(mapped) + names(own), norm_elements=NORM_PASSES * elements,
-        fused_elements=FUSED_NORM_PASSES * elements, saved_elements=float(elements),
-        stream_elements=float(elements), saved_bytes=float(NORM_BYTES * rows), kernels=2,
-    )  # fmt: skip
+        name,
+        rows,
+        width,
+        outputs,
+        parameters=own + mapped,
+        ready=names_reversed(mapped) + names(own),
+        norm_elements=NORM_PASSES * elements,
+        fused_elements=FUSED_NORM_PASSES * elements,
+        saved_elements=float(elements),
+        stream_elements=float(elements),
+        saved_bytes=float(NORM_BYTES * rows),
+        kernels=2,
+    )

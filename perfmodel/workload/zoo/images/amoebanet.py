@@ -61,8 +61,9 @@ def amoebanet(name: str, *, dtype: str, image_size: int) -> Workload:
     """AmoebaNet-D of the benchmarks' sizes."""
     layers, filters = AMOEBANET_SHAPES[name]
     width, image = filters // 4, Image(3, image_size, image_size)
-    parts, now = _rectified("stem1.conv", image, width, (3, 3), stride=2, padding=(1, 1),
-                            norm="stem1.bn")  # fmt: skip
+    parts, now = _rectified(
+        "stem1.conv", image, width, (3, 3), stride=2, padding=(1, 1), norm="stem1.bn"
+    )
     parts = hand_on(parts, now.elements)
     before, reduced_before = now, False
     for path, cell in _cells(layers // 3):
@@ -76,9 +77,12 @@ def amoebanet(name: str, *, dtype: str, image_size: int) -> Workload:
     head = weight_and_bias("classify.fc", CLASSES, elements)
     parts += [pool, linear("classify.fc", 1, elements, CLASSES, parameters=head)]
     return image_model(
-        name, parts, dtype=dtype, image_size=image_size,
+        name,
+        parts,
+        dtype=dtype,
+        image_size=image_size,
         source="kakaobrain/torchgpipe, benchmarks/models/amoebanet; arXiv 1802.01548",
-    )  # fmt: skip
+    )
 
 
 def _cells(repeats: int) -> list[tuple[str, _Cell]]:
@@ -100,8 +104,9 @@ def _cell(
         more, second = _halved(f"{path}.reduce2", before, width)
         parts += more
     elif before.channels != width:
-        more, second = _rectified(f"{path}.reduce2.1", before, width, (1, 1),
-                                  norm=f"{path}.reduce2.2")  # fmt: skip
+        more, second = _rectified(
+            f"{path}.reduce2.1", before, width, (1, 1), norm=f"{path}.reduce2.2"
+        )
         parts += more
     states, pooled = [first, second], set[int]()
     for place, (state, operation) in enumerate(cell.operations):
@@ -135,9 +140,16 @@ def _element_wise(name: str, passes: float, kernels: int, saved: float = 0.0) ->
 
 
 def _rectified(
-    name: str, image: Image, channels: int, kernel: Kernel, *, norm: str,
-    stride: int | Kernel = 1, padding: Kernel = (0, 0), rectifies: bool = True,
-) -> tuple[list[Module], Image]:  # fmt: skip
+    name: str,
+    image: Image,
+    channels: int,
+    kernel: Kernel,
+    *,
+    norm: str,
+    stride: int | Kernel = 1,
+    padding: Kernel = (0, 0),
+    rectifies: bool = True,
+) -> tuple[list[Module], Image]:
     """ReLU, a convolution without bias, and batch normalisation, if it is named.
 
     Kept: what ReLU puts out, and what is normalised.
@@ -180,9 +192,11 @@ def _halved(path: str, image: Image, channels: int) -> tuple[list[Module], Image
     passes = float(copies + BATCH_NORM_PASSES * whole.elements)
     normed = norm_parameters(f"{path}.bn", channels)
     layer = Layer(
-        f"{path}.bn", vector_bytes=ELEMENT_BYTES * passes, kernels=6,
+        f"{path}.bn",
+        vector_bytes=ELEMENT_BYTES * passes,
+        kernels=6,
         saved_elements=float(image.elements + whole.elements),
-    )  # fmt: skip
+    )
     buffers = (Buffers("fp32", 2, 8 * channels), Buffers("int64", 1, 8))
     return [*parts, *more, Module(layer, normed, names(normed), buffers)], whole
 
@@ -202,9 +216,11 @@ def _greatest(name: str, image: Image, stride: int) -> tuple[list[Module], Image
     out = Image(image.channels, *output_size(image, (2, 2), stride, (0, 0), name))
     index_bytes = float(INDEX_BYTES * out.elements)
     layer = Layer(
-        name, vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
-        saved_elements=image.elements, saved_bytes=index_bytes,
-    )  # fmt: skip
+        name,
+        vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
+        saved_elements=image.elements,
+        saved_bytes=index_bytes,
+    )
     return [Module(layer)], out
 
 
@@ -220,10 +236,14 @@ def _convolved(
     for place, (kernel, divisor) in enumerate(kernels):
         steps = [stride if side > 1 or len(kernels) == 1 else 1 for side in kernel]
         more, image = _rectified(
-            f"{name}.{3 * place + 1}", image, channels // divisor, kernel,
-            norm=f"{name}.{3 * place + 2}", stride=(steps[0], steps[1]),
+            f"{name}.{3 * place + 1}",
+            image,
+            channels // divisor,
+            kernel,
+            norm=f"{name}.{3 * place + 2}",
+            stride=(steps[0], steps[1]),
             padding=(kernel[0] // 2, kernel[1] // 2),
-        )  # fmt: skip
+        )
         parts += more
     return parts, image
 
@@ -234,12 +254,32 @@ _SEVEN = partial(_convolved, ((_ONE, 4), ((1, 7), 4), ((7, 1), 4), (_ONE, 1)))
 _THREE = partial(_convolved, ((_ONE, 4), ((3, 3), 4), (_ONE, 1)))
 
 _NORMAL = _Cell(
-    ((1, _MAP), (1, _averaged), (1, _unchanged), (0, _SEVEN), (0, _MAP), (0, _SEVEN),
-     (2, _averaged), (2, _unchanged), (1, _averaged), (5, _MAP)),
+    (
+        (1, _MAP),
+        (1, _averaged),
+        (1, _unchanged),
+        (0, _SEVEN),
+        (0, _MAP),
+        (0, _SEVEN),
+        (2, _averaged),
+        (2, _unchanged),
+        (1, _averaged),
+        (5, _MAP),
+    ),
     (0, 3, 4, 6),
-)  # fmt: skip
+)
 _REDUCTION = _Cell(
-    ((0, _greatest), (0, _averaged), (2, _unchanged), (1, _THREE), (2, _SEVEN), (2, _averaged),
-     (3, _unchanged), (1, _greatest), (2, _averaged), (3, _MAP)),
+    (
+        (0, _greatest),
+        (0, _averaged),
+        (2, _unchanged),
+        (1, _THREE),
+        (2, _SEVEN),
+        (2, _averaged),
+        (3, _unchanged),
+        (1, _greatest),
+        (2, _averaged),
+        (3, _MAP),
+    ),
     (4, 5, 6),
-)  # fmt: skip
+)

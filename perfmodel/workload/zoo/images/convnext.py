@@ -73,15 +73,25 @@ def convnext(name: str, *, dtype: str, image_size: int) -> Workload:
     norm = norm_parameters("classifier.0", image.channels)
     head = weight_and_bias("classifier.2", CLASSES, image.channels)
     last = linear(
-        "classifier.2", 1, pooled.channels, CLASSES, parameters=norm + head,
-        ready=names_reversed(head) + names(norm), norm_elements=NORM_PASSES * pooled.channels,
-        fused_elements=FUSED_NORM_PASSES * pooled.channels, saved_bytes=NORM_BYTES, kernels=2,
+        "classifier.2",
+        1,
+        pooled.channels,
+        CLASSES,
+        parameters=norm + head,
+        ready=names_reversed(head) + names(norm),
+        norm_elements=NORM_PASSES * pooled.channels,
+        fused_elements=FUSED_NORM_PASSES * pooled.channels,
+        saved_bytes=NORM_BYTES,
+        kernels=2,
         saved_elements=float(pooled.channels),
-    )  # fmt: skip
+    )
     return image_model(
-        name, [*parts, *hand_on([pool], pooled.elements), last], dtype=dtype, image_size=image_size,
+        name,
+        [*parts, *hand_on([pool], pooled.elements), last],
+        dtype=dtype,
+        image_size=image_size,
         source="torchvision convnext; Liu et al. 2022, arXiv 2201.03545",
-    )  # fmt: skip
+    )
 
 
 def _normed_after(part: Module, norm: str, image: Image) -> Module:
@@ -89,11 +99,15 @@ def _normed_after(part: Module, norm: str, image: Image) -> Module:
     layer, own = part.layer, norm_parameters(norm, image.channels)
     norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
     changed = replace(
-        layer, vector_bytes=layer.vector_bytes + norm_bytes, norm_bytes=norm_bytes,
-        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements), fused_kernels=2,
-        kernels=layer.kernels + 1, saved_elements=layer.saved_elements + image.elements,
+        layer,
+        vector_bytes=layer.vector_bytes + norm_bytes,
+        norm_bytes=norm_bytes,
+        fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
+        fused_kernels=2,
+        kernels=layer.kernels + 1,
+        saved_elements=layer.saved_elements + image.elements,
         saved_bytes=float(NORM_BYTES * image.elements // image.channels),
-    )  # fmt: skip
+    )
     return Module(changed, part.parameters + own, names(own) + part.ready)
 
 
@@ -103,11 +117,15 @@ def _downsampling(name: str, image: Image, width: int) -> tuple[Module, Image]:
     own = norm_parameters(f"{name}.0", image.channels)
     norm_bytes = float(ELEMENT_BYTES * NORM_PASSES * image.elements)
     layer = replace(
-        part.layer, vector_bytes=norm_bytes, norm_bytes=norm_bytes, kernels=2, fused_kernels=2,
+        part.layer,
+        vector_bytes=norm_bytes,
+        norm_bytes=norm_bytes,
+        kernels=2,
+        fused_kernels=2,
         fused_bytes=float(ELEMENT_BYTES * FUSED_NORM_PASSES * image.elements),
         saved_elements=2.0 * image.elements,
         saved_bytes=float(NORM_BYTES * image.elements // image.channels),
-    )  # fmt: skip
+    )
     return Module(layer, own + part.parameters, part.ready + names(own)), out
 
 
@@ -125,23 +143,37 @@ def _block(name: str, image: Image, *, drops: bool) -> list[Module]:
     widen = weight_and_bias(f"{name}.block.3", WIDEN * width, width)
     narrow = weight_and_bias(f"{name}.block.5", width, WIDEN * width)
     first = replace(
-        depthwise, layer=replace(depthwise.layer, saved_elements=float(elements)),
+        depthwise,
+        layer=replace(depthwise.layer, saved_elements=float(elements)),
         parameters=scale + depthwise.parameters,
-    )  # fmt: skip
+    )
     after = (ADD_PASSES + ACTIVATION_PASSES + DROPPED_PASSES * drops) * elements
     return [
         first,
         linear(
-            f"{name}.block.3", pixels, width, WIDEN * width, parameters=norm + widen,
-            ready=names_reversed(widen) + names(norm), norm_elements=NORM_PASSES * elements,
-            fused_elements=FUSED_NORM_PASSES * elements, saved_elements=float(elements),
-            stream_elements=float(elements), saved_bytes=float(NORM_BYTES * pixels), kernels=2,
+            f"{name}.block.3",
+            pixels,
+            width,
+            WIDEN * width,
+            parameters=norm + widen,
+            ready=names_reversed(widen) + names(norm),
+            norm_elements=NORM_PASSES * elements,
+            fused_elements=FUSED_NORM_PASSES * elements,
+            saved_elements=float(elements),
+            stream_elements=float(elements),
+            saved_bytes=float(NORM_BYTES * pixels),
+            kernels=2,
         ),
         linear(
-            f"{name}.block.5", pixels, WIDEN * width, width, parameters=narrow,
+            f"{name}.block.5",
+            pixels,
+            WIDEN * width,
+            width,
+            parameters=narrow,
             ready=names(scale) + names_reversed(narrow),
             vector_elements=ACTIVATION_PASSES * WIDEN * elements + after,
             fused_elements=ACTIVATION_PASSES * WIDEN * elements + JOIN_PASSES * elements,
-            saved_elements=float((2 * WIDEN + 1) * elements), kernels=4 + 3 * drops,
+            saved_elements=float((2 * WIDEN + 1) * elements),
+            kernels=4 + 3 * drops,
         ),
-    ]  # fmt: skip
+    ]

@@ -58,27 +58,42 @@ class EfficientNetShape:
 
 
 _FIRST = (
-    Stage(1, 3, 1, 32, 16, 1), Stage(6, 3, 2, 16, 24, 2), Stage(6, 5, 2, 24, 40, 2),
-    Stage(6, 3, 2, 40, 80, 3), Stage(6, 5, 1, 80, 112, 3), Stage(6, 5, 2, 112, 192, 4),
+    Stage(1, 3, 1, 32, 16, 1),
+    Stage(6, 3, 2, 16, 24, 2),
+    Stage(6, 5, 2, 24, 40, 2),
+    Stage(6, 3, 2, 40, 80, 3),
+    Stage(6, 5, 1, 80, 112, 3),
+    Stage(6, 5, 2, 112, 192, 4),
     Stage(6, 3, 1, 192, 320, 1),
-)  # fmt: skip
+)
 """Tan and Le 2019, table 1."""
 
 _SMALL = (
-    Stage(1, 3, 1, 24, 24, 2, fused=True), Stage(4, 3, 2, 24, 48, 4, fused=True),
-    Stage(4, 3, 2, 48, 64, 4, fused=True), Stage(4, 3, 2, 64, 128, 6),
-    Stage(6, 3, 1, 128, 160, 9), Stage(6, 3, 2, 160, 256, 15),
-)  # fmt: skip
+    Stage(1, 3, 1, 24, 24, 2, fused=True),
+    Stage(4, 3, 2, 24, 48, 4, fused=True),
+    Stage(4, 3, 2, 48, 64, 4, fused=True),
+    Stage(4, 3, 2, 64, 128, 6),
+    Stage(6, 3, 1, 128, 160, 9),
+    Stage(6, 3, 2, 160, 256, 15),
+)
 _MEDIUM = (
-    Stage(1, 3, 1, 24, 24, 3, fused=True), Stage(4, 3, 2, 24, 48, 5, fused=True),
-    Stage(4, 3, 2, 48, 80, 5, fused=True), Stage(4, 3, 2, 80, 160, 7),
-    Stage(6, 3, 1, 160, 176, 14), Stage(6, 3, 2, 176, 304, 18), Stage(6, 3, 1, 304, 512, 5),
-)  # fmt: skip
+    Stage(1, 3, 1, 24, 24, 3, fused=True),
+    Stage(4, 3, 2, 24, 48, 5, fused=True),
+    Stage(4, 3, 2, 48, 80, 5, fused=True),
+    Stage(4, 3, 2, 80, 160, 7),
+    Stage(6, 3, 1, 160, 176, 14),
+    Stage(6, 3, 2, 176, 304, 18),
+    Stage(6, 3, 1, 304, 512, 5),
+)
 _LARGE = (
-    Stage(1, 3, 1, 32, 32, 4, fused=True), Stage(4, 3, 2, 32, 64, 7, fused=True),
-    Stage(4, 3, 2, 64, 96, 7, fused=True), Stage(4, 3, 2, 96, 192, 10),
-    Stage(6, 3, 1, 192, 224, 19), Stage(6, 3, 2, 224, 384, 25), Stage(6, 3, 1, 384, 640, 7),
-)  # fmt: skip
+    Stage(1, 3, 1, 32, 32, 4, fused=True),
+    Stage(4, 3, 2, 32, 64, 7, fused=True),
+    Stage(4, 3, 2, 64, 96, 7, fused=True),
+    Stage(4, 3, 2, 96, 192, 10),
+    Stage(6, 3, 1, 192, 224, 19),
+    Stage(6, 3, 2, 224, 384, 25),
+    Stage(6, 3, 1, 384, 640, 7),
+)
 """Tan and Le 2021, table 4, as their code and torchvision have them."""
 
 EFFICIENTNET_SHAPES: Mapping[str, EfficientNetShape] = {
@@ -114,23 +129,33 @@ def efficientnet(name: str, *, dtype: str, image_size: int) -> Workload:
     top, image = _unit(f"features.{len(stages) + 1}", image, last, 1)
     pool, pooled = adaptive_pooling("avgpool", image, 1)
     head = linear(
-        "classifier.1", 1, last, CLASSES, parameters=weight_and_bias("classifier.1", CLASSES, last),
-        vector_elements=DROPOUT_PASSES * last, fused_elements=ACTIVATION_PASSES * last, kernels=2,
+        "classifier.1",
+        1,
+        last,
+        CLASSES,
+        parameters=weight_and_bias("classifier.1", CLASSES, last),
+        vector_elements=DROPOUT_PASSES * last,
+        fused_elements=ACTIVATION_PASSES * last,
+        kernels=2,
         saved_bytes=float(MASK_BYTES * last),
-    )  # fmt: skip
+    )
     last_maps = [*hand_on([top], image.elements), *hand_on([pool], pooled.elements)]
     return image_model(
-        name, [*parts, *last_maps, head], dtype=dtype, image_size=image_size,
+        name,
+        [*parts, *last_maps, head],
+        dtype=dtype,
+        image_size=image_size,
         source="torchvision efficientnet; Tan and Le 2019, arXiv 1905.11946; 2021, 2104.00298",
-    )  # fmt: skip
+    )
 
 
 def _scaled(stage: Stage, shape: EfficientNetShape) -> Stage:
     return replace(
-        stage, inputs=_channels(stage.inputs * shape.width),
+        stage,
+        inputs=_channels(stage.inputs * shape.width),
         outputs=_channels(stage.outputs * shape.width),
         blocks=math.ceil(stage.blocks * shape.depth),
-    )  # fmt: skip
+    )
 
 
 def _channels(wished: float) -> int:
@@ -140,21 +165,38 @@ def _channels(wished: float) -> int:
 
 
 def _unit(
-    name: str, image: Image, channels: int, kernel: int, *, stride: int = 1, groups: int = 1,
-    activation: bool = True, residual: bool = False, drops: bool = False,
-) -> tuple[Module, Image]:  # fmt: skip
+    name: str,
+    image: Image,
+    channels: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    activation: bool = True,
+    residual: bool = False,
+    drops: bool = False,
+) -> tuple[Module, Image]:
     """Convolution, batch normalisation and SiLU, which works in place on a copy that it keeps."""
     part, out = convolution(
-        f"{name}.0", image, channels, kernel, stride=stride, padding=(kernel - 1) // 2,
-        groups=groups, norm=f"{name}.1", relu=activation, residual=residual,
-    )  # fmt: skip
+        f"{name}.0",
+        image,
+        channels,
+        kernel,
+        stride=stride,
+        padding=(kernel - 1) // 2,
+        groups=groups,
+        norm=f"{name}.1",
+        relu=activation,
+        residual=residual,
+    )
     layer = part.layer
     copied = ACTIVATION_PASSES * activation + DROPPED_PASSES * (drops and residual)
     changed = replace(
-        layer, vector_bytes=layer.vector_bytes + ELEMENT_BYTES * copied * out.elements,
+        layer,
+        vector_bytes=layer.vector_bytes + ELEMENT_BYTES * copied * out.elements,
         saved_elements=layer.saved_elements + out.elements,
         kernels=layer.kernels + activation + 3 * (drops and residual),
-    )  # fmt: skip
+    )
     return replace(part, layer=changed), out
 
 
@@ -164,21 +206,41 @@ def _block(name: str, image: Image, stage: Stage, *, drops: bool) -> tuple[list[
     grows = inner != stage.inputs
     residual = stage.stride == 1 and stage.inputs == stage.outputs
     if stage.fused and not grows:
-        part, out = _unit(f"{block}.0", image, stage.outputs, stage.kernel, stride=stage.stride,
-                          residual=residual, drops=drops)  # fmt: skip
+        part, out = _unit(
+            f"{block}.0",
+            image,
+            stage.outputs,
+            stage.kernel,
+            stride=stage.stride,
+            residual=residual,
+            drops=drops,
+        )
         return [part], out
     parts: list[Module] = []
     if grows and not stage.fused:
         part, image = _unit(f"{block}.0", image, inner, 1)
         parts.append(part)
-    part, image = _unit(f"{block}.{len(parts)}", image, inner, stage.kernel, stride=stage.stride,
-                        groups=1 if stage.fused else inner)  # fmt: skip
+    part, image = _unit(
+        f"{block}.{len(parts)}",
+        image,
+        inner,
+        stage.kernel,
+        stride=stage.stride,
+        groups=1 if stage.fused else inner,
+    )
     parts.append(part)
     gate: list[Module] = []
     if not stage.fused:
         gate = _gate(f"{block}.{len(parts)}", image, max(1, stage.inputs // 4))
-    part, out = _unit(f"{block}.{len(parts) + bool(gate)}", image, stage.outputs, 1,
-                      activation=False, residual=residual, drops=drops)  # fmt: skip
+    part, out = _unit(
+        f"{block}.{len(parts) + bool(gate)}",
+        image,
+        stage.outputs,
+        1,
+        activation=False,
+        residual=residual,
+        drops=drops,
+    )
     return [*parts, *gate, part], out
 
 
@@ -192,8 +254,11 @@ def _gate(name: str, image: Image, squeezed: int) -> list[Module]:
     moved = ELEMENT_BYTES * 2.0 * image.elements
     layer = second.layer
     scaled = replace(
-        layer, vector_bytes=layer.vector_bytes + moved, kernels=layer.kernels + 1,
-        fused_bytes=(layer.fused_bytes or 0.0) + moved, fused_kernels=layer.fused_kernels,
+        layer,
+        vector_bytes=layer.vector_bytes + moved,
+        kernels=layer.kernels + 1,
+        fused_bytes=(layer.fused_bytes or 0.0) + moved,
+        fused_kernels=layer.fused_kernels,
         saved_elements=float(image.elements + pooled.elements),
-    )  # fmt: skip
+    )
     return [pool, first, replace(second, layer=scaled)]

@@ -130,9 +130,11 @@ def pooling(
     out = Image(image.channels, *output_size(image, pair(kernel), stride, pair(padding), name))
     index_bytes = float(INDEX_BYTES * out.elements * indices)
     layer = Layer(
-        name, vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
-        saved_elements=out.elements, saved_bytes=index_bytes,
-    )  # fmt: skip
+        name,
+        vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
+        saved_elements=out.elements,
+        saved_bytes=index_bytes,
+    )
     return Module(layer), out
 
 
@@ -176,8 +178,12 @@ def image_model(
     layer = parts[0].layer
     first = replace(layer, saved_elements=layer.saved_elements + 3.0 * image_size**2)
     return assemble(
-        name, [replace(parts[0], layer=first), *parts[1:]], dtype=dtype,
+        name,
+        [replace(parts[0], layer=first), *parts[1:]],
+        dtype=dtype,
         sample=Sample("image", is_image=True),
         source=source,
-        input_elements=3.0 * image_size**2, output_elements=CLASSES, registered=registered,
-    )  # fmt: skip
+        input_elements=3.0 * image_size**2,
+        output_elements=CLASSES,
+        registered=registered,
+    )

@@ -35,9 +35,12 @@ def inception_v3(*, dtype: str, image_size: int) -> Workload:
         image = _mixed(parts, image, f"Mixed_{number}", _branches_e(), 192)
     parts += classifier(image)
     return image_model(
-        "inception-v3", parts, dtype=dtype, image_size=image_size,
+        "inception-v3",
+        parts,
+        dtype=dtype,
+        image_size=image_size,
         source="torchvision inception_v3, auxiliary classifier on; arXiv 1512.00567",
-    )  # fmt: skip
+    )
 
 
 def _conv(image: Image, prefix: str, step: Step) -> tuple[Module, Image]:
@@ -62,8 +65,11 @@ def _chain(image: Image, prefix: str, steps: Iterable[Step]) -> tuple[list[Modul
 
 
 def _stem(image: Image) -> tuple[list[Module], Image]:
-    first = (("Conv2d_1a_3x3", 32, 3, 2, 0), ("Conv2d_2a_3x3", 32, 3, 1, 0),
-             ("Conv2d_2b_3x3", 64, 3, 1, 1))  # fmt: skip
+    first = (
+        ("Conv2d_1a_3x3", 32, 3, 2, 0),
+        ("Conv2d_2a_3x3", 32, 3, 1, 0),
+        ("Conv2d_2b_3x3", 64, 3, 1, 1),
+    )
     second = (("Conv2d_3b_1x1", 80, 1, 1, 0), ("Conv2d_4a_3x3", 192, 3, 1, 0))
     parts, image = _chain(image, "", first)
     pool, image = pooling("maxpool1", image, 3, stride=2)
@@ -117,48 +123,69 @@ def _branches_a() -> tuple[Branch, ...]:
     return (
         _line(("branch1x1", 64, 1, 1, 0)),
         _line(("branch5x5_1", 48, 1, 1, 0), ("branch5x5_2", 64, 5, 1, 2)),
-        _line(("branch3x3dbl_1", 64, 1, 1, 0), ("branch3x3dbl_2", 96, 3, 1, 1),
-              ("branch3x3dbl_3", 96, 3, 1, 1)),
-    )  # fmt: skip
+        _line(
+            ("branch3x3dbl_1", 64, 1, 1, 0),
+            ("branch3x3dbl_2", 96, 3, 1, 1),
+            ("branch3x3dbl_3", 96, 3, 1, 1),
+        ),
+    )
 
 
 def _branches_b() -> tuple[Branch, ...]:
     return (
         _line(("branch3x3", 384, 3, 2, 0)),
-        _line(("branch3x3dbl_1", 64, 1, 1, 0), ("branch3x3dbl_2", 96, 3, 1, 1),
-              ("branch3x3dbl_3", 96, 3, 2, 0)),
-    )  # fmt: skip
+        _line(
+            ("branch3x3dbl_1", 64, 1, 1, 0),
+            ("branch3x3dbl_2", 96, 3, 1, 1),
+            ("branch3x3dbl_3", 96, 3, 2, 0),
+        ),
+    )
 
 
 def _branches_c(width: int) -> tuple[Branch, ...]:
     flat, tall = ((1, 7), 1, (0, 3)), ((7, 1), 1, (3, 0))
     return (
         _line(("branch1x1", 192, 1, 1, 0)),
-        _line(("branch7x7_1", width, 1, 1, 0), ("branch7x7_2", width, *flat),
-              ("branch7x7_3", 192, *tall)),
-        _line(("branch7x7dbl_1", width, 1, 1, 0), ("branch7x7dbl_2", width, *tall),
-              ("branch7x7dbl_3", width, *flat), ("branch7x7dbl_4", width, *tall),
-              ("branch7x7dbl_5", 192, *flat)),
-    )  # fmt: skip
+        _line(
+            ("branch7x7_1", width, 1, 1, 0),
+            ("branch7x7_2", width, *flat),
+            ("branch7x7_3", 192, *tall),
+        ),
+        _line(
+            ("branch7x7dbl_1", width, 1, 1, 0),
+            ("branch7x7dbl_2", width, *tall),
+            ("branch7x7dbl_3", width, *flat),
+            ("branch7x7dbl_4", width, *tall),
+            ("branch7x7dbl_5", 192, *flat),
+        ),
+    )
 
 
 def _branches_d() -> tuple[Branch, ...]:
     return (
         _line(("branch3x3_1", 192, 1, 1, 0), ("branch3x3_2", 320, 3, 2, 0)),
-        _line(("branch7x7x3_1", 192, 1, 1, 0), ("branch7x7x3_2", 192, (1, 7), 1, (0, 3)),
-              ("branch7x7x3_3", 192, (7, 1), 1, (3, 0)), ("branch7x7x3_4", 192, 3, 2, 0)),
-    )  # fmt: skip
+        _line(
+            ("branch7x7x3_1", 192, 1, 1, 0),
+            ("branch7x7x3_2", 192, (1, 7), 1, (0, 3)),
+            ("branch7x7x3_3", 192, (7, 1), 1, (3, 0)),
+            ("branch7x7x3_4", 192, 3, 2, 0),
+        ),
+    )
 
 
 def _branches_e() -> tuple[Branch, ...]:
     flat, tall = ((1, 3), 1, (0, 1)), ((3, 1), 1, (1, 0))
     return (
         _line(("branch1x1", 320, 1, 1, 0)),
-        ((("branch3x3_1", 384, 1, 1, 0),),
-         (("branch3x3_2a", 384, *flat), ("branch3x3_2b", 384, *tall))),
-        ((("branch3x3dbl_1", 448, 1, 1, 0), ("branch3x3dbl_2", 384, 3, 1, 1)),
-         (("branch3x3dbl_3a", 384, *flat), ("branch3x3dbl_3b", 384, *tall))),
-    )  # fmt: skip
+        (
+            (("branch3x3_1", 384, 1, 1, 0),),
+            (("branch3x3_2a", 384, *flat), ("branch3x3_2b", 384, *tall)),
+        ),
+        (
+            (("branch3x3dbl_1", 448, 1, 1, 0), ("branch3x3dbl_2", 384, 3, 1, 1)),
+            (("branch3x3dbl_3a", 384, *flat), ("branch3x3dbl_3b", 384, *tall)),
+        ),
+    )
 
 
 def _auxiliary(image: Image) -> list[Module]:

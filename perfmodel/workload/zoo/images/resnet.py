@@ -14,8 +14,13 @@ from perfmodel.workload.zoo.images.image_layers import (
 )
 from perfmodel.workload.zoo.layers import Module
 
-BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3),
-          152: (3, 8, 36, 3)}  # fmt: skip
+BLOCKS = {
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
 """Residual blocks per stage by depth: He et al. 2015, table 1."""
 
 
@@ -61,9 +66,12 @@ def resnet(
     parts += classifier(image, classes=CIFAR_CLASSES if small_images else CLASSES)
     name = f"resnet{depth}" if groups == 1 else f"resnext{depth}-{groups}x{group_width}d"
     return image_model(
-        name, parts, dtype=dtype, image_size=image_size,
+        name,
+        parts,
+        dtype=dtype,
+        image_size=image_size,
         source="torchvision resnet (v1.5); He et al. 2015, arXiv 1512.03385",
-    )  # fmt: skip
+    )
 
 
 def _block(

@@ -24,8 +24,13 @@ from perfmodel.workload.zoo.layers import (
 HIDDEN = 4096
 STAGES = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 """Convolutions per stage: Simonyan and Zisserman 2014, table 1, columns D and E."""
-ALEXNET = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False),
-           (256, 3, 1, 1, False), (256, 3, 1, 1, True))  # fmt: skip
+ALEXNET = (
+    (64, 11, 4, 2, True),
+    (192, 5, 1, 2, True),
+    (384, 3, 1, 1, False),
+    (256, 3, 1, 1, False),
+    (256, 3, 1, 1, True),
+)
 """Channels, kernel, stride, padding, pooled: Krizhevsky 2014 (arXiv 1404.5997), torchvision."""
 
 
@@ -49,9 +54,12 @@ def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
         *_classifier(image.elements, numbers=(0, 3, 6), dropout=(False, True, True)),
     ]
     return image_model(
-        f"vgg{depth}", parts, dtype=dtype, image_size=image_size,
+        f"vgg{depth}",
+        parts,
+        dtype=dtype,
+        image_size=image_size,
         source="torchvision vgg; Simonyan and Zisserman 2014, arXiv 1409.1556",
-    )  # fmt: skip
+    )
 
 
 def alexnet(*, dtype: str, image_size: int) -> Workload:
@@ -74,9 +82,12 @@ def alexnet(*, dtype: str, image_size: int) -> Workload:
         *_classifier(image.elements, numbers=(1, 4, 6), dropout=(True, True, False)),
     ]
     return image_model(
-        "alexnet", parts, dtype=dtype, image_size=image_size,
+        "alexnet",
+        parts,
+        dtype=dtype,
+        image_size=image_size,
         source="torchvision alexnet; Krizhevsky 2014, arXiv 1404.5997",
-    )  # fmt: skip
+    )
 
 
 def _classifier(

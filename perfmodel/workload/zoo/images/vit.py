@@ -49,21 +49,29 @@ def vit_b_16(*, dtype: str, image_size: int) -> Workload:
     head = weight_and_bias("heads.head", CLASSES, WIDTH)
     parts.append(
         linear(
-            "heads.head", 1, WIDTH, CLASSES, parameters=last_norm + head,
+            "heads.head",
+            1,
+            WIDTH,
+            CLASSES,
+            parameters=last_norm + head,
             ready=names_reversed(head) + names(last_norm),
             norm_elements=NORM_PASSES * tokens * WIDTH,
             fused_elements=FUSED_NORM_PASSES * tokens * WIDTH,
-            saved_elements=float(tokens * WIDTH), kernels=2,
+            saved_elements=float(tokens * WIDTH),
+            kernels=2,
         )
-    )  # fmt: skip
+    )
     # the class token belongs to the model itself and is registered before all modules
     token: Parameter = ("class_token", (1, 1, WIDTH))
     rest = [item for part in parts for item in part.parameters if item != token]
     return image_model(
-        "vit-b-16", parts, dtype=dtype, image_size=image_size,
+        "vit-b-16",
+        parts,
+        dtype=dtype,
+        image_size=image_size,
         source="torchvision vit_b_16; Dosovitskiy et al. 2020, arXiv 2010.11929",
         registered=[token, *rest],
-    )  # fmt: skip
+    )
 
 
 def _positions(tokens: int) -> Module:
@@ -73,10 +81,14 @@ def _positions(tokens: int) -> Module:
         ("encoder.pos_embedding", (1, tokens, WIDTH)),
     )
     return embedding(
-        "encoder.pos_embedding", parameters, names_reversed(parameters),
+        "encoder.pos_embedding",
+        parameters,
+        names_reversed(parameters),
         vector_elements=(2 + ADD_PASSES) * tokens * WIDTH,
-        fused_elements=float(JOIN_PASSES * tokens * WIDTH), saved_elements=0.0, kernels=2,
-    )  # fmt: skip
+        fused_elements=float(JOIN_PASSES * tokens * WIDTH),
+        saved_elements=0.0,
+        kernels=2,
+    )
 
 
 def _block_parameters(prefix: str) -> BlockParameters:

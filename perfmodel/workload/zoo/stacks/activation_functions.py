@@ -48,5 +48,5 @@ ACTIVATIONS: Mapping[str, ActivationFunction] = {
     # cubed, scaled, added, scaled, tanh, plus 1, halved, product: keeps half of its input, the
     # tanh, and that plus 1 as well; autocast runs powers, and what follows from them, in fp32
     "gelu_new": ActivationFunction(passes=18, kernels=8, saved=5, wide=3),
-}  # fmt: skip
+}
 """By Hugging Face's name."""

@@ -33,17 +33,24 @@ from perfmodel.workload.zoo.stacks.stack_ends import last_norm, token_tables
 
 CLIP_BLOCK = BlockNames(
     attention=AttentionNames(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.out_proj",
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "self_attn.out_proj",
         "layer_norm1",
     ),
     widen="mlp.fc1",
     narrow="mlp.fc2",
     norm="layer_norm2",
     registered=(
-        "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj", "self_attn.out_proj",
-        "layer_norm1", "mlp.fc1", "mlp.fc2", "layer_norm2",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.q_proj",
+        "self_attn.out_proj",
+        "layer_norm1",
+        "mlp.fc1",
+        "mlp.fc2",
+        "layer_norm2",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +113,14 @@ def clip(name: str, *, dtype: str, image_size: int, shape: ClipShape | None = No
         input_elements=float(shape.image.channels * image_size**2 + shape.tokens),
         output_elements=2.0 * shape.projection,
         registered=[
-            *scale, *text_parameters, *image_parameters, *image_parts[-1].parameters,
+            *scale,
+            *text_parameters,
+            *image_parameters,
+            *image_parts[-1].parameters,
             *text_parts[-1].parameters,
         ],
         buffers=(Buffers("int64", 2, INDEX_BYTES * positions),),  # position_ids of both
-    )  # fmt: skip
+    )
 
 
 def _images(shape: ClipShape, image_size: int) -> tuple[list[Module], list[Parameter]]:
@@ -129,8 +139,13 @@ def _images(shape: ClipShape, image_size: int) -> tuple[list[Module], list[Param
     blocks, ordered = stack_blocks(f"{root}.encoder.layers", image.layers, image.block, tokens)
     pooled = last_norm(f"{root}.post_layernorm", 1, h)
     stack = [
-        table[0], *first.parameters, table[1], *norm.parameters, *ordered, *pooled.parameters,
-    ]  # fmt: skip
+        table[0],
+        *first.parameters,
+        table[1],
+        *norm.parameters,
+        *ordered,
+        *pooled.parameters,
+    ]
     projection = _projection("visual_projection", h, shape.projection)
     return [first, joined, norm, *blocks, pooled, projection], stack
 
@@ -161,6 +176,8 @@ def _comparison(shape: ClipShape) -> Layer:
     """Both features divided by their length: squared, summed, the root, a quotient."""
     elements = 2.0 * shape.projection
     return Layer(
-        "logit_scale", vector_bytes=8 * elements * ELEMENT_BYTES, saved_elements=3 * elements,
+        "logit_scale",
+        vector_bytes=8 * elements * ELEMENT_BYTES,
+        saved_elements=3 * elements,
         kernels=12,
-    )  # fmt: skip
+    )

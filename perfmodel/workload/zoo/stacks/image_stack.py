@@ -32,17 +32,24 @@ from perfmodel.workload.zoo.transformer import embedding
 
 VIT_BLOCK = BlockNames(
     attention=AttentionNames(
-        ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.o_proj",
+        ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        "attention.o_proj",
         "layernorm_before",
     ),
     widen="mlp.fc1",
     narrow="mlp.fc2",
     norm="layernorm_after",
     registered=(
-        "attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj",
-        "layernorm_before", "layernorm_after", "mlp.fc1", "mlp.fc2",
+        "attention.q_proj",
+        "attention.k_proj",
+        "attention.v_proj",
+        "attention.o_proj",
+        "layernorm_before",
+        "layernorm_after",
+        "mlp.fc1",
+        "mlp.fc2",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +122,15 @@ def _head(shape: ImageShape) -> Module:
         return linear("classifier", 1, h, shape.classes, parameters=own)
     pooled = shape.pooled or h
     return linear(
-        "pooler.dense", 1, h, pooled, parameters=weight_and_bias("pooler.dense", pooled, h),
-        vector_elements=ACTIVATION_PASSES * pooled, saved_elements=float(pooled), kernels=2,
-    )  # fmt: skip
+        "pooler.dense",
+        1,
+        h,
+        pooled,
+        parameters=weight_and_bias("pooler.dense", pooled, h),
+        vector_elements=ACTIVATION_PASSES * pooled,
+        saved_elements=float(pooled),
+        kernels=2,
+    )
 
 
 def image_tokens(shape: ImageShape, image_size: int) -> int:
@@ -142,17 +155,25 @@ def patches(name: str, shape: ImageShape, image_size: int, *, bias: bool) -> Mod
 
 
 def class_and_positions(
-    name: str, table: tuple[Parameter, ...], tokens: int, width: int, *, dropout: bool,
+    name: str,
+    table: tuple[Parameter, ...],
+    tokens: int,
+    width: int,
+    *,
+    dropout: bool,
     indexed: bool,
-) -> Module:  # fmt: skip
+) -> Module:
     """Put the token of the class before the patches, and add positions.
 
     `indexed`: whether positions are gathered by indices, which are a buffer.
     """
     passes = ACTIVATION_PASSES + ADD_PASSES + indexed * ACTIVATION_PASSES
     return embedding(
-        name, table, names_reversed(table),
+        name,
+        table,
+        names_reversed(table),
         vector_elements=(passes + dropout * DROPOUT_PASSES) * tokens * width,
         fused_elements=float(JOIN_PASSES * tokens * width),
-        saved_bytes=float(dropout * MASK_BYTES * tokens * width), kernels=2 + dropout + indexed,
-    )  # fmt: skip
+        saved_bytes=float(dropout * MASK_BYTES * tokens * width),
+        kernels=2 + dropout + indexed,
+    )

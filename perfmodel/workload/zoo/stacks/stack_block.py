@@ -113,9 +113,14 @@ class StackPlace:
 
 
 def stack_blocks(
-    path: str, layers: int, shape: StackShape, tokens: int, *, source: int | None = None,
+    path: str,
+    layers: int,
+    shape: StackShape,
+    tokens: int,
+    *,
+    source: int | None = None,
     shard: Shard = WHOLE,
-) -> tuple[list[Module], list[Parameter]]:  # fmt: skip
+) -> tuple[list[Module], list[Parameter]]:
     """All blocks of a stack in the order of forward; their parameters in that of registration.
 
     `path`: of the list of blocks. `source`: tokens of the stack that they attend to as well.
@@ -152,24 +157,55 @@ def _attention_part(place: StackPlace, family: AttentionNames, source: int | Non
     keys = s if source is None else source
     if len(family.maps) == 1:
         maps = [
-            _normed(place, family.maps[0], 3 * inner, family.norm, bias=shape.biases[0],
-                    turned=2 * inner, first_norm=True)
-        ]  # fmt: skip
+            _normed(
+                place,
+                family.maps[0],
+                3 * inner,
+                family.norm,
+                bias=shape.biases[0],
+                turned=2 * inner,
+                first_norm=True,
+            )
+        ]
     else:
         maps = [
-            _normed(place, family.maps[0], inner, family.norm, bias=shape.biases[0],
-                    turned=inner, first_norm=True, moved=shape.scaled_queries + shape.laid_anew),
-            *(_of_source(place, name, inner, keys, bias, turned=inner * (name == family.maps[1]),
-                         other=source is not None, is_first=name == family.maps[1])
-              for name, bias in zip(family.maps[1:], shape.biases[1:], strict=True)),
-        ]  # fmt: skip
+            _normed(
+                place,
+                family.maps[0],
+                inner,
+                family.norm,
+                bias=shape.biases[0],
+                turned=inner,
+                first_norm=True,
+                moved=shape.scaled_queries + shape.laid_anew,
+            ),
+            *(
+                _of_source(
+                    place,
+                    name,
+                    inner,
+                    keys,
+                    bias,
+                    turned=inner * (name == family.maps[1]),
+                    other=source is not None,
+                    is_first=name == family.maps[1],
+                )
+                for name, bias in zip(family.maps[1:], shape.biases[1:], strict=True)
+            ),
+        ]
     attended = attention(
-        f"{place.prefix}.{family.output.rpartition('.')[0]}", s, h, heads=shape.heads,
-        causal=shape.causal and source is None, keys=keys, dropout=shape.score_dropout,
-        wide_scores=shape.wide_scores, shard=shard,
+        f"{place.prefix}.{family.output.rpartition('.')[0]}",
+        s,
+        h,
+        heads=shape.heads,
+        causal=shape.causal and source is None,
+        keys=keys,
+        dropout=shape.score_dropout,
+        wide_scores=shape.wide_scores,
+        shard=shard,
         # values of one map for all are a part of its result; heads joined or scaled are laid anew
         held=2 * (len(family.maps) == 1) + bool(shape.rotary_share or shape.laid_anew),
-    )  # fmt: skip
+    )
     return [*maps, attended, _to_stream(place, family.output, inner, bias=shape.output_bias)]
 
 
@@ -177,16 +213,30 @@ def _feed_forward_part(place: StackPlace) -> list[Module]:
     shape, wide = place.shape, place.shape.mlp_width // place.shard.tensor
     family = shape.names
     return [
-        _normed(place, family.widen, wide, family.norm, bias=True, turned=0,
-                first_norm=not shape.parallel),
+        _normed(
+            place,
+            family.widen,
+            wide,
+            family.norm,
+            bias=True,
+            turned=0,
+            first_norm=not shape.parallel,
+        ),
         _to_stream(place, family.narrow, wide, bias=True, function=shape.activation),
-    ]  # fmt: skip
+    ]
 
 
 def _normed(
-    place: StackPlace, name: str, outputs: int, norm: str, *, bias: bool, turned: int,
-    first_norm: bool, moved: int = 0,
-) -> Module:  # fmt: skip
+    place: StackPlace,
+    name: str,
+    outputs: int,
+    norm: str,
+    *,
+    bias: bool,
+    turned: int,
+    first_norm: bool,
+    moved: int = 0,
+) -> Module:
     """Map after a norm, cut by columns.
 
     `norm`: "" where its input is that of another map, too.
@@ -201,26 +251,39 @@ def _normed(
     weights = weight_and_bias(f"{place.prefix}.{name}", outputs, h, bias=bias)
     rotary = shape.rotary_share * turned * s
     return linear(
-        f"{place.prefix}.{name}", s, h, outputs, parameters=before + weights,
+        f"{place.prefix}.{name}",
+        s,
+        h,
+        outputs,
+        parameters=before + weights,
         ready=names_reversed(weights) + names(before),
         vector_elements=ROTARY_PASSES * rotary + float(moved * ACTIVATION_PASSES * s * outputs),
         norm_elements=NORM_PASSES * norms,
         fused_elements=float(
-            FUSED_NORM_PASSES * norms + ACTIVATION_PASSES * rotary
+            FUSED_NORM_PASSES * norms
+            + ACTIVATION_PASSES * rotary
             + bool(moved) * ACTIVATION_PASSES * s * outputs
         ),
         saved_elements=float(bool(norm) * kept_input),
         copied_elements=float((not norm) * kept_input),
-        stream_elements=first_norm * norms, saved_bytes=float(NORM_BYTES * bool(norm) * own),
+        stream_elements=first_norm * norms,
+        saved_bytes=float(NORM_BYTES * bool(norm) * own),
         kernels=1 + bool(norm) + 10 * (rotary > 0) + moved,
         calls=column_calls(shard, s * h) + norm_calls(shard, numels(before)),
-    )  # fmt: skip
+    )
 
 
 def _of_source(
-    place: StackPlace, name: str, outputs: int, tokens: int, bias: bool, *, turned: int,
-    other: bool, is_first: bool,
-) -> Module:  # fmt: skip
+    place: StackPlace,
+    name: str,
+    outputs: int,
+    tokens: int,
+    bias: bool,
+    *,
+    turned: int,
+    other: bool,
+    is_first: bool,
+) -> Module:
     """Map of keys or values: of the same input as queries, or of the source.
 
     `other`: whether it is of the source; `is_first`: whether it is the first map of that.
@@ -230,7 +293,10 @@ def _of_source(
     keeps = other and is_first and place.first
     rotary = shape.rotary_share * turned * s
     return linear(
-        f"{place.prefix}.{name}", s, h, outputs,
+        f"{place.prefix}.{name}",
+        s,
+        h,
+        outputs,
         parameters=weight_and_bias(f"{place.prefix}.{name}", outputs, h, bias=bias),
         vector_elements=ROTARY_PASSES * rotary
         + float(shape.laid_anew * ACTIVATION_PASSES * s * outputs),
@@ -240,13 +306,17 @@ def _of_source(
         copied_elements=float((not keeps) * kept_input),
         kernels=1 + 5 * (rotary > 0) + shape.laid_anew,
         calls=column_calls(shard, s * h, first=other and is_first),
-    )  # fmt: skip
+    )
 
 
 def _to_stream(
-    place: StackPlace, name: str, inputs: int, *, bias: bool,
+    place: StackPlace,
+    name: str,
+    inputs: int,
+    *,
+    bias: bool,
     function: ActivationFunction | None = None,
-) -> Module:  # fmt: skip
+) -> Module:
     """Map, after an activation function if there is one, dropped out and added; cut by rows."""
     shape, shard, h = place.shape, place.shard, place.shape.width
     s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens) * h
@@ -256,15 +326,20 @@ def _to_stream(
     function = function or NO_FUNCTION
     passes, kernels = function.passes, function.kernels
     module = linear(
-        f"{place.prefix}.{name}", s, inputs, h, parameters=weights,
+        f"{place.prefix}.{name}",
+        s,
+        inputs,
+        h,
+        parameters=weights,
         vector_elements=(passes + drops * DROPOUT_PASSES) * inner
         + (shape.dropout * DROPOUT_PASSES + ADD_PASSES) * stream,
         fused_elements=float(bool(passes) * ACTIVATION_PASSES * inner + JOIN_PASSES * stream),
         saved_elements=float((function.narrow + (drops and function.keeps_result)) * inner),
-        stream_elements=float(function.wide * inner), saved_bytes=masks,
+        stream_elements=float(function.wide * inner),
+        saved_bytes=masks,
         kernels=2 + shape.dropout + drops + kernels,
         calls=row_calls(shard, s * h) + norm_calls(shard, numels(weights[1:])),
-    )  # fmt: skip
+    )
     if kernels <= 1:
         return module
     return replace(

@@ -34,9 +34,15 @@ from perfmodel.workload.zoo.transformer import embedding
 
 
 def token_tables(
-    name: str, tables: tuple[Parameter, ...], tokens: int, width: int, *, dropout: bool,
-    indexed: int, shard: Shard = WHOLE,
-) -> Module:  # fmt: skip
+    name: str,
+    tables: tuple[Parameter, ...],
+    tokens: int,
+    width: int,
+    *,
+    dropout: bool,
+    indexed: int,
+    shard: Shard = WHOLE,
+) -> Module:
     """Gather rows of a table of tokens, and add those of a table of positions if there is one.
 
     `indexed`: tables whose indices are kept (a table of which a slice is added needs none).
@@ -45,19 +51,26 @@ def token_tables(
     added = len(tables) > 1
     elements = float((len(tables) * ACTIVATION_PASSES + added * ADD_PASSES) * rows * width)
     return embedding(
-        name, tables, names_reversed(tables),
+        name,
+        tables,
+        names_reversed(tables),
         vector_elements=elements + dropout * DROPOUT_PASSES * own * width,
         fused_elements=float((JOIN_PASSES if added else ACTIVATION_PASSES) * rows * width),
         saved_bytes=float(indexed * INDEX_BYTES * rows + dropout * MASK_BYTES * own * width),
         kernels=len(tables) + added + dropout,
         calls=table_calls(shard, rows * width, whole_first=added),
-    )  # fmt: skip
+    )
 
 
 def last_norm(
-    name: str, tokens: int, width: int, *, keeps: bool = True, kept_result: bool = False,
+    name: str,
+    tokens: int,
+    width: int,
+    *,
+    keeps: bool = True,
+    kept_result: bool = False,
     shard: Shard = WHOLE,
-) -> Module:  # fmt: skip
+) -> Module:
     """Normalise what a stack puts out.
 
     `keeps`: its input (one row of many keeps a copy, and no more than that).
@@ -65,11 +78,17 @@ def last_norm(
     """
     own, parameters = shard.stream_tokens(tokens), norm_parameters(name, width)
     part = embedding(
-        name, parameters, names(parameters), vector_elements=float(NORM_PASSES * own * width),
+        name,
+        parameters,
+        names(parameters),
+        vector_elements=float(NORM_PASSES * own * width),
         fused_elements=float(FUSED_NORM_PASSES * own * width),
-        stream_elements=float(keeps * own * width), saved_elements=float(kept_result * own * width),
-        saved_bytes=float(NORM_BYTES * own), kernels=1, calls=norm_calls(shard, numels(parameters)),
-    )  # fmt: skip
+        stream_elements=float(keeps * own * width),
+        saved_elements=float(kept_result * own * width),
+        saved_bytes=float(NORM_BYTES * own),
+        kernels=1,
+        calls=norm_calls(shard, numels(parameters)),
+    )
     layer = replace(
         part.layer,
         weight_elements=0.0,
@@ -79,9 +98,17 @@ def last_norm(
 
 
 def vocabulary_head(
-    name: str, tokens: int, width: int, vocabulary: int, *, norm: tuple[Parameter, ...],
-    tied: bool, wide_loss: bool, shard: Shard, biased: bool = False,
-) -> Module:  # fmt: skip
+    name: str,
+    tokens: int,
+    width: int,
+    vocabulary: int,
+    *,
+    norm: tuple[Parameter, ...],
+    tied: bool,
+    wide_loss: bool,
+    shard: Shard,
+    biased: bool = False,
+) -> Module:
     """Last norm, logits and loss of a rank's part of the vocabulary, or of all of it.
 
     `tied`: whether the weight is that of the embedding, in whose backward its gradient is ready.
@@ -95,15 +122,22 @@ def vocabulary_head(
     scored = rows * (own_words if shard.parallel_loss else padded)
     kept_input = shard.kept_tokens(tokens) * width
     return linear(
-        name, rows, width, own_words, parameters=norm + head,
+        name,
+        rows,
+        width,
+        own_words,
+        parameters=norm + head,
         ready=names_reversed(head) + names(norm),
-        norm_elements=float(NORM_PASSES * own * width), vector_elements=float(LOSS_PASSES * scored),
+        norm_elements=float(NORM_PASSES * own * width),
+        vector_elements=float(LOSS_PASSES * scored),
         wide_elements=float(LOSS_PASSES * scored),
         fused_elements=float(FUSED_NORM_PASSES * own * width + FUSED_LOSS_PASSES * scored),
         saved_elements=float(kept_input),
         stream_elements=float(own * width + (not wide_loss) * scored),
-        saved_bytes=float(NORM_BYTES * own + wide_loss * WIDE_BYTES * scored), kernels=5,
+        saved_bytes=float(NORM_BYTES * own + wide_loss * WIDE_BYTES * scored),
+        kernels=5,
         fused_kept=FusedKept(float(kept_input + scored), float(own * width)),
-        calls=column_calls(shard, rows * width) + loss_calls(shard, rows, padded)
+        calls=column_calls(shard, rows * width)
+        + loss_calls(shard, rows, padded)
         + norm_calls(shard, numels(norm)),
-    )  # fmt: skip
+    )

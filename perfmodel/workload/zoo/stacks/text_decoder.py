@@ -18,45 +18,60 @@ from perfmodel.workload.zoo.stacks.stack_block import (
 from perfmodel.workload.zoo.stacks.stack_ends import token_tables, vocabulary_head
 
 NEOX_BLOCK = BlockNames(
-    attention=AttentionNames(
-        ("attention.query_key_value",), "attention.dense", "input_layernorm"
-    ),
+    attention=AttentionNames(("attention.query_key_value",), "attention.dense", "input_layernorm"),
     widen="mlp.dense_h_to_4h",
     narrow="mlp.dense_4h_to_h",
     norm="post_attention_layernorm",
     registered=(
-        "input_layernorm", "post_attention_layernorm", "attention.query_key_value",
-        "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
+        "input_layernorm",
+        "post_attention_layernorm",
+        "attention.query_key_value",
+        "attention.dense",
+        "mlp.dense_h_to_4h",
+        "mlp.dense_4h_to_h",
     ),
-)  # fmt: skip
+)
 
 
 PHI_BLOCK = BlockNames(
     attention=AttentionNames(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.dense",
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "self_attn.dense",
         "input_layernorm",
     ),
     widen="mlp.fc1",
     narrow="mlp.fc2",
     norm="",
     registered=(
-        "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.dense", "mlp.fc1",
-        "mlp.fc2", "input_layernorm",
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.dense",
+        "mlp.fc1",
+        "mlp.fc2",
+        "input_layernorm",
     ),
-)  # fmt: skip
+)
 OPT_BLOCK = BlockNames(
     attention=AttentionNames(
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.out_proj",
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "self_attn.out_proj",
         "self_attn_layer_norm",
     ),
     widen="fc1",
     narrow="fc2",
     norm="final_layer_norm",
     registered=(
-        "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj", "self_attn.out_proj",
-        "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.q_proj",
+        "self_attn.out_proj",
+        "self_attn_layer_norm",
+        "fc1",
+        "fc2",
+        "final_layer_norm",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +93,12 @@ class DecoderEnds:
 NEOX_ENDS = DecoderEnds("gpt_neox.embed_in", "gpt_neox.layers", "gpt_neox.final_layer_norm")
 PHI_ENDS = DecoderEnds("model.embed_tokens", "model.layers", "model.final_layernorm")
 OPT_ENDS = DecoderEnds(
-    "model.decoder.embed_tokens", "model.decoder.layers", "model.decoder.final_layer_norm",
-    positions="model.decoder.embed_positions", norm_first=True,
-)  # fmt: skip
+    "model.decoder.embed_tokens",
+    "model.decoder.layers",
+    "model.decoder.final_layer_norm",
+    positions="model.decoder.embed_positions",
+    norm_first=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +123,14 @@ class TextDecoderShape:
 
 
 def text_decoder(
-    name: str, *, dtype: str, sequence_length: int, shape: TextDecoderShape, source: str,
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    shape: TextDecoderShape,
+    source: str,
     shard: Shard = WHOLE,
-) -> Workload:  # fmt: skip
+) -> Workload:
     """Decoder-only transformer trained to predict the next token.
 
     `source`: what its tensors are like. `shard`: which part of it a rank holds.
@@ -133,9 +156,16 @@ def text_decoder(
     blocks, ordered = stack_blocks(ends.blocks, shape.layers, block, s, shard=shard)
     norm = norm_parameters(ends.norm, h)
     last = vocabulary_head(
-        ends.head, s, h, shape.vocabulary, norm=norm, tied=shape.tied, biased=shape.biased_head,
-        wide_loss=shape.wide_loss, shard=shard,
-    )  # fmt: skip
+        ends.head,
+        s,
+        h,
+        shape.vocabulary,
+        norm=norm,
+        tied=shape.tied,
+        biased=shape.biased_head,
+        wide_loss=shape.wide_loss,
+        shard=shard,
+    )
     rest = [parameter for parameter in last.parameters if parameter not in norm]
     order = [*norm, *ordered] if ends.norm_first else [*ordered, *norm]
     frequencies = int(h // block.heads * block.rotary_share) // 2

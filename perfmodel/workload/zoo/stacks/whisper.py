@@ -43,15 +43,26 @@ def _registered_parts(path: str) -> tuple[str, ...]:
 
 _TAIL = ("fc1", "fc2", "final_layer_norm")
 ENCODER_BLOCK = BlockNames(
-    _attention("self_attn"), "fc1", "fc2", "final_layer_norm",
+    _attention("self_attn"),
+    "fc1",
+    "fc2",
+    "final_layer_norm",
     (*_registered_parts("self_attn"), "self_attn_layer_norm", *_TAIL),
-)  # fmt: skip
+)
 DECODER_BLOCK = BlockNames(
-    _attention("self_attn"), "fc1", "fc2", "final_layer_norm",
-    (*_registered_parts("self_attn"), "self_attn_layer_norm",
-     *_registered_parts("encoder_attn"), "encoder_attn_layer_norm", *_TAIL),
+    _attention("self_attn"),
+    "fc1",
+    "fc2",
+    "final_layer_norm",
+    (
+        *_registered_parts("self_attn"),
+        "self_attn_layer_norm",
+        *_registered_parts("encoder_attn"),
+        "encoder_attn_layer_norm",
+        *_TAIL,
+    ),
     source=_attention("encoder_attn"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +86,32 @@ class WhisperShape:
 
 
 def whisper_block(
-    width: int, heads: int, mlp_width: int, *, decodes: bool,
-    activation: ActivationFunction = ONE_KERNEL, dropout: bool = False,
-    inner_dropout: bool = False, score_dropout: bool = False,
-) -> StackShape:  # fmt: skip
+    width: int,
+    heads: int,
+    mlp_width: int,
+    *,
+    decodes: bool,
+    activation: ActivationFunction = ONE_KERNEL,
+    dropout: bool = False,
+    inner_dropout: bool = False,
+    score_dropout: bool = False,
+) -> StackShape:
     """Sizes of a block, with Whisper's names and biases."""
     return StackShape(
-        width, heads, mlp_width, DECODER_BLOCK if decodes else ENCODER_BLOCK, causal=decodes,
-        activation=activation, dropout=dropout, inner_dropout=inner_dropout,
-        score_dropout=score_dropout, biases=(True, False, True), wide_scores=False,
-        scaled_queries=True, laid_anew=True,
-    )  # fmt: skip
+        width,
+        heads,
+        mlp_width,
+        DECODER_BLOCK if decodes else ENCODER_BLOCK,
+        causal=decodes,
+        activation=activation,
+        dropout=dropout,
+        inner_dropout=inner_dropout,
+        score_dropout=score_dropout,
+        biases=(True, False, True),
+        wide_scores=False,
+        scaled_queries=True,
+        laid_anew=True,
+    )
 
 
 def _whisper(
@@ -107,9 +133,13 @@ WHISPER_SHAPES = {
 
 
 def whisper(
-    name: str, *, dtype: str, sequence_length: int, shape: WhisperShape | None = None,
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    shape: WhisperShape | None = None,
     shard: Shard = WHOLE,
-) -> Workload:  # fmt: skip
+) -> Workload:
     """Encoder of half a minute of sound, decoder of `sequence_length` tokens of text.
 
     Raises `InputError`: a share of it, which nobody's library has.
@@ -161,8 +191,12 @@ def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
     norm = last_norm(f"{root}.layer_norm", tokens, h)
     positions: Parameter = (f"{root}.embed_positions.weight", (tokens, h))
     parameters = [
-        *widen.parameters, *halve.parameters, positions, *ordered, *norm.parameters,
-    ]  # fmt: skip
+        *widen.parameters,
+        *halve.parameters,
+        positions,
+        *ordered,
+        *norm.parameters,
+    ]
     return [widen, replace(halve, layer=layer), *blocks, norm], parameters
 
 
@@ -194,7 +228,13 @@ def _decoder(shape: WhisperShape, s: int) -> tuple[list[Module], list[Parameter]
         f"{root}.layers", shape.decoder_layers, shape.decoder, s, source=shape.sounds
     )
     last = vocabulary_head(
-        "proj_out", s, h, shape.vocabulary, norm=norm_parameters(f"{root}.layer_norm", h),
-        tied=shape.tied, wide_loss=False, shard=WHOLE,
-    )  # fmt: skip
+        "proj_out",
+        s,
+        h,
+        shape.vocabulary,
+        norm=norm_parameters(f"{root}.layer_norm", h),
+        tied=shape.tied,
+        wide_loss=False,
+        shard=WHOLE,
+    )
     return [first, *blocks, last], [*tables, *ordered, *last.parameters]

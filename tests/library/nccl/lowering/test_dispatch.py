@@ -57,12 +57,19 @@ def cables(found: dict[tuple[str, str], float], end: int) -> list[float]:
 @pytest.mark.parametrize(
     ("template", "hosts", "algorithm"),
     [
-        ("dgx-h100", 1, "tree"), ("dgx-h100", 2, "tree"), ("dgx-h100", 3, "nvls_tree"),
-        ("dgx-h100", 1, "nvls"), ("dgx1-v100", 1, "tree"), ("dgx1-v100", 3, "tree"),
-        ("azure-ndv4", 4, "tree"), ("dgx-h100", 2, "collnet"), ("dgx-h100", 3, "collnet_direct"),
-        ("rtx4090-x4", 1, "tree"), ("ethernet-10g", 5, "tree"),
+        ("dgx-h100", 1, "tree"),
+        ("dgx-h100", 2, "tree"),
+        ("dgx-h100", 3, "nvls_tree"),
+        ("dgx-h100", 1, "nvls"),
+        ("dgx1-v100", 1, "tree"),
+        ("dgx1-v100", 3, "tree"),
+        ("azure-ndv4", 4, "tree"),
+        ("dgx-h100", 2, "collnet"),
+        ("dgx-h100", 3, "collnet_direct"),
+        ("rtx4090-x4", 1, "tree"),
+        ("ethernet-10g", 5, "tree"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("nbytes", [4, 1000, MiB])
 def test_data_is_right_as_laid(template: str, hosts: int, algorithm: str, nbytes: int) -> None:
     for one in lower_collective(
@@ -103,8 +110,9 @@ def test_two_hosts_carry_the_buffer_once_each_way_and_more_twice() -> None:
 
 
 def test_trees_begin_beside_their_nic_and_share_it_where_two_gpus_are_near() -> None:
-    two_near, one_near = (rails_of(cluster := machine(t, 2), everyone(cluster)) for t in
-                          ("dgx-a100", "dgx-h100"))  # fmt: skip
+    two_near, one_near = (
+        rails_of(cluster := machine(t, 2), everyone(cluster)) for t in ("dgx-a100", "dgx-h100")
+    )
     assert one_near.chains[:, 0].tolist() == list(range(8))
     assert not one_near.spread.any()
     assert two_near.spread.all()
@@ -243,6 +251,8 @@ def test_single_sends_change_rails_inside_the_host() -> None:
     assert "fabric/leaf5" in {end for ends in names for end in ends}
     assert not any("spine" in end for ends in names for end in ends)
     alone = machine("dgx-h100", 2, env={"NCCL_PXN_DISABLE": "1"})
-    names = [alone.topology.arcs.names[arc] for arc in lower_message(alone, 0, 13, MiB).stages[0]
-             .edges.arcs]  # fmt: skip
+    names = [
+        alone.topology.arcs.names[arc]
+        for arc in lower_message(alone, 0, 13, MiB).stages[0].edges.arcs
+    ]
     assert names[0] == ("n0/gpu0", "n0/pcie0")

@@ -48,8 +48,10 @@ def test_times_are_those_of_a_machine_on_its_own(wish: dict[str, float]) -> None
 def test_other_sizes_and_protocols_have_phases_of_their_own() -> None:
     machine = cluster()
     sizes = [1 << 10, 1 << 24, 1 << 26]
-    ways = [lower_collective(machine, "all_reduce", size, range(320), algorithm="tree")
-            for size in sizes]  # fmt: skip
+    ways = [
+        lower_collective(machine, "all_reduce", size, range(320), algorithm="tree")
+        for size in sizes
+    ]
     for lowered, size in zip(ways, sizes, strict=True):
         alone = lower_collective(cluster(), "all_reduce", size, range(320), algorithm="tree")
         for way, own in zip(lowered, alone, strict=True):

@@ -31,9 +31,17 @@ def graphs(looked_at, cross_nic):
 
 
 SMALL = [
-    ("gb200-nvl72", 4), ("gb200-nvl72", 8), ("gb200-nvl72", 13), ("dgx-h100", 8), ("dgx-a100", 3),
-    ("hgx-b200", 8), ("dgx2-v100", 6), ("dgx1-v100", 8), ("azure-ncv4", 4), ("aws-p5", 8),
-]  # fmt: skip
+    ("gb200-nvl72", 4),
+    ("gb200-nvl72", 8),
+    ("gb200-nvl72", 13),
+    ("dgx-h100", 8),
+    ("dgx-a100", 3),
+    ("hgx-b200", 8),
+    ("dgx2-v100", 6),
+    ("dgx1-v100", 8),
+    ("azure-ncv4", 4),
+    ("aws-p5", 8),
+]
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -61,10 +69,13 @@ def test_little_is_searched_on_a_switched_domain(monkeypatch):
 
 SWITCHED = st.builds(
     lambda gpus, nics, *rest: switched(gpus, min(nics, gpus), *rest),
-    st.integers(2, 7), st.integers(0, 7), st.booleans(),
-    st.sampled_from([0.5, 24.0, 240.6, 450.0, 721.8]), st.sampled_from([12.0, 24.0, 48.0]),
+    st.integers(2, 7),
+    st.integers(0, 7),
+    st.booleans(),
+    st.sampled_from([0.5, 24.0, 240.6, 450.0, 721.8]),
+    st.sampled_from([12.0, 24.0, 48.0]),
     st.sampled_from([12.5, 25.0, 50.0]),
-)  # fmt: skip
+)
 
 
 def switched(gpus, nics, near, nvlink_GBps, pcie_GBps, nic_GBps):
@@ -88,13 +99,18 @@ def switched(gpus, nics, near, nvlink_GBps, pcie_GBps, nic_GBps):
         return HostPath("SYS", (pcie[gpu],))
 
     return Host(
-        capability=100, cpu="arm", gpus=gpus, peers=peers,
+        capability=100,
+        cpu="arm",
+        gpus=gpus,
+        peers=peers,
         outward={(g, n): to_nic(g, n, True) for g in range(gpus) for n in range(nics)},
         inward={(g, n): to_nic(g, n, False) for g in range(gpus) for n in range(nics)},
         nic_GBps=(nic_GBps,) * nics,
         arc_GBps={arc: nvlink_GBps if arc < 2 * gpus else pcie_GBps for arc in range(4 * gpus)},
-        mesh=None, nvlink_GBps=nvlink_GBps if gpus > 1 else 0.0, switched=gpus > 1,
-    )  # fmt: skip
+        mesh=None,
+        nvlink_GBps=nvlink_GBps if gpus > 1 else 0.0,
+        switched=gpus > 1,
+    )
 
 
 @given(SWITCHED, st.sampled_from([0, 1, 2]))

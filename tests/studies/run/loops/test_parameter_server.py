@@ -38,11 +38,16 @@ def answered(tmp_path: Path, *overrides: str) -> Result:
     model = {
         "parameters": [{"name": f"w{size}", "shape": [size // 100, 100]} for size in SIZES],
         "layers": [
-            {"name": f"l{size}", "parameters": [f"w{size}"], "kernels": 3,
-             "matmul_flops": 500.0 * size, "vector": "2 MB"}
+            {
+                "name": f"l{size}",
+                "parameters": [f"w{size}"],
+                "kernels": 3,
+                "matmul_flops": 500.0 * size,
+                "vector": "2 MB",
+            }
             for size in SIZES
         ],
-    }  # fmt: skip
+    }
     (tmp_path / "small.yaml").write_text(json.dumps(model))
     return run_scenario(load_scenario(str(path), overrides))
 
@@ -217,9 +222,12 @@ def test_links_that_fail_and_unlike_gpus_count(tmp_path: Path) -> None:
     late = answered(tmp_path, "events=[{degrade: {link: 'n4/nic0', by: 4, at: '50 ms'}}]")
     assert usual.main.step_time_s < late.main.step_time_s <= slow.main.step_time_s * 1.05
     mixed = answered(
-        tmp_path, "cluster.mixed=[{nodes: [1], gpu: p100-pcie-16gb}]", "strategy.servers=4",
-        "strategy.mode=asynchronous", "what_if.compute=0.1",
-    )  # fmt: skip
+        tmp_path,
+        "cluster.mixed=[{nodes: [1], gpu: p100-pcie-16gb}]",
+        "strategy.servers=4",
+        "strategy.mode=asynchronous",
+        "what_if.compute=0.1",
+    )
     assert use_of(mixed).slowest_s > 1.2 * use_of(mixed).fastest_s
 
 
@@ -246,11 +254,12 @@ def test_one_worker_of_a_curve_has_its_server_too(tmp_path: Path) -> None:
         (["cluster.pool=4"], "cluster.pool", "at least 5"),
         (["strategy.servers=5000"], "strategy.servers", "fewer servers or workers"),
         (
-            ["jobs=[{model: {name: resnet18}, batch_per_gpu: 8, nodes: 1}]"], "jobs",
+            ["jobs=[{model: {name: resnet18}, batch_per_gpu: 8, nodes: 1}]"],
+            "jobs",
             "collectives beside its messages",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(
     tmp_path: Path, overrides: list[str], field: str, allowed: str
 ) -> None:

@@ -174,10 +174,12 @@ def test_other_gpus_are_slower_by_their_own_roofline(tmp_path: Path) -> None:
 def test_nodes_of_another_gpu_may_hold_ranks_of_several_stages() -> None:
     """Nodes that have the job's own GPU "instead" take as long as without that."""
     job = {
-        "model": {"name": "bert-base", "sequence_length": 64}, "compute": {"precision": "fp16"},
-        "strategy": {"kind": "ddp", "accumulate": 2}, "training": {"batch_per_gpu": 1},
+        "model": {"name": "bert-base", "sequence_length": 64},
+        "compute": {"precision": "fp16"},
+        "strategy": {"kind": "ddp", "accumulate": 2},
+        "training": {"batch_per_gpu": 1},
         "parallel": {"pipeline": 2, "order": "pp-tp-cp-ep-dp"},
-    }  # fmt: skip
+    }
     cluster = {"node": "v100-x8-25g", "nodes": 2, "gpus_per_node": 2, "fabric": "one-switch"}
     mixed = cluster | {"mixed": [{"nodes": [1], "gpu": "v100-sxm2-16gb"}]}
     alike_s, mixed_s = (
@@ -214,9 +216,9 @@ def test_sharding_beside_another_job_takes_as_long_message_by_message(tmp_path: 
     """Groups in nodes and across them, on a spine that another job shares: within 2 %."""
     text = TEXT.replace("resnet50", "resnet18").replace("nodes: 2", "nodes: 2, gpus_per_node: 2")
     text = text.replace("batch_per_gpu: 64", "batch_per_gpu: 2").replace(
-        "fabric: one-switch", "fabric: {kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 4}, "
-        "placement: spread",
-    )  # fmt: skip
+        "fabric: one-switch",
+        "fabric: {kind: leaf-spine, hosts_per_leaf: 2, oversubscription: 4}, placement: spread",
+    )
     job = "strategy: {kind: fsdp, shard_gpus: 2}\njobs:\n  - {name: other, model: resnet18, "
     job += "nodes: 2, batch_per_gpu: 4, placement: packed}\n"
     flow, message = (
@@ -246,10 +248,16 @@ def test_the_machine_says_how_much_of_it_is_the_jobs(tmp_path: Path) -> None:
         ("lose: {nic: n0/nic7}", "events.0.lose.nic", "n0/nic0"),
         ("traffic: {from: n0/cpu9, to: n0/gpu0, rate: 1 GB/s}", "events.0.traffic.from", "n0/cpu0"),
         ('traffic: {from: "n0/gpu*", to: "n*/cpu0", rate: 1 GB/s}', "events.0.traffic.to", "the 8"),
-        ('traffic: {from: "n[0-11]/cpu0", to: n0/gpu0, rate: 1 GB/s}', "events.0.traffic.from",
-         "n0/cpu0"),
-        ('traffic: {from: "n[1-0]/cpu0", to: n0/gpu0, rate: 1 GB/s}', "events.0.traffic.from",
-         "a range such as"),
+        (
+            'traffic: {from: "n[0-11]/cpu0", to: n0/gpu0, rate: 1 GB/s}',
+            "events.0.traffic.from",
+            "n0/cpu0",
+        ),
+        (
+            'traffic: {from: "n[1-0]/cpu0", to: n0/gpu0, rate: 1 GB/s}',
+            "events.0.traffic.from",
+            "a range such as",
+        ),
         ("traffic: {from: n0/gpu0, to: n0/gpu0, rate: 1 GB/s}", "events.0.traffic.to", "another"),
         ('degrade: {link: n0/nic0, by: 2, at: "1 h"}', "events.0", "within 300 steps"),
         ("degrade: {link: n0/nic0, to: 25 Gbit/s}", "events.0.degrade.to", "undisturbed"),
@@ -258,12 +266,18 @@ def test_the_machine_says_how_much_of_it_is_the_jobs(tmp_path: Path) -> None:
         ("slow: {ranks: [1, 1], by: 2}", "events.0.slow.ranks", "each once, but 1"),
         ('down: {link: "n0/nic0 -- fabric/switch0"}', "events.0", "n0/gpu0 reaches no NIC"),
         ('lose: {nic: n0/nic0, at: "1 ms"}', "events.0", "unreachable from n"),
-        ("traffic: {from: n0/cpu0, to: n1/cpu0, nbytes: 1 kB, every: 1 us}",
-         "events.0.traffic.every", "a steady 'rate'"),
-        ("traffic: {from: n0/cpu0, to: n0/gpu0, nbytes: 1 GB, every: 30 min}", "events.0",
-         "without 'every'"),
+        (
+            "traffic: {from: n0/cpu0, to: n1/cpu0, nbytes: 1 kB, every: 1 us}",
+            "events.0.traffic.every",
+            "a steady 'rate'",
+        ),
+        (
+            "traffic: {from: n0/cpu0, to: n0/gpu0, nbytes: 1 GB, every: 30 min}",
+            "events.0",
+            "without 'every'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_names_that_do_not_resolve_are_told_with_their_line(
     tmp_path: Path, event: str, field: str, allowed: str
 ) -> None:
@@ -328,8 +342,9 @@ def test_unknown_models_and_gpus_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         answered(tmp_path, "jobs:\n  - {model: resnet5, nodes: 1, batch_per_gpu: 8}\n", text)
     assert {(fault.field, fault.line) for fault in caught.value.faults} == {
-        ("cluster.mixed.0.gpu", 5), ("jobs.0.model.name", 8),
-    }  # fmt: skip
+        ("cluster.mixed.0.gpu", 5),
+        ("jobs.0.model.name", 8),
+    }
 
 
 def test_no_job_mixes_gpus_of_two_makers(tmp_path: Path) -> None:

@@ -45,8 +45,9 @@ def test_messages_between_stages_are_one_send_of_each_pair():
     """Those of 100,000 pairs, or around 50,000 groups of four."""
     dgx1 = Machine(build_topology("dgx1-v100"), load_library("nccl"))
     for message, each in (
-        ("send", ((0, 4), (1, 5)) * 50_000), ("send_recv", ((0, 1, 2, 3),) * 50_000),
-    ):  # fmt: skip
+        ("send", ((0, 4), (1, 5)) * 50_000),
+        ("send_recv", ((0, 1, 2, 3),) * 50_000),
+    ):
         sends = 100_000 if message == "send" else 200_000
         most = MESSAGE_SENDS // sends
         check_message_size(dgx1, [(message, 1 << 20, each)] * most)

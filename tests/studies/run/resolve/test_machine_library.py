@@ -45,8 +45,10 @@ def test_settings_of_a_scenario(scenario):
     )
     assert settings.version == "2.26.2"
     assert dict(settings.env) == {
-        "NCCL_MIN_CTAS": "24", "NCCL_ALGO": "nvls", "NCCL_PROTO": "simple",
-    }  # fmt: skip
+        "NCCL_MIN_CTAS": "24",
+        "NCCL_ALGO": "nvls",
+        "NCCL_PROTO": "simple",
+    }
     assert settings.algorithms("all_reduce") == {"nvls"}
 
 
@@ -75,8 +77,10 @@ def test_other_libraries_have_no_such_settings(scenario):
         scenario("{name: gloo, algorithm: tree, env: {NCCL_PROTO: LL}, version: 2.20.5}")
     )
     assert [fault.split(": ")[1] for fault in found] == [
-        "library.algorithm", "library.version", "library.env",
-    ]  # fmt: skip
+        "library.algorithm",
+        "library.version",
+        "library.env",
+    ]
     assert all("only for name: nccl" in fault for fault in found)
 
 

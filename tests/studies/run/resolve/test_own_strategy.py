@@ -45,17 +45,27 @@ def test_a_plan_of_ddp_gives_the_numbers_of_ddp(
         return ddp_plan(request, DdpOptions(bucket_cap_bytes=cap, sync_buffers_at_start=True))
 
     fields = {
-        "compute.precision": precision, "cluster.nodes": nodes, "scale.gpus": [2],
+        "compute.precision": precision,
+        "cluster.nodes": nodes,
+        "scale.gpus": [2],
         "cluster.fabric": "rail-optimised",
-    }  # fmt: skip
+    }
     section = {} if cap is None else {"bucket_cap": f"{cap >> 20} MiB"}
     ddp = pm.run({**ASKED, "strategy": section}, fields)
     own = pm.run(ASKED, fields, strategy=like_ddp)
     for expected, point in zip(ddp.points, own.points, strict=True):
         for name in (
-            "step_time_s", "first_step_time_s", "compute_s", "comm_s", "exposed_comm_s",
-            "breakdown_s", "samples_per_s", "scaling_efficiency", "bottleneck", "interval_s",
-        ):  # fmt: skip
+            "step_time_s",
+            "first_step_time_s",
+            "compute_s",
+            "comm_s",
+            "exposed_comm_s",
+            "breakdown_s",
+            "samples_per_s",
+            "scaling_efficiency",
+            "bottleneck",
+            "interval_s",
+        ):
             assert getattr(point, name) == getattr(expected, name), name
         assert [(b.index, b.nbytes, b.start_s, b.end_s) for b in point.buckets] == [
             (b.index, b.nbytes, b.start_s, b.end_s) for b in expected.buckets
@@ -187,9 +197,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a time that is none": (task_with(0, work=pm.Compute(float("nan"))), "takes or moves nan"),
     "an unknown communicator": (
-        task_with(2, work=pm.Collective("all_reduce", 4, "world", "key")), "communicator 'world'",
+        task_with(2, work=pm.Collective("all_reduce", 4, "world", "key")),
+        "communicator 'world'",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -100,10 +100,13 @@ def test_an_infinite_network_leaves_the_links_inside_nodes() -> None:
 def test_no_link_and_no_library_leaves_no_time(library: str) -> None:
     everything = WhatIf.model_validate(
         {
-            "network_bandwidth": "infinite", "node_bandwidth": "infinite",
-            "network_latency": 0, "node_latency": 0, "launch": 0,
+            "network_bandwidth": "infinite",
+            "node_bandwidth": "infinite",
+            "network_latency": 0,
+            "node_latency": 0,
+            "launch": 0,
         }
-    )  # fmt: skip
+    )
     machine = make_machine(
         build_topology("dgx-a100", hosts=2, fabric="rail-optimised", gpus_per_host=4),
         load_library(library),

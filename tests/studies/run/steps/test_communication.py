@@ -80,9 +80,13 @@ def test_operations_in_flight_together_share_exposed_time() -> None:
     executions = [(*each, 0.0, 1.0) for each in [*tasks, (layers, 0, 0.0, 1.0)]]
     streams = Stream("compute", "compute"), Stream("gather", "comm"), Stream("reduce", "comm")
     plan = StepPlan(
-        "two at once", (RankClass("ranks", range(4)),), streams,
-        (Communicator("all", (range(4),)),), tuple(each[0] for each in executions), 1,
-    )  # fmt: skip
+        "two at once",
+        (RankClass("ranks", range(4)),),
+        streams,
+        (Communicator("all", (range(4),)),),
+        tuple(each[0] for each in executions),
+        1,
+    )
     run = cast("Run", SimpleNamespace(executions=executions))
     gather, reduction = communication_uses(plan, run, range(1), "ranks")
     assert (gather.busy_s, reduction.busy_s) == (4.0, 4.0)

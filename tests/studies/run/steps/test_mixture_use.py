@@ -24,10 +24,14 @@ def point() -> SizeResult:
     scenario = load_scenario(
         "lost-nic-3d",
         [
-            "events=[]", "cluster.nodes=2", "model.name=gpt3-125m", "model.sequence_length=512",
-            f"strategy.accumulate={MICRO_BATCHES}", f"parallel.tensor={TENSOR}",
+            "events=[]",
+            "cluster.nodes=2",
+            "model.name=gpt3-125m",
+            "model.sequence_length=512",
+            f"strategy.accumulate={MICRO_BATCHES}",
+            f"parallel.tensor={TENSOR}",
         ],
-    )  # fmt: skip
+    )
     inputs = resolve_scenario(scenario, None, None)
     return simulate_size(size_job(inputs, inputs.sizes[-1]), with_first=False)
 
@@ -80,9 +84,10 @@ def test_every_pass_is_drawn_once(point: SizeResult) -> None:
     assert len(passes) == 2 * STAGES * MICRO_BATCHES
     for row in range(STAGES):
         busy = sorted(
-            (b.start_s, b.end_s) for b in picture.blocks
+            (b.start_s, b.end_s)
+            for b in picture.blocks
             if b.row == row and b.kind in ("forward", "backward", "exposed collective of layers")
-        )  # fmt: skip
+        )
         assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(busy))
 
 

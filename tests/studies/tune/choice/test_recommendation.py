@@ -57,7 +57,7 @@ SCENARIOS = [
     ("bucket-size-slow-ethernet", ("cluster.nodes=256",)),
     ("resnet50-dgx-a100", ("training.batch_per_gpu=8", "cluster.nodes=256")),
     ("bert-large-v100-100g", ()),
-]  # fmt: skip
+]
 
 
 def tuned_of(name: str, settings: tuple[str, ...]) -> TuneResult:

@@ -81,9 +81,14 @@ def test_it_is_near(name: str) -> None:
 
 def test_a_step_without_communication_is_its_compute(made: Made) -> None:
     found = tune_scenario(
-        made([10_000, 20_000], [40, 30], "what_if.network_bandwidth=infinite",
-             "what_if.network_latency=0", "what_if.launch=0")
-    )  # fmt: skip
+        made(
+            [10_000, 20_000],
+            [40, 30],
+            "what_if.network_bandwidth=infinite",
+            "what_if.network_latency=0",
+            "what_if.launch=0",
+        )
+    )
     assert found.lower_bound_s == pytest.approx(found.best_list.step_time_s, rel=1e-3)
 
 

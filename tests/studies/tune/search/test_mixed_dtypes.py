@@ -45,10 +45,13 @@ def least_s(scenario: Scenario, elements: Sequence[int], dtypes: Sequence[str]) 
     """Step of the best list; each set of buckets simulated once."""
     prepared = prepare(scenario)
     queues = [
-        tuple(ITEM[kind] * n for n, kind in zip(elements[::-1], dtypes[::-1], strict=True)
-              if kind == mine)
+        tuple(
+            ITEM[kind] * n
+            for n, kind in zip(elements[::-1], dtypes[::-1], strict=True)
+            if kind == mine
+        )
         for mine in sorted(set(dtypes))
-    ]  # fmt: skip
+    ]
     seen = {}
     for caps in all_lists(queues):
         options = with_caps(prepared.job.options, caps)

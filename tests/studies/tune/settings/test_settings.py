@@ -77,9 +77,14 @@ def test_the_scenarios_own_settings_are_tried_and_left_if_bad() -> None:
 def test_what_does_not_fit_is_not_recommended() -> None:
     """GPT-2 XL in units: whole on 16 GB it does not fit, block by block it does."""
     sets = (
-        "scale=null", "strategy.kind=fsdp", "model.name=gpt2-xl", "training.batch_per_gpu=1",
-        "compute.optimizer=adamw", "model.sequence_length=128", "cluster.nodes=8",
-    )  # fmt: skip
+        "scale=null",
+        "strategy.kind=fsdp",
+        "model.name=gpt2-xl",
+        "training.batch_per_gpu=1",
+        "compute.optimizer=adamw",
+        "model.sequence_length=128",
+        "cluster.nodes=8",
+    )
     tuned = tune_settings(load_scenario("bucket-size-slow-ethernet", sets))
     assert tuned.too_large > 0
     assert all(trial.step_time_s is None for trial in tuned.trials if not trial.fits)
@@ -89,9 +94,12 @@ def test_what_does_not_fit_is_not_recommended() -> None:
 
 def test_where_nothing_fits_nothing_is_recommended() -> None:
     sets = (
-        "scale=null", "strategy.kind=horovod", "model.name=gpt2-xl", "cluster.nodes=2",
+        "scale=null",
+        "strategy.kind=horovod",
+        "model.name=gpt2-xl",
+        "cluster.nodes=2",
         "training.batch_per_gpu=8",
-    )  # fmt: skip
+    )
     tuned = tune_settings(load_scenario("bucket-size-slow-ethernet", sets))
     assert tuned.best is None
     assert not tuned.keep

@@ -111,12 +111,18 @@ def test_every_edge_says_where_it_is_from(tmp_path: Path) -> None:
 
 
 def test_direct_nvlinks_and_those_that_lead_nowhere(tmp_path: Path) -> None:
-    text = DUMP.replace('target="0000:f0:00.0" count="9" tclass="0x068000"',
-                        'target="0000:12:00.0" count="4" tclass="0x030200"')  # fmt: skip
-    text = text.replace('target="0000:f1:00.0" count="9" tclass="0x068000"',
-                        'target="0000:11:00.0" count="3" tclass="0x030200"')  # fmt: skip
-    text = text.replace('target="0000:f0:00.0" count="18" tclass="0x068000"',
-                        'target="0000:11:00.0" count="2" tclass="0x030200"')  # fmt: skip
+    text = DUMP.replace(
+        'target="0000:f0:00.0" count="9" tclass="0x068000"',
+        'target="0000:12:00.0" count="4" tclass="0x030200"',
+    )
+    text = text.replace(
+        'target="0000:f1:00.0" count="9" tclass="0x068000"',
+        'target="0000:11:00.0" count="3" tclass="0x030200"',
+    )
+    text = text.replace(
+        'target="0000:f0:00.0" count="18" tclass="0x068000"',
+        'target="0000:11:00.0" count="2" tclass="0x030200"',
+    )
     found = imported(tmp_path, text)
     assert rate_GBps(build_topology(found.node()), "gpu0", "gpu1") == pytest.approx(
         4 * 20.6, rel=1e-3
@@ -126,8 +132,10 @@ def test_direct_nvlinks_and_those_that_lead_nowhere(tmp_path: Path) -> None:
 
 
 def test_superchips_reach_their_cpu_chip_to_chip(tmp_path: Path) -> None:
-    text = DUMP.replace('<nvlink target="0000:f0:00.0" count="9" tclass="0x068000"/>',
-                        '<c2c bw="45000" count="10"/>')  # fmt: skip
+    text = DUMP.replace(
+        '<nvlink target="0000:f0:00.0" count="9" tclass="0x068000"/>',
+        '<c2c bw="45000" count="10"/>',
+    )
     topology = build_topology(imported(tmp_path, text).node())
     assert rate_GBps(topology, "gpu0", "cpu0") == pytest.approx(450)
     router = Router(topology)
@@ -138,8 +146,10 @@ def test_superchips_reach_their_cpu_chip_to_chip(tmp_path: Path) -> None:
 
 
 def test_two_levels_of_a_broadcom_switch_are_one(tmp_path: Path) -> None:
-    upper = ('class="0x060400" vendor="0x1000" device="0xc030" subsystem_vendor="0x1000"'
-             ' subsystem_device="0x0072"')  # fmt: skip
+    upper = (
+        'class="0x060400" vendor="0x1000" device="0xc030" subsystem_vendor="0x1000"'
+        ' subsystem_device="0x0072"'
+    )
     text = DUMP.replace('busid="0000:10:00.0" class="0x060400"', f'busid="0000:10:00.0" {upper}')
     lower = upper.replace("0x0072", "0x1003")
     text = text.replace(
@@ -269,10 +279,13 @@ def test_hosts_that_nvlink_joins_may_stand_in_one_file(tmp_path: Path) -> None:
         ("0000:12:00.0", "0000:11:00.0", "again"),
         ('count="18"', 'count="-2"', "nvlink.count"),
         ('link_width="8"', 'link_width="wide"', "link_width"),
-        ('device="0x2330"\n           link_speed="16', 'device="0x20b2"\n           link_speed="16',
-         "several kinds"),
+        (
+            'device="0x2330"\n           link_speed="16',
+            'device="0x20b2"\n           link_speed="16',
+            "several kinds",
+        ),
     ],
-)  # fmt: skip
+)
 def test_faults_name_file_and_line(tmp_path: Path, old: str, new: str, match: str) -> None:
     assert old in DUMP
     with pytest.raises(InputError, match=match) as caught:
@@ -366,12 +379,16 @@ GOLDEN = {
 
 # The file, our template of the same machine, and how far their rings may be apart.
 SAME = [
-    ("azure-ndv4-topo.xml", "azure-ndv4", 0.02), ("azure-ndv5-topo.xml", "azure-ndv5", 0.02),
-    ("aws-p4d-24xl-topo.xml", "aws-p4d", 0.02), ("nemo-aws-topo.xml", "aws-p5", 0.02),
-    ("aws-p5en-48xl-topo.xml", "aws-p5en", 0.02), ("azure-ndv2-topo.xml", "azure-ndv2", 0.02),
-    ("nebius-h100-topo.xml", "dgx-h100", 0.05), ("oci-a100-flattened-topo.xml", "oci-a100", 0.02),
+    ("azure-ndv4-topo.xml", "azure-ndv4", 0.02),
+    ("azure-ndv5-topo.xml", "azure-ndv5", 0.02),
+    ("aws-p4d-24xl-topo.xml", "aws-p4d", 0.02),
+    ("nemo-aws-topo.xml", "aws-p5", 0.02),
+    ("aws-p5en-48xl-topo.xml", "aws-p5en", 0.02),
+    ("azure-ndv2-topo.xml", "azure-ndv2", 0.02),
+    ("nebius-h100-topo.xml", "dgx-h100", 0.05),
+    ("oci-a100-flattened-topo.xml", "oci-a100", 0.02),
     ("oci-h100-topo.xml", "oci-h100", 0.12),  # the file's ports have 180 Gbit/s, not 200
-]  # fmt: skip
+]
 
 
 @pytest.fixture
@@ -398,9 +415,14 @@ def test_structure_of_real_files(samples: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "GBps"),
-    [("azure-ndv2-topo.xml", 10), ("azure-ndv4-topo.xml", 16), ("azure-ndv5-topo.xml", 22),
-     ("azure-ncv4-topo.xml", 16), ("aws-p4d-24xl-topo.xml", 10)],
-)  # fmt: skip
+    [
+        ("azure-ndv2-topo.xml", 10),
+        ("azure-ndv4-topo.xml", 16),
+        ("azure-ndv5-topo.xml", 22),
+        ("azure-ncv4-topo.xml", 16),
+        ("aws-p4d-24xl-topo.xml", 10),
+    ],
+)
 def test_rate_between_numa_domains_as_nccl_has_it(samples: Path, name: str, GBps: float) -> None:
     """NCCL 2.30.7 src/graph/topo.h, by the model of the CPU."""
     topology = build_topology(import_file(samples / name).node())

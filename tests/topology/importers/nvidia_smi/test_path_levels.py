@@ -171,7 +171,9 @@ def test_new_spelling_with_legend_and_model() -> None:
     assert router.path_type("n0/nic0", "n0/nic1") == "PIX"
     assert "n0/nvs" in topology.graph, "18 NVLinks between two H100 SXM lead through a switch"
     assert {found.node().links[d.port].network for d in found.node().nodes if d.port} == {
-        "infiniband", "roce"}  # fmt: skip
+        "infiniband",
+        "roce",
+    }
     assert "# line 2, GPU0" in found.text()
     assert any("usual for this GPU" in note for note in found.notes)
 
@@ -320,7 +322,7 @@ def test_names_that_ran_into_each_other_are_two() -> None:
         (wide().replace("\t56-111\t1", "\t56-111\t0", 1), "CPUs 56-111 of NUMA domain 0"),
         (wide().replace("NV18", "NV126"), "NV126; allowed: at most NV18"),
     ],
-)  # fmt: skip
+)
 def test_what_no_table_can_say_is_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read(text, "H100 SXM")

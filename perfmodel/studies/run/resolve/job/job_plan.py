@@ -54,10 +54,14 @@ def plan_step(
     slowest = slow_device(layer_times_, slowest_factor(ranks, gpu_spread(job)))
     gradients = [job.workload.tensors[tensor].nbytes for tensor in job.workload.ready_order]
     host = host_work(
-        job.library, job.gpu, sockets or Sockets(), gradients, ranks,
+        job.library,
+        job.gpu,
+        sockets or Sockets(),
+        gradients,
+        ranks,
         views=isinstance(options, DdpOptions) and options.gradient_as_bucket_view,
         copies_measured=layer_times_.copies_measured,
-    )  # fmt: skip
+    )
     slowest = _offloaded(job, slowest, batch, memory)
     grid = job.mixture.grid(ranks)
     request = StepRequest(
@@ -99,11 +103,16 @@ def plan_step(
 
     with relocated_errors(job.scenario, "strategy"):
         return mix_step(
-            job.mixture, request, plan_plain, options.accumulate, _reduction(options),
-            job.wide_precision, job.recompute,
+            job.mixture,
+            request,
+            plan_plain,
+            options.accumulate,
+            _reduction(options),
+            job.wide_precision,
+            job.recompute,
             job.strategy.held_dtype(options),
             job.ddp_options if job.scenario.parallel.pipeline.one_process else None,
-        )  # fmt: skip
+        )
 
 
 def _reduction(options: StepOptions) -> Reduction:
@@ -118,15 +127,21 @@ def _offloaded(job: TrainingJob, times: LayerTimes, batch: int, memory: HostMemo
     compute = job.scenario.compute
     with relocated_errors(job.scenario, "compute"):
         return add_offload(
-            job.workload, times,
+            job.workload,
+            times,
             block_bytes(
-                job.workload, batch, job.wide_precision,
-                fused_attention=bool(compute.fused_attention), recompute=job.recompute,
+                job.workload,
+                batch,
+                job.wide_precision,
+                fused_attention=bool(compute.fused_attention),
+                recompute=job.recompute,
                 held_dtype=job.strategy.held_dtype(job.options),
-                compiled=bool(compute.compiled), narrow=narrow_inputs(job.workload, job.float8),
+                compiled=bool(compute.compiled),
+                narrow=narrow_inputs(job.workload, job.float8),
             ),
-            compute.offload_activations, memory.link_Bps,
-        )  # fmt: skip
+            compute.offload_activations,
+            memory.link_Bps,
+        )
 
 
 def plan_loops(

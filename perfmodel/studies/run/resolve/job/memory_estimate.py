@@ -27,9 +27,13 @@ from perfmodel.workload.readers.layer_times import read_measured_activations
 
 
 def estimate_memory(
-    job: TrainingJob, ranks: int, batch: int, others: Sequence[str] = (),
-    host: HostMemory = NO_HOST_MEMORY, ranks_per_host: int = 1,
-) -> Memory:  # fmt: skip
+    job: TrainingJob,
+    ranks: int,
+    batch: int,
+    others: Sequence[str] = (),
+    host: HostMemory = NO_HOST_MEMORY,
+    ranks_per_host: int = 1,
+) -> Memory:
     """Bytes on the fullest GPU, and whether they fit on the smallest of all GPUs.
 
     `others`: GPUs beside the job's own, by name.

@@ -58,7 +58,12 @@ def mixture_of(scenario: Scenario) -> Mixture:
 _SHARD_FIELDS = {
     name: f"parallel.{name}"
     for name in (
-        "tensor", "sequence_parallel", "expert", "library", "overlap", "parallel_loss",
+        "tensor",
+        "sequence_parallel",
+        "expert",
+        "library",
+        "overlap",
+        "parallel_loss",
         "vocabulary_multiple",
     )
 } | {
@@ -66,7 +71,7 @@ _SHARD_FIELDS = {
     "context_kind": "parallel.context.kind",
     "context_balanced": "parallel.context.balanced",
     **{f"experts.{name}": f"model.experts.{name}" for name in ExpertsSection.model_fields},
-}  # fmt: skip
+}
 """Fields of a shard in a scenario."""
 
 
@@ -138,8 +143,9 @@ def resolve_workload(
     shares = model is None and (parallel.expert > 1 or parallel.tensor > 1)
     idle = _BETWEEN_RANKS if shares else frozenset[str]()
     fields = {
-        "model": f"{field}.{section.source}", "sequence_length": _length_field(field, section),
-    }  # fmt: skip
+        "model": f"{field}.{section.source}",
+        "sequence_length": _length_field(field, section),
+    }
     with relocated_errors(scenario, field, fields):
         workload = load_workload(
             _stated_model(scenario, section, field),

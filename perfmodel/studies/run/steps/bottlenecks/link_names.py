@@ -17,9 +17,12 @@ BETWEEN_HOSTS = frozenset({"ethernet", "infiniband"})
 _TIERS = ("leaf", "edge", "agg", "spine", "core")
 """Switches of a fabric by the names that they begin with, from the hosts up."""
 _TIER_NAMES = {
-    "leaf": "leaf switch", "edge": "edge switch", "agg": "aggregation switch",
-    "spine": "spine", "core": "core",
-}  # fmt: skip
+    "leaf": "leaf switch",
+    "edge": "edge switch",
+    "agg": "aggregation switch",
+    "spine": "spine",
+    "core": "core",
+}
 
 
 _AS_BUSY = 0.9
@@ -101,11 +104,16 @@ def _sort_of(topology: Topology, arc: int) -> str:
 
 
 _PLURALS = {
-    "nic": "the hosts' NICs", "upi": "the links between CPUs", "memory": "the hosts' memory",
-    "nvlink": "the GPUs' NVLink", "c2c": "the CPUs' links to GPUs (C2C)",
-    "pcie gpu": "the GPUs' PCIe", "pcie nic": "the NICs' PCIe",
-    "pcie pcie_switch": "the hosts' PCIe switches", "pcie": "the hosts' PCIe",
-}  # fmt: skip
+    "nic": "the hosts' NICs",
+    "upi": "the links between CPUs",
+    "memory": "the hosts' memory",
+    "nvlink": "the GPUs' NVLink",
+    "c2c": "the CPUs' links to GPUs (C2C)",
+    "pcie gpu": "the GPUs' PCIe",
+    "pcie nic": "the NICs' PCIe",
+    "pcie pcie_switch": "the hosts' PCIe switches",
+    "pcie": "the hosts' PCIe",
+}
 """Links of one sort in all hosts, by what `_sort_of` calls them."""
 
 

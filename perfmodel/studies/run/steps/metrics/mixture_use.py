@@ -127,9 +127,11 @@ def stage_of_classes(sized: SizedJob, plan: StepPlan) -> dict[str, int]:
     numbers = sized.job.mixture.grid(sized.size.gpus).numbers
     own = sized.allocation.own
     stage_of = {
-        own[rank]: stage for stage, ranks in enumerate(numbers.tolist())
-        for replica in ranks for rank in replica
-    }  # fmt: skip
+        own[rank]: stage
+        for stage, ranks in enumerate(numbers.tolist())
+        for replica in ranks
+        for rank in replica
+    }
     return {each.name: stage_of[each.ranks[0]] for each in plan.classes}
 
 

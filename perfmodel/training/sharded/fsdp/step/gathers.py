@@ -51,11 +51,16 @@ def gather(step: ShardedStep, unit: ShardUnit, *, backward: bool) -> None:
         step, f"copy in {unit.name}", _copy_in_s(step, unit, smaller), GATHER_COPIES, ready
     )
     step.whole[unit.name] = communicate(
-        step, name, "all_gather", step.sizes.gathered_bytes(unit),
+        step,
+        name,
+        "all_gather",
+        step.sizes.gathered_bytes(unit),
         dtype=step.sizes.sent_dtype(unit),
         communicator=REGATHERED if smaller else step.sharers(unit),
-        stream=GATHERS, after=ready, phase="backward" if backward else "forward",
-    )  # fmt: skip
+        stream=GATHERS,
+        after=ready,
+        phase="backward" if backward else "forward",
+    )
 
 
 def _copy_in_s(step: ShardedStep, unit: ShardUnit, smaller: int | None) -> float:

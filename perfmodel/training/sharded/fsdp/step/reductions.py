@@ -52,17 +52,28 @@ def reduce(step: ShardedStep, unit: ShardUnit) -> None:
         (sent,) = beside(step, moved, copy_s(step, nbytes), REDUCTION_COPIES, ready)
     else:
         sent = communicate(
-            step, name, "reduce_scatter", nbytes, dtype=step.sizes.reduced_dtype(unit),
-            communicator=step.sharers(unit), stream=REDUCTIONS, after=ready,
-        )  # fmt: skip
+            step,
+            name,
+            "reduce_scatter",
+            nbytes,
+            dtype=step.sizes.reduced_dtype(unit),
+            communicator=step.sharers(unit),
+            stream=REDUCTIONS,
+            after=ready,
+        )
     if step.options.version == 2:
         step.reduce_inputs.append(sent)
     if step.shard_ranks < step.request.ranks and (step.is_last or step.options.sync == "each"):
         sent = communicate(
-            step, f"average {unit.name}", "all_reduce", nbytes // step.shard_ranks,
-            dtype=step.sizes.reduced_dtype(unit), communicator=COPIES, stream=AVERAGES,
+            step,
+            f"average {unit.name}",
+            "all_reduce",
+            nbytes // step.shard_ranks,
+            dtype=step.sizes.reduced_dtype(unit),
+            communicator=COPIES,
+            stream=AVERAGES,
             after=(sent,),
-        )  # fmt: skip
+        )
     step.reduced += _keep(step, unit, sent)
 
 
@@ -82,9 +93,11 @@ def _divisions_s(step: ShardedStep, unit: ShardUnit) -> float:
     if step.options.version == 2:
         return copy_s(step, nbytes) if sizes.reduced_dtype(unit) == HALVES_RANGE else 0.0
     own = sizes.gradient_bytes(unit)
-    duration_s = 0.0 if sizes.reduced_dtype(unit) == sizes.gathered_dtype(unit) else (
-        copy_s(step, (own + nbytes) / 2)
-    )  # fmt: skip
+    duration_s = (
+        0.0
+        if sizes.reduced_dtype(unit) == sizes.gathered_dtype(unit)
+        else (copy_s(step, (own + nbytes) / 2))
+    )
     if sizes.is_padded(unit):
         duration_s += copy_s(step, nbytes)
     return duration_s + (copy_s(step, nbytes) if predivide_factor(step.request.ranks) > 1 else 0.0)

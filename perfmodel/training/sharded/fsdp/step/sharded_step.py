@@ -128,19 +128,26 @@ def begin_step(request: StepRequest, options: FsdpOptions, freed_before: int) ->
     `freed_before`: units that the previous step left in version 1's queue.
     """
     units = wrap_units(
-        request.workload, options.wrap, options.wrap_elements or MIN_WRAPPED,
+        request.workload,
+        options.wrap,
+        options.wrap_elements or MIN_WRAPPED,
         experts_apart=request.expert_copies is not None,
-    )  # fmt: skip
+    )
     walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
     ranks = options.shard_ranks(request.ranks)
     tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
     sizes = unit_sizes(
         request.workload, options, ranks, request.gathered_narrow, request.expert_copies
-    )  # fmt: skip
+    )
     return ShardedStep(
-        request, options, sizes, tasks, walk, len(units),
+        request,
+        options,
+        sizes,
+        tasks,
+        walk,
+        len(units),
         free_events=deque(range(-freed_before, 0)),
-    )  # fmt: skip
+    )
 
 
 def issue(step: ShardedStep, name: str, kernels: int) -> tuple[int, ...]:
@@ -156,9 +163,14 @@ def issue(step: ShardedStep, name: str, kernels: int) -> tuple[int, ...]:
 
 
 def run(
-    step: ShardedStep, name: str, kind: str, duration_s: float, *, after: Iterable[int] = (),
+    step: ShardedStep,
+    name: str,
+    kind: str,
+    duration_s: float,
+    *,
+    after: Iterable[int] = (),
     layers: tuple[int, ...] = (),
-) -> int:  # fmt: skip
+) -> int:
     """Add a task among the layers, after all that these wait for."""
     waits = dict.fromkeys((*after, *step.layers_wait))
     step.layers_wait.clear()
@@ -194,9 +206,17 @@ def beside(
 
 
 def communicate(
-    step: ShardedStep, name: str, op: Op, nbytes: int, *, dtype: str, communicator: str,
-    stream: str, after: Iterable[int], phase: str = "",
-) -> int:  # fmt: skip
+    step: ShardedStep,
+    name: str,
+    op: Op,
+    nbytes: int,
+    *,
+    dtype: str,
+    communicator: str,
+    stream: str,
+    after: Iterable[int],
+    phase: str = "",
+) -> int:
     """Add a collective, after the one that its communicator issued before.
 
     Reductions with a communicator of their own follow each other only.
@@ -205,10 +225,17 @@ def communicate(
     before = step.last_on.get(queue)
     waits = dict.fromkeys((*after, *(() if before is None else (before,))))
     step.last_on[queue] = step.tasks.collective(
-        name, op, nbytes, RANKS, communicator=communicator, after=waits, stream=stream,
-        key=" ".join(filter(None, (name, phase, str(step.micro_batch)))), dtype=dtype,
+        name,
+        op,
+        nbytes,
+        RANKS,
+        communicator=communicator,
+        after=waits,
+        stream=stream,
+        key=" ".join(filter(None, (name, phase, str(step.micro_batch)))),
+        dtype=dtype,
         **step.marks,
-    )  # fmt: skip
+    )
     return step.last_on[queue]
 
 

@@ -71,9 +71,15 @@ def _add_clipping(step: ShardedStep) -> None:
     if step.options.version == 2:  # a norm of each parameter, in its own dtype
         numbers, dtype = len(step.sizes.ready), step.sizes.own_dtype(next(filter(None, units)))
     summed = communicate(
-        step, "sum of norms", "all_reduce", numbers * ITEM_BYTES[dtype], dtype=dtype,
-        communicator=SHARDS, stream=REDUCTIONS, after=(squared,),
-    )  # fmt: skip
+        step,
+        "sum of norms",
+        "all_reduce",
+        numbers * ITEM_BYTES[dtype],
+        dtype=dtype,
+        communicator=SHARDS,
+        stream=REDUCTIONS,
+        after=(squared,),
+    )
     step.layers_wait.append(summed)
     run(step, "clip gradients", "copy", copy_s(step, shard), after=issue(step, "clip", 2))
 
@@ -109,8 +115,15 @@ def _pieces(step: ShardedStep, unit: ShardUnit) -> list[tuple[int, str]]:
 def _broadcast(step: ShardedStep, name: str, nbytes: int, dtype: str, communicator: str) -> None:
     flat = run(step, f"flatten {name}", "copy", copy_s(step, nbytes), after=issue(step, name, 3))
     sent = communicate(
-        step, name, "broadcast", nbytes, dtype=dtype, communicator=communicator, stream=GATHERS,
-        after=(flat,), phase=communicator,
-    )  # fmt: skip
+        step,
+        name,
+        "broadcast",
+        nbytes,
+        dtype=dtype,
+        communicator=communicator,
+        stream=GATHERS,
+        after=(flat,),
+        phase=communicator,
+    )
     step.layers_wait.append(sent)
     run(step, f"copy back {name}", "copy", copy_s(step, nbytes))

@@ -45,9 +45,16 @@ def agree_on_scales(
             step, name, copy_s(step, shard, AMAX_KERNELS), GATHER_COPIES, (*issued, *ready)
         )
         agreed = communicate(
-            step, f"agree on the {name}", "all_reduce", item, dtype=step.sizes.own_dtype(unit),
-            communicator=SHARDS, stream=GATHERS, after=ready, phase=phase,
-        )  # fmt: skip
+            step,
+            f"agree on the {name}",
+            "all_reduce",
+            item,
+            dtype=step.sizes.own_dtype(unit),
+            communicator=SHARDS,
+            stream=GATHERS,
+            after=ready,
+            phase=phase,
+        )
         ready = (agreed,)
     return ready
 
@@ -68,13 +75,22 @@ def add_scales(step: ShardedStep, end: int) -> int:
         step, name, "copy", copy_s(step, shards / 2, len(weights) + 1), after=(*issued, end)
     )
     agreed = communicate(
-        step, f"agree on {name}", "all_reduce", len(weights) * ITEM_BYTES[dtype], dtype=dtype,
-        communicator=SHARDS, stream=REDUCTIONS, after=(norms,),
-    )  # fmt: skip
+        step,
+        f"agree on {name}",
+        "all_reduce",
+        len(weights) * ITEM_BYTES[dtype],
+        dtype=dtype,
+        communicator=SHARDS,
+        stream=REDUCTIONS,
+        after=(norms,),
+    )
     return run(
-        step, "scales of weights", "copy", step.tasks.kernel_s * SCALE_KERNELS,
+        step,
+        "scales of weights",
+        "copy",
+        step.tasks.kernel_s * SCALE_KERNELS,
         after=(*issue(step, "scales", SCALE_KERNELS), agreed),
-    )  # fmt: skip
+    )
 
 
 SCALE_KERNELS = 4

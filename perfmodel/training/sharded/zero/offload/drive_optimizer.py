@@ -34,17 +34,27 @@ from perfmodel.training.sharded.zero.zero_passes import (
 
 
 def add_drive_task(
-    step: ShardingStep[ZeroOptions], name: str, nbytes: float, after: Sequence[int],
-    *, write: bool = False, micro_batch: int = 0,
-) -> int:  # fmt: skip
+    step: ShardingStep[ZeroOptions],
+    name: str,
+    nbytes: float,
+    after: Sequence[int],
+    *,
+    write: bool = False,
+    micro_batch: int = 0,
+) -> int:
     """Read or write a file, at this GPU's share of the drives' rate."""
     drives = step.request.drives
     assert drives is not None
     rate_Bps = drives.write_Bps if write else drives.read_Bps
     return step.tasks.compute(
-        name, "copy", nbytes / rate_Bps, RANKS, after=dict.fromkeys(after),
-        stream=DRIVE_WRITES if write else DRIVE_READS, micro_batch=micro_batch,
-    )  # fmt: skip
+        name,
+        "copy",
+        nbytes / rate_Bps,
+        RANKS,
+        after=dict.fromkeys(after),
+        stream=DRIVE_WRITES if write else DRIVE_READS,
+        micro_batch=micro_batch,
+    )
 
 
 def gradient_bytes(step: ShardingStep[ZeroOptions], tensors: Sequence[int]) -> int:
@@ -107,9 +117,12 @@ def add_grouped_update(
 
 
 def _add_read(
-    step: ShardingStep[ZeroOptions], number: int, group: Sequence[int], part: int,
+    step: ShardingStep[ZeroOptions],
+    number: int,
+    group: Sequence[int],
+    part: int,
     after: Sequence[int],
-) -> int:  # fmt: skip
+) -> int:
     nbytes = SWAPPED_STATES * STATE_ITEM_BYTES * part + gradient_bytes(step, group)
     return add_drive_task(step, f"read states of sub-group {number}", nbytes, after)
 

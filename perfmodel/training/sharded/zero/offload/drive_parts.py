@@ -83,15 +83,17 @@ def _buffer_faults(request: StepRequest, options: ZeroOptions) -> Iterator[Fault
     states, parts = options.offload_optimizer, options.offload_param
     if states is not None and states.nvme and states.buffer_count < buffers_needed(states):
         yield Fault(
-            "offload_optimizer.buffer_count", str(states.buffer_count),
+            "offload_optimizer.buffer_count",
+            str(states.buffer_count),
             f"{buffers_needed(states)} or more: a sub-group has {SWAPPED_STATES} states and "
             "gradients, and so has each that is read or written beside it",
-        )  # fmt: skip
+        )
     if parts is None or not parts.nvme:
         return
     swapped = drive_tensors(request.workload, options, request.ranks)
-    largest = max((part_elements(request.workload, (each,), request.ranks) for each in swapped),
-                  default=0)  # fmt: skip
+    largest = max(
+        (part_elements(request.workload, (each,), request.ranks) for each in swapped), default=0
+    )
     if largest > parts.buffer_size:
         allowed = f"{largest:,} or more: the elements of the largest part"
         yield Fault("offload_param.buffer_size", f"{parts.buffer_size:,}", allowed)

@@ -72,9 +72,15 @@ def _rows(settings: ExpertSettings, routed: RoutedShape, shard: Shard, tokens: i
 
 
 def _travel(
-    settings: ExpertSettings, routed: RoutedShape, shard: Shard, tokens: int, width: int,
-    phase: CallPhase, place: Place, dtype: str | None = None,
-) -> Calls:  # fmt: skip
+    settings: ExpertSettings,
+    routed: RoutedShape,
+    shard: Shard,
+    tokens: int,
+    width: int,
+    phase: CallPhase,
+    place: Place,
+    dtype: str | None = None,
+) -> Calls:
     """Rows on their way: one for each expert of a token; or one for each rank or node with some.
 
     Between nodes a token goes once to the rank of its own place in each node, which passes it on to
@@ -95,10 +101,12 @@ def _travel(
     nodes = shard.expert // own
     if nodes == 1:
         return _all_to_all(shard, copies(shard.expert), phase, place, dtype)
-    rail = _call("expert_rail", "all_to_all", _scaled(copies(nodes), dtype), nodes, phase, place,
-                 dtype)  # fmt: skip
-    node = _call("expert_node", "all_to_all", _scaled(copies(shard.expert), dtype), own, phase,
-                 place, dtype)  # fmt: skip
+    rail = _call(
+        "expert_rail", "all_to_all", _scaled(copies(nodes), dtype), nodes, phase, place, dtype
+    )
+    node = _call(
+        "expert_node", "all_to_all", _scaled(copies(shard.expert), dtype), own, phase, place, dtype
+    )
     return (rail, replace(node, joins_previous=True)) if own > 1 else (rail,)
 
 
@@ -121,8 +129,11 @@ def _counts(settings: ExpertSettings, routed: RoutedShape, shard: Shard) -> Call
     if shard.expert == 1 or settings.dispatcher == "deduplicated":
         return ()
     if shard.library == "torch":
-        return (_call("expert", "all_to_all", routed.experts, shard.expert, "forward", "before",
-                      "int64"),)  # fmt: skip
+        return (
+            _call(
+                "expert", "all_to_all", routed.experts, shard.expert, "forward", "before", "int64"
+            ),
+        )
     whole = routed.experts * shard.expert
     return (_call("expert", "all_gather", whole, shard.expert, "forward", "before", "int64"),)
 
@@ -160,7 +171,12 @@ def _gathered(shard: Shard, elements: float, place: Place) -> Calls:
 
 
 def _call(
-    group: CallGroup, op: CallOp, elements: float, ranks: int, phase: CallPhase, place: Place,
+    group: CallGroup,
+    op: CallOp,
+    elements: float,
+    ranks: int,
+    phase: CallPhase,
+    place: Place,
     dtype: str | None = None,
-) -> LayerCall:  # fmt: skip
+) -> LayerCall:
     return LayerCall(group, op, float(elements), ranks, phase, place, dtype=dtype)

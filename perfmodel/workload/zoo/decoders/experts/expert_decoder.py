@@ -44,14 +44,21 @@ CHUNK = 8192
 """Tokens within which most layers of Llama 4 attend."""
 
 _ATTENTION = (
-    "self_attn.sinks", *(f"self_attn.{part}_proj" for part in "qkvo"), "self_attn.q_norm",
+    "self_attn.sinks",
+    *(f"self_attn.{part}_proj" for part in "qkvo"),
+    "self_attn.q_norm",
     "self_attn.k_norm",
-)  # fmt: skip
+)
 _LATENT = (
-    "self_attn.q_proj", "self_attn.q_a_proj", "self_attn.q_a_layernorm", "self_attn.q_b_proj",
-    "self_attn.kv_a_proj_with_mqa", "self_attn.kv_a_layernorm", "self_attn.kv_b_proj",
+    "self_attn.q_proj",
+    "self_attn.q_a_proj",
+    "self_attn.q_a_layernorm",
+    "self_attn.q_b_proj",
+    "self_attn.kv_a_proj_with_mqa",
+    "self_attn.kv_a_layernorm",
+    "self_attn.kv_b_proj",
     "self_attn.o_proj",
-)  # fmt: skip
+)
 _MAPS = ("gate_proj", "up_proj", "down_proj")
 _NORMS = ("input_layernorm", "post_attention_layernorm")
 
@@ -81,10 +88,16 @@ def expert_decoder(
     check_norms(name, shape.decoder, shard)
     decoder, routed = shape.decoder, shape.routed
     blocks = [
-        _block(BlockPlace(f"model.layers.{i}", s, shape_of_layer(decoder, i), shard), i, shape,
-               family, settings, dtype)
+        _block(
+            BlockPlace(f"model.layers.{i}", s, shape_of_layer(decoder, i), shard),
+            i,
+            shape,
+            family,
+            settings,
+            dtype,
+        )
         for i in range(decoder.layers)
-    ]  # fmt: skip
+    ]
     first, last = token_embedding(decoder, s, shard), head_and_loss(decoder, s, shard)
     second = []
     if settings.second_token:
@@ -123,9 +136,15 @@ def _shared_sizes(name: str, shape: ExpertShape, s: int) -> SharedSizes:
     limit = "keys and values of latent attention differ in size" if shape.latent else ""
     narrowest = math.gcd(decoder.mlp_width, shape.routed.shared_width)
     return SharedSizes(
-        name, decoder.heads, decoder.kv_heads, narrowest, decoder.vocabulary, s,
-        context_limit=limit, experts=shape.routed.experts,
-    )  # fmt: skip
+        name,
+        decoder.heads,
+        decoder.kv_heads,
+        narrowest,
+        decoder.vocabulary,
+        s,
+        context_limit=limit,
+        experts=shape.routed.experts,
+    )
 
 
 def _check_latent(name: str, shape: ExpertShape, shard: Shard) -> None:
@@ -135,9 +154,13 @@ def _check_latent(name: str, shape: ExpertShape, shard: Shard) -> None:
 
 
 def _block(
-    place: BlockPlace, number: int, shape: ExpertShape, family: str, settings: ExpertSettings,
+    place: BlockPlace,
+    number: int,
+    shape: ExpertShape,
+    family: str,
+    settings: ExpertSettings,
     dtype: str,
-) -> list[Module]:  # fmt: skip
+) -> list[Module]:
     """Attention part, then experts or a dense feed-forward part."""
     called = EXPERT_NAMES.get(family, USUAL_NAMES)
     if shape.latent is None:

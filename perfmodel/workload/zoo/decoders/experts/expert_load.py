@@ -88,8 +88,10 @@ def distinct_domains(
     held = groups // domains
     selections = math.comb(groups, top_groups)
     touched = sum(
-        math.comb(held, chosen) * math.comb(groups - held, top_groups - chosen) / selections
+        math.comb(held, chosen)
+        * math.comb(groups - held, top_groups - chosen)
+        / selections
         * (1.0 - missed(chosen * size))
         for chosen in range(1, min(held, top_groups) + 1)
-    )  # fmt: skip
+    )
     return domains * touched

@@ -101,9 +101,14 @@ class ExpertShape:
 
 
 def _deepseek(
-    layers: int, width: int, heads: int, mlp_width: int, vocabulary: int, routed: RoutedShape,
+    layers: int,
+    width: int,
+    heads: int,
+    mlp_width: int,
+    vocabulary: int,
+    routed: RoutedShape,
     query_rank: int | None,
-) -> ExpertShape:  # fmt: skip
+) -> ExpertShape:
     # rotary positions are those of 64 elements of a head
     decoder = DecoderShape(layers, width, heads, heads, mlp_width, vocabulary, 4096, head_width=64)
     return ExpertShape(decoder, routed, LatentShape(query_rank, 512))
@@ -117,9 +122,17 @@ def _qwen3(layers: int, width: int, heads: int, mlp_width: int, expert_width: in
 
 
 _V3_ROUTED = RoutedShape(
-    256, 8, 2048, 2048, dense_first=3, scores="sigmoid", wide_router=True, score_bias=True,
-    groups=8, top_groups=4,
-)  # fmt: skip
+    256,
+    8,
+    2048,
+    2048,
+    dense_first=3,
+    scores="sigmoid",
+    wide_router=True,
+    score_bias=True,
+    groups=8,
+    top_groups=4,
+)
 _KIMI_ROUTED = RoutedShape(
     384, 8, 2048, 2048, dense_first=1, scores="sigmoid", wide_router=True, score_bias=True
 )
@@ -176,9 +189,20 @@ LLAMA4 = {"llama4-scout": _llama4(16, 1), "llama4-maverick": _llama4(128, 2)}
 def _gpt_oss(layers: int, experts: int) -> ExpertShape:
     windows = tuple(None if layer % 2 else 128 for layer in range(layers))
     decoder = DecoderShape(
-        layers, 2880, 64, 8, 2880, 201088, 4096, head_width=64, biased_attention=True,
-        biased_output=True, windows=windows, sinks=True, wide_gains=True,
-    )  # fmt: skip
+        layers,
+        2880,
+        64,
+        8,
+        2880,
+        201088,
+        4096,
+        head_width=64,
+        biased_attention=True,
+        biased_output=True,
+        windows=windows,
+        sinks=True,
+        wide_gains=True,
+    )
     return ExpertShape(
         decoder, RoutedShape(experts, 4, 2880, scores="top", biased=True, clamped=True)
     )

@@ -32,39 +32,83 @@ def latent_attention_part(place: BlockPlace, latent: LatentShape) -> list[Module
     joined = float(s * heads * size)
     turn, fused_turn = ROTARY_PASSES * turned + JOIN_HEADS_PASSES * joined, 2 * joined
     if latent.query_rank is None:
-        queries = [_normed(place, "q_proj", shape.width, heads * size, norm="input_layernorm",
-                           by_columns=True, vector=turn, fused=fused_turn)]  # fmt: skip
+        queries = [
+            _normed(
+                place,
+                "q_proj",
+                shape.width,
+                heads * size,
+                norm="input_layernorm",
+                by_columns=True,
+                vector=turn,
+                fused=fused_turn,
+            )
+        ]
     else:
         queries = [
             _normed(place, "q_a_proj", shape.width, latent.query_rank, norm="input_layernorm"),
-            _normed(place, "q_b_proj", latent.query_rank, heads * size,
-                    norm="self_attn.q_a_layernorm", by_columns=True, vector=turn, fused=fused_turn),
-        ]  # fmt: skip
+            _normed(
+                place,
+                "q_b_proj",
+                latent.query_rank,
+                heads * size,
+                norm="self_attn.q_a_layernorm",
+                by_columns=True,
+                vector=turn,
+                fused=fused_turn,
+            ),
+        ]
     return [
         *queries,
-        _normed(place, "kv_a_proj_with_mqa", shape.width, latent.key_value_rank + rotary,
-                shared=True, vector=float(ROTARY_PASSES * s * rotary),
-                fused=float(ACTIVATION_PASSES * s * rotary),
-                calls=_rotary_key_calls(shard, s * rotary)),
-        _normed(place, "kv_b_proj", latent.key_value_rank,
-                heads * (latent.plain + latent.value), norm="self_attn.kv_a_layernorm",
-                by_columns=True, vector=JOIN_HEADS_PASSES * joined,
-                fused=JOIN_HEADS_PASSES * joined),
+        _normed(
+            place,
+            "kv_a_proj_with_mqa",
+            shape.width,
+            latent.key_value_rank + rotary,
+            shared=True,
+            vector=float(ROTARY_PASSES * s * rotary),
+            fused=float(ACTIVATION_PASSES * s * rotary),
+            calls=_rotary_key_calls(shard, s * rotary),
+        ),
+        _normed(
+            place,
+            "kv_b_proj",
+            latent.key_value_rank,
+            heads * (latent.plain + latent.value),
+            norm="self_attn.kv_a_layernorm",
+            by_columns=True,
+            vector=JOIN_HEADS_PASSES * joined,
+            fused=JOIN_HEADS_PASSES * joined,
+        ),
         attention(
-            prefix, place.tokens, shape.heads * size, heads=shape.heads,
+            prefix,
+            place.tokens,
+            shape.heads * size,
+            heads=shape.heads,
             value_width=shape.heads * latent.value,
-            kept_values=shape.heads * (latent.plain + latent.value), causal=True,
-            dropout=shape.score_dropout, wide_scores=True, shard=shard,
+            kept_values=shape.heads * (latent.plain + latent.value),
+            causal=True,
+            dropout=shape.score_dropout,
+            wide_scores=True,
+            shard=shard,
         ),
         projection(place, "self_attn.o_proj", heads * latent.value, shape.width, added=True),
-    ]  # fmt: skip
+    ]
 
 
 def _normed(
-    place: BlockPlace, name: str, inputs: int, outputs: int, *, norm: str = "",
-    shared: bool = False, by_columns: bool = False, vector: float = 0.0, fused: float = 0.0,
+    place: BlockPlace,
+    name: str,
+    inputs: int,
+    outputs: int,
+    *,
+    norm: str = "",
+    shared: bool = False,
+    by_columns: bool = False,
+    vector: float = 0.0,
+    fused: float = 0.0,
     calls: tuple[LayerCall, ...] = (),
-) -> Module:  # fmt: skip
+) -> Module:
     """One map, with the norm before it, and what is done with heads after it.
 
     Narrow maps are held by each rank of a tensor group, for its own tokens; those from narrow to
@@ -85,13 +129,21 @@ def _normed(
     if by_columns:
         calls += column_calls(shard, s * inputs)
     return linear(
-        f"{place.prefix}.self_attn.{name}", s, inputs, outputs, parameters=normed + own,
-        ready=names(own) + names(normed), vector_elements=vector,
-        norm_elements=float(norm_passes * elements), wide_norm=bool(norm) and not shape.fused_norms,
+        f"{place.prefix}.self_attn.{name}",
+        s,
+        inputs,
+        outputs,
+        parameters=normed + own,
+        ready=names(own) + names(normed),
+        vector_elements=vector,
+        norm_elements=float(norm_passes * elements),
+        wide_norm=bool(norm) and not shape.fused_norms,
         fused_elements=fused + FUSED_NORM_PASSES * elements,
-        copied_elements=float(shared * stream * inputs), **saved,
-        kernels=1 + norm_kernels * bool(norm) + 6 * bool(vector), calls=calls,
-    )  # fmt: skip
+        copied_elements=float(shared * stream * inputs),
+        **saved,
+        kernels=1 + norm_kernels * bool(norm) + 6 * bool(vector),
+        calls=calls,
+    )
 
 
 def _rotary_key_calls(shard: Shard, elements: float) -> tuple[LayerCall, ...]:

@@ -113,8 +113,12 @@ def routed_part(place: RoutedPlace) -> list[Module]:
         shared = feed_forward_part(block, path=path, width=routed.shared_width, normed=False)
     experts = [*_expert_maps(place)]
     if routed.shared_gate:  # the shared expert runs first, its gate and the sum last
-        return [*_normed_first(place, shared), _router(place, normed=False), *experts,
-                _shared_gate(place)]  # fmt: skip
+        return [
+            *_normed_first(place, shared),
+            _router(place, normed=False),
+            *experts,
+            _shared_gate(place),
+        ]
     return [_router(place, normed=True), *experts, *shared]
 
 
@@ -148,17 +152,26 @@ def _router(place: RoutedPlace, *, normed: bool) -> Module:
         WIDE_BYTES * (s * chosen + cast * s * h) + INDEX_BYTES * s * routed.top_k
     )
     return linear(
-        router, s, h, routed.experts, parameters=norm + own,
+        router,
+        s,
+        h,
+        routed.experts,
+        parameters=norm + own,
         ready=names_reversed(own) + names(norm),
-        vector_elements=wide + cast * 1.5 * s * h, wide_elements=wide,
+        vector_elements=wide + cast * 1.5 * s * h,
+        wide_elements=wide,
         norm_elements=float(norm_passes * s * h * normed),
         wide_norm=normed and not shape.fused_norms,
         fused_elements=float(FUSED_NORM_PASSES * s * h * normed + 2 * scores),
         copied_elements=float((not normed) * s * h),
-        kernels=1 + norm_kernels * normed + SCORE_KERNELS[routed.scores] + cast
-        + BALANCE_KERNELS * balance, **saved,
+        kernels=1
+        + norm_kernels * normed
+        + SCORE_KERNELS[routed.scores]
+        + cast
+        + BALANCE_KERNELS * balance,
+        **saved,
         calls=norm_calls(block.shard, numels(norm + own)),
-    )  # fmt: skip
+    )
 
 
 def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
@@ -175,26 +188,47 @@ def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
     sums = pairs * h + ADD_PASSES * s * h
     restored = ACTIVATION_PASSES * pairs * h * (1 + weighs) + sums
     widen = _grouped(
-        place, "gate_up_proj", h, 2 * wide, vector=gathered, fused=ACTIVATION_PASSES * pairs * h,
-        saved=rows * h + routed.weighs_input * pairs * h, indices=2, kernels=SORT_KERNELS,
+        place,
+        "gate_up_proj",
+        h,
+        2 * wide,
+        vector=gathered,
+        fused=ACTIVATION_PASSES * pairs * h,
+        saved=rows * h + routed.weighs_input * pairs * h,
+        indices=2,
+        kernels=SORT_KERNELS,
         calls=dispatch_calls(*shared_sizes),
-    )  # fmt: skip
+    )
     passes = CLAMPED_PASSES if routed.clamped else PRODUCT_PASSES
     gate_kept = CLAMPED_KEPT if routed.clamped else 4.0
     narrow = _grouped(
-        place, "down_proj", wide, h, vector=passes * rows * wide + restored,
+        place,
+        "down_proj",
+        wide,
+        h,
+        vector=passes * rows * wide + restored,
         fused=JOIN_PASSES * rows * wide + ACTIVATION_PASSES * pairs * h + JOIN_PASSES * s * h,
-        saved=gate_kept * rows * wide + weighs * rows * h, indices=1,
+        saved=gate_kept * rows * wide + weighs * rows * h,
+        indices=1,
         kernels=RESTORE_KERNELS + (CLAMPED_KERNELS + 2 if routed.clamped else 4),
         calls=combine_calls(*shared_sizes),
-    )  # fmt: skip
+    )
     return widen, narrow
 
 
 def _grouped(
-    place: RoutedPlace, name: str, inputs: int, outputs: int, *, vector: float, fused: float,
-    saved: float, indices: int, kernels: int, calls: tuple[LayerCall, ...],
-) -> Module:  # fmt: skip
+    place: RoutedPlace,
+    name: str,
+    inputs: int,
+    outputs: int,
+    *,
+    vector: float,
+    fused: float,
+    saved: float,
+    indices: int,
+    kernels: int,
+    calls: tuple[LayerCall, ...],
+) -> Module:
     """One product of all experts.
 
     `indices`: of rows, that are kept.
@@ -235,9 +269,16 @@ def _shared_gate(place: RoutedPlace) -> Module:
     s, h = place.tokens, place.block.shape.width
     own = weight_and_bias(place.named("shared_expert_gate"), 1, h, bias=False)
     gate = linear(
-        place.named("shared_expert_gate"), s, h, 1, parameters=own,
-        vector_elements=float(2 * ADD_PASSES * s * h), fused_elements=float(JOIN_PASSES * s * h),
-        saved_elements=float(s * h + s), copied_elements=float(s * h), kernels=4,
+        place.named("shared_expert_gate"),
+        s,
+        h,
+        1,
+        parameters=own,
+        vector_elements=float(2 * ADD_PASSES * s * h),
+        fused_elements=float(JOIN_PASSES * s * h),
+        saved_elements=float(s * h + s),
+        copied_elements=float(s * h),
+        kernels=4,
         calls=norm_calls(place.block.shard, numels(own)),
-    )  # fmt: skip
+    )
     return replace(gate, ready=names(own))

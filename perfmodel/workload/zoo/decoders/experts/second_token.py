@@ -55,18 +55,26 @@ def joined_tokens(place: BlockPlace) -> Module:
     saved["saved_elements"] += float(2 * shard.kept_tokens(place.tokens) * h)  # the product's
     saved["saved_bytes"] += float(INDEX_BYTES * s)
     return linear(
-        f"{PREFIX}.eh_proj", rows, 2 * h, columns, parameters=norms + own,
+        f"{PREFIX}.eh_proj",
+        rows,
+        2 * h,
+        columns,
+        parameters=norms + own,
         ready=names(own) + names(norms),
         # ranks' columns are put beside each other after the gather
         vector_elements=ACTIVATION_PASSES * (s * h + both + whole * (shard.tensor > 1)),
-        norm_elements=float(passes * both), wide_norm=not shape.fused_norms,
+        norm_elements=float(passes * both),
+        wide_norm=not shape.fused_norms,
         fused_elements=float(ACTIVATION_PASSES * s * h + FUSED_NORM_PASSES * both),
-        kernels=3 + 2 * kernels + (shard.tensor > 1), **saved,
+        kernels=3 + 2 * kernels + (shard.tensor > 1),
+        **saved,
         calls=(
-            *table_calls(shard, whole, whole_first=False), *column_calls(shard, 2 * whole),
-            *joined_calls(shard, whole), *norm_calls(shard, numels(norms)),
+            *table_calls(shard, whole, whole_first=False),
+            *column_calls(shard, 2 * whole),
+            *joined_calls(shard, whole),
+            *norm_calls(shard, numels(norms)),
         ),
-    )  # fmt: skip
+    )
 
 
 def second_token_part(place: BlockPlace, block: Sequence[Module]) -> list[Module]:
