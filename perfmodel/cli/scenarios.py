@@ -41,7 +41,7 @@ def schema(
 
         document = Scenario.model_json_schema()
     else:
-        from perfmodel.scenario.sections.node import NodeFile
+        from perfmodel.scenario.sections.cluster import NodeFile
         from perfmodel.topology.templates.spec import FabricFile, GpuTable, NodeSpec
 
         document = TypeAdapter(NodeSpec | NodeFile | FabricFile | GpuTable).json_schema()

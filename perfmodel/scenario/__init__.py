@@ -9,6 +9,7 @@ from perfmodel.scenario.model import (
     sizes,
     sizes_left_out,
 )
+from perfmodel.scenario.sections.cluster import LibrarySection
 from perfmodel.scenario.sections.events import (
     DegradeEvent,
     DownEvent,
@@ -18,20 +19,19 @@ from perfmodel.scenario.sections.events import (
     SlowEvent,
     TrafficEvent,
 )
-from perfmodel.scenario.sections.library import LibrarySection
 from perfmodel.scenario.sections.model import ModelSection
-from perfmodel.scenario.sections.strategies.data_parallel import DataParallelStrategy
-from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
-from perfmodel.scenario.sections.studies.money import Money
-from perfmodel.scenario.sections.studies.plan import (
+from perfmodel.scenario.sections.plan import (
     CandidateSection,
     FailureSection,
+    Money,
     PlanSection,
     PowerSection,
     TargetSection,
     UpgradeSection,
 )
-from perfmodel.scenario.sections.studies.what_if import WhatIf
+from perfmodel.scenario.sections.variants import WhatIf
+from perfmodel.scenario.strategies.ddp import DdpStrategy
+from perfmodel.scenario.strategies.servers import DataParallelStrategy
 
 __all__ = [
     "CandidateSection",

@@ -14,7 +14,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import find_file, plain, read_text, read_yaml, validate_document
 from perfmodel.files.read import first_comment, parse_yaml
 from perfmodel.scenario.model import Scenario
-from perfmodel.scenario.rules.broken_rules import broken_rules
+from perfmodel.scenario.rules import broken_rules
 from perfmodel.scenario.source_map import SourceMap, line_map
 
 _OVERRIDE = re.compile(r"(?P<field>[a-z_][a-z0-9_]*(?:\.[a-z0-9_]+)*)=(?P<value>.*)", re.DOTALL)

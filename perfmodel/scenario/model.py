@@ -14,18 +14,16 @@ from pydantic import Field, PrivateAttr
 from perfmodel.errors import InputError
 from perfmodel.files import FileModel
 from perfmodel.scenario.sections.base import Name
-from perfmodel.scenario.sections.cluster import ClusterSection
+from perfmodel.scenario.sections.cluster import ClusterSection, LibrarySection
 from perfmodel.scenario.sections.events import EventSection, OtherJob
-from perfmodel.scenario.sections.library import LibrarySection
 from perfmodel.scenario.sections.model import ModelSection
 from perfmodel.scenario.sections.parallel import ParallelSection
-from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
-from perfmodel.scenario.sections.strategies.strategy_section import StrategySection
-from perfmodel.scenario.sections.studies.plan import PlanSection
-from perfmodel.scenario.sections.studies.sweep import SweepSection
-from perfmodel.scenario.sections.studies.what_if import WhatIf
+from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.scenario.sections.training import ComputeSection, ScaleSection, TrainingSection
+from perfmodel.scenario.sections.variants import SweepSection, WhatIf
 from perfmodel.scenario.source_map import SourceMap
+from perfmodel.scenario.strategies.ddp import DdpStrategy
+from perfmodel.scenario.strategies.strategy import StrategySection
 
 _MOST_DIVISORS = 8
 """Products of degrees that a message lists."""

@@ -1,7 +1,7 @@
 """What a strategy is to the rest of the package: how it plans a step and what it keeps in memory.
 
 A new strategy is a module or folder beside this one that defines a `Strategy`, a section class in
-``perfmodel/scenario/sections/strategies``, and a row in ``perfmodel/training/strategies.py``.
+``perfmodel/scenario/strategies``, and a row in ``perfmodel/training/strategies.py``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from perfmodel.scenario import (
     sizes,
 )
 from perfmodel.scenario.sections.cluster import FabricSection
-from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 
 
 def faults(path, *overrides):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
-from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
+from perfmodel.scenario.strategies.ddp import CastHook
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory

@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from perfmodel.scenario.sections.strategies.strategy_section import StrategySection
+from perfmodel.scenario.strategies.strategy import StrategySection
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.strategies import STRATEGIES

@@ -12,7 +12,7 @@ from perfmodel.errors import InputError
 from perfmodel.files import find_file
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
-from perfmodel.scenario.sections.studies.money import Money
+from perfmodel.scenario.sections.plan import Money
 from perfmodel.scenario.source_map import SourceMap
 from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial, joined_fields
 from perfmodel.studies.advise.narrow_gains import NarrowGain, StepsAtEnd, find_narrow_gains

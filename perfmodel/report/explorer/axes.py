@@ -10,8 +10,8 @@ from perfmodel.report.explorer.design import Design, choose_design
 from perfmodel.report.explorer.stops import Axis, Stop, stops_with_between
 from perfmodel.report.explorer.training_axes import gpu_axis, training_axes
 from perfmodel.scenario import Scenario
-from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
-from perfmodel.scenario.sections.studies.what_if import INFINITE
+from perfmodel.scenario.sections.variants import INFINITE
+from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names
 from perfmodel.studies.run.resolve.what_if import BETWEEN_NODES
 from perfmodel.studies.run.result.model import Result

@@ -10,7 +10,7 @@ from perfmodel.errors import InputError, PerfmodelError
 from perfmodel.report.common import quantities
 from perfmodel.report.explorer.stops import BETWEEN, Axis, Settings, Stop, place_stops
 from perfmodel.scenario import Scenario, change_scenario
-from perfmodel.scenario.sections.strategies.gradient_hooks import Hook
+from perfmodel.scenario.strategies.ddp import Hook
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.result.model import Result
 from perfmodel.studies.run.run import run_scenario

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema
 
+from perfmodel.files import Count
 from perfmodel.units import MOST_COUNT
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, strip_whitespace=True)]
@@ -42,3 +43,24 @@ class OrName:
         self, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         return {"anyOf": [{"type": "string", "minLength": 1}, handler(core_schema)]}
+
+
+MOST_MICRO_STEPS = 4096
+"""Each is simulated: some ms."""
+
+MicroSteps = Annotated[Count, Field(le=MOST_MICRO_STEPS)]
+FloatType = Literal["fp32", "bf16", "fp16"]
+
+
+def _read_whole(value: object) -> object:
+    """Read 5e8 as DeepSpeed's files have it."""
+    try:
+        number = float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+Elements = Annotated[Count, BeforeValidator(_read_whole)]
+ElementsOrNone = Annotated[Index, BeforeValidator(_read_whole)]
+"""Numbers of parameter elements; the second may be 0."""

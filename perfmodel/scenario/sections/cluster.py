@@ -1,15 +1,240 @@
-"""Section ``cluster``: nodes, the network between them, placement."""
+"""Sections ``cluster`` and ``library``: nodes, the network between them, and what runs on it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
-from perfmodel.files import FileModel, Nodes, Parts
+from perfmodel.collectives.catalog import NCCL_ALGO_NAMES
+from perfmodel.files import Bandwidth, Bytes, FileModel, Latency, Nodes, Parts, Power
 from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
-from perfmodel.scenario.sections.node import Node
+from perfmodel.units import MOST_PARTS
+
+_SWITCH_WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+
+
+def _read_switch(value: Any) -> Any:
+    word = _SWITCH_WORDS.get(value.strip().lower()) if isinstance(value, str) else value
+    if not isinstance(word, bool):
+        raise ValueError("on or off")  # noqa: TRY004  (for pydantic)
+    return word
+
+
+OnOff = Annotated[
+    bool,
+    BeforeValidator(_read_switch),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": ["on", "off"]}]}),
+]
+"""``true`` and ``false``, or ``on`` and ``off``, which are words in YAML 1.2."""
+
+
+def _read_gpus(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_PARTS
+    if not whole and not (isinstance(value, str) and value.strip()):
+        raise ValueError("a number of GPUs, or as in '2 x rtx-4090'")
+    return value
+
+
+Gpus = Annotated[
+    int | str,
+    BeforeValidator(_read_gpus),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
+]
+
+
+def _read_words(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "on" if value else "none"
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("words such as 'none', 'bridge', 'NVLink4' or '12 x 25 GB/s'")
+    return value
+
+
+LinkWords = Annotated[
+    str,
+    BeforeValidator(_read_words),
+    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, {"type": "boolean"}]}),
+]
+
+
+def _expand_nics(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"text": value}
+    return {"count": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class NicSection(FileModel):
+    """NICs of a host; what is left out stays as in the template, or as is usual."""
+
+    text: Name | None = Field(default=None, description="in words: '2 x 100 Gbit/s RoCE', '10 GbE'")
+    count: Parts | None = Field(default=None, description="NICs of the host")
+    per_socket: Parts | None = Field(default=None, description="NICs under each CPU, for `count`")
+    rate: Bandwidth | None = Field(default=None, description="of each NIC, one direction")
+    kind: Name | None = Field(
+        default=None, description="infiniband, roce, efa, tcp (Ethernet), tcpx, tcpxo or omni-path"
+    )
+    latency: Latency | None = Field(default=None, description="of each NIC")
+    mtu: Parts | None = Field(default=None, description="payload bytes of a packet")
+    pcie: Name | None = Field(default=None, description="slot of each: 'gen4 x8'")
+
+    @model_validator(mode="after")
+    def _counted_once(self) -> NicSection:
+        if self.count is not None and self.per_socket is not None:
+            raise ValueError("count or per_socket: each says how many there are")
+        return self
+
+
+Nics = Annotated[NicSection, BeforeValidator(_expand_nics), OrName()]
+
+
+class NvmeSection(FileModel):
+    """NVMe drives of a host, all together."""
+
+    read: Bandwidth
+    write: Bandwidth
+    capacity: Bytes | None = Field(default=None, description="default: not checked")
+
+
+class NodeSection(FileModel):
+    """A host: a template that it `extends` and what differs, or `gpus` and what joins them."""
+
+    extends: Name | None = Field(default=None, description="a node template by name or file")
+    name: Name | None = Field(default=None, description="what reports call it")
+    gpus: Gpus | None = Field(default=None, description="'2 x rtx-4090', or a number of GPUs")
+    gpu: Name | None = Field(default=None, description="a GPU by name: 'h100 pcie'")
+    power_limit: Power | None = Field(
+        default=None, description="most that each GPU may draw, below its data sheet's: '500 W'"
+    )
+    nvlink: LinkWords | None = Field(
+        default=None, description="'none', 'bridge', 'mesh', 'NVLink4', '12 x 25 GB/s'"
+    )
+    nvswitch: OnOff | None = Field(default=None, description="whether a switch joins the NVLinks")
+    pcie: Name | None = Field(default=None, description="slots of the GPUs: 'gen4 x16'")
+    pcie_switches: Annotated[int, Field(strict=True, ge=0, le=1024)] | None = Field(
+        default=None, description="PCIe switches between GPUs and CPUs; 0: none"
+    )
+    cpu: Name | None = Field(default=None, description="kind of CPU: 'genoa', 'sapphire'")
+    sockets: Annotated[int, Field(strict=True, ge=1, le=16)] | None = Field(
+        default=None, description="CPUs"
+    )
+    numa_domains: Annotated[int, Field(strict=True, ge=1, le=64)] | None = Field(
+        default=None, description="of all sockets together; default: one each"
+    )
+    p2p: OnOff | None = Field(
+        default=None, description="whether GPUs copy to each other over PCIe (NVLink always may)"
+    )
+    gpudirect: OnOff | None = Field(
+        default=None, description="whether NICs read and write GPU memory"
+    )
+    host_memory: Bytes | None = Field(
+        default=None, description="memory of the CPUs, that what is offloaded has to fit into"
+    )
+    nvme: NvmeSection | None = Field(
+        default=None, description="NVMe drives for ZeRO-Infinity: their rates, and capacity"
+    )
+    nics: Nics | None = None
+    nic: Nics | None = Field(default=None, description="as `nics`, one unless `count` says more")
+
+    @model_validator(mode="after")
+    def _complete(self) -> NodeSection:
+        if self.extends is None and self.gpus is None:
+            raise ValueError("extends: a template, or gpus such as '2 x rtx-4090'")
+        if self.nics is not None and self.nic is not None:
+            raise ValueError("nic or nics: both say what the NICs are")
+        sockets, domains = self.sockets, self.numa_domains
+        if sockets is not None and domains is not None and domains % sockets:
+            raise ValueError(f"numa_domains that are a multiple of the {sockets} sockets")
+        if self.nvswitch and self.nvlink in ("none", "off", "bridge", "mesh"):
+            raise ValueError(f"nvswitch: off beside nvlink: {self.nvlink}")
+        return self
+
+    def __str__(self) -> str:
+        """Return what it is in few words: its name, its template, or its GPUs."""
+        return self.name or (f"{self.extends}, changed" if self.extends else f"{self.gpus}")
+
+
+def _form_of(value: Any) -> Literal["NodeSection", "name"]:
+    return "NodeSection" if isinstance(value, dict | NodeSection) else "name"
+
+
+Node = Annotated[
+    Annotated[NodeSection, Tag("NodeSection")] | Annotated[Name, Tag("name")],
+    Discriminator(_form_of),
+]
+"""A template by name or file, or a host put together."""
+
+
+class NodeFile(NodeSection):
+    """A file of a host that is put together: the fields of `cluster.node` of a scenario."""
+
+    perfmodel: Literal[1]
+    kind: Literal["node"]
+    description: str = ""
+
+
+Word = Annotated[
+    str,
+    BeforeValidator(
+        lambda v: str(int(v)) if isinstance(v, bool | int) else v, json_schema_input_type=str | int
+    ),
+]
+"""Text; a whole number may stand without quotes."""
+
+
+def _check_processes(value: object) -> object:
+    if value == "per-host":
+        raise ValueError(
+            "'per-gpu', as DistributedDataParallel has them; one process that drives a host is "
+            "`perfmodel collective --one-process`, or strategy.kind: data_parallel"
+        )
+    return value
+
+
+Channels = Annotated[Parts, Field(le=1024)]
+"""Parallel rings or trees; NCCL has 64 at most (MAXCHANNELS)."""
+
+
+if TYPE_CHECKING:
+    AlgorithmName = str
+else:
+    AlgorithmName = Literal[("auto", *NCCL_ALGO_NAMES)]
+
+
+class LibrarySection(FileModel):
+    """The communication library, and what of its own choices to override."""
+
+    name: Literal["nccl", "plain", "gloo", "mpi"] = "nccl"
+    algorithm: AlgorithmName = Field(
+        default="auto", description="of NCCL, as NCCL_ALGO would say; others have their own"
+    )
+    protocol: Literal["auto", "simple", "ll", "ll128"] = "auto"
+    channels: Channels | None = Field(
+        default=None, description="default: what the library would choose"
+    )
+    credits: Parts | None = Field(
+        default=None,
+        description="chunks in flight per edge; 1 makes each step wait for its latency",
+    )
+    version: Name | None = Field(
+        default=None, description="of NCCL, such as '2.26.2'; default: the newest that is known"
+    )
+    env: dict[str, Word] = Field(
+        default_factory=dict,
+        description="NCCL's environment variables, such as NCCL_PROTO: Simple",
+    )
+    processes: Annotated[Literal["per-gpu"], BeforeValidator(_check_processes)] = Field(
+        default="per-gpu", description="one for each GPU, as DistributedDataParallel has them"
+    )
+    workers: Parts | None = Field(
+        default=None, description="collectives in progress at once; default: the library's"
+    )
+    host_step: Latency | None = Field(
+        default=None,
+        description="what a step costs a process on a CPU beyond layers, collectives and the "
+        "memory of gradients; default: the library's",
+    )
 
 
 class FabricSection(FileModel):

@@ -18,7 +18,7 @@ from perfmodel.files import (
 )
 from perfmodel.scenario.sections.base import Index, Name, OrName, Placement, expand_name
 from perfmodel.scenario.sections.model import ModelSection
-from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
+from perfmodel.scenario.strategies.ddp import DdpStrategy
 
 
 def _check_unique(numbers: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from perfmodel.files import as_json, attributes
 from perfmodel.scenario import scenario_digest
-from perfmodel.scenario.sections.studies.money import Money
+from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.advise.model import Advice, Trial, joined_fields
 from perfmodel.studies.run.result.model import SizeResult
 

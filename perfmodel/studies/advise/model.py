@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfmodel.scenario import Scenario
-from perfmodel.scenario.sections.studies.money import Money
+from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import SizeResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfmodel.scenario import ClusterSize, Scenario, UpgradeSection
-from perfmodel.scenario.sections.studies.money import Money
+from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.advise.model import Proposed
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.errors import InputError
 from perfmodel.files.spec import AS_WRITTEN
 from perfmodel.scenario import Scenario, change_scenario
-from perfmodel.scenario.sections.strategies.auto import AutoStrategy
+from perfmodel.scenario.strategies.strategy import AutoStrategy
 from perfmodel.studies.choose.mixtures import MixtureCandidate
 from perfmodel.studies.choose.step_causes import step_causes
 from perfmodel.studies.run.resolve.job.model_share import expert_ranks_per_node, resolve_share

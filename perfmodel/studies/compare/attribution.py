@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.scenario import Scenario, change_scenario, scenario_digest
-from perfmodel.scenario.sections.studies.what_if import WhatIf
+from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.studies.compare.model import Side, WhatIfResult, same_batch, same_samples
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.sweep import Variant, run_sweep

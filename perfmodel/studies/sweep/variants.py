@@ -13,7 +13,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
 from perfmodel.scenario import Scenario, change_scenario, scenario_digest
 from perfmodel.scenario.load import change_content
-from perfmodel.scenario.sections.studies.sweep import SweepSection
+from perfmodel.scenario.sections.variants import SweepSection
 
 
 @dataclass(frozen=True, slots=True)

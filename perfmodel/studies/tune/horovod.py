@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario
-from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
+from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.run.prepared import PreparedSize, prepare
 from perfmodel.studies.tune.model import Fusion, Horovod
 from perfmodel.studies.tune.objective.evaluator import SAME

@@ -8,7 +8,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import collect_faults
-from perfmodel.scenario.sections.node import NodeSection
+from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.topology.composed.gpu_changes import (
     change_count,
     change_gpu,

@@ -7,7 +7,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
-from perfmodel.scenario.sections.node import NodeSection
+from perfmodel.scenario.sections.cluster import NodeSection
 
 _COUNTED = re.compile(r"\s*\d{1,4}\s*x\s*\S.*", re.IGNORECASE)
 _WATTS = re.compile(r"\d+(\.\d+)?\s*k?w")

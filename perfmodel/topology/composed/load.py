@@ -9,7 +9,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import is_file, line_of, path_of, plain, read_yaml, validate_document
-from perfmodel.scenario.sections.node import NodeFile, NodeSection
+from perfmodel.scenario.sections.cluster import NodeFile, NodeSection
 from perfmodel.topology.composed.host_line import is_host_in_words, read_words
 from perfmodel.topology.templates.load import check_template, find_template
 from perfmodel.topology.templates.spec import NodeSpec

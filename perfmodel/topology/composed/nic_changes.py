@@ -10,7 +10,7 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import validate_document
-from perfmodel.scenario.sections.node import NicSection
+from perfmodel.scenario.sections.cluster import NicSection
 from perfmodel.topology.composed.host_parts import PartedHost, spread_evenly
 from perfmodel.topology.composed.slots import read_slot
 from perfmodel.topology.from_text.network_text import NetworkText, read_network

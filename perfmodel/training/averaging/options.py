@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
+from perfmodel.scenario.strategies.ddp import CastHook
 from perfmodel.training.ddp.options import DdpOptions
 
 

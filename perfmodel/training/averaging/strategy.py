@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.scenario.sections.strategies.local_sgd import LocalSgdStrategy
+from perfmodel.scenario.strategies.ddp import LocalSgdStrategy
 from perfmodel.training.averaging.options import LocalSgdOptions
 from perfmodel.training.averaging.rounds import averaged_bytes, local_sgd_plan
 from perfmodel.training.ddp.options import DdpOptions

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.scenario.sections.strategies.gradient_hooks import NO_HOOK, CastHook, Hook
+from perfmodel.scenario.strategies.ddp import NO_HOOK, CastHook, Hook
 from perfmodel.workload.model import ITEM_BYTES
 
 MIB = 1024 * 1024

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
-from perfmodel.scenario.sections.strategies.gradient_hooks import (
+from perfmodel.scenario.strategies.ddp import (
+    DdpStrategy,
     OneBitHook,
     PowerSgdHook,
     TopKHook,

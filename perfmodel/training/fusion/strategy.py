@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.scenario.sections.strategies.horovod import HorovodStrategy
-from perfmodel.scenario.sections.strategies.priority import PriorityStrategy
+from perfmodel.scenario.strategies.fusion import HorovodStrategy, PriorityStrategy
 from perfmodel.training.fusion.horovod import horovod_plan
 from perfmodel.training.fusion.options import MIB, HorovodOptions, PriorityOptions
 from perfmodel.training.fusion.priority import priority_plan

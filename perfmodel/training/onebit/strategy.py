@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.scenario.sections.strategies.onebit import OneBitStrategy
+from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.onebit.compressed_reduction import padded_elements
 from perfmodel.training.onebit.momentum_steps import check_dtypes, momentum_buffers, onebit_plan

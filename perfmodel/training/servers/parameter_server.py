@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from perfmodel.files import read_yaml
-from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
+from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.forward_backward import (
     MANY_MICRO_BATCHES,

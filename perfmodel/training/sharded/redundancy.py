@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundancyStrategy
+from perfmodel.scenario.strategies.ddp import ZeroRedundancyStrategy
 from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import RANKS, ddp_plan

@@ -18,7 +18,7 @@ import numpy as np
 from perfmodel.errors import Fault
 from perfmodel.files.csv_rows import Record, read_table
 from perfmodel.library.machine import Machine
-from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
+from perfmodel.scenario.strategies.ddp import CastHook
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.resolve.host_overhead import host_work

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError, UnitError
 from perfmodel.scenario import Money, TargetSection, load_scenario, scenario_digest
-from perfmodel.scenario.sections.studies.money import parse_money
-from perfmodel.scenario.sections.studies.plan import DatasetSize
+from perfmodel.scenario.sections.plan import DatasetSize, parse_money
 
 GOOD = """\
 # Which cluster?

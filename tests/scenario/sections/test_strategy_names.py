@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import make_scenario
-from perfmodel.scenario.sections.strategies.strategy_section import _OTHER_NAMES
+from perfmodel.scenario.strategies.strategy import _OTHER_NAMES
 
 
 def scenario_with(strategy: Any) -> Any:

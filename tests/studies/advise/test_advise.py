@@ -32,7 +32,7 @@ from perfmodel.scenario import (
     load_scenario,
     make_scenario,
 )
-from perfmodel.scenario.sections.studies.money import Money
+from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.advise import run as run_of_advice
 from perfmodel.studies.advise.export import advice_rows, to_json
 from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial

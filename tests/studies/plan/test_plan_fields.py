@@ -12,7 +12,7 @@ import pytest
 from perfmodel.files import plain
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
-from perfmodel.scenario.sections.studies.plan import PlanSection
+from perfmodel.scenario.sections.plan import PlanSection
 from perfmodel.studies.plan import plan_scenario
 from perfmodel.studies.plan.export import to_json
 from tests.fields import Document, acts, list_fields, other_values, value_at

@@ -7,7 +7,7 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.files import validate_document
 from perfmodel.files.csv_rows import read_table
-from perfmodel.scenario.sections.node import NodeSection
+from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.topology.composed.load import load_node
 from perfmodel.topology.from_text.describe import describe

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.files import validate_document
-from perfmodel.scenario.sections.node import NodeSection
+from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.topology.composed.load import load_node
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology

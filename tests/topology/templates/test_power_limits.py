@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.files import validate_document
-from perfmodel.scenario.sections.node import NodeSection
+from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.topology.composed.load import load_node
 from perfmodel.topology.composed.node_yaml import node_document
 from perfmodel.topology.model import Gpu

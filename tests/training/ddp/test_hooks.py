@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
-from perfmodel.scenario.sections.strategies.gradient_hooks import Hook, HookSection
+from perfmodel.scenario.strategies.ddp import Hook, HookSection
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.templates.build import build_topology

@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from perfmodel.errors import InputError
-from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
-from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
+from perfmodel.scenario.strategies.ddp import CastHook, DdpStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.options import DdpOptions, MixedPrecision
 from perfmodel.training.ddp.step_plan import ddp_plan

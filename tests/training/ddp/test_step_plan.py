@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError, ScheduleError
-from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
+from perfmodel.scenario.strategies.ddp import CastHook
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import MIB, DdpOptions

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from perfmodel.errors import InputError
-from perfmodel.scenario.sections.strategies.onebit import OneBitStrategy
+from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.closed_forms import form
 from perfmodel.training.memory.use import Setup

@@ -171,7 +171,7 @@ def test_each_gpu_updates_what_it_holds() -> None:
     [({"join": True}, "strategy.join"), ({"hook": "powersgd"}, "strategy.hook")],
 )
 def test_refuses_what_nobody_has_planned(fields: dict[str, object], name: str) -> None:
-    from perfmodel.scenario.sections.strategies.gradient_hooks import PowerSgdHook
+    from perfmodel.scenario.strategies.ddp import PowerSgdHook
 
     if "hook" in fields:
         fields = {"hook": PowerSgdHook(kind="powersgd")}

@@ -8,10 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
-from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
-from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
-from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+from perfmodel.scenario.strategies.ddp import DdpStrategy
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
+from perfmodel.scenario.strategies.sharded import FsdpStrategy, MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.memory.use import Setup, add_float8_copies

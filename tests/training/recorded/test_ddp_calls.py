@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from perfmodel.scenario.sections.strategies.gradient_hooks import (
+from perfmodel.scenario.strategies.ddp import (
     CastHook,
     PowerSgdHook,
     QuantizationHook,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
-from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
+from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import MemoryUse, Setup
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements

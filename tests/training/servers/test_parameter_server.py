@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
+from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.training.memory.use import Setup, replicated
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.servers.parameter_server import (

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from perfmodel.errors import InputError
-from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Drives
 from perfmodel.training.memory.use import Setup

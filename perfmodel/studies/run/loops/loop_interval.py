@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import kind_of_machine, spread_factors
-from perfmodel.scenario.sections.studies.what_if import WhatIf
+from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.job.training_job import gpu_spread

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.scenario.sections.studies.what_if import WhatIf
+from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.what_if import apply_what_if

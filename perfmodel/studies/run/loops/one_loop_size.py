@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import nan
 
 from perfmodel.library.machine import Machine
-from perfmodel.scenario.sections.strategies.parameter_server import ParameterServerStrategy
+from perfmodel.scenario.strategies.servers import ParameterServerStrategy
 from perfmodel.studies.run.loops.loop_bounds import LoopBounds
 from perfmodel.studies.run.loops.loop_interval import simulate_loop_uncertainties
 from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, LoopLength, settle

@@ -21,7 +21,7 @@ from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.prediction_error import band_of, factors_by_band
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
-from perfmodel.scenario.sections.node import NodeSection
+from perfmodel.scenario.sections.cluster import NodeSection
 from perfmodel.studies.run.resolve.limits import check_cluster_size, check_sharing_jobs
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.topology.model import Topology

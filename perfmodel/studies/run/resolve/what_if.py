@@ -9,7 +9,7 @@ from perfmodel.arrays import FloatArray
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import CommLibrary, Protocol
 from perfmodel.scenario import Scenario
-from perfmodel.scenario.sections.studies.what_if import INFINITE, WhatIf
+from perfmodel.scenario.sections.variants import INFINITE, WhatIf
 from perfmodel.studies.run.resolve.disturbance import Disturbance
 from perfmodel.topology.arcs import LinkKinds
 from perfmodel.topology.model import Topology

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import kind_of_machine
-from perfmodel.scenario.sections.studies.what_if import WhatIf
+from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.studies.run.resolve.job.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.scenario.sections.strategies.gradient_hooks import (
+from perfmodel.scenario.strategies.ddp import (
     CastHook,
     Hook,
     OneBitHook,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from perfmodel.scenario.sections.strategies.gradient_hooks import (
+from perfmodel.scenario.strategies.ddp import (
     OneBitHook,
     QuantizationHook,
     TopKHook,

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from perfmodel.scenario.sections.strategies.gradient_hooks import PowerSgdHook
+from perfmodel.scenario.strategies.ddp import PowerSgdHook
 from perfmodel.training.ddp.buckets import Bucket
 from perfmodel.training.ddp.hooks.bucket_reduction import BucketReduction
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor

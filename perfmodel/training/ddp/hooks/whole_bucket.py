@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
+from perfmodel.scenario.strategies.ddp import CastHook
 from perfmodel.training.ddp.hooks.bucket_reduction import CAST, BucketReduction
 from perfmodel.workload.model import ITEM_BYTES
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.sharded.fsdp.memory import fsdp_memory
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan

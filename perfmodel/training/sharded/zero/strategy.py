@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from perfmodel.scenario.sections.strategies.zero import OffloadOptimizer, OffloadParam, ZeroStrategy
+from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, OffloadParam, ZeroStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.step_plan import StepPlan

@@ -10,7 +10,7 @@ from typing import Final
 from perfmodel.errors import InputError, ScheduleError, describe_type
 from perfmodel.own_functions import call_function, check_function, name_of
 from perfmodel.scenario import Scenario
-from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
+from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest, Strategy

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import Scenario
-from perfmodel.scenario.sections.float8 import Float8Section
-from perfmodel.scenario.sections.training import KeptResults, RecomputedBlocks
+from perfmodel.scenario.sections.training import Float8Section, KeptResults, RecomputedBlocks
 from perfmodel.studies.run.resolve.job.model_share import mixture_of
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.topology.model import Gpu

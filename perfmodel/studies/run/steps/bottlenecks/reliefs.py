@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfmodel.scenario.sections.studies.what_if import WhatIf
+from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance

@@ -1,19 +1,22 @@
-"""Strategy ``auto`` in a scenario: which mixtures are searched for the quickest step that fits."""
+"""The strategy section: one class for each strategy, and `auto`, which searches them."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from perfmodel.files import Count, FileModel
-from perfmodel.scenario.sections.base import Switch
-from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
-from perfmodel.scenario.sections.strategies.fsdp import FsdpStrategy
-from perfmodel.scenario.sections.strategies.megatron import MegatronStrategy
-from perfmodel.scenario.sections.strategies.zero import ZeroStrategy
+from perfmodel.scenario.sections.base import OrName, Switch
+from perfmodel.scenario.strategies.ddp import DdpStrategy, LocalSgdStrategy, ZeroRedundancyStrategy
+from perfmodel.scenario.strategies.deepspeed import OneBitStrategy, ZeroStrategy
+from perfmodel.scenario.strategies.fusion import HorovodStrategy, PriorityStrategy
+from perfmodel.scenario.strategies.servers import DataParallelStrategy, ParameterServerStrategy
+from perfmodel.scenario.strategies.sharded import FsdpStrategy, MegatronStrategy
 
 MOST_LISTED = 32
 """Values of a searched field: mixtures multiply."""
@@ -135,3 +138,57 @@ class AutoStrategy(FileModel):
         default=32,
         description="mixtures simulated at most; how much quicker any other can be is said",
     )
+
+
+_OTHER_NAMES = {
+    "bytescheduler": "'priority', whose defaults are ByteScheduler's",
+    "p3": "'priority' with 'partition_size: 200 kB' and 'credit: 200 kB'",
+    "hsdp": "'fsdp' with 'shard_gpus'",
+    "fsdp1": "'fsdp' with 'version: 1'",
+    "fsdp2": "'fsdp' with 'version: 2'",
+    "zero1": "'zero' with 'stage: 1'",
+    "zero2": "'zero' with 'stage: 2'",
+    "zero3": "'zero' with 'stage: 3'",
+    "deepspeed": "'zero'",
+    "zerooffload": "'zero' with 'offload_optimizer'",
+    "zeroinfinity": "'zero' with 'stage: 3', 'offload_param' and 'offload_optimizer'",
+    "postlocalsgd": "'local_sgd' with 'warmup_steps'",
+    "onebitadam": "'onebit'",
+    "distributedoptimizer": "'megatron' with 'use_distributed_optimizer: true'",
+    "pipeline": "a strategy beside 'parallel.pipeline', which splits the model",
+    "tensor": "a strategy beside 'parallel.tensor', which splits the model",
+}
+"""What people call strategies that have another name here, and how they are written."""
+
+
+def _ddp_unless_named(value: object) -> object:
+    value = {"kind": value} if isinstance(value, str) else value
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    folded = re.sub(r"[^a-z0-9]", "", kind.lower()) if isinstance(kind, str) else ""
+    if folded in _OTHER_NAMES:
+        raise ValueError(_OTHER_NAMES[folded])
+    return {"kind": "ddp", **value} if isinstance(value, Mapping) else value
+
+
+StrategySection = Annotated[
+    Annotated[
+        DdpStrategy
+        | DataParallelStrategy
+        | ParameterServerStrategy
+        | FsdpStrategy
+        | HorovodStrategy
+        | PriorityStrategy
+        | ZeroStrategy
+        | MegatronStrategy
+        | ZeroRedundancyStrategy
+        | LocalSgdStrategy
+        | OneBitStrategy
+        | AutoStrategy,
+        Field(discriminator="kind"),
+    ],
+    BeforeValidator(_ddp_unless_named),
+    OrName(),
+]
+"""The strategies by `kind`, which may stand alone; DDP without one. Each class has a row of the
+same kind in `perfmodel.training.strategies` (but `auto`, for which a study puts another in its
+place), and says `accumulate`, `one_node_only`, and whether its communication `overlaps` layers."""

@@ -1,14 +1,13 @@
-"""ZeRO as DeepSpeed runs it, in a scenario."""
+"""DeepSpeed's ZeRO and 1-bit optimizers."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from perfmodel.files import Count, FileModel
-from perfmodel.scenario.sections.base import Index, Switch
-from perfmodel.scenario.sections.strategies.counts import MicroSteps
+from perfmodel.scenario.sections.base import Elements, ElementsOrNone, Index, MicroSteps, Switch
 
 STAGE_3 = (
     "stage3_prefetch_bucket_size",
@@ -21,20 +20,6 @@ STAGE_3 = (
     "offload_param",
 )
 STAGES_1_AND_2 = ("round_robin_gradients", "use_multi_rank_bucket_allreduce")
-
-
-def _whole(value: object) -> object:
-    """Read 5e8 as DeepSpeed's files have it."""
-    try:
-        number = float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-    return int(number) if isinstance(number, float) and number.is_integer() else number
-
-
-Elements = Annotated[Count, BeforeValidator(_whole)]
-ElementsOrNone = Annotated[Index, BeforeValidator(_whole)]
-"""Numbers of parameter elements; the second may be 0."""
 
 
 _PINNED = (
@@ -161,5 +146,42 @@ class ZeroStrategy(FileModel):
             raise ValueError(
                 "'zero_hpz_partition_size: 1' with offload_param: second copies would "
                 "lie in host memory, too, which is not modelled"
+            )
+        return self
+
+
+class OneBitStrategy(FileModel):
+    """``OneBitAdam``, ``ZeroOneAdam`` or ``OneBitLamb`` of DeepSpeed, over NCCL.
+
+    They are optimizers as much as strategies: `compute.optimizer` is Adam's for the states that
+    they share. The first step is one of the warm-up, which reduces whole gradients.
+    """
+
+    kind: Literal["onebit"]
+    keeps_masters: ClassVar[bool] = True
+    one_node_only: ClassVar[bool] = False
+    overlaps: ClassVar[bool] = False
+    optimizer: Literal["adam", "zero_one_adam", "lamb"] = "adam"
+    freeze_step: Index = Field(
+        default=100_000,
+        description="steps of the warm-up, before momenta are compressed (var_freeze_step)",
+    )
+    local_steps: MicroSteps = Field(
+        default=1,
+        description="steps from one exchange to the next (zero_one_adam: local_step_interval, "
+        "which grows from 1 to local_step_clipper, 16)",
+    )
+    accumulate: MicroSteps = Field(
+        default=1,
+        description="gradient_accumulation_steps, times 'local_steps' where there are several",
+    )
+
+    @model_validator(mode="after")
+    def _check_local_steps(self) -> OneBitStrategy:
+        if self.local_steps > 1 and self.optimizer != "zero_one_adam":
+            raise ValueError("'local_steps' with 'optimizer: zero_one_adam' only")
+        if self.accumulate % self.local_steps:
+            raise ValueError(
+                "an 'accumulate' that 'local_steps' divides: it counts the micro-steps of them all"
             )
         return self

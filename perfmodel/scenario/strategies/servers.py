@@ -1,4 +1,4 @@
-"""A parameter server in a scenario."""
+"""Parameter servers, and nn.DataParallel, whose server is the first GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel
-from perfmodel.scenario.sections.base import Index, Switch
-from perfmodel.scenario.sections.strategies.counts import MicroSteps
+from perfmodel.scenario.sections.base import Index, MicroSteps, Switch
+
+
+class DataParallelStrategy(FileModel):
+    """nn.DataParallel: one process drives all GPUs of one node; device 0 is the server."""
+
+    kind: Literal["data_parallel"]
+    one_node_only: ClassVar[bool] = True
+    overlaps: ClassVar[bool] = False
+    accumulate: ClassVar[int] = 1
 
 
 class ParameterServerStrategy(FileModel):

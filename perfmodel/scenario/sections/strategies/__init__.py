@@ -1,1 +1,0 @@
-"""Strategies of a scenario, one class for each `kind`."""

@@ -1,1 +1,0 @@
-"""Sections that other questions than `run` read: variants, candidates, factors."""
