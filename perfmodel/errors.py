@@ -93,6 +93,10 @@ class InputError(PerfmodelError, ValueError):
         )
 
 
+class FieldErrors(InputError):
+    """Faults of a section that its own validator finds together; they name its fields."""
+
+
 MOST_LINES = 10
 """Faults that a message lists; `InputError.faults` has all."""
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, FieldErrors, InputError, allowed_names
 from perfmodel.files.read import line_of, plain, read_yaml
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
@@ -31,10 +31,14 @@ def validate_document(model: type[SpecT], document: Any, file: str | None = None
         data = plain(document)
         return model.model_validate(data)
     except ValidationError as error:
-        faults = [
-            _make_fault(details, model, (document, data), file, near=number < MOST_NEAREST)
-            for number, details in enumerate(_drop_secondary_errors(error.errors()))
-        ]
+        faults: list[Fault] = []
+        for number, details in enumerate(_drop_secondary_errors(error.errors())):
+            cause = (details.get("ctx") or {}).get("error")
+            if isinstance(cause, FieldErrors):
+                faults += _faults_of_fields(details, cause, (document, data), file)
+            else:
+                near = number < MOST_NEAREST
+                faults.append(_make_fault(details, model, (document, data), file, near=near))
         raise InputError(dict.fromkeys(faults)) from None
     except InputError as error:
         raise error.located(file) if file else error from None
@@ -53,6 +57,18 @@ def _drop_secondary_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]
     """Drop errors of too short lists that are short only because members are faulty."""
     with_members = {e["loc"][:depth] for e in errors for depth in range(len(e["loc"]))}
     return [e for e in errors if e["type"] != "too_short" or e["loc"] not in with_members]
+
+
+def _faults_of_fields(
+    details: ErrorDetails, cause: FieldErrors, documents: tuple[Any, Any], file: str | None
+) -> Iterator[Fault]:
+    """Make the faults that the validator of a section found in its fields."""
+    document, data = documents
+    section = _data_path(data, details["loc"])
+    for fault in cause.faults:
+        path = [*section, *fault.field.split(".")]
+        field = ".".join(map(str, path))
+        yield Fault(field, fault.found, fault.allowed, file, line_of(document, path))
 
 
 def _make_fault(

@@ -153,7 +153,6 @@ class Strategy:
     """One row of the table of strategies.
 
     `name`: for people.
-    `options`: from the section of the scenario to options of the strategy.
     `plan`: one training step, which all ranks share. None: they share none, see `loops`.
     `loops`: workers and servers that loop on their own.
     `memory`: bytes on the fullest GPU. None: it does not say what it keeps.
@@ -168,11 +167,11 @@ class Strategy:
         buckets, with values by rising size and None for what it is by default; None where the
         section states it, or has no buckets.
     `own_words`: how a section is said to the library: arguments, environment variables, JSON.
+    `options`: what `plan` and `memory` take, from the section; by default the section itself.
     `remarks`: what its options leave out of a step, as sentences.
     """
 
     name: str
-    options: Callable[[Any], StepOptions]
     plan: Callable[[StepRequest, Any], StepPlan] | None
     memory: Callable[[Setup], MemoryUse] | None
     buckets: Callable[[Workload, Any], tuple[Bucket, ...]] | None = None
@@ -183,6 +182,7 @@ class Strategy:
     settings: Callable[[Workload, Any], tuple[Setting, ...]] | None = None
     bucket_sizes: Callable[[Any, int], Setting | None] | None = None
     own_words: Callable[[Any], tuple[str, ...]] | None = None
+    options: Callable[[Any], StepOptions] = lambda section: section
     remarks: Callable[[Any], tuple[str, ...]] = lambda _options: ()
 
     @property

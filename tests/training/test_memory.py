@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.report.common import quantities
 from perfmodel.scenario.strategies.ddp import CastHook
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory
@@ -19,7 +20,6 @@ from perfmodel.training.memory.reserve import reserve_bytes
 from perfmodel.training.memory.use import MemoryRule, Setup, add_temporaries
 from perfmodel.training.servers.data_parallel import data_parallel_memory
 from perfmodel.training.sharded.fsdp.memory import fsdp_memory
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.workload import Layer, ParameterTensor, Workload
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.recompute import Recompute
@@ -148,7 +148,7 @@ def test_more_samples_take_more_and_shards_never_more_than_copies(
     assert memory(replace(setup, batch_per_gpu=batch + 1)).total_bytes > memory(setup).total_bytes
     less = replace(setup, recompute=Recompute("full"))
     assert total(less, memory) <= total(setup, memory)
-    sharded = replace(setup, options=FsdpOptions())
+    sharded = replace(setup, options=FsdpStrategy(kind="fsdp"))
     states = fsdp_memory(sharded)
     assert states.states_bytes <= memory(setup).states_bytes * (1 + 1e-2 * (ranks > 1))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from perfmodel.errors import Fault, InputError
 from perfmodel.files import Count, FileModel
 from perfmodel.scenario.sections.base import Elements, ElementsOrNone, Index, MicroSteps, Switch
 
@@ -28,19 +29,29 @@ _PINNED = (
 )
 
 
-def _of_nvme_alone(section: OffloadOptimizer | OffloadParam) -> None:
-    """Refuse settings of drives where none are used."""
-    extra = sorted(section.model_fields_set - {"device", "pin_memory"})
-    if section.device != "nvme" and extra:
-        names = ", ".join(f"'{name}'" for name in extra)
-        raise ValueError(f"no {names} with device: cpu: of nvme alone")
-
-
-class OffloadOptimizer(FileModel):
-    """``offload_optimizer`` of DeepSpeed."""
+class Offload(FileModel):
+    """Where parts of a training lie outside of the GPUs."""
 
     device: Literal["cpu", "nvme"] = "cpu"
     pin_memory: Literal[True] = Field(default=True, description=_PINNED)
+
+    @property
+    def nvme(self) -> bool:
+        """Whether they lie on drives."""
+        return self.device == "nvme"
+
+    @model_validator(mode="after")
+    def _check_device(self) -> Self:
+        extra = sorted(self.model_fields_set - {"device", "pin_memory"})
+        if not self.nvme and extra:
+            names = ", ".join(f"'{name}'" for name in extra)
+            raise ValueError(f"no {names} with device: cpu: of nvme alone")
+        return self
+
+
+class OffloadOptimizer(Offload):
+    """``offload_optimizer`` of DeepSpeed."""
+
     buffer_count: Count = Field(
         default=4, description="buffers in host memory, each for one state of a sub-group (nvme)"
     )
@@ -51,17 +62,10 @@ class OffloadOptimizer(FileModel):
         default=False, description="the last sub-group is written while one is updated (nvme)"
     )
 
-    @model_validator(mode="after")
-    def _check_device(self) -> OffloadOptimizer:
-        _of_nvme_alone(self)
-        return self
 
-
-class OffloadParam(FileModel):
+class OffloadParam(Offload):
     """``offload_param`` of DeepSpeed, of stage 3."""
 
-    device: Literal["cpu", "nvme"] = "cpu"
-    pin_memory: Literal[True] = Field(default=True, description=_PINNED)
     buffer_count: Count = Field(
         default=5, description="buffers in host memory that parts are read into (nvme)"
     )
@@ -71,11 +75,6 @@ class OffloadParam(FileModel):
     max_in_cpu: ElementsOrNone = Field(
         default=1_000_000_000, description="elements of a GPU's part that stay in memory (nvme)"
     )
-
-    @model_validator(mode="after")
-    def _check_device(self) -> OffloadParam:
-        _of_nvme_alone(self)
-        return self
 
 
 class ZeroStrategy(FileModel):
@@ -148,6 +147,32 @@ class ZeroStrategy(FileModel):
                 "lie in host memory, too, which is not modelled"
             )
         return self
+
+    def within(self, ranks: int) -> ZeroStrategy:
+        """Return the strategy where a second copy lies on no more than all ranks.
+
+        Raises `InputError`: ranks that cannot be split into such groups.
+        """
+        holders = min(self.zero_hpz_partition_size, ranks)
+        if ranks % holders:
+            found, allowed = repr(self.zero_hpz_partition_size), f"a divisor of the {ranks} GPUs"
+            raise InputError(Fault("strategy.zero_hpz_partition_size", found, allowed))
+        return self.model_copy(update={"zero_hpz_partition_size": holders})
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything lies outside the GPUs."""
+        return self.offload_optimizer is not None or self.offload_param is not None
+
+    @property
+    def uses_drives(self) -> bool:
+        """Whether anything lies on drives."""
+        return any(each and each.nvme for each in (self.offload_optimizer, self.offload_param))
+
+    @property
+    def overlaps_backward(self) -> bool:
+        """Whether gradients are reduced beside backward; by default in stage 3."""
+        return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
 
 class OneBitStrategy(FileModel):

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from perfmodel.errors import Fault, FieldErrors, InputError
 from perfmodel.files import Count, FileModel
 from perfmodel.scenario.sections.base import Elements, FloatType, Index, MicroSteps, Name, Switch
 
 Units = Annotated[Index, BeforeValidator(lambda value: int(value) if value is True else value)]
 """A number of units; true for one."""
+
+
+_FIELDS_OF_OTHER_VERSION: dict[int, dict[str, tuple[object, str]]] = {
+    1: {
+        "reshard_root": (False, "false with version 1, whose root is never freed after forward"),
+        "reshard_after_backward": (True, "true with version 1"),
+        "reduce_buffers": (1, "1 with version 1"),
+        "separate_reduce": (False, "false with version 1"),
+    },
+    2: {
+        "backward_prefetch": ("pre", "'pre' with version 2, which gathers ahead always"),
+        "limit_all_gathers": (True, "true with version 2, which has no rate limiter"),
+        "buffer_dtype": (None, "nothing with version 2, which leaves buffers as they are"),
+        "use_orig_params": (False, "false with version 2, which has no flat parameters"),
+        "sync_module_states": (False, "false with version 2, which broadcasts nothing"),
+    },
+}
+"""What each version lacks: its only value and what a fault says."""
 
 
 class FsdpStrategy(FileModel):
@@ -88,6 +108,55 @@ class FsdpStrategy(FileModel):
         default=False, description="reductions have a communicator of their own (version 2)"
     )
 
+    @model_validator(mode="after")
+    def _check_fields(self) -> FsdpStrategy:
+        faults = [*self._version_faults(), *self._idle_faults()]
+        if faults:
+            raise FieldErrors(faults)
+        return self
+
+    def _version_faults(self) -> Iterator[Fault]:
+        if self.version == 1 and self.regather_gpus is not None:
+            allowed = "true or false with version 1; a number of GPUs is for version 2"
+            yield Fault("reshard_after_forward", repr(self.regather_gpus), allowed)
+        for name, (value, allowed) in _FIELDS_OF_OTHER_VERSION[self.version].items():
+            if getattr(self, name) != value:
+                yield Fault(name, repr(getattr(self, name)), allowed)
+        if self.version == 1 and self.forward_prefetch > 1:
+            allowed = "0 or 1 with version 1, which has forward_prefetch=True"
+            yield Fault("forward_prefetch", repr(self.forward_prefetch), allowed)
+        if self.version == 1 and self.sync == "shards":
+            yield Fault("sync", "'shards'", "'each' or 'last' with version 1")
+
+    def _idle_faults(self) -> Iterator[Fault]:
+        """Find options that nothing would come of."""
+        if self.wrap_elements is not None and self.wrap != "size":
+            yield Fault("wrap_elements", repr(self.wrap_elements), "nothing without wrap: size")
+        if not self.reshard_after_backward and self.sync != "last":
+            allowed = "true unless sync: last, as micro-steps that reduce free their units always"
+            yield Fault("reshard_after_backward", "false", allowed)
+        if self.reshard_root and not self.reshard_after_forward:
+            yield Fault("reshard_root", "true", "false with reshard_after_forward: false")
+
+    @property
+    def unit_elements(self) -> int:
+        """Least parameters of a unit with ``wrap: size``.
+
+        By default ``min_num_params`` of ``size_based_auto_wrap_policy``
+        (torch/distributed/fsdp/wrap.py).
+        """
+        return self.wrap_elements or 100_000_000
+
+    def shard_ranks(self, ranks: int) -> int:
+        """Ranks that a unit is split over: all of a cluster smaller than a shard group."""
+        return min(self.shard_gpus or ranks, ranks)
+
+    @property
+    def regather_gpus(self) -> int | None:
+        """Ranks that hold a unit between them after forward; None where that is no number."""
+        number = self.reshard_after_forward
+        return None if isinstance(number, bool) else number
+
     @property
     def regathers_recomputed(self) -> bool:
         """Whether a recomputed block is gathered once more than it is without recomputation.
@@ -145,3 +214,25 @@ class MegatronStrategy(FileModel):
                 "'num_distributed_optimizer_instances' with 'use_distributed_optimizer: true' alone"
             )
         return self
+
+    def bucket_elements(self, ranks: int) -> int | None:
+        """Elements after which a bucket is closed; None: all are one bucket."""
+        if not self.overlap_grad_reduce:
+            return None
+        return self.bucket_size or default_bucket_elements(ranks)
+
+    def shard_ranks(self, ranks: int) -> int:
+        """Ranks that optimizer states are split over: one of a cluster smaller than the instances.
+
+        Raises `InputError`: instances that do not divide the ranks.
+        """
+        instances = min(self.num_distributed_optimizer_instances, ranks)
+        if ranks % instances:
+            name = "strategy.num_distributed_optimizer_instances"
+            raise InputError(Fault(name, repr(instances), f"a divisor of the {ranks} GPUs"))
+        return ranks // instances if self.use_distributed_optimizer else 1
+
+
+def default_bucket_elements(ranks: int) -> int:
+    """Elements of Megatron-Core's default bucket (``distributed_data_parallel.py``)."""
+    return max(40_000_000, 1_000_000 * ranks)

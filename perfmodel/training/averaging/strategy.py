@@ -54,4 +54,6 @@ def _remarks(options: LocalSgdOptions) -> tuple[str, ...]:
     return (f"{sentence}{warm_up} {rest}",)
 
 
-LOCAL_SGD = Strategy("local SGD", _options, local_sgd_plan, local_sgd_memory, remarks=_remarks)
+LOCAL_SGD = Strategy(
+    "local SGD", local_sgd_plan, local_sgd_memory, options=_options, remarks=_remarks
+)

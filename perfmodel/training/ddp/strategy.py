@@ -117,7 +117,6 @@ def _remarks(options: DdpOptions) -> tuple[str, ...]:
 
 DDP = Strategy(
     "DistributedDataParallel",
-    ddp_options,
     ddp_plan,
     ddp_memory,
     ddp_buckets,
@@ -125,4 +124,5 @@ DDP = Strategy(
     held_dtype=_held_dtype,
     lighter=({"gradient_as_bucket_view": True},),
     bucket_sizes=_bucket_sizes,
+    options=ddp_options,
 )

@@ -66,7 +66,6 @@ def horovod_words(section: HorovodStrategy) -> tuple[str, ...]:
 
 HOROVOD = Strategy(
     "Horovod",
-    horovod_options,
     horovod_plan,
     horovod_memory,
     assumptions=(
@@ -82,6 +81,7 @@ HOROVOD = Strategy(
     ),
     settings=horovod_settings,
     own_words=horovod_words,
+    options=horovod_options,
 )
 
 
@@ -118,7 +118,6 @@ def priority_words(section: PriorityStrategy) -> tuple[str, ...]:
 
 PRIORITY = Strategy(
     "priority scheduling",
-    priority_options,
     priority_plan,
     replicated,
     assumptions=(
@@ -130,4 +129,5 @@ PRIORITY = Strategy(
     ),
     settings=priority_settings,
     own_words=priority_words,
+    options=priority_options,
 )

@@ -15,11 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.onebit.compressed_reduction import CompressedReduction, add_passes
-from perfmodel.training.onebit.options import OneBitOptions
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
@@ -58,7 +58,7 @@ FLAT_KERNELS = 2
 """Per tensor: each is converted, and copied back."""
 
 
-def onebit_plan(request: StepRequest, options: OneBitOptions) -> StepPlan:
+def onebit_plan(request: StepRequest, options: OneBitStrategy) -> StepPlan:
     """Return one step, or the steps from one exchange to the next; the first is of the warm-up.
 
     Raises `InputError`: parameters that the optimizers do not train.
@@ -102,7 +102,7 @@ def check_dtypes(workload: Workload) -> None:
         raise InputError(Fault("model.dtype", f"parameters in {names}", allowed))
 
 
-def momentum_buffers(workload: Workload, options: OneBitOptions) -> tuple[int, ...]:
+def momentum_buffers(workload: Workload, options: OneBitStrategy) -> tuple[int, ...]:
     """Elements of each buffer that is averaged on its own."""
     trained = [workload.tensors[index] for index in sorted(workload.ready_order)]
     if options.optimizer == "lamb" or trained[0].dtype == "fp16":
@@ -160,7 +160,7 @@ def gradient_pieces(workload: Workload) -> Iterator[tuple[int, int, str]]:
 
 def _add_update(
     step: Step,
-    options: OneBitOptions,
+    options: OneBitStrategy,
     after: tuple[int, ...],
     marks: dict[str, Any],
     *,
@@ -199,7 +199,7 @@ def _add_update(
     return add_passes(tasks, "update", rest * elements, more, RANKS, (end,), marks, "optimizer")
 
 
-def _own_passes(options: OneBitOptions, *, warm: bool) -> tuple[float, int]:
+def _own_passes(options: OneBitStrategy, *, warm: bool) -> tuple[float, int]:
     """Bytes per element and kernels per tensor of a step, without its exchange."""
     if options.optimizer == "lamb" and not warm:
         return MOMENTUM + LAMB + LAMB_REST, LAMB_KERNELS

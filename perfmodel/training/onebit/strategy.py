@@ -8,7 +8,6 @@ from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.onebit.compressed_reduction import padded_elements
 from perfmodel.training.onebit.momentum_steps import check_dtypes, momentum_buffers, onebit_plan
-from perfmodel.training.onebit.options import OneBitOptions
 from perfmodel.training.strategy import Strategy
 
 ERROR_BYTES = 4
@@ -28,7 +27,7 @@ def onebit_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, or parameters that these optimizers do not train.
     """
     options = setup.options
-    assert isinstance(options, OneBitOptions)
+    assert isinstance(options, OneBitStrategy)
     use = replicated(setup)
     if setup.ranks == 1:
         return use
@@ -50,13 +49,7 @@ def onebit_memory(setup: Setup) -> MemoryUse:
     )
 
 
-def _options(section: OneBitStrategy) -> OneBitOptions:
-    return OneBitOptions(
-        section.optimizer, section.freeze_step, section.local_steps, section.accumulate
-    )
-
-
-def _remarks(options: OneBitOptions) -> tuple[str, ...]:
+def _remarks(options: OneBitStrategy) -> tuple[str, ...]:
     warm_up = f"The {options.freeze_step:,} steps of the warm-up all-reduce whole gradients after"
     lines = [f"{warm_up} backward, as the first step does; a step here is one after them."]
     if options.local_steps > 1:
@@ -69,7 +62,6 @@ def _remarks(options: OneBitOptions) -> tuple[str, ...]:
 
 ONEBIT = Strategy(
     "1-bit optimizers (DeepSpeed)",
-    _options,
     onebit_plan,
     onebit_memory,
     remarks=_remarks,

@@ -248,8 +248,8 @@ def data_parallel_memory(setup: Setup) -> MemoryUse:
 
 DATA_PARALLEL = Strategy(
     "nn.DataParallel",
-    lambda _section: NO_OPTIONS,
     data_parallel_plan,
     data_parallel_memory,
     assumptions=("Cloning Python modules per replica costs nothing here: a lower bound.",),
+    options=lambda _section: NO_OPTIONS,
 )

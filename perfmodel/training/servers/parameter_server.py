@@ -389,9 +389,9 @@ EFFICIENCY = (
 
 PARAMETER_SERVER = Strategy(
     "a parameter server",
-    server_options,
     None,
     parameter_server_memory,
     loops=parameter_server_loops,
     assumptions=(REQUESTS, QUEUES, EFFICIENCY),
+    options=server_options,
 )

@@ -162,10 +162,10 @@ def _own_words(section: ZeroRedundancyStrategy) -> tuple[str, ...]:
 
 ZERO_REDUNDANCY = Strategy(
     "DistributedDataParallel with ZeroRedundancyOptimizer",
-    _options,
     zero_redundancy_plan,
     zero_redundancy_memory,
     settings=_settings,
     own_words=_own_words,
     lighter=({},),
+    options=_options,
 )

@@ -19,7 +19,6 @@ from perfmodel.testing.closed_forms import form
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.onebit.compressed_reduction import CompressedReduction, padded_elements
 from perfmodel.training.onebit.momentum_steps import onebit_plan
-from perfmodel.training.onebit.options import OneBitOptions
 from perfmodel.training.onebit.strategy import ONEBIT, onebit_memory
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
@@ -38,9 +37,11 @@ def asked(dtype: str, ranks: int, **changes: Any) -> StepRequest:
     return replace(toy, workload=replace(toy.workload, tensors=tensors))
 
 
-def options_of(case: dict[str, Any]) -> OneBitOptions:
+def options_of(case: dict[str, Any]) -> OneBitStrategy:
     steps = case["fields"].get("local_steps", 1)
-    return OneBitOptions(case["optimizer"], local_steps=steps, accumulate=steps)
+    return OneBitStrategy(
+        kind="onebit", optimizer=case["optimizer"], local_steps=steps, accumulate=steps
+    )
 
 
 def collectives(plan: StepPlan) -> list[Collective]:
@@ -83,7 +84,9 @@ def test_bert_large_sends_a_sixteenth_of_fp16_gradients() -> None:
     sized = replace(toy, workload=model, times=_times_of(model, toy))
     sent = {}
     for iteration in ("first", "steady"):
-        works = collectives(onebit_plan(replace(sized, iteration=iteration), OneBitOptions()))
+        works = collectives(
+            onebit_plan(replace(sized, iteration=iteration), OneBitStrategy(kind="onebit"))
+        )
         sent[iteration] = sum(form(w.op, _algorithm(w), 64, w.nbytes).sent_bytes for w in works)
     assert sent["first"] / sent["steady"] == pytest.approx(16, rel=0.001)
 
@@ -108,7 +111,7 @@ def _algorithm(work: Collective) -> Any:
 
 
 def test_the_warm_up_reduces_whole_gradients_after_backward() -> None:
-    plan = onebit_plan(asked("fp16", 4, iteration="first"), OneBitOptions())
+    plan = onebit_plan(asked("fp16", 4, iteration="first"), OneBitStrategy(kind="onebit"))
     (work,) = collectives(plan)
     model = asked("fp16", 4).workload
     assert (work.op, work.nbytes, work.dtype) == ("all_reduce", 2 * model.parameters, "fp16")
@@ -118,7 +121,7 @@ def test_the_warm_up_reduces_whole_gradients_after_backward() -> None:
 
 
 def test_a_round_of_local_steps_exchanges_once_and_updates_each_time() -> None:
-    options = OneBitOptions("zero_one_adam", local_steps=3, accumulate=6)
+    options = OneBitStrategy(kind="onebit", optimizer="zero_one_adam", local_steps=3, accumulate=6)
     plan = onebit_plan(asked("fp16", 4), options)
     check_plan(plan)
     assert len(collectives(plan)) == 4
@@ -129,7 +132,7 @@ def test_a_round_of_local_steps_exchanges_once_and_updates_each_time() -> None:
         for t in plan.tasks
         if t.kind == "backward" and isinstance(t.work, Compute)
     )
-    single = onebit_plan(asked("fp16", 4), OneBitOptions(accumulate=2))
+    single = onebit_plan(asked("fp16", 4), OneBitStrategy(kind="onebit", accumulate=2))
     once = sum(
         t.work.duration_s
         for t in single.tasks
@@ -140,14 +143,14 @@ def test_a_round_of_local_steps_exchanges_once_and_updates_each_time() -> None:
 
 def test_what_deepspeed_does_not_train_is_refused() -> None:
     with pytest.raises(InputError, match=r"model\.dtype: found parameters in bf16"):
-        onebit_plan(asked("bf16", 4), OneBitOptions())
+        onebit_plan(asked("bf16", 4), OneBitStrategy(kind="onebit"))
     for fields in (
         {"local_steps": 2, "accumulate": 2},
         {"optimizer": "zero_one_adam", "local_steps": 2, "accumulate": 3},
     ):
         with pytest.raises(ValidationError, match="local_steps"):
             OneBitStrategy.model_validate({"kind": "onebit", **fields})
-    assert "100,000 steps" in ONEBIT.remarks(OneBitOptions())[0]
+    assert "100,000 steps" in ONEBIT.remarks(OneBitStrategy(kind="onebit"))[0]
 
 
 def compressed_times(ranks: int, elements: int = 1 << 20) -> dict[str, float]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
+from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.parallel.stage_memory import stage_memory
 from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.step_plan import Collective, StepPlan
-from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.strategy import megatron_memory, megatron_plan
 from perfmodel.training.sharded.zero.zero_passes import EVERYONE
 from perfmodel.training.strategy import StepRequest
@@ -50,7 +48,9 @@ def request(share: Workload) -> StepRequest:
 @pytest.mark.parametrize("splits", [False, True])
 def test_bytes_by_communicator(share: Workload, splits: bool) -> None:
     """A reduction moves each gradient once, in bf16, but for padding; so does the gather."""
-    options = MegatronOptions(use_distributed_optimizer=splits, overlap_grad_reduce=True)
+    options = MegatronStrategy(
+        kind="megatron", use_distributed_optimizer=splits, overlap_grad_reduce=True
+    )
     plan = megatron_plan(request(share), options)
     moved: dict[tuple[str, str], int] = {}
     for work in (task.work for task in plan.tasks if isinstance(task.work, Collective)):
@@ -74,7 +74,7 @@ def test_optimizer_states_are_split_among_those_that_hold_the_same(share: Worklo
         "adam",
         REPLICAS,
         1,
-        MegatronOptions(use_distributed_optimizer=True),
+        MegatronStrategy(kind="megatron", use_distributed_optimizer=True),
         expert_copies=REPLICAS // EXPERT,
     )
     dense = trained(share, of_experts=False) / REPLICAS
@@ -83,11 +83,13 @@ def test_optimizer_states_are_split_among_those_that_hold_the_same(share: Worklo
 
 
 def mixed(share: Workload, mixture: Mixture, micro_batches: int) -> StepPlan:
-    options = MegatronOptions(use_distributed_optimizer=True, overlap_grad_reduce=True)
+    options = MegatronStrategy(
+        kind="megatron", use_distributed_optimizer=True, overlap_grad_reduce=True
+    )
     plan = mix_step(
         mixture,
         request(share),
-        lambda part, count: megatron_plan(part, replace(options, accumulate=count)),
+        lambda part, count: megatron_plan(part, options.model_copy(update={"accumulate": count})),
         micro_batches,
         Reduction(),
         "bf16",
@@ -138,7 +140,7 @@ def test_a_part_is_planned_among_all_that_hold_it(
 
     def plan(part: StepRequest, count: int) -> StepPlan:
         asked.append(part)
-        return megatron_plan(part, MegatronOptions(accumulate=count))
+        return megatron_plan(part, MegatronStrategy(kind="megatron", accumulate=count))
 
     mix_step(
         Mixture(Shard(expert=EXPERT), 2, schedule),
@@ -156,7 +158,7 @@ def test_a_part_is_planned_among_all_that_hold_it(
 
 def test_states_of_experts_of_two_stages(share: Workload) -> None:
     """A stage holds two parts, each among twice as many: as many states as without a second way."""
-    options = MegatronOptions(use_distributed_optimizer=True, accumulate=8)
+    options = MegatronStrategy(kind="megatron", use_distributed_optimizer=True, accumulate=8)
     setup = Setup(share, "bf16", "adam", REPLICAS, 1, options, expert_copies=REPLICAS // EXPERT)
     both, one = (
         stage_memory(setup, megatron_memory, Mixture(Shard(expert=EXPERT), 2, schedule))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.pipeline.stage_end import TIED
 from perfmodel.training.plan.step_plan import Collective, StepPlan
-from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.strategy import megatron_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload import load_workload
@@ -44,7 +44,9 @@ def plan_of(
     return mix_step(
         Mixture(shard=model.shard, stages=STAGES, schedule=schedule),
         StepRequest(model, times, replicas, 1),
-        lambda part, count: megatron_plan(part, MegatronOptions(accumulate=count)),
+        lambda part, count: megatron_plan(
+            part, MegatronStrategy(kind="megatron", accumulate=count)
+        ),
         MICRO_BATCHES,
         Reduction(dtype=dtype),
         "bf16",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.parallel.mixture import Mixture
 from perfmodel.training.parallel.stage_memory import stage_memory
-from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.strategy import MEGATRON
 from perfmodel.workload import load_workload
 from perfmodel.workload.model import Workload
@@ -29,7 +29,7 @@ def activations(share: Workload, mixture: Mixture, micro_batches: int) -> list[f
         "adam",
         ranks=2,
         batch_per_gpu=1,
-        options=MegatronOptions(accumulate=micro_batches),
+        options=MegatronStrategy(kind="megatron", accumulate=micro_batches),
     )
     return [use.activations_bytes for use in stage_memory(setup, MEGATRON.memory, mixture)]
 
@@ -69,14 +69,21 @@ def test_zero_bubble_keeps_no_more_than_1f1b(share: Workload) -> None:
 
 
 def test_a_single_stage_is_the_plain_strategy(share: Workload) -> None:
-    setup = Setup(share, "bf16", "adam", ranks=2, batch_per_gpu=1, options=MegatronOptions())
+    setup = Setup(
+        share, "bf16", "adam", ranks=2, batch_per_gpu=1, options=MegatronStrategy(kind="megatron")
+    )
     assert stage_memory(setup, MEGATRON.memory, Mixture(SHARD)) == (MEGATRON.memory(setup),)
 
 
 def test_parts_hold_all_parameters_once(share: Workload) -> None:
     """Parameters of all stages are those of the model, and the tied embedding once more."""
     setup = Setup(
-        share, "bf16", "adam", ranks=2, batch_per_gpu=1, options=MegatronOptions(accumulate=8)
+        share,
+        "bf16",
+        "adam",
+        ranks=2,
+        batch_per_gpu=1,
+        options=MegatronStrategy(kind="megatron", accumulate=8),
     )
     whole = MEGATRON.memory(setup).parameters_bytes
     stages = stage_memory(setup, MEGATRON.memory, Mixture(SHARD, 4))

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
+from perfmodel.scenario.strategies.sharded import FsdpStrategy, MegatronStrategy
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
 from perfmodel.testing.check_plan import check_plan
@@ -26,9 +27,7 @@ from perfmodel.training.pipeline.stage_workload import model_parts
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.split_class import one_class_per_rank
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
-from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.strategy import megatron_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.roofline import layer_times
@@ -261,12 +260,15 @@ def test_gradients_are_reduced_once_the_last_weight_gradient_is_ready(kind: str)
 
 
 def gpt_pipeline(
-    schedule: PipelineSchedule, options: MegatronOptions, ranks: int, **more: Any
+    schedule: PipelineSchedule, options: MegatronStrategy, ranks: int, **more: Any
 ) -> tuple[StepPlan, list[PartPlan]]:
     gpt = build_model("gpt2", dtype="bf16", sequence_length=128)
     times = layer_times(gpt, PLAIN_GPU, batch=1, precision="bf16", optimizer="adamw")
     if schedule.layout == "bidirectional":
-        ranks, options = 2 * ranks, replace(options, accumulate=options.accumulate // 2)
+        ranks, options = (
+            2 * ranks,
+            options.model_copy(update={"accumulate": options.accumulate // 2}),
+        )
     parts = [
         PartPlan(megatron_plan(StepRequest(part.workload, part.times, ranks, 1), options), part)
         for part in model_parts(gpt, times, schedule)
@@ -279,12 +281,13 @@ def gpt_pipeline(
 def test_megatron_in_a_pipeline(kind: str, overlap: bool) -> None:
     """All work of the plain plans, one agreement of all stages, the embedding added up by two."""
     schedule = make_schedule(kind, 2, 4)
-    options = MegatronOptions(
+    options = MegatronStrategy(
+        kind="megatron",
         accumulate=4,
         use_distributed_optimizer=True,
         overlap_grad_reduce=overlap,
         overlap_param_gather=overlap,
-        bucket_size=10_000_000,
+        bucket_size=10_000_000 if overlap else None,
     )
     plan, parts = gpt_pipeline(schedule, options, 2, overlap_reduction=overlap)
     check_plan(plan)
@@ -306,7 +309,7 @@ def test_megatron_in_a_pipeline(kind: str, overlap: bool) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_tied_embedding_is_added_up_after_both_have_its_gradient(ranks: int) -> None:
     """And, as in Megatron-Core, after its data-parallel reduction."""
-    options = MegatronOptions(accumulate=4, overlap_grad_reduce=True)
+    options = MegatronStrategy(kind="megatron", accumulate=4, overlap_grad_reduce=True)
     plan, _ = gpt_pipeline(make_schedule("1f1b", 2, 4), options, ranks)
     run = simulate(plan, machine_of(2 * ranks))
     starts = {
@@ -339,7 +342,9 @@ def test_many_micro_batches_make_few_tasks() -> None:
 
 def test_passes_of_a_middle_micro_batch_are_one_task() -> None:
     schedule = make_schedule("1f1b", 2, 6)
-    options = MegatronOptions(accumulate=6, overlap_grad_reduce=True, bucket_size=10_000_000)
+    options = MegatronStrategy(
+        kind="megatron", accumulate=6, overlap_grad_reduce=True, bucket_size=10_000_000
+    )
     plan, parts = gpt_pipeline(schedule, options, 2)
     for stage in range(2):
         for micro_batch in (1, 2, 3, 4):
@@ -370,9 +375,9 @@ def test_what_cannot_be_a_pipeline_is_refused() -> None:
         ),
     ):
         with pytest.raises(InputError, match=text):
-            fsdp_pipeline(make_schedule(kind, 2, 4), FsdpOptions(accumulate=4))
+            fsdp_pipeline(make_schedule(kind, 2, 4), FsdpStrategy(kind="fsdp", accumulate=4))
     with pytest.raises(InputError, match=r"strategy\.accumulate: found a plan of 4 micro-batches"):
-        fsdp_pipeline(make_schedule("1f1b", 2, 8), FsdpOptions(accumulate=4))
+        fsdp_pipeline(make_schedule("1f1b", 2, 8), FsdpStrategy(kind="fsdp", accumulate=4))
     schedule = make_schedule("zb_h1", 2, 4)
     parts = model_parts(workload, replace(times, weight_gradient_s=None), schedule)
     plain = toy_pipeline(make_schedule("1f1b", 1, 4), EVEN)
@@ -380,7 +385,7 @@ def test_what_cannot_be_a_pipeline_is_refused() -> None:
         pipeline_plan(schedule, [PartPlan(plain, part) for part in parts], PipelineOptions(1))
 
 
-def fsdp_pipeline(schedule: PipelineSchedule, options: FsdpOptions) -> StepPlan:
+def fsdp_pipeline(schedule: PipelineSchedule, options: FsdpStrategy) -> StepPlan:
     workload, times = toy_model(4, dict.fromkeys(range(4), EVEN))
     parts = [
         PartPlan(fsdp_plan(StepRequest(part.workload, part.times, 2, 1), options), part)
@@ -392,8 +397,12 @@ def fsdp_pipeline(schedule: PipelineSchedule, options: FsdpOptions) -> StepPlan:
 @pytest.mark.parametrize("kind", ["1f1b", "interleaved", "zb_h1"])
 def test_fsdp_in_a_pipeline_gathers_and_reduces_once_a_step(kind: str) -> None:
     """torch 2.13 unshards a stage before its first pass and reduces after its last one."""
-    options = FsdpOptions(
-        accumulate=4, reshard_after_forward=False, reshard_after_backward=False, sync="last"
+    options = FsdpStrategy(
+        kind="fsdp",
+        accumulate=4,
+        reshard_after_forward=False,
+        reshard_after_backward=False,
+        sync="last",
     )
     plan = fsdp_pipeline(make_schedule(kind, 2, 4), options)
     check_plan(plan)

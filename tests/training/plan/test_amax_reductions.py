@@ -17,7 +17,6 @@ from perfmodel.training.memory.use import Setup, add_float8_copies
 from perfmodel.training.plan.amax_reductions import AMAXES, add_amax_reductions
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets
-from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.float8.float8_layers import float8_weights
@@ -125,7 +124,9 @@ def test_one_gpu_agrees_with_nobody():
 def test_parameters_in_fp8_are_gathered_in_a_buffer_of_their_own():
     model = request_of(8, Float8()).workload
     narrow = float8_weights(model, Float8())
-    options = MegatronOptions(use_distributed_optimizer=True, overlap_grad_reduce=True)
+    options = MegatronStrategy(
+        kind="megatron", use_distributed_optimizer=True, overlap_grad_reduce=True
+    )
     *first, last = buffer_buckets(model, options, 8, narrow)
     trained = [tensor for bucket in (*first, last) for tensor in bucket.tensors]
     assert sorted(trained) == sorted(model.ready_order)
@@ -164,7 +165,7 @@ def test_fp8_copies_of_weights_and_histories_take_memory():
     model = request_of(8, Float8()).workload
     weights = sum(model.tensors[index].numel for index in float8_weights(model, Float8()))
     rule = STRATEGIES["megatron"].memory
-    options = MegatronOptions(use_distributed_optimizer=True)
+    options = MegatronStrategy(kind="megatron", use_distributed_optimizer=True)
     setup = Setup(model, "bf16", "adamw", 8, 1, options, float8=Float8(), float8_copies=2)
     use = rule(setup)
     history = 4 * 1024 * 5 * BLOCKS * MODULES

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
+from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Topology
@@ -26,7 +27,6 @@ from perfmodel.training.plan.step_plan import (
     RankClass,
     StepPlan,
 )
-from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.step_plan import megatron_step
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.recompute import Recompute
@@ -201,7 +201,7 @@ def test_half_precision_halves_what_travels_but_not_the_loss() -> None:
 def test_megatron_sums_norms_once_a_step_after_the_reductions() -> None:
     """``finalize_model_grads``, whatever the micro-batches."""
     asked = replace(request(SEQUENCE), ranks=2)
-    options = MegatronOptions(accumulate=3, overlap_grad_reduce=True)
+    options = MegatronStrategy(kind="megatron", accumulate=3, overlap_grad_reduce=True)
     plan = add_layer_calls(megatron_step(asked, options), asked, "bf16")
     places = [
         index

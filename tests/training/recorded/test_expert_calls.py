@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 pytest.importorskip("torch")
 
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
 from perfmodel.training.plan.step_plan import StepPlan
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from perfmodel.workload.shards.shard import Shard
@@ -19,15 +17,15 @@ from tests.training.recorded.run_cases import Call, planned_calls, run_cases
 from tests.training.recorded.toy_workload import EXPERTS, expert_share, request
 
 RANKS = 4
-HALF = FsdpOptions(param_dtype="bf16", reduce_dtype="fp32")
+HALF = FsdpStrategy(kind="fsdp", param_dtype="bf16", reduce_dtype="fp32")
 
 OPTIONS = {
-    "of 2": (2, EXPERTS, FsdpOptions()),
+    "of 2": (2, EXPERTS, FsdpStrategy(kind="fsdp")),
     "of 2, bf16": (2, EXPERTS, HALF),
-    "of 2, no reshard": (2, EXPERTS, FsdpOptions(reshard_after_forward=False)),
-    "of 2, accumulate": (2, EXPERTS, FsdpOptions(accumulate=3)),
-    "of 2, fewer than ranks": (2, 2, FsdpOptions()),
-    "of all": (RANKS, 4, FsdpOptions()),
+    "of 2, no reshard": (2, EXPERTS, FsdpStrategy(kind="fsdp", reshard_after_forward=False)),
+    "of 2, accumulate": (2, EXPERTS, FsdpStrategy(kind="fsdp", accumulate=3)),
+    "of 2, fewer than ranks": (2, 2, FsdpStrategy(kind="fsdp")),
+    "of all": (RANKS, 4, FsdpStrategy(kind="fsdp")),
     "of all, bf16": (RANKS, 4, HALF),
 }
 """Ranks that share experts, experts of a layer, and how all is sharded."""
@@ -45,7 +43,7 @@ def plan_of(name: str) -> StepPlan:
     plan = mix_step(
         Mixture(Shard(expert=degree, library="torch")),
         asked,
-        lambda part, count: fsdp_plan(part, replace(options, accumulate=count)),
+        lambda part, count: fsdp_plan(part, options.model_copy(update={"accumulate": count})),
         options.accumulate,
         Reduction(),
         "bf16" if "bf16" in name else "fp32",

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.plan.step_plan import StepPlan
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, Workload
@@ -23,12 +23,12 @@ LINEAR = ("embed", "head", "blocks.*.up", "blocks.*.down")
 FROZEN = ("embed", "blocks.0", "blocks.1.up")
 
 
-def options_1(**changes: Any) -> FsdpOptions:
-    return FsdpOptions(version=1, **changes)
+def options_1(**changes: Any) -> FsdpStrategy:
+    return FsdpStrategy(kind="fsdp", version=1, **changes)
 
 
-def options_2(**changes: Any) -> FsdpOptions:
-    return FsdpOptions(version=2, **changes)
+def options_2(**changes: Any) -> FsdpStrategy:
+    return FsdpStrategy(kind="fsdp", version=2, **changes)
 
 
 NESTED: dict[str, Any] = {"wrap": ("blocks.*", *LINEAR)}

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.sharded.fsdp.memory import rank_shards
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import unit_sizes
 from perfmodel.training.sharded.shard_units import wrap_units
 from perfmodel.workload.model import Workload
@@ -48,7 +48,7 @@ def real_bytes() -> list[list[dict[str, Any]]]:
     return list(json.loads(done.stdout))
 
 
-def planned_bytes(model: Workload, options: FsdpOptions, ranks: int, optimizer: str) -> list[int]:
+def planned_bytes(model: Workload, options: FsdpStrategy, ranks: int, optimizer: str) -> list[int]:
     units = wrap_units(model, options.wrap)
     shards = rank_shards(unit_sizes(model, options, ranks), units, optimizer)
     return [shards.parameters_bytes, shards.gradients_bytes, shards.optimizer_bytes]
@@ -59,6 +59,6 @@ def test_shards_are_those_of_real_modules() -> None:
         model = workload() if name == "toy" else build_model(name)
         assert len(cases) == (9 if version == 1 else 3)
         for case in cases:
-            options = FsdpOptions(version=version, **case["options"])
+            options = FsdpStrategy(kind="fsdp", version=version, **case["options"])
             planned = planned_bytes(model, options, ranks, case["optimizer"])
             assert planned == case["bytes"], (name, version, ranks, case)

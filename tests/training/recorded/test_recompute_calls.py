@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from tests.training.recorded.run_cases import Call, planned_calls, run_cases
 from tests.training.recorded.toy_workload import request
@@ -25,8 +25,10 @@ def test_steps_with_recomputed_blocks(cases: dict[str, list[Call]]) -> None:
         name: [call.issued for call in calls if call.phase.startswith("step 1")]
         for name, calls in cases.items()
     }
-    assert planned_calls(fsdp_plan(request(2), FsdpOptions(version=1))) == real["fsdp1"]
-    assert planned_calls(fsdp_plan(request(2), FsdpOptions())) == real["fsdp2"]
+    assert (
+        planned_calls(fsdp_plan(request(2), FsdpStrategy(kind="fsdp", version=1))) == real["fsdp1"]
+    )
+    assert planned_calls(fsdp_plan(request(2), FsdpStrategy(kind="fsdp"))) == real["fsdp2"]
     ddp = ddp_plan(request(2), DdpOptions(bucket_cap_bytes=4096))
     rebuilt = [call.issued for call in cases["ddp"] if call.phase == "step 2 backward"]
     assert [call for call in planned_calls(ddp) if call[0] == "all_reduce"] == rebuilt

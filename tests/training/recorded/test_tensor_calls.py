@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.layer_calls import add_layer_calls
 from perfmodel.training.plan.step_plan import Collective, StepPlan
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
@@ -137,7 +137,7 @@ def test_fully_sharded_layers_call_what_both_meshes_call(
     name: str, sharded: dict[str, list[Call]]
 ) -> None:
     asked = request(model(FSDP[name]), 2)
-    plan = add_layer_calls(fsdp_plan(asked, FsdpOptions(version=2)), asked, "fp32")
+    plan = add_layer_calls(fsdp_plan(asked, FsdpStrategy(kind="fsdp", version=2)), asked, "fp32")
     planned, recorded = issued(plan), real(sharded[name])
     assert [each for each in planned if not is_norm(each)] == [
         each for each in recorded if not is_norm(each)

@@ -6,18 +6,17 @@ The calls were recorded once (record_libraries.py), as torchao is not installed 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.sharded.fsdp.memory import fsdp_memory
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.float8.recipe import Float8
@@ -47,8 +46,9 @@ def workload() -> Workload:
     return Workload("toy", tuple(tensors), tuple(layers))
 
 
-def options_of(case: dict[str, Any]) -> FsdpOptions:
-    return FsdpOptions(
+def options_of(case: dict[str, Any]) -> FsdpStrategy:
+    return FsdpStrategy(
+        kind="fsdp",
         param_dtype="bf16",
         reduce_dtype="fp32",
         accumulate=case["accumulate"],
@@ -96,7 +96,7 @@ def test_whole_units_take_half_of_what_they_did() -> None:
                 "adamw",
                 2,
                 1,
-                replace(options_of(case), accumulate=2),
+                options_of(case).model_copy(update={"accumulate": 2}),
                 float8=Float8("torchao", **case["fields"]),
             )
         )

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.step_plan import Collective, Compute
 from perfmodel.training.sharded.fsdp.memory import fsdp_memory
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step.sharded_step import SHARDS
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import StepRequest
@@ -53,7 +53,9 @@ def request(share: Workload, ranks: int = RANKS) -> StepRequest:
 
 def test_a_rank_keeps_less_of_what_more_ranks_share(share: Workload) -> None:
     """Routers of 8 rows are padded to 16; two experts of each layer are split by columns."""
-    setup = Setup(share, "bf16", "adamw", RANKS, 1, FsdpOptions(), expert_copies=RANKS // EXPERT)
+    setup = Setup(
+        share, "bf16", "adamw", RANKS, 1, FsdpStrategy(kind="fsdp"), expert_copies=RANKS // EXPERT
+    )
     use = fsdp_memory(setup)
     padded = DENSE + BLOCKS * 8 * WIDTH
     kept = 2 * (padded / RANKS + OWN / (RANKS // EXPERT))
@@ -66,7 +68,7 @@ def test_a_rank_keeps_less_of_what_more_ranks_share(share: Workload) -> None:
 def test_bytes_by_communicator(share: Workload) -> None:
     """ZeRO-3's formula for both groups: two gathers and a reduce-scatter of each parameter."""
     moved: dict[tuple[str, str], int] = {}
-    plan = fsdp_plan(request(share), FsdpOptions())
+    plan = fsdp_plan(request(share), FsdpStrategy(kind="fsdp"))
     for work in (task.work for task in plan.tasks if isinstance(task.work, Collective)):
         key = work.communicator, work.op
         moved[key] = moved.get(key, 0) + work.nbytes
@@ -82,7 +84,7 @@ def test_bytes_by_communicator(share: Workload) -> None:
 
 @pytest.mark.parametrize("ranks", [RANKS, EXPERT])
 def test_a_rank_updates_its_shards(share: Workload, ranks: int) -> None:
-    plan = fsdp_plan(request(share, ranks), FsdpOptions())
+    plan = fsdp_plan(request(share, ranks), FsdpStrategy(kind="fsdp"))
     (optimizer,) = [task.work for task in plan.tasks if task.kind == "optimizer"]
     assert isinstance(optimizer, Compute)
     whole = DENSE + OWN
@@ -93,13 +95,19 @@ def test_a_rank_updates_its_shards(share: Workload, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (FsdpOptions(version=1), "version: found 1; allowed: 2 with parallel.expert"),
-        (FsdpOptions(shard_gpus=8), "shard_gpus: found 8; allowed: nothing with parallel.expert"),
-        (FsdpOptions(reshard_after_forward=8), "reshard_after_forward: found 8; allowed: true or"),
+        (FsdpStrategy(kind="fsdp", version=1), "version: found 1; allowed: 2 with parallel.expert"),
+        (
+            FsdpStrategy(kind="fsdp", shard_gpus=8),
+            "shard_gpus: found 8; allowed: nothing with parallel.expert",
+        ),
+        (
+            FsdpStrategy(kind="fsdp", reshard_after_forward=8),
+            "reshard_after_forward: found 8; allowed: true or",
+        ),
     ],
 )
 def test_what_does_not_go_with_shared_experts(
-    share: Workload, options: FsdpOptions, message: str
+    share: Workload, options: FsdpStrategy, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
         fsdp_plan(request(share), options)

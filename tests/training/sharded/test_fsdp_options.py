@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.files import validate_document
 from perfmodel.scenario.load import load_scenario
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import MemoryUse, Setup
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.sharded.fsdp.memory import fsdp_memory
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.sharded.shard_units import wrap_units
 from perfmodel.training.strategy import StepRequest
@@ -27,7 +28,7 @@ from perfmodel.workload.zoo import build_model
 GPT2 = build_model("gpt2")
 
 
-def plan_of(options: FsdpOptions, **changes: Any) -> StepPlan:
+def plan_of(options: FsdpStrategy, **changes: Any) -> StepPlan:
     layers = len(GPT2.layers)
     times = LayerTimes(
         np.full(layers, 1e-3),
@@ -47,7 +48,7 @@ def plan_of(options: FsdpOptions, **changes: Any) -> StepPlan:
     return plan
 
 
-def memory_of(options: FsdpOptions, **changes: Any) -> MemoryUse:
+def memory_of(options: FsdpStrategy, **changes: Any) -> MemoryUse:
     return fsdp_memory(replace(Setup(GPT2, "bf16", "adamw", 8, 1, options), **changes))
 
 
@@ -77,7 +78,10 @@ CHANGES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_each_option_changes_the_plan(change: dict[str, Any]) -> None:
     before = {key: value for key, value in change.items() if key != list(change)[-1]}
-    assert plan_of(FsdpOptions(**change)).tasks != plan_of(FsdpOptions(**before)).tasks
+    assert (
+        plan_of(FsdpStrategy(kind="fsdp", **change)).tasks
+        != plan_of(FsdpStrategy(kind="fsdp", **before)).tasks
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,12 +95,12 @@ def test_each_option_changes_the_plan(change: dict[str, Any]) -> None:
     ids=str,
 )
 def test_each_option_changes_the_plan_of_version_1(change: dict[str, Any]) -> None:
-    plain = plan_of(FsdpOptions(version=1))
-    assert plan_of(FsdpOptions(version=1, **change)).tasks != plain.tasks
+    plain = plan_of(FsdpStrategy(kind="fsdp", version=1))
+    assert plan_of(FsdpStrategy(kind="fsdp", version=1, **change)).tasks != plain.tasks
 
 
 def test_the_first_step_broadcasts_states_if_asked() -> None:
-    options = FsdpOptions(version=1, sync_module_states=True)
+    options = FsdpStrategy(kind="fsdp", version=1, sync_module_states=True)
     works = [
         [
             t.work
@@ -110,24 +114,24 @@ def test_the_first_step_broadcasts_states_if_asked() -> None:
 
 
 def test_memory_follows_the_options() -> None:
-    plain = memory_of(FsdpOptions())
-    whole = memory_of(FsdpOptions(reshard_after_forward=False))
+    plain = memory_of(FsdpStrategy(kind="fsdp"))
+    whole = memory_of(FsdpStrategy(kind="fsdp", reshard_after_forward=False))
     assert whole.gathered_bytes > plain.gathered_bytes > 0
-    assert memory_of(FsdpOptions(wrap="model")).gathered_bytes >= 2 * GPT2.nbytes
-    copies = memory_of(FsdpOptions(shard_gpus=4))
+    assert memory_of(FsdpStrategy(kind="fsdp", wrap="model")).gathered_bytes >= 2 * GPT2.nbytes
+    copies = memory_of(FsdpStrategy(kind="fsdp", shard_gpus=4))
     assert copies.states_bytes == pytest.approx(2 * plain.states_bytes, rel=1e-3)
-    kept = memory_of(FsdpOptions(accumulate=2, sync="last"))
+    kept = memory_of(FsdpStrategy(kind="fsdp", accumulate=2, sync="last"))
     assert kept.gathered_bytes > plain.gathered_bytes + 0.5 * GPT2.nbytes
-    host = memory_of(FsdpOptions(offload=True))
+    host = memory_of(FsdpStrategy(kind="fsdp", offload=True))
     assert host.states_bytes == GPT2.buffer_bytes
-    half = memory_of(FsdpOptions(param_dtype="bf16"))
+    half = memory_of(FsdpStrategy(kind="fsdp", param_dtype="bf16"))
     assert half.gathered_bytes == pytest.approx(plain.gathered_bytes / 2, rel=0.01)
 
 
 def test_buffers_are_kept_in_their_dtype() -> None:
     model = replace(GPT2, buffers=(Buffers("fp32", 1, 400), Buffers("int64", 1, 80)))
     for dtype, nbytes in ((None, 480), ("bf16", 280)):
-        options = FsdpOptions(version=1, buffer_dtype=dtype)
+        options = FsdpStrategy(kind="fsdp", version=1, buffer_dtype=dtype)
         use = memory_of(options, workload=model)
         bare = memory_of(options, workload=replace(model, buffers=()))
         assert use.parameters_bytes - bare.parameters_bytes == nbytes
@@ -154,7 +158,7 @@ FAULTS: list[tuple[dict[str, Any], list[str]]] = [
         ["limit_all_gathers", "use_orig_params"],
     ),
     ({"reshard_after_forward": False, "reshard_root": True}, ["reshard_root"]),
-    ({"accumulate": 0, "shard_gpus": 0}, ["accumulate", "shard_gpus"]),
+    ({"accumulate": 0, "shard_gpus": 0}, ["shard_gpus", "accumulate"]),
     (
         {"wrap_elements": 5, "reshard_after_backward": False},
         ["wrap_elements", "reshard_after_backward"],
@@ -167,7 +171,7 @@ def test_options_of_the_other_version_are_refused_at_once(
     options: dict[str, Any], fields: list[str]
 ) -> None:
     with pytest.raises(InputError) as caught:
-        FsdpOptions(**options)
+        validate_document(FsdpStrategy, {"kind": "fsdp", **options})
     assert [fault.field for fault in caught.value.faults] == fields
 
 
@@ -184,13 +188,13 @@ def test_options_of_the_other_version_are_refused_at_once(
 )
 def test_groups_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as caught:
-        plan_of(FsdpOptions(**options))
+        plan_of(FsdpStrategy(kind="fsdp", **options))
     assert words in str(caught.value)
 
 
 def test_offloading_needs_a_way_to_the_host() -> None:
     with pytest.raises(InputError, match="offload"):
-        plan_of(FsdpOptions(offload=True), host_link_Bps=None)
+        plan_of(FsdpStrategy(kind="fsdp", offload=True), host_link_Bps=None)
 
 
 SCENARIO = """# Do shards fit?
@@ -219,10 +223,10 @@ def test_a_scenario_names_file_line_and_field(tmp_path: Path) -> None:
 
 def test_shards_of_gradients_are_not_there_when_the_loss_is_the_fullest_moment() -> None:
     """Their memory stays with the stream of reductions, so that the allocator needs it beside."""
-    use = memory_of(FsdpOptions(), batch_per_gpu=8)
+    use = memory_of(FsdpStrategy(kind="fsdp"), batch_per_gpu=8)
     held = backward_bytes(GPT2, 8, "bf16")
     assert use.idle_bytes == use.gradients_bytes > 0
     assert use.activations_bytes + use.idle_bytes == pytest.approx(held.of_loss)
-    again = memory_of(FsdpOptions(accumulate=2), batch_per_gpu=8)
+    again = memory_of(FsdpStrategy(kind="fsdp", accumulate=2), batch_per_gpu=8)
     assert again.idle_bytes == 0
     assert again.total_bytes == pytest.approx(use.total_bytes + use.idle_bytes)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
 from perfmodel.simulate.ranks.rank_vectors import simulate_ranks
@@ -23,7 +24,6 @@ from perfmodel.testing.closed_forms import form
 from perfmodel.topology.model import Topology
 from perfmodel.training.plan.split_class import one_class_per_rank
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, Layer, LayerTimes, ParameterTensor, Workload
@@ -76,7 +76,7 @@ def test_copies_within_the_device(version: Any) -> None:
     ranks, model = 8, model_of([4, 4, 4], 8)
     request = request_of(model, ranks)
     request = replace(request, times=replace(request.times, copy_Bps=1e6))
-    plan = fsdp_plan(request, FsdpOptions(version=version))
+    plan = fsdp_plan(request, FsdpStrategy(kind="fsdp", version=version))
     whole, gathered = model.nbytes, 2 * model.nbytes - model.tensors[-1].nbytes
     expected = {
         1: 2 * whole + whole / ranks,  # gradients joined and divided, their shards divided
@@ -115,7 +115,8 @@ def test_bytes_sent_are_those_of_the_published_formulas(
     sync = data.draw(st.sampled_from(syncs))
     ranks = copies * shards
     model = model_of(rows, shards)
-    options = FsdpOptions(
+    options = FsdpStrategy(
+        kind="fsdp",
         version=version,
         wrap="layer",
         reshard_after_forward=frees,
@@ -140,7 +141,7 @@ def test_bytes_sent_are_those_of_the_published_formulas(
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("micro_batches", [2, 5])
 def test_micro_steps_without_sync_reduce_once(version: int, micro_batches: int) -> None:
-    options = FsdpOptions(version=version, accumulate=micro_batches, sync="last")  # type: ignore[arg-type]
+    options = FsdpStrategy(kind="fsdp", version=version, accumulate=micro_batches, sync="last")  # type: ignore[arg-type]
     plan = fsdp_plan(request_of(model_of([3, 4], 4), 4), options)
     works = [task.work.op for task in plan.tasks if isinstance(task.work, Collective)]
     assert works.count("reduce_scatter") == 3
@@ -163,7 +164,7 @@ def test_one_unit_takes_the_sum_of_its_parts(
     link = {"alpha_s": 1e-6, "beta_s_per_B": 1 / rate_Bps}
     moved_s = theory.ring_all_reduce_s(ranks, model.nbytes, **link) / 2
     for regathers in (False, True) if version == 2 else (False,):
-        options = FsdpOptions(version=version, wrap="model", reshard_root=regathers)  # type: ignore[arg-type]
+        options = FsdpStrategy(kind="fsdp", version=version, wrap="model", reshard_root=regathers)  # type: ignore[arg-type]
         run = simulate(
             fsdp_plan(request_of(model, ranks), options), machine, steps=2, overlap_slowdown=1.0
         )
@@ -207,7 +208,8 @@ def test_no_step_beats_its_bounds(
     ranks = 4
     model = model_of([100 * each for each in rows], ranks)
     machine = Machine(switched_topology([rate_Bps] * ranks, [1e-6] * ranks), load_library("plain"))
-    options = FsdpOptions(
+    options = FsdpStrategy(
+        kind="fsdp",
         version=version,
         reshard_after_forward=frees,
         accumulate=micro_batches,  # type: ignore[arg-type]
@@ -241,7 +243,7 @@ def test_gathers_ahead_hide_behind_layers(switched_topology: Maker) -> None:
     machine = Machine(switched_topology([rate_Bps] * ranks, [0.0] * ranks), load_library("plain"))
     takes = {}
     for prefetch in ("pre", "none"):
-        options = FsdpOptions(version=1, backward_prefetch=prefetch)  # type: ignore[arg-type]
+        options = FsdpStrategy(kind="fsdp", version=1, backward_prefetch=prefetch)  # type: ignore[arg-type]
         plan = fsdp_plan(request_of(model, ranks), options)
         takes[prefetch] = simulate(plan, machine, steps=3, overlap_slowdown=1.0).step_times_s[-1]
     layers_s = (units + 1) * (FORWARD_S + BACKWARD_S)
@@ -258,7 +260,7 @@ def test_the_host_waits_for_freed_units(switched_topology: Maker) -> None:
     machine = Machine(switched_topology([1e9] * 4, [0.0] * 4), load_library("plain"))
     gathers = {}
     for limited in (True, False):
-        plan = fsdp_plan(request, FsdpOptions(version=1, limit_all_gathers=limited))
+        plan = fsdp_plan(request, FsdpStrategy(kind="fsdp", version=1, limit_all_gathers=limited))
         check_plan(plan)
         spans = simulate(plan, machine, steps=3, overlap_slowdown=1.0).timeline.spans
         issued = [s for s in spans if s.name.startswith("issue gather blocks.5") and s.step == 2]
@@ -275,7 +277,7 @@ def test_ranks_that_vary_are_a_vector(
     ranks = 4
     request = request_of(model_of([300, 500, 200], ranks), ranks)
     request = replace(request, times=replace(request.times, copy_Bps=1e9))
-    options = FsdpOptions(version=version, accumulate=2)  # type: ignore[arg-type]
+    options = FsdpStrategy(kind="fsdp", version=version, accumulate=2)  # type: ignore[arg-type]
     plan = fsdp_plan(request, options)
     assert why_unsuited(plan) is None
     machine = Machine(switched_topology([1e8] * ranks, [1e-6] * ranks), load_library("plain"))
@@ -291,5 +293,7 @@ def test_ranks_that_vary_are_a_vector(
 
 
 def test_reductions_that_overlap_gathers_are_no_vector() -> None:
-    plan = fsdp_plan(request_of(model_of([3, 4], 4), 4), FsdpOptions(separate_reduce=True))
+    plan = fsdp_plan(
+        request_of(model_of([3, 4], 4), 4), FsdpStrategy(kind="fsdp", separate_reduce=True)
+    )
     assert "several streams" in str(why_unsuited(plan))

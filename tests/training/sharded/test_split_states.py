@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from perfmodel.errors import InputError
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
+from perfmodel.scenario.strategies.sharded import FsdpStrategy, MegatronStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.step_plan import Collective, StepPlan
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
-from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.strategy import megatron_memory, megatron_plan
 from perfmodel.training.sharded.zero.fetches import trace_fetches
 from perfmodel.training.sharded.zero.memory import zero_memory
-from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import partition
 from perfmodel.training.sharded.zero.strategy import zero_plan
 from perfmodel.training.strategy import StepRequest
@@ -41,9 +41,9 @@ SIZES = [256, 4096, 64, 8192, 512]
 
 NO_COPIES = {"copy_Bps": 1e30}
 FREED_AT_ONCE = {
-    "param_persistence_threshold": 0,
-    "max_reuse_distance": 0,
-    "prefetch_bucket_size": 0,
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 0,
 }
 
 
@@ -83,15 +83,15 @@ def test_stages_send_what_is_published(ranks: int, dtype: str, times_of: Times) 
     asked = request(times_of, workload, ranks)
     whole = workload.nbytes * (ranks - 1) / ranks
     for stage in (1, 2):
-        to_owners = ZeroOptions(stage=stage, use_multi_rank_bucket_allreduce=False)  # type: ignore[arg-type]
+        to_owners = ZeroStrategy(kind="zero", stage=stage, use_multi_rank_bucket_allreduce=False)  # type: ignore[arg-type]
         assert sent_bytes(zero_plan(asked, to_owners), ranks) == 2 * whole
-        default = ZeroOptions(stage=stage)  # type: ignore[arg-type]
+        default = ZeroStrategy(kind="zero", stage=stage)  # type: ignore[arg-type]
         assert sent_bytes(zero_plan(asked, default), ranks) == 3 * whole
-    freed = ZeroOptions(stage=3, **FREED_AT_ONCE)  # type: ignore[arg-type]
+    freed = ZeroStrategy(kind="zero", stage=3, **FREED_AT_ONCE)  # type: ignore[arg-type]
     assert sent_bytes(zero_plan(asked, freed), ranks) == 3 * whole
-    fsdp = fsdp_plan(asked, FsdpOptions(wrap="layer"))
+    fsdp = fsdp_plan(asked, FsdpStrategy(kind="fsdp", wrap="layer"))
     assert sent_bytes(fsdp, ranks) == 3 * whole
-    held = ZeroOptions(stage=3, param_persistence_threshold=0)
+    held = ZeroStrategy(kind="zero", stage=3, stage3_param_persistence_threshold=0)
     assert sent_bytes(zero_plan(asked, held), ranks) == 2 * whole  # small enough to stay whole
 
 
@@ -101,7 +101,8 @@ def test_megatron_sends_gradients_and_parameters_once(
     ranks: int, fp32: bool, times_of: Times
 ) -> None:
     workload = model([128 * ranks, 256 * ranks], "bf16")
-    options = MegatronOptions(
+    options = MegatronStrategy(
+        kind="megatron",
         use_distributed_optimizer=True,
         overlap_grad_reduce=True,
         bucket_size=200,
@@ -119,7 +120,9 @@ def test_megatron_keeps_gradients_in_a_buffer_of_their_own_width(ranks: int) -> 
     workload = model([256, 512], "bf16")
     setup = Setup(workload, "bf16", "adamw", ranks, 1)
     narrow, wide = (
-        megatron_memory(replace(setup, options=MegatronOptions(grad_reduce_in_fp32=fp32)))
+        megatron_memory(
+            replace(setup, options=MegatronStrategy(kind="megatron", grad_reduce_in_fp32=fp32))
+        )
         for fp32 in (False, True)
     )
     assert narrow.gradients_bytes == 2 * workload.parameters
@@ -130,7 +133,7 @@ def test_megatron_keeps_gradients_in_a_buffer_of_their_own_width(ranks: int) -> 
 @pytest.mark.parametrize(("stage", "reductions"), [(1, 1), (2, 3), (3, 3)])
 def test_micro_batches_that_communicate(stage: Any, reductions: int, times_of: Times) -> None:
     """Stage 1 reduces once a step, the others in each micro-batch (``allreduce_gradients``)."""
-    options = ZeroOptions(stage=stage, accumulate=3)
+    options = ZeroStrategy(kind="zero", stage=stage, accumulate=3)
     plan = zero_plan(request(times_of, model(SIZES), 4), options)
     large = [work for work in works(plan) if work.nbytes > 8]
     assert sum(work.op in ("all_reduce", "reduce_scatter") for work in large) == reductions
@@ -149,7 +152,7 @@ def length(plan: StepPlan, run_plan: Run) -> float:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_without_overlap_everything_adds_up(stage: Any, times_of: Times, run_plan: Run) -> None:
     more = FREED_AT_ONCE if stage == 3 else {}
-    options = ZeroOptions(stage=stage, overlap_comm=False, **more)
+    options = ZeroStrategy(kind="zero", stage=stage, overlap_comm=False, **more)
     asked = request(times_of, model(SIZES), 4)
     plan = zero_plan(asked, options)
     computed = 5 * 1e-3 + 5 * 2e-3 + 1e-3 / 4
@@ -159,13 +162,17 @@ def test_without_overlap_everything_adds_up(stage: Any, times_of: Times, run_pla
 @pytest.mark.parametrize("gathers", [False, True])
 def test_megatron_without_overlap_adds_up(gathers: bool, times_of: Times, run_plan: Run) -> None:
     asked = request(times_of, model(SIZES), 4)
-    plan = megatron_plan(asked, MegatronOptions(use_distributed_optimizer=gathers))
+    plan = megatron_plan(
+        asked, MegatronStrategy(kind="megatron", use_distributed_optimizer=gathers)
+    )
     updated = 1e-3 / 4 if gathers else 1e-3
     share = (
         sum(
             bucket.elements
             for bucket in buffer_buckets(
-                asked.workload, MegatronOptions(use_distributed_optimizer=gathers), 4
+                asked.workload,
+                MegatronStrategy(kind="megatron", use_distributed_optimizer=gathers),
+                4,
             )
         )
         / asked.workload.parameters
@@ -175,21 +182,23 @@ def test_megatron_without_overlap_adds_up(gathers: bool, times_of: Times, run_pl
 
 
 OVERLAPPING = [
-    (zero_plan, ZeroOptions(stage=1, overlap_comm=True, reduce_bucket_size=4000)),
-    (zero_plan, ZeroOptions(stage=2, overlap_comm=True, reduce_bucket_size=4000)),
+    (zero_plan, ZeroStrategy(kind="zero", stage=1, overlap_comm=True, reduce_bucket_size=4000)),
+    (zero_plan, ZeroStrategy(kind="zero", stage=2, overlap_comm=True, reduce_bucket_size=4000)),
     (
         zero_plan,
-        ZeroOptions(
+        ZeroStrategy(
+            kind="zero",
             stage=3,
-            param_persistence_threshold=100,
+            stage3_param_persistence_threshold=100,
             reduce_bucket_size=4000,
-            max_reuse_distance=0,
-            prefetch_bucket_size=300,
+            stage3_max_reuse_distance=0,
+            stage3_prefetch_bucket_size=300,
         ),
     ),
     (
         megatron_plan,
-        MegatronOptions(
+        MegatronStrategy(
+            kind="megatron",
             use_distributed_optimizer=True,
             overlap_grad_reduce=True,
             overlap_param_gather=True,
@@ -213,7 +222,7 @@ def test_overlap_stays_between_the_bounds(
 def test_two_reductions_of_stage_2_are_in_progress_at_most(times_of: Times, run_plan: Run) -> None:
     """Backward waits for the bucket before the one that it sends (``average_tensor``)."""
     sizes = [1000, 1000, 1000, 1000]
-    options = ZeroOptions(stage=2, overlap_comm=True, reduce_bucket_size=1000)
+    options = ZeroStrategy(kind="zero", stage=2, overlap_comm=True, reduce_bucket_size=1000)
     plan = zero_plan(request(times_of, model(sizes), 4), options)
     spans = run_plan(plan, lambda work: 1.0)
     sent = [spans[i] for i, task in enumerate(plan.tasks) if task.name.startswith("all-reduce b")]
@@ -223,7 +232,8 @@ def test_two_reductions_of_stage_2_are_in_progress_at_most(times_of: Times, run_
 
 def test_the_first_gather_of_megatron_is_not_hidden(times_of: Times, run_plan: Run) -> None:
     """Its forward hooks send a bucket when the one before it has arrived."""
-    options = MegatronOptions(
+    options = MegatronStrategy(
+        kind="megatron",
         use_distributed_optimizer=True,
         overlap_grad_reduce=True,
         overlap_param_gather=True,
@@ -259,7 +269,8 @@ def test_every_gradient_reaches_its_owner_once(
     stage: Any,
 ) -> None:
     workload = model(sizes)
-    options = ZeroOptions(
+    options = ZeroStrategy(
+        kind="zero",
         stage=stage,
         reduce_bucket_size=bucket,
         round_robin_gradients=robin,
@@ -300,12 +311,13 @@ def test_stage_3_gathers_what_it_needs(
     accumulate: int,
 ) -> None:
     workload = model(sizes)
-    options = ZeroOptions(
+    options = ZeroStrategy(
+        kind="zero",
         stage=3,
-        prefetch_bucket_size=prefetch,
-        max_live_parameters=live,
-        max_reuse_distance=reuse,
-        param_persistence_threshold=threshold,
+        stage3_prefetch_bucket_size=prefetch,
+        stage3_max_live_parameters=live,
+        stage3_max_reuse_distance=reuse,
+        stage3_param_persistence_threshold=threshold,
         accumulate=accumulate,
     )
     plan = zero_plan(untimed(workload, ranks), options)
@@ -323,8 +335,11 @@ def test_stage_3_gathers_what_it_needs(
 @given(sizes=sizes_of_models, ranks=st.integers(1, 9), bucket=st.integers(1, 5000))
 def test_megatron_buffers_hold_each_element_once(sizes: list[int], ranks: int, bucket: int) -> None:
     workload = model(sizes)
-    options = MegatronOptions(
-        use_distributed_optimizer=True, overlap_grad_reduce=True, bucket_size=bucket
+    options = MegatronStrategy(
+        kind="megatron",
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=True,
+        bucket_size=bucket,
     )
     buckets = buffer_buckets(workload, options, ranks)
     assert [t for each in buckets for t in each.tensors] == list(reversed(range(len(sizes))))
@@ -340,10 +355,18 @@ def test_megatron_buffers_hold_each_element_once(sizes: list[int], ranks: int, b
 @pytest.mark.parametrize(
     ("plan_of", "options", "field"),
     [
-        (zero_plan, ZeroOptions(stage=3, hpz_ranks=3), "zero_hpz_partition_size"),
+        (
+            zero_plan,
+            ZeroStrategy(kind="zero", stage=3, zero_hpz_partition_size=3),
+            "zero_hpz_partition_size",
+        ),
         (
             megatron_plan,
-            MegatronOptions(use_distributed_optimizer=True, num_distributed_optimizer_instances=3),
+            MegatronStrategy(
+                kind="megatron",
+                use_distributed_optimizer=True,
+                num_distributed_optimizer_instances=3,
+            ),
             "num_distributed_optimizer_instances",
         ),
     ],
@@ -356,16 +379,16 @@ def test_groups_that_do_not_divide_the_ranks_are_refused(
 
 
 def test_sizes_below_their_least_are_refused() -> None:
-    with pytest.raises(InputError, match=r"reduce_bucket_size.*0.*1 or more"):
-        ZeroOptions(reduce_bucket_size=0)
-    with pytest.raises(InputError, match=r"bucket_size.*0.*1 or more"):
-        MegatronOptions(bucket_size=0)
+    with pytest.raises(ValidationError, match=r"(?s)reduce_bucket_size.*greater than 0"):
+        ZeroStrategy(kind="zero", reduce_bucket_size=0)
+    with pytest.raises(ValidationError, match=r"(?s)bucket_size.*greater than 0"):
+        MegatronStrategy(kind="megatron", bucket_size=0)
 
 
 def test_host_and_device_wait_for_the_norm(times_of: Times) -> None:
     """DeepSpeed reads it on the host before it updates anything."""
     asked = request(times_of, model(SIZES), 4, launch_s=1e-5)
-    plan = zero_plan(asked, replace(ZeroOptions(stage=2), overlap_comm=True))
+    plan = zero_plan(asked, ZeroStrategy(kind="zero", stage=2, overlap_comm=True))
     norm = next(i for i, task in enumerate(plan.tasks) if task.name == "gradient norm")
     update = next(task for task in plan.tasks if task.name == "issue optimizer")
     assert norm in update.after
@@ -385,7 +408,8 @@ def test_the_update_waits_for_every_reduction(
 
 
 def test_megatron_runs_layers_whose_parameters_have_arrived(times_of: Times, run_plan: Run) -> None:
-    options = MegatronOptions(
+    options = MegatronStrategy(
+        kind="megatron",
         use_distributed_optimizer=True,
         overlap_grad_reduce=True,
         overlap_param_gather=True,
@@ -402,7 +426,7 @@ def test_the_host_waits_at_the_end_of_each_backward_of_stage_3(
     accumulate: int, times_of: Times
 ) -> None:
     asked = request(times_of, model(SIZES), 4, launch_s=1e-6)
-    plan = zero_plan(asked, ZeroOptions(stage=3, accumulate=accumulate))
+    plan = zero_plan(asked, ZeroStrategy(kind="zero", stage=3, accumulate=accumulate))
     ends = [i for i, task in enumerate(plan.tasks) if task.name == "copy out bucket 0"]
     waiting = [task for task in plan.tasks if task.kind == "issue" and set(task.after) & set(ends)]
     assert len(ends) == len(waiting) == accumulate
@@ -411,12 +435,12 @@ def test_the_host_waits_at_the_end_of_each_backward_of_stage_3(
 @pytest.mark.parametrize(
     ("options", "buffers"),
     [
-        (ZeroOptions(stage=1), 1),
-        (ZeroOptions(stage=2, overlap_comm=True), 2),
-        (ZeroOptions(stage=2, overlap_comm=False), 1),
+        (ZeroStrategy(kind="zero", stage=1), 1),
+        (ZeroStrategy(kind="zero", stage=2, overlap_comm=True), 2),
+        (ZeroStrategy(kind="zero", stage=2, overlap_comm=False), 1),
     ],
 )
-def test_buffers_of_gradients_are_allocated_whole(options: ZeroOptions, buffers: int) -> None:
+def test_buffers_of_gradients_are_allocated_whole(options: ZeroStrategy, buffers: int) -> None:
     use = zero_memory(Setup(model(SIZES, "bf16"), "bf16", "adamw", 4, 1, options=options))
     assert use.buckets_bytes == buffers * 500_000_000 * 2
     parameters = 2 * sum(SIZES)
@@ -432,11 +456,12 @@ def test_stage_3_holds_what_is_whole_at_once() -> None:
     """
     workload = model([1000] * 6)
     for prefetch, live in ((0, 1000), (1, 4000)):
-        options = ZeroOptions(
+        options = ZeroStrategy(
+            kind="zero",
             stage=3,
-            param_persistence_threshold=0,
-            max_reuse_distance=0,
-            prefetch_bucket_size=prefetch,
+            stage3_param_persistence_threshold=0,
+            stage3_max_reuse_distance=0,
+            stage3_prefetch_bucket_size=prefetch,
         )
         use = zero_memory(Setup(workload, "fp32", "sgd", 4, 1, options=options))
         assert trace_fetches(workload, options).most_live == live

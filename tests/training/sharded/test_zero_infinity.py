@@ -11,12 +11,11 @@ import pytest
 from pydantic import ValidationError
 
 from perfmodel.errors import InputError
-from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
+from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, OffloadParam, ZeroStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.topology.model import Drives
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
-from perfmodel.training.sharded.zero.options import OptimizerOffload, ParameterOffload, ZeroOptions
 from perfmodel.training.sharded.zero.strategy import ZERO, zero_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
@@ -29,14 +28,14 @@ CPU_BYTES = 42
 """Read and written by an element of the step on CPUs: scaled (8), updated (28), converted (6)."""
 
 ALONE = {
-    "prefetch_bucket_size": 0,
-    "param_persistence_threshold": 0,
-    "max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_reuse_distance": 0,
     "sub_group_size": PART,
 }
 """Each layer is gathered when it runs, freed at once, and a sub-group of its own."""
 
-TO_DRIVES = ParameterOffload(nvme=True, buffer_count=LAYERS, max_in_cpu=0)
+TO_DRIVES = OffloadParam(device="nvme", buffer_count=LAYERS, max_in_cpu=0)
 
 
 @pytest.fixture
@@ -77,7 +76,9 @@ def length_s(plan: StepPlan, run_plan: Any) -> float:
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_parameters_go_up_before_each_gather(request_of: Any, micro_batches: int) -> None:
-    options = ZeroOptions(3, offload_param=ParameterOffload(), accumulate=micro_batches, **ALONE)
+    options = ZeroStrategy(
+        kind="zero", stage=3, offload_param=OffloadParam(), accumulate=micro_batches, **ALONE
+    )
     plan = zero_plan(request_of(), options)
     check_plan(plan)
     gathered = micro_batches * 2 * ALL_PARTS  # in forward and in backward
@@ -87,8 +88,12 @@ def test_parameters_go_up_before_each_gather(request_of: Any, micro_batches: int
 
 def test_what_is_updated_on_the_host_stays_there(request_of: Any) -> None:
     """With both on the host no parameters go up after the step (``step`` of stage3.py)."""
-    options = ZeroOptions(
-        3, offload_param=ParameterOffload(), offload_optimizer=OptimizerOffload(), **ALONE
+    options = ZeroStrategy(
+        kind="zero",
+        stage=3,
+        offload_param=OffloadParam(),
+        offload_optimizer=OffloadOptimizer(),
+        **ALONE,
     )
     plan = zero_plan(request_of(), options)
     check_plan(plan)
@@ -100,8 +105,11 @@ def test_what_is_updated_on_the_host_stays_there(request_of: Any) -> None:
 
 def test_the_host_waits_for_each_copy(request_of: Any, run_plan: Any) -> None:
     """So a layer's kernels begin when the copy of what is gathered ahead is done, not before."""
-    options = ZeroOptions(
-        3, offload_param=ParameterOffload(), **(ALONE | {"prefetch_bucket_size": ELEMENTS})
+    options = ZeroStrategy(
+        kind="zero",
+        stage=3,
+        offload_param=OffloadParam(),
+        **(ALONE | {"stage3_prefetch_bucket_size": ELEMENTS}),
     )
     plan = zero_plan(request_of(), options)
     spans = dict(zip((task.name for task in plan.tasks), run_plan(plan), strict=True))
@@ -113,8 +121,11 @@ def test_the_host_waits_for_each_copy(request_of: Any, run_plan: Any) -> None:
 
 def test_an_endless_link_costs_nothing(request_of: Any, run_plan: Any) -> None:
     request = request_of(host_link_Bps=math.inf)
-    offloads = (None, ParameterOffload())
-    plans = [zero_plan(request, ZeroOptions(3, offload_param=each)) for each in offloads]
+    offloads = (None, OffloadParam())
+    plans = [
+        zero_plan(request, ZeroStrategy(kind="zero", stage=3, offload_param=each))
+        for each in offloads
+    ]
     assert length_s(plans[1], run_plan) == pytest.approx(length_s(plans[0], run_plan))
     calls = [[t.work for t in plan.tasks if isinstance(t.work, Collective)] for plan in plans]
     assert [replace(work, key="") for work in calls[0]] == [
@@ -124,8 +135,11 @@ def test_an_endless_link_costs_nothing(request_of: Any, run_plan: Any) -> None:
 
 @pytest.mark.parametrize("prefetched", [0, ELEMENTS, 3 * ELEMENTS])
 def test_each_part_is_read_once_for_each_gather(request_of: Any, prefetched: int) -> None:
-    options = ZeroOptions(
-        3, offload_param=TO_DRIVES, **(ALONE | {"prefetch_bucket_size": prefetched})
+    options = ZeroStrategy(
+        kind="zero",
+        stage=3,
+        offload_param=TO_DRIVES,
+        **(ALONE | {"stage3_prefetch_bucket_size": prefetched}),
     )
     plan = zero_plan(request_of(), options)
     check_plan(plan)
@@ -143,11 +157,13 @@ def test_each_part_is_read_once_for_each_gather(request_of: Any, prefetched: int
 def test_reads_go_on_beside_the_layers(request_of: Any, run_plan: Any) -> None:
     """Reads follow each other while the host waits for nothing else, and make up the step."""
     read_s = 2 * PART / READ_BPS
-    ahead, alone = ({"prefetch_bucket_size": each} for each in (ELEMENTS, 0))
+    ahead, alone = ({"stage3_prefetch_bucket_size": each} for each in (ELEMENTS, 0))
     steps = {}
     for name, settings in (("ahead", ahead), ("alone", alone)):
         for link in (LINK_BPS, math.inf):
-            options = ZeroOptions(3, offload_param=TO_DRIVES, **(ALONE | settings))
+            options = ZeroStrategy(
+                kind="zero", stage=3, offload_param=TO_DRIVES, **(ALONE | settings)
+            )
             steps[name, link] = length_s(
                 zero_plan(request_of(host_link_Bps=link), options), run_plan
             )
@@ -190,9 +206,13 @@ def pipelined_s(reads: bool, writes: bool, read_s: float, update_s: float, write
 def test_states_are_read_and_written_by_sub_group(
     request_of: Any, run_plan: Any, reads: bool, writes: bool, memory_Bps: float
 ) -> None:
-    offload = OptimizerOffload(True, 12, reads, writes)
+    offload = OffloadOptimizer(
+        device="nvme", buffer_count=12, pipeline_read=reads, pipeline_write=writes
+    )
     request = request_of(host_memory_Bps=memory_Bps)
-    plan = zero_plan(request, ZeroOptions(3, offload_optimizer=offload, **ALONE))
+    plan = zero_plan(
+        request, ZeroStrategy(kind="zero", stage=3, offload_optimizer=offload, **ALONE)
+    )
     check_plan(plan)
     spans = run_plan(plan)
     began = next(s for t, s in zip(plan.tasks, spans, strict=True) if "read states" in t.name)[0]
@@ -208,9 +228,14 @@ def test_states_are_read_and_written_by_sub_group(
 
 def test_gradients_are_written_beside_backward(request_of: Any, run_plan: Any) -> None:
     """In fp32, bucket by bucket; states are read when all are written."""
-    offload = OptimizerOffload(nvme=True)
-    options = ZeroOptions(
-        3, offload_optimizer=offload, reduce_bucket_size=ELEMENTS, accumulate=2, **ALONE
+    offload = OffloadOptimizer(device="nvme")
+    options = ZeroStrategy(
+        kind="zero",
+        stage=3,
+        offload_optimizer=offload,
+        reduce_bucket_size=ELEMENTS,
+        accumulate=2,
+        **ALONE,
     )
     plan = zero_plan(request_of(), options)
     assert seconds_of(plan, "write gradients") * WRITE_BPS == pytest.approx(4 * ALL_PARTS)
@@ -227,9 +252,15 @@ def test_endless_drives_are_the_memory_of_the_host(request_of: Any, run_plan: An
     request = request_of(drives=Drives(math.inf, math.inf))
     steps = [
         length_s(
-            zero_plan(request, ZeroOptions(3, offload_optimizer=OptimizerOffload(nvme))), run_plan
+            zero_plan(
+                request,
+                ZeroStrategy(
+                    kind="zero", stage=3, offload_optimizer=OffloadOptimizer(device=device)
+                ),
+            ),
+            run_plan,
         )
-        for nvme in (False, True)
+        for device in ("cpu", "nvme")
     ]
     assert steps[0] == pytest.approx(steps[1])
 
@@ -239,22 +270,28 @@ def test_endless_drives_are_the_memory_of_the_host(request_of: Any, run_plan: An
 
 def test_twenty_bytes_of_an_element_leave_the_gpu(request_of: Any) -> None:
     """Equation 2 of arXiv 2104.07857: 20 bytes of each parameter are model states."""
-    options = ZeroOptions(
-        3, offload_param=ParameterOffload(), offload_optimizer=OptimizerOffload(), **ALONE
+    options = ZeroStrategy(
+        kind="zero",
+        stage=3,
+        offload_param=OffloadParam(),
+        offload_optimizer=OffloadOptimizer(),
+        **ALONE,
     )
     setup = Setup(request_of().workload, "bf16", "adamw", RANKS, 1, activations_bytes=0.0)
     use = ZERO.memory(replace(setup, options=options))
     assert use.host_bytes == 20 * ALL_PARTS
     assert use.states_bytes == use.drive_bytes == 0
-    kept = ZERO.memory(replace(setup, options=ZeroOptions(3, **ALONE)))
+    kept = ZERO.memory(replace(setup, options=ZeroStrategy(kind="zero", stage=3, **ALONE)))
     assert kept.states_bytes == 16 * ALL_PARTS  # without fp32 gradients
     assert kept.host_bytes == 0
 
 
 def test_drives_hold_what_memory_does_not(request_of: Any) -> None:
-    offload = {"offload_param": TO_DRIVES, "offload_optimizer": OptimizerOffload(nvme=True)}
+    offload = {"offload_param": TO_DRIVES, "offload_optimizer": OffloadOptimizer(device="nvme")}
     setup = Setup(request_of().workload, "bf16", "adamw", RANKS, 1, activations_bytes=0.0)
-    use = ZERO.memory(replace(setup, options=ZeroOptions(3, **offload, **ALONE)))
+    use = ZERO.memory(
+        replace(setup, options=ZeroStrategy(kind="zero", stage=3, **offload, **ALONE))
+    )
     assert use.drive_bytes == 18 * ALL_PARTS
     # four buffers of a sub-group in fp32, LAYERS of 100 million elements, one of a whole layer,
     # and gradients in 16 bits
@@ -264,9 +301,11 @@ def test_drives_hold_what_memory_does_not(request_of: Any) -> None:
 
 @pytest.mark.parametrize("kept", [0, PART, 3 * PART + 1, LAYERS * PART])
 def test_sub_groups_stay_in_memory_while_they_fit(request_of: Any, kept: int) -> None:
-    offload = replace(TO_DRIVES, max_in_cpu=kept)
+    offload = TO_DRIVES.model_copy(update={"max_in_cpu": kept})
     setup = Setup(request_of().workload, "bf16", "adamw", RANKS, 1, activations_bytes=0.0)
-    use = ZERO.memory(replace(setup, options=ZeroOptions(3, offload_param=offload, **ALONE)))
+    use = ZERO.memory(
+        replace(setup, options=ZeroStrategy(kind="zero", stage=3, offload_param=offload, **ALONE))
+    )
     assert use.drive_bytes == 2 * (ALL_PARTS - kept // PART * PART)
 
 
@@ -275,11 +314,16 @@ def test_sub_groups_stay_in_memory_while_they_fit(request_of: Any, kept: int) ->
 
 def test_too_few_buffers_are_refused_with_a_number_that_suffices(request_of: Any) -> None:
     """DeepSpeed stops: "Not enough buffers 0 for swapping 1" (its issue 3062)."""
-    settings = ALONE | {"max_reuse_distance": 10 * ELEMENTS, "prefetch_bucket_size": ELEMENTS}
+    settings = ALONE | {
+        "stage3_max_reuse_distance": 10 * ELEMENTS,
+        "stage3_prefetch_bucket_size": ELEMENTS,
+    }
 
     def plan_with(count: int) -> None:
-        offload = replace(TO_DRIVES, buffer_count=count)
-        zero_plan(request_of(), ZeroOptions(3, offload_param=offload, **settings))
+        offload = TO_DRIVES.model_copy(update={"buffer_count": count})
+        zero_plan(
+            request_of(), ZeroStrategy(kind="zero", stage=3, offload_param=offload, **settings)
+        )
 
     with pytest.raises(InputError) as failed:
         plan_with(1)
@@ -293,16 +337,16 @@ def test_too_few_buffers_are_refused_with_a_number_that_suffices(request_of: Any
 
 
 def test_what_a_machine_or_a_buffer_lacks_is_named(request_of: Any) -> None:
-    offloads = {"offload_param": TO_DRIVES, "offload_optimizer": OptimizerOffload(nvme=True)}
+    offloads = {"offload_param": TO_DRIVES, "offload_optimizer": OffloadOptimizer(device="nvme")}
     with pytest.raises(InputError) as failed:
-        zero_plan(request_of(drives=None), ZeroOptions(3, **offloads))
+        zero_plan(request_of(drives=None), ZeroStrategy(kind="zero", stage=3, **offloads))
     assert [fault.field for fault in failed.value.faults] == list(reversed(offloads))
-    small = ParameterOffload(nvme=True, max_in_cpu=0, buffer_size=PART - 1)
+    small = OffloadParam(device="nvme", max_in_cpu=0, buffer_size=PART - 1)
     with pytest.raises(InputError, match=r"buffer_size.*2,000,000 or more"):
-        zero_plan(request_of(), ZeroOptions(3, offload_param=small))
-    pipeline = OptimizerOffload(nvme=True, pipeline_read=True)
+        zero_plan(request_of(), ZeroStrategy(kind="zero", stage=3, offload_param=small))
+    pipeline = OffloadOptimizer(device="nvme", pipeline_read=True)
     with pytest.raises(InputError, match=r"offload_optimizer\.buffer_count: found 4; allowed: 8"):
-        zero_plan(request_of(), ZeroOptions(3, offload_optimizer=pipeline))
+        zero_plan(request_of(), ZeroStrategy(kind="zero", stage=3, offload_optimizer=pipeline))
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,17 @@ import pytest
 from pydantic import ValidationError
 
 from perfmodel.errors import InputError
-from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
+from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
-from perfmodel.training.sharded.zero.options import OptimizerOffload, ZeroOptions
 from perfmodel.training.sharded.zero.strategy import ZERO, zero_plan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 
 LINK_BPS, MEMORY_BPS, RANKS, ELEMENTS = 1e9, 2e9, 4, 1_000_000
 
-TO_CPU = OptimizerOffload()
+TO_CPU = OffloadOptimizer()
 
 
 @pytest.fixture
@@ -63,11 +62,13 @@ def host_seconds(plan: StepPlan) -> dict[str, float]:
 def test_bytes_per_element_of_a_part(
     request_of: Any, stage: Any, accumulate: int, down: int
 ) -> None:
-    options = ZeroOptions(
-        stage,
+    fields: dict[str, Any] = {"stage3_param_persistence_threshold": 0} if stage == 3 else {}
+    options = ZeroStrategy(
+        kind="zero",
+        stage=stage,
         accumulate=accumulate,
-        offload_optimizer=OptimizerOffload(),
-        param_persistence_threshold=0,
+        offload_optimizer=OffloadOptimizer(),
+        **fields,
     )
     plan = zero_plan(request_of(), options)
     check_plan(plan)
@@ -84,7 +85,11 @@ def test_the_calls_are_those_without_it(request_of: Any, stage: Any) -> None:
     plans = [
         zero_plan(
             request_of(),
-            ZeroOptions(stage, offload_optimizer=OptimizerOffload() if offloaded else None),
+            ZeroStrategy(
+                kind="zero",
+                stage=stage,
+                offload_optimizer=OffloadOptimizer() if offloaded else None,
+            ),
         )
         for offloaded in (False, True)
     ]
@@ -95,7 +100,7 @@ def test_the_calls_are_those_without_it(request_of: Any, stage: Any) -> None:
 
 
 def test_the_host_is_done_before_parameters_are_gathered(request_of: Any, run_plan: Any) -> None:
-    plan = zero_plan(request_of(), ZeroOptions(2, offload_optimizer=TO_CPU))
+    plan = zero_plan(request_of(), ZeroStrategy(kind="zero", stage=2, offload_optimizer=TO_CPU))
     ends = {task.name: span for task, span in zip(plan.tasks, run_plan(plan), strict=True)}
     order = [
         "own gradients to host",
@@ -109,7 +114,7 @@ def test_the_host_is_done_before_parameters_are_gathered(request_of: Any, run_pl
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_gpu_alone_offloads_everything(request_of: Any, stage: Any) -> None:
-    options = ZeroOptions(stage, offload_optimizer=TO_CPU)
+    options = ZeroStrategy(kind="zero", stage=stage, offload_optimizer=TO_CPU)
     seconds = host_seconds(zero_plan(replace(request_of(), ranks=1), options))
     assert seconds["CPUs"] * MEMORY_BPS / ELEMENTS == pytest.approx(42)
     setup = Setup(request_of().workload, "bf16", "adamw", 1, 1, options=options)
@@ -128,7 +133,7 @@ def test_states_leave_the_gpu(request_of: Any, stage: Any) -> None:
                 RANKS,
                 1,
                 activations_bytes=0.0,
-                options=ZeroOptions(stage, offload_optimizer=offload),
+                options=ZeroStrategy(kind="zero", stage=stage, offload_optimizer=offload),
             )
         )
         for offload in (None, TO_CPU)
@@ -143,7 +148,7 @@ def test_states_leave_the_gpu(request_of: Any, stage: Any) -> None:
 
 
 def test_what_is_not_modelled_is_refused(request_of: Any) -> None:
-    offload = ZeroOptions(2, offload_optimizer=TO_CPU)
+    offload = ZeroStrategy(kind="zero", stage=2, offload_optimizer=TO_CPU)
     with pytest.raises(InputError, match=r"offload_optimizer: found device: cpu"):
         zero_plan(request_of(host_link_Bps=None), offload)
     with pytest.raises(InputError, match=r"compute\.optimizer: found 'sgd'.*DeepSpeedCPUAdam"):

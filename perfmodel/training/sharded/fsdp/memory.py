@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.memory.use import MemoryUse, Setup, held_in_backward, replicated
-from perfmodel.training.sharded.fsdp.options import MIN_WRAPPED, FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import UnitSizes, unit_sizes
 from perfmodel.training.sharded.fsdp.walk import Moment, walk_units
 from perfmodel.training.sharded.shard_units import ShardUnit, split_rows, wrap_units
@@ -30,13 +30,13 @@ def fsdp_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     use, options = replicated(setup), setup.options
-    assert isinstance(options, FsdpOptions)
+    assert isinstance(options, FsdpStrategy)
     if setup.ranks == 1:
         return use
     units = wrap_units(
         setup.workload,
         options.wrap,
-        options.wrap_elements or MIN_WRAPPED,
+        options.unit_elements,
         experts_apart=setup.expert_copies is not None,
     )
     sizes = unit_sizes(
@@ -119,7 +119,7 @@ def _parts(sizes: UnitSizes, unit: ShardUnit, shard: int) -> Iterator[int]:
         begin += aligned
 
 
-def buffer_bytes(buffers: Sequence[Buffers], options: FsdpOptions) -> int:
+def buffer_bytes(buffers: Sequence[Buffers], options: FsdpStrategy) -> int:
     """Bytes of buffers, which each rank keeps whole; floating-point ones in `buffer_dtype`."""
     total = 0
     for group in buffers:
@@ -212,7 +212,7 @@ def _count_shard(state: _Allocated, unit: ShardUnit) -> None:
         state.shards += state.sizes.kept_gradient_bytes(unit) // state.sizes.ranks_of(unit)
 
 
-def _accumulated_dtype(options: FsdpOptions) -> str | None:
+def _accumulated_dtype(options: FsdpStrategy) -> str | None:
     """What version 2 adds up whole gradients in: that of the reduction."""
     return options.reduce_dtype if options.version == 2 else None
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step.passes import add_backward, add_forward
 from perfmodel.training.sharded.fsdp.step.sharded_step import (
     AVERAGES,
@@ -44,7 +44,7 @@ STREAMS = (
 )
 
 
-def fsdp_plan(request: StepRequest, options: FsdpOptions) -> StepPlan:
+def fsdp_plan(request: StepRequest, options: FsdpStrategy) -> StepPlan:
     """Return one step of fully sharded training; of plain training for one rank.
 
     Raises `InputError`: groups that do not divide the ranks, or units that the model lacks.
@@ -74,7 +74,7 @@ def fsdp_plan(request: StepRequest, options: FsdpOptions) -> StepPlan:
     )
 
 
-def _add_step(request: StepRequest, options: FsdpOptions, freed_before: int) -> ShardedStep:
+def _add_step(request: StepRequest, options: FsdpStrategy, freed_before: int) -> ShardedStep:
     step = begin_step(request, options, freed_before)
     if request.iteration == "first" and options.sync_module_states:
         add_broadcasts(step)
@@ -86,7 +86,7 @@ def _add_step(request: StepRequest, options: FsdpOptions, freed_before: int) -> 
     return step
 
 
-def group_faults(ranks: int, options: FsdpOptions) -> Iterator[Fault]:
+def group_faults(ranks: int, options: FsdpStrategy) -> Iterator[Fault]:
     """What is wrong with the groups that share shards."""
     shards = options.shard_ranks(ranks)
     if ranks % shards:
@@ -104,7 +104,7 @@ def group_faults(ranks: int, options: FsdpOptions) -> Iterator[Fault]:
         yield Fault("reshard_after_forward", str(inner), allowed)
 
 
-def _expert_faults(request: StepRequest, options: FsdpOptions) -> Iterator[Fault]:
+def _expert_faults(request: StepRequest, options: FsdpStrategy) -> Iterator[Fault]:
     """What fully sharded training with shared experts does not go with."""
     if request.expert_copies is None:
         return

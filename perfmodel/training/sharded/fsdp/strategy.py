@@ -4,39 +4,12 @@ from __future__ import annotations
 
 from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.sharded.fsdp.memory import fsdp_memory
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import Setting, Strategy
 from perfmodel.workload.model import Workload
 
 
-def _options(section: FsdpStrategy) -> FsdpOptions:
-    return FsdpOptions(
-        version=section.version,
-        wrap=section.wrap,
-        wrap_elements=section.wrap_elements,
-        reshard_after_forward=section.reshard_after_forward,
-        reshard_root=section.reshard_root,
-        shard_gpus=section.shard_gpus,
-        forward_prefetch=section.forward_prefetch,
-        backward_prefetch=section.backward_prefetch,
-        limit_all_gathers=section.limit_all_gathers,
-        param_dtype=section.param_dtype,
-        reduce_dtype=section.reduce_dtype,
-        buffer_dtype=section.buffer_dtype,
-        use_orig_params=section.use_orig_params,
-        offload=section.offload,
-        sync_module_states=section.sync_module_states,
-        clip_norm=section.clip_norm,
-        accumulate=section.accumulate,
-        sync=section.sync,
-        reshard_after_backward=section.reshard_after_backward,
-        reduce_buffers=section.reduce_buffers,
-        separate_reduce=section.separate_reduce,
-    )
-
-
-def _held_dtype(options: FsdpOptions) -> str | None:
+def _held_dtype(options: FsdpStrategy) -> str | None:
     return options.param_dtype
 
 
@@ -92,7 +65,6 @@ def _own_words(section: FsdpStrategy) -> tuple[str, ...]:
 
 FSDP = Strategy(
     "fully sharded data parallel",
-    _options,
     fsdp_plan,
     fsdp_memory,
     held_dtype=_held_dtype,

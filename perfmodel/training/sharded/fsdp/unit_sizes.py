@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfmodel.training.sharded.fsdp.options import FsdpOptions
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.sharded.shard_units import ShardUnit, flat_elements, row_elements
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
@@ -16,7 +16,7 @@ ALIGNED_BYTES = 16
 
 def unit_sizes(
     workload: Workload,
-    options: FsdpOptions,
+    options: FsdpStrategy,
     ranks: int,
     narrow: frozenset[int] = frozenset(),
     expert_copies: int | None = None,
@@ -35,7 +35,7 @@ class UnitSizes:
     """Sizes of units that so many ranks share."""
 
     workload: Workload
-    options: FsdpOptions
+    options: FsdpStrategy
     ranks: int
     ready: frozenset[int]
     """Parameters that have gradients."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.arrays import IntArray
-from perfmodel.training.sharded.megatron.options import MegatronOptions
+from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.workload.model import Workload
 
 ALIGNED_START, ALIGNED_END, BUSBW_END = 64, 128, 2**16
@@ -40,7 +40,7 @@ class BufferBucket:
 
 def buffer_buckets(
     workload: Workload,
-    options: MegatronOptions,
+    options: MegatronStrategy,
     ranks: int,
     narrow: frozenset[int] = frozenset(),
     expert_copies: int | None = None,
@@ -65,7 +65,7 @@ def buffer_buckets(
 
 def _buffers(
     workload: Workload,
-    options: MegatronOptions,
+    options: MegatronStrategy,
     ranks: int,
     trained: AbstractSet[int],
     narrow: AbstractSet[int],
@@ -85,7 +85,7 @@ def _buffers(
 
 
 def _one_buffer(
-    workload: Workload, options: MegatronOptions, ranks: int, trained: Iterable[int]
+    workload: Workload, options: MegatronStrategy, ranks: int, trained: Iterable[int]
 ) -> tuple[BufferBucket, ...]:
     """Buckets of the buffer of some parameters."""
     pads = options.use_distributed_optimizer

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.strategies.sharded import MegatronStrategy
 from perfmodel.training.plan.builder import EXPERT_COPIES
 from perfmodel.training.plan.forward_backward import (
     Segment,
@@ -25,7 +26,6 @@ from perfmodel.training.plan.forward_backward import (
 )
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan
 from perfmodel.training.sharded.megatron.gradient_buffer import BufferBucket, buffer_buckets
-from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.zero.zero_passes import (
     EVERYONE,
     ShardingStep,
@@ -56,7 +56,7 @@ class _Sharing:
         no more.
     """
 
-    step: ShardingStep[MegatronOptions]
+    step: ShardingStep[MegatronStrategy]
     buckets: tuple[BufferBucket, ...]
     shard_ranks: int
     fused: frozenset[int]
@@ -96,7 +96,7 @@ class _Sharing:
         return self.step.options.shard_ranks(copies) if copies else 1
 
 
-def megatron_step(request: StepRequest, options: MegatronOptions) -> StepPlan:
+def megatron_step(request: StepRequest, options: MegatronStrategy) -> StepPlan:
     """Return one step.
 
     Raises `InputError`: instances that do not divide the ranks.
@@ -128,7 +128,7 @@ def megatron_step(request: StepRequest, options: MegatronOptions) -> StepPlan:
     return finish_plan(step, end, "Megatron", others)
 
 
-def _check_instances(request: StepRequest, options: MegatronOptions) -> None:
+def _check_instances(request: StepRequest, options: MegatronStrategy) -> None:
     instances = options.num_distributed_optimizer_instances
     if request.expert_copies is not None and instances > 1:
         field = "strategy.num_distributed_optimizer_instances"
@@ -168,7 +168,7 @@ def _add_forward(sharing: _Sharing, micro_batch: int) -> None:
     _add_layers(step, run)
 
 
-def _add_layers(step: ShardingStep[MegatronOptions], layers: list[int]) -> None:
+def _add_layers(step: ShardingStep[MegatronStrategy], layers: list[int]) -> None:
     workload, times = step.request.workload, step.request.times
     share = max(1, step.resolution() * len(layers) // len(workload.layers))
     for part in visit_segments(workload, times, layers, at_most=share, backward=False):

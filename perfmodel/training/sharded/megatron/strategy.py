@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfmodel.scenario.strategies.sharded import MegatronStrategy
+from perfmodel.scenario.strategies.sharded import (
+    MegatronStrategy,
+    default_bucket_elements,
+)
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets, owned_elements
-from perfmodel.training.sharded.megatron.options import (
-    BUCKET_ELEMENTS_PER_RANK,
-    LEAST_BUCKET_ELEMENTS,
-    MegatronOptions,
-)
 from perfmodel.training.sharded.megatron.step_plan import megatron_step
 from perfmodel.training.sharded.zero.zero_passes import MASTER_BYTES
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 
-def megatron_plan(request: StepRequest, options: MegatronOptions) -> StepPlan:
+def megatron_plan(request: StepRequest, options: MegatronStrategy) -> StepPlan:
     """Return one step of training with Megatron-Core; of plain training for one rank.
 
     Raises `InputError`: instances that do not divide the ranks.
@@ -42,7 +40,7 @@ def megatron_memory(setup: Setup) -> MemoryUse:
         do not divide the ranks.
     """
     options = setup.options
-    assert isinstance(options, MegatronOptions)
+    assert isinstance(options, MegatronStrategy)
     use = replicated(setup, grows=False)
     item = ITEM_BYTES[setup.trained[0].dtype]
     gradient_item = MASTER_BYTES if options.grad_reduce_in_fp32 else item
@@ -74,21 +72,6 @@ def megatron_memory(setup: Setup) -> MemoryUse:
     )
 
 
-def _options(section: MegatronStrategy) -> MegatronOptions:
-    return MegatronOptions(
-        use_distributed_optimizer=section.use_distributed_optimizer,
-        overlap_grad_reduce=section.overlap_grad_reduce,
-        overlap_param_gather=section.overlap_param_gather,
-        bucket_size=section.bucket_size,
-        grad_reduce_in_fp32=section.grad_reduce_in_fp32,
-        average_in_collective=section.average_in_collective,
-        pad_buckets_for_high_nccl_busbw=section.pad_buckets_for_high_nccl_busbw,
-        gradient_accumulation_fusion=section.gradient_accumulation_fusion,
-        num_distributed_optimizer_instances=section.num_distributed_optimizer_instances,
-        accumulate=section.accumulate,
-    )
-
-
 def _settings(_: Workload, section: MegatronStrategy) -> tuple[Setting, ...]:
     """What goes on beside backward and forward, and in pieces of which size."""
     millions = (1, 5, 10, 20, 40, 80, 160, 320)
@@ -105,7 +88,7 @@ def _bucket_sizes(section: MegatronStrategy, ranks: int) -> Setting | None:
     """Elements, where they are not stated: shares and multiples of what they are by default."""
     if section.bucket_size is not None or not section.overlap_grad_reduce:
         return None
-    usual = max(LEAST_BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_RANK * ranks)
+    usual = default_bucket_elements(ranks)
     sizes = (usual // 8, usual // 4, usual // 2, None, usual * 2, usual * 4, usual * 8)
     return Setting("bucket_size", sizes, "elements")
 
@@ -123,7 +106,6 @@ def _own_words(section: MegatronStrategy) -> tuple[str, ...]:
 
 MEGATRON = Strategy(
     "Megatron-Core data parallel",
-    _options,
     megatron_plan,
     megatron_memory,
     settings=_settings,

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.sharded.zero.offload.drive_reads import (
     DriveBuffers,
     DriveRead,
     DriveWait,
     NoBufferError,
 )
-from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.workload.model import Workload
 
 
@@ -72,17 +72,17 @@ class FetchTrace:
     most_live: int
 
 
-def persistent_tensors(workload: Workload, options: ZeroOptions) -> tuple[int, ...]:
+def persistent_tensors(workload: Workload, options: ZeroStrategy) -> tuple[int, ...]:
     """Parameters that stay whole, being small."""
     return tuple(
         tensor
         for tensor in range(len(workload.tensors))
-        if workload.tensors[tensor].numel <= options.param_persistence_threshold
+        if workload.tensors[tensor].numel <= options.stage3_param_persistence_threshold
     )
 
 
 def trace_fetches(
-    workload: Workload, options: ZeroOptions, on_drives: frozenset[int] = frozenset()
+    workload: Workload, options: ZeroStrategy, on_drives: frozenset[int] = frozenset()
 ) -> FetchTrace:
     """Follow the modules of a step, and what is fetched and freed at each of them.
 
@@ -106,7 +106,7 @@ def trace_fetches(
 
 
 def _trace(
-    workload: Workload, options: ZeroOptions, visits: Sequence[_Visit], drives: DriveBuffers
+    workload: Workload, options: ZeroStrategy, visits: Sequence[_Visit], drives: DriveBuffers
 ) -> FetchTrace:
     coordinator = _Coordinator(workload, options, visits, drives)
     if options.accumulate > 1:
@@ -116,7 +116,7 @@ def _trace(
 
 
 def _enough_buffers(
-    workload: Workload, options: ZeroOptions, visits: Sequence[_Visit], on_drives: frozenset[int]
+    workload: Workload, options: ZeroStrategy, visits: Sequence[_Visit], on_drives: frozenset[int]
 ) -> int:
     """Find a number of buffers that suffices, of which one less does not."""
     too_few, enough = 0, len(on_drives)
@@ -173,7 +173,7 @@ class _Coordinator:
     """State of the parameters: whole ones, those on their way, and the queue of later uses."""
 
     workload: Workload
-    options: ZeroOptions
+    options: ZeroStrategy
     visits: Sequence[_Visit]
     drives: DriveBuffers
     whole: set[int] = field(default_factory=set)
@@ -242,7 +242,7 @@ class _Coordinator:
             tensor, used_at = self.queue.popleft()
             self.fetched_for[tensor] = used_at
             dropped.add(tensor)
-        if self.options.prefetch_bucket_size > 0:
+        if self.options.stage3_prefetch_bucket_size > 0:
             yield from self._prefetch()
             if self.drives.tensors:
                 gathered = sum(map(self._numel, self.inflight))
@@ -253,8 +253,8 @@ class _Coordinator:
 
     def _prefetch(self) -> Iterator[Fetch]:
         """Gather what the queue has next, up to a number of elements."""
-        room = self.options.max_live_parameters - self.live
-        most = min(room, self.options.prefetch_bucket_size)
+        room = self.options.stage3_max_live_parameters - self.live
+        most = min(room, self.options.stage3_prefetch_bucket_size)
         ahead: list[int] = []
         elements = 0
         while self.queue and elements < most:
@@ -275,7 +275,7 @@ class _Coordinator:
         self.most_live = max(self.most_live, self.live)
         for secondary in (True, False):
             members = sorted(each for each in tensors if (each in self.copied) == secondary)
-            singly = self.options.allgather_sequential
+            singly = self.options.stage3_allgather_sequential
             for group in [[each] for each in members] if singly else [members]:
                 if group:
                     gather = Gather(tuple(group), secondary)
@@ -295,16 +295,16 @@ class _Coordinator:
             self.whole.discard(tensor)
             self.drives.release(tensor)
             self.live -= self._numel(tensor)
-            if self.options.hpz_ranks > 1:
+            if self.options.zero_hpz_partition_size > 1:
                 self.copied.add(tensor)
 
     def _is_released(self, tensor: int, place: int) -> bool:
         """Whether it is neither small, nor passed by the queue, nor used within some elements."""
-        if self._numel(tensor) <= self.options.param_persistence_threshold:
+        if self._numel(tensor) <= self.options.stage3_param_persistence_threshold:
             return False
         if self.fetched_for.get(tensor, -1) > place:
             return False
         following = next((use for use in self.uses[tensor] if use >= place), None)
         if following is None:
             return True
-        return self.before[following] - self.before[place] >= self.options.max_reuse_distance
+        return self.before[following] - self.before[place] >= self.options.stage3_max_reuse_distance

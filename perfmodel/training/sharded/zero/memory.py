@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.sharded.zero.fetches import persistent_tensors, trace_fetches
 from perfmodel.training.sharded.zero.offload.drive_parts import drive_tensors
 from perfmodel.training.sharded.zero.offload.host_bytes import host_bytes
-from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import part_elements, partition
 from perfmodel.training.sharded.zero.zero_passes import MASTER_BYTES
 from perfmodel.workload.memory import optimizer_state_bytes
@@ -24,7 +24,7 @@ def zero_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     options = setup.options
-    assert isinstance(options, ZeroOptions)
+    assert isinstance(options, ZeroStrategy)
     if setup.ranks == 1 and not options.offloads:
         return replicated(setup)
     # stage 1 keeps each gradient where autograd put it; the others copy parts to a buffer
@@ -47,12 +47,12 @@ def _state_bytes(setup: Setup, elements: float) -> float:
     return elements * (states / total + MASTER_BYTES)
 
 
-def _states(setup: Setup, options: ZeroOptions, use: MemoryUse) -> MemoryUse:
+def _states(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> MemoryUse:
     """Stages 1 and 2: parameters are whole, in one flat buffer."""
     item = ITEM_BYTES[setup.trained[0].dtype]
     layout = partition(setup.workload, options, setup.ranks)
     trained = sum(tensor.nbytes for tensor in setup.trained)
-    buffers = (2 if options.overlaps else 1) * options.reduce_bucket_size * item
+    buffers = (2 if options.overlaps_backward else 1) * options.reduce_bucket_size * item
     offloaded = options.offload_optimizer
     # offloaded, a buffer of the largest gradient stands for the own part
     largest = max(tensor.nbytes for tensor in setup.trained)
@@ -68,14 +68,14 @@ def _states(setup: Setup, options: ZeroOptions, use: MemoryUse) -> MemoryUse:
     )
 
 
-def _bucket_bytes(setup: Setup, options: ZeroOptions) -> int:
+def _bucket_bytes(setup: Setup, options: ZeroStrategy) -> int:
     """Gradients that are held for a bucket, and their copy when it is sent."""
     trained = [tensor.numel for tensor in setup.trained]
     most = min(sum(trained), max(options.reduce_bucket_size, *trained))
     return 2 * most * ITEM_BYTES[setup.trained[0].dtype]
 
 
-def _sharded_parameters(setup: Setup, options: ZeroOptions, use: MemoryUse) -> MemoryUse:
+def _sharded_parameters(setup: Setup, options: ZeroStrategy, use: MemoryUse) -> MemoryUse:
     """Stage 3: parts of parameters, persistent ones whole, and those that are gathered."""
     workload, ranks = setup.workload, setup.ranks
     item = ITEM_BYTES[setup.trained[0].dtype]
@@ -83,8 +83,8 @@ def _sharded_parameters(setup: Setup, options: ZeroOptions, use: MemoryUse) -> M
     part = part_elements(workload, range(len(workload.tensors)), ranks)
     own = part_elements(workload, workload.ready_order, ranks)
     secondary = 0
-    if options.hpz_ranks > 1:
-        secondary = part * ranks // options.hpz_ranks
+    if options.zero_hpz_partition_size > 1:
+        secondary = part * ranks // options.zero_hpz_partition_size
     if options.offload_param:
         part = secondary = 0
     whole = sum(workload.tensors[tensor].numel for tensor in persistent)
@@ -96,5 +96,5 @@ def _sharded_parameters(setup: Setup, options: ZeroOptions, use: MemoryUse) -> M
         gradients_bytes=0.0 if options.offload_optimizer else own * item,
         optimizer_bytes=0.0 if options.offload_optimizer else _state_bytes(setup, own),
         buckets_bytes=options.reduce_bucket_size * item + largest * item,
-        gathered_bytes=(live + min(live, options.prefetch_bucket_size)) * item,
+        gathered_bytes=(live + min(live, options.stage3_prefetch_bucket_size)) * item,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from perfmodel.training.sharded.zero.options import ZeroOptions
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.workload.model import Workload
 
 ALIGNED_ELEMENTS = 2
@@ -41,7 +41,7 @@ class FlatPartition:
             first = stop
 
 
-def partition(workload: Workload, options: ZeroOptions, ranks: int) -> FlatPartition:
+def partition(workload: Workload, options: ZeroStrategy, ranks: int) -> FlatPartition:
     """Lay out the trained parameters as ``DeepSpeedZeroOptimizer`` does."""
     order = sorted(workload.ready_order)
     if options.round_robin_gradients:
@@ -57,7 +57,9 @@ def part_elements(workload: Workload, tensors: Sequence[int], ranks: int) -> int
     return sum(-(-workload.tensors[tensor].numel // ranks) for tensor in tensors)
 
 
-def sub_groups(workload: Workload, options: ZeroOptions, ranks: int) -> tuple[tuple[int, ...], ...]:
+def sub_groups(
+    workload: Workload, options: ZeroStrategy, ranks: int
+) -> tuple[tuple[int, ...], ...]:
     """Parameters that the optimizer updates at once (``_create_fp16_sub_groups``)."""
     groups: list[list[int]] = [[]]
     elements = 0
@@ -93,7 +95,7 @@ class GradientBucket:
 
 
 def gradient_buckets(
-    workload: Workload, options: ZeroOptions, layout: FlatPartition | None, order: Sequence[int]
+    workload: Workload, options: ZeroStrategy, layout: FlatPartition | None, order: Sequence[int]
 ) -> tuple[GradientBucket, ...]:
     """Fill buckets in some order of gradients: one is closed before it would hold too much.
 
@@ -115,7 +117,7 @@ def gradient_buckets(
 
 def _bucket(
     workload: Workload,
-    options: ZeroOptions,
+    options: ZeroStrategy,
     layout: FlatPartition | None,
     index: int,
     tensors: Sequence[int],
@@ -133,7 +135,7 @@ def _bucket(
 
 
 def _to_owners(
-    workload: Workload, options: ZeroOptions, layout: FlatPartition, tensors: Sequence[int]
+    workload: Workload, options: ZeroStrategy, layout: FlatPartition, tensors: Sequence[int]
 ) -> Iterator[Sending]:
     """Send the pieces of a bucket, of one owner after the other, or of all owners at once.
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan
@@ -41,7 +42,6 @@ from perfmodel.training.sharded.zero.offload.host_optimizer import (
     host_copy_seconds,
     part_seconds,
 )
-from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import (
     GradientBucket,
     gradient_buckets,
@@ -97,7 +97,7 @@ class _Passes:
     `written`: writes of gradients to drives.
     """
 
-    step: ShardingStep[ZeroOptions]
+    step: ShardingStep[ZeroStrategy]
     buckets: Sequence[GradientBucket]
     places: dict[int, tuple[int, int]]
     gatherings: list[_Gathering] = field(default_factory=list)
@@ -111,7 +111,7 @@ class _Passes:
     written: list[int] = field(default_factory=list)
 
 
-def sharded_parameters_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
+def sharded_parameters_plan(request: StepRequest, options: ZeroStrategy) -> StepPlan:
     """Return one step of stage 3.
 
     Raises `ScheduleError`: times that do not fit the workload.
@@ -126,9 +126,9 @@ def sharded_parameters_plan(request: StepRequest, options: ZeroOptions) -> StepP
         passes.micro_batch, passes.pending = micro_batch, 0
         _add_micro_batch(passes, fetches)
     end = _add_optimizer(step, passes.written)
-    starts = range(0, request.ranks, options.hpz_ranks)
-    holders = tuple(range(start, start + options.hpz_ranks) for start in starts)
-    others = (Communicator(SECONDARY, holders),) if options.hpz_ranks > 1 else ()
+    starts = range(0, request.ranks, options.zero_hpz_partition_size)
+    holders = tuple(range(start, start + options.zero_hpz_partition_size) for start in starts)
+    others = (Communicator(SECONDARY, holders),) if options.zero_hpz_partition_size > 1 else ()
     return finish_plan(step, end, "ZeRO-3", others)
 
 
@@ -193,11 +193,11 @@ def _add_gather(passes: _Passes, gather: Gather) -> None:
     """Gather parameters, copied together first where there are several."""
     step, options = passes.step, passes.step.options
     ranks = step.request.ranks
-    holders = options.hpz_ranks if gather.secondary else ranks
+    holders = options.zero_hpz_partition_size if gather.secondary else ranks
     elements = part_elements(step.request.workload, gather.tensors, ranks) * ranks
     number = len(passes.gatherings)
     name = f"gather {number}"
-    stream = GATHERING if options.overlaps else COMPUTE.name
+    stream = GATHERING if options.overlaps_backward else COMPUTE.name
     issued = step.tasks.issue(name, 2, RANKS, after=step.host_waits)
     own_bytes = elements // holders * step.item_bytes
     seconds = copy_seconds(step, own_bytes, 1) if len(gather.tensors) > 1 else 0.0
@@ -260,7 +260,7 @@ def _add_arrival(passes: _Passes, arrival: Arrival) -> None:
             copy_seconds(step, elements * step.item_bytes, kernels),
             RANKS,
             after=dict.fromkeys((*issued, end)),
-            stream=GATHERING if step.options.overlaps else COMPUTE.name,
+            stream=GATHERING if step.options.overlaps_backward else COMPUTE.name,
             micro_batch=passes.micro_batch,
         )
     step.device_waits = (*step.device_waits, end)
@@ -343,7 +343,7 @@ def _add_copy(
     `more_s`: of copies to the host and back.
     """
     step = passes.step
-    if not step.options.overlaps:
+    if not step.options.overlaps_backward:
         step.device_waits = (*step.device_waits, *after)
         seconds = copy_seconds(step, nbytes, kernels) + more_s
         return add_work(step, name, "copy", seconds, kernels, passes.micro_batch)
@@ -360,7 +360,7 @@ def _add_copy(
     )
 
 
-def _add_optimizer(step: ShardingStep[ZeroOptions], written: Sequence[int]) -> int:
+def _add_optimizer(step: ShardingStep[ZeroStrategy], written: Sequence[int]) -> int:
     """Agree on the gradients, update the parts, gather the persistent parameters."""
     workload, ranks = step.request.workload, step.request.ranks
     groups = sub_groups(workload, step.options, ranks)

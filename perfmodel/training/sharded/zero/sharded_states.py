@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.plan.forward_backward import backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Op, StepPlan
 from perfmodel.training.sharded.zero.offload.host_optimizer import (
     add_host_update,
     own_gradient_seconds,
 )
-from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import (
     FlatPartition,
     GradientBucket,
@@ -65,7 +65,7 @@ class _Reducing:
     outputs: list[int] = field(default_factory=list)
 
 
-def sharded_states_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
+def sharded_states_plan(request: StepRequest, options: ZeroStrategy) -> StepPlan:
     """Return one step of stage 1 or 2.
 
     Raises `ScheduleError`: times that do not fit the workload.
@@ -76,7 +76,7 @@ def sharded_states_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
         _add_forward(step, micro_batch)
         reducing = _Reducing(layout, micro_batch)
         last = micro_batch == options.accumulate - 1
-        if options.stage == 2 or (options.overlaps and last):
+        if options.stage == 2 or (options.overlaps_backward and last):
             _add_reducing_backward(step, reducing)
         else:
             _add_local_backward(step, micro_batch)
@@ -88,18 +88,18 @@ def sharded_states_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
     return finish_plan(step, end, f"ZeRO-{options.stage}")
 
 
-def sent_dtype(step: ShardingStep[ZeroOptions]) -> str:
+def sent_dtype(step: ShardingStep[ZeroStrategy]) -> str:
     """What gradients travel in."""
     return step.options.communication_data_type or step.dtype
 
 
-def _add_forward(step: ShardingStep[ZeroOptions], micro_batch: int) -> None:
+def _add_forward(step: ShardingStep[ZeroStrategy], micro_batch: int) -> None:
     workload, times = step.request.workload, step.request.times
     for part in forward_segments(workload, times, at_most=step.resolution()):
         add_segment(step, part, "forward", micro_batch)
 
 
-def _add_local_backward(step: ShardingStep[ZeroOptions], micro_batch: int) -> None:
+def _add_local_backward(step: ShardingStep[ZeroStrategy], micro_batch: int) -> None:
     """Add backward whose gradients are added up on each rank."""
     workload, times = step.request.workload, step.request.times
     for part in backward_segments(workload, times, at_most=step.resolution()):
@@ -117,7 +117,7 @@ def _add_local_backward(step: ShardingStep[ZeroOptions], micro_batch: int) -> No
             )
 
 
-def _add_reductions_after(step: ShardingStep[ZeroOptions], reducing: _Reducing) -> None:
+def _add_reductions_after(step: ShardingStep[ZeroStrategy], reducing: _Reducing) -> None:
     """Reduce all gradients after backward, in the order of the parameters."""
     workload = step.request.workload
     order = sorted(workload.ready_order)
@@ -126,7 +126,7 @@ def _add_reductions_after(step: ShardingStep[ZeroOptions], reducing: _Reducing) 
         _add_reduction(step, reducing, bucket)
 
 
-def _add_reducing_backward(step: ShardingStep[ZeroOptions], reducing: _Reducing) -> None:
+def _add_reducing_backward(step: ShardingStep[ZeroStrategy], reducing: _Reducing) -> None:
     """Add the backward that sends a bucket when the next gradient does not fit into it."""
     workload, times = step.request.workload, step.request.times
     buckets = gradient_buckets(workload, step.options, reducing.layout, workload.ready_order)
@@ -142,12 +142,12 @@ def _add_reducing_backward(step: ShardingStep[ZeroOptions], reducing: _Reducing)
             members = [tensor for tensor in part.tensors if owner[tensor] is bucket]
             _add_copies_in(step, members, bucket, reducing.micro_batch)
     _add_reduction(step, reducing, current)
-    if step.options.overlaps and reducing.ended is not None:
+    if step.options.overlaps_backward and reducing.ended is not None:
         step.device_waits = step.host_waits = (reducing.ended,)
     _add_own_part(step, reducing)
 
 
-def _add_own_part(step: ShardingStep[ZeroOptions], reducing: _Reducing) -> None:
+def _add_own_part(step: ShardingStep[ZeroStrategy], reducing: _Reducing) -> None:
     """Copy a rank's own part of the gradients, or add it to that of the micro-batches before."""
     if step.options.offload_optimizer:
         elements, micro_batch = reducing.layout.part_elements, reducing.micro_batch
@@ -169,7 +169,7 @@ def _add_own_part(step: ShardingStep[ZeroOptions], reducing: _Reducing) -> None:
 
 
 def _add_copies_in(
-    step: ShardingStep[ZeroOptions],
+    step: ShardingStep[ZeroStrategy],
     tensors: list[int] | tuple[int, ...],
     bucket: GradientBucket,
     micro_batch: int,
@@ -190,7 +190,7 @@ def _add_copies_in(
 
 
 def _add_reduction(
-    step: ShardingStep[ZeroOptions], reducing: _Reducing, bucket: GradientBucket
+    step: ShardingStep[ZeroStrategy], reducing: _Reducing, bucket: GradientBucket
 ) -> None:
     """Average a bucket and send it, on the reducing stream or on the computing one."""
     marks = {"bucket": bucket.index, "micro_batch": reducing.micro_batch}
@@ -220,12 +220,12 @@ def _add_reduction(
         share = sending.elements * step.item_bytes // step.request.ranks
         reducing.ended = _add_copy(step, f"copy out {name}", 2 * share, 2, [sent], marks)
         after = [reducing.ended]
-    if step.options.overlaps:
+    if step.options.overlaps_backward:
         step.device_waits = () if before is None else (before,)
 
 
 def _add_copy(
-    step: ShardingStep[ZeroOptions],
+    step: ShardingStep[ZeroStrategy],
     name: str,
     nbytes: int,
     kernels: int,
@@ -235,7 +235,7 @@ def _add_copy(
     """Copy beside the layers, or between them where nothing overlaps."""
     issued = step.tasks.issue(name, kernels, RANKS, after=step.host_waits, **marks)
     waits = dict.fromkeys((*issued, *after))
-    if step.options.overlaps:
+    if step.options.overlaps_backward:
         duration_s = copy_seconds(step, nbytes, kernels)
         return step.tasks.compute(
             name, "copy", duration_s, RANKS, after=waits, stream=REDUCTION, **marks
@@ -244,7 +244,7 @@ def _add_copy(
     return step.last
 
 
-def _add_optimizer(step: ShardingStep[ZeroOptions], layout: FlatPartition) -> int:
+def _add_optimizer(step: ShardingStep[ZeroStrategy], layout: FlatPartition) -> int:
     """Agree on the gradients, update a part of the parameters, gather all of them."""
     part = layout.part_elements
     if step.dtype != "fp32":

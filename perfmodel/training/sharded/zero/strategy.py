@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 
-from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, OffloadParam, ZeroStrategy
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.sharded.zero.memory import zero_memory
 from perfmodel.training.sharded.zero.offload.drive_parts import check_offload
-from perfmodel.training.sharded.zero.options import OptimizerOffload, ParameterOffload, ZeroOptions
 from perfmodel.training.sharded.zero.sharded_parameters import sharded_parameters_plan
 from perfmodel.training.sharded.zero.sharded_states import sharded_states_plan
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import Workload
 
 
-def zero_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
+def zero_plan(request: StepRequest, options: ZeroStrategy) -> StepPlan:
     """Return one step of ZeRO training; of plain training for one rank.
 
     Raises `InputError`: second copies that do not divide the ranks.
@@ -30,44 +29,6 @@ def zero_plan(request: StepRequest, options: ZeroOptions) -> StepPlan:
     if options.stage == 3:
         return sharded_parameters_plan(request, options)
     return sharded_states_plan(request, options)
-
-
-def _options(section: ZeroStrategy) -> ZeroOptions:
-    return ZeroOptions(
-        stage=section.stage,
-        reduce_bucket_size=section.reduce_bucket_size,
-        reduce_scatter=section.reduce_scatter,
-        use_multi_rank_bucket_allreduce=section.use_multi_rank_bucket_allreduce,
-        overlap_comm=section.overlap_comm,
-        contiguous_gradients=section.contiguous_gradients,
-        round_robin_gradients=section.round_robin_gradients,
-        prefetch_bucket_size=section.stage3_prefetch_bucket_size,
-        param_persistence_threshold=section.stage3_param_persistence_threshold,
-        max_live_parameters=section.stage3_max_live_parameters,
-        max_reuse_distance=section.stage3_max_reuse_distance,
-        sub_group_size=section.sub_group_size,
-        allgather_sequential=section.stage3_allgather_sequential,
-        offload_optimizer=_optimizer_offload(section.offload_optimizer),
-        offload_param=_parameter_offload(section.offload_param),
-        hpz_ranks=section.zero_hpz_partition_size,
-        communication_data_type=section.communication_data_type,
-        accumulate=section.accumulate,
-    )
-
-
-def _optimizer_offload(section: OffloadOptimizer | None) -> OptimizerOffload | None:
-    if section is None:
-        return None
-    nvme = section.device == "nvme"
-    reads, writes = section.pipeline_read, section.pipeline_write
-    return OptimizerOffload(nvme, section.buffer_count, reads, writes)
-
-
-def _parameter_offload(section: OffloadParam | None) -> ParameterOffload | None:
-    if section is None:
-        return None
-    nvme = section.device == "nvme"
-    return ParameterOffload(nvme, section.buffer_count, section.buffer_size, section.max_in_cpu)
 
 
 def _settings(_: Workload, section: ZeroStrategy) -> tuple[Setting, ...]:
@@ -103,7 +64,7 @@ def _own_words(section: ZeroStrategy) -> tuple[str, ...]:
     return (json.dumps({"zero_optimization": {"stage": section.stage, **values}}),)
 
 
-def _remarks(options: ZeroOptions) -> tuple[str, ...]:
+def _remarks(options: ZeroStrategy) -> tuple[str, ...]:
     sentences = []
     if options.offload_optimizer:
         sentences.append(
@@ -122,7 +83,6 @@ def _remarks(options: ZeroOptions) -> tuple[str, ...]:
 
 ZERO = Strategy(
     "ZeRO (DeepSpeed)",
-    _options,
     zero_plan,
     zero_memory,
     lighter=(

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perfmodel.scenario.strategies.sharded import FsdpStrategy
 from perfmodel.training.plan.builder import EXPERT_COPIES, TaskList
 from perfmodel.training.plan.step_plan import Op
-from perfmodel.training.sharded.fsdp.options import MIN_WRAPPED, FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import UnitSizes, unit_sizes
 from perfmodel.training.sharded.fsdp.walk import Moment, walk_units
 from perfmodel.training.sharded.shard_units import ShardUnit, wrap_units
@@ -32,7 +32,7 @@ class ShardedStep:
     Parameters
     ----------
     request : StepRequest
-    options : FsdpOptions
+    options : FsdpStrategy
     sizes : UnitSizes
     tasks : TaskList
     walk : tuple of Moment
@@ -73,7 +73,7 @@ class ShardedStep:
     """
 
     request: StepRequest
-    options: FsdpOptions
+    options: FsdpStrategy
     sizes: UnitSizes
     tasks: TaskList
     walk: tuple[Moment, ...]
@@ -122,7 +122,7 @@ class ShardedStep:
         return {"micro_batch": self.micro_batch}
 
 
-def begin_step(request: StepRequest, options: FsdpOptions, freed_before: int) -> ShardedStep:
+def begin_step(request: StepRequest, options: FsdpStrategy, freed_before: int) -> ShardedStep:
     """Split the model into units and begin an empty list of tasks.
 
     `freed_before`: units that the previous step left in version 1's queue.
@@ -130,7 +130,7 @@ def begin_step(request: StepRequest, options: FsdpOptions, freed_before: int) ->
     units = wrap_units(
         request.workload,
         options.wrap,
-        options.wrap_elements or MIN_WRAPPED,
+        options.unit_elements,
         experts_apart=request.expert_copies is not None,
     )
     walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
 from perfmodel.training.sharded.zero.offload.drive_parts import (
     STATE_ITEM_BYTES,
     SWAPPED_STATES,
@@ -21,7 +22,6 @@ from perfmodel.training.sharded.zero.offload.host_optimizer import (
     add_host_update,
     host_copy_seconds,
 )
-from perfmodel.training.sharded.zero.options import OptimizerOffload, ZeroOptions
 from perfmodel.training.sharded.zero.partition import part_elements
 from perfmodel.training.sharded.zero.zero_passes import (
     DRIVE_READS,
@@ -34,7 +34,7 @@ from perfmodel.training.sharded.zero.zero_passes import (
 
 
 def add_drive_task(
-    step: ShardingStep[ZeroOptions],
+    step: ShardingStep[ZeroStrategy],
     name: str,
     nbytes: float,
     after: Sequence[int],
@@ -57,7 +57,7 @@ def add_drive_task(
     )
 
 
-def gradient_bytes(step: ShardingStep[ZeroOptions], tensors: Sequence[int]) -> int:
+def gradient_bytes(step: ShardingStep[ZeroStrategy], tensors: Sequence[int]) -> int:
     """Bytes of a rank's fp32 gradients that go through drives: small parts stay in memory."""
     model, ranks = step.request.workload, step.request.ranks
     parts = (part_elements(model, (tensor,), ranks) for tensor in tensors)
@@ -65,14 +65,14 @@ def gradient_bytes(step: ShardingStep[ZeroOptions], tensors: Sequence[int]) -> i
 
 
 def add_grouped_update(
-    step: ShardingStep[ZeroOptions], groups: Sequence[Sequence[int]], written: Sequence[int]
+    step: ShardingStep[ZeroStrategy], groups: Sequence[Sequence[int]], written: Sequence[int]
 ) -> int:
     """Update one sub-group after the other; return the last task.
 
     `written`: tasks that wrote gradients.
     """
     options, workload, ranks = step.options, step.request.workload, step.request.ranks
-    offload = options.offload_optimizer or OptimizerOffload()
+    offload = options.offload_optimizer or OffloadOptimizer()
     parts = [part_elements(workload, group, ranks) for group in groups]
     swapped = [offload.nvme and swaps_states(part) for part in parts]
     on_drives = drive_tensors(workload, options, ranks)
@@ -117,7 +117,7 @@ def add_grouped_update(
 
 
 def _add_read(
-    step: ShardingStep[ZeroOptions],
+    step: ShardingStep[ZeroStrategy],
     number: int,
     group: Sequence[int],
     part: int,
@@ -127,7 +127,7 @@ def _add_read(
     return add_drive_task(step, f"read states of sub-group {number}", nbytes, after)
 
 
-def _add_one_update(step: ShardingStep[ZeroOptions], part: int) -> int:
+def _add_one_update(step: ShardingStep[ZeroStrategy], part: int) -> int:
     """Update a sub-group where its states are, and bring its parameters to where they lie."""
     if step.options.offload_optimizer:
         return add_host_update(step, part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.training.sharded.zero.options import OptimizerOffload, ZeroOptions
+from perfmodel.scenario.strategies.deepspeed import OffloadOptimizer, ZeroStrategy
 from perfmodel.training.sharded.zero.partition import part_elements, sub_groups
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, Workload
@@ -26,7 +26,7 @@ def swaps_states(elements: int) -> bool:
     return elements * STATE_ITEM_BYTES >= LEAST_SWAPPED_BYTES
 
 
-def drive_tensors(workload: Workload, options: ZeroOptions, ranks: int) -> frozenset[int]:
+def drive_tensors(workload: Workload, options: ZeroStrategy, ranks: int) -> frozenset[int]:
     """Parameters whose parts lie on drives.
 
     Sub-groups stay in host memory while they fit into ``max_in_cpu`` elements, small parts always
@@ -46,13 +46,13 @@ def drive_tensors(workload: Workload, options: ZeroOptions, ranks: int) -> froze
         tensor
         for tensor, each in enumerate(workload.tensors)
         if tensor not in in_memory
-        and each.numel > options.param_persistence_threshold
+        and each.numel > options.stage3_param_persistence_threshold
         and part_elements(workload, (tensor,), ranks) * ITEM_BYTES[each.dtype]
         >= LEAST_SWAPPED_BYTES
     )
 
 
-def check_offload(request: StepRequest, options: ZeroOptions) -> None:
+def check_offload(request: StepRequest, options: ZeroStrategy) -> None:
     """Raise `InputError`: what the machine has no way for, or DeepSpeed stops at; every fault."""
     if options.offloads:
         faults = [*_machine_faults(request, options), *_buffer_faults(request, options)]
@@ -60,7 +60,7 @@ def check_offload(request: StepRequest, options: ZeroOptions) -> None:
             raise InputError(faults)
 
 
-def _machine_faults(request: StepRequest, options: ZeroOptions) -> Iterator[Fault]:
+def _machine_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Fault]:
     for name in ("offload_optimizer", "offload_param"):
         offload = getattr(options, name)
         if offload is None:
@@ -79,7 +79,7 @@ def _machine_faults(request: StepRequest, options: ZeroOptions) -> Iterator[Faul
         yield Fault("compute.optimizer", repr(request.optimizer), allowed)
 
 
-def _buffer_faults(request: StepRequest, options: ZeroOptions) -> Iterator[Fault]:
+def _buffer_faults(request: StepRequest, options: ZeroStrategy) -> Iterator[Fault]:
     states, parts = options.offload_optimizer, options.offload_param
     if states is not None and states.nvme and states.buffer_count < buffers_needed(states):
         yield Fault(
@@ -99,6 +99,6 @@ def _buffer_faults(request: StepRequest, options: ZeroOptions) -> Iterator[Fault
         yield Fault("offload_param.buffer_size", f"{parts.buffer_size:,}", allowed)
 
 
-def buffers_needed(offload: OptimizerOffload) -> int:
+def buffers_needed(offload: OffloadOptimizer) -> int:
     """Buffers of the sub-group that is updated, and of those that are read or written meanwhile."""
     return (SWAPPED_STATES + 1) * (1 + offload.pipeline_read + offload.pipeline_write)

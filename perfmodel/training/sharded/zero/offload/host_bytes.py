@@ -7,6 +7,7 @@ parameter with ``offload_param``: the 20 bytes of ZeRO-Infinity's equation 2 (ar
 
 from __future__ import annotations
 
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.sharded.zero.offload.drive_parts import (
     STATE_ITEM_BYTES,
@@ -14,12 +15,11 @@ from perfmodel.training.sharded.zero.offload.drive_parts import (
     drive_tensors,
     swaps_states,
 )
-from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.partition import part_elements, partition, sub_groups
 from perfmodel.workload.model import ITEM_BYTES
 
 
-def host_bytes(setup: Setup, options: ZeroOptions) -> tuple[float, float]:
+def host_bytes(setup: Setup, options: ZeroStrategy) -> tuple[float, float]:
     """Bytes in the memory of the host, and on its drives, of one rank."""
     item = ITEM_BYTES[setup.trained[0].dtype]
     if options.stage < 3:
@@ -34,7 +34,7 @@ def host_bytes(setup: Setup, options: ZeroOptions) -> tuple[float, float]:
     return states[0] + parts[0] + gradients, states[1] + parts[1]
 
 
-def _state_bytes(setup: Setup, options: ZeroOptions) -> tuple[float, float]:
+def _state_bytes(setup: Setup, options: ZeroStrategy) -> tuple[float, float]:
     """States and fp32 gradients, by sub-group in memory or on drives, and the buffers for these."""
     offload = options.offload_optimizer
     if offload is None:
@@ -47,7 +47,7 @@ def _state_bytes(setup: Setup, options: ZeroOptions) -> tuple[float, float]:
     return each * (sum(parts) - sum(away)) + buffers, float(each * sum(away))
 
 
-def _parameter_bytes(setup: Setup, options: ZeroOptions, item: int) -> tuple[float, float]:
+def _parameter_bytes(setup: Setup, options: ZeroStrategy, item: int) -> tuple[float, float]:
     """Parts of parameters, and buffers: to read them, and to write those of one sub-group."""
     offload, workload = options.offload_param, setup.workload
     if offload is None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfmodel.training.sharded.zero.options import ZeroOptions
+from perfmodel.scenario.strategies.deepspeed import ZeroStrategy
 from perfmodel.training.sharded.zero.zero_passes import MASTER_BYTES, ShardingStep, add_work
 from perfmodel.workload.kernels.kernel_constants import kernel_constants
 
@@ -46,7 +46,7 @@ def host_bytes(item_bytes: int, optimizer: str) -> int:
     return SCALED_BYTES + updated + MASTER_BYTES + item_bytes
 
 
-def own_gradient_seconds(step: ShardingStep[ZeroOptions], elements: float, micro: int) -> float:
+def own_gradient_seconds(step: ShardingStep[ZeroStrategy], elements: float, micro: int) -> float:
     """Time of the copies of a rank's own gradients after a micro-batch, of stages 1 and 2."""
     accumulate = step.options.accumulate if step.options.stage == 2 else 1
     nbytes = 0.0
@@ -57,7 +57,7 @@ def own_gradient_seconds(step: ShardingStep[ZeroOptions], elements: float, micro
     return host_copy_seconds(step, nbytes)
 
 
-def part_seconds(step: ShardingStep[ZeroOptions], elements: float, micro: int) -> float:
+def part_seconds(step: ShardingStep[ZeroStrategy], elements: float, micro: int) -> float:
     """Time of the copies of a rank's part of a bucket after its reduction, of stage 3."""
     nbytes = 2 * step.item_bytes * elements
     if micro == step.options.accumulate - 1:
@@ -65,7 +65,7 @@ def part_seconds(step: ShardingStep[ZeroOptions], elements: float, micro: int) -
     return host_copy_seconds(step, nbytes)
 
 
-def add_host_update(step: ShardingStep[ZeroOptions], elements: float) -> int:
+def add_host_update(step: ShardingStep[ZeroStrategy], elements: float) -> int:
     """Update a rank's part on the CPUs and copy its parameters up, unless they lie on the host."""
     request = step.request
     moved = host_bytes(step.item_bytes, request.optimizer) * elements
