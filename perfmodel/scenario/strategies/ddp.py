@@ -282,6 +282,19 @@ class LocalSgdStrategy(FileModel):
         """Micro-batches per round: one for each optimizer step."""
         return math.lcm(self.period, *(level.period for level in self.levels))
 
+    def averaged_ranks(self, step: int, ranks: int) -> int | None:
+        """Ranks of each group that averages parameters after a step of the round; None: none do.
+
+        The longest period that ends decides (``_find_process_group`` in
+        hierarchical_model_averager.py).
+        """
+        if step % self.period == 0:
+            return ranks
+        for level in reversed(self.levels):
+            if step % level.period == 0:
+                return min(level.gpus, ranks)
+        return None
+
     @model_validator(mode="after")
     def _check_levels(self) -> LocalSgdStrategy:
         periods = [*(level.period for level in self.levels), self.period]

@@ -16,6 +16,7 @@ class HorovodStrategy(FileModel):
     kind: Literal["horovod"]
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
+    # defaults: BackgroundThreadLoop in operations.cc, and global_state.h, of horovod 0.28.1
     fusion_threshold: SizeOrNothing = Field(
         default=128.0 * 1024 * 1024, description="HOROVOD_FUSION_THRESHOLD; 0 B fuses nothing"
     )
@@ -47,6 +48,7 @@ class PriorityStrategy(FileModel):
     kind: Literal["priority"]
     one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = True
+    # a million fp32 parameters: BYTESCHEDULER_PARTITION (bytescheduler/common/bytecore.py)
     partition_size: Bytes = Field(default=4e6, description="tensors are cut to such pieces")
     credit: Bytes | None = Field(
         default=None, description="pieces in flight, which none can overtake; default: four"
@@ -55,3 +57,8 @@ class PriorityStrategy(FileModel):
         default="priority", description="fifo: pieces in the order in which they get ready"
     )
     accumulate: MicroSteps = 1
+
+    @property
+    def credit_bytes(self) -> float:
+        """Bytes of pieces in flight; by default four pieces."""
+        return self.credit or 4 * self.partition_size

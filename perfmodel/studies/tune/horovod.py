@@ -6,15 +6,15 @@ other and all else at Horovod's defaults; `perfmodel.studies.tune.settings` tune
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.scenario import ClusterSize, Scenario, change_scenario
 from perfmodel.scenario.strategies.ddp import DdpStrategy
+from perfmodel.scenario.strategies.fusion import HorovodStrategy
 from perfmodel.studies.run.prepared import PreparedSize, prepare
 from perfmodel.studies.tune.model import Fusion, Horovod
 from perfmodel.studies.tune.objective.evaluator import SAME
-from perfmodel.training.fusion.options import MIB, HorovodOptions
+from perfmodel.training.ddp.options import MIB
 from perfmodel.training.plan.step_plan import Collective
 from perfmodel.training.strategies import STRATEGIES
 
@@ -29,15 +29,15 @@ def tune_horovod(scenario: Scenario, profile: Profile | None, size: ClusterSize 
     changed = change_scenario(scenario, {"strategy": _section(scenario)})
     prepared = prepare(changed, profile=profile, size=size)
     options = prepared.job.options
-    assert isinstance(options, HorovodOptions)
+    assert isinstance(options, HorovodStrategy)
     curve = tuple(_simulate(prepared, options, threshold) for threshold in THRESHOLDS_MB)
-    usual_mb = options.fusion_threshold_bytes / MIB
+    usual_mb = options.fusion_threshold / MIB
     default = next(fusion for fusion in curve if fusion.threshold_mb == usual_mb)
     least_s = min(fusion.step_time_s for fusion in curve)
     quickest = [fusion for fusion in curve if fusion.step_time_s <= least_s * (1 + SAME)]
     nearest = min(quickest, key=lambda fusion: abs(fusion.threshold_mb - usual_mb))
     assumptions = STRATEGIES["horovod"].assumptions
-    return Horovod(options.cycle_s, default, nearest, curve, assumptions)
+    return Horovod(options.cycle_time, default, nearest, curve, assumptions)
 
 
 def _section(scenario: Scenario) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def _section(scenario: Scenario) -> dict[str, Any]:
     return section
 
 
-def _simulate(prepared: PreparedSize, options: HorovodOptions, threshold_mb: float) -> Fusion:
+def _simulate(prepared: PreparedSize, options: HorovodStrategy, threshold_mb: float) -> Fusion:
     """Simulate the job with one threshold."""
-    stepped = prepared.step(replace(options, fusion_threshold_bytes=threshold_mb * MIB))
+    stepped = prepared.step(options.model_copy(update={"fusion_threshold": threshold_mb * MIB}))
     reductions = sum(isinstance(task.work, Collective) for task in stepped.plan.tasks)
     return Fusion(threshold_mb, stepped.step_time_s, stepped.exposed_comm_s, reductions)

@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfmodel.training.averaging.options import LocalSgdOptions
+from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.strategies.ddp import CastHook, LocalSgdStrategy
 from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
+from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.builder import COMPUTE, TaskList
 from perfmodel.training.plan.forward_backward import MANY_MICRO_BATCHES
@@ -33,7 +35,7 @@ SEGMENTS_PER_STEP = 4
 """Tasks of a pass of a long round, where nothing overlaps."""
 
 
-def local_sgd_plan(request: StepRequest, options: LocalSgdOptions) -> StepPlan:
+def local_sgd_plan(request: StepRequest, options: LocalSgdStrategy) -> StepPlan:
     """Return a round of local SGD: optimizer steps until the pattern of averages repeats.
 
     The first iteration is one step: of the warm-up where there is one.
@@ -41,7 +43,7 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdOptions) -> StepPlan:
     Raises `InputError`: groups that do not divide the ranks.
     """
     if request.iteration == "first" and options.warmup_steps and request.ranks > 1:
-        return ddp_plan(request, options.hooked)
+        return ddp_plan(request, hooked(options))
     steps = 1 if request.iteration == "first" else options.accumulate
     single = _single_step(request, options, steps)
     groups = _groups(request.ranks, options, steps)
@@ -69,14 +71,40 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdOptions) -> StepPlan:
     )
 
 
-def _single_step(request: StepRequest, options: LocalSgdOptions, steps: int) -> StepPlan:
+def _wrapped(options: LocalSgdStrategy) -> DdpOptions:
+    """Options of DistributedDataParallel, which holds the buckets."""
+    return DdpOptions(
+        bucket_cap_bytes=options.bucket_cap,
+        gradient_as_bucket_view=options.gradient_as_bucket_view,
+        broadcast_buffers=options.broadcast_buffers,
+    )
+
+
+def hooked(options: LocalSgdStrategy) -> DdpOptions:
+    """Options of DistributedDataParallel with the hook of post-local SGD."""
+    return replace(_wrapped(options), hook=CastHook(kind="allreduce"))
+
+
+def _consecutive(size: int, ranks: int, field: str) -> tuple[range, ...]:
+    """Consecutive groups of a size.
+
+    Raises `InputError`: ranks that cannot be split into them.
+    """
+    size = min(size, ranks)
+    if ranks % size:
+        allowed = f"a number that divides the {ranks} GPUs"
+        raise InputError(Fault(f"strategy.{field}", str(size), allowed))
+    return tuple(range(first, first + size) for first in range(0, ranks, size))
+
+
+def _single_step(request: StepRequest, options: LocalSgdStrategy, steps: int) -> StepPlan:
     """One optimizer step of every rank, with the gradients of its group."""
-    if options.gradient_ranks is None or request.ranks == 1:
+    if options.gradient_gpus is None or request.ranks == 1:
         fewest = SEGMENTS_PER_STEP if steps <= MANY_MICRO_BATCHES else 1
         at_most = max(fewest, request.segments // steps)
-        alone = ddp_plan(replace(request, ranks=1, segments=at_most), options.ddp)
+        alone = ddp_plan(replace(request, ranks=1, segments=at_most), _wrapped(options))
         return replace(alone, classes=(replace(alone.classes[0], ranks=range(request.ranks)),))
-    plan = ddp_plan(request, options.hooked)
+    plan = ddp_plan(request, hooked(options))
     return replace(plan, tasks=tuple(_in_group(task) for task in plan.tasks))
 
 
@@ -87,17 +115,17 @@ def _in_group(task: Task) -> Task:
     return task
 
 
-def _groups(ranks: int, options: LocalSgdOptions, steps: int) -> tuple[Communicator, ...]:
+def _groups(ranks: int, options: LocalSgdStrategy, steps: int) -> tuple[Communicator, ...]:
     if ranks == 1:
         return ()
     sizes = {options.averaged_ranks(step, ranks) for step in range(steps)}
     named = [
-        Communicator(f"average of {size}", options.groups(size, ranks, "levels"))
+        Communicator(f"average of {size}", _consecutive(size, ranks, "levels"))
         for size in sorted(size for size in sizes if size is not None)
     ]
-    if options.gradient_ranks is None:
+    if options.gradient_gpus is None:
         return tuple(named)
-    small = options.groups(options.gradient_ranks, ranks, "gradient_gpus")
+    small = _consecutive(options.gradient_gpus, ranks, "gradient_gpus")
     return (Communicator(GROUP, (range(ranks),)), Communicator(GRADIENTS, small), *named)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from perfmodel.scenario.strategies.fusion import HorovodStrategy
 from perfmodel.training.fusion.cycles import (
     BATCH_PADDING,
     FusionRules,
     bit_vector_bytes,
     buffer_bytes,
 )
-from perfmodel.training.fusion.options import HorovodOptions
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
 
@@ -21,7 +21,7 @@ REQUEST_BYTES = 100
 """Of a request: name, dtype, shape and device of a tensor, as flatbuffers has them; assumption."""
 
 
-def fusion_rules(request: StepRequest, options: HorovodOptions) -> FusionRules:
+def fusion_rules(request: StepRequest, options: HorovodStrategy) -> FusionRules:
     """Sizes and times that the cycles of a job depend on."""
     tensors = [request.workload.tensors[index] for index in hand_over_order(request)]
     dtypes = tuple("fp16" if is_cast(options, t.dtype) else t.dtype for t in tensors)
@@ -30,8 +30,8 @@ def fusion_rules(request: StepRequest, options: HorovodOptions) -> FusionRules:
         nbytes=nbytes,
         dtypes=dtypes,
         padding=1 if request.blocking_wait else BATCH_PADDING,
-        limit=buffer_bytes(options.fusion_threshold_bytes, request.ranks_per_host),
-        cycle_s=options.cycle_s,
+        limit=buffer_bytes(options.fusion_threshold, request.ranks_per_host),
+        cycle_s=options.cycle_time,
         agreement_s=agreement_s(request, options),
     )
     if not request.blocking_wait:
@@ -45,12 +45,12 @@ def fusion_rules(request: StepRequest, options: HorovodOptions) -> FusionRules:
     return replace(rules, reduction_s=reduction_s)
 
 
-def is_cast(options: HorovodOptions, dtype: str) -> bool:
+def is_cast(options: HorovodStrategy, dtype: str) -> bool:
     """Whether gradients of a dtype are converted to 16 bits before they travel."""
     return options.compression == "fp16" and ITEM_BYTES[dtype] > ITEM_BYTES["fp16"]
 
 
-def agreement_s(request: StepRequest, options: HorovodOptions) -> float:
+def agreement_s(request: StepRequest, options: HorovodStrategy) -> float:
     """Time in which the threads of all ranks agree on what is ready, by the controller's library.
 
     With all tensors in the cache that is an all-reduce of a bit for each; else rank 0 also gathers
@@ -67,7 +67,7 @@ def agreement_s(request: StepRequest, options: HorovodOptions) -> float:
     return time_s
 
 
-def is_cached(request: StepRequest, options: HorovodOptions) -> bool:
+def is_cached(request: StepRequest, options: HorovodStrategy) -> bool:
     """Whether the answers of all tensors stay in the cache, least recently used out first."""
     return len(request.workload.ready_order) <= options.cache_capacity
 
@@ -77,7 +77,7 @@ def hand_over_order(request: StepRequest) -> tuple[int, ...]:
     return tuple(index for layer in reversed(request.workload.layers) for index in layer.tensors)
 
 
-def handed_over_s(request: StepRequest, options: HorovodOptions) -> tuple[float, ...]:
+def handed_over_s(request: StepRequest, options: HorovodStrategy) -> tuple[float, ...]:
     """When each gradient is handed over, since the last backward began; seconds.
 
     That is when the host has issued its kernels; where issuing takes no time, or the thread copies
@@ -107,7 +107,7 @@ def follows_device(request: StepRequest) -> bool:
     return request.times.launch_s <= 0 or request.blocking_wait
 
 
-def casts_s(request: StepRequest, options: HorovodOptions, members: Iterable[int]) -> float:
+def casts_s(request: StepRequest, options: HorovodStrategy, members: Iterable[int]) -> float:
     """Time to convert gradients to 16 bits, a kernel each."""
     cast = [t for m in members if is_cast(options, (t := request.workload.tensors[m]).dtype)]
     moved = sum((t.nbytes + t.numel * ITEM_BYTES["fp16"]) / 2 for t in cast)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.strategies.fusion import HorovodStrategy
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.fusion.cycles import Cycle, FusionRules, run_cycles
 from perfmodel.training.fusion.hand_over import (
@@ -27,7 +28,6 @@ from perfmodel.training.fusion.hand_over import (
     is_cached,
     is_cast,
 )
-from perfmodel.training.fusion.options import HorovodOptions
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import (
     Segment,
@@ -58,7 +58,7 @@ class _Reducing:
     """
 
     step: Step
-    options: HorovodOptions
+    options: HorovodStrategy
     order: tuple[int, ...]
     rules: FusionRules
     handed: dict[int, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class _Reducing:
     reduced: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
 
-def horovod_plan(request: StepRequest, options: HorovodOptions) -> StepPlan:
+def horovod_plan(request: StepRequest, options: HorovodStrategy) -> StepPlan:
     """Return one step under Horovod; of plain training for one rank.
 
     Raises `InputError`: a torus through host memory.
@@ -100,7 +100,7 @@ def horovod_plan(request: StepRequest, options: HorovodOptions) -> StepPlan:
     )
 
 
-def _communicators(request: StepRequest, options: HorovodOptions) -> tuple[Communicator, ...]:
+def _communicators(request: StepRequest, options: HorovodStrategy) -> tuple[Communicator, ...]:
     ranks, size = request.ranks, request.ranks_per_host
     if ranks == 1:
         return ()
@@ -111,7 +111,7 @@ def _communicators(request: StepRequest, options: HorovodOptions) -> tuple[Commu
     return (Communicator(HOSTS, hosts), Communicator(ACROSS, across))
 
 
-def _by_hosts(request: StepRequest, options: HorovodOptions) -> bool:
+def _by_hosts(request: StepRequest, options: HorovodStrategy) -> bool:
     """Whether reductions go host by host; not on a single host (operations.cc)."""
     return options.allreduce == "torus" and 1 < request.ranks_per_host < request.ranks
 
@@ -119,7 +119,7 @@ def _by_hosts(request: StepRequest, options: HorovodOptions) -> bool:
 # ---------------------------------------------------------------- tasks
 
 
-def _add_reducing_backward(step: Step, options: HorovodOptions) -> tuple[int, ...]:
+def _add_reducing_backward(step: Step, options: HorovodStrategy) -> tuple[int, ...]:
     """Add backward and its reductions; returns what the optimizer waits for."""
     request = step.request
     rules, order = fusion_rules(request, options), hand_over_order(request)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
+from perfmodel.scenario.strategies.fusion import PriorityStrategy
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.fusion.options import PriorityOptions
 from perfmodel.training.fusion.partitions import Partition, cut_bytes, send_order
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import (
@@ -35,7 +35,7 @@ from perfmodel.workload.model import ITEM_BYTES
 RANKS, GROUP = "ranks", "data parallel"
 
 
-def priority_plan(request: StepRequest, options: PriorityOptions) -> StepPlan:
+def priority_plan(request: StepRequest, options: PriorityStrategy) -> StepPlan:
     """Return one step of training with priority scheduling; of plain training for one rank.
 
     Raises `ScheduleError`: times that do not fit the workload.
@@ -97,7 +97,7 @@ def _add_backward(step: Step) -> dict[int, tuple[int, float]]:
 
 
 def _add_pieces(
-    step: Step, options: PriorityOptions, ready: dict[int, tuple[int, float]]
+    step: Step, options: PriorityStrategy, ready: dict[int, tuple[int, float]]
 ) -> dict[int, list[int]]:
     """Add the all-reduces of all pieces in their order; returns those of each tensor."""
     pieces = partitions_of(step.request, options, {t: at for t, (_, at) in ready.items()})
@@ -123,7 +123,7 @@ def _add_pieces(
 
 
 def partitions_of(
-    request: StepRequest, options: PriorityOptions, ready_s: dict[int, float]
+    request: StepRequest, options: PriorityStrategy, ready_s: dict[int, float]
 ) -> tuple[Partition, ...]:
     """Cut all gradients to pieces.
 
@@ -137,7 +137,7 @@ def partitions_of(
         for rank, tensor in enumerate(order)
         for part, nbytes in enumerate(
             cut_bytes(
-                tensors[tensor].nbytes, options.partition_bytes, ITEM_BYTES[tensors[tensor].dtype]
+                tensors[tensor].nbytes, options.partition_size, ITEM_BYTES[tensors[tensor].dtype]
             )
         )
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.scenario.strategies.fusion import HorovodStrategy, PriorityStrategy
+from perfmodel.training.ddp.options import MIB
 from perfmodel.training.fusion.horovod import horovod_plan
-from perfmodel.training.fusion.options import MIB, HorovodOptions, PriorityOptions
 from perfmodel.training.fusion.priority import priority_plan
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.strategy import Setting, Strategy
@@ -22,26 +22,13 @@ def horovod_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     use, options = replicated(setup), setup.options
-    assert isinstance(options, HorovodOptions)
+    assert isinstance(options, HorovodStrategy)
     if setup.ranks == 1:
         return use
     half = ITEM_BYTES["fp16"]
     cast = [tensor for tensor in setup.trained if ITEM_BYTES[tensor.dtype] > half]
     compressed = half * sum(tensor.numel for tensor in cast) if options.compression == "fp16" else 0
-    return replace(use, buckets_bytes=options.fusion_threshold_bytes + compressed)
-
-
-def horovod_options(section: HorovodStrategy) -> HorovodOptions:
-    """What Horovod is started with."""
-    return HorovodOptions(
-        fusion_threshold_bytes=section.fusion_threshold,
-        cycle_s=section.cycle_time,
-        cache_capacity=section.cache_capacity,
-        controller=section.controller,
-        allreduce=section.allreduce,
-        compression=section.compression,
-        accumulate=section.accumulate,
-    )
+    return replace(use, buckets_bytes=options.fusion_threshold + compressed)
 
 
 def horovod_settings(*_: object) -> tuple[Setting, ...]:
@@ -81,19 +68,7 @@ HOROVOD = Strategy(
     ),
     settings=horovod_settings,
     own_words=horovod_words,
-    options=horovod_options,
 )
-
-
-def priority_options(section: PriorityStrategy) -> PriorityOptions:
-    """What the scheduler is started with; a credit that is not stated is four partitions."""
-    credit = section.credit or 4 * section.partition_size
-    return PriorityOptions(
-        partition_bytes=section.partition_size,
-        credit_bytes=credit,
-        order=section.order,
-        accumulate=section.accumulate,
-    )
 
 
 def priority_settings(*_: object) -> tuple[Setting, ...]:
@@ -108,11 +83,10 @@ def priority_settings(*_: object) -> tuple[Setting, ...]:
 
 def priority_words(section: PriorityStrategy) -> tuple[str, ...]:
     """Environment variables of ByteScheduler, which counts parameters."""
-    options = priority_options(section)
     item = ITEM_BYTES["fp32"]
     return (
-        f"BYTESCHEDULER_PARTITION={round(options.partition_bytes / item)}",
-        f"BYTESCHEDULER_CREDIT={round(options.credit_bytes / item)}",
+        f"BYTESCHEDULER_PARTITION={round(section.partition_size / item)}",
+        f"BYTESCHEDULER_CREDIT={round(section.credit_bytes / item)}",
     )
 
 
@@ -129,5 +103,4 @@ PRIORITY = Strategy(
     ),
     settings=priority_settings,
     own_words=priority_words,
-    options=priority_options,
 )

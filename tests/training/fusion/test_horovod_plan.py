@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from perfmodel.errors import InputError
+from perfmodel.files import validate_document
+from perfmodel.scenario.strategies.fusion import HorovodStrategy
 from perfmodel.testing.check_plan import check_plan
+from perfmodel.training.ddp.options import MIB
 from perfmodel.training.fusion.cycles import bit_vector_bytes
 from perfmodel.training.fusion.hand_over import agreement_s, handed_over_s
 from perfmodel.training.fusion.horovod import horovod_plan
-from perfmodel.training.fusion.options import MIB, HorovodOptions
 from perfmodel.training.fusion.strategy import HOROVOD
 from perfmodel.training.memory.use import Setup
 from perfmodel.training.plan.step_plan import Collective, Compute, Op, StepPlan, Task
@@ -25,6 +27,10 @@ from perfmodel.workload.zoo import build_model
 Times = Callable[..., LayerTimes]
 Run = Callable[..., list[tuple[float, float]]]
 MS = 1e-3
+
+
+def horovod(**fields: Any) -> HorovodStrategy:
+    return validate_document(HorovodStrategy, {"kind": "horovod", **fields})
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def named(plan: StepPlan, prefix: str) -> list[Task]:
 
 def test_cycles_cut_backward_where_they_begin(toy: Workload, times_of: Times) -> None:
     """Layers of 2 ms on the device, cycles of 5 ms from 2.5 ms on: the first one, then two."""
-    plan = horovod_plan(request(toy, times_of(toy)), HorovodOptions(cycle_s=5 * MS))
+    plan = horovod_plan(request(toy, times_of(toy)), horovod(cycle_time="5 ms"))
     check_plan(plan)
     assert reductions(plan) == [8_000_000, 4_000_000 + 2_000_000, 1_000_000]
 
@@ -58,10 +64,10 @@ def test_the_host_decides_what_is_handed_over(toy: Workload, times_of: Times) ->
     """6 kernels of 0.1 ms a layer are issued in 0.6 ms, whatever the device takes."""
     times = times_of(toy, launch_s=0.1 * MS, backward_s=np.full(4, 50 * MS))
     asked = request(toy, times)
-    assert handed_over_s(asked, HorovodOptions()) == pytest.approx(
+    assert handed_over_s(asked, HorovodStrategy(kind="horovod")) == pytest.approx(
         (0.6 * MS, 1.2 * MS, 1.8 * MS, 2.4 * MS)
     )
-    plan = horovod_plan(asked, HorovodOptions())
+    plan = horovod_plan(asked, HorovodStrategy(kind="horovod"))
     assert reductions(plan) == [8_000_000 + 4_000_000, 2_000_000 + 1_000_000]
 
 
@@ -69,7 +75,7 @@ def test_reductions_follow_each_other_on_one_stream(
     toy: Workload, times_of: Times, run_plan: Run
 ) -> None:
     """8 MB alone needs no copies; 6 MB are copied in and out, at 1 TB/s, before the next."""
-    plan = horovod_plan(request(toy, times_of(toy)), HorovodOptions(cycle_s=5 * MS))
+    plan = horovod_plan(request(toy, times_of(toy)), horovod(cycle_time="5 ms"))
     spans = run_plan(plan, lambda work: work.nbytes / 1e9)
     start = spans[plan.tasks.index(named(plan, "backward")[0])][0]
     at = {task.name: spans[index][1] - start for index, task in enumerate(plan.tasks)}
@@ -82,7 +88,7 @@ def test_reductions_follow_each_other_on_one_stream(
 
 def test_a_threshold_of_zero_reduces_tensor_by_tensor(times_of: Times) -> None:
     model = build_model("resnet50")
-    plan = horovod_plan(request(model, times_of(model)), HorovodOptions(fusion_threshold_bytes=0))
+    plan = horovod_plan(request(model, times_of(model)), horovod(fusion_threshold="0 B"))
     check_plan(plan)
     assert reductions(plan) == [model.tensors[index].nbytes for index in model.ready_order]
     assert not named(plan, "copy")
@@ -96,7 +102,12 @@ def test_bytes_of_a_step(
 ) -> None:
     """All gradients once a step, whatever is accumulated; in the buffer, padded to 16 bytes."""
     model = build_model("resnet18")
-    options = HorovodOptions(threshold, 5 * MS, compression=compression, accumulate=accumulate)
+    options = horovod(
+        fusion_threshold=f"{threshold} B",
+        cycle_time="5 ms",
+        compression=compression,
+        accumulate=accumulate,
+    )
     plan = horovod_plan(request(model, times_of(model)), options)
     check_plan(plan)
     item = 2 if compression == "fp16" else 4
@@ -109,7 +120,7 @@ def test_bytes_of_a_step(
 
 
 def test_a_torus_reduces_host_by_host(toy: Workload, times_of: Times) -> None:
-    options = HorovodOptions(cycle_s=50 * MS, allreduce="torus")
+    options = horovod(cycle_time="50 ms", allreduce="torus")
     plan = horovod_plan(request(toy, times_of(toy), ranks=8, ranks_per_host=4), options)
     check_plan(plan)
     works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
@@ -133,7 +144,7 @@ def test_on_cpus_the_thread_waits_for_its_all_reduces(toy: Workload, times_of: T
         return 0.0 if library else nbytes / 1e9 + 1 * MS
 
     asked = request(toy, times_of(toy), blocking_wait=True, collective_s=collective_s)
-    plan = horovod_plan(asked, HorovodOptions())
+    plan = horovod_plan(asked, HorovodStrategy(kind="horovod"))
     assert reductions(plan) == [8_000_000, 7_000_000]
     waits = [task.work.duration_s for task in named(plan, "cycle")]  # type: ignore[union-attr]
     assert waits == pytest.approx([0.5 * MS, 0.0])
@@ -154,17 +165,17 @@ def test_ranks_agree_by_a_bit_for_each_tensor() -> None:
         np.ones(1), np.ones(1), np.ones(1), np.ones(1), 0.0, 1.0, 1, 1e12, 0.0, "test"
     )
     steady = request(model, times, collective_s=collective_s)
-    assert agreement_s(steady, HorovodOptions()) == 1 * MS
+    assert agreement_s(steady, HorovodStrategy(kind="horovod")) == 1 * MS
     assert asked == [("all_reduce", bit_vector_bytes(161), "mpi")]
-    assert agreement_s(steady, HorovodOptions(cache_capacity=160)) == pytest.approx(5 * MS)
-    assert agreement_s(steady, HorovodOptions(cache_capacity=0)) == pytest.approx(4 * MS)
+    assert agreement_s(steady, horovod(cache_capacity=160)) == pytest.approx(5 * MS)
+    assert agreement_s(steady, horovod(cache_capacity=0)) == pytest.approx(4 * MS)
     first = request(model, times, collective_s=collective_s, iteration="first")
-    assert agreement_s(first, HorovodOptions(controller="gloo")) == pytest.approx(5 * MS)
+    assert agreement_s(first, horovod(controller="gloo")) == pytest.approx(5 * MS)
     assert {library for _, _, library in asked[1:]} == {"mpi", "gloo"}
 
 
 def test_one_rank_trains_without_horovod(toy: Workload, times_of: Times) -> None:
-    plan = horovod_plan(request(toy, times_of(toy), ranks=1), HorovodOptions())
+    plan = horovod_plan(request(toy, times_of(toy), ranks=1), HorovodStrategy(kind="horovod"))
     check_plan(plan)
     assert {task.stream for task in plan.tasks} == {"compute"}
     works = [task.work for task in plan.tasks if isinstance(task.work, Compute)]
@@ -173,16 +184,16 @@ def test_one_rank_trains_without_horovod(toy: Workload, times_of: Times) -> None
 
 def test_memory_is_the_whole_buffer() -> None:
     model = build_model("resnet18")
-    setup = Setup(model, "fp32", "sgd", 4, 8, options=HorovodOptions())
+    setup = Setup(model, "fp32", "sgd", 4, 8, options=HorovodStrategy(kind="horovod"))
     assert HOROVOD.memory(setup).buckets_bytes == 128 * MIB
-    half = Setup(model, "fp32", "sgd", 4, 8, options=HorovodOptions(compression="fp16"))
+    half = Setup(model, "fp32", "sgd", 4, 8, options=horovod(compression="fp16"))
     assert HOROVOD.memory(half).buckets_bytes == 128 * MIB + 2 * model.parameters
-    alone = Setup(model, "fp32", "sgd", 1, 8, options=HorovodOptions())
+    alone = Setup(model, "fp32", "sgd", 1, 8, options=HorovodStrategy(kind="horovod"))
     assert HOROVOD.memory(alone).buckets_bytes == 0
 
 
 def test_impossible_options_are_named_together() -> None:
     with pytest.raises(InputError) as caught:
-        HorovodOptions(fusion_threshold_bytes=-1, cycle_s=math.nan, accumulate=0)
+        horovod(fusion_threshold="-1 B", cycle_time="-1 s", accumulate=0)
     fields = [fault.field for fault in caught.value.faults]
-    assert fields == ["fusion_threshold_bytes", "cycle_s", "accumulate"]
+    assert fields == ["fusion_threshold", "cycle_time", "accumulate"]

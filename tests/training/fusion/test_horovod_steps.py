@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from perfmodel.scenario.strategies.fusion import HorovodStrategy
 from perfmodel.training.fusion.cycles import buffer_bytes
 from perfmodel.training.fusion.horovod import horovod_plan
-from perfmodel.training.fusion.options import HorovodOptions
 from perfmodel.training.plan.step_plan import Collective
 
 pytest.importorskip("torch")
@@ -24,23 +24,19 @@ from tests.training.recorded.toy_workload import request, workload
 STEPS: dict[str, list[list[dict[str, Any]]]] = json.loads(
     Path(__file__).with_name("horovod_steps.json").read_text()
 )["steps"]
+UNFUSED = HorovodStrategy.model_validate({"kind": "horovod", "fusion_threshold": "0 B"})
 OPTIONS = {
-    "default": HorovodOptions(),
-    "compressed": HorovodOptions(compression="fp16"),
-    "unfused": HorovodOptions(fusion_threshold_bytes=0),
-    "small buffer": HorovodOptions(fusion_threshold_bytes=8192),
-    "accumulating": HorovodOptions(accumulate=2),
+    "default": HorovodStrategy(kind="horovod"),
+    "compressed": HorovodStrategy(kind="horovod", compression="fp16"),
+    "unfused": UNFUSED,
+    "small buffer": UNFUSED.model_copy(update={"fusion_threshold": 8192.0}),
+    "accumulating": HorovodStrategy(kind="horovod", accumulate=2),
 }
 
 
-def planned(options: HorovodOptions, cycle_s: float) -> list[int]:
+def planned(options: HorovodStrategy, cycle_s: float) -> list[int]:
     """Bytes of each reduction on CPUs, with cycles that are long or short beside a layer's 2 ms."""
-    changed = HorovodOptions(
-        options.fusion_threshold_bytes,
-        cycle_s,
-        compression=options.compression,
-        accumulate=options.accumulate,
-    )
+    changed = options.model_copy(update={"cycle_time": cycle_s})
     plan = horovod_plan(request(2, blocking_wait=True, ranks_per_host=2), changed)
     return [task.work.nbytes for task in plan.tasks if isinstance(task.work, Collective)]
 
@@ -55,9 +51,9 @@ def test_each_step_reduces_the_same_gradients_in_the_same_order(mode: str) -> No
     model = workload()
     order = [index for layer in reversed(model.layers) for index in layer.tensors]
     names = [model.tensors[index].name for index in order]
-    alone = HorovodOptions(fusion_threshold_bytes=0, compression=OPTIONS[mode].compression)
+    alone = UNFUSED.model_copy(update={"compression": OPTIONS[mode].compression})
     sizes = dict(zip(names, planned(alone, 0.0), strict=True))
-    limit = buffer_bytes(OPTIONS[mode].fusion_threshold_bytes, 2)
+    limit = buffer_bytes(OPTIONS[mode].fusion_threshold, 2)
     for step in STEPS[mode]:
         reduced = list(itertools.chain(*(group["names"] for group in step)))
         assert sorted(reduced) == sorted(names)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
+from perfmodel.files import validate_document
+from perfmodel.scenario.strategies.fusion import PriorityStrategy
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.fusion.options import PriorityOptions
 from perfmodel.training.fusion.partitions import Partition, cut_bytes, send_order
 from perfmodel.training.fusion.priority import priority_plan
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
@@ -48,7 +49,7 @@ def make_plan(
     request = StepRequest(
         model_of(sizes), times(forward_s, backward_s), 4, 1, collective_s=collective_s
     )
-    return priority_plan(request, PriorityOptions(**options))
+    return priority_plan(request, PriorityStrategy(kind="priority").model_copy(update=options))
 
 
 def run(plan: StepPlan) -> dict[str, tuple[float, float]]:
@@ -99,7 +100,7 @@ def test_small_pieces_reach_the_best_of_all_orders(
 ) -> None:
     """The step is the best there is, but for the pieces in flight that none can overtake."""
     piece = 200_000
-    plan = make_plan(*step, partition_bytes=piece, credit_bytes=credit * piece)
+    plan = make_plan(*step, partition_size=piece, credit=credit * piece)
     check_plan(plan)
     bound, found = best_s(*step), ends_s(plan)
     assert bound - 1e-9 <= found <= bound + credit * piece / RATE + 1e-9
@@ -110,8 +111,8 @@ def test_no_order_of_whole_tensors_is_better_than_pieces_by_priority(
     step: tuple[list[int], list[float], list[float]],
 ) -> None:
     piece = 200_000
-    first = make_plan(*step, partition_bytes=piece, credit_bytes=piece)
-    in_turn = make_plan(*step, partition_bytes=1e12, credit_bytes=1e12, order="fifo")
+    first = make_plan(*step, partition_size=piece, credit=piece)
+    in_turn = make_plan(*step, partition_size=1e12, credit=1e12, order="fifo")
     assert ends_s(first) <= ends_s(in_turn) + piece / RATE + 1e-9
 
 
@@ -119,7 +120,7 @@ def test_no_order_of_whole_tensors_is_better_than_pieces_by_priority(
 def test_one_layer_has_no_order(size: int, forward_s: float, backward_s: float) -> None:
     step = ([size], [forward_s], [backward_s])
     steps = {
-        round(ends_s(make_plan(*step, partition_bytes=piece, order=order)), 9)
+        round(ends_s(make_plan(*step, partition_size=piece, order=order)), 9)
         for piece, order in itertools.product((4e4, 1e9), ("priority", "fifo"))
     }
     assert max(steps) - min(steps) <= 2e-9
@@ -138,7 +139,7 @@ def test_the_front_layer_overtakes() -> None:
 def test_a_layer_is_updated_when_its_own_gradients_are_there() -> None:
     """The second layer's 8 MB still travel while the first layer's forward runs."""
     sizes, forward, backward = [1_000_000, 2_000_000], [5 * MS, 5 * MS], [1 * MS, 1 * MS]
-    plan = make_plan(sizes, forward, backward, partition_bytes=1e6, credit_bytes=1e6)
+    plan = make_plan(sizes, forward, backward, partition_size=1e6, credit=1e6)
     at = run(plan)
     assert at["forward layer0"][0] == pytest.approx(6 * MS)  # 2 of backward, 4 MB from then on
     assert at["forward layer1"][0] == pytest.approx(13 * MS)  # 1 ms, 12 MB in all
@@ -148,7 +149,9 @@ def test_a_layer_is_updated_when_its_own_gradients_are_there() -> None:
 def test_all_gradients_travel_once_a_step(times_of: Times, accumulate: int) -> None:
     model = build_model("resnet18")
     request = StepRequest(model, times_of(model), 4, 8, collective_s=collective_s)
-    options = PriorityOptions(partition_bytes=1e6, accumulate=accumulate)
+    options = PriorityStrategy(kind="priority", accumulate=accumulate).model_copy(
+        update={"partition_size": 1e6}
+    )
     plan = priority_plan(request, options)
     check_plan(plan)
     sent = [task.work.nbytes for task in plan.tasks if isinstance(task.work, Collective)]
@@ -169,9 +172,12 @@ def test_pieces_add_up(elements: int, most: int, item: int) -> None:
 
 def test_impossible_options_are_named_together() -> None:
     with pytest.raises(InputError) as caught:
-        PriorityOptions(partition_bytes=0, credit_bytes=-1, accumulate=0)
+        validate_document(
+            PriorityStrategy,
+            {"kind": "priority", "partition_size": "0 B", "credit": "-1 B", "accumulate": 0},
+        )
     assert [fault.field for fault in caught.value.faults] == [
-        "partition_bytes",
-        "credit_bytes",
+        "partition_size",
+        "credit",
         "accumulate",
     ]

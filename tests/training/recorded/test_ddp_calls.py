@@ -10,12 +10,13 @@ import pytest
 pytest.importorskip("torch")
 
 from perfmodel.scenario.strategies.ddp import (
+    AveragingLevel,
     CastHook,
+    LocalSgdStrategy,
     PowerSgdHook,
     QuantizationHook,
 )
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.averaging.options import LocalSgdOptions
 from perfmodel.training.averaging.rounds import local_sgd_plan
 from perfmodel.training.ddp.options import DdpOptions, MixedPrecision, cap_bytes
 from perfmodel.training.ddp.start import start_plan
@@ -79,10 +80,12 @@ OPTIONS: dict[str, DdpOptions] = {
     "mixed, own buffers": DdpOptions(mixed_precision=replace(MIXED, buffer_dtype="fp32")),
 }
 AVERAGING = {
-    "post-local SGD": LocalSgdOptions(period=2, warmup_steps=2, gradient_ranks=2),
-    "local gradients": LocalSgdOptions(period=2),
-    "periodic": LocalSgdOptions(period=2),
-    "hierarchical": LocalSgdOptions(period=4, levels=((2, 2),), gradient_ranks=2),
+    "post-local SGD": LocalSgdStrategy(kind="local_sgd", period=2, warmup_steps=2, gradient_gpus=2),
+    "local gradients": LocalSgdStrategy(kind="local_sgd", period=2),
+    "periodic": LocalSgdStrategy(kind="local_sgd", period=2),
+    "hierarchical": LocalSgdStrategy(
+        kind="local_sgd", period=4, levels=(AveragingLevel(period=2, gpus=2),), gradient_gpus=2
+    ),
 }
 WITH_STATISTICS = {
     "buffers",

@@ -89,7 +89,7 @@ def test_other_strategies_as_bucket_caps():
     name = "WFBP-A2A: allreduce with overlap per tensor (Horovod WFBP)"
     each = parse_row(ROW | {"sync_mode": name})
     assert each.horovod is not None
-    assert each.horovod.fusion_threshold_bytes == 0
+    assert each.horovod.fusion_threshold == 0
     assert parse_row(ROW).horovod is None
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from perfmodel.errors import InputError
+from perfmodel.scenario.strategies.fusion import HorovodStrategy
 from perfmodel.topology.from_text.gpu_text import says_nothing
 from perfmodel.topology.from_text.match_template import HostText, read_host
 from perfmodel.training.ddp.options import FIRST_BUCKET_BYTES, DdpOptions, cap_bytes
-from perfmodel.training.fusion.options import HorovodOptions
 from perfmodel.validate.sweeps.match import MOST_RANKS, one_line
 from perfmodel.validate.trainings.rows.errata import correct
 from perfmodel.validate.trainings.rows.model_names import NamedModel, read_model
@@ -37,7 +37,9 @@ _STRATEGIES = (
 )
 """Spelling of a strategy, and the bucket cap with which DDP does the same (None: its default): all
 gradients at once after backward (no overlap), or every tensor as soon as it is ready."""
-_PER_TENSOR = HorovodOptions(fusion_threshold_bytes=0.0, cycle_s=5e-3)
+_PER_TENSOR = HorovodStrategy.model_validate(
+    {"kind": "horovod", "fusion_threshold": "0 B", "cycle_time": "5 ms"}
+)
 """Horovod that fuses nothing; up to 0.20 the default of a cycle is 5 ms (horovod/horovod, release
 notes of 0.21.0)."""
 _PRECISIONS = (
@@ -83,7 +85,7 @@ class TrainingRow:
     """Whether the optimizer is one of Apex."""
     unlike: str = ""
     """Why compute is not that of the zoo's model; empty: it is."""
-    horovod: HorovodOptions | None = None
+    horovod: HorovodStrategy | None = None
     """Of Horovod, where that reduces gradients instead of DDP."""
 
     @property
