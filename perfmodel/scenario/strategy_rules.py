@@ -55,19 +55,19 @@ def mixes(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     parallel, strategy = parts.get("parallel"), parts.get("strategy")
     if parallel is None or parallel.is_plain:
         return
-    if strategy is not None and strategy.kind in ("data_parallel", "parameter_server"):
+    if strategy is not None and strategy.has_whole_models:
         allowed = f"nothing with strategy.kind: {strategy.kind}, whose workers hold whole models"
         yield origin.fault("parallel", "a model that is split", allowed)
     local_steps = getattr(strategy, "local_steps", 1)
     if parallel.pipeline.stages > 1 and local_steps > 1:
         allowed = "1 with parallel.pipeline.stages above 1, whose micro-batches are of one step"
         yield origin.fault("strategy.local_steps", str(local_steps), allowed)
-    if strategy is not None and parallel.expert > 1 and strategy.kind not in ("megatron", "fsdp"):
+    if strategy is not None and parallel.expert > 1 and not strategy.reduces_experts:
         allowed = (
             "1, or strategy.kind: megatron or fsdp, which reduce experts among those that hold them"
         )
         yield origin.fault("parallel.expert", str(parallel.expert), allowed)
-    if strategy is not None and parallel.pipeline.one_process and strategy.kind != "ddp":
+    if strategy is not None and parallel.pipeline.one_process and not strategy.wraps_modules:
         allowed = "one of a pipeline, or strategy.kind: ddp, around a module on several GPUs"
         yield origin.fault("parallel.pipeline.schedule", "'sequential'", allowed)
     compute = parts.get("compute")
@@ -139,7 +139,7 @@ def masters_kept(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]
     compute, strategy = parts.get("compute"), parts.get("strategy")
     if not compute or not strategy or compute.master_weights:
         return
-    if getattr(strategy, "keeps_masters", False):
+    if strategy.keeps_masters:
         allowed = f"true with strategy.kind: {strategy.kind}, whose optimizer keeps fp32 copies"
         yield origin.fault("compute.master_weights", "false", allowed)
 
@@ -170,7 +170,7 @@ def float8_fits(parts: Mapping[str, Any], origin: SourceMap) -> Iterator[Fault]:
     if strategy is None:
         return
     kind = f"strategy.kind: {strategy.kind}"
-    if strategy.kind in ("data_parallel", "parameter_server"):
+    if strategy.has_whole_models:
         allowed = f"another precision with {kind}, of which nobody's fp8 is known"
         yield origin.fault("compute.precision", "'fp8'", allowed)
     section = compute.fp8

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, StringConstraints
 from pydantic_core import CoreSchema
 
-from perfmodel.files import Count
+from perfmodel.files import Count, FileModel
 from perfmodel.units import MOST_COUNT
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, strip_whitespace=True)]
@@ -64,3 +64,22 @@ def _read_whole(value: object) -> object:
 Elements = Annotated[Count, BeforeValidator(_read_whole)]
 ElementsOrNone = Annotated[Index, BeforeValidator(_read_whole)]
 """Numbers of parameter elements; the second may be 0."""
+
+
+class StrategyModel(FileModel):
+    """What rules between sections ask of every strategy; a strategy states what differs.
+
+    `keeps_masters`: its optimizer always keeps fp32 copies of the parameters.
+    `one_node_only`: it drives the GPUs of one node.
+    `overlaps`: its collectives run beside layers.
+    `has_whole_models`: its workers hold whole models by nature, in no fp8 that anybody knows.
+    `reduces_experts`: it averages gradients of experts among the ranks that hold them.
+    `wraps_modules`: it may wrap a module that lies on several GPUs of a process.
+    """
+
+    keeps_masters: ClassVar[bool] = False
+    one_node_only: ClassVar[bool] = False
+    overlaps: ClassVar[bool] = True
+    has_whole_models: ClassVar[bool] = False
+    reduces_experts: ClassVar[bool] = False
+    wraps_modules: ClassVar[bool] = False

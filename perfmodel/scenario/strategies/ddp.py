@@ -16,6 +16,7 @@ from perfmodel.scenario.sections.base import (
     Index,
     MicroSteps,
     OrName,
+    StrategyModel,
     Switch,
 )
 
@@ -151,7 +152,7 @@ class MixedPrecisionSection(FileModel):
     )
 
 
-class DdpStrategy(FileModel):
+class DdpStrategy(StrategyModel):
     """DistributedDataParallel, with PyTorch's own names and defaults.
 
     With neither cap nor list the buckets are PyTorch's default (1 MiB first, then 25 MiB). An
@@ -160,8 +161,7 @@ class DdpStrategy(FileModel):
     """
 
     kind: Literal["ddp"] = "ddp"
-    one_node_only: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = True
+    wraps_modules: ClassVar[bool] = True
     bucket_cap: Bytes | None = None
     first_bucket: Bytes | None = None
     bucket_caps: Annotated[tuple[Bytes, ...], Field(min_length=1)] | None = Field(
@@ -223,15 +223,13 @@ class DdpStrategy(FileModel):
         return self
 
 
-class ZeroRedundancyStrategy(FileModel):
+class ZeroRedundancyStrategy(StrategyModel):
     """DDP whose optimizer states are split: each GPU updates some parameters and broadcasts them.
 
     `overlap_with_ddp` has no field: it hides the update behind the next backward, a step late.
     """
 
     kind: Literal["zero_redundancy"]
-    one_node_only: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = True
     parameters_as_bucket_view: Switch = Field(
         default=False, description="one broadcast for each GPU, not for each parameter"
     )
@@ -250,7 +248,7 @@ class AveragingLevel(FileModel):
     gpus: Annotated[Count, Field(ge=2)]
 
 
-class LocalSgdStrategy(FileModel):
+class LocalSgdStrategy(StrategyModel):
     """Local SGD: each GPU, or each group of GPUs, takes steps of its own between averages.
 
     PyTorch's ``PeriodicModelAverager`` with `period`, ``HierarchicalModelAverager`` with `levels`
@@ -260,8 +258,6 @@ class LocalSgdStrategy(FileModel):
     """
 
     kind: Literal["local_sgd"]
-    one_node_only: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = True
     period: MicroSteps = Field(default=4, description="optimizer steps per average of all GPUs")
     levels: tuple[AveragingLevel, ...] = Field(
         default=(), description="smaller groups that average more often, growing"

@@ -8,7 +8,14 @@ from pydantic import Field, model_validator
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import Count, FileModel
-from perfmodel.scenario.sections.base import Elements, ElementsOrNone, Index, MicroSteps, Switch
+from perfmodel.scenario.sections.base import (
+    Elements,
+    ElementsOrNone,
+    Index,
+    MicroSteps,
+    StrategyModel,
+    Switch,
+)
 
 STAGE_3 = (
     "stage3_prefetch_bucket_size",
@@ -77,7 +84,7 @@ class OffloadParam(Offload):
     )
 
 
-class ZeroStrategy(FileModel):
+class ZeroStrategy(StrategyModel):
     """``zero_optimization`` of DeepSpeed, with its own names and defaults.
 
     The model trains in the dtype of its tensors (``bf16.enabled`` is ``model.dtype: bf16``).
@@ -85,8 +92,6 @@ class ZeroStrategy(FileModel):
 
     kind: Literal["zero"]
     keeps_masters: ClassVar[bool] = True
-    one_node_only: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = True
     stage: Literal[1, 2, 3] = Field(
         default=2, description="what is split: optimizer states, gradients too, parameters too"
     )
@@ -175,7 +180,7 @@ class ZeroStrategy(FileModel):
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
 
-class OneBitStrategy(FileModel):
+class OneBitStrategy(StrategyModel):
     """``OneBitAdam``, ``ZeroOneAdam`` or ``OneBitLamb`` of DeepSpeed, over NCCL.
 
     They are optimizers as much as strategies: `compute.optimizer` is Adam's for the states that
@@ -184,7 +189,6 @@ class OneBitStrategy(FileModel):
 
     kind: Literal["onebit"]
     keeps_masters: ClassVar[bool] = True
-    one_node_only: ClassVar[bool] = False
     overlaps: ClassVar[bool] = False
     optimizer: Literal["adam", "zero_one_adam", "lamb"] = "adam"
     freeze_step: Index = Field(

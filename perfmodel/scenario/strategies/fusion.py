@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from perfmodel.files import Bytes, FileModel, Seconds, SizeOrNothing
-from perfmodel.scenario.sections.base import Index, MicroSteps
+from perfmodel.files import Bytes, Seconds, SizeOrNothing
+from perfmodel.scenario.sections.base import Index, MicroSteps, StrategyModel
 
 
-class HorovodStrategy(FileModel):
+class HorovodStrategy(StrategyModel):
     """horovod.torch.DistributedOptimizer, with Horovod's own names and defaults (0.28)."""
 
     kind: Literal["horovod"]
-    one_node_only: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = True
     # defaults: BackgroundThreadLoop in operations.cc, and global_state.h, of horovod 0.28.1
     fusion_threshold: SizeOrNothing = Field(
         default=128.0 * 1024 * 1024, description="HOROVOD_FUSION_THRESHOLD; 0 B fuses nothing"
@@ -38,7 +36,7 @@ class HorovodStrategy(FileModel):
     accumulate: MicroSteps = Field(default=1, description="backward_passes_per_step")
 
 
-class PriorityStrategy(FileModel):
+class PriorityStrategy(StrategyModel):
     """Gradients cut to pieces, and sent by what the next forward needs first.
 
     ByteScheduler's defaults are a million fp32 parameters a piece and four pieces of credit; P3 has
@@ -46,8 +44,6 @@ class PriorityStrategy(FileModel):
     """
 
     kind: Literal["priority"]
-    one_node_only: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = True
     # a million fp32 parameters: BYTESCHEDULER_PARTITION (bytescheduler/common/bytecore.py)
     partition_size: Bytes = Field(default=4e6, description="tensors are cut to such pieces")
     credit: Bytes | None = Field(

@@ -6,24 +6,25 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from perfmodel.files import Bandwidth, Bytes, Count, FileModel
-from perfmodel.scenario.sections.base import Index, MicroSteps, Switch
+from perfmodel.files import Bandwidth, Bytes, Count
+from perfmodel.scenario.sections.base import Index, MicroSteps, StrategyModel, Switch
 
 
-class DataParallelStrategy(FileModel):
+class DataParallelStrategy(StrategyModel):
     """nn.DataParallel: one process drives all GPUs of one node; device 0 is the server."""
 
     kind: Literal["data_parallel"]
+    has_whole_models: ClassVar[bool] = True
     one_node_only: ClassVar[bool] = True
     overlaps: ClassVar[bool] = False
     accumulate: ClassVar[int] = 1
 
 
-class ParameterServerStrategy(FileModel):
+class ParameterServerStrategy(StrategyModel):
     """Workers push gradients to servers and pull parameters; servers run the optimizer."""
 
     kind: Literal["parameter_server"]
-    one_node_only: ClassVar[bool] = False
+    has_whole_models: ClassVar[bool] = True
     overlaps: ClassVar[bool] = False
     mode: Literal["synchronous", "asynchronous", "bounded"] = Field(
         default="synchronous",

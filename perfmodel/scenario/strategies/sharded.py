@@ -8,8 +8,16 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from perfmodel.errors import Fault, FieldErrors, InputError
-from perfmodel.files import Count, FileModel
-from perfmodel.scenario.sections.base import Elements, FloatType, Index, MicroSteps, Name, Switch
+from perfmodel.files import Count
+from perfmodel.scenario.sections.base import (
+    Elements,
+    FloatType,
+    Index,
+    MicroSteps,
+    Name,
+    StrategyModel,
+    Switch,
+)
 
 Units = Annotated[Index, BeforeValidator(lambda value: int(value) if value is True else value)]
 """A number of units; true for one."""
@@ -33,12 +41,11 @@ _FIELDS_OF_OTHER_VERSION: dict[int, dict[str, tuple[object, str]]] = {
 """What each version lacks: its only value and what a fault says."""
 
 
-class FsdpStrategy(FileModel):
+class FsdpStrategy(StrategyModel):
     """FullyShardedDataParallel (version 1) or fully_shard (version 2), with PyTorch's names."""
 
     kind: Literal["fsdp"]
-    one_node_only: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = True
+    reduces_experts: ClassVar[bool] = True
     version: Literal[1, 2] = Field(default=2, description="2: fully_shard, one tensor at a time")
     wrap: (
         Literal["block", "layer", "size", "model"]
@@ -167,16 +174,15 @@ class FsdpStrategy(FileModel):
         return self.version == 1 and self.wrap not in ("block", "model")
 
 
-class MegatronStrategy(FileModel):
+class MegatronStrategy(StrategyModel):
     """``DistributedDataParallelConfig`` of Megatron-Core, with its own names and defaults.
 
     The model trains in the dtype of its tensors (``--bf16`` is ``model.dtype: bf16``).
     """
 
     kind: Literal["megatron"]
+    reduces_experts: ClassVar[bool] = True
     keeps_masters: ClassVar[bool] = True
-    one_node_only: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = True
     use_distributed_optimizer: Switch = Field(
         default=False, description="optimizer states are split over the GPUs"
     )

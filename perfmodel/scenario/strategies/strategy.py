@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from perfmodel.files import Count, FileModel
-from perfmodel.scenario.sections.base import OrName, Switch
+from perfmodel.files import Count
+from perfmodel.scenario.sections.base import OrName, StrategyModel, Switch
 from perfmodel.scenario.strategies.ddp import DdpStrategy, LocalSgdStrategy, ZeroRedundancyStrategy
 from perfmodel.scenario.strategies.deepspeed import OneBitStrategy, ZeroStrategy
 from perfmodel.scenario.strategies.fusion import HorovodStrategy, PriorityStrategy
@@ -65,7 +65,7 @@ class ListOrItem:
 ALONE = ListOrItem()
 
 
-class AutoStrategy(FileModel):
+class AutoStrategy(StrategyModel):
     """The quickest mixture that fits, of those that its lists make.
 
     What is not listed stays as the scenario has it: ``parallel.order``, ``compute.precision``.
@@ -73,8 +73,6 @@ class AutoStrategy(FileModel):
     """
 
     kind: Literal["auto"]
-    one_node_only: ClassVar[bool] = False
-    overlaps: ClassVar[bool] = True
     accumulate: ClassVar[int] = 1
     tensor: Annotated[Degrees | None, ALONE] = Field(
         default=None, description="degrees; default: powers of two up to the GPUs of a node"
