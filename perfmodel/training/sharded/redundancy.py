@@ -7,11 +7,10 @@ update each rank broadcasts its parameters, one by one or in one buffer, and all
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from perfmodel.scenario.strategies.ddp import ZeroRedundancyStrategy
 from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
-from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import RANKS, ddp_plan
 from perfmodel.training.ddp.strategy import ddp_memory, ddp_options
 from perfmodel.training.memory.use import MemoryUse, Setup
@@ -19,23 +18,6 @@ from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ParameterTensor
-
-
-@dataclass(frozen=True, slots=True)
-class ZeroRedundancyOptions:
-    """Options of ``ZeroRedundancyOptimizer``, and of the DDP that it is used with.
-
-    `parameters_as_bucket_view`: the parameters of a rank lie in one buffer, and are broadcast in
-        one call.
-    """
-
-    ddp: DdpOptions = field(default_factory=DdpOptions)
-    parameters_as_bucket_view: bool = False
-
-    @property
-    def accumulate(self) -> int:
-        """Micro-batches per step."""
-        return self.ddp.accumulate
 
 
 def partition_parameters(
@@ -55,7 +37,7 @@ def partition_parameters(
     return tuple(map(tuple, owned))
 
 
-def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyOptions) -> StepPlan:
+def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyStrategy) -> StepPlan:
     """Return one step of DDP whose optimizer updates a part and broadcasts it.
 
     All ranks take as long as the one with most parameters.
@@ -63,7 +45,7 @@ def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyOptions) -
     Raises `InputError`: a bad ready order.
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    plan = ddp_plan(request, options.ddp)
+    plan = ddp_plan(request, ddp_options(options.ddp))
     if request.ranks == 1:
         return plan
     sizes = {each.name: len(each.groups[0]) for each in plan.communicators}
@@ -104,7 +86,7 @@ def _add_broadcasts(
     tasks: TaskList,
     tensors: Sequence[ParameterTensor],
     owned: Sequence[Sequence[int]],
-    options: ZeroRedundancyOptions,
+    options: ZeroRedundancyStrategy,
     end: int,
 ) -> int:
     """Broadcast the parameters of one rank after the other; return the last task."""
@@ -139,15 +121,11 @@ def zero_redundancy_memory(setup: Setup) -> MemoryUse:
     Raises `InputError`: ranks or batch below 1, an unknown precision or optimizer.
     """
     options = setup.options
-    assert isinstance(options, ZeroRedundancyOptions)
-    use = ddp_memory(replace(setup, options=options.ddp))
+    assert isinstance(options, ZeroRedundancyStrategy)
+    use = ddp_memory(replace(setup, options=ddp_options(options.ddp)))
     trained = _trained(setup.workload.tensors, setup.workload.ready_order)
     share = _fullest_share(trained, partition_parameters(trained, setup.ranks))
     return replace(use, optimizer_bytes=use.optimizer_bytes * share)
-
-
-def _options(section: ZeroRedundancyStrategy) -> ZeroRedundancyOptions:
-    return ZeroRedundancyOptions(ddp_options(section.ddp), section.parameters_as_bucket_view)
 
 
 def _settings(*_: object) -> tuple[Setting, ...]:
@@ -167,5 +145,4 @@ ZERO_REDUNDANCY = Strategy(
     settings=_settings,
     own_words=_own_words,
     lighter=({},),
-    options=_options,
 )

@@ -15,9 +15,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch compiles some of it by a way that it deprecates
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from perfmodel.scenario.strategies.ddp import ZeroRedundancyStrategy  # noqa: E402
 from perfmodel.testing.check_plan import check_plan  # noqa: E402 (after the skip)
 from perfmodel.training.sharded.redundancy import (  # noqa: E402
-    ZeroRedundancyOptions,
     partition_parameters,
     zero_redundancy_plan,
 )
@@ -41,7 +41,8 @@ def test_plans_issue_what_pytorch_called(
 ) -> None:
     ranks, calls = recorded
     plan = zero_redundancy_plan(
-        step_request(ranks), ZeroRedundancyOptions(parameters_as_bucket_view=views)
+        step_request(ranks),
+        ZeroRedundancyStrategy(kind="zero_redundancy", parameters_as_bucket_view=views),
     )
     check_plan(plan)
     called = [call.issued for call in calls[name] if call.phase.startswith("step 2")]
