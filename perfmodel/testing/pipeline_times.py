@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Literal
 
 from perfmodel.errors import ScheduleError
-from perfmodel.training.pipeline.schedules.pass_actions import (
+from perfmodel.training.pipeline.pass_actions import (
     PassAction,
     PassKind,
     PipelineSchedule,
@@ -161,7 +161,7 @@ def published_bubble(kind: str, stages: int, times: PassTimes) -> Number:
     Parameters
     ----------
     kind : str
-        As in `perfmodel.training.pipeline.schedules.schedule_table.SCHEDULES`.
+        As in `perfmodel.training.pipeline.schedules.SCHEDULES`.
     stages : int
     times : PassTimes
         Of one chunk.

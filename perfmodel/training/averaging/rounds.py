@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.training.averaging.options import LocalSgdOptions
-from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
+from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.builder import COMPUTE, TaskList
 from perfmodel.training.plan.forward_backward import MANY_MICRO_BATCHES

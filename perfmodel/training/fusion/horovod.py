@@ -16,8 +16,9 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.fusion.cycles import Cycle, FusionRules, run_cycles
-from perfmodel.training.fusion.hand_over import (
+from perfmodel.training.fusion.cycles import (
+    Cycle,
+    FusionRules,
     casts_s,
     copy_s,
     follows_device,
@@ -26,6 +27,7 @@ from perfmodel.training.fusion.hand_over import (
     handed_over_s,
     is_cached,
     is_cast,
+    run_cycles,
 )
 from perfmodel.training.fusion.options import HorovodOptions
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList

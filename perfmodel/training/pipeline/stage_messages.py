@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from perfmodel.training.pipeline.schedules.pass_actions import PassAction, PipelineSchedule
+from perfmodel.training.pipeline.pass_actions import PassAction, PipelineSchedule
 from perfmodel.training.plan.step_plan import Stream
 
 Direction = Literal["next", "previous"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundancyStrategy
-from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
+from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import RANKS, ddp_plan
 from perfmodel.training.ddp.strategy import ddp_memory, ddp_options

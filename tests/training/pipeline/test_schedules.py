@@ -21,8 +21,8 @@ from perfmodel.testing.pipeline_times import (
     stage_bubbles,
     step_bubble,
 )
-from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
-from perfmodel.training.pipeline.schedules.schedule_table import SCHEDULES, make_schedule
+from perfmodel.training.pipeline.pass_actions import PipelineSchedule
+from perfmodel.training.pipeline.schedules import SCHEDULES, make_schedule
 from tests.training.pipeline.record_megatron_orders import CASES, FILE, name_of
 
 TORCH_KINDS = {

@@ -23,21 +23,20 @@ from perfmodel.training.plan.forward_backward import visit_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan
 from perfmodel.training.sharded.zero.fetches import (
     Arrival,
+    DriveRead,
+    DriveWait,
     Fetch,
     Gather,
     LayerRun,
     persistent_tensors,
     trace_fetches,
 )
-from perfmodel.training.sharded.zero.offload.drive_optimizer import (
+from perfmodel.training.sharded.zero.offload import (
     add_drive_task,
     add_grouped_update,
-    gradient_bytes,
-)
-from perfmodel.training.sharded.zero.offload.drive_parts import drive_tensors
-from perfmodel.training.sharded.zero.offload.drive_reads import DriveRead, DriveWait
-from perfmodel.training.sharded.zero.offload.host_optimizer import (
     add_host_update,
+    drive_tensors,
+    gradient_bytes,
     host_copy_seconds,
     part_seconds,
 )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from perfmodel.training.plan.forward_backward import backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Op, StepPlan
-from perfmodel.training.sharded.zero.offload.host_optimizer import (
+from perfmodel.training.sharded.zero.offload import (
     add_host_update,
     own_gradient_seconds,
 )

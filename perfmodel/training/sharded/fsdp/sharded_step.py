@@ -11,8 +11,7 @@ from perfmodel.training.plan.builder import EXPERT_COPIES, TaskList
 from perfmodel.training.plan.step_plan import Op
 from perfmodel.training.sharded.fsdp.options import MIN_WRAPPED, FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import UnitSizes, unit_sizes
-from perfmodel.training.sharded.fsdp.walk import Moment, walk_units
-from perfmodel.training.sharded.shard_units import ShardUnit, wrap_units
+from perfmodel.training.sharded.fsdp.units import Moment, ShardUnit, walk_units, wrap_units
 from perfmodel.training.strategy import StepRequest
 
 RANKS = "ranks"
