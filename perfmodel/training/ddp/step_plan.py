@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.bucket_hooks import check_library
@@ -37,7 +36,12 @@ from perfmodel.training.ddp.reducer import (
     add_shadow_reduction,
 )
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
-from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
+from perfmodel.training.plan.forward_backward import (
+    Step,
+    add_forward,
+    add_local_backward,
+    add_optimizer,
+)
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, ParameterTensor, Workload
@@ -58,7 +62,7 @@ RANKS = "ranks"
 
 def start_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
     """Return the collectives of the constructor as a plan; without ``init_sync`` it has none."""
-    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    tasks = TaskList.of(request)
     if options.init_sync:
         _add_collectives(Step(request, options, tasks, RANKS))
     return StepPlan(
@@ -219,8 +223,8 @@ def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
     """
     if request.bucket_copy_Bps is not None:
         request = replace(request, times=replace(request.times, copy_Bps=request.bucket_copy_Bps))
-    times, ranks = request.times, request.ranks
-    tasks = TaskList(times.launch_s, request.kernel_s, times.copy_Bps)
+    ranks = request.ranks
+    tasks = TaskList.of(request)
     step = Step(request, options, tasks, RANKS)
     if ranks == 1:
         _add_local_step(step)
@@ -228,12 +232,11 @@ def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
         _add_reduced_step(step)
     comm = Stream("comm", "comm", request.comm_workers)
     kind = "one GPU" if ranks == 1 else "DDP"
-    return StepPlan(
+    return tasks.plan(
         name=f"{kind}, {request.workload.name}, {request.iteration} iteration",
         classes=_classes(request, options),
-        streams=_used_streams(tasks, (HOST, COMPUTE, comm, *HOOKS)),
+        streams=(HOST, COMPUTE, comm, *HOOKS),
         communicators=() if ranks == 1 else (Communicator(GROUP, options.groups(ranks)),),
-        tasks=tuple(tasks.tasks),
         samples=(ranks - _joined(request, options)) * request.batch_per_gpu * options.accumulate,
     )
 
@@ -256,7 +259,7 @@ def _add_local_step(step: Step) -> None:
     for micro_batch in range(step.options.accumulate):
         add_forward(step, micro_batch)
         add_local_backward(step, micro_batch)
-    _add_optimizer(step, ())
+    _add_update(step, ())
 
 
 def _add_reduced_step(step: Step) -> None:
@@ -275,7 +278,7 @@ def _add_reduced_step(step: Step) -> None:
     synced = _add_synchronisation(step, last)
     add_forward(step, last, after=synced, casts=add_parameter_casts(step))
     reduced = add_reducing_backward(step, buckets)
-    _add_optimizer(step, add_copy_out(step, buckets, reduced))
+    _add_update(step, add_copy_out(step, buckets, reduced))
     if _joined(request, step.options):
         _add_shadow_step(replace(step, rank_class=JOINED), buckets)
 
@@ -329,40 +332,9 @@ def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...
     )
 
 
-def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:
-    """Add the optimizer; the first device work of the next step follows it."""
-    tasks = step.tasks
-    marks: dict[str, Any] = {"micro_batch": step.last_micro_batch}
-    waits = reduced if step.request.blocking_wait else ()
-    kernels = step.request.times.optimizer_kernels
-    issued = tasks.issue("optimizer", kernels, RANKS, after=waits, **marks)
-    end = tasks.compute(
-        "optimizer",
-        "optimizer",
-        step.request.times.optimizer_s,
-        RANKS,
-        after=dict.fromkeys((*issued, *reduced)),
-        **marks,
-    )
-    if step.request.host_s > 0:
-        end = tasks.compute(
-            "end of the step",
-            "copy",
-            step.request.host_s,
-            RANKS,
-            after=(end,),
-            role="step_end",
-            **marks,
-        )
-    streams = [task.stream for task in tasks.tasks]
-    for stream in {COMPUTE.name, CASTS.name}.intersection(streams):
-        first = streams.index(stream)
-        tasks.tasks[first] = replace(tasks.tasks[first], after_previous=(end,))
-
-
-def _used_streams(tasks: TaskList, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
-    used = {task.stream for task in tasks.tasks}
-    return tuple(stream for stream in streams if stream.name in used)
+def _add_update(step: Step, reduced: tuple[int, ...]) -> None:
+    streams = (COMPUTE.name, CASTS.name)
+    add_optimizer(step, reduced, host_waits=step.request.blocking_wait, streams=streams)
 
 
 def unbucketed_plan(
@@ -394,12 +366,11 @@ def unbucketed_plan(
             dtype=dtype,
         )
     end = tasks.compute("end of the step", "copy", host_s, RANKS, after=(last,), role="step_end")
-    tasks.tasks[start] = replace(tasks.tasks[start], after_previous=(end,))
-    return StepPlan(
+    tasks.begin_after(end, (COMPUTE.name,))
+    return tasks.plan(
         name=f"{mode}, {workload.name}",
         classes=(RankClass(RANKS, range(ranks)),),
-        streams=(COMPUTE, *((Stream("comm", "comm"),) if reduced else ())),
+        streams=(COMPUTE, Stream("comm", "comm")),
         communicators=(Communicator(GROUP, (range(ranks),)),) if reduced else (),
-        tasks=tuple(tasks.tasks),
         samples=ranks,
     )

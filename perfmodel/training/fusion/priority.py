@@ -28,6 +28,7 @@ from perfmodel.training.plan.forward_backward import (
     add_backward_segment,
     add_forward,
     add_local_backward,
+    add_step_end,
     visit_segments,
 )
 from perfmodel.training.plan.step_plan import (
@@ -117,7 +118,7 @@ def priority_plan(request: StepRequest, options: PriorityOptions) -> StepPlan:
 
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    tasks = TaskList.of(request)
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
     ready = _add_backward(step)
     arrived = _add_pieces(step, options, ready) if request.ranks > 1 else {}
@@ -125,15 +126,12 @@ def priority_plan(request: StepRequest, options: PriorityOptions) -> StepPlan:
     for micro_batch in range(step.last_micro_batch):
         add_local_backward(step, micro_batch)
         add_forward(step, micro_batch + 1)
-    used = {task.stream for task in tasks.tasks}
-    streams = (HOST, COMPUTE, Stream("comm", "comm"))
     group = Communicator(GROUP, (range(request.ranks),))
-    return StepPlan(
+    return tasks.plan(
         name=f"{options.order} scheduling, {request.workload.name}",
         classes=(RankClass(RANKS, range(request.ranks)),),
-        streams=tuple(stream for stream in streams if stream.name in used),
+        streams=(HOST, COMPUTE, Stream("comm", "comm")),
         communicators=(group,) if request.ranks > 1 else (),
-        tasks=tuple(tasks.tasks),
         samples=request.ranks * request.batch_per_gpu * options.accumulate,
     )
 
@@ -160,16 +158,7 @@ def _add_backward(step: Step) -> dict[int, tuple[int, float]]:
         assert isinstance(work, Compute)
         now += work.duration_s
         ready |= dict.fromkeys(part.tensors, (end, now))
-    if step.request.host_s > 0:
-        step.tasks.compute(
-            "end of the step",
-            "copy",
-            step.request.host_s,
-            RANKS,
-            after=(end,),
-            micro_batch=step.last_micro_batch,
-            role="step_end",
-        )
+    add_step_end(step, end)
     return ready
 
 

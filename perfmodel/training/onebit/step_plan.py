@@ -185,7 +185,7 @@ def onebit_plan(request: StepRequest, options: OneBitOptions) -> StepPlan:
         return ddp_plan(request, DdpOptions(accumulate=options.accumulate))
     warm = request.iteration == "first" and options.freeze_step > 0
     steps = options.local_steps
-    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    tasks = TaskList.of(request)
     micro_batches = options.accumulate // steps
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
     end = 0
@@ -196,16 +196,12 @@ def onebit_plan(request: StepRequest, options: OneBitOptions) -> StepPlan:
         marks = {"micro_batch": (number + 1) * micro_batches - 1}
         ends = _add_warm_up_reductions(step, marks) if warm else ()
         end = _add_update(step, options, ends, marks, warm=warm, last=number == steps - 1)
-    first = next(at for at, task in enumerate(tasks.tasks) if task.stream == COMPUTE.name)
-    tasks.tasks[first] = replace(tasks.tasks[first], after_previous=(end,))
-    used = {task.stream for task in tasks.tasks}
-    streams = (HOST, COMPUTE, Stream("comm", "comm", request.comm_workers))
-    return StepPlan(
+    tasks.begin_after(end, (COMPUTE.name,))
+    return tasks.plan(
         name=f"1-bit {options.optimizer}, {request.workload.name}",
         classes=(RankClass(RANKS, range(request.ranks)),),
-        streams=tuple(stream for stream in streams if stream.name in used),
+        streams=(HOST, COMPUTE, Stream("comm", "comm", request.comm_workers)),
         communicators=(Communicator(GROUP, (range(request.ranks),)),),
-        tasks=tuple(tasks.tasks),
         samples=request.ranks * request.batch_per_gpu * options.accumulate,
     )
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perfmodel.training.plan.step_plan import Collective, Compute, Op, Stream, Task
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    Compute,
+    Op,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
+from perfmodel.training.strategy import StepRequest
 
 HOST = Stream("host", "host")
 COMPUTE = Stream("compute", "compute")
@@ -27,6 +37,11 @@ class TaskList:
     kernel_s: float
     copy_Bps: float
     tasks: list[Task] = field(default_factory=list)
+
+    @staticmethod
+    def of(request: StepRequest) -> TaskList:
+        """Begin an empty list, at the rates of a step that was asked for."""
+        return TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
 
     def add(self, task: Task) -> int:
         """Append a task and return its index."""
@@ -76,6 +91,10 @@ class TaskList:
         work = Compute(0.0)
         return self.add(Task(name, "wait", rank_class, stream.name, work, tuple(after), **marks))
 
+    def copy_s(self, nbytes: float, kernels: int) -> float:
+        """Time of copies within a device; seconds."""
+        return nbytes / self.copy_Bps + kernels * self.kernel_s
+
     def copy(
         self,
         name: str,
@@ -87,8 +106,9 @@ class TaskList:
         **marks: Any,
     ) -> int:
         """Copy `nbytes` within a device, in `kernels` kernels."""
-        duration_s = nbytes / self.copy_Bps + kernels * self.kernel_s
-        return self.compute(name, "copy", duration_s, rank_class, after=after, **marks)
+        return self.compute(
+            name, "copy", self.copy_s(nbytes, kernels), rank_class, after=after, **marks
+        )
 
     def collective(
         self,
@@ -110,3 +130,33 @@ class TaskList:
         work = Collective(op, nbytes, communicator, key, root, dtype, times)
         task = Task(name, "communication", rank_class, stream, work, tuple(after), **marks)
         return self.add(task)
+
+    def begin_after(self, end: int, streams: Iterable[str] = ()) -> None:
+        """Let the first task on each stream follow task `end` of the step before.
+
+        `streams`: names; none: all but the host's.
+        """
+        own = set(streams) or {task.stream for task in self.tasks} - {HOST.name}
+        for index, task in enumerate(self.tasks):
+            if task.stream in own and index != end:
+                own.remove(task.stream)
+                self.tasks[index] = replace(task, after_previous=(end,))
+
+    def plan(
+        self,
+        name: str,
+        classes: Iterable[RankClass],
+        streams: Iterable[Stream],
+        communicators: Iterable[Communicator],
+        samples: int,
+    ) -> StepPlan:
+        """Return the tasks as a plan, with those streams that they use."""
+        used = {task.stream for task in self.tasks}
+        return StepPlan(
+            name=name,
+            classes=tuple(classes),
+            streams=tuple(stream for stream in streams if stream.name in used),
+            communicators=tuple(communicators),
+            tasks=tuple(self.tasks),
+            samples=samples,
+        )

@@ -17,7 +17,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.errors import ScheduleError
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.plan.builder import TaskList
+from perfmodel.training.plan.builder import COMPUTE, TaskList
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 
@@ -123,6 +123,52 @@ def add_backward_segment(
         core_s=step.request.core.of(part.layers, len(part.tensors), step.nbytes(part.tensors)),
         layers=part.indices,
     )
+
+
+def add_step_end(step: Step, end: int) -> int:
+    """Add what the process of a rank does at the end of a step; returns the last task."""
+    if step.request.host_s <= 0:
+        return end
+    return step.tasks.compute(
+        "end of the step",
+        "copy",
+        step.request.host_s,
+        step.rank_class,
+        after=(end,),
+        role="step_end",
+        micro_batch=step.last_micro_batch,
+    )
+
+
+def add_optimizer(
+    step: Step,
+    reduced: tuple[int, ...],
+    *,
+    host_waits: bool,
+    streams: Sequence[str] = (COMPUTE.name,),
+) -> None:
+    """Add the optimizer once all is reduced; the next step begins after it.
+
+    `host_waits`: whether the host waits for the reductions before it issues the optimizer.
+    `streams`: that begin with the next step.
+    """
+    tasks, micro_batch = step.tasks, step.last_micro_batch
+    issued = tasks.issue(
+        "optimizer",
+        step.request.times.optimizer_kernels,
+        step.rank_class,
+        after=reduced if host_waits else (),
+        micro_batch=micro_batch,
+    )
+    end = tasks.compute(
+        "optimizer",
+        "optimizer",
+        step.request.times.optimizer_s,
+        step.rank_class,
+        after=dict.fromkeys((*issued, *reduced)),
+        micro_batch=micro_batch,
+    )
+    tasks.begin_after(add_step_end(step, end), streams)
 
 
 # ---------------------------------------------------------------- segments

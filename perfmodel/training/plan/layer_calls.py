@@ -20,6 +20,7 @@ from perfmodel.training.plan.step_plan import (
     StepPlan,
     Stream,
     Task,
+    follow_previous,
 )
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.kernels.float8.float8_calls import narrow_calls
@@ -229,10 +230,7 @@ def add_layer_calls(
         else:
             adding.tasks.append(moved)
         adding.ends.append(len(adding.tasks) - 1)
-    for at, task in enumerate(adding.tasks):
-        if task.after_previous:
-            before = tuple(adding.ends[each] for each in task.after_previous)
-            adding.tasks[at] = replace(task, after_previous=before)
+    follow_previous(adding.tasks, adding.ends)
     ranks = {call.group: call.ranks for layer in layers for call in layer.calls}
     streams = {stream.name for stream in plan.streams}
     used = dict.fromkeys(task.stream for task in adding.tasks if task.stream not in streams)

@@ -12,8 +12,8 @@ Which dimension of a mixture a communicator serves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 Op = Literal[
@@ -185,6 +185,26 @@ class StepPlan:
     tasks: tuple[Task, ...]
     samples: int
     semaphores: tuple[tuple[str, int], ...] = ()
+
+
+def follow_previous(tasks: list[Task], places: Sequence[int]) -> None:
+    """Let tasks of a plan that has been rewritten wait for those of the step before it.
+
+    `places`: of each task of the plan as it was, its index in `tasks`.
+    """
+    for at, task in enumerate(tasks):
+        if task.after_previous:
+            tasks[at] = replace(task, after_previous=tuple(places[i] for i in task.after_previous))
+
+
+def neighbours(ranks: int, size: int) -> tuple[range, ...]:
+    """Groups of so many ranks with consecutive numbers."""
+    return tuple(range(first, first + size) for first in range(0, ranks, size))
+
+
+def strides(ranks: int, size: int) -> tuple[range, ...]:
+    """Groups of the ranks in the same place of all groups of neighbours."""
+    return tuple(range(first, ranks, size) for first in range(size))
 
 
 Dimension = Literal["tensor", "context", "expert", "pipeline", "data", "all ranks"]

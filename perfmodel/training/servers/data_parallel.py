@@ -56,7 +56,7 @@ def data_parallel_plan(request: StepRequest, _options: DdpOptions = NO_OPTIONS) 
             segments=request.segments,
         )
         return ddp_plan(alone, DdpOptions())
-    tasks = TaskList(times.launch_s, request.kernel_s, times.copy_Bps)
+    tasks = TaskList.of(request)
     step = _Step(request, tasks)
     _add_forward(step)
     _add_backward(step)

@@ -15,7 +15,14 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.builder import COMPUTE, EXPERT_COPIES, HOST
 from perfmodel.training.plan.forward_backward import visit_segments
-from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
+from perfmodel.training.plan.step_plan import (
+    Communicator,
+    RankClass,
+    StepPlan,
+    Stream,
+    neighbours,
+    strides,
+)
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.sharded_step import (
     AVERAGES,
@@ -337,16 +344,14 @@ def fsdp_plan(request: StepRequest, options: FsdpOptions) -> StepPlan:
     step = _add_step(request, options, 0)
     if step.free_events:  # in the steady state, the queue begins as the step before left it
         step = _add_step(request, options, len(step.free_events))
-    used = {task.stream for task in step.tasks.tasks}
-    return StepPlan(
+    return step.tasks.plan(
         name=f"FSDP{options.version}, {request.workload.name}",
         classes=(RankClass(RANKS, range(request.ranks)),),
-        streams=tuple(stream for stream in STREAMS if stream.name in used),
+        streams=STREAMS,
         communicators=(
             *communicators(request.ranks, step.shard_ranks, options.regather_gpus),
             *_expert_copies(request),
         ),
-        tasks=tuple(step.tasks.tasks),
         samples=request.ranks * request.batch_per_gpu * options.accumulate,
     )
 
@@ -416,14 +421,9 @@ def communicators(
     Ranks stand in the order of a ``DeviceMesh`` of copies by shards: those of a shard group have
     consecutive numbers, so that a node's GPUs are in one group where it is as large.
     """
-    result = [Communicator(SHARDS, _neighbours(ranks, shard_ranks))]
+    result = [Communicator(SHARDS, neighbours(ranks, shard_ranks))]
     if regather_ranks is not None:
-        result.append(Communicator(REGATHERED, _neighbours(ranks, regather_ranks)))
+        result.append(Communicator(REGATHERED, neighbours(ranks, regather_ranks)))
     if shard_ranks < ranks:
-        strides = tuple(range(first, ranks, shard_ranks) for first in range(shard_ranks))
-        result.append(Communicator(COPIES, strides))
+        result.append(Communicator(COPIES, strides(ranks, shard_ranks)))
     return tuple(result)
-
-
-def _neighbours(ranks: int, size: int) -> tuple[range, ...]:
-    return tuple(range(first, first + size) for first in range(0, ranks, size))

@@ -35,7 +35,6 @@ from perfmodel.training.sharded.fsdp.sharded_step import (
     beside,
     communicate,
     copy_s,
-    host_copy_s,
     issue,
     run,
 )
@@ -169,7 +168,7 @@ def _copy_in_s(step: ShardedStep, unit: ShardUnit, smaller: int | None) -> float
     casts = casts or (bool(sizes.narrow_tensors(unit)) and not smaller)
     duration_s = copy_s(step, (own + sent) / 2) if casts else 0.0
     if options.offload and not smaller:
-        duration_s += host_copy_s(step, own)
+        duration_s += step.request.host_copy_s(own)
     return duration_s + (copy_s(step, sent) if options.version == 2 else 0.0)
 
 
@@ -336,5 +335,5 @@ def _keep(step: ShardedStep, unit: ShardUnit, sent: int) -> tuple[int, ...]:
     if step.micro_batch > 0 and step.options.sync != "last" and not step.options.offload:
         duration_s += copy_s(step, ADDED * shard)
     if step.options.offload:
-        duration_s += host_copy_s(step, shard)
+        duration_s += step.request.host_copy_s(shard)
     return beside(step, f"keep {unit.name}", duration_s, REDUCTION_COPIES, (sent,))

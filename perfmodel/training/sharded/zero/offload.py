@@ -26,7 +26,6 @@ its own write does. Gradients were written in backward, beside it; the first rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.sharded.zero.options import OptimizerOffload, ZeroOptions
@@ -142,12 +141,6 @@ SCALED_BYTES = 8
 """Of an fp32 gradient that ``unscale_and_clip_grads`` reads and writes."""
 
 
-def host_copy_seconds(step: ShardingStep[Any], nbytes: float) -> float:
-    """Time of a copy between the GPU and the memory of its host, while all others copy too."""
-    assert step.request.host_link_Bps is not None
-    return nbytes / step.request.host_link_Bps
-
-
 def host_bytes(item_bytes: int, optimizer: str) -> int:
     """Bytes of host memory that a step reads and writes, per element of a rank's part.
 
@@ -169,7 +162,7 @@ def own_gradient_seconds(step: ShardingStep[ZeroOptions], elements: float, micro
         nbytes += step.item_bytes * elements * (1 + (micro > 0))
     if micro == step.options.accumulate - 1:
         nbytes += MASTER_BYTES * elements
-    return host_copy_seconds(step, nbytes)
+    return step.request.host_copy_s(nbytes)
 
 
 def part_seconds(step: ShardingStep[ZeroOptions], elements: float, micro: int) -> float:
@@ -177,7 +170,7 @@ def part_seconds(step: ShardingStep[ZeroOptions], elements: float, micro: int) -
     nbytes = 2 * step.item_bytes * elements
     if micro == step.options.accumulate - 1:
         nbytes += MASTER_BYTES * elements
-    return host_copy_seconds(step, nbytes)
+    return step.request.host_copy_s(nbytes)
 
 
 def add_host_update(step: ShardingStep[ZeroOptions], elements: float) -> int:
@@ -188,7 +181,7 @@ def add_host_update(step: ShardingStep[ZeroOptions], elements: float) -> int:
     updated = add_work(step, "optimizer on CPUs", "optimizer", seconds, 0)
     if step.options.offload_param:
         return updated
-    up_s = host_copy_seconds(step, step.item_bytes * elements)
+    up_s = step.request.host_copy_s(step.item_bytes * elements)
     return add_work(step, "copy parameters up", "copy", up_s, 1)
 
 
@@ -292,6 +285,6 @@ def _add_one_update(step: ShardingStep[ZeroOptions], part: int) -> int:
         return add_host_update(step, part)
     end = add_update(step, part)
     if step.options.offload_param:
-        down_s = host_copy_seconds(step, step.item_bytes * part)
+        down_s = step.request.host_copy_s(step.item_bytes * part)
         end = add_work(step, "copy parameters down", "copy", down_s, 1)
     return end
