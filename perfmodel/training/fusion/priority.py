@@ -222,8 +222,7 @@ def _add_updates_and_forward(step: Step, arrived: dict[int, list[int]]) -> None:
         if part.tensors:
             _add_update(step, part, step.nbytes(part.tensors) / trained, waits)
         name = f"forward {part.name}"
-        issued = tasks.issue(name, part.kernels, RANKS)
-        tasks.compute(name, "forward", part.duration_s, RANKS, after=issued, layers=part.indices)
+        tasks.launch(name, "forward", part.duration_s, part.kernels, RANKS, layers=part.indices)
 
 
 def _add_update(step: Step, part: Segment, share: float, waits: Sequence[int]) -> None:

@@ -138,9 +138,8 @@ def add_passes(
     kind: str = "copy",
 ) -> int:
     """Add kernels that read and write so many bytes of device memory."""
-    issued = tasks.issue(name, kernels, rank_class, **marks)
     duration_s = moved / (2 * tasks.copy_Bps) + kernels * tasks.kernel_s
-    return tasks.compute(name, kind, duration_s, rank_class, after=(*issued, *after), **marks)
+    return tasks.launch(name, kind, duration_s, kernels, rank_class, after=after, **marks)
 
 
 RANKS = "ranks"

@@ -22,14 +22,12 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.training.pipeline.pass_actions import (
     MICRO_BATCHES,
     SECTION,
-    PipelineSchedule,
-)
-from perfmodel.training.pipeline.pass_regions import EXPERT, PASSES, Work, check_split, plan_regions
-from perfmodel.training.pipeline.stage_messages import (
     TRANSFER_STREAMS,
     Message,
+    PipelineSchedule,
     sent_messages,
 )
+from perfmodel.training.pipeline.pass_regions import EXPERT, PASSES, Work, check_split, plan_regions
 from perfmodel.training.pipeline.stage_passes import (
     PartPlan,
     PipelineOptions,

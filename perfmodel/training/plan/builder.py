@@ -82,6 +82,29 @@ class TaskList:
         work = Compute(duration_s)
         return self.add(Task(name, kind, rank_class, stream, work, tuple(after), **marks))
 
+    def launch(
+        self,
+        name: str,
+        kind: str,
+        duration_s: float,
+        kernels: int,
+        rank_class: str,
+        *,
+        issue_after: Iterable[int] = (),
+        after: Iterable[int] = (),
+        micro_batch: int = 0,
+        **marks: Any,
+    ) -> int:
+        """Let the host launch kernels, and run them after that and what else they wait for.
+
+        `issue_after`: what the host waits for before it launches them.
+        """
+        issued = self.issue(name, kernels, rank_class, after=issue_after, micro_batch=micro_batch)
+        waits = dict.fromkeys((*issued, *after))
+        return self.compute(
+            name, kind, duration_s, rank_class, after=waits, micro_batch=micro_batch, **marks
+        )
+
     def wait(self, name: str, rank_class: str, *, after: Iterable[int], **marks: Any) -> int:
         """Let the host wait, as a synchronisation or the reading of a value does.
 

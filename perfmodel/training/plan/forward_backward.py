@@ -73,13 +73,13 @@ def add_forward(
     )
     for index, part in enumerate(parts):
         name = f"forward {part.name}"
-        issued = step.tasks.issue(name, part.kernels, step.rank_class, micro_batch=micro_batch)
-        step.tasks.compute(
+        step.tasks.launch(
             name,
             "forward",
             part.duration_s,
+            part.kernels,
             step.rank_class,
-            after=(*issued, *after, *casts[index : index + 1]),
+            after=(*after, *casts[index : index + 1]),
             micro_batch=micro_batch,
             layers=part.indices,
         )
@@ -112,13 +112,12 @@ def add_backward_segment(
         duration_s += 1.5 * step.nbytes(part.tensors) / step.request.times.copy_Bps
         duration_s += added * step.tasks.kernel_s
         kernels += added
-    issued = step.tasks.issue(name, kernels, step.rank_class, micro_batch=micro_batch)
-    return step.tasks.compute(
+    return step.tasks.launch(
         name,
         "backward",
         duration_s,
+        kernels,
         step.rank_class,
-        after=issued,
         micro_batch=micro_batch,
         core_s=step.request.core.of(part.layers, len(part.tensors), step.nbytes(part.tensors)),
         layers=part.indices,
@@ -152,23 +151,18 @@ def add_optimizer(
     `host_waits`: whether the host waits for the reductions before it issues the optimizer.
     `streams`: that begin with the next step.
     """
-    tasks, micro_batch = step.tasks, step.last_micro_batch
-    issued = tasks.issue(
+    times = step.request.times
+    end = step.tasks.launch(
         "optimizer",
-        step.request.times.optimizer_kernels,
+        "optimizer",
+        times.optimizer_s,
+        times.optimizer_kernels,
         step.rank_class,
-        after=reduced if host_waits else (),
-        micro_batch=micro_batch,
+        issue_after=reduced if host_waits else (),
+        after=reduced,
+        micro_batch=step.last_micro_batch,
     )
-    end = tasks.compute(
-        "optimizer",
-        "optimizer",
-        step.request.times.optimizer_s,
-        step.rank_class,
-        after=dict.fromkeys((*issued, *reduced)),
-        micro_batch=micro_batch,
-    )
-    tasks.begin_after(add_step_end(step, end), streams)
+    step.tasks.begin_after(add_step_end(step, end), streams)
 
 
 # ---------------------------------------------------------------- segments

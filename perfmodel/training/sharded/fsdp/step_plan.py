@@ -224,11 +224,7 @@ def add_update(step: ShardedStep) -> int:
     duration_s = times.optimizer_s * _own_share(step)
     if options.offload:
         duration_s = step.request.host_optimizer_s * _own_share(step)
-    waits = dict.fromkeys((*issued, *step.layers_wait))
-    step.layers_wait.clear()
-    end = step.tasks.compute(
-        "optimizer", "optimizer", duration_s, RANKS, after=waits, stream=COMPUTE.name, **step.marks
-    )
+    end = run(step, "optimizer", "optimizer", duration_s, after=issued)
     end = add_scales(step, end)
     if step.request.host_s > 0:
         end = run(step, "end of the step", "copy", step.request.host_s, after=(end,))

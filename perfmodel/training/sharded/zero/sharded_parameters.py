@@ -339,18 +339,17 @@ def _add_copy(
     `more_s`: of copies to the host and back.
     """
     step = passes.step
+    seconds = step.tasks.copy_s(nbytes, kernels) + more_s
     if not step.options.overlaps:
         step.device_waits = (*step.device_waits, *after)
-        seconds = step.tasks.copy_s(nbytes, kernels) + more_s
         return add_work(step, name, "copy", seconds, kernels, passes.micro_batch)
-    issued = step.tasks.issue(name, kernels, RANKS, micro_batch=passes.micro_batch)
-    waits = dict.fromkeys((*issued, *after, *(() if step.last is None else (step.last,))))
-    return step.tasks.compute(
+    return step.tasks.launch(
         name,
         "copy",
-        step.tasks.copy_s(nbytes, kernels) + more_s,
+        seconds,
+        kernels,
         RANKS,
-        after=waits,
+        after=(*after, *(() if step.last is None else (step.last,))),
         stream=REDUCTION,
         micro_batch=passes.micro_batch,
     )

@@ -98,10 +98,16 @@ def add_work(
     layers: tuple[int, ...] = (),
 ) -> int:
     """Add kernels to the computing stream, after what it and the host wait for."""
-    issued = step.tasks.issue(name, kernels, RANKS, after=step.host_waits, micro_batch=micro_batch)
-    after = dict.fromkeys((*issued, *step.host_waits, *step.device_waits))
-    step.last = step.tasks.compute(
-        name, kind, duration_s, RANKS, after=after, micro_batch=micro_batch, layers=layers
+    step.last = step.tasks.launch(
+        name,
+        kind,
+        duration_s,
+        kernels,
+        RANKS,
+        issue_after=step.host_waits,
+        after=(*step.host_waits, *step.device_waits),
+        micro_batch=micro_batch,
+        layers=layers,
     )
     step.device_waits = step.host_waits = ()
     return step.last
