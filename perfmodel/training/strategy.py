@@ -127,6 +127,11 @@ class StepRequest:
         gathers = self.float8 is not None and self.float8.gathers_narrow
         return float8_weights(self.workload, self.float8) if gathers else frozenset()
 
+    def host_copy_s(self, nbytes: float) -> float:
+        """Time of a copy between a GPU and the memory of its host, while all others copy, too."""
+        assert self.host_link_Bps is not None
+        return nbytes / self.host_link_Bps
+
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)
         if faults:

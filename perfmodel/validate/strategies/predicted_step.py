@@ -20,7 +20,7 @@ from perfmodel.studies.run.steps.sized_job import (
 )
 from perfmodel.studies.run.steps.uncertain_numbers import simulate_uncertainties
 from perfmodel.studies.run.uncertainty import step_interval
-from perfmodel.training.memory.reserve import unused_bytes
+from perfmodel.training.memory.use import unused_bytes
 from perfmodel.validate.strategies.model import Ends, Quantity, StrategyStep
 from perfmodel.validate.strategies.stated_step import StatedStep, count, positive, read_step
 from perfmodel.workload.compute_spread import measured_factors

@@ -16,8 +16,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from perfmodel.scenario.sections.strategies.gradient_hooks import PowerSgdHook
+from perfmodel.training.ddp.bucket_reduction import BucketReduction
 from perfmodel.training.ddp.buckets import Bucket
-from perfmodel.training.ddp.hooks.bucket_reduction import BucketReduction
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
 
 GRAM_SCHMIDT_RANK = 2

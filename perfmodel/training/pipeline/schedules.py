@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.training.pipeline.schedules.alternation import (
+from perfmodel.training.pipeline.one_f_one_b import (
+    gpipe,
     interleaved,
+    looped_bfs,
     one_forward_one_backward,
+    sequential,
 )
-from perfmodel.training.pipeline.schedules.dual_pipe import dualpipe, dualpipe_v
-from perfmodel.training.pipeline.schedules.fill_drain import gpipe, looped_bfs, sequential
-from perfmodel.training.pipeline.schedules.pass_actions import (
+from perfmodel.training.pipeline.pass_actions import (
     MICRO_BATCHES,
     SECTION,
     Layout,
@@ -20,7 +21,9 @@ from perfmodel.training.pipeline.schedules.pass_actions import (
     require,
     sizes_of,
 )
-from perfmodel.training.pipeline.schedules.zero_bubble import (
+from perfmodel.training.pipeline.zero_bubble import (
+    dualpipe,
+    dualpipe_v,
     interleaved_zero_bubble,
     zb_h1,
     zb_h2,

@@ -11,8 +11,7 @@ from perfmodel.training.plan.builder import EXPERT_COPIES, TaskList
 from perfmodel.training.plan.step_plan import Op
 from perfmodel.training.sharded.fsdp.options import MIN_WRAPPED, FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import UnitSizes, unit_sizes
-from perfmodel.training.sharded.fsdp.walk import Moment, walk_units
-from perfmodel.training.sharded.shard_units import ShardUnit, wrap_units
+from perfmodel.training.sharded.fsdp.units import Moment, ShardUnit, walk_units, wrap_units
 from perfmodel.training.strategy import StepRequest
 
 RANKS = "ranks"
@@ -135,7 +134,7 @@ def begin_step(request: StepRequest, options: FsdpOptions, freed_before: int) ->
     )
     walk = walk_units(request.workload, units, by_layer=options.wrap == "layer")
     ranks = options.shard_ranks(request.ranks)
-    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    tasks = TaskList.of(request)
     sizes = unit_sizes(
         request.workload, options, ranks, request.gathered_narrow, request.expert_copies
     )
@@ -182,13 +181,7 @@ def run(
 
 def copy_s(step: ShardedStep, nbytes: float, kernels: int = 1) -> float:
     """Time of copies within the device; nothing for no bytes."""
-    return nbytes / step.tasks.copy_Bps + kernels * step.tasks.kernel_s if nbytes else 0.0
-
-
-def host_copy_s(step: ShardedStep, nbytes: float) -> float:
-    """Time of a copy between the GPU and the memory of its host."""
-    assert step.request.host_link_Bps is not None
-    return nbytes / step.request.host_link_Bps
+    return step.tasks.copy_s(nbytes, kernels) if nbytes else 0.0
 
 
 def beside(
@@ -242,11 +235,7 @@ def communicate(
 def close_step(step: ShardedStep, end: int) -> None:
     """Let the next step's first task of each device stream follow the optimizer."""
     tasks, queue = step.tasks.tasks, list(step.free_events)
-    begun: set[str] = set()
-    for index, task in enumerate(tasks):
-        if task.stream not in begun and task.kind != "issue" and index != end:
-            begun.add(task.stream)
-            tasks[index] = replace(task, after_previous=(end,))
+    step.tasks.begin_after(end)
     for index, events in step.carried.items():
         freed = [queue[event] for event in events if -event <= len(queue)]
         tasks[index] = replace(tasks[index], after_previous=tuple(at for at in freed if at >= 0))
