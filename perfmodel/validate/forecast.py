@@ -168,13 +168,7 @@ def predict(task: Task, library: CommLibrary | None = None) -> Forecast | str:
     return Forecast(times, missing, lowered)
 
 
-def predict_under(library: CommLibrary, own: Matched, sizes: Sequence[int]) -> Times:
-    """Predict with other numbers of the library."""
-    timer = UncontendedTimer(make_machine(own.topology, library, settings=own.settings))
-    return Times(tuple(_observed_s(timer, own, nbytes) for nbytes in sizes))
-
-
-def _observed_s(timer: UncontendedTimer, own: Matched, nbytes: int) -> float:
+def observed_s(timer: UncontendedTimer, own: Matched, nbytes: int) -> float:
     """Time that a benchmark reports of one size; seconds."""
     ranks = range(len(own.topology.ranks))
     lowered, alone_s = timer.best(own.op, nbytes, ranks, 0, None)
@@ -195,7 +189,7 @@ def with_profile(
     """Predict with a profile; intervals are drawn at some sizes and interpolated between them."""
     plain = make_machine(own.topology, library, settings=own.settings)
     timer = UncontendedTimer(apply(profile, plain))
-    likely = [_observed_s(timer, own, nbytes) for nbytes in sizes]
+    likely = [observed_s(timer, own, nbytes) for nbytes in sizes]
     if not measured_at(profile, len(own.topology.ranks), own.op):
         return Times(tuple(likely), (), note)
     every = max(1, -(-(len(sizes) - 1) // (INTERVALS - 1)))
@@ -203,7 +197,7 @@ def with_profile(
     machines = [UncontendedTimer(apply(draw, plain)) for draw in draws(profile, DRAWS, seed=0)]
     limits = []
     for index in at:
-        drawn = [_observed_s(m, own, sizes[index]) for m in machines]
+        drawn = [observed_s(m, own, sizes[index]) for m in machines]
         limits.append(np.quantile(np.log(drawn) - math.log(likely[index]), [0.1, 0.9]))
     x = np.log([sizes[index] for index in at])
     low, high = (np.interp(np.log(sizes), x, side) for side in np.array(limits).T)

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.errors import PerfmodelError
+from perfmodel.library.machine import make_machine
+from perfmodel.library.model import CommLibrary
 from perfmodel.library.prediction_error import kind_of_machine
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.sweep.executor import count_cores, map_unordered
-from perfmodel.validate.forecast import Forecast, Mode, Task, Times, predict, predict_under
+from perfmodel.validate.forecast import Forecast, Mode, Task, Times, observed_s, predict
 from perfmodel.validate.run import WORTH_IT
-from perfmodel.validate.sweeps.match import Unmatched, match, one_line
+from perfmodel.validate.sweeps.match import Matched, Unmatched, match, one_line
 from reports.validation.predict.baselines import alpha_beta_s, tuner_s
 from reports.validation.refit.numbers import library_without
 from reports.validation.strategies.model import StrategyTable
@@ -50,6 +53,12 @@ def predict_fully(task: Task, *, left_out: bool) -> Forecast | str:
     except PerfmodelError as error:
         missing["nccl tuner"] = f"the formula does not cover it: {one_line(error)}"
     return Forecast(times | forecast.times, missing | forecast.missing, forecast.choices)
+
+
+def predict_under(library: CommLibrary, own: Matched, sizes: Sequence[int]) -> Times:
+    """Predict with other numbers of the library."""
+    timer = UncontendedTimer(make_machine(own.topology, library, settings=own.settings))
+    return Times(tuple(observed_s(timer, own, nbytes) for nbytes in sizes))
 
 
 def predict_all(
