@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
-import perfmodel
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.kernels.attention import fused_attention_s, unfused_products_s
@@ -22,7 +21,7 @@ from perfmodel.workload.roofline import layer_times, step_s
 from perfmodel.workload.zoo import bert
 from perfmodel.workload.zoo.layers import DROPOUT_PASSES
 
-DATA = Path(perfmodel.__file__).parent / "validate/data"
+DATA = Path(__file__).parents[1] / "validation" / "data"
 
 
 @dataclass(frozen=True)
