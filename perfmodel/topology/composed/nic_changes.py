@@ -13,6 +13,7 @@ from perfmodel.files import validate_document
 from perfmodel.scenario.sections.node import NicSection
 from perfmodel.topology.composed.host_parts import PartedHost, spread_evenly
 from perfmodel.topology.composed.slots import read_slot
+from perfmodel.topology.from_text.grammar import adapter_rate, unread_words
 from perfmodel.topology.from_text.network_text import NetworkText, read_network
 from perfmodel.topology.from_text.parts import hardware_parts, reads_gpus, usual_nics
 from perfmodel.topology.from_text.template_builder import Draft, bits, port, stock_link
@@ -66,6 +67,11 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     counts = [section.count, *(each.nics for each in stated)]
     kind = next((each.kind for each in stated if each.kind), None)
     rate_Bps = section.rate or next((each.nic_Bps for each in stated if each.nic_Bps), None)
+    carried_Bps = adapter_rate(section.text or "")
+    if rate_Bps is not None and carried_Bps is not None and rate_Bps > carried_Bps:
+        allowed = f"at most {bits(carried_Bps)}, which this adapter carries"
+        raise InputError(Fault(f"{field}.text", repr(section.text), allowed))
+    rate_Bps = rate_Bps or carried_Bps
     if section.text is not None and (leading := re.match(r"\s*(\d+)\s*x\b", section.text)):
         counts.append(int(leading[1]))
     count = next((each for each in counts if each is not None), None)
@@ -91,6 +97,10 @@ _BARE_RATE = re.compile(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g(bit/?s?|bps|b/s|b)?\s*
 
 def _network(text: str | None, field: str, faults: list[Fault]) -> NetworkText | None:
     if text is None:
+        return None
+    if unread := unread_words(text, "nic"):
+        kinds = (*hardware_parts().ports, "2 x 100 Gbit/s RoCE")
+        faults.append(Fault(field, repr(unread), allowed_names(kinds)))
         return None
     bare = _BARE_RATE.fullmatch(text) is not None
     try:

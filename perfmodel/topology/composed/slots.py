@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.topology.from_text.grammar import unread_words
 from perfmodel.topology.from_text.intra_text import read_pcie
 
 
@@ -21,6 +22,6 @@ def read_slot(text: str, field: str) -> tuple[int, int]:
     stated = text if re.search(r"pci", text, re.IGNORECASE) else f"PCIe {text}"
     generation, lanes = read_pcie(stated), re.search(r"x\s?(\d+)(?!\d)", text)
     count = int(lanes[1]) if lanes else 16
-    if generation is None or count not in (1, 2, 4, 8, 16):
+    if generation is None or unread_words(stated, "pcie") or count not in (1, 2, 4, 8, 16):
         raise InputError(Fault(field, repr(text), "a slot such as 'gen4 x16', of 1 to 16 lanes"))
     return int(generation.removeprefix("pcie")), count
