@@ -12,11 +12,17 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import validate_document
 from perfmodel.scenario.sections.node import NicSection
 from perfmodel.topology.composed.host_parts import PartedHost, spread_evenly
-from perfmodel.topology.composed.slots import read_slot
-from perfmodel.topology.from_text.grammar import adapter_rate, unread_words
+from perfmodel.topology.from_text.grammar import adapter_rate, read_slot, unread_words
 from perfmodel.topology.from_text.network_text import NetworkText, read_network
 from perfmodel.topology.from_text.parts import hardware_parts, reads_gpus, usual_nics
-from perfmodel.topology.from_text.template_builder import Draft, bits, port, stock_link
+from perfmodel.topology.from_text.template_builder import (
+    Draft,
+    bits,
+    pattern,
+    port,
+    same_link,
+    stock_link,
+)
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.spec import LinkSpec
 
@@ -205,21 +211,17 @@ def _plug(host: PartedHost, link: LinkSpec, count: int, stated: StatedNics) -> P
         places = _places(fresh, by_cpu=stated.per_socket is not None)
     draft = Draft(host.node.gpu, "", "")
     slot_name, slot_link = _slot(host, stated, old_link)
-    draft.links |= {slot_name: slot_link, link.network_kind: _as_document(link)}
+    draft.links |= {slot_name: slot_link, link.network_kind: same_link(link)}
     at, spread = 0, spread_evenly(count, places)
     for place in dict.fromkeys(spread):
         group = spread.count(place)
-        draft.add(_pattern(at, group), "nic", port=link.network_kind)
-        draft.join(_pattern(at, group), place, slot_name)
+        draft.add(pattern("nic", group, at), "nic", port=link.network_kind)
+        draft.join(pattern("nic", group, at), place, slot_name)
         at += group
     return fresh.plus(draft).with_node(graphs=())
 
 
 _HOLDERS = ("pcie_switch", "cpu", "gpu")
-
-
-def _pattern(first: int, count: int) -> str:
-    return f"nic{first}" if count == 1 else f"nic[{first}-{first + count - 1}]"
 
 
 def _places(host: PartedHost, *, by_cpu: bool) -> list[str]:
@@ -239,19 +241,10 @@ def _places(host: PartedHost, *, by_cpu: bool) -> list[str]:
 def _slot(host: PartedHost, stated: StatedNics, old: str | None) -> tuple[str, dict[str, Any]]:
     """PCIe link of a NIC, by name."""
     if stated.slot is None and old is not None:
-        return old, _as_document(host.node.links[old])
+        return old, same_link(host.node.links[old])
     if stated.slot is not None:
         draft = Draft(host.node.gpu, "", "")
         name = draft.add_pcie(*stated.slot)
         return name, draft.links[name]
     name = max(host.part.pcie, hardware_parts().cpus[host.part.cpu].pcie)
     return name, stock_link(name)
-
-
-def _as_document(link: LinkSpec) -> dict[str, Any]:
-    fields = link.model_dump(exclude_none=True)
-    fields["bandwidth"] = f"{link.bandwidth!r} B/s"
-    fields["latency"] = f"{link.latency!r} s"
-    if link.flow is not None:
-        fields["flow"] = f"{link.flow!r} B/s"
-    return fields

@@ -14,9 +14,29 @@ from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
+from perfmodel.topology.from_text.intra_text import read_pcie
 from perfmodel.topology.from_text.parts import GpuConnector, hardware_parts
 from perfmodel.topology.templates.gpus import gpu_names
 from perfmodel.units import parse_bandwidth
+
+
+def read_slot(text: str, field: str) -> tuple[int, int]:
+    """Generation and lanes of a slot; 16 lanes where none are stated.
+
+    Raises `InputError`: no generation, or lanes that no slot has.
+
+    Examples
+    --------
+    >>> read_slot("gen4 x8", "pcie"), read_slot("PCIe 5.0", "pcie")
+    ((4, 8), (5, 16))
+    """
+    stated = text if re.search(r"pci", text, re.IGNORECASE) else f"PCIe {text}"
+    generation, lanes = read_pcie(stated), re.search(r"x\s?(\d+)(?!\d)", text)
+    count = int(lanes[1]) if lanes else 16
+    if generation is None or unread_words(stated, "pcie") or count not in (1, 2, 4, 8, 16):
+        raise InputError(Fault(field, repr(text), "a slot such as 'gen4 x16', of 1 to 16 lanes"))
+    return int(generation.removeprefix("pcie")), count
+
 
 _NVLINK = r"nv[\s-]?link"
 _GPUDIRECT = r"(?:gpu ?direct(?: rdma)?|gdr(?:dma)?)"
