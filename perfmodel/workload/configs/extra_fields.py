@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfmodel.workload.configs.config_types import Finding, HubConfig
+from perfmodel.workload.configs.family import Finding, HubConfig
 
 _HARMLESS = """
 _name_or_path architectures model_type torch_dtype dtype transformers_version auto_map return_dict

@@ -5,26 +5,22 @@ Weights are not read, and nothing is fetched: the file alone says what the model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.files import is_file, is_folder, validate_document
-from perfmodel.workload.configs.config_types import Finding, HubConfig, raise_findings
+from perfmodel.files import is_file, is_folder
+from perfmodel.workload.configs.decoder_families import DENSE_FAMILIES, IMAGE_TEXT_FAMILIES
+from perfmodel.workload.configs.expert_families import EXPERT_FAMILIES
 from perfmodel.workload.configs.extra_fields import extra_notes, quantization_of, value_findings
-from perfmodel.workload.configs.families import decoder_configs as dense
-from perfmodel.workload.configs.families import deepseek_configs as deepseek
-from perfmodel.workload.configs.families import encoder_configs as encoder
-from perfmodel.workload.configs.families import expert_configs as routed
-from perfmodel.workload.configs.families import image_text_configs as seeing
-from perfmodel.workload.configs.families import llama_kin_configs as kin
-from perfmodel.workload.configs.families import other_configs as other
-from perfmodel.workload.configs.families import sense_configs as sense
+from perfmodel.workload.configs.family import Family, Finding, raise_findings
+from perfmodel.workload.configs.image_and_sound_families import IMAGE_AND_SOUND_FAMILIES
 from perfmodel.workload.configs.json_file import CONFIG_NAME, JsonFile, read_json
+from perfmodel.workload.configs.text_families import TEXT_FAMILIES
 from perfmodel.workload.zoo.buildable import Buildable
 
 OTHERS = "what `perfmodel capture {file}` writes (with transformers installed), a model file"
@@ -50,68 +46,12 @@ SIZES = frozenset(
 TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
 
-class Family(NamedTuple):
-    """Contract of a configuration, what makes a model of it, Hugging Face's class."""
-
-    config: type[HubConfig]
-    make: Callable[[str, Any, str], Buildable]
-    name: str
-
-
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(dense.LlamaConfig, dense.decoder_model, "LlamaForCausalLM"),
-    "mistral": Family(dense.MistralConfig, dense.decoder_model, "MistralForCausalLM"),
-    "qwen2": Family(dense.Qwen2Config, dense.decoder_model, "Qwen2ForCausalLM"),
-    "qwen3": Family(dense.Qwen3Config, dense.decoder_model, "Qwen3ForCausalLM"),
-    "gemma": Family(dense.GemmaConfig, dense.decoder_model, "GemmaForCausalLM"),
-    "gemma2": Family(dense.Gemma2Config, dense.decoder_model, "Gemma2ForCausalLM"),
-    "gemma3_text": Family(dense.Gemma3Config, dense.decoder_model, "Gemma3ForCausalLM"),
-    "nemotron": Family(dense.NemotronConfig, dense.decoder_model, "NemotronForCausalLM"),
-    "phi3": Family(kin.Phi3Config, dense.decoder_model, "Phi3ForCausalLM"),
-    "glm": Family(kin.GlmConfig, dense.decoder_model, "GlmForCausalLM"),
-    "glm4": Family(kin.Glm4Config, dense.decoder_model, "Glm4ForCausalLM"),
-    "granite": Family(kin.GraniteConfig, dense.decoder_model, "GraniteForCausalLM"),
-    "smollm3": Family(kin.SmolLM3Config, dense.decoder_model, "SmolLM3ForCausalLM"),
-    "seed_oss": Family(kin.SeedOssConfig, dense.decoder_model, "SeedOssForCausalLM"),
-    "ernie4_5": Family(kin.Ernie45Config, dense.decoder_model, "Ernie4_5ForCausalLM"),
-    "cohere": Family(kin.CohereConfig, dense.decoder_model, "CohereForCausalLM"),
-    "cohere2": Family(kin.Cohere2Config, dense.decoder_model, "Cohere2ForCausalLM"),
-    "olmo": Family(kin.OlmoConfig, dense.decoder_model, "OlmoForCausalLM"),
-    "olmo2": Family(kin.Olmo2Config, dense.decoder_model, "Olmo2ForCausalLM"),
-    "olmo3": Family(kin.Olmo3Config, dense.decoder_model, "Olmo3ForCausalLM"),
-    "starcoder2": Family(kin.Starcoder2Config, dense.decoder_model, "Starcoder2ForCausalLM"),
-    "stablelm": Family(kin.StableLmConfig, dense.decoder_model, "StableLmForCausalLM"),
-    "mixtral": Family(routed.MixtralConfig, routed.expert_model, "MixtralForCausalLM"),
-    "qwen2_moe": Family(routed.Qwen2MoeConfig, routed.expert_model, "Qwen2MoeForCausalLM"),
-    "qwen3_moe": Family(routed.Qwen3MoeConfig, routed.expert_model, "Qwen3MoeForCausalLM"),
-    "deepseek_v2": Family(deepseek.DeepseekV2Config, routed.expert_model, "DeepseekV2ForCausalLM"),
-    "deepseek_v3": Family(deepseek.DeepseekV3Config, routed.expert_model, "DeepseekV3ForCausalLM"),
-    "glm4_moe": Family(deepseek.Glm4MoeConfig, routed.expert_model, "Glm4MoeForCausalLM"),
-    "olmoe": Family(routed.OlmoeConfig, routed.expert_model, "OlmoeForCausalLM"),
-    "gpt_oss": Family(routed.GptOssConfig, routed.expert_model, "GptOssForCausalLM"),
-    "llama4_text": Family(routed.Llama4Config, routed.expert_model, "Llama4ForCausalLM"),
-    "qwen2_vl_text": Family(seeing.Qwen2VLTextConfig, dense.decoder_model, "Qwen2ForCausalLM"),
-    "qwen2_5_vl_text": Family(seeing.Qwen2VLTextConfig, dense.decoder_model, "Qwen2ForCausalLM"),
-    "qwen3_vl_text": Family(seeing.Qwen3VLTextConfig, dense.decoder_model, "Qwen3ForCausalLM"),
-    "qwen3_vl_moe_text": Family(
-        seeing.Qwen3VLMoeTextConfig, routed.expert_model, "Qwen3MoeForCausalLM"
-    ),
-    "ministral3": Family(seeing.Ministral3Config, dense.decoder_model, "Ministral3ForCausalLM"),
-    "gpt2": Family(other.Gpt2Config, other.gpt2_model, "GPT2LMHeadModel"),
-    "gpt_neox": Family(other.GptNeoxConfig, other.gpt_neox_model, "GPTNeoXForCausalLM"),
-    "phi": Family(other.PhiConfig, other.phi_model, "PhiForCausalLM"),
-    "opt": Family(other.OptConfig, other.opt_model, "OPTForCausalLM"),
-    "bert": Family(encoder.BertConfig, encoder.bert_model, "BertForMaskedLM"),
-    "roberta": Family(encoder.RobertaConfig, encoder.roberta_model, "RobertaForMaskedLM"),
-    "xlm-roberta": Family(encoder.XlmRobertaConfig, encoder.roberta_model, "XLMRobertaForMaskedLM"),
-    "camembert": Family(encoder.XlmRobertaConfig, encoder.roberta_model, "CamembertForMaskedLM"),
-    "distilbert": Family(
-        encoder.DistilBertConfig, encoder.distilbert_model, "DistilBertForMaskedLM"
-    ),
-    "t5": Family(other.T5Config, other.t5_model, "T5ForConditionalGeneration"),
-    "vit": Family(sense.VitConfig, sense.vit_model, "ViTForImageClassification"),
-    "clip": Family(sense.ClipConfig, sense.clip_model, "CLIPModel"),
-    "whisper": Family(sense.WhisperConfig, sense.whisper_model, "WhisperForConditionalGeneration"),
+    **DENSE_FAMILIES,
+    **EXPERT_FAMILIES,
+    **IMAGE_TEXT_FAMILIES,
+    **TEXT_FAMILIES,
+    **IMAGE_AND_SOUND_FAMILIES,
 }
 """By `model_type`."""
 
@@ -160,8 +100,7 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
     try:
         missing = () if is_part else _missing_sizes(family, fields)
         raise_findings(chain(value_findings(fields), missing))
-        config = validate_document(family.config, fields)
-        model = family.make(title, config, family.name)
+        model = family.make(title, family.read(fields), family)
         model = replace(
             model,
             dtype=_dtype_of(content, fields),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from perfmodel.scenario.sections.model import TransformerSection, transformer_findings
-from perfmodel.workload.configs.config_types import LONGEST_DEFAULT, raise_findings
+from perfmodel.workload.configs.family import LONGEST_DEFAULT, raise_findings
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.buildable import Buildable

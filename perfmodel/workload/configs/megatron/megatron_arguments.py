@@ -18,7 +18,8 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from perfmodel.errors import InputError
 from perfmodel.files import FileModel, validate_document
 from perfmodel.scenario.sections.model import MOST_LAYERS
-from perfmodel.workload.configs.config_types import (
+from perfmodel.workload.configs.decoder_models import choice_findings
+from perfmodel.workload.configs.family import (
     LONGEST_DEFAULT,
     Experts,
     Finding,
@@ -29,7 +30,6 @@ from perfmodel.workload.configs.config_types import (
     Tokens,
     Width,
     Words,
-    choice_findings,
     divides,
     raise_findings,
 )
