@@ -36,7 +36,7 @@ from perfmodel.validate.trainings.rows.parse import (
     samples_per_s,
 )
 from perfmodel.validate.trainings.step_times import compute_precision, row_layer_times, topology_of
-from perfmodel.workload.kernels.kernel_constants import KernelConstants, kernel_constants
+from perfmodel.workload.kernels.device import KernelConstants, kernel_constants
 from perfmodel.workload.roofline import step_s
 from reports.kernels.records import DATA, bert_records, bert_samples_per_s
 

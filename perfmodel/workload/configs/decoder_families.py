@@ -7,7 +7,7 @@ from typing import Literal
 
 from perfmodel.workload.configs.decoder_models import decoder_model
 from perfmodel.workload.configs.family import Family, Flag, Function, Gate, Nothing
-from perfmodel.workload.zoo.decoders.decoder_names import (
+from perfmodel.workload.zoo.decoder_sizes import (
     COHERE_NAMES,
     GLM4_NAMES,
     GLM_NAMES,

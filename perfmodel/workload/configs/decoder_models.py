@@ -18,15 +18,15 @@ from perfmodel.workload.configs.family import (
     rotary_share,
 )
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
-from perfmodel.workload.zoo.decoders.experts.expert_sizes import (
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_sizes import (
     ExpertShape,
     LatentShape,
     RoutedShape,
 )
-from perfmodel.workload.zoo.decoders.llama import llama
-from perfmodel.workload.zoo.stacks.activation_functions import ACTIVATIONS
+from perfmodel.workload.zoo.layers import ACTIVATIONS
+from perfmodel.workload.zoo.llama import llama
 
 UNSTATED: Mapping[str, Any] = {
     "hidden_act": "silu",

@@ -20,11 +20,11 @@ from perfmodel.workload.configs.family import (
     raise_findings,
 )
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.stacks.activation_functions import ACTIVATIONS
-from perfmodel.workload.zoo.stacks.clip import CLIP_BLOCK, ClipShape, clip
-from perfmodel.workload.zoo.stacks.image_stack import VIT_BLOCK, ImageShape, vit
-from perfmodel.workload.zoo.stacks.stack_block import StackShape
-from perfmodel.workload.zoo.stacks.whisper import WhisperShape, whisper, whisper_block
+from perfmodel.workload.zoo.clip import CLIP_BLOCK, ClipShape, clip
+from perfmodel.workload.zoo.image_stack import VIT_BLOCK, ImageShape, vit
+from perfmodel.workload.zoo.layers import ACTIVATIONS
+from perfmodel.workload.zoo.stack_block import StackShape
+from perfmodel.workload.zoo.whisper import WhisperShape, whisper, whisper_block
 
 
 def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:

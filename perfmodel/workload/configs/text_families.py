@@ -21,9 +21,9 @@ from perfmodel.workload.configs.family import (
 )
 from perfmodel.workload.zoo import bert, gpt, t5
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.stacks.activation_functions import ACTIVATIONS, ONE_KERNEL
-from perfmodel.workload.zoo.stacks.stack_block import StackShape
-from perfmodel.workload.zoo.stacks.text_decoder import (
+from perfmodel.workload.zoo.layers import ACTIVATIONS, ONE_KERNEL
+from perfmodel.workload.zoo.stack_block import StackShape
+from perfmodel.workload.zoo.text_decoder import (
     NEOX_BLOCK,
     NEOX_ENDS,
     OPT_BLOCK,

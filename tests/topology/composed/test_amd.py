@@ -19,7 +19,7 @@ from perfmodel.validate.strategies.predicted_step import predict_step
 from perfmodel.validate.strategies.stated_step import read_step
 from perfmodel.validate.strategies.step_tables import STEPS
 from perfmodel.workload.compute_spread import roofline_factors
-from perfmodel.workload.kernels.float8.recipe import Float8, recipe_faults
+from perfmodel.workload.kernels.float8_recipe import Float8, recipe_faults
 from perfmodel.workload.zoo import build_model
 
 BOARDS = ("mi300x-x8", "mi325x-x8", "mi350x-x8", "mi355x-x8", "azure-ndmi300x")

@@ -21,7 +21,7 @@ from typing import Any
 
 from perfmodel.training.sharded.zero.options import ZeroOptions
 from perfmodel.training.sharded.zero.zero_passes import MASTER_BYTES, ShardingStep, add_work
-from perfmodel.workload.kernels.kernel_constants import kernel_constants
+from perfmodel.workload.kernels.device import kernel_constants
 
 SCALED_BYTES = 8
 """Of an fp32 gradient that ``unscale_and_clip_grads`` reads and writes."""
