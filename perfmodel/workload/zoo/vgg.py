@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo.image_layers import (
     CLASSES,
@@ -35,24 +37,14 @@ ALEXNET = (
 
 
 def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
-    """VGG without batch normalisation (arXiv 1409.1556), torchvision's module numbering."""
-    image, position = Image(3, image_size, image_size), 0
-    parts: list[Module] = []
-    for stage, convolutions in enumerate(STAGES[depth]):
-        for _ in range(convolutions):
-            part, image = convolution(
-                f"features.{position}", image, min(64 * 2**stage, 512), 3, padding=1
-            )
-            parts += hand_on([part], image.elements)
-            position += 2  # the ReLU has a number of its own
-        part, image = pooling(f"features.{position}", image, 2, stride=2)
-        parts += hand_on([part], image.elements)
-        position += 1
-    pool, image = adaptive_pooling("avgpool", image, 7)
-    parts += [
-        *hand_on([pool], image.elements),
-        *_classifier(image.elements, numbers=(0, 3, 6), dropout=(False, True, True)),
+    """VGG without batch normalisation (arXiv 1409.1556)."""
+    convolutions = [
+        (min(64 * 2**stage, 512), 3, 1, 1, number == count)
+        for stage, count in enumerate(STAGES[depth])
+        for number in range(1, count + 1)
     ]
+    features = _features(Image(3, image_size, image_size), convolutions, pooled=2, averaged=7)
+    parts = _classified(*features, numbers=(0, 3, 6), dropout=(False, True, True))
     return image_model(
         f"vgg{depth}",
         parts,
@@ -63,24 +55,9 @@ def vgg(depth: int, *, dtype: str, image_size: int) -> Workload:
 
 
 def alexnet(*, dtype: str, image_size: int) -> Workload:
-    """AlexNet, "one weird trick" variant (arXiv 1404.5997), torchvision's module numbering."""
-    image, position = Image(3, image_size, image_size), 0
-    parts: list[Module] = []
-    for channels, kernel, stride, padding, pooled in ALEXNET:
-        part, image = convolution(
-            f"features.{position}", image, channels, kernel, stride=stride, padding=padding
-        )
-        parts += hand_on([part], image.elements)
-        position += 2
-        if pooled:
-            part, image = pooling(f"features.{position}", image, 3, stride=2)
-            parts += hand_on([part], image.elements)
-            position += 1
-    pool, image = adaptive_pooling("avgpool", image, 6)
-    parts += [
-        *hand_on([pool], image.elements),
-        *_classifier(image.elements, numbers=(1, 4, 6), dropout=(True, True, False)),
-    ]
+    """AlexNet, "one weird trick" variant (arXiv 1404.5997)."""
+    features = _features(Image(3, image_size, image_size), ALEXNET, pooled=3, averaged=6)
+    parts = _classified(*features, numbers=(1, 4, 6), dropout=(True, True, False))
     return image_model(
         "alexnet",
         parts,
@@ -90,12 +67,43 @@ def alexnet(*, dtype: str, image_size: int) -> Workload:
     )
 
 
-def _classifier(
-    features: int, *, numbers: tuple[int, int, int], dropout: tuple[bool, bool, bool]
-) -> list[Module]:
-    """Three linear maps; `dropout` says which of them reads a dropped-out input."""
-    widths = (features, HIDDEN, HIDDEN, CLASSES)
+def _features(
+    image: Image,
+    convolutions: Sequence[tuple[int, int, int, int, bool]],
+    *,
+    pooled: int,
+    averaged: int,
+) -> tuple[list[Module], int]:
+    """Convolutions, and pooling after some, with torchvision's numbers; parts and elements put out.
+
+    `convolutions`: as in `ALEXNET`. `pooled`, `averaged`: sides of what a pooling reads, and of the
+    maps that the last one puts out.
+    """
     parts: list[Module] = []
+    position = 0
+    for channels, kernel, stride, padding, is_pooled in convolutions:
+        part, image = convolution(
+            f"features.{position}", image, channels, kernel, stride=stride, padding=padding
+        )
+        parts += hand_on([part], image.elements)
+        position += 2  # the ReLU has a number of its own
+        if is_pooled:
+            part, image = pooling(f"features.{position}", image, pooled, stride=2)
+            parts += hand_on([part], image.elements)
+            position += 1
+    pool, image = adaptive_pooling("avgpool", image, averaged)
+    return parts + hand_on([pool], image.elements), image.elements
+
+
+def _classified(
+    parts: list[Module],
+    features: int,
+    *,
+    numbers: tuple[int, int, int],
+    dropout: tuple[bool, bool, bool],
+) -> list[Module]:
+    """Parts and three linear maps; `dropout` says which of these reads a dropped-out input."""
+    widths = (features, HIDDEN, HIDDEN, CLASSES)
     for step, number in enumerate(numbers):
         inputs, outputs, name = widths[step], widths[step + 1], f"classifier.{number}"
         relu = step < 2
@@ -111,5 +119,5 @@ def _classifier(
             saved_bytes=float(dropout[step] * MASK_BYTES * inputs),
             kernels=1 + relu + dropout[step],
         )
-        parts += hand_on([part], outputs)
+        parts = parts + hand_on([part], outputs)
     return parts
