@@ -17,8 +17,8 @@ from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Op, StepPlan
-from perfmodel.workload.kernels.float8.float8_layers import float8_weights
-from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.kernels.float8_layers import float8_weights
+from perfmodel.workload.kernels.float8_recipe import Float8
 from perfmodel.workload.model import LayerTimes, Workload
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from perfmodel.files.csv_rows import read_table
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.kernels.kernel_constants import KernelConstants, kernel_constants
+from perfmodel.workload.kernels.device import KernelConstants, kernel_constants
 from perfmodel.workload.roofline import step_s
 from reports.kernels.records import DATA, bert_records, bert_samples_per_s
 from reports.validation.trainings.llm_steps import llm_run

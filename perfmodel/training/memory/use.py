@@ -14,12 +14,12 @@ from typing import Any, Protocol
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import read_yaml
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.workload.kernels.float8.float8_layers import (
+from perfmodel.workload.kernels.float8_layers import (
     float8_layers,
     float8_modules,
     float8_weights,
 )
-from perfmodel.workload.kernels.float8.recipe import Float8, operand_bytes
+from perfmodel.workload.kernels.float8_recipe import Float8, operand_bytes
 from perfmodel.workload.memory.activations import (
     NO_NARROW_INPUTS,
     BackwardBytes,

@@ -23,8 +23,8 @@ from perfmodel.training.plan.step_plan import (
     follow_previous,
 )
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.kernels.float8.float8_calls import narrow_calls
-from perfmodel.workload.kernels.float8.recipe import wide_precision
+from perfmodel.workload.kernels.float8_layers import narrow_calls
+from perfmodel.workload.kernels.float8_recipe import wide_precision
 from perfmodel.workload.memory.recompute import (
     NO_RECOMPUTE,
     Recompute,

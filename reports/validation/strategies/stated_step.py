@@ -25,13 +25,13 @@ from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo import build_model
 from perfmodel.workload.zoo.bert import BertShape, bert
-from perfmodel.workload.zoo.decoders.decoder_sizes import NEMOTRON, DecoderShape
-from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
-from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings
-from perfmodel.workload.zoo.decoders.experts.expert_sizes import EXPERT_SHAPES, expert_family
-from perfmodel.workload.zoo.decoders.llama import llama
+from perfmodel.workload.zoo.decoder_sizes import NEMOTRON, DecoderShape
+from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
+from perfmodel.workload.zoo.expert_sizes import EXPERT_SHAPES, expert_family
 from perfmodel.workload.zoo.gpt import GptShape, gpt
-from perfmodel.workload.zoo.images.resnet import resnet
+from perfmodel.workload.zoo.llama import llama
+from perfmodel.workload.zoo.resnet import resnet
 
 STAND_IN = "gpt2"
 """Model that the scenario names: what is trained is made of the row's own sizes."""

@@ -25,9 +25,9 @@ from perfmodel.workload.memory.hand_kernels import fuse_by_hand
 from perfmodel.workload.memory.optimizer_states import OptimizerKernels
 from perfmodel.workload.model import LayerTimes, Workload, scale_times
 from perfmodel.workload.roofline import by_first_flash, layer_times, step_s
-from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.decoders.llama import llama
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.gpt import GptShape, gpt
+from perfmodel.workload.zoo.llama import llama
 from reports.validation.trainings.model import Case, Dataset, TrainingRun
 from reports.validation.trainings.series import ONE_GPU
 

@@ -15,7 +15,7 @@ from perfmodel.training.sharded.fsdp.units import (
     walk_units,
     wrap_units,
 )
-from perfmodel.workload.kernels.kernel_constants import kernel_constants
+from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.memory.activations import BackwardBytes
 from perfmodel.workload.model import ITEM_BYTES, Buffers
 

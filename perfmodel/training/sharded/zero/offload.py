@@ -40,7 +40,7 @@ from perfmodel.training.sharded.zero.zero_passes import (
     add_work,
 )
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.kernels.kernel_constants import kernel_constants
+from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 LEAST_SWAPPED_BYTES = 2**20

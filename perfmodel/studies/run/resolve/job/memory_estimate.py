@@ -22,7 +22,7 @@ from perfmodel.training.memory.use import (
     reserve_bytes,
 )
 from perfmodel.training.parallel.stage_memory import stage_memory
-from perfmodel.workload.kernels.float8.recipe import float8_casts
+from perfmodel.workload.kernels.float8_recipe import float8_casts
 from perfmodel.workload.readers.layer_times import read_measured_activations
 
 

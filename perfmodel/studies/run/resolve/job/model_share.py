@@ -16,7 +16,7 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.decoders.experts import ExpertSettings
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 ONE_PROCESS_ORDER = ("pp", "tp", "cp", "ep", "dp")
 """GPUs of one process are neighbours."""

@@ -21,8 +21,8 @@ from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Strategy
 from perfmodel.workload.compute_spread import spread_of
-from perfmodel.workload.kernels.float8.float8_layers import name_wide_blocks
-from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
+from perfmodel.workload.kernels.float8_layers import name_wide_blocks
+from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import Workload
 
