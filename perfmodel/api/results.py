@@ -95,7 +95,7 @@ class RunResult(Result):
             or "topology".
         """
         from perfmodel.report.common.figures import draw_breakdown, draw_memory
-        from perfmodel.report.run.drawings.timeline_figure import draw_timeline
+        from perfmodel.report.run.timeline_figure import draw_timeline
         from perfmodel.report.scaling.figures import (
             draw_efficiency,
             draw_step_time,
@@ -125,7 +125,7 @@ class RunResult(Result):
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Write the timeline of a step for ui.perfetto.dev; compressed with a name in ``.gz``."""
-        from perfmodel.report.run.kineto.profiler_trace import write_kineto
+        from perfmodel.report.run.kineto import write_kineto
 
         place = _place(path)
         write_kineto(
@@ -287,7 +287,7 @@ class ComparisonResult(Comparison):
 
     def _repr_html_(self) -> str:
         """Show the answer in a notebook."""
-        from perfmodel.report.comparison.tables import comparison_lines
+        from perfmodel.report.comparison.page import comparison_lines
 
         return _notebook(comparison_lines(self))
 
@@ -336,13 +336,13 @@ class Sweep(SweepResult):
 
     def plot(self) -> go.Figure:
         """Draw throughput along the field that has numbers, else the steps of the quickest."""
-        from perfmodel.report.sweeping.figures import draw_sweep
+        from perfmodel.report.sweep import draw_sweep
 
         return draw_sweep(self)
 
     def to_html(self, path: str | Path | None = None) -> str | Path:
         """Write a page; without a path, return it."""
-        from perfmodel.report.sweeping.page import sweep_html
+        from perfmodel.report.sweep import sweep_html
 
         return _page(sweep_html(self), path)
 
@@ -351,13 +351,13 @@ class Sweep(SweepResult):
         return self.table
 
     def __repr__(self) -> str:
-        from perfmodel.report.sweeping.text import headline
+        from perfmodel.report.sweep import headline
 
         return _short("Sweep", headline(self))
 
     def _repr_html_(self) -> str:
         """Show the variants in a notebook."""
-        from perfmodel.report.sweeping.page import sweep_lines
+        from perfmodel.report.sweep import sweep_lines
 
         return _notebook(sweep_lines(self))
 
@@ -369,13 +369,13 @@ class AdviceResult(Advice):
 
     def plot(self) -> go.Figure:
         """Draw the gain of each change with its interval."""
-        from perfmodel.report.advice.figures import draw_gains
+        from perfmodel.report.advice import draw_gains
 
         return draw_gains(self)
 
     def to_html(self, path: str | Path | None = None) -> str | Path:
         """Write the page; without a path, return it."""
-        from perfmodel.report.advice.page import advice_html
+        from perfmodel.report.advice import advice_html
 
         return _page(advice_html(self), path)
 
@@ -388,13 +388,13 @@ class AdviceResult(Advice):
         return pd.DataFrame(advice_rows(self))
 
     def __repr__(self) -> str:
-        from perfmodel.report.advice.text import headline
+        from perfmodel.report.advice import headline
 
         return _short(f"Advice on {self.scenario.name}", headline(self))
 
     def _repr_html_(self) -> str:
         """Show the answer in a notebook."""
-        from perfmodel.report.advice.text import advice_lines
+        from perfmodel.report.advice import advice_lines
 
         return _notebook(advice_lines(self))
 
@@ -414,13 +414,13 @@ class CollectiveTimes(list[dict[str, Any]]):
 
     def plot(self) -> go.Figure:
         """Draw the bus bandwidth over the size."""
-        from perfmodel.report.collectives.figures import draw_busbw
+        from perfmodel.report.collective import draw_busbw
 
         return draw_busbw(self)
 
     def to_html(self, path: str | Path | None = None) -> str | Path:
         """Write a page; without a path, return it."""
-        from perfmodel.report.collectives.page import collective_html
+        from perfmodel.report.collective import collective_html
 
         return _page(collective_html(self.title, self, self.notes), path)
 
@@ -439,7 +439,7 @@ class CollectiveTimes(list[dict[str, Any]]):
         return pd.DataFrame(rows).drop(columns="interval_s")
 
     def __repr__(self) -> str:
-        from perfmodel.report.collectives.page import headline
+        from perfmodel.report.collective import headline
 
         if not self:
             return "[]"
@@ -449,6 +449,6 @@ class CollectiveTimes(list[dict[str, Any]]):
 
     def _repr_html_(self) -> str:
         """Show the rows in a notebook."""
-        from perfmodel.report.collectives.page import collective_lines
+        from perfmodel.report.collective import collective_lines
 
         return _notebook(collective_lines(self.title, self, self.notes))

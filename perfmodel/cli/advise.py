@@ -50,7 +50,7 @@ def advise(
 
     question = load_scenario(scenario, set_ or ())
     if output is not None:
-        from perfmodel.report.advice.page import FILES
+        from perfmodel.report.advice import FILES
 
         check_report_folder(output, FILES, [question], profile)
 
@@ -63,10 +63,10 @@ def advise(
     if json:
         print_json(to_json(advice))
     else:
-        from perfmodel.report.advice.text import advice_lines
+        from perfmodel.report.advice import advice_lines
 
         print_blocks(advice_lines(advice))
     if output is not None:
-        from perfmodel.report.advice.page import write_advice
+        from perfmodel.report.advice import write_advice
 
         print_note(f"wrote {write_advice(advice, output)}")

@@ -138,7 +138,7 @@ def _split(text: str) -> list[str]:
 
 def _print(comparison: Comparison) -> None:
     """Print the sentences and tables; to stderr what failed and what the numbers rest on."""
-    from perfmodel.report.comparison.tables import comparison_lines
+    from perfmodel.report.comparison.page import comparison_lines
 
     print_blocks(comparison_lines(comparison))
     for imagined in comparison.what_ifs:

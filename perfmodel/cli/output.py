@@ -43,7 +43,7 @@ def print_blocks(blocks: Iterable[Block]) -> None:
     """Print paragraphs and tables of a report."""
     from rich.console import Console
 
-    from perfmodel.report.common.terminal import render_terminal
+    from perfmodel.report.common.plain_text import render_terminal
 
     # Without a terminal rich would assume 80 columns and cut.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 240

@@ -134,7 +134,7 @@ def _analyse(
     changes: Sequence[str],
 ) -> None:
     """Sum up traces of a profiler, print that, and write it where it is asked for."""
-    from perfmodel.report.comparison.traces.page import FILES
+    from perfmodel.report.comparison.trace_page import FILES
     from perfmodel.traces.run import analyse_traces
 
     if output is not None:
@@ -148,11 +148,11 @@ def _analyse(
 
         print_json(to_json(analysis))
     else:
-        from perfmodel.report.comparison.traces.text import trace_lines
+        from perfmodel.report.comparison.trace_text import trace_lines
 
         print_blocks(trace_lines(analysis))
     if output is not None:
-        from perfmodel.report.comparison.traces.page import write_trace_report
+        from perfmodel.report.comparison.trace_page import write_trace_report
 
         print_note(f"wrote {write_trace_report(analysis, output)}")
 

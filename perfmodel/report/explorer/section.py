@@ -13,8 +13,8 @@ from typing import Any
 from perfmodel.files import require_finite
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Markup, Section, section
+from perfmodel.report.explorer.design import Axis, Stop
 from perfmodel.report.explorer.grid import Grid, InterpolationCheck
-from perfmodel.report.explorer.stops import Axis, Stop
 from perfmodel.studies.run.result.model import Result
 
 _AXES = {"bandwidth": "bandwidth", "latency": "latency", "gpus": "GPUs"}

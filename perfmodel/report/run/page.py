@@ -26,15 +26,15 @@ from perfmodel.report.common.processes import for_ranks_of
 from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run import tables
-from perfmodel.report.run.drawings.pipeline_figure import PIPELINE_HINT, draw_pipeline
-from perfmodel.report.run.drawings.timeline_figure import draw_timeline, has_bucket_numbers
-from perfmodel.report.run.drawings.timeline_layout import device_window
 from perfmodel.report.run.events import events_section, explain_device
 from perfmodel.report.run.export import to_json
-from perfmodel.report.run.kineto.profiler_trace import write_kineto
-from perfmodel.report.run.parallel.parallelism import mixture_section
+from perfmodel.report.run.kineto import write_kineto
+from perfmodel.report.run.parallelism import mixture_section
+from perfmodel.report.run.pipeline_figure import PIPELINE_HINT, draw_pipeline
 from perfmodel.report.run.servers import servers_section
 from perfmodel.report.run.text import result_header, run_markdown
+from perfmodel.report.run.timeline_figure import draw_timeline, has_bucket_numbers
+from perfmodel.report.run.timeline_layout import device_window
 from perfmodel.report.scaling.text import scaling_section
 from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.report.topology.labels import (

@@ -14,7 +14,7 @@ from perfmodel.report.common.document import (
     section,
     table_section,
 )
-from perfmodel.report.common.markdown import render_markdown
+from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.report.validation import strategy_tables, tables, training_tables
 from perfmodel.report.validation.tables import percent
 from perfmodel.report.validation.training_tables import MEASURE_MEANINGS, training_headline

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import axis_layout, bar_times, new_figure, time_unit
 from perfmodel.report.common.palette import INK, QUIET_INK, WAIT_INK, WORK
-from perfmodel.report.run.drawings.timeline_layout import Bar, Row, StepPicture, Tail, step_picture
+from perfmodel.report.run.timeline_layout import Bar, Row, StepPicture, Tail, step_picture
 from perfmodel.studies.run.result.model import SizeResult
 
 if TYPE_CHECKING:

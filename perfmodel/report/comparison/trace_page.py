@@ -11,14 +11,15 @@ from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import QUIET_INK, WORK, work_of
 from perfmodel.report.common.quantities import duration
-from perfmodel.report.comparison.traces import text
-from perfmodel.report.run.kineto.profiler_trace import to_kineto
+from perfmodel.report.comparison import trace_text
+from perfmodel.report.run.kineto import to_kineto
 from perfmodel.traces.export import to_json
 from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO
 from perfmodel.traces.run import TraceAnalysis
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+
 
 PAGE, SUMMARY, TIMELINE = "trace.html", "trace.json", "timeline.json"
 FILES = (PAGE, SUMMARY, TIMELINE, MODEL, MACHINE, SCENARIO)
@@ -59,13 +60,13 @@ def trace_html(analysis: TraceAnalysis) -> str:
     """Build the page as one string."""
     name = analysis.first.path.name
     note = "Recorded times are those of the profiler; simulated ones are predictions."
-    setting = f"{name}: {text.title(analysis)}"
-    blocks: list[Block | None] = [header(setting, text.headline(analysis), [note])]
-    blocks.append(section("What it is made of", "", Bullets(text.sentences(analysis))))
+    setting = f"{name}: {trace_text.title(analysis)}"
+    blocks: list[Block | None] = [header(setting, trace_text.headline(analysis), [note])]
+    blocks.append(section("What it is made of", "", Bullets(trace_text.sentences(analysis))))
     lead = "The median step of the slowest rank above, the simulated one below."
     figure = Figure(draw_steps(analysis), "timelines", "Bars: recorded and simulated step")
     blocks.append(section("Recorded and simulated", lead, figure))
-    table = text.bucket_table(analysis)
+    table = trace_text.bucket_table(analysis)
     if table is not None:
         lead = "Times since the beginning of the step; the difference is simulated less recorded."
         blocks.append(section("Buckets", lead, table))
@@ -73,7 +74,7 @@ def trace_html(analysis: TraceAnalysis) -> str:
         section(
             "Layers",
             "Those that take longest; trace.json has all.",
-            text.layer_table(analysis, LAYERS_LISTED),
+            trace_text.layer_table(analysis, LAYERS_LISTED),
         )
     )
     if analysis.rebuilt is not None:

@@ -1,21 +1,46 @@
-"""Advice as sentences and tables: what a colleague would say."""
+"""Advice in the terminal, and as one self-contained HTML page with its JSON beside it."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError
 from perfmodel.files import find_file
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
+from perfmodel.report.common.document import (
+    PREDICTED,
+    Block,
+    Bullets,
+    Code,
+    Definitions,
+    Figure,
+    Folded,
+    Paragraph,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    header,
+    paragraphs,
+    section,
+)
+from perfmodel.report.common.figures import axis_layout, new_figure, short_label
+from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.palette import INK, WORK
 from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.scenario.source_map import SourceMap
-from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial, joined_fields
+from perfmodel.studies.advise.export import to_json
+from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Touches, Trial, joined_fields
 from perfmodel.studies.advise.narrow_gains import NarrowGain, StepsAtEnd, find_narrow_gains
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
 
 _LIMITS = {
     "NVLink": "NVLink inside each server holds you back",
@@ -334,3 +359,157 @@ def advice_lines(advice: Advice) -> list[Block]:
         blocks.append(Paragraph(f"  {command(advice, advice.best)}"))
     notes = [*power_limits(advice), *left_out(advice), *narrow_gains(advice), INTERVALS]
     return [*blocks, *paragraphs(notes, "note")]
+
+
+MOST_BARS = 14
+_ROW_PIXELS = 34
+
+_COLOURS: dict[Touches, tuple[str, str]] = {
+    "nothing": (WORK["backward"], "training as it is"),
+    "rounding": (WORK["forward"], "as it is but for rounding"),
+    "training": (WORK["communication"], "training changes"),
+    "hardware": (WORK["host"], "other hardware"),
+}
+
+
+def draw_gains(advice: Advice) -> go.Figure:
+    """Draw the gain of changes alone and together, the largest on top, with 80 % intervals."""
+    listed = sorted(
+        [*advice.trials, *(t for t in advice.together if len(t.changes) > 1)],
+        key=lambda trial: -trial.ratio,
+    )[:MOST_BARS]
+    figure = new_figure(90 + _ROW_PIXELS * max(1, len(listed)), bargap=0.35)
+    for touches, (colour, name) in _COLOURS.items():
+        places = [at for at, trial in enumerate(listed) if trial.touches == touches]
+        if not places:
+            continue
+        chosen = [listed[at] for at in places]
+        gains = [100 * (trial.ratio - 1.0) for trial in chosen]
+        ends = [_percent_ends(trial) for trial in chosen]
+        figure.add_bar(
+            x=gains,
+            y=places,
+            orientation="h",
+            name=name,
+            marker={"color": colour},
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "color": INK,
+                "thickness": 1.2,
+                "width": 4,
+                "array": [high - gain for (_, high), gain in zip(ends, gains, strict=True)],
+                "arrayminus": [gain - low for (low, _), gain in zip(ends, gains, strict=True)],
+            },
+            hoverinfo="text",
+            hovertext=[_hover(trial) for trial in chosen],
+        )
+    labels = [_label(trial) for trial in listed]
+    figure.update_xaxes(**axis_layout(f"{advice.samples.units}/s, change in %"))
+    figure.update_yaxes(
+        **axis_layout(
+            autorange="reversed", tickvals=list(range(len(labels))), ticktext=labels, showgrid=False
+        )
+    )
+    return figure
+
+
+def _label(trial: Trial) -> str:
+    """Name one change, or what several together touch, which tells proposals apart."""
+    if len(trial.changes) == 1:
+        return short_label(trial.text)
+    return f"<b>{short_label(f'{len(trial.changes)} together: {_COLOURS[trial.touches][1]}')}</b>"
+
+
+def _percent_ends(trial: Trial) -> tuple[float, float]:
+    low, high = (trial.gain.interval if trial.gain else None) or (trial.ratio, trial.ratio)
+    return 100 * (low - 1.0), 100 * (high - 1.0)
+
+
+def _hover(trial: Trial) -> str:
+    text = f"{gain_text(trial.ratio)} (80 % interval {gain_interval(trial)})"
+    return (
+        f"<b>{escape(trial.text, quote=False)}</b><br>{text}<br>{escape(costs(trial), quote=False)}"
+    )
+
+
+ALONE = "Sorted by gain; bars end where the simulation does, lines hold 80 % of what is uncertain."
+
+FILES = ("advice.html", "advice.json")
+"""Files that `write_advice` writes."""
+
+
+def write_advice(advice: Advice, folder: Path) -> Path:
+    """Write ``advice.html`` and ``advice.json``; returns and raises as `write_report_files`."""
+    files = {"advice.html": advice_html(advice), "advice.json": to_json(advice)}
+    return write_report_files(folder, files)
+
+
+def advice_html(advice: Advice) -> str:
+    """Build the page as one string."""
+    setting = f"{advice.workload} on {advice.machine}"
+    limits = power_limits(advice)
+    figure = Figure(draw_gains(advice), "gains", "Gain of each change, with its 80 % interval")
+    return render_html(
+        f"What to change: {setting}",
+        [
+            header(
+                setting,
+                headline(advice),
+                [PREDICTED],
+                [advice.scenario.question],
+                [as_it_is(advice)],
+            ),
+            _tiles(advice),
+            _together(advice),
+            section(
+                "Each change alone",
+                ALONE,
+                figure,
+                changes_table(advice, advice.trials),
+            ),
+            section("Power", "", Bullets(limits)) if limits else None,
+            section("What is left out", "", Bullets(left_out(advice))),
+            section(
+                "What this rests on",
+                "",
+                Bullets([*narrow_gains(advice), INTERVALS]),
+                Folded("Provenance", [Definitions(dict(advice.provenance))]),
+            ),
+        ],
+    )
+
+
+def _tiles(advice: Advice) -> Tiles | None:
+    best = advice.best
+    if best is None or best.point is None:
+        return None
+    surely = "80 % interval" if best.sure else "not surely a gain"
+    return Tiles(
+        [
+            Tile(
+                "Best proposal",
+                gain_text(best.ratio),
+                f"{surely} {gain_interval(best)}",
+            ),
+            Tile(
+                "Step time",
+                quantities.duration(best.point.step_time_s),
+                f"now {quantities.duration(advice.base.step_time_s)}",
+            ),
+            Tile(
+                "Memory per GPU",
+                quantities.size(best.point.memory.total_bytes),
+                f"now {quantities.size(advice.base.memory.total_bytes)}",
+            ),
+            Tile("Bottleneck then", best.point.bottleneck, f"now {advice.base.bottleneck}", "text"),
+        ]
+    )
+
+
+def _together(advice: Advice) -> Section | None:
+    if advice.best is None:
+        return None
+    lead = "Changes that belong together, each proposal simulated as a whole."
+    commands = "\n".join(command(advice, trial) for trial in advice.together)
+    return section("What to do", lead, Bullets(proposals(advice)), Code(commands))
