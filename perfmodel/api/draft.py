@@ -18,7 +18,7 @@ from perfmodel.files import write_atomically
 from perfmodel.scenario import Scenario, load_scenario, make_scenario
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.topology.templates.spec import device_names
+from perfmodel.topology.templates.spec import NodeSpec, device_names
 from perfmodel.traces.model import RankTrace
 from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
 from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO, rebuild, yaml_text
@@ -122,9 +122,7 @@ def _content(answers: DraftAnswers) -> dict[str, Any]:
         precision = next((p for p in ("bf16", "fp16") if p in gpu.peak_flops), "fp32")
     cluster: dict[str, Any] = {"node": answers.node, "nodes": answers.nodes}
     if answers.nodes > 1:
-        nics, gpus = (len(device_names(node, kind)) for kind in ("nic", "gpu"))
-        usual = "rail-optimised" if nics >= gpus else "leaf-spine"
-        cluster["fabric"] = answers.fabric or usual
+        cluster["fabric"] = answers.fabric or _usual_fabric(node)
     model = {"config": answers.config} if answers.model is None else {"name": answers.model}
     content: dict[str, Any] = {
         "model": model,
@@ -137,6 +135,11 @@ def _content(answers: DraftAnswers) -> dict[str, Any]:
         content["scale"] = {"nodes": smaller}
     content["compute"] |= _usual_training(make_scenario(content))
     return content
+
+
+def _usual_fabric(node: NodeSpec) -> str:
+    nics, gpus = (len(device_names(node, kind)) for kind in ("nic", "gpu"))
+    return "rail-optimised" if nics >= gpus else "leaf-spine"
 
 
 def relative_file(name: str, folder: Path) -> str:
@@ -169,8 +172,10 @@ def _first_that_fits(
     content: dict[str, Any], batch: int | None
 ) -> tuple[dict[str, Any], int, Memory, str]:
     smallest: Memory | None = None
+    cluster = content["cluster"]
+    gpus = len(device_names(load_node(cluster["node"]), "gpu")) * int(cluster["nodes"])
     for strategy, compute, reason in SPLITS:
-        if strategy["kind"] == "fsdp" and _gpus(content) == 1:
+        if strategy["kind"] == "fsdp" and gpus == 1:
             continue
         changed = {
             **content,
@@ -192,11 +197,6 @@ def _first_that_fits(
     needs, has = format_bytes(smallest.total_bytes), format_bytes(smallest.capacity_bytes)
     allowed = "more nodes (--nodes), a smaller model, or a section `parallel` (strategy: auto)"
     raise InputError(Fault("model", f"{needs} per GPU even with FSDP, of {has}", allowed))
-
-
-def _gpus(content: Mapping[str, Any]) -> int:
-    node = load_node(content["cluster"]["node"])
-    return len(device_names(node, "gpu")) * int(content["cluster"]["nodes"])
 
 
 def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, Memory]:
@@ -252,14 +252,13 @@ def _render(
         _line(f"  precision: {compute['precision']}", "of products: fp32, tf32, fp16, bf16, fp8"),
         _line(f"  optimizer: {compute['optimizer']}", "sgd, sgd-momentum, adam, adamw"),
     ]
-    if "channels_last" in compute:
-        lines.append(
-            _line("  channels_last: true", "convolutions in NHWC; false is PyTorch's default")
-        )
-    if "recompute" in compute:
-        lines.append(
-            _line("  recompute: full", "activations again in backward: else it does not fit")
-        )
+    chosen = {
+        "channels_last: true": "convolutions in NHWC; false is PyTorch's default",
+        "recompute: full": "activations again in backward: else it does not fit",
+    }
+    lines += [
+        _line(f"  {field}", why) for field, why in chosen.items() if field.split(":")[0] in compute
+    ]
     lines += [
         _line("  # compiled: true", "torch.compile"),
         _line("  # measured_step: 93 ms at batch 256", MEASURED),
@@ -269,12 +268,7 @@ def _render(
         _line(f"  nodes: {nodes}", "hosts of this job"),
     ]
     if "fabric" in cluster:
-        lines.append(
-            _line(
-                f"  fabric: {cluster['fabric']}",
-                "or {kind: leaf-spine, oversubscription: 2}",
-            )
-        )
+        lines.append(_line(f"  fabric: {cluster['fabric']}", COMMENTS["fabric"]))
     lines.append(_line(f"training: {_flow(content['training'])}", batch))
     if "scale" in content:
         lines.append(_line(f"scale: {_flow(content['scale'])}", "smaller sizes of the curve"))
@@ -294,9 +288,10 @@ def _flow(section: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
+    """A value as YAML writes it within a line."""
     if isinstance(value, list):
-        return f"[{', '.join(map(str, value))}]"
-    text = str(value)
+        return f"[{', '.join(map(_value, value))}]"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     plain = text and not set(text) & set(":#{}[],&*!|>'\"%@`")
     return text if plain else "'" + text.replace("'", "''") + "'"
 
@@ -432,8 +427,7 @@ def _other_machine(answers: TraceAnswers, trace: RankTrace, folder: Path) -> dic
     nodes = answers.nodes or max(1, -(-world // size))
     cluster: dict[str, Any] = {"node": relative_file(answers.node, folder), "nodes": nodes}
     if nodes > 1:
-        usual = "rail-optimised" if len(device_names(host_node, "nic")) >= size else "leaf-spine"
-        cluster["fabric"] = answers.fabric or usual
+        cluster["fabric"] = answers.fabric or _usual_fabric(host_node)
     elif world < size:
         cluster["gpus_per_node"] = world
     on_cpu = load_gpu(host_node.gpu).generation == "cpu"
@@ -450,21 +444,10 @@ def _render_trace(content: Mapping[str, Any], trace: RankTrace) -> str:
             continue
         lines.append(f"{name}:")
         lines += [
-            f"{f'  {key}: {_plain(each)}':<40}  # {COMMENTS.get(key, 'as recorded')}"
+            f"{_line(f'  {key}: {_value(each)}', COMMENTS.get(key, 'as recorded'))}"
             for key, each in value.items()
         ]
     return "\n".join(lines) + "\n"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{', '.join(map(_plain, value))}]"
-    text = str(value)
-    is_number = isinstance(value, int | float)
-    is_plain = is_number or not set(text) & set("*:#{}[],&!|>'\"%@`")
-    return text if is_plain else "'" + text.replace("'", "''") + "'"
 
 
 def _trace_notes(trace: RankTrace, profile: Profile, answers: TraceAnswers) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -82,7 +82,15 @@ def buckets(
     with flags_as_fields({"ready_order": "--ready-order", "tensors": "MODEL"}):
         partition = ddp_buckets(workload, options, iteration=iteration, ready_order=order)
     if json:
-        print_json({"buckets": [_bucket_json(bucket, names) for bucket in partition]})
+        documents = [
+            {
+                "index": bucket.index,
+                "nbytes": bucket.nbytes,
+                "parameters": [names[tensor] for tensor in bucket.tensors],
+            }
+            for bucket in partition
+        ]
+        print_json({"buckets": documents})
     else:
         _print_buckets(partition, names)
 
@@ -126,14 +134,6 @@ def read_order(path: Path, names: Sequence[str]) -> list[int]:
     if faults:
         raise InputError(faults)
     return [position[name] for _, name in listed]
-
-
-def _bucket_json(bucket: Bucket, names: Sequence[str]) -> dict[str, Any]:
-    return {
-        "index": bucket.index,
-        "nbytes": bucket.nbytes,
-        "parameters": [names[tensor] for tensor in bucket.tensors],
-    }
 
 
 def _print_buckets(partition: Sequence[Bucket], names: Sequence[str]) -> None:

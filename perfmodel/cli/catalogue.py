@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from perfmodel.cli.options import JsonOption, flags_as_fields
 from perfmodel.cli.output import print_json, print_table, print_text
-
-if TYPE_CHECKING:
-    from perfmodel.workload.model import Workload
 
 SCENARIOS_EXAMPLES = ("perfmodel scenarios",)
 MODELS_EXAMPLES = ("perfmodel models", "perfmodel models llama3-8b whisper-large-v3")
@@ -93,7 +90,18 @@ def models(
     with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
         zoo = [load_workload(name) for name in names or zoo_names()]
     if json:
-        print_json({"models": [_model_json(model) for model in zoo]})
+        documents = [
+            {
+                "name": m.name,
+                "parameters": m.parameters,
+                "tensors": len(m.tensors),
+                "nbytes": m.nbytes,
+                "sample": str(m.sample),
+                "source": m.source,
+            }
+            for m in zoo
+        ]
+        print_json({"models": documents})
         return
     print_table(
         ("model", ">parameters", ">tensors", ">size in fp32", "one sample"),
@@ -108,14 +116,3 @@ def models(
             for m in zoo
         ],
     )
-
-
-def _model_json(model: Workload) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "parameters": model.parameters,
-        "tensors": len(model.tensors),
-        "nbytes": model.nbytes,
-        "sample": str(model.sample),
-        "source": model.source,
-    }

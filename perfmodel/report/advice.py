@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,34 +97,21 @@ def headline(advice: Advice) -> str:
     best = advice.best
     if best is None:
         return f"{_upper(limit)}; none of the changes that were tried gains 1 %."
-    first = _first_of(advice, best)
-    text = f"{_upper(limit)}; {named(first.changes[0])} {_saving(first)}"
-    if len(best.changes) > 1:
-        others = [named(each) for each in best.changes if each.text != first.changes[0].text]
-        text += f", with {_listed(others)} {quantities.percent(best.saves)}"
-    doubt = "" if best.sure else ", though not surely"
-    return f"{text} of the time per {advice.samples.unit}{doubt}."
-
-
-def _first_of(advice: Advice, best: Trial) -> Trial:
-    """The change of a proposal that gains most alone."""
     names = {change.text for change in best.changes}
     alone = [trial for trial in advice.trials if trial.text in names]
-    return max(alone, key=lambda trial: trial.ratio, default=best)
-
-
-def _saving(trial: Trial) -> str:
-    verb = "save" if trial.changes[0].is_plural else "saves"
-    return f"{verb} {quantities.percent(trial.saves)}"
+    first = max(alone, key=lambda trial: trial.ratio, default=best)  # gains most alone
+    verb = "save" if first.changes[0].is_plural else "saves"
+    text = f"{_upper(limit)}; {named(first.changes[0])} {verb} {quantities.percent(first.saves)}"
+    if len(best.changes) > 1:
+        others = [named(each) for each in best.changes if each.text != first.changes[0].text]
+        text += f", with {quantities.listed(others)} {quantities.percent(best.saves)}"
+    doubt = "" if best.sure else ", though not surely"
+    return f"{text} of the time per {advice.samples.unit}{doubt}."
 
 
 def named(change: Proposed) -> str:
     """Name a change within a sentence: "the fp16 hook"."""
     return f"the {change.text}" if change.takes_article else change.text
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _upper(text: str) -> str:
@@ -138,20 +126,14 @@ def gain_text(ratio: float) -> str:
     >>> [gain_text(ratio).replace(chr(160), " ") for ratio in (1.66, 1.0)]
     ['+66 %', 'same']
     """
-    if abs(ratio - 1.0) < 5e-4:
-        return "same"
-    sign = "+" if ratio > 1.0 else "\N{MINUS SIGN}"
-    return f"{sign}{quantities.percent(abs(ratio - 1.0))}"
+    return "same" if abs(ratio - 1.0) < 5e-4 else quantities.signed(ratio - 1.0, quantities.percent)
 
 
 def gain_interval(trial: Trial) -> str:
     """Write the ends of a gain."""
     if trial.gain is None or trial.gain.interval is None:
         return "not known"
-    low, high = trial.gain.interval
-    if gain_text(low) == gain_text(high):
-        return gain_text(low)
-    return f"{gain_text(low)} to {gain_text(high)}"
+    return " to ".join(dict.fromkeys(map(gain_text, trial.gain.interval)))
 
 
 def changes_table(advice: Advice, trials: Sequence[Trial]) -> Table:
@@ -272,22 +254,19 @@ def command(advice: Advice, trial: Trial) -> str:
     origin = advice.scenario.origin
     fields = {name: _written_at(origin.content, name) for name in origin.flags}
     fields |= joined_fields(trial.changes)
-    flags = [f"--set '{name}={_written(value)}'" for name, value in fields.items()]
+    flags = [
+        f"--set '{name}={value if isinstance(value, str) else json.dumps(value)}'"
+        for name, value in fields.items()
+    ]
     return " ".join([f"perfmodel run {_typed_name(origin)}", *flags])
 
 
 def _typed_name(origin: SourceMap) -> str:
     """A scenario's name, or its path where the name is that of no file or of another."""
-    if origin.file is None or str(_found(origin.name)) == origin.file:
-        return origin.name
-    return shlex.quote(origin.file)
-
-
-def _found(name: str) -> Path | None:
-    try:
-        return find_file(name, "scenarios")
-    except InputError:
-        return None
+    with suppress(InputError):
+        if origin.file is None or str(find_file(origin.name, "scenarios")) == origin.file:
+            return origin.name
+    return shlex.quote(origin.file or origin.name)
 
 
 def _written_at(content: Mapping[str, Any], field: str) -> Any:
@@ -296,10 +275,6 @@ def _written_at(content: Mapping[str, Any], field: str) -> Any:
     for part in field.split("."):
         value = value[int(part)] if isinstance(value, list) else value.get(part)
     return value
-
-
-def _written(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def left_out(advice: Advice) -> list[str]:
@@ -318,21 +293,16 @@ def _too_big(advice: Advice) -> Iterator[str]:
     """Say what fits no GPU and what fits no host; each change is named with what it needs."""
     needs = [(trial.text, trial.memory) for trial in advice.too_big if trial.memory is not None]
     has = quantities.size(advice.base.memory.capacity_bytes)
-    for_gpu = [
-        f"{text} ({quantities.size(memory.total_bytes)})"
-        for text, memory in needs
-        if not (memory.fits_gpu and memory.overfull)
-    ]
-    for_host = [
-        f"{text} ({quantities.host_memory(memory)})"
-        for text, memory in needs
-        if memory.fits_gpu and memory.overfull
-    ]
-    if for_gpu:
-        listed = ", ".join(for_gpu)
-        yield f"Does not fit the {has} of a GPU, with CUDA and NCCL beside it: {listed}."
-    if for_host:
-        yield f"Does not fit the host: {', '.join(for_host)}."
+    in_gpu, in_host = f"the {has} of a GPU, with CUDA and NCCL beside it", "the host"
+    lacking: dict[str, list[str]] = {in_gpu: [], in_host: []}
+    for text, memory in needs:
+        if memory.fits_gpu and memory.overfull:
+            lacking[in_host].append(f"{text} ({quantities.host_memory(memory)})")
+        else:
+            lacking[in_gpu].append(f"{text} ({quantities.size(memory.total_bytes)})")
+    for where, texts in lacking.items():
+        if texts:
+            yield f"Does not fit {where}: {', '.join(texts)}."
 
 
 def as_it_is(advice: Advice) -> str:

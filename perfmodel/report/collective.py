@@ -229,11 +229,7 @@ def times_table(rows: Sequence[Row]) -> Table:
                 quantities.rate(row["busbw_Bps"]),
                 str(row["algorithm"]),
                 str(row["protocol"]),
-                "not measured"
-                if row["interval_s"] is None
-                else quantities.span(
-                    row["interval_s"][0], row["interval_s"][1], quantities.duration
-                ),
+                quantities.span_or("not measured", row["interval_s"], quantities.duration),
             )
             for row in rows
         ],

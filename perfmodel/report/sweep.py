@@ -263,6 +263,8 @@ def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> go.Figure:
     for at, label in enumerate(best):
         points = sorted(lines[label], key=lambda point: point[:2])
         is_grey = at >= COLOURED
+        # filled where it fits: the highest mark may be of what cannot run
+        symbols = ["circle" if answer.fits else "circle-open" for _, _, (_, answer) in points]
         colour = QUIET_INK if is_grey else CYCLE[at]
         figure.add_scatter(
             x=[place for place, _, _ in points],
@@ -272,7 +274,7 @@ def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> go.Figure:
             mode="lines+markers",
             line={"color": colour, "width": 1 if is_grey else 2},
             opacity=0.4 if is_grey else 1.0,
-            marker={"color": colour, "size": 7, "symbol": [_symbol(p) for _, _, p in points]},
+            marker={"color": colour, "size": 7, "symbol": symbols},
             hoverinfo="text",
             hovertext=[hover(pair) for _, _, pair in points],
         )
@@ -280,11 +282,6 @@ def draw_throughput(pairs: Sequence[Pair], axes: SweepAxes) -> go.Figure:
     title = "samples/s per GPU" if each_gpu else "samples/s"
     figure.update_yaxes(**axis_layout(title, rangemode="tozero"))
     return figure
-
-
-def _symbol(pair: Pair) -> str:
-    """Filled where it fits: the highest mark may be of what cannot run."""
-    return "circle" if pair[1].fits else "circle-open"
 
 
 def _field_axis(axes: SweepAxes) -> dict[str, object]:

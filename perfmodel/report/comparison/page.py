@@ -13,7 +13,6 @@ from perfmodel.report.common.document import (
     Block,
     Bullets,
     Figure,
-    Header,
     Paragraph,
     Table,
     header,
@@ -57,7 +56,7 @@ def figures_table(comparison: Comparison) -> Table:
         ("GPUs", *(f"{point.gpus:,}" for point in points)),
         ("global batch", *(f"{point.global_batch:,}" for point in points)),
         ("step", *_steps([point.step_time_s for point in points])),
-        ("80 % interval", *map(_interval, sides)),
+        ("80 % interval", *map(_interval, points)),
         _throughput_row(comparison),
         *_per_sample_rows(comparison),
         ("compute", *(quantities.duration(point.compute_s) for point in points)),
@@ -162,10 +161,10 @@ def parts_table(comparison: Comparison) -> Table:
 def _with_change(
     comparison: Comparison, rows: list[tuple[str, ...]], changes: Mapping[str, str]
 ) -> Table:
-    header = ["", *(f">{name}" for name in column_names(comparison.sides))]
+    titles = ["", *(f">{name}" for name in column_names(comparison.sides))]
     if len(comparison.sides) != 2:
-        return Table(header, rows, wraps=len(comparison.sides) > 3)
-    return Table([*header, ">change"], [(*row, changes.get(row[0], "")) for row in rows])
+        return Table(titles, rows, wraps=len(comparison.sides) > 3)
+    return Table([*titles, ">change"], [(*row, changes.get(row[0], "")) for row in rows])
 
 
 def _changes(comparison: Comparison) -> Mapping[str, str]:
@@ -216,17 +215,12 @@ def parts(comparison: Comparison) -> list[str]:
     ]
 
 
-def _interval(side: Side) -> str:
-    ends = side.point.interval_s
-    if ends is None:
-        return "not known"
-    return quantities.span(*ends, quantities.duration)
+def _interval(point: SizeResult) -> str:
+    return quantities.span_or("not known", point.interval_s, quantities.duration)
 
 
 def _signed_time(time_s: float) -> str:
-    if time_s == 0:
-        return "0 s"
-    return f"{'+' if time_s > 0 else chr(0x2212)}{quantities.duration(abs(time_s))}"
+    return "0 s" if time_s == 0 else quantities.signed(time_s, quantities.duration)
 
 
 def what_if_table(comparison: Comparison) -> Table:
@@ -234,23 +228,26 @@ def what_if_table(comparison: Comparison) -> Table:
     names = column_names(comparison.sides)
     if len(names) > 3:
         return _many_what_ifs(comparison, names)
-    header = ["with"]
+    titles = ["with"]
     for name in names:
-        header += [f">{name}", ">saved"]
+        titles += [f">{name}", ">saved"]
     shared = any(share is not None for each in comparison.what_ifs for share in each.shares)
     if shared:
         of = ">of the difference"
-        header += [of] if len(names) == 2 else [f"{of} ({name})" for name in names[1:]]
+        titles += [of] if len(names) == 2 else [f"{of} ({name})" for name in names[1:]]
     unchanged = ["everything as it is"]
     for side in comparison.sides:
         unchanged += [quantities.duration(side.point.step_time_s), ""]
-    rows = [unchanged + [""] * (len(header) - len(unchanged))]
+    rows = [unchanged + [""] * (len(titles) - len(unchanged))]
     for imagined in comparison.what_ifs:
         row = [imagined.what]
         for side, step_s in zip(comparison.sides, imagined.steps_s, strict=True):
             row += _cells(step_s, side.point.step_time_s)
-        rows.append(row + ([_share(share) for share in imagined.shares[1:]] if shared else []))
-    return Table(header, rows)
+        shares = (
+            "" if s is None else f"{round(100 * s)}\N{NO-BREAK SPACE}%" for s in imagined.shares
+        )
+        rows.append([*row, *list(shares)[1:]] if shared else row)
+    return Table(titles, rows)
 
 
 def _many_what_ifs(comparison: Comparison, names: Sequence[str]) -> Table:
@@ -269,10 +266,6 @@ def _cells(step_s: float | None, now_s: float) -> tuple[str, str]:
     if step_s is None:
         return "failed", ""
     return quantities.duration(step_s), f"{100 * (1 - step_s / now_s):.1f}\N{NO-BREAK SPACE}%"
-
-
-def _share(share: float | None) -> str:
-    return "" if share is None else f"{round(100 * share)}\N{NO-BREAK SPACE}%"
 
 
 def comparison_lines(comparison: Comparison) -> list[Block]:
@@ -325,15 +318,10 @@ def comparison_html(comparison: Comparison) -> str:
         table = what_if_table(comparison)
         sections.append(section("What each part of the machine costs", lead, table))
     grounds = section("What the numbers rest on", "", Bullets(text.assumptions(comparison)))
-    return render_html(f"Comparison: {title}", [_header(comparison), *sections, grounds])
-
-
-def _header(comparison: Comparison) -> Header:
     questions = dict.fromkeys(side.result.question for side in comparison.sides)
-    sentences = text.sentences(comparison)
-    return header(
-        text.title(comparison), text.headline(comparison), [PREDICTED], questions, sentences
-    )
+    answer, sentences = text.headline(comparison), text.sentences(comparison)
+    head = header(title, answer, [PREDICTED], questions, sentences)
+    return render_html(f"Comparison: {title}", [head, *sections, grounds])
 
 
 def draw_steps(comparison: Comparison) -> go.Figure:
@@ -352,7 +340,7 @@ def draw_steps(comparison: Comparison) -> go.Figure:
             marker={"color": WORK.get(part, WORK["host"])},
             hoverinfo="text",
             hovertext=[
-                f"<b>{_escape(side.label)}</b><br>{part} {quantities.duration(time_s)}"
+                f"<b>{escape(side.label, quote=False)}</b><br>{part} {quantities.duration(time_s)}"
                 for side, time_s in zip(comparison.sides, times_s, strict=True)
             ],
         )
@@ -361,8 +349,3 @@ def draw_steps(comparison: Comparison) -> go.Figure:
         **axis_layout(autorange="reversed", tickvals=places, ticktext=labels, showgrid=False)
     )
     return figure
-
-
-def _escape(label: str) -> str:
-    """Escape for plotly, which knows few entities and no quotes among them."""
-    return escape(label, quote=False)

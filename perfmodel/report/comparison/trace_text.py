@@ -5,7 +5,6 @@ from __future__ import annotations
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.traces.rebuild.layer_profile import BucketTimes
-from perfmodel.traces.rebuild.replay import Comparison
 from perfmodel.traces.run import TraceAnalysis
 from perfmodel.workload.model import ITEM_BYTES
 
@@ -29,21 +28,16 @@ def headline(analysis: TraceAnalysis) -> str:
         step += f"; the GPU waits {quantities.percent(analysis.launch_bound)} of it for the host"
     if analysis.comparison is None:
         return f"{step}."
-    return f"{step}. Rebuilt and simulated it takes {_rebuilt(analysis.comparison)}."
-
-
-def _rebuilt(comparison: Comparison) -> str:
-    sign = "+" if comparison.error >= 0 else "\N{MINUS SIGN}"
-    off = quantities.percent(abs(comparison.error))
-    return f"{quantities.duration(comparison.simulated_s)} ({sign}{off})"
+    rebuilt = quantities.duration(analysis.comparison.simulated_s)
+    off = quantities.signed(analysis.comparison.error, quantities.percent)
+    return f"{step}. Rebuilt and simulated it takes {rebuilt} ({off})."
 
 
 def sentences(analysis: TraceAnalysis) -> list[str]:
     """What matters, in the order in which a reader asks."""
     profile = analysis.profile
-    low, high = min(profile.steps_s), max(profile.steps_s)
     count = len(profile.steps_s)
-    spread = quantities.span(low, high, quantities.duration)
+    spread = quantities.span(min(profile.steps_s), max(profile.steps_s), quantities.duration)
     step = f"Step: {quantities.duration(profile.step_s)} (median of {count}; {spread})."
     lines = [step, _parts(analysis)]
     if not analysis.first.on_cpu:
@@ -168,9 +162,8 @@ def _bucket_size(bucket: BucketTimes) -> str:
 def _simulated_cells(bucket: BucketTimes, end_s: float | None) -> tuple[str, str]:
     if end_s is None:
         return "", ""
-    apart = end_s - bucket.end_s
-    sign = "+" if apart >= 0 else "\N{MINUS SIGN}"
-    return quantities.duration(end_s), f"{sign}{quantities.duration(abs(apart))}"
+    apart = quantities.signed(end_s - bucket.end_s, quantities.duration)
+    return quantities.duration(end_s), apart
 
 
 def layer_table(analysis: TraceAnalysis, most: int = MOST_LAYERS) -> Table:
