@@ -90,8 +90,9 @@ def trace(
 
     flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
     files = [path for path in traces if path.is_file()]
+    chakra = [path for path in traces if path.is_dir() and any(path.glob("*.et"))]
     executed = any(map(is_execution_trace, files))
-    if (topology is not None and not executed) or any(map(_holds_chakra, traces)):
+    if chakra or (topology is not None and not executed):
         faults = _unused(flags, "Chakra's traces")
         _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, faults, json)
         return
@@ -138,8 +139,7 @@ def _analyse(
     changes: Sequence[str],
 ) -> None:
     """Sum up traces of a profiler, print that, and write it where it is asked for."""
-    from perfmodel.report.comparison.trace_page import FILES
-    from perfmodel.report.comparison.trace_text import trace_lines
+    from perfmodel.report.trace import FILES, trace_lines
     from perfmodel.traces.export import to_json
     from perfmodel.traces.run import analyse_traces
 
@@ -151,7 +151,7 @@ def _analyse(
     )
     print_answer(analysis, json=json, to_json=to_json, lines=trace_lines)
     if output is not None:
-        from perfmodel.report.comparison.trace_page import write_trace_report
+        from perfmodel.report.trace import write_trace_report
 
         print_note(f"wrote {write_trace_report(analysis, output)}")
 
@@ -299,10 +299,6 @@ def _print_inspected(paths: list[Path], json: bool) -> None:
             for each in sizes
         ],
     )
-
-
-def _holds_chakra(path: Path) -> bool:
-    return path.is_dir() and any(each.suffix == ".et" for each in path.iterdir())
 
 
 def _simulate_chakra(

@@ -30,7 +30,7 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
 )
-from perfmodel.report.common.figures import axis_layout, new_figure, short_label
+from perfmodel.report.common.figures import error_bars, label_rows, new_figure, short_label
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.scenario.sections.studies.money import Money
@@ -362,25 +362,12 @@ def draw_gains(advice: Advice) -> go.Figure:
             orientation="h",
             name=name,
             marker={"color": colour},
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "color": INK,
-                "thickness": 1.2,
-                "width": 4,
-                "array": [high - gain for (_, high), gain in zip(ends, gains, strict=True)],
-                "arrayminus": [gain - low for (low, _), gain in zip(ends, gains, strict=True)],
-            },
+            error_x=error_bars(gains, ends) | {"color": INK, "thickness": 1.2, "width": 4},
             hoverinfo="text",
             hovertext=[_hover(trial) for trial in chosen],
         )
     labels = [_label(trial) for trial in listed]
-    figure.update_xaxes(**axis_layout(f"{advice.samples.units}/s, change in %"))
-    figure.update_yaxes(
-        **axis_layout(
-            autorange="reversed", tickvals=list(range(len(labels))), ticktext=labels, showgrid=False
-        )
-    )
+    label_rows(figure, labels, f"{advice.samples.units}/s, change in %")
     return figure
 
 

@@ -24,6 +24,7 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.figures import (
     axis_layout,
+    label_rows,
     log_axis,
     new_figure,
     short_label,
@@ -343,14 +344,11 @@ def draw_steps(pairs: Sequence[Pair]) -> go.Figure:
             hoverinfo="text",
             hovertext=[hover(pair) for pair in shown_pairs],
         )
-    figure.update_xaxes(**axis_layout(f"time per step ({unit})", rangemode="tozero"))
     # Values only: the hover text has the names of their fields.
     labels = [
         short_label(", ".join(map(brief, variant.set.values()))) for variant, _ in shown_pairs
     ]
-    figure.update_yaxes(
-        **axis_layout(autorange="reversed", tickvals=places, ticktext=labels, showgrid=False)
-    )
+    label_rows(figure, labels, f"time per step ({unit})", rangemode="tozero")
     return figure
 
 

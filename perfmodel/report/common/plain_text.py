@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from perfmodel.escape import printable
@@ -56,7 +56,11 @@ def _render(block: Block) -> str:
         case Bullets(lines):
             text = "\n".join(f"- {escape_markdown(line)}" for line in lines)
         case Definitions(entries):
-            text = _render(Bullets(_definitions(entries)))
+            # a name that is a question needs no colon
+            lines = [
+                f"{name}{'' if name[-1:] == '?' else ':'} {of}" for name, of in entries.items()
+            ]
+            text = _render(Bullets(lines))
         case Table():
             text = _markdown_table(block)
         case Header(paragraphs):
@@ -65,13 +69,6 @@ def _render(block: Block) -> str:
         case Section(title, blocks):
             text = f"## {escape_markdown(title)}\n\n{render_markdown(blocks)}"
     return text.strip()
-
-
-def _definitions(entries: Mapping[str, str]) -> list[str]:
-    """Sentences; a name that is a question needs no colon."""
-    return [
-        f"{name}{'' if name.endswith('?') else ':'} {meaning}" for name, meaning in entries.items()
-    ]
 
 
 def _markdown_table(block: Table) -> str:

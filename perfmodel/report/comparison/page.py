@@ -19,7 +19,7 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
 )
-from perfmodel.report.common.figures import axis_layout, new_figure, short_label, time_unit
+from perfmodel.report.common.figures import label_rows, new_figure, short_label, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.comparison import text
@@ -344,8 +344,5 @@ def draw_steps(comparison: Comparison) -> go.Figure:
                 for side, time_s in zip(comparison.sides, times_s, strict=True)
             ],
         )
-    figure.update_xaxes(**axis_layout(f"time per step ({unit})", rangemode="tozero"))
-    figure.update_yaxes(
-        **axis_layout(autorange="reversed", tickvals=places, ticktext=labels, showgrid=False)
-    )
+    label_rows(figure, labels, f"time per step ({unit})", rangemode="tozero")
     return figure

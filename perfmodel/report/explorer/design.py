@@ -175,15 +175,17 @@ class Design:
             return
         baseline = self.baseline
         moved = [at for at, (a, b) in enumerate(zip(point, baseline, strict=True)) if a != b]
-        simulated = [part for part in _subsets(moved) if self._is_simulated(part)]
+        parts = (
+            frozenset(part)
+            for size in range(len(moved) + 1)
+            for part in itertools.combinations(moved, size)
+        )
+        simulated = [part for part in parts if any(map(part.issubset, self.groups))]
         for part in simulated:
             count = sum((-1) ** (len(other) - len(part)) for other in simulated if part <= other)
             if count:
                 corner = (point[at] if at in part else b for at, b in enumerate(baseline))
                 yield self._number[tuple(corner)], count
-
-    def _is_simulated(self, part: frozenset[int]) -> bool:
-        return any(part.issubset(group) for group in self.groups)
 
 
 def corners(place: Place) -> Iterator[tuple[Point, float]]:
@@ -195,11 +197,6 @@ def corners(place: Place) -> Iterator[tuple[Point, float]]:
         ends.append(((low, 1 - share), (low + 1, share)) if share > 0 else ((low, 1.0),))
     for chosen in itertools.product(*ends):
         yield tuple(at for at, _ in chosen), math.prod(weight for _, weight in chosen)
-
-
-def _subsets(numbers: Sequence[int]) -> Iterator[frozenset[int]]:
-    for size in range(len(numbers) + 1):
-        yield from map(frozenset, itertools.combinations(numbers, size))
 
 
 def _points_of(axes: Sequence[Axis], groups: Groups) -> set[Point]:

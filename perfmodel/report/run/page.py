@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from perfmodel.report.common import quantities
@@ -44,7 +45,7 @@ from perfmodel.report.topology.labels import (
     limit_sentence,
 )
 from perfmodel.studies.run.result.memory import Memory
-from perfmodel.studies.run.result.model import BucketTime, Result, SizeResult
+from perfmodel.studies.run.result.model import Result, SizeResult
 
 _BUCKETS_LISTED = 400
 
@@ -249,23 +250,24 @@ def _buckets(point: SizeResult) -> Section | None:
     if len(point.buckets) > _BUCKETS_LISTED:
         lead += f" The first {_BUCKETS_LISTED} are listed; result.json holds all of them."
     header = (">Bucket", ">Size", ">Ready", ">Start", ">End", ">Wait", ">Duration", "Parameters")
-    rows = [_bucket_row(bucket) for bucket in point.buckets[:_BUCKETS_LISTED]]
+    rows = [
+        (
+            f"{bucket.index}",
+            quantities.size(bucket.nbytes),
+            quantities.duration(bucket.ready_s),
+            quantities.duration(bucket.start_s),
+            quantities.duration(bucket.end_s),
+            quantities.duration(max(0.0, bucket.start_s - bucket.ready_s)),
+            quantities.duration(bucket.end_s - bucket.start_s),
+            _ends_of(bucket.parameters),
+        )
+        for bucket in point.buckets[:_BUCKETS_LISTED]
+    ]
     return section("Gradient buckets", lead, Table(header, rows))
 
 
-def _bucket_row(bucket: BucketTime) -> tuple[str, ...]:
-    names = bucket.parameters
-    span = f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)
-    return (
-        f"{bucket.index}",
-        quantities.size(bucket.nbytes),
-        quantities.duration(bucket.ready_s),
-        quantities.duration(bucket.start_s),
-        quantities.duration(bucket.end_s),
-        quantities.duration(max(0.0, bucket.start_s - bucket.ready_s)),
-        quantities.duration(bucket.end_s - bucket.start_s),
-        span,
-    )
+def _ends_of(names: Sequence[str]) -> str:
+    return f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)
 
 
 def _topology(result: Result) -> Section:

@@ -39,11 +39,6 @@ _WORDS = {
 """What a dimension sends, where its name does not say it."""
 
 
-def schedule_name(use: MixtureUse) -> str:
-    """Name of the pipeline's schedule."""
-    return _SCHEDULES.get(use.schedule or "", use.schedule or "")
-
-
 def degrees(use: MixtureUse) -> str:
     """``"tensor 8 x pipeline 16 x data 8"``; experts share ranks of other dimensions."""
     names = ("tensor", "context", "pipeline")
@@ -56,10 +51,11 @@ def bubble(use: MixtureUse) -> str:
     """How long stages wait; nothing without a pipeline."""
     if use.bubble is None or use.bubble_in_theory is None:
         return ""
+    schedule = _SCHEDULES.get(use.schedule or "", use.schedule or "")
     equal = f"{use.pipeline} equal stages and {use.micro_batches:,} micro-batches"
     return (
         f"Bubble: a stage waits {quantities.percent(use.bubble)} of the pipeline's time, as "
-        f"simulated; {quantities.percent(use.bubble_in_theory)} in theory ({schedule_name(use)} of "
+        f"simulated; {quantities.percent(use.bubble_in_theory)} in theory ({schedule} of "
         f"{equal}, messages that take no time)"
     )
 
