@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.options import JsonOption, ProfileOption, flags_as_fields, load_profile
-from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, progress_bar
+from perfmodel.cli.output import check_outputs, print_answer, print_note, progress_bar
 
 VALIDATE_EXAMPLES = (
     "perfmodel validate",
@@ -57,6 +57,7 @@ def validate(
     """
     check_outputs({"-o": output and output / "validation.html"})
 
+    from perfmodel.report.validation import validation_lines
     from perfmodel.studies.sweep.executor import count_cores
     from perfmodel.validate.run import to_json
     from perfmodel.validate.run import validate as compare
@@ -71,12 +72,7 @@ def validate(
             processes=count_cores(),
             progress=progress,
         )
-    if json:
-        print_json(to_json(answer))
-    else:
-        from perfmodel.report.validation import validation_lines
-
-        print_blocks(validation_lines(answer))
+    print_answer(answer, json=json, to_json=to_json, lines=validation_lines)
     if output is not None:
         from perfmodel.report.validation import write_validation
 

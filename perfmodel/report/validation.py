@@ -19,7 +19,7 @@ from perfmodel.report.common.document import (
     table_section,
 )
 from perfmodel.report.common.html import render_html, write_report_files
-from perfmodel.report.common.markdown import render_markdown
+from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.validate.forecast import Mode, SweepPrediction
 from perfmodel.validate.run import Validation, to_json
 from perfmodel.validate.scores import BAND_NAMES, LARGE, MODES, DataPoint, Score, by_sweep

@@ -14,7 +14,7 @@ from perfmodel.report.common.document import (
     section,
     table_section,
 )
-from perfmodel.report.common.markdown import render_markdown
+from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.report.validation import WEIGHING, percent
 from perfmodel.validate.scores import LARGE
 from reports.validation.pages import strategy_tables, tables, training_tables

@@ -1,14 +1,18 @@
-"""How a model is split over GPUs and what that costs: sentences, tables and a section."""
+"""How a model is split over GPUs, what that costs, and how the quickest split was found."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isclose
+from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Section, Table, paragraphs, section
 from perfmodel.report.common.palette import LINKS
 from perfmodel.studies.run.result.dimension_use import DimensionUse, MixtureUse
 from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.searched_mixtures import MixtureSearch
+from perfmodel.units import format_bytes
 
 _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "
 
@@ -35,11 +39,6 @@ _WORDS = {
 """What a dimension sends, where its name does not say it."""
 
 
-def schedule_name(use: MixtureUse) -> str:
-    """Name of the pipeline's schedule."""
-    return _SCHEDULES.get(use.schedule or "", use.schedule or "")
-
-
 def degrees(use: MixtureUse) -> str:
     """``"tensor 8 x pipeline 16 x data 8"``; experts share ranks of other dimensions."""
     names = ("tensor", "context", "pipeline")
@@ -52,10 +51,11 @@ def bubble(use: MixtureUse) -> str:
     """How long stages wait; nothing without a pipeline."""
     if use.bubble is None or use.bubble_in_theory is None:
         return ""
+    schedule = _SCHEDULES.get(use.schedule or "", use.schedule or "")
     equal = f"{use.pipeline} equal stages and {use.micro_batches:,} micro-batches"
     return (
         f"Bubble: a stage waits {quantities.percent(use.bubble)} of the pipeline's time, as "
-        f"simulated; {quantities.percent(use.bubble_in_theory)} in theory ({schedule_name(use)} of "
+        f"simulated; {quantities.percent(use.bubble_in_theory)} in theory ({schedule} of "
         f"{equal}, messages that take no time)"
     )
 
@@ -160,3 +160,84 @@ def mixture_section(point: SizeResult, *blocks: Block) -> Section | None:
         tables.append(stages_table(point, use))
         tables += paragraphs([_reported_stage(point, use), _overlapping_steps(point, use)], "hint")
     return section("How the model is split", " ".join(lines(point)), *blocks, *tables)
+
+
+_TITLES = {
+    "tensor": "tensor calls",
+    "context": "context calls",
+    "expert": "expert calls",
+    "data": "data parallel",
+    "pipeline": "messages",
+    "bubble": "waiting",
+}
+
+
+def describe_search(search: MixtureSearch) -> tuple[str, ...]:
+    """The answer in words, how many mixtures there were, and whether a better one may be left."""
+    counts = (
+        f"{search.listed:,} mixtures: {search.impossible:,} impossible, {search.too_big:,} too "
+        f"big, {search.bounded:,} left out by their lower bounds, {search.simulated:,} simulated."
+    )
+    if search.unproven > 0:
+        proof = (
+            "The search ended at strategy.simulate: a mixture that was left out may be up to "
+            f"{100 * search.unproven:.2g} % quicker."
+        )
+    else:
+        proof = "None that was left out can be quicker."
+    return f"The quickest that fits: {search.winner.text}.", counts, proof
+
+
+def best_table(search: MixtureSearch) -> Table:
+    """The ten best: step, memory, compute, exposed communication by kind, what else waits.
+
+    That is the bubble of a pipeline, and the host where kernels are short.
+    """
+    kinds = [
+        kind
+        for kind in search.winner.parts_s
+        if kind in ("compute", "bubble") or any(each.parts_s[kind] > 0 for each in search.best)
+    ]
+    rows = [
+        [
+            quantities.duration(each.step_time_s),
+            format_bytes(each.memory_bytes),
+            *(quantities.duration(each.parts_s[kind]) for kind in kinds),
+            each.text,
+        ]
+        for each in search.best
+    ]
+    titles = (f">{_TITLES.get(kind, kind)}" for kind in kinds)
+    return Table([">step", ">memory", *titles, "mixture"], rows, ruled=False)
+
+
+def paste_section(changes: Mapping[str, Any]) -> str:
+    """Sections of a scenario that are this mixture, as YAML in one line each.
+
+    Examples
+    --------
+    >>> paste_section({"strategy": {"kind": "ddp"}, "parallel.tensor": 8})
+    'strategy: {"kind": "ddp"}; parallel: {"tensor": 8}'
+    """
+    import json
+
+    sections: dict[str, Any] = {}
+    for field, value in changes.items():
+        name, _, part = field.partition(".")
+        if part:
+            sections.setdefault(name, {})[part] = value
+        else:
+            sections[name] = value
+    return "; ".join(f"{name}: {json.dumps(value)}" for name, value in sections.items())
+
+
+def search_blocks(search: MixtureSearch | None) -> list[Block]:
+    """All of it; nothing where the scenario left no mixture open."""
+    if search is None:
+        return []
+    paste = f"As sections of a scenario: {paste_section(search.winner.changes)}"
+    return [
+        *(Paragraph(line) for line in describe_search(search)),
+        best_table(search),
+        Paragraph(paste),
+    ]

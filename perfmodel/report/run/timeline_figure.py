@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, bar_times, new_figure, time_unit
-from perfmodel.report.common.palette import INK, QUIET_INK, WAIT_INK, WORK
-from perfmodel.report.run.drawings.timeline_layout import Bar, Row, StepPicture, Tail, step_picture
+from perfmodel.report.common.figures import axis_layout, bar_times, new_figure, time_unit, title_row
+from perfmodel.report.common.palette import INK, WAIT_INK, WORK
+from perfmodel.report.run.timeline_layout import Bar, Row, StepPicture, Tail, step_picture
 from perfmodel.studies.run.result.model import SizeResult
 
 if TYPE_CHECKING:
@@ -70,16 +70,7 @@ def _write_rows(figure: go.Figure, picture: StepPicture, scale: float) -> None:
     """Put each row's title above it and the numbers of its buckets below it."""
     for position, row in enumerate(picture.rows):
         height = len(picture.rows) - 1 - position
-        figure.add_annotation(
-            x=0,
-            xref="paper",
-            y=height + 0.3,
-            xanchor="left",
-            yanchor="bottom",
-            showarrow=False,
-            text=escape(row.title, quote=False),
-            font={"size": 12, "color": QUIET_INK},
-        )
+        title_row(figure, height + 0.3, escape(row.title, quote=False))
         for middle, bucket in _numbers(row, picture.length_s):
             figure.add_annotation(
                 x=middle / scale,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfmodel.report.run.kineto.profiler_trace import to_kineto, write_kineto
+from perfmodel.report.run.kineto import to_kineto, write_kineto
 from perfmodel.timeline import GroupOfClass, Span, Timeline
 
 

@@ -1,21 +1,47 @@
-"""Advice as sentences and tables: what a colleague would say."""
+"""Advice in the terminal, and as one self-contained HTML page with its JSON beside it."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import InputError
 from perfmodel.files import find_file
 from perfmodel.report.common import quantities
-from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
+from perfmodel.report.common.document import (
+    PREDICTED,
+    Block,
+    Bullets,
+    Code,
+    Definitions,
+    Figure,
+    Folded,
+    Paragraph,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    header,
+    paragraphs,
+    section,
+)
+from perfmodel.report.common.figures import error_bars, label_rows, new_figure, short_label
+from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.palette import INK, WORK
 from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.scenario.source_map import SourceMap
-from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial, joined_fields
+from perfmodel.studies.advise.export import to_json
+from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Touches, Trial, joined_fields
 from perfmodel.studies.advise.narrow_gains import NarrowGain, StepsAtEnd, find_narrow_gains
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
 
 _LIMITS = {
     "NVLink": "NVLink inside each server holds you back",
@@ -71,34 +97,21 @@ def headline(advice: Advice) -> str:
     best = advice.best
     if best is None:
         return f"{_upper(limit)}; none of the changes that were tried gains 1 %."
-    first = _first_of(advice, best)
-    text = f"{_upper(limit)}; {named(first.changes[0])} {_saving(first)}"
-    if len(best.changes) > 1:
-        others = [named(each) for each in best.changes if each.text != first.changes[0].text]
-        text += f", with {_listed(others)} {quantities.percent(best.saves)}"
-    doubt = "" if best.sure else ", though not surely"
-    return f"{text} of the time per {advice.samples.unit}{doubt}."
-
-
-def _first_of(advice: Advice, best: Trial) -> Trial:
-    """The change of a proposal that gains most alone."""
     names = {change.text for change in best.changes}
     alone = [trial for trial in advice.trials if trial.text in names]
-    return max(alone, key=lambda trial: trial.ratio, default=best)
-
-
-def _saving(trial: Trial) -> str:
-    verb = "save" if trial.changes[0].is_plural else "saves"
-    return f"{verb} {quantities.percent(trial.saves)}"
+    first = max(alone, key=lambda trial: trial.ratio, default=best)  # gains most alone
+    verb = "save" if first.changes[0].is_plural else "saves"
+    text = f"{_upper(limit)}; {named(first.changes[0])} {verb} {quantities.percent(first.saves)}"
+    if len(best.changes) > 1:
+        others = [named(each) for each in best.changes if each.text != first.changes[0].text]
+        text += f", with {quantities.listed(others)} {quantities.percent(best.saves)}"
+    doubt = "" if best.sure else ", though not surely"
+    return f"{text} of the time per {advice.samples.unit}{doubt}."
 
 
 def named(change: Proposed) -> str:
     """Name a change within a sentence: "the fp16 hook"."""
     return f"the {change.text}" if change.takes_article else change.text
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _upper(text: str) -> str:
@@ -113,20 +126,14 @@ def gain_text(ratio: float) -> str:
     >>> [gain_text(ratio).replace(chr(160), " ") for ratio in (1.66, 1.0)]
     ['+66 %', 'same']
     """
-    if abs(ratio - 1.0) < 5e-4:
-        return "same"
-    sign = "+" if ratio > 1.0 else "\N{MINUS SIGN}"
-    return f"{sign}{quantities.percent(abs(ratio - 1.0))}"
+    return "same" if abs(ratio - 1.0) < 5e-4 else quantities.signed(ratio - 1.0, quantities.percent)
 
 
 def gain_interval(trial: Trial) -> str:
     """Write the ends of a gain."""
     if trial.gain is None or trial.gain.interval is None:
         return "not known"
-    low, high = trial.gain.interval
-    if gain_text(low) == gain_text(high):
-        return gain_text(low)
-    return f"{gain_text(low)} to {gain_text(high)}"
+    return " to ".join(dict.fromkeys(map(gain_text, trial.gain.interval)))
 
 
 def changes_table(advice: Advice, trials: Sequence[Trial]) -> Table:
@@ -247,22 +254,19 @@ def command(advice: Advice, trial: Trial) -> str:
     origin = advice.scenario.origin
     fields = {name: _written_at(origin.content, name) for name in origin.flags}
     fields |= joined_fields(trial.changes)
-    flags = [f"--set '{name}={_written(value)}'" for name, value in fields.items()]
+    flags = [
+        f"--set '{name}={value if isinstance(value, str) else json.dumps(value)}'"
+        for name, value in fields.items()
+    ]
     return " ".join([f"perfmodel run {_typed_name(origin)}", *flags])
 
 
 def _typed_name(origin: SourceMap) -> str:
     """A scenario's name, or its path where the name is that of no file or of another."""
-    if origin.file is None or str(_found(origin.name)) == origin.file:
-        return origin.name
-    return shlex.quote(origin.file)
-
-
-def _found(name: str) -> Path | None:
-    try:
-        return find_file(name, "scenarios")
-    except InputError:
-        return None
+    with suppress(InputError):
+        if origin.file is None or str(find_file(origin.name, "scenarios")) == origin.file:
+            return origin.name
+    return shlex.quote(origin.file or origin.name)
 
 
 def _written_at(content: Mapping[str, Any], field: str) -> Any:
@@ -271,10 +275,6 @@ def _written_at(content: Mapping[str, Any], field: str) -> Any:
     for part in field.split("."):
         value = value[int(part)] if isinstance(value, list) else value.get(part)
     return value
-
-
-def _written(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def left_out(advice: Advice) -> list[str]:
@@ -293,21 +293,16 @@ def _too_big(advice: Advice) -> Iterator[str]:
     """Say what fits no GPU and what fits no host; each change is named with what it needs."""
     needs = [(trial.text, trial.memory) for trial in advice.too_big if trial.memory is not None]
     has = quantities.size(advice.base.memory.capacity_bytes)
-    for_gpu = [
-        f"{text} ({quantities.size(memory.total_bytes)})"
-        for text, memory in needs
-        if not (memory.fits_gpu and memory.overfull)
-    ]
-    for_host = [
-        f"{text} ({quantities.host_memory(memory)})"
-        for text, memory in needs
-        if memory.fits_gpu and memory.overfull
-    ]
-    if for_gpu:
-        listed = ", ".join(for_gpu)
-        yield f"Does not fit the {has} of a GPU, with CUDA and NCCL beside it: {listed}."
-    if for_host:
-        yield f"Does not fit the host: {', '.join(for_host)}."
+    in_gpu, in_host = f"the {has} of a GPU, with CUDA and NCCL beside it", "the host"
+    lacking: dict[str, list[str]] = {in_gpu: [], in_host: []}
+    for text, memory in needs:
+        if memory.fits_gpu and memory.overfull:
+            lacking[in_host].append(f"{text} ({quantities.host_memory(memory)})")
+        else:
+            lacking[in_gpu].append(f"{text} ({quantities.size(memory.total_bytes)})")
+    for where, texts in lacking.items():
+        if texts:
+            yield f"Does not fit {where}: {', '.join(texts)}."
 
 
 def as_it_is(advice: Advice) -> str:
@@ -334,3 +329,144 @@ def advice_lines(advice: Advice) -> list[Block]:
         blocks.append(Paragraph(f"  {command(advice, advice.best)}"))
     notes = [*power_limits(advice), *left_out(advice), *narrow_gains(advice), INTERVALS]
     return [*blocks, *paragraphs(notes, "note")]
+
+
+MOST_BARS = 14
+_ROW_PIXELS = 34
+
+_COLOURS: dict[Touches, tuple[str, str]] = {
+    "nothing": (WORK["backward"], "training as it is"),
+    "rounding": (WORK["forward"], "as it is but for rounding"),
+    "training": (WORK["communication"], "training changes"),
+    "hardware": (WORK["host"], "other hardware"),
+}
+
+
+def draw_gains(advice: Advice) -> go.Figure:
+    """Draw the gain of changes alone and together, the largest on top, with 80 % intervals."""
+    listed = sorted(
+        [*advice.trials, *(t for t in advice.together if len(t.changes) > 1)],
+        key=lambda trial: -trial.ratio,
+    )[:MOST_BARS]
+    figure = new_figure(90 + _ROW_PIXELS * max(1, len(listed)), bargap=0.35)
+    for touches, (colour, name) in _COLOURS.items():
+        places = [at for at, trial in enumerate(listed) if trial.touches == touches]
+        if not places:
+            continue
+        chosen = [listed[at] for at in places]
+        gains = [100 * (trial.ratio - 1.0) for trial in chosen]
+        ends = [_percent_ends(trial) for trial in chosen]
+        figure.add_bar(
+            x=gains,
+            y=places,
+            orientation="h",
+            name=name,
+            marker={"color": colour},
+            error_x=error_bars(gains, ends) | {"color": INK, "thickness": 1.2, "width": 4},
+            hoverinfo="text",
+            hovertext=[_hover(trial) for trial in chosen],
+        )
+    labels = [_label(trial) for trial in listed]
+    label_rows(figure, labels, f"{advice.samples.units}/s, change in %")
+    return figure
+
+
+def _label(trial: Trial) -> str:
+    """Name one change, or what several together touch, which tells proposals apart."""
+    if len(trial.changes) == 1:
+        return short_label(trial.text)
+    return f"<b>{short_label(f'{len(trial.changes)} together: {_COLOURS[trial.touches][1]}')}</b>"
+
+
+def _percent_ends(trial: Trial) -> tuple[float, float]:
+    low, high = (trial.gain.interval if trial.gain else None) or (trial.ratio, trial.ratio)
+    return 100 * (low - 1.0), 100 * (high - 1.0)
+
+
+def _hover(trial: Trial) -> str:
+    text = f"{gain_text(trial.ratio)} (80 % interval {gain_interval(trial)})"
+    return (
+        f"<b>{escape(trial.text, quote=False)}</b><br>{text}<br>{escape(costs(trial), quote=False)}"
+    )
+
+
+ALONE = "Sorted by gain; bars end where the simulation does, lines hold 80 % of what is uncertain."
+
+FILES = ("advice.html", "advice.json")
+"""Files that `write_advice` writes."""
+
+
+def write_advice(advice: Advice, folder: Path) -> Path:
+    """Write ``advice.html`` and ``advice.json``; returns and raises as `write_report_files`."""
+    files = {"advice.html": advice_html(advice), "advice.json": to_json(advice)}
+    return write_report_files(folder, files)
+
+
+def advice_html(advice: Advice) -> str:
+    """Build the page as one string."""
+    setting = f"{advice.workload} on {advice.machine}"
+    limits = power_limits(advice)
+    figure = Figure(draw_gains(advice), "gains", "Gain of each change, with its 80 % interval")
+    return render_html(
+        f"What to change: {setting}",
+        [
+            header(
+                setting,
+                headline(advice),
+                [PREDICTED],
+                [advice.scenario.question],
+                [as_it_is(advice)],
+            ),
+            _tiles(advice),
+            _together(advice),
+            section(
+                "Each change alone",
+                ALONE,
+                figure,
+                changes_table(advice, advice.trials),
+            ),
+            section("Power", "", Bullets(limits)) if limits else None,
+            section("What is left out", "", Bullets(left_out(advice))),
+            section(
+                "What this rests on",
+                "",
+                Bullets([*narrow_gains(advice), INTERVALS]),
+                Folded("Provenance", [Definitions(dict(advice.provenance))]),
+            ),
+        ],
+    )
+
+
+def _tiles(advice: Advice) -> Tiles | None:
+    best = advice.best
+    if best is None or best.point is None:
+        return None
+    surely = "80 % interval" if best.sure else "not surely a gain"
+    return Tiles(
+        [
+            Tile(
+                "Best proposal",
+                gain_text(best.ratio),
+                f"{surely} {gain_interval(best)}",
+            ),
+            Tile(
+                "Step time",
+                quantities.duration(best.point.step_time_s),
+                f"now {quantities.duration(advice.base.step_time_s)}",
+            ),
+            Tile(
+                "Memory per GPU",
+                quantities.size(best.point.memory.total_bytes),
+                f"now {quantities.size(advice.base.memory.total_bytes)}",
+            ),
+            Tile("Bottleneck then", best.point.bottleneck, f"now {advice.base.bottleneck}", "text"),
+        ]
+    )
+
+
+def _together(advice: Advice) -> Section | None:
+    if advice.best is None:
+        return None
+    lead = "Changes that belong together, each proposal simulated as a whole."
+    commands = "\n".join(command(advice, trial) for trial in advice.together)
+    return section("What to do", lead, Bullets(proposals(advice)), Code(commands))

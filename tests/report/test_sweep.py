@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from perfmodel.report.collectives.figures import draw_busbw
-from perfmodel.report.collectives.page import headline as collective_headline
-from perfmodel.report.collectives.page import sentences as collective_sentences
-from perfmodel.report.collectives.page import write_collective
-from perfmodel.report.sweeping.figures import draw_steps, draw_throughput, parts_s
-from perfmodel.report.sweeping.page import sweep_html, write_sweep
-from perfmodel.report.sweeping.sweep_axes import choose_axes
-from perfmodel.report.sweeping.text import describe, findings, headline, variant_table
+from perfmodel.report.collective import draw_busbw, write_collective
+from perfmodel.report.collective import headline as collective_headline
+from perfmodel.report.collective import sentences as collective_sentences
+from perfmodel.report.sweep import (
+    choose_axes,
+    describe,
+    draw_steps,
+    draw_throughput,
+    findings,
+    headline,
+    parts_s,
+    sweep_html,
+    variant_table,
+    write_sweep,
+)
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.sweep import Answer, SweepResult
 from perfmodel.studies.sweep.variants import Variant
