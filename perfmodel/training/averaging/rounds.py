@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.scenario.strategies.ddp import CastHook, LocalSgdStrategy
-from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
+from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.builder import COMPUTE, TaskList
@@ -47,7 +47,7 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdStrategy) -> StepPlan:
     steps = 1 if request.iteration == "first" else options.accumulate
     single = _single_step(request, options, steps)
     groups = _groups(request.ranks, options, steps)
-    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    tasks = TaskList.of(request)
     ends: list[int] = []
     for step in range(steps):
         end = _repeat(tasks, single.tasks, step, ends)
@@ -55,9 +55,7 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdStrategy) -> StepPlan:
         if size is not None and request.ranks > 1:
             end = _average(tasks, request, step, f"average of {size}", end)
         ends.append(end)
-    tasks.tasks[_first_device_task(tasks.tasks)] = replace(
-        tasks.tasks[_first_device_task(tasks.tasks)], after_previous=(ends[-1],)
-    )
+    tasks.begin_after(ends[-1], (COMPUTE.name,))
     streams = single.streams
     if request.ranks > 1 and all(stream.name != "comm" for stream in streams):
         streams = (*streams, Stream("comm", "comm", request.comm_workers))

@@ -14,8 +14,7 @@ from perfmodel.files import validate_document
 from perfmodel.scenario.strategies.fusion import HorovodStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.ddp.options import MIB
-from perfmodel.training.fusion.cycles import bit_vector_bytes
-from perfmodel.training.fusion.hand_over import agreement_s, handed_over_s
+from perfmodel.training.fusion.cycles import agreement_s, bit_vector_bytes, handed_over_s
 from perfmodel.training.fusion.horovod import horovod_plan
 from perfmodel.training.fusion.strategy import HOROVOD
 from perfmodel.training.memory.use import Setup

@@ -17,8 +17,7 @@ from perfmodel.scenario.strategies.deepspeed import OneBitStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.closed_forms import form
 from perfmodel.training.memory.use import Setup
-from perfmodel.training.onebit.compressed_reduction import CompressedReduction, padded_elements
-from perfmodel.training.onebit.momentum_steps import onebit_plan
+from perfmodel.training.onebit.step_plan import CompressedReduction, onebit_plan, padded_elements
 from perfmodel.training.onebit.strategy import ONEBIT, onebit_memory
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
