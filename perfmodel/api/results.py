@@ -18,7 +18,7 @@ from perfmodel.studies.plan.model import PlanResult
 from perfmodel.studies.run.result.model import Result
 from perfmodel.studies.sweep.run import SweepResult
 from perfmodel.studies.tune.model import TuneResult
-from perfmodel.studies.tune.settings.model import SettingsTuning
+from perfmodel.studies.tune.settings_search import SettingsTuning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -276,7 +276,7 @@ class ComparisonResult(Comparison):
         """One row per side, with its 80 % interval and the fields that differ."""
         import pandas as pd
 
-        from perfmodel.studies.compare.export import csv_rows
+        from perfmodel.studies.compare.model import csv_rows
 
         return pd.DataFrame(csv_rows(self)).set_index("label")
 

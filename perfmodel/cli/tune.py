@@ -100,7 +100,7 @@ def _tune_settings(
 ) -> None:
     """Tune the settings of a strategy without buckets."""
     from perfmodel.report.tuning import settings
-    from perfmodel.studies.tune.settings.run import tune_settings
+    from perfmodel.studies.tune.settings_search import tune_settings
 
     if output is not None:
         check_report_folder(output, settings.FILES, [question], profile)
@@ -148,7 +148,7 @@ def _report_one(tuned: TuneResult, output: Path | None, *, json: bool) -> None:
 
 
 def _report_all(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
-    from perfmodel.studies.tune.choice.minimax_regret import choose_minimax_cap
+    from perfmodel.studies.tune.recommendation import choose_minimax_cap
 
     compromise = choose_minimax_cap(tunings)
     if json:

@@ -14,8 +14,16 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.scenario.source_map import SourceMap
-from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial, joined_fields
-from perfmodel.studies.advise.narrow_gains import NarrowGain, StepsAtEnd, find_narrow_gains
+from perfmodel.studies.advise.model import (
+    WORTH,
+    Advice,
+    NarrowGain,
+    Proposed,
+    StepsAtEnd,
+    Trial,
+    find_narrow_gains,
+    joined_fields,
+)
 
 _LIMITS = {
     "NVLink": "NVLink inside each server holds you back",

@@ -12,8 +12,7 @@ from perfmodel.report.common.figures import axis_layout, new_figure, short_label
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.comparison import tables, text
-from perfmodel.studies.compare.export import to_csv, to_json
-from perfmodel.studies.compare.model import Comparison
+from perfmodel.studies.compare.model import Comparison, to_csv, to_json
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -7,7 +7,7 @@ from typing import Any
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table
-from perfmodel.studies.run.result.searched_mixtures import MixtureSearch
+from perfmodel.studies.run.result.model import MixtureSearch
 from perfmodel.units import format_bytes
 
 _TITLES = {

@@ -21,8 +21,7 @@ from perfmodel.report.sweeping.figures import BARS, COLOURED, draw_steps, draw_t
 from perfmodel.report.sweeping.sweep_axes import choose_axes
 from perfmodel.scenario import Scenario
 from perfmodel.studies.sweep import SweepResult
-from perfmodel.studies.sweep.export import flatten, to_json
-from perfmodel.studies.sweep.run import format_fields, format_value
+from perfmodel.studies.sweep.run import flatten, format_fields, format_value, to_json
 
 FILES = ("sweep.html", "sweep.csv", "sweep.json")
 """Files that `write_sweep` writes."""

@@ -17,15 +17,15 @@ from perfmodel.scenario import (
     sizes_left_out,
 )
 from perfmodel.studies.run.resolve.disturbance import as_disturbances
-from perfmodel.studies.run.resolve.job.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
+from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import describe_what_if, what_if_of
 from perfmodel.studies.run.result.model import Result, SizeResult
-from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, routing_cost
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.output_analysis import WARM_UP
+from perfmodel.studies.run.steps.routing_cost import describe_routing, routing_cost
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
-from perfmodel.studies.run.uncertainty import ratio_interval
+from perfmodel.studies.run.steps.uncertainty import ratio_interval
 from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
 from perfmodel.workload.compute_spread import slowest_factor
@@ -34,7 +34,7 @@ from perfmodel.workload.kernels.float8.float8_layers import float8_layers
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
     from perfmodel.simulate.engine.own_processes import Process
-    from perfmodel.studies.run.resolve.job.own_strategy import OwnStrategy
+    from perfmodel.studies.run.resolve.resolved_scenario import OwnStrategy
     from perfmodel.studies.sweep.executor import Workers
 
 DATASHEET_INTERVAL = (

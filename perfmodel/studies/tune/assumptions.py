@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfmodel.studies.tune.evaluator import Evaluator
 from perfmodel.studies.tune.model import CurvePoint
-from perfmodel.studies.tune.objective.evaluator import Evaluator
 
 
 def assumptions(

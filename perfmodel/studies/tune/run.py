@@ -13,34 +13,38 @@ from perfmodel.studies.run.run import name_machine
 from perfmodel.studies.tune.assumptions import assumptions
 from perfmodel.studies.tune.caps import (
     Caps,
+    Groups,
     UniformPartition,
     caps_mb,
     find_windows,
     integer_caps_mb,
     list_uniform_partitions,
 )
-from perfmodel.studies.tune.choice.recommendation import evaluate_candidates, recommend
-from perfmodel.studies.tune.choice.robustness import (
+from perfmodel.studies.tune.evaluator import (
+    SAME,
+    Evaluator,
+    choose_lists,
+    choose_uniform_cap,
+    make_evaluator,
+)
+from perfmodel.studies.tune.exact import (
+    all_sizes_timed,
+    allow_integer_caps,
+    search_by_surrogate,
+    time_all_sizes,
+)
+from perfmodel.studies.tune.mixed_dtypes import search_shared_lists, tune_horovod
+from perfmodel.studies.tune.model import Horovod, TuneResult
+from perfmodel.studies.tune.recommendation import evaluate_candidates, recommend
+from perfmodel.studies.tune.robustness import (
     build_curve,
     compare_machines,
     curve_error,
     find_plateau,
     find_robust_cap,
 )
-from perfmodel.studies.tune.choice.tie_breaking import choose_lists, choose_uniform_cap
-from perfmodel.studies.tune.horovod import tune_horovod
-from perfmodel.studies.tune.model import Horovod, TuneResult
-from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, make_evaluator
-from perfmodel.studies.tune.objective.gradients import Groups
-from perfmodel.studies.tune.search.exact import (
-    all_sizes_timed,
-    allow_integer_caps,
-    search_by_surrogate,
-    time_all_sizes,
-)
-from perfmodel.studies.tune.search.lower_bound import tighten_bound
-from perfmodel.studies.tune.search.mixed_dtypes import search_shared_lists
-from perfmodel.studies.tune.search.surrogate_search import (
+from perfmodel.studies.tune.surrogate import tighten_bound
+from perfmodel.studies.tune.surrogate_search import (
     make_budget,
     search_by_simulation,
     search_integer_list,

@@ -14,18 +14,18 @@ from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.tune.caps import (
+    Cuts,
     as_bytes,
     assign_buckets,
     caps_mb,
     find_windows,
     list_uniform_partitions,
+    order_gradients,
     with_cap,
     with_caps,
 )
-from perfmodel.studies.tune.choice.tie_breaking import AS_GOOD, FEWER
+from perfmodel.studies.tune.evaluator import AS_GOOD, FEWER, SAME, make_evaluator
 from perfmodel.studies.tune.model import TuneResult
-from perfmodel.studies.tune.objective.evaluator import SAME, make_evaluator
-from perfmodel.studies.tune.objective.gradients import Cuts, order_gradients
 from perfmodel.studies.tune.run import list_sizes, tune_scenario
 
 AllCuts = Callable[[int], Iterator[Cuts]]

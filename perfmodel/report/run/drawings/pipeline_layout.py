@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from perfmodel.studies.run.result.dimension_use import StageUse
 from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.usage import StageUse
 from perfmodel.timeline import Span, Timeline
 
 MOST_STAGES = 16

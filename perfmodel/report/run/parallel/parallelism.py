@@ -7,8 +7,8 @@ from math import isclose
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Section, Table, paragraphs, section
 from perfmodel.report.common.palette import LINKS
-from perfmodel.studies.run.result.dimension_use import DimensionUse, MixtureUse
 from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.usage import DimensionUse, MixtureUse
 
 _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "
 

@@ -13,8 +13,8 @@ from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.what_if import apply_what_if
 from perfmodel.studies.run.result.model import Bottleneck, Relief, SizeResult
-from perfmodel.studies.run.steps.bottlenecks.link_names import ends_of, name_link
-from perfmodel.studies.run.steps.bottlenecks.reliefs import (
+from perfmodel.studies.run.steps.bottleneck import ends_of, name_link
+from perfmodel.studies.run.steps.reliefs import (
     COMMUNICATION,
     HOST,
     LATENCY,

@@ -9,7 +9,7 @@ from statistics import fmean
 from perfmodel.simulate.engine.background import BackgroundJob, CollectiveArrivals
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.studies.run.result.disturbances import (
+from perfmodel.studies.run.result.model import (
     BackgroundJobStep,
     DisturbanceCost,
     EventCost,

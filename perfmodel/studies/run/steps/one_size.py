@@ -8,24 +8,17 @@ from math import nan
 
 import numpy as np
 
+from perfmodel.arrays import FloatArray
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.memory_advice import advise
-from perfmodel.studies.run.resolve.job.training_job import assign_buckets
-from perfmodel.studies.run.result.dimension_use import CommunicationUse
-from perfmodel.studies.run.result.link_use import LinkUses
+from perfmodel.studies.run.resolve.training_job import assign_buckets
+from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import BucketTime, SizeResult, with_bottleneck
-from perfmodel.studies.run.steps.bottlenecks.bottleneck import name_bottleneck
-from perfmodel.studies.run.steps.bottlenecks.hot_spot import find_hot_spot
-from perfmodel.studies.run.steps.bottlenecks.reliefs import simulate_reliefs
+from perfmodel.studies.run.result.usage import CommunicationUse, HotSpot, LinkUses
+from perfmodel.studies.run.steps.bottleneck import name_bottleneck
 from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
-from perfmodel.studies.run.steps.metrics.communication import communication_uses
-from perfmodel.studies.run.steps.metrics.mixture_use import mixture_use
-from perfmodel.studies.run.steps.metrics.step_parts import (
-    busiest_class,
-    mean,
-    mean_breakdown,
-    parts_of_steps,
-)
+from perfmodel.studies.run.steps.mixture_use import mixture_use
+from perfmodel.studies.run.steps.reliefs import simulate_reliefs
 from perfmodel.studies.run.steps.simulate_step import timer_of
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
@@ -34,11 +27,18 @@ from perfmodel.studies.run.steps.sized_job import (
     simulate_first_step,
     simulate_reported,
 )
-from perfmodel.studies.run.steps.uncertain_numbers import (
+from perfmodel.studies.run.steps.step_parts import (
+    busiest_class,
+    communication_uses,
+    mean,
+    mean_breakdown,
+    parts_of_steps,
+)
+from perfmodel.studies.run.steps.uncertainty import (
     describe_sensitivity,
     simulate_uncertainties,
+    step_interval,
 )
-from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.timeline import GroupOfClass, Span, Timeline
 from perfmodel.topology.arcs import LinkKinds
 from perfmodel.topology.model import Topology
@@ -238,3 +238,45 @@ def sum_link_uses(
     use = np.divide(wire_bytes[listed], could_send, out=np.zeros(len(listed)), where=could_send > 0)
     kinds = LinkKinds(arcs.kinds.names, arcs.kinds.codes[listed])
     return LinkUses(arcs.names, kinds, listed, payload_bytes[listed], use)
+
+
+# ---------------------------------------------------------------- hot spot
+
+
+def find_hot_spot(
+    sized: SizedJob,
+    reported: ReportedRun,
+    spans: Sequence[Span],
+    topology: Topology,
+    memory: Memory,
+) -> HotSpot | None:
+    """Find the single GPU whose plan differs from that of all others; None where all are alike.
+
+    `spans`: of one step.
+    """
+    classes = sized.plan_for(None).classes
+    alone = [each for each in classes if len(each.ranks) == 1]
+    if len(classes) < 2 or len(alone) != 1:
+        return None
+    (hot,) = alone
+    streams = {stream.name for stream in reported.plan.streams if stream.kind == "compute"}
+    busy_s: dict[str, float] = {each.name: 0.0 for each in reported.plan.classes}
+    for span in spans:
+        if span.stream in streams:
+            busy_s[span.rank_class] += span.end_s - span.start_s
+    gpu = topology.ranks[hot.ranks[0]]
+    others = [topology.ranks[rank] for each in classes if each is not hot for rank in each.ranks]
+    nbytes = reported.run.counted.payload_bytes / reported.steps
+    return HotSpot(
+        gpu=gpu,
+        busy_s=busy_s[hot.name],
+        others_busy_s=max(time for name, time in busy_s.items() if name != hot.name),
+        link_bytes=_at(topology, nbytes, gpu),
+        others_link_bytes=float(np.mean([_at(topology, nbytes, other) for other in others])),
+        only_there_bytes=memory.optimizer_bytes + memory.buckets_bytes,
+    )
+
+
+def _at(topology: Topology, nbytes: FloatArray, gpu: str) -> float:
+    """Bytes over the links of a GPU in both directions."""
+    return float(sum(nbytes[at] for at, ends in enumerate(topology.arcs.names) if gpu in ends))

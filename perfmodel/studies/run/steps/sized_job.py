@@ -16,15 +16,11 @@ from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
 from perfmodel.simulate.engine.engine import BY_SENDS, Fidelity, has_shared_cores, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
-from perfmodel.studies.run.resolve.disturbance import Disturbance, process_at
-from perfmodel.studies.run.resolve.events import resolve_events
-from perfmodel.studies.run.resolve.host_overhead import host_memory
-from perfmodel.studies.run.resolve.job.job_plan import plan_loops, plan_step
-from perfmodel.studies.run.resolve.job.layer_prices import price_layers
-from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
-from perfmodel.studies.run.resolve.job.training_job import TrainingJob, move_to_gpu
+from perfmodel.studies.run.resolve.disturbance import Disturbance, process_at, resolve_events
+from perfmodel.studies.run.resolve.job_plan import host_memory, plan_loops, plan_step, price_layers
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated_errors
+from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.placement import (
     RankAllocation,
     Ranks,
@@ -34,16 +30,16 @@ from perfmodel.studies.run.resolve.placement import (
     resolve_other_jobs,
 )
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
+from perfmodel.studies.run.resolve.training_job import TrainingJob, move_to_gpu
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
 from perfmodel.studies.run.result.memory import Memory
-from perfmodel.studies.run.steps.alone_times import collective_s
 from perfmodel.studies.run.steps.output_analysis import (
     MANY_TASKS,
     SETTLED,
     WARM_UP,
     count_needed_steps,
 )
-from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
+from perfmodel.studies.run.steps.simulate_step import SimulationSetup, collective_s, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory.use import StepOptions
 from perfmodel.training.plan.loop_plan import LoopPlan
