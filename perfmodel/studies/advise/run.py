@@ -24,8 +24,7 @@ from perfmodel.studies.advise.model import (
     Trial,
     joined_fields,
 )
-from perfmodel.studies.compare.compare import ratio_interval_of
-from perfmodel.studies.compare.model import Change
+from perfmodel.studies.compare.compare import gain_of
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.prepared import PreparedSize
@@ -81,8 +80,7 @@ def simulate_changed(
     try:
         inputs = resolve_scenario(scenario, profile, None)
         sized = size_job(inputs, inputs.sizes[-1])
-        others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
-        memory = sized.memory(others)
+        memory = sized.memory()
         if not memory.fits or (memory.tight and memory.total_bytes > base_bytes):
             return number, Outcome(None, memory)
         simulate = simulate_size if sized.job.strategy.loops is None else simulate_loop_size
@@ -168,14 +166,6 @@ def apply_changes(scenario: Scenario, changes: Sequence[Proposed]) -> Scenario:
     return change_scenario(scenario, joined_fields(changes))
 
 
-def gain_of(base: SizeResult, point: SizeResult) -> Change:
-    """Samples per second of one over those of the other, with the interval of the ratio."""
-    ends = ratio_interval_of(base, point)
-    batch = point.global_batch / base.global_batch
-    interval = None if ends is None else (batch / ends[1], batch / ends[0])
-    return Change(point.samples_per_s / base.samples_per_s, interval)
-
-
 def advise_scenario(
     scenario: Scenario,
     *,
@@ -254,9 +244,13 @@ def _full_power_W(node: NodeSpec | Topology) -> float | None:
 
 def _without_dearer(alone: Sequence[Trial]) -> list[Trial]:
     """Leave out hardware of a kind that gains no more than the cheaper one listed before it."""
+
+    def offered_rate(trial: Trial) -> float:
+        """Rate of the network that a change asks for, in units of the present one; 0 of others."""
+        return float(trial.changes[0].fields.get("what_if.network_bandwidth", 0.0))
+
     offered: list[Trial] = []
-    order = {id(trial): place for place, trial in enumerate(alone)}
-    for trial in sorted(alone, key=lambda each: (_offer(each), order[id(each)])):
+    for trial in sorted(alone, key=offered_rate):  # stable: otherwise as listed
         change = trial.changes[0]
         rivals = [t for t in offered if t.changes[0].about == change.about and t.point is not None]
         if change.about == "network adapter" and any(
@@ -265,11 +259,6 @@ def _without_dearer(alone: Sequence[Trial]) -> list[Trial]:
             continue
         offered.append(trial)
     return offered
-
-
-def _offer(trial: Trial) -> float:
-    """Rate of the network that a change asks for, in units of the present one; 0 of others."""
-    return float(trial.changes[0].fields.get("what_if.network_bandwidth", 0.0))
 
 
 def _provenance(scenario: Scenario, result: Result) -> Mapping[str, str]:

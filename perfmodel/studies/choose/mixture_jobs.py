@@ -19,7 +19,6 @@ from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.studies.choose.mixtures import MixtureCandidate
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
 from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, resolve_share
-from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
     SizedJob,
@@ -74,11 +73,6 @@ class MixtureJobs:
         if candidate.expert == 1:
             changes |= without_expert_groups(self.scenario)
         return changes
-
-    def memory(self, sized: SizedJob) -> Memory:
-        """Memory of the fullest GPU."""
-        others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
-        return sized.memory(others)
 
 
 def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> MixtureJobs:

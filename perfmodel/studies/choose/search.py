@@ -223,7 +223,7 @@ class _Search:
                 return _TooBig()
             if candidate.pipeline > 1:
                 sized.job.mixture.pipeline_schedule(candidate.micro_batches)
-            memory = self.jobs.memory(sized)
+            memory = sized.memory()
             if not memory.fits or memory.tight:
                 return _TooBig(memory.total_bytes + memory.reserve_bytes)
             bound_s = head.bound_s

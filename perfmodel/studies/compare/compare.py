@@ -54,7 +54,8 @@ def list_differing_fields(scenarios: Sequence[Scenario]) -> tuple[Field, ...]:
         if len({json.dumps(each.get(name), sort_keys=True) for each in documents}) > 1:
             written_names = [_find_written(scenario, name)[0] for scenario in scenarios]
             shortest = min(written_names, key=len)
-            values = tuple(_format_written(scenario, shortest) for scenario in scenarios)
+            written = [_find_written(scenario, shortest)[1] for scenario in scenarios]
+            values = tuple(v if isinstance(v, str) else json.dumps(v) for v in written)
             if len(set(values)) > 1:  # else it follows from another field
                 reader = READERS.get(shortest.partition(".")[0])
                 fields.setdefault(shortest, Field(shortest, values, reader))
@@ -85,11 +86,6 @@ def _find_written(scenario: Scenario, name: str) -> tuple[str, Any]:
             return name, DEFAULT
         section = section[part]
     return name, section
-
-
-def _format_written(scenario: Scenario, name: str) -> str:
-    value = _find_written(scenario, name)[1]
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 Progress = Callable[[int, int], None]
@@ -155,22 +151,25 @@ def _label_by_name(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 def compare_with_first(first: Side, other: Side) -> SideDifference:
     """Compare one side with the first."""
     a, b = first.point, other.point
-    step = Change(b.step_time_s / a.step_time_s, ratio_interval_of(a, b))
-    batch = b.global_batch / a.global_batch
-    throughput_interval = None
-    if step.interval is not None:
-        throughput_interval = batch / step.interval[1], batch / step.interval[0]
     names = dict.fromkeys([*a.breakdown_s, *b.breakdown_s])
     return SideDifference(
         label=other.label,
-        step=step,
-        throughput=Change(b.samples_per_s / a.samples_per_s, throughput_interval),
+        step=Change(b.step_time_s / a.step_time_s, ratio_interval_of(a, b)),
+        throughput=gain_of(a, b),
         exposed_s=b.exposed_comm_s - a.exposed_comm_s,
         parts_s={n: b.breakdown_s.get(n, 0.0) - a.breakdown_s.get(n, 0.0) for n in names},
         bottleneck=(a.bottleneck, b.bottleneck),
         same_samples=same_samples(first, other),
         same_batch=same_batch(first, other),
     )
+
+
+def gain_of(base: SizeResult, point: SizeResult) -> Change:
+    """Samples per second of one over those of the other, with the interval of the ratio."""
+    ends = ratio_interval_of(base, point)
+    batch = point.global_batch / base.global_batch
+    interval = None if ends is None else (batch / ends[1], batch / ends[0])
+    return Change(point.samples_per_s / base.samples_per_s, interval)
 
 
 def ratio_interval_of(a: SizeResult, b: SizeResult) -> Ends | None:

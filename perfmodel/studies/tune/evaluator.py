@@ -28,6 +28,8 @@ from perfmodel.studies.tune.caps import (
 )
 from perfmodel.studies.tune.model import ReducedBucket
 from perfmodel.studies.tune.surrogate import (
+    STEP_ROUNDING,
+    STEP_TOLERANCE,
     Bucket,
     StepSurrogate,
     buckets_of_groups,
@@ -36,9 +38,6 @@ from perfmodel.studies.tune.surrogate import (
 from perfmodel.training.ddp.buckets import bucket_caps
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload.model import ITEM_BYTES, Workload
-
-SAME = 1e-9
-"""Relative difference that is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ class Evaluator:
         outcome = self.outcomes[groups]
         error = abs(self.predict_step_s(groups) / outcome.step_time_s - 1.0)
         self.surrogate_error = max(self.surrogate_error, error)
-        if error > SAME and not self.reasons:
+        if error > STEP_ROUNDING and not self.reasons:
             self.reasons.append("the host holds the device up, or ranks differ")
 
     def time_allreduces(self, groups: Groups) -> int:
@@ -258,10 +257,8 @@ def read_reductions(stepped: StepEstimate) -> tuple[ReducedBucket, ...]:
 
 # ---------------------------------------------------------------- ties
 
-AS_GOOD = 5e-4
-"""Relative difference of steps that is not worth an odd number."""
-FEWER = 3e-3
-"""The same where several all-reduces are under way at a time, for fewer buckets.
+FEWER_TOLERANCE = 3e-3
+"""Instead of `STEP_TOLERANCE` where several all-reduces are under way at a time, for fewer buckets.
 
 Assumption: a model of CPUs that reduce while they compute is less sure of what many small buckets
 cost than of the rest (in reports/experiments/gloo_ddp the median error is 0.9 % of a step).
@@ -275,7 +272,7 @@ def choose_uniform_cap(evaluator: Evaluator, partitions: Sequence[UniformPartiti
     simulated = [partition for partition in partitions if partition.groups in evaluator.outcomes]
     best = min(simulated, key=lambda partition: evaluator.outcomes[partition.groups].step_time_s)
     least_s = evaluator.outcomes[best.groups].step_time_s
-    limit_s = least_s * (1 + (FEWER if evaluator.workers > 1 else AS_GOOD))
+    limit_s = least_s * (1 + (FEWER_TOLERANCE if evaluator.workers > 1 else STEP_TOLERANCE))
     candidates = [partition for partition in partitions if _step_s(evaluator, partition) <= limit_s]
     for partition in sorted(candidates, key=lambda each: _complexity(evaluator, each))[:LOOKS]:
         if evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s <= limit_s:
@@ -315,5 +312,5 @@ def choose_lists(
 def _choose_quickest(evaluator: Evaluator, lists: Sequence[Caps]) -> Caps:
     rated = [(evaluator.simulate(evaluator.list_options(caps)).step_time_s, caps) for caps in lists]
     least_s = min(step_s for step_s, _ in rated)
-    quickest = [caps for step_s, caps in rated if step_s <= least_s * (1 + SAME)]
+    quickest = [caps for step_s, caps in rated if step_s <= least_s * (1 + STEP_ROUNDING)]
     return min(quickest, key=lambda caps: (len(caps), len(str(caps))))

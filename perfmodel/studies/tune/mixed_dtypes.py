@@ -24,8 +24,9 @@ from perfmodel.studies.tune.caps import (
     round_cap_mb,
     with_caps,
 )
-from perfmodel.studies.tune.evaluator import SAME, Evaluator
+from perfmodel.studies.tune.evaluator import Evaluator
 from perfmodel.studies.tune.model import Fusion, Horovod
+from perfmodel.studies.tune.surrogate import STEP_ROUNDING
 from perfmodel.training.fusion.options import MIB, HorovodOptions
 from perfmodel.training.plan.step_plan import Collective
 from perfmodel.training.strategies import STRATEGIES
@@ -156,7 +157,7 @@ def tune_horovod(scenario: Scenario, profile: Profile | None, size: ClusterSize 
     usual_mb = options.fusion_threshold_bytes / MIB
     default = next(fusion for fusion in curve if fusion.threshold_mb == usual_mb)
     least_s = min(fusion.step_time_s for fusion in curve)
-    quickest = [fusion for fusion in curve if fusion.step_time_s <= least_s * (1 + SAME)]
+    quickest = [fusion for fusion in curve if fusion.step_time_s <= least_s * (1 + STEP_ROUNDING)]
     nearest = min(quickest, key=lambda fusion: abs(fusion.threshold_mb - usual_mb))
     assumptions = STRATEGIES["horovod"].assumptions
     return Horovod(options.cycle_s, default, nearest, curve, assumptions)

@@ -22,11 +22,11 @@ from perfmodel.studies.tune.robustness import (
     Ratio,
     steps_on_machines,
 )
+from perfmodel.studies.tune.surrogate import STEP_ROUNDING
 from perfmodel.training.ddp.options import MIB, DdpOptions
 
 WORTH = WITHIN
 """Gain below which PyTorch's default is kept: caps within it count as good as the best, too."""
-ROUNDING = 1e-9
 
 
 def recommend(
@@ -49,7 +49,7 @@ def recommend(
     best_s = min((choice.step_time_s for choice in better), default=own_s)
     if requested is not None and own_s <= min(default.step_time_s, best_s * (1 + WORTH)):
         return Recommendation((), requested, unsure)
-    better.sort(key=lambda choice: choice.step_time_s > best_s * (1 + ROUNDING))
+    better.sort(key=lambda choice: choice.step_time_s > best_s * (1 + STEP_ROUNDING))
     return Recommendation(tuple(dict.fromkeys(better)), None, unsure)
 
 
@@ -190,7 +190,7 @@ class MinimaxCap:
             1.0 - best / usual
             for best, usual in zip(self.best.steps_s, self.default.steps_s, strict=True)
         ]
-        return max(gains) < WORTH or min(gains) < -ROUNDING
+        return max(gains) < WORTH or min(gains) < -STEP_ROUNDING
 
 
 def choose_minimax_cap(results: Sequence[TuneResult]) -> MinimaxCap:
@@ -205,7 +205,9 @@ def choose_minimax_cap(results: Sequence[TuneResult]) -> MinimaxCap:
     rated = [(rate_cap(results, low), low) for low in ends]
     least = min(shared.worst_regret for shared, _ in rated)
     index = next(
-        index for index, (shared, _) in enumerate(rated) if shared.worst_regret <= least + ROUNDING
+        index
+        for index, (shared, _) in enumerate(rated)
+        if shared.worst_regret <= least + STEP_ROUNDING
     )
     best_cap, low_mb = rated[index]
     high_mb = ends[index + 1] if index + 1 < len(ends) else float("inf")

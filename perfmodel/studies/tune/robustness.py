@@ -20,16 +20,15 @@ from perfmodel.studies.tune.allreduce_times import TimeOf
 from perfmodel.studies.tune.caps import Groups, UniformPartition, assign_buckets, number
 from perfmodel.studies.tune.evaluator import Evaluator
 from perfmodel.studies.tune.model import CurvePoint, Plateau, RobustCap
+from perfmodel.studies.tune.surrogate import STEP_TOLERANCE
 
 WITHIN = 0.01
 """Regret up to which a cap counts as good as the best."""
 SAMPLES = 5
 """Sizes at which another machine is compared with the likely one."""
-TENTH = 0.1
+TAIL_SHARE = 0.1
 """Share of the draws below the quick and above the slow machine: 80 % lie between."""
 
-ALIKE = 5e-4
-"""Difference of regrets for which a rounder cap is preferred."""
 TINY_S = 1e-30
 
 Ratio = Callable[[int], float]
@@ -127,7 +126,7 @@ def compare_machines(evaluator: Evaluator) -> tuple[Ratio, ...]:
         ranked = sorted(
             others, key=lambda other: _time_s(evaluator, UncontendedTimer(other), middle)
         )
-        place = int(TENTH * len(ranked))
+        place = int(TAIL_SHARE * len(ranked))
         others = (ranked[place], ranked[-1 - place])
     return tuple(_compare_machine(evaluator, other, sizes) for other in others)
 
@@ -255,7 +254,7 @@ def find_robust_cap(curve: Sequence[CurvePoint]) -> RobustCap | None:
         return None
     worst = [point.worst_regret for point in curve]
     least = min(worst)
-    candidates = [point for point in curve if point.worst_regret <= least + ALIKE]
+    candidates = [point for point in curve if point.worst_regret <= least + STEP_TOLERANCE]
     best = min(candidates, key=lambda point: (len(number(point.bucket_cap_mb)), -point.room))
     return RobustCap(WITHIN, _merge_spans(curve, worst), best.bucket_cap_mb, best.worst_regret)
 

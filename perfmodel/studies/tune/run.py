@@ -21,7 +21,6 @@ from perfmodel.studies.tune.caps import (
     list_uniform_partitions,
 )
 from perfmodel.studies.tune.evaluator import (
-    SAME,
     Evaluator,
     choose_lists,
     choose_uniform_cap,
@@ -43,7 +42,7 @@ from perfmodel.studies.tune.robustness import (
     find_plateau,
     find_robust_cap,
 )
-from perfmodel.studies.tune.surrogate import tighten_bound
+from perfmodel.studies.tune.surrogate import STEP_ROUNDING, tighten_bound
 from perfmodel.studies.tune.surrogate_search import (
     make_budget,
     search_by_simulation,
@@ -152,7 +151,7 @@ def _assemble_result(
     best_s = choices.best_list.step_time_s
     prepared = evaluator.prepared
     bound_s = _prove_bound(evaluator, best_s)
-    if bound_s is not None and bound_s > best_s * (1 + SAME):
+    if bound_s is not None and bound_s > best_s * (1 + STEP_ROUNDING):
         bound_s = None  # all-reduces that share a link made each other quicker: nothing is proven
     return TuneResult(
         scenario=evaluator.scenario,
@@ -216,11 +215,13 @@ def _simulate_promising_caps(evaluator: Evaluator, partitions: Sequence[UniformP
     for partition in sorted(
         partitions, key=lambda p: evaluator.predict_step_s(p.groups, optimistic=True)
     ):
-        if evaluator.predict_step_s(partition.groups, optimistic=True) >= best_s * (1 - SAME):
+        if evaluator.predict_step_s(partition.groups, optimistic=True) >= best_s * (
+            1 - STEP_ROUNDING
+        ):
             continue
         if sizes_left > 0:
             sizes_left -= evaluator.time_allreduces(partition.groups)
-        if evaluator.predict_step_s(partition.groups) < best_s * (1 - SAME):
+        if evaluator.predict_step_s(partition.groups) < best_s * (1 - STEP_ROUNDING):
             best_s = evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s
 
 

@@ -184,7 +184,7 @@ def _between(low: float, high: float, unit: str | None) -> float:
 
 # ---------------------------------------------------------------- `tune_settings`
 
-SAME = 1e-3
+SETTING_TOLERANCE = 1e-3
 """Relative difference of steps that is no reason to change one more setting."""
 
 Progress = Callable[[str], None]
@@ -333,7 +333,9 @@ def _choose(trials: _Trials) -> Choice | None:
         return None
     if costs[trials.default] * (1 - WORTH) <= least_s:
         return trials.default
-    good = [choice for choice, step_s in costs.items() if step_s <= least_s * (1 + SAME)]
+    good = [
+        choice for choice, step_s in costs.items() if step_s <= least_s * (1 + SETTING_TOLERANCE)
+    ]
     return min(good, key=lambda choice: (len(trials.values(choice)), costs[choice]))
 
 

@@ -19,6 +19,11 @@ from perfmodel.studies.tune.allreduce_times import AllReduceTimes, TimeOf
 from perfmodel.studies.tune.caps import Cuts, GradientOrder, Groups
 from perfmodel.training.plan.step_plan import Compute, StepPlan, Task
 
+STEP_ROUNDING = 1e-9
+"""Relative difference of steps that is the rounding of sums."""
+STEP_TOLERANCE = 5e-4
+"""Relative difference of steps that is not worth an odd number, nor a longer search."""
+
 
 @dataclass(frozen=True)
 class StepSurrogate:
@@ -180,11 +185,8 @@ Line = tuple[float, float]
 Point = tuple[float, float]
 """Bytes on the network, and the least time that these take; seconds."""
 
-SLACK = 1e-9
-"""Relative allowance for the rounding of sums."""
 
-
-CLOSE = 1e-3
+BOUND_TOLERANCE = 1e-3
 """Relative distance from the best step at which the bound is good enough."""
 
 
@@ -206,7 +208,7 @@ def tighten_bound(
     """
     for _ in range(at_most):
         bound_s, weakest = _compute_bound(surrogate, allreduce, workers)
-        if bound_s > best_s * (1 - CLOSE) or weakest is None:
+        if bound_s > best_s * (1 - BOUND_TOLERANCE) or weakest is None:
             break
         allreduce.compute(int(weakest / allreduce.scale))
     return lower_bound_s(surrogate, allreduce, workers)
@@ -243,7 +245,7 @@ def _compute_bound(
         bound_s = behind_s + ready_s + lost * max(0.0, all_s - rest_s) + rest_s
         if bound_s > best:
             best, tight = bound_s, of_rest
-    return best * (1 - SLACK), _find_weakest(cells, tight)
+    return best * (1 - STEP_ROUNDING), _find_weakest(cells, tight)
 
 
 def _find_weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) -> float | None:
@@ -254,7 +256,7 @@ def _find_weakest(cells: Sequence[tuple[int, int, float]], line: Line | None) ->
     touched = [
         (high - low, (low + high) / 2)
         for low, high, least_s in cells
-        if high - low > 4 and high > 1.003 * low and least_s <= (a + b * high) * (1 + 1e-9)
+        if high - low > 4 and high > 1.003 * low and least_s <= (a + b * high) * (1 + STEP_ROUNDING)
     ]
     return max(touched)[1] if touched else None
 

@@ -16,9 +16,19 @@ from perfmodel.studies.tune.caps import (
     find_windows,
     integer_caps_mb,
 )
-from perfmodel.studies.tune.evaluator import FEWER, SAME, Evaluator, Outcome, read_reductions
+from perfmodel.studies.tune.evaluator import (
+    FEWER_TOLERANCE,
+    Evaluator,
+    Outcome,
+    read_reductions,
+)
 from perfmodel.studies.tune.exact import allow_integer_caps, best_cuts, improve, neighbourhood
-from perfmodel.studies.tune.surrogate import StepSurrogate, buckets_of_cuts
+from perfmodel.studies.tune.surrogate import (
+    STEP_ROUNDING,
+    STEP_TOLERANCE,
+    StepSurrogate,
+    buckets_of_cuts,
+)
 
 WORK = 400_000.0
 """Budget of simulated tasks: a few seconds."""
@@ -43,8 +53,6 @@ FOR_FEWER = 12
 LABELS = 8
 STARTS = 3
 """Lists that local search starts from."""
-NEAR = 5e-4
-"""Relative distance from the lower bound at which a list is good enough."""
 GAIN = 1e-5
 """Least relative gain of a step of local search."""
 
@@ -90,7 +98,7 @@ def make_budget(evaluator: Evaluator, stepped: StepEstimate, bound_s: float | No
     minimum = (FEWEST_IN_CROWD if crowded else FEWEST) * (
         per_step + weight * per_allreduce * len(read_reductions(stepped))
     )
-    target_s = 0.0 if bound_s is None else bound_s * (1 + NEAR)
+    target_s = 0.0 if bound_s is None else bound_s * (1 + STEP_TOLERANCE)
     maximum = WORK_BY_MESSAGE if evaluator.allreduce.in_order else WORK
     return Budget(max(maximum, minimum), per_step, weight * per_allreduce, target_s)
 
@@ -196,13 +204,15 @@ def search_by_simulation(
     best_s, best = rated[0]
     for _, start in rated[:STARTS]:
         near_s, cuts_near = _climb(main, start, budget)
-        if near_s < best_s * (1 - SAME):
+        if near_s < best_s * (1 - STEP_ROUNDING):
             best_s, best = near_s, cuts_near
     if evaluator.workers == 1:
         return best
     starts_s = [evaluator.outcomes[p.groups].step_time_s for p in uniform_starts]
     uniform_s = min(starts_s, default=best_s)
-    return _reduce_buckets(main, max(best_s, min(best_s * (1 + FEWER), uniform_s)), budget)
+    return _reduce_buckets(
+        main, max(best_s, min(best_s * (1 + FEWER_TOLERANCE), uniform_s)), budget
+    )
 
 
 def _reduce_buckets(main: MainDtype, limit_s: float, budget: Budget) -> Cuts:

@@ -42,8 +42,8 @@ from perfmodel.studies.advise.run import (
     _without_idle,
     advise_scenario,
     apply_changes,
-    gain_of,
 )
+from perfmodel.studies.compare.compare import gain_of
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names

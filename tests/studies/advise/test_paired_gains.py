@@ -18,7 +18,7 @@ from perfmodel.library.prediction_error import spread_factors
 from perfmodel.report.advice.text import narrow_gains
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.advise.model import Advice, Proposed, Trial, find_narrow_gains
-from perfmodel.studies.advise.run import gain_of
+from perfmodel.studies.compare.compare import gain_of
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size

@@ -34,7 +34,7 @@ from perfmodel.studies.run.steps.bottleneck import name_link
 from perfmodel.studies.run.steps.one_size import mfu_of, sum_link_uses
 from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
-from perfmodel.studies.run.steps.uncertainty import chance_of_gpus, step_interval
+from perfmodel.studies.run.steps.uncertainty import chance_of_gpus, name_compute, step_interval
 from perfmodel.timeline import Timeline
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.servers.parameter_server import ServerOptions, server_bytes
@@ -80,7 +80,6 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
     plan, step_s = metrics.run.plan, metrics.step_s()
     machine = metrics.job.machine
     breakdown_s = metrics.breakdown_s
-    others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
     rounds = metrics.job.length
     use = _server_use(sized, metrics, machine)
     exposed_s = breakdown_s["exposed communication"]
@@ -98,11 +97,13 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         bottleneck="",
         global_batch=plan.samples,
         batch_per_gpu=sized.batch,
-        memory=sized.memory(others),
+        memory=sized.memory(),
         interval_s=None,
         buckets=(),
         links=_link_uses(metrics, machine),
-        timeline=Timeline(metrics.spans(), classes=_names(plan)),
+        timeline=Timeline(
+            metrics.spans(), classes=tuple(each.name for each in (*plan.workers, *plan.servers))
+        ),
         mode=f"flow, {len(plan.workers)} workers and {len(plan.servers)} servers as processes, "
         f"mean of {rounds.counted} rounds after {rounds.warm_up}",
         communication=metrics.communication(exposed_s),
@@ -110,11 +111,6 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         notes=_notes(plan),
         server_use=use,
     )
-
-
-def _names(plan: LoopPlan) -> tuple[str, ...]:
-    """Workers, and servers."""
-    return (*(each.name for each in plan.workers), *(each.name for each in plan.servers))
 
 
 def _link_uses(metrics: LoopMetrics, machine: Machine) -> Sequence[LinkUse]:
@@ -211,7 +207,8 @@ def simulate_loop_uncertainties(metrics: LoopMetrics, point: SizeResult) -> tupl
 
     Their ratios to a run without it are what counts, as for other strategies.
     """
-    ends = _LoopEnds(metrics.job, _settled_s(metrics), metrics.step_s())
+    base_s = _step_s(metrics.job) if metrics.varies else metrics.step_s()
+    ends = _LoopEnds(metrics.job, base_s, metrics.step_s())
     compute = ends.of_compute()
     parts = [compute, *_chance_of_gpus(ends, metrics, compute)]
     if not metrics.job.is_free:
@@ -222,12 +219,8 @@ def simulate_loop_uncertainties(metrics: LoopMetrics, point: SizeResult) -> tupl
     return tuple(part for part in parts if part.low_s != part.high_s)
 
 
-def _settled_s(metrics: LoopMetrics) -> float:
-    """Step without what varies; seconds."""
-    return _step_s(metrics.job) if metrics.varies else metrics.step_s()
-
-
 def _step_s(job: LoopJob) -> float:
+    """Step without what varies; seconds."""
     steady = tuple(each for each in job.disturbances if not each.varies)
     settled = replace(job, disturbances=steady)
     return LoopMetrics(settled, settled.run()).step_s()
@@ -247,12 +240,8 @@ class _LoopEnds:
     def of_compute(self) -> Uncertainty:
         """Times of layers, and with them nothing of the servers."""
         sized = self.job.sized
-        job = sized.job
-        origin = (
-            f"compute of {job.workload.name} on {job.gpu.name} in "
-            f"{job.scenario.compute.precision}, {job.scenario.compute.source}"
-        )
-        return self._between(origin, (sized.with_compute(by) for by in sized.compute_spread))
+        slower = (sized.with_compute(by) for by in sized.compute_spread)
+        return self._between(name_compute(sized.job), slower)
 
     def of_network(self) -> Uncertainty:
         """Bandwidth and latency of all links together."""

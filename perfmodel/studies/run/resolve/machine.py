@@ -6,11 +6,10 @@ from how far recorded runs of similar machines were off predictions from datashe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from perfmodel.errors import Fault, InputError
@@ -21,6 +20,7 @@ from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.prediction_error import band_of, factors_by_band
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
+from perfmodel.scenario.relocated_errors import relocated_errors
 from perfmodel.scenario.sections.node import NodeSection
 from perfmodel.studies.run.resolve.limits import check_cluster_size, check_sharing_jobs
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
@@ -30,22 +30,6 @@ from perfmodel.topology.templates.spec import FabricSpec, NodeSpec
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
-
-_FIELDS = {
-    "topology": "cluster.node",
-    "hosts": "cluster.nodes",
-    "gpus_per_host": "cluster.gpus_per_node",
-    "fabric": "cluster.fabric",
-    "library": "library.name",
-    "protocol": "library.protocol",
-    "env.NCCL_ALGO": "library.algorithm",
-    "env.NCCL_PROTO": "library.protocol",
-    "profile": "profile",
-    "precision": "compute.precision",
-    "batch": "training.batch_per_gpu",
-    "fidelity": "fidelity",
-}
-"""Fields of the scenario behind the parameters of the functions that read them."""
 
 
 def machine(
@@ -264,34 +248,3 @@ def bound_machines(machine: Machine) -> tuple[Machine, ...]:
         return machine.with_corrections(machine.topology, Corrections(residual=factor))
 
     return scale_to(0), scale_to(1)
-
-
-@contextmanager
-def relocated_errors(
-    scenario: Scenario, section: str, also: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[None]:
-    """Add the scenario's file, line and field to errors of a lower layer.
-
-    Faults in another file (a node template, a model file) keep their place.
-    """
-    model = {"model": f"model.{scenario.model.source}"}
-    fields = _FIELDS | model | dict(also)
-
-    def relocate(fault: Fault) -> Fault:
-        field = fault.field
-        if fault.file or field.startswith("--set "):
-            return fault
-        if not _is_scenario_field(field):
-            field = fields.get(field, f"{section}.{field}")
-        return scenario.origin.fault(field, fault.found, fault.allowed)
-
-    try:
-        yield
-    except InputError as error:
-        raise InputError(map(relocate, error.faults)) from error.__cause__
-
-
-def _is_scenario_field(field: str) -> bool:
-    """Whether a dotted field is one of a scenario's, and not of a lower layer's parameters."""
-    section, dot, _ = field.partition(".")
-    return bool(dot) and section in Scenario.model_fields

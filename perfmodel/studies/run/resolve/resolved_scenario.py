@@ -12,6 +12,7 @@ from perfmodel.errors import Fault, InputError, ScheduleError, allowed_names, de
 from perfmodel.files import collect_faults
 from perfmodel.own_functions import call_function, check_function, name_of
 from perfmodel.scenario import ClusterSize, Scenario, sizes
+from perfmodel.scenario.relocated_errors import relocated_errors
 from perfmodel.scenario.sections.strategies.ddp import DdpStrategy
 from perfmodel.simulate.engine.engine import Fidelity
 from perfmodel.studies.run.resolve.disturbance import Disturbance
@@ -20,7 +21,6 @@ from perfmodel.studies.run.resolve.machine import (
     build_ensemble,
     machine,
     named_node,
-    relocated_errors,
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
 from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_share, resolve_workload

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from perfmodel.library.model import CommLibrary
 from perfmodel.scenario import ClusterSize, ModelSection, Scenario
+from perfmodel.scenario.relocated_errors import relocated_errors
 from perfmodel.scenario.sections.float8 import Float8Section
 from perfmodel.scenario.sections.model import ExpertsSection
 from perfmodel.scenario.sections.training import KeptResults, RecomputedBlocks
-from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.buckets import Bucket

@@ -241,16 +241,10 @@ def name_bottleneck(
     costs more than any single limit; compute where that is no more than 1 % of the step. Of the
     links of a kind, it is the one that its bytes keep busy for longest, or all in hosts alike.
     """
-    least_s = WORTH_NAMING * point.step_time_s
-    best = reliefs[0] if reliefs else None
-    events = () if point.disturbance is None else point.disturbance.events
-    event = max(events, key=lambda event: event.costs_s, default=None)
-    if event is not None and event.costs_s > max(least_s, _rival_s(reliefs)):
-        return Bottleneck("event", event.what, event.what)
-    if best is None or best.saves_s <= least_s:
-        return Bottleneck("compute", "compute", "compute")
-    if best.parts == (HOST.name,):
-        return Bottleneck("host", f"host ({HOST.name})", f"host ({HOST.name})")
+    elsewhere = beside_communication(point, reliefs, _rival_s(reliefs))
+    if elsewhere is not None:
+        return elsewhere
+    best = reliefs[0]
     topology = timer_of(reported.setup, sized.disturbances).machine.topology
 
     links: list[LinkEnds] = []
@@ -264,6 +258,25 @@ def name_bottleneck(
     listed = ", ".join(parts[:-1])
     text = " and ".join(filter(None, [listed, parts[-1]]))
     return Bottleneck("communication", text, " and ".join(ends), tuple(links))
+
+
+def beside_communication(
+    point: SizeResult, reliefs: Sequence[Relief], rival_s: float
+) -> Bottleneck | None:
+    """Name an event, compute or the host; None where communication limits the step.
+
+    `rival_s`: what an event has to cost to be named.
+    """
+    least_s = WORTH_NAMING * point.step_time_s
+    events = () if point.disturbance is None else point.disturbance.events
+    event = max(events, key=lambda event: event.costs_s, default=None)
+    if event is not None and event.costs_s > max(least_s, rival_s):
+        return Bottleneck("event", event.what, event.what)
+    if not reliefs or reliefs[0].saves_s <= least_s:
+        return Bottleneck("compute", "compute", "compute")
+    if reliefs[0].parts == (HOST.name,):
+        return Bottleneck("host", f"host ({HOST.name})", f"host ({HOST.name})")
+    return None
 
 
 def _rival_s(reliefs: Sequence[Relief]) -> float:

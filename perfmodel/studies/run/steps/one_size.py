@@ -95,9 +95,8 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
     step_s = sum(reported.steps_s) / counted
     parts = parts_of_steps(reported.plan, run, reported.counted_steps)
     spans = _longest_step(reported)
-    other_gpus = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
     means = "" if counted == 1 else f", mean of {counted} steps"
-    memory = sized.memory(other_gpus)
+    memory = sized.memory()
     return SizeResult(
         gpus=sized.size.gpus,
         nodes=sized.size.nodes,

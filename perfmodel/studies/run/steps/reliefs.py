@@ -32,7 +32,7 @@ change to a machine brings, and predictions are not that sharp."""
 WORTH_SEARCHING = 0.02
 """Share of the step that communication has to take before its limits are searched for."""
 
-CLOSE = 0.25
+RIVAL_SHARE = 0.25
 """Savings of a limit against the largest, from which it may be the largest among events, too."""
 
 MOST_OF_IT = 0.5
@@ -143,7 +143,9 @@ def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relie
         return list(reliefs)
     alone = next((each for each in reliefs if len(each.parts) == 1), None)
     close = [
-        each for each in reliefs if each is alone or each.saves_s >= CLOSE * reliefs[0].saves_s
+        each
+        for each in reliefs
+        if each is alone or each.saves_s >= RIVAL_SHARE * reliefs[0].saves_s
     ]
     whole = _Search(sized, _at_flow(sized, reported), sized.disturbances)
     return [whole.relieve(*(PARTS[name] for name in each.parts)) for each in close]
@@ -241,10 +243,7 @@ class _Search:
             step_s = reported.simulate_again(disturbances, free=True)
         else:
             machine = apply_what_if(WhatIf.model_validate(fields), reported.setup.machine)
-            if disturbances:
-                origins = {each.origin for each in disturbances}
-                on_machine = self.sized.disturbances_on(machine)
-                disturbances = tuple(each for each in on_machine if each.origin in origins)
+            disturbances = self.sized.moved_disturbances(machine, disturbances)
             step_s = reported.simulate_again(disturbances, reported.setup.on(machine))
         names = tuple(part.name for part in parts)
         return Relief(describe_parts(parts), names, fields, reported.step_s - step_s)

@@ -17,7 +17,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
-from perfmodel.studies.run.resolve.training_job import gpu_spread
+from perfmodel.studies.run.resolve.training_job import TrainingJob, gpu_spread
 from perfmodel.studies.run.resolve.what_if import apply_what_if, what_if_of
 from perfmodel.studies.run.result.model import SizeResult, Uncertainty
 from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
@@ -124,6 +124,13 @@ def simulate_uncertainties(
     return tuple(part for part in parts if part.low_s != part.high_s)
 
 
+def name_compute(job: TrainingJob) -> str:
+    """Origin of an uncertainty of the times of layers."""
+    compute = job.scenario.compute
+    on = f"{job.workload.name} on {job.gpu.name}"
+    return f"compute of {on} in {compute.precision}, {compute.source}"
+
+
 @dataclass(frozen=True, slots=True)
 class _StepEnds:
     """Simulates a job at the ends of its uncertain numbers, one at a time, at fidelity "flow"."""
@@ -134,15 +141,8 @@ class _StepEnds:
 
     def of_compute(self) -> Uncertainty:
         sized = self.sized
-        low, high = sized.compute_spread
-        job = sized.job
-        compute = job.scenario.compute
-        origin = (
-            f"compute of {job.workload.name} on {job.gpu.name} in {compute.precision}, "
-            f"{compute.source}"
-        )
-        slower = (sized.with_compute(by).setup() for by in (low, high))
-        return self._between(origin, slower)
+        slower = (sized.with_compute(by).setup() for by in sized.compute_spread)
+        return self._between(name_compute(sized.job), slower)
 
     def of_overlap(self) -> Iterable[Uncertainty]:
         """Slowdown of compute beside collectives, where it is a typical one of GPUs."""
