@@ -383,7 +383,7 @@ class AdviceResult(Advice):
         """One row per change, with the 80 % interval of its gain."""
         import pandas as pd
 
-        from perfmodel.studies.advise.export import advice_rows
+        from perfmodel.studies.advise.model import advice_rows
 
         return pd.DataFrame(advice_rows(self))
 

@@ -21,8 +21,7 @@ from perfmodel.report.common.document import (
     section,
 )
 from perfmodel.report.common.html import render_html, write_report_files
-from perfmodel.studies.advise.export import to_json
-from perfmodel.studies.advise.model import Advice
+from perfmodel.studies.advise.model import Advice, to_json
 
 ALONE = "Sorted by gain; bars end where the simulation does, lines hold 80 % of what is uncertain."
 

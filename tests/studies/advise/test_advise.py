@@ -35,8 +35,7 @@ from perfmodel.scenario import (
 from perfmodel.scenario.sections.studies.money import Money
 from perfmodel.studies.advise import run as run_of_advice
 from perfmodel.studies.advise.changes import list_power_limits, list_settings, list_upgrades
-from perfmodel.studies.advise.export import advice_rows, to_json
-from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial
+from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial, advice_rows, to_json
 from perfmodel.studies.advise.run import (
     _best,
     _without_idle,

@@ -19,8 +19,7 @@ from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance, process_at, resolve_events
 from perfmodel.studies.run.resolve.job_plan import host_memory, plan_loops, plan_step, price_layers
-from perfmodel.studies.run.resolve.limits import check_message_size
-from perfmodel.studies.run.resolve.machine import MachineEnsemble
+from perfmodel.studies.run.resolve.machine import MachineEnsemble, check_message_size
 from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.placement import (
     RankAllocation,
