@@ -251,8 +251,7 @@ class _Trials:
             return replace(self.by_options[options], values=self.values(choice))
         chosen = copy(self.prepared.sized)
         chosen.job = replace(job, chosen=options)
-        gpus = [each.gpu for each in self.prepared.sized.disturbances if each.gpu is not None]
-        memory = chosen.memory(gpus)
+        memory = chosen.memory()
         step_s = exposed_s = None
         if memory.fits or anyway:
             self.say(f"{len(self.by_options) + 1} settings simulated")

@@ -102,7 +102,8 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         buckets=(),
         links=_link_uses(metrics, machine),
         timeline=Timeline(
-            metrics.spans(), classes=tuple(each.name for each in (*plan.workers, *plan.servers))
+            metrics.spans(),
+            classes=(*(w.name for w in plan.workers), *(s.name for s in plan.servers)),
         ),
         mode=f"flow, {len(plan.workers)} workers and {len(plan.servers)} servers as processes, "
         f"mean of {rounds.counted} rounds after {rounds.warm_up}",
