@@ -1,6 +1,6 @@
 """Intervals of predictions from datasheets, by how far earlier ones were from recorded sweeps.
 
-``nccl/spread.yaml`` is written by ``perfmodel validate --spread``. It holds, for three bands of
+``nccl/spread.yaml`` is written by ``reports.validation --spread``. It holds for three bands of
 size and for how often a kind of machine was seen, the factors on a predicted time between which
 eight of ten measured times lie.
 """
@@ -158,7 +158,7 @@ def write_spread(spread: Spread, path: Path) -> None:
     text = io.StringIO()
     text.write(
         "# How far measured times lie from datasheet predictions: factors on the predicted time\n"
-        "# that hold 80 %. Made by `perfmodel validate --spread FILE`; do not edit by hand.\n"
+        "# that hold 80 %. Made by reports.validation --spread FILE; do not edit by hand.\n"
     )
     yaml.dump(spread.model_dump(mode="json"), text)
     write_atomically(path, text.getvalue())

@@ -10,7 +10,7 @@ from perfmodel.torch_modules.kept_tensors import Kept
 from perfmodel.torch_modules.layer_groups import LayerGroup
 from perfmodel.torch_modules.trace.operators import Operator
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
-from perfmodel.workload.zoo.decoders.rms_norm import RMS_NORM_KERNELS, RMS_NORM_PASSES
+from perfmodel.workload.zoo.decoder_block import RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES
 
 ELEMENT_BYTES = 4

@@ -29,7 +29,7 @@ from perfmodel.studies.run.steps.sized_job import (
 from perfmodel.studies.run.steps.step_parts import busiest_class, spans_by_step
 from perfmodel.studies.sweep.executor import Workers, map_unordered
 from perfmodel.timeline import Span, covered_s, exposed_s
-from perfmodel.training.parallel.dimensions import Dimension, dimension_of
+from perfmodel.training.plan.step_plan import Dimension, dimension_of
 from perfmodel.workload.model import Workload
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.steps.output_analysis import WARM_UP
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.workload.compute_spread import slowest_factor
-from perfmodel.workload.kernels.float8.float8_layers import float8_layers
+from perfmodel.workload.kernels.float8_layers import float8_layers
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile

@@ -24,7 +24,7 @@ from perfmodel.traces.rebuild.executed_operations import (
     read_nodes,
 )
 from perfmodel.traces.rebuild.executed_units import Sharding, in_units, sharding_of
-from perfmodel.workload.readers.fields import TRAINABLE
+from perfmodel.workload.readers.csv_tables import TRAINABLE
 
 AUTOGRAD, OPTIMIZER = "autograd::", "Optimizer.step#"
 """How names begin of nodes around backward, and around the optimizer's step."""

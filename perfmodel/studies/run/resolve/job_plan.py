@@ -19,7 +19,7 @@ from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.use import StepOptions, narrow_inputs
 from perfmodel.training.parallel.mixture import Reduction, mix_step
-from perfmodel.training.pipeline.block_partition import part_layers
+from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.plan.amax_reductions import add_amax_reductions
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import StepPlan

@@ -17,15 +17,15 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.use import StepOptions
 from perfmodel.training.parallel.device_replica import layer_devices
 from perfmodel.training.parallel.mixture import Mixture
-from perfmodel.training.pipeline.block_partition import PartitionOptions, part_layers
+from perfmodel.training.pipeline.stage_workload import PartitionOptions, part_layers
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Strategy
 from perfmodel.workload import load_workload
 from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.compute_spread import spread_of
 from perfmodel.workload.configs.section_model import section_model
-from perfmodel.workload.kernels.float8.float8_layers import name_wide_blocks
-from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
+from perfmodel.workload.kernels.float8_layers import name_wide_blocks
+from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.hand_kernels import fuse_by_hand
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
@@ -33,7 +33,7 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.decoders.experts import ExpertSettings
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 ONE_PROCESS_ORDER = ("pp", "tp", "cp", "ep", "dp")
 """GPUs of one process are neighbours."""

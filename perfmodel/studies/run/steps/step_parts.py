@@ -10,8 +10,7 @@ from itertools import pairwise
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.studies.run.result.usage import CommunicationUse
 from perfmodel.timeline import Span, covered_s, exposed, exposed_s
-from perfmodel.training.parallel.dimensions import has_stages
-from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task, has_stages
 
 PARTS = ("forward", "backward", "copies", "optimizer", "slowdown", "exposed communication", "idle")
 
