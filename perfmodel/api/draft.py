@@ -152,7 +152,7 @@ def relative_file(name: str, folder: Path) -> str:
 
 def _usual_training(scenario: Scenario) -> dict[str, Any]:
     """Optimizer and layout that such models are trained with."""
-    from perfmodel.studies.run.resolve.job.model_share import resolve_workload
+    from perfmodel.studies.run.resolve.training_job import resolve_workload
 
     if resolve_workload(scenario).sample.is_image:
         return {"optimizer": "sgd-momentum", "channels_last": True}

@@ -172,7 +172,7 @@ def tune(
     """
     from perfmodel.api.results import BucketTuning, StrategyTuning, showing
     from perfmodel.studies.tune.run import tune_scenario
-    from perfmodel.studies.tune.settings.run import tune_settings
+    from perfmodel.studies.tune.settings_search import tune_settings
     from perfmodel.training.strategies import STRATEGIES
 
     question, measured = as_scenario(scenario, fields, keywords), as_profile(profile)

@@ -19,7 +19,7 @@ from perfmodel.studies.plan.model import PlanResult
 from perfmodel.studies.run.result.model import Result
 from perfmodel.studies.sweep.run import SweepResult
 from perfmodel.studies.tune.model import TuneResult
-from perfmodel.studies.tune.settings.model import SettingsTuning
+from perfmodel.studies.tune.settings_search import SettingsTuning
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -275,7 +275,7 @@ class ComparisonResult(Shown, Comparison):
         """One row per side, with its 80 % interval and the fields that differ."""
         import pandas as pd
 
-        from perfmodel.studies.compare.export import csv_rows
+        from perfmodel.studies.compare.model import csv_rows
 
         return pd.DataFrame(csv_rows(self)).set_index("label")
 
@@ -345,7 +345,7 @@ class AdviceResult(Shown, Advice):
         """One row per change, with the 80 % interval of its gain."""
         import pandas as pd
 
-        from perfmodel.studies.advise.export import advice_rows
+        from perfmodel.studies.advise.model import advice_rows
 
         return pd.DataFrame(advice_rows(self))
 

@@ -54,7 +54,7 @@ def advise(
         check_report_folder(output, FILES, [question], profile)
 
     from perfmodel.report.advice import advice_lines
-    from perfmodel.studies.advise.export import to_json
+    from perfmodel.studies.advise.model import to_json
     from perfmodel.studies.advise.run import advise_scenario
 
     measured = load_profile(profile)

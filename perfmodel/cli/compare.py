@@ -79,7 +79,7 @@ def compare(
 
     from perfmodel.report.comparison.page import comparison_lines
     from perfmodel.studies.compare import compare as compare_columns
-    from perfmodel.studies.compare.export import to_json
+    from perfmodel.studies.compare.model import to_json
 
     measured = load_profile(profile)
     with progress_bar("simulating") as progress:

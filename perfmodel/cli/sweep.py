@@ -82,7 +82,7 @@ def sweep(
 
     from perfmodel.studies.sweep import run_sweep, variants
     from perfmodel.studies.sweep.executor import check_backend
-    from perfmodel.studies.sweep.export import check_parquet, to_json, write_csv, write_parquet
+    from perfmodel.studies.sweep.run import check_parquet, to_json, write_csv, write_parquet
 
     check_backend(backend, scheduler, jobs)
     logs = {f"--store (its {end})": Path(f"{store}-{end}") for end in STORE_FILES if store}

@@ -95,7 +95,7 @@ def _tune_settings(
 ) -> None:
     """Tune the settings of a strategy without buckets."""
     from perfmodel.report.tuning import settings
-    from perfmodel.studies.tune.settings.run import tune_settings
+    from perfmodel.studies.tune.settings_search import tune_settings
 
     if output is not None:
         check_report_folder(output, settings.FILES, [question], profile)
@@ -127,7 +127,7 @@ def _tune_each(
 def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
     """Print one tuning, or the setting that serves several best, and write its page."""
     from perfmodel.report.tuning import export, text
-    from perfmodel.studies.tune.choice.minimax_regret import choose_minimax_cap
+    from perfmodel.studies.tune.recommendation import choose_minimax_cap
 
     if len(tunings) == 1:
         (tuned,) = tunings

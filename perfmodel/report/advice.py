@@ -35,9 +35,18 @@ from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import INK, WORK
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.scenario.source_map import SourceMap
-from perfmodel.studies.advise.export import to_json
-from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Touches, Trial, joined_fields
-from perfmodel.studies.advise.narrow_gains import NarrowGain, StepsAtEnd, find_narrow_gains
+from perfmodel.studies.advise.model import (
+    WORTH,
+    Advice,
+    NarrowGain,
+    Proposed,
+    StepsAtEnd,
+    Touches,
+    Trial,
+    find_narrow_gains,
+    joined_fields,
+    to_json,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -34,8 +34,7 @@ from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import CYCLE, QUIET_INK, WORK
 from perfmodel.scenario import Scenario
 from perfmodel.studies.sweep import Answer, SweepResult
-from perfmodel.studies.sweep.export import flatten, to_json
-from perfmodel.studies.sweep.run import format_fields, format_value
+from perfmodel.studies.sweep.run import flatten, format_fields, format_value, to_json
 from perfmodel.studies.sweep.variants import Variant
 from perfmodel.units import parse_bandwidth, parse_bytes, parse_time
 

@@ -66,7 +66,7 @@ sockets      simulate/sockets/network.py            = reference where nothing qu
                                                     for whom), tests/validate/trainings
 rank vector  simulate/ranks/rank_vectors.py         = reference, a process for each rank: tests/
                                                     simulate/reference/test_plan_processes
-surrogate    studies/tune/objective/surrogate.py    = reference: tests/studies/tune/test_run
+surrogate    studies/tune/surrogate.py              = reference: tests/studies/tune/test_run
 engine       simulate/engine/plan_run.py            = reference on random plans: tests/simulate/
                                                     reference/test_plan_processes
 ===========  =====================================  ==============================================

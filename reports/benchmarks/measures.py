@@ -77,11 +77,9 @@ def at_least(what: str, limit: float, reached: float, unit: str, note: str = "")
 def eight_gpus() -> Iterator[Measured]:
     """A step of ResNet-50 on one DGX A100: building, planning and simulating; and simulating."""
     from perfmodel.scenario import ClusterSize, load_scenario
-    from perfmodel.studies.run.resolve.job.job_plan import plan_step
-    from perfmodel.studies.run.resolve.job.layer_prices import price_layers
-    from perfmodel.studies.run.resolve.job.model_share import resolve_workload
-    from perfmodel.studies.run.resolve.job.training_job import TrainingJob
+    from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers
     from perfmodel.studies.run.resolve.machine import machine
+    from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload
     from perfmodel.topology.templates.build import load_node
 
     scenario, node = load_scenario("resnet50-dgx-a100"), load_node("dgx-a100")

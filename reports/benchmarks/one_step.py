@@ -19,11 +19,9 @@ begun = time.perf_counter()
 from perfmodel.library.machine import Machine  # noqa: E402  (the imports are what is timed)
 from perfmodel.scenario import ClusterSize, load_scenario  # noqa: E402
 from perfmodel.simulate.engine.engine import simulate  # noqa: E402
-from perfmodel.studies.run.resolve.job.job_plan import plan_step  # noqa: E402
-from perfmodel.studies.run.resolve.job.layer_prices import price_layers  # noqa: E402
-from perfmodel.studies.run.resolve.job.model_share import resolve_workload  # noqa: E402
-from perfmodel.studies.run.resolve.job.training_job import TrainingJob  # noqa: E402
+from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers  # noqa: E402
 from perfmodel.studies.run.resolve.machine import machine  # noqa: E402
+from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload  # noqa: E402
 from perfmodel.topology.templates.build import load_node  # noqa: E402
 from perfmodel.training.plan.step_plan import StepPlan  # noqa: E402
 

@@ -17,11 +17,9 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
-from perfmodel.studies.run.resolve.job.job_plan import plan_step
-from perfmodel.studies.run.resolve.job.layer_prices import price_layers
-from perfmodel.studies.run.resolve.job.model_share import resolve_workload
-from perfmodel.studies.run.resolve.job.training_job import TrainingJob
+from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers
 from perfmodel.studies.run.resolve.machine import machine
+from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload
 from perfmodel.topology.templates.build import build_topology, load_node
 
 pytestmark = pytest.mark.benchmarks

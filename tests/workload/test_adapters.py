@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.files import validate_document
 from perfmodel.scenario import ClusterSize, Scenario
-from perfmodel.studies.run.resolve.job.model_share import resolve_share, resolve_workload
+from perfmodel.studies.run.resolve.training_job import resolve_share, resolve_workload
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.kernels.float8_layers import float8_layers

@@ -34,8 +34,7 @@ from perfmodel.report.comparison.text import (
     unread_fields,
 )
 from perfmodel.report.run import parallelism
-from perfmodel.studies.compare.export import to_csv, to_json
-from perfmodel.studies.compare.model import Comparison, Side
+from perfmodel.studies.compare.model import Comparison, Side, to_csv, to_json
 from perfmodel.studies.run.result.model import SizeResult
 
 if TYPE_CHECKING:

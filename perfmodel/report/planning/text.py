@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfmodel.report.common import quantities
-from perfmodel.studies.plan.cost import HOURS_PER_YEAR
 from perfmodel.studies.plan.export import deadline_met, probability_in_time
 from perfmodel.studies.plan.model import Pays, PlanOption, PlanResult, UpgradeOutcome
+from perfmodel.studies.plan.time_to_train import HOURS_PER_YEAR
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 

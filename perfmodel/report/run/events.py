@@ -19,8 +19,7 @@ from perfmodel.report.common.document import (
 )
 from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
 from perfmodel.report.common.palette import INK, WORK
-from perfmodel.studies.run.result.disturbances import DisturbanceCost, Wait
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.model import DisturbanceCost, SizeResult, Wait
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

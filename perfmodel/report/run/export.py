@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from perfmodel.files import as_json, attributes
-from perfmodel.studies.run.result.disturbances import DisturbanceCost
-from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result.model import DisturbanceCost, Result, SizeResult
 
 
 def to_json(result: Result) -> dict[str, Any]:

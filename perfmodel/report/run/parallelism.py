@@ -9,9 +9,8 @@ from typing import Any
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Section, Table, paragraphs, section
 from perfmodel.report.common.palette import LINKS
-from perfmodel.studies.run.result.dimension_use import DimensionUse, MixtureUse
-from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.studies.run.result.searched_mixtures import MixtureSearch
+from perfmodel.studies.run.result.model import MixtureSearch, SizeResult
+from perfmodel.studies.run.result.usage import DimensionUse, MixtureUse
 from perfmodel.units import format_bytes
 
 _TIMES = "\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN} "

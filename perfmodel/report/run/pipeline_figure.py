@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from perfmodel.report.common.figures import axis_layout, bar_times, new_figure, time_unit
 from perfmodel.report.common.palette import WORK
-from perfmodel.studies.run.result.dimension_use import StageUse
 from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.usage import StageUse
 from perfmodel.timeline import Span, Timeline
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from perfmodel.report.common.document import Figure, Heading, Paragraph, Section
 from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.palette import WORK
 from perfmodel.studies.run.result.model import SizeResult
-from perfmodel.studies.run.result.server_use import ServerUse, Staleness
+from perfmodel.studies.run.result.usage import ServerUse, Staleness
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

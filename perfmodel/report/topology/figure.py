@@ -35,8 +35,8 @@ from perfmodel.report.topology.labels import (
     stack,
 )
 from perfmodel.report.topology.summary import has_layers, positions
-from perfmodel.studies.run.result.link_use import LinkUse
 from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.usage import LinkUse
 from perfmodel.topology.model import Topology
 
 if TYPE_CHECKING:

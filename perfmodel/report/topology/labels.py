@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.palette import LINKS
-from perfmodel.studies.run.result.link_use import LinkEnds, LinkUse
 from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.usage import LinkEnds, LinkUse
 from perfmodel.topology.arcs import Arcs
 from perfmodel.topology.model import Topology
 

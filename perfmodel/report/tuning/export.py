@@ -10,8 +10,8 @@ from typing import Any
 from perfmodel.files import as_json, attributes, csv_text
 from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.studies.tune.caps import format_caps, number
-from perfmodel.studies.tune.choice.minimax_regret import MinimaxCap, SharedCap
 from perfmodel.studies.tune.model import Choice, Horovod, TuneResult
+from perfmodel.studies.tune.recommendation import MinimaxCap, SharedCap
 from perfmodel.training.ddp.strategy import ddp_options
 
 

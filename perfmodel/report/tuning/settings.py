@@ -24,7 +24,7 @@ from perfmodel.report.common.figures import label_rows, new_figure, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.tuning.text import change, fine
-from perfmodel.studies.tune.settings.model import SettingsTuning, Trial
+from perfmodel.studies.tune.settings_search import SettingsTuning, Trial
 from perfmodel.units import format_bytes
 
 if TYPE_CHECKING:

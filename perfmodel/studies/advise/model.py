@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from perfmodel.scenario import Scenario
+from perfmodel.files import as_json, attributes
+from perfmodel.scenario import Scenario, scenario_digest
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run.result.memory import Memory
@@ -175,3 +177,191 @@ class Advice:
     def worth(self) -> tuple[Trial, ...]:
         """Changes alone that gain 1 % or more."""
         return tuple(trial for trial in self.trials if trial.ratio >= 1.0 + WORTH)
+
+
+# ---------------------------------------------------------------- gains of several changes together
+
+NARROWER = 0.5
+"""Share of the width of one change's interval below which that of several asks for a reason."""
+WIDE = math.log(1.1)
+"""Width of an interval, in its logarithm, from which on it is worth a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsAtEnd:
+    """Steps with one uncertain number at one end: as it is, with one change, with all; seconds.
+
+    `alone`, `together`: gains of one change and of all; samples per second over those as it is.
+    """
+
+    base_s: float
+    alone_s: float
+    together_s: float
+    alone: float
+    together: float
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowGain:
+    """A proposal whose gain is surer than that of one of its changes alone.
+
+    `origin`: what moves the gain of that change most.
+    `least`, `most`: at the end of it where the change alone gains less, and at the other.
+    """
+
+    together: Trial
+    alone: Trial
+    origin: str
+    least: StepsAtEnd
+    most: StepsAtEnd
+
+
+def find_narrow_gains(advice: Advice) -> Iterator[NarrowGain]:
+    """Yield each proposal with an interval much narrower than that of a change in it."""
+    alone = {trial.text: trial for trial in advice.trials}
+    for together in advice.together:
+        parts = [alone[change.text] for change in together.changes if change.text in alone]
+        widest = max(parts, key=_width, default=None)
+        if len(together.changes) < 2 or widest is None or _width(widest) < WIDE:
+            continue
+        assert together.gain is not None
+        if together.gain.interval and _width(together) < NARROWER * _width(widest):
+            yield _reason(advice.base, widest, together)
+
+
+def _width(trial: Trial) -> float:
+    """Width of the interval of a gain, in its logarithm; 0 where it is not known."""
+    if trial.gain is None or trial.gain.interval is None:
+        return 0.0
+    low, high = trial.gain.interval
+    return math.log(high / low)
+
+
+def _reason(base: SizeResult, alone: Trial, together: Trial) -> NarrowGain:
+    assert base.uncertainties is not None  # else no gain had an interval
+    shared = [each.origin for each in base.uncertainties if each.is_shared]
+    by_origin = {
+        origin: sorted(_steps(base, alone, together, origin), key=lambda each: each.alone)
+        for origin in shared
+    }
+    origin = max(shared, key=lambda each: by_origin[each][1].alone / by_origin[each][0].alone)
+    return NarrowGain(together, alone, origin, *by_origin[origin])
+
+
+def _steps(base: SizeResult, alone: Trial, together: Trial, origin: str) -> list[StepsAtEnd]:
+    """Steps at the low and at the high end of one uncertain number."""
+    assert alone.point is not None
+    assert together.point is not None
+    points = (base, alone.point, together.point)
+    batches = [point.global_batch / base.global_batch for point in points]
+    ends = []
+    at_both = [_ends_s(point, origin) for point in points]
+    for end in (0, 1):
+        base_s, alone_s, together_s = (ends_s[end] for ends_s in at_both)
+        gains = batches[1] * base_s / alone_s, batches[2] * base_s / together_s
+        ends.append(StepsAtEnd(base_s, alone_s, together_s, *gains))
+    return ends
+
+
+def _ends_s(point: SizeResult, origin: str) -> tuple[float, float]:
+    """A step at both ends of an uncertain number; the likely one where it has no part in it."""
+    for each in point.uncertainties or ():
+        if each.origin == origin:
+            return each.low_s, each.high_s
+    return point.step_time_s, point.step_time_s
+
+
+# ---------------------------------------------------------------- advice as plain data
+
+
+def to_json(advice: Advice) -> dict[str, Any]:
+    """Write advice as plain data; times in seconds, sizes in bytes, gains as ratios."""
+    document = {
+        "scenario": advice.scenario.name,
+        "scenario_sha256": scenario_digest(advice.scenario),
+        **attributes(advice, "workload machine"),
+        "samples": str(advice.samples),
+        **attributes(advice, "adapter_Bps adapters"),
+        "base": _point(advice.base),
+        "changes": [_trial(trial, advice) for trial in advice.trials],
+        "together": [_trial(trial, advice) for trial in advice.together],
+        "power_limits": [
+            _trial(trial, advice) | {"energy_ratio": advice.energy_ratio(trial)}
+            for trial in advice.power
+        ],
+        "does_not_fit": [_trial(trial, advice) for trial in advice.too_big],
+        "refused": [
+            {
+                "change": trial.text,
+                "fields": joined_fields(trial.changes),
+                "message": trial.message,
+            }
+            for trial in advice.refused
+        ],
+        "hourly": _money(advice.hourly),
+        **attributes(advice, "simulated provenance"),
+    }
+    return dict(as_json(document, "advice"))
+
+
+def _money(money: Money | None) -> dict[str, Any] | None:
+    return None if money is None else attributes(money, "amount currency")
+
+
+def _point(point: SizeResult) -> dict[str, Any]:
+    return {
+        **attributes(
+            point,
+            "gpus global_batch step_time_s interval_s samples_per_s exposed_comm_s bottleneck "
+            "bottleneck_path mfu",
+        ),
+        "memory_bytes": point.memory.total_bytes,
+        "fits": point.memory.fits,
+        "reliefs": [attributes(each, "what parts saves_s") for each in point.reliefs],
+    }
+
+
+def _trial(trial: Trial, advice: Advice) -> dict[str, Any]:
+    gain, base = trial.gain, advice.base.memory.total_bytes
+    return {
+        "change": trial.text,
+        "fields": joined_fields(trial.changes),
+        "about": [change.about for change in trial.changes],
+        "touches": trial.touches,
+        "notes": [change.note for change in trial.changes if change.note],
+        "gain": None if gain is None else gain.ratio,
+        "gain_interval": None if gain is None else gain.interval,
+        "sure": trial.sure,
+        "saves": trial.saves if gain is not None else None,
+        "memory_bytes": None if trial.memory is None else trial.memory.total_bytes,
+        "more_memory_bytes": None if trial.memory is None else trial.memory.total_bytes - base,
+        "prices": [_money(change.price) for change in trial.changes if change.price],
+        "rents": [_money(change.rent) for change in trial.changes if change.rent],
+        "point": None if trial.point is None else _point(trial.point),
+    }
+
+
+def advice_rows(advice: Advice) -> list[dict[str, Any]]:
+    """One row per change and proposal that runs, with the interval of its gain."""
+    rows = []
+    for kind, trials in (("alone", advice.trials), ("together", advice.together)):
+        for trial in trials:
+            assert trial.point is not None
+            assert trial.gain is not None
+            low, high = trial.gain.interval or (None, None)
+            rows.append(
+                {
+                    "change": trial.text,
+                    "kind": kind,
+                    "gain": trial.ratio,
+                    "gain_low": low,
+                    "gain_high": high,
+                    "sure": trial.sure,
+                    "touches": trial.touches,
+                    "step_time_s": trial.point.step_time_s,
+                    "samples_per_s": trial.point.samples_per_s,
+                    "memory_bytes": trial.point.memory.total_bytes,
+                    "bottleneck": trial.point.bottleneck or None,
+                }
+            )
+    return rows

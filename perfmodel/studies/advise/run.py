@@ -5,10 +5,17 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import PerfmodelError
 from perfmodel.scenario import Scenario, change_scenario, scenario_digest
+from perfmodel.studies.advise.changes import (
+    find_adapter,
+    hourly_price,
+    list_power_limits,
+    list_settings,
+    list_upgrades,
+)
 from perfmodel.studies.advise.model import (
     WORTH,
     Advice,
@@ -17,16 +24,7 @@ from perfmodel.studies.advise.model import (
     Trial,
     joined_fields,
 )
-from perfmodel.studies.advise.quick_scan import scan_settings
-from perfmodel.studies.advise.settings_changes import list_settings
-from perfmodel.studies.advise.upgrades import (
-    find_adapter,
-    hourly_price,
-    list_power_limits,
-    list_upgrades,
-)
-from perfmodel.studies.compare.compare import ratio_interval_of
-from perfmodel.studies.compare.model import Change
+from perfmodel.studies.compare.compare import gain_of
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
 from perfmodel.studies.run.prepared import PreparedSize
@@ -41,6 +39,7 @@ from perfmodel.timeline import Timeline
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
+from perfmodel.training.strategies import STRATEGIES
 from perfmodel.version import __version__
 
 if TYPE_CHECKING:
@@ -81,8 +80,7 @@ def simulate_changed(
     try:
         inputs = resolve_scenario(scenario, profile, None)
         sized = size_job(inputs, inputs.sizes[-1])
-        others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
-        memory = sized.memory(others)
+        memory = sized.memory()
         if not memory.fits or (memory.tight and memory.total_bytes > base_bytes):
             return number, Outcome(None, memory)
         simulate = simulate_size if sized.job.strategy.loops is None else simulate_loop_size
@@ -168,14 +166,6 @@ def apply_changes(scenario: Scenario, changes: Sequence[Proposed]) -> Scenario:
     return change_scenario(scenario, joined_fields(changes))
 
 
-def gain_of(base: SizeResult, point: SizeResult) -> Change:
-    """Samples per second of one over those of the other, with the interval of the ratio."""
-    ends = ratio_interval_of(base, point)
-    batch = point.global_batch / base.global_batch
-    interval = None if ends is None else (batch / ends[1], batch / ends[0])
-    return Change(point.samples_per_s / base.samples_per_s, interval)
-
-
 def advise_scenario(
     scenario: Scenario,
     *,
@@ -254,9 +244,13 @@ def _full_power_W(node: NodeSpec | Topology) -> float | None:
 
 def _without_dearer(alone: Sequence[Trial]) -> list[Trial]:
     """Leave out hardware of a kind that gains no more than the cheaper one listed before it."""
+
+    def offered_rate(trial: Trial) -> float:
+        """Rate of the network that a change asks for, in units of the present one; 0 of others."""
+        return float(trial.changes[0].fields.get("what_if.network_bandwidth", 0.0))
+
     offered: list[Trial] = []
-    order = {id(trial): place for place, trial in enumerate(alone)}
-    for trial in sorted(alone, key=lambda each: (_offer(each), order[id(each)])):
+    for trial in sorted(alone, key=offered_rate):  # stable: otherwise as listed
         change = trial.changes[0]
         rivals = [t for t in offered if t.changes[0].about == change.about and t.point is not None]
         if change.about == "network adapter" and any(
@@ -265,11 +259,6 @@ def _without_dearer(alone: Sequence[Trial]) -> list[Trial]:
             continue
         offered.append(trial)
     return offered
-
-
-def _offer(trial: Trial) -> float:
-    """Rate of the network that a change asks for, in units of the present one; 0 of others."""
-    return float(trial.changes[0].fields.get("what_if.network_bandwidth", 0.0))
 
 
 def _provenance(scenario: Scenario, result: Result) -> Mapping[str, str]:
@@ -331,4 +320,62 @@ def _without_idle(trials: _Trials, best: Trial) -> Trial:
         rest = tuple(each for each in best.changes if each is not change)
         if rest and (fewer := trials.of(rest)).ratio * (1.0 + WORTH) > best.ratio:
             best = fewer
+    return best
+
+
+# ---------------------------------------------------------------- values worth simulating in full
+
+CAPS_MIB = (1, 5, 10, 50, 100, 200, 400)
+"""Bucket caps around PyTorch's 25 MiB that are tried; `perfmodel tune` looks at every one."""
+LEAST = 0.002
+"""Share of the step that a setting has to save to be simulated in full."""
+
+
+def scan_settings(prepared: PreparedSize) -> Iterator[Proposed]:
+    """Yield the best value of each setting of the strategy that saves something."""
+    scenario = prepared.job.scenario
+    row = STRATEGIES[scenario.strategy.kind]
+    if prepared.size.gpus < 2 or row.loops is not None:
+        return
+    now_s = prepared.step().step_time_s
+    if row.has_buckets:
+        caps: list[Any] = [f"{cap} MiB" for cap in CAPS_MIB]
+        best = _best(prepared, "bucket_cap", caps, now_s)
+        if best is not None:
+            fields = {
+                "strategy.bucket_cap": best,
+                "strategy.bucket_caps": None,
+                "strategy.first_bucket": None,
+            }
+            yield Proposed(f"buckets of {best}", fields, "buckets", is_plural=True)
+    for setting in row.settings(prepared.job.workload, scenario.strategy) if row.settings else ():
+        values = [_written(value, setting.unit) for value in setting.values]
+        best = _best(prepared, setting.field, values, now_s)
+        if best is not None:
+            text = f"{setting.field} {str(best).lower() if isinstance(best, bool) else best}"
+            yield Proposed(text, {f"strategy.{setting.field}": best}, setting.field)
+
+
+def _written(value: Any, unit: str | None) -> Any:
+    """A value as a file has it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or unit == "elements":
+        return value
+    if unit == "seconds":
+        return f"{value * 1e3:.12g} ms"
+    return f"{value / 2**20:.12g} MiB" if unit == "bytes" else value
+
+
+def _best(prepared: PreparedSize, name: str, values: Sequence[Any], now_s: float) -> Any:
+    """Return the value with the shortest step, if it saves something; else None."""
+    scenario, shortest_s, best = prepared.job.scenario, now_s * (1.0 - LEAST), None
+    clear = {"strategy.bucket_caps": None, "strategy.first_bucket": None}
+    for value in values:
+        fields = {f"strategy.{name}": value}
+        try:
+            changed = change_scenario(scenario, fields | (clear if name == "bucket_cap" else {}))
+            step_s = prepared.step(prepared.job.strategy.options(changed.strategy)).step_time_s
+        except PerfmodelError:
+            continue  # a value that does not go with the others
+        if step_s < shortest_s:
+            shortest_s, best = step_s, value
     return best

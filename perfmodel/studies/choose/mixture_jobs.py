@@ -17,17 +17,19 @@ from perfmodel.files.spec import AS_WRITTEN
 from perfmodel.scenario import Scenario, change_scenario
 from perfmodel.scenario.strategies.strategy import AutoStrategy
 from perfmodel.studies.choose.mixtures import MixtureCandidate
-from perfmodel.studies.choose.step_causes import step_causes
-from perfmodel.studies.run.resolve.job.model_share import expert_ranks_per_node, resolve_share
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario, resolve_scenario
-from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, resolve_share
 from perfmodel.studies.run.steps.sized_job import (
+    ReportedRun,
     SizedJob,
     locate_errors,
     simulate_reported,
     size_job,
 )
+from perfmodel.studies.run.steps.step_parts import busiest_class, spans_by_step
 from perfmodel.studies.sweep.executor import Workers, map_unordered
+from perfmodel.timeline import Span, covered_s, exposed_s
+from perfmodel.training.plan.step_plan import Dimension, dimension_of
 from perfmodel.workload.model import Workload
 
 if TYPE_CHECKING:
@@ -71,11 +73,6 @@ class MixtureJobs:
         if candidate.expert == 1:
             changes |= without_expert_groups(self.scenario)
         return changes
-
-    def memory(self, sized: SizedJob) -> Memory:
-        """Memory of the fullest GPU."""
-        others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
-        return sized.memory(others)
 
 
 def prepare_jobs(scenario: Scenario, profile: Profile | None, fidelity: str | None) -> MixtureJobs:
@@ -201,3 +198,47 @@ def _simulate_candidate(
             return candidate, _simulate(sized)
     except InputError as error:
         return candidate, error
+
+
+# ---------------------------------------------------------------- causes of the time of a step
+
+CALLS: tuple[Dimension, ...] = ("tensor", "context", "expert")
+"""Dimensions of layers' collectives (`perfmodel.training.plan.layer_calls`)."""
+
+Intervals = list[tuple[float, float]]
+
+
+def step_causes(reported: ReportedRun) -> dict[str, float]:
+    """Parts of the last counted step of the class that computes longest; seconds.
+
+    They add up to the step. "data" is what gradients and parameters are exchanged for longer than
+    kernels hide, "pipeline" messages between stages, "bubble" all other waiting.
+    """
+    at = reported.counted_steps[-1]
+    spans = spans_by_step(reported.run)[at]
+    kinds = {stream.name: stream.kind for stream in reported.plan.streams}
+    busiest = busiest_class(spans, kinds)
+    own = [span for span in spans if span.rank_class == busiest]
+    on_device = [span for span in own if kinds[span.stream] == "compute"]
+    exchanged = [span for span in own if kinds[span.stream] == "comm"]
+    communicators = {each.name: each for each in reported.plan.communicators}
+    kernels = _intervals([span for span in on_device if span.kind != "communication"])
+    parts = {"compute": covered_s(kernels)}
+    cover = list(kernels)
+    sent = [span for span in on_device + exchanged if span.kind == "communication"]
+    for name in CALLS:
+        calls = [s for s in sent if dimension_of(communicators[s.communicator]) == name]
+        parts[name] = exposed_s(_intervals(calls), cover)
+        cover += _intervals(calls)
+    messages = [s for s in exchanged if communicators[s.communicator].role == "stages"]
+    others = [s for s in exchanged if communicators[s.communicator].role != "stages"]
+    for cause, spans_of_cause in (("data", others), ("pipeline", messages)):
+        busy = _intervals(spans_of_cause)
+        parts[cause] = exposed_s(busy, cover)
+        cover += busy
+    parts["bubble"] = max(0.0, reported.run.step_times_s[at] - sum(parts.values()))
+    return parts
+
+
+def _intervals(spans: list[Span]) -> Intervals:
+    return [(span.start_s, span.end_s) for span in spans]

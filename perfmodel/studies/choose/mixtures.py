@@ -109,7 +109,8 @@ class MixtureCandidate:
         unit = "sample" if self.micro_batch == 1 else "samples"
         count = "micro-batch" if self.micro_batches == 1 else "micro-batches"
         own = section.sharding[self.sharding]
-        name = "distributed optimizer" if shards_optimizer(own) else own.kind
+        is_sharding = getattr(own, "use_distributed_optimizer", False)
+        name = "distributed optimizer" if is_sharding else own.kind
         parts += [
             f"data {data} ({name})",
             f"{self.micro_batches} {count} of {self.micro_batch} {unit}",
@@ -120,11 +121,6 @@ class MixtureCandidate:
             size = value if isinstance(value, str) else f"{value / 1e6:g} million"
             parts.append(f"{field} {size}")
         return ", ".join(parts)
-
-
-def shards_optimizer(section: Any) -> bool:
-    """Whether a section is that of Megatron's distributed optimizer."""
-    return bool(getattr(section, "use_distributed_optimizer", False))
 
 
 def list_mixtures(
@@ -139,9 +135,10 @@ def list_mixtures(
     tokens = scenario.model.sequence_length
     experts = scenario.model.experts
     expert_tensor = experts.tensor if experts else 1
+    has_experts = any(tensor.of_experts for tensor in workload.tensors)
     listed = [
         _fill(each, section, total, size.gpus, blocks, expert_tensor)
-        for each in _combinations(section, size, tokens, _has_experts(workload))
+        for each in _combinations(section, size, tokens, has_experts)
     ]
     candidates = [each for each in listed if each is not None]
     return candidates, len(listed) - len(candidates)
@@ -169,7 +166,8 @@ def _fill(
     filled = replace(candidate, micro_batches=total // samples)
     if candidate.pipeline == 1:
         return filled
-    if not _runs_in_pipelines(own):
+    gathers_in_passes = own.kind == "fsdp" or getattr(own, "stage", 0) >= WHOLE_FROM
+    if gathers_in_passes:  # then they cannot run in another order
         return None
     for ends in (0, ENDS):
         if blocks and (blocks + ends) % candidate.parts == 0 and blocks >= candidate.parts:
@@ -198,19 +196,10 @@ def _shares_experts(
     return (section.kind == "megatron" or sharding) and sharing % candidate.expert == 0
 
 
-def _runs_in_pipelines(section: Any) -> bool:
-    """Whether passes can run in another order: nothing is gathered in each micro-batch."""
-    return section.kind != "fsdp" and getattr(section, "stage", 0) < WHOLE_FROM
-
-
-def _has_experts(workload: Workload) -> bool:
-    return any(tensor.of_experts for tensor in workload.tensors)
-
-
 def _combinations(
     section: AutoStrategy, size: ClusterSize, tokens: int | None, has_experts: bool
 ) -> Iterator[MixtureCandidate]:
-    in_node = _powers_of_two(size.gpus_per_node)
+    in_node = [2**n for n in range(size.gpus_per_node.bit_length())]
     contexts = [n for n in in_node if n == 1 or (tokens or 0) >= n * LEAST_TOKENS]
     stages = [n for n in range(1, MOST_STAGES + 1) if size.gpus % n == 0]
     for tensor, context, expert, pipeline, micro_batch, recompute, sharding in product(
@@ -247,10 +236,6 @@ def _schedules(section: AutoStrategy) -> Iterator[tuple[str, int | None]]:
             yield from ((schedule, chunks) for chunks in _distinct(section.chunks) if chunks > 1)
         else:
             yield schedule, None
-
-
-def _powers_of_two(most: int) -> list[int]:
-    return [2**n for n in range(most.bit_length()) if 2**n <= most]
 
 
 def _distinct(values: Sequence[T]) -> list[T]:

@@ -24,7 +24,7 @@ from perfmodel.studies.choose.mixture_jobs import (
 from perfmodel.studies.choose.mixtures import MixtureCandidate, list_mixtures
 from perfmodel.studies.choose.step_bound import StepBounds
 from perfmodel.studies.run.result.memory import Memory
-from perfmodel.studies.run.result.searched_mixtures import MixtureSearch, SimulatedMixture
+from perfmodel.studies.run.result.model import MixtureSearch, SimulatedMixture
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
 from perfmodel.studies.sweep.executor import ALONE, Workers
 from perfmodel.training.strategies import STRATEGIES
@@ -223,7 +223,7 @@ class _Search:
                 return _TooBig()
             if candidate.pipeline > 1:
                 sized.job.mixture.pipeline_schedule(candidate.micro_batches)
-            memory = self.jobs.memory(sized)
+            memory = sized.memory()
             if not memory.fits or memory.tight:
                 return _TooBig(memory.total_bytes + memory.reserve_bytes)
             bound_s = head.bound_s

@@ -18,10 +18,10 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray, RankGroup
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.choose.mixtures import MixtureCandidate
-from perfmodel.studies.run.resolve.job.layer_prices import price_layers
-from perfmodel.studies.run.resolve.job.training_job import gpu_spread
+from perfmodel.studies.run.resolve.job_plan import price_layers
+from perfmodel.studies.run.resolve.training_job import gpu_spread
 from perfmodel.studies.run.resolve.what_if import what_if_of
-from perfmodel.studies.run.steps.alone_times import collective_s
+from perfmodel.studies.run.steps.simulate_step import collective_s
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.training.parallel.rank_grid import RankGrid
 from perfmodel.training.pipeline.pass_actions import PipelineSchedule

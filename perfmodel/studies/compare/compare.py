@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.scenario import Scenario, change_scenario
-from perfmodel.studies.compare.attribution import attribute_step
+from perfmodel.scenario import Scenario, change_scenario, scenario_digest
+from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.studies.compare.model import (
     Change,
     Comparison,
@@ -15,12 +15,14 @@ from perfmodel.studies.compare.model import (
     Field,
     Side,
     SideDifference,
+    WhatIfResult,
     same_batch,
     same_samples,
 )
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.model import SizeResult, Uncertainty
-from perfmodel.studies.run.uncertainty import ratio_interval
+from perfmodel.studies.run.steps.uncertainty import ratio_interval
+from perfmodel.studies.sweep import Variant, run_sweep
 from perfmodel.studies.sweep.variants import without_curve
 
 if TYPE_CHECKING:
@@ -52,7 +54,8 @@ def list_differing_fields(scenarios: Sequence[Scenario]) -> tuple[Field, ...]:
         if len({json.dumps(each.get(name), sort_keys=True) for each in documents}) > 1:
             written_names = [_find_written(scenario, name)[0] for scenario in scenarios]
             shortest = min(written_names, key=len)
-            values = tuple(_format_written(scenario, shortest) for scenario in scenarios)
+            written = [_find_written(scenario, shortest)[1] for scenario in scenarios]
+            values = tuple(v if isinstance(v, str) else json.dumps(v) for v in written)
             if len(set(values)) > 1:  # else it follows from another field
                 reader = READERS.get(shortest.partition(".")[0])
                 fields.setdefault(shortest, Field(shortest, values, reader))
@@ -83,11 +86,6 @@ def _find_written(scenario: Scenario, name: str) -> tuple[str, Any]:
             return name, DEFAULT
         section = section[part]
     return name, section
-
-
-def _format_written(scenario: Scenario, name: str) -> str:
-    value = _find_written(scenario, name)[1]
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 Progress = Callable[[int, int], None]
@@ -153,22 +151,25 @@ def _label_by_name(scenarios: Sequence[Scenario]) -> dict[str, Scenario]:
 def compare_with_first(first: Side, other: Side) -> SideDifference:
     """Compare one side with the first."""
     a, b = first.point, other.point
-    step = Change(b.step_time_s / a.step_time_s, ratio_interval_of(a, b))
-    batch = b.global_batch / a.global_batch
-    throughput_interval = None
-    if step.interval is not None:
-        throughput_interval = batch / step.interval[1], batch / step.interval[0]
     names = dict.fromkeys([*a.breakdown_s, *b.breakdown_s])
     return SideDifference(
         label=other.label,
-        step=step,
-        throughput=Change(b.samples_per_s / a.samples_per_s, throughput_interval),
+        step=Change(b.step_time_s / a.step_time_s, ratio_interval_of(a, b)),
+        throughput=gain_of(a, b),
         exposed_s=b.exposed_comm_s - a.exposed_comm_s,
         parts_s={n: b.breakdown_s.get(n, 0.0) - a.breakdown_s.get(n, 0.0) for n in names},
         bottleneck=(a.bottleneck, b.bottleneck),
         same_samples=same_samples(first, other),
         same_batch=same_batch(first, other),
     )
+
+
+def gain_of(base: SizeResult, point: SizeResult) -> Change:
+    """Samples per second of one over those of the other, with the interval of the ratio."""
+    ends = ratio_interval_of(base, point)
+    batch = point.global_batch / base.global_batch
+    interval = None if ends is None else (batch / ends[1], batch / ends[0])
+    return Change(point.samples_per_s / base.samples_per_s, interval)
 
 
 def ratio_interval_of(a: SizeResult, b: SizeResult) -> Ends | None:
@@ -192,3 +193,110 @@ def _chance(point: SizeResult) -> tuple[Uncertainty, ...]:
     if point.disturbance is None or point.disturbance.mean_interval_s is None:
         return ()
     return (Uncertainty("chance", *point.disturbance.mean_interval_s, is_shared=False),)
+
+
+# ---------------------------------------------------------------- attribution
+
+NO_LATENCY: Mapping[str, Any] = {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0}
+"""A message takes only the time of its bytes."""
+
+SILENT: Mapping[str, Any] = {"communication": False}
+
+LEAST_DIFFERENCE = 1e-6
+"""Share of a step below which the difference of two steps is rounding and has no parts."""
+
+
+def list_what_ifs(sides: Sequence[Side]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """List what-ifs that change some side: a description and the fields of ``what_if``."""
+    points = [side.point for side in sides]
+    if any(point.gpus > 1 for point in points):
+        yield from _list_fast_links(points)
+        yield "no communication at all", SILENT
+    yield "compute twice as fast", {"compute": 2.0}
+    events = [event.kind for side in sides for event in side.scenario.events]
+    if "jitter" in events:
+        yield "no jitter", {"jitter": False}
+    if any(kind != "jitter" for kind in events):
+        yield "no events", {"events": False}
+    if any(side.scenario.jobs for side in sides):
+        yield "no other jobs", {"jobs": False}
+
+
+def _list_fast_links(points: Sequence[SizeResult]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """List what-ifs of links and latency, and what relieves the bottleneck of each size."""
+    inside: Mapping[str, Any] = {"node_bandwidth": "infinite"}
+    links: dict[str, Mapping[str, Any]] = {"infinitely fast links between the GPUs": inside}
+    every = inside
+    if any(point.nodes > 1 for point in points):
+        network = {"network_bandwidth": "infinite"}
+        every = {**network, **inside}
+        links = {
+            "an infinitely fast network, hosts as they are": network,
+            "infinitely fast links inside the hosts": inside,
+            "infinitely fast links everywhere": every,
+        }
+    reliefs = [point.relief for point in points if point.relief is not None]
+    for relief in reliefs:
+        if relief.what_if and relief.what_if not in (*links.values(), NO_LATENCY, SILENT):
+            links[relief.what] = dict(relief.what_if)
+    yield from links.items()
+    yield "no latency", NO_LATENCY
+    yield "infinitely fast links and no latency", {**every, **NO_LATENCY}
+
+
+def attribute_step(
+    sides: Sequence[Side],
+    *,
+    profile: Profile | None = None,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[WhatIfResult, ...]:
+    """Simulate each what-if on each side.
+
+    `jobs`: processes, as for `run_sweep`.
+    """
+    what_ifs = list(list_what_ifs(sides))
+    scenarios = [_add_what_if(side, fields) for _, fields in what_ifs for side in sides]
+    variants = [Variant(at, {}, each, scenario_digest(each)) for at, each in enumerate(scenarios)]
+    swept = run_sweep(variants, jobs=jobs, profile=profile, progress=progress)
+    results = []
+    for at, (description, fields) in enumerate(what_ifs):
+        answers = swept.answers[at * len(sides) : (at + 1) * len(sides)]
+        steps_s = tuple(answer.step_time_s for answer in answers)
+        messages = tuple(answer.message for answer in answers)
+        shares = _removed_shares(sides, steps_s)
+        results.append(WhatIfResult(description, fields, steps_s, messages, shares))
+    return tuple(results)
+
+
+def _add_what_if(side: Side, fields: Mapping[str, Any]) -> Scenario:
+    """Add a what-if to a side's scenario, on top of its own."""
+    own = side.scenario.what_if or WhatIf()
+    values = dict(fields)
+    if "compute" in values:
+        values["compute"] *= own.compute
+    return change_scenario(
+        side.scenario, {f"what_if.{name}": value for name, value in values.items()}
+    )
+
+
+def _removed_shares(
+    sides: Sequence[Side], steps_s: Sequence[float | None]
+) -> tuple[float | None, ...]:
+    """Share of the difference between each side and the first that a what-if removes.
+
+    None where steps cannot be compared: other samples, or another number of them.
+    """
+    first, first_s = sides[0], steps_s[0]
+
+    def removed_share(side: Side, step_s: float | None) -> float | None:
+        base_s = first.point.step_time_s
+        difference_s = side.point.step_time_s - base_s
+        comparable = same_samples(first, side) and same_batch(first, side)
+        if not comparable or first_s is None or step_s is None:
+            return None
+        if abs(difference_s) <= LEAST_DIFFERENCE * base_s:
+            return None
+        return 1.0 - (step_s - first_s) / difference_s
+
+    return (None, *map(removed_share, sides[1:], steps_s[1:]))

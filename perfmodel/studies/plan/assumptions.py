@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from perfmodel.scenario import CandidateSection, PlanSection, PowerSection, Scenario
 from perfmodel.studies.plan.candidates import Hardware
 from perfmodel.studies.plan.model import PlanOption
-from perfmodel.studies.run.steps.bottlenecks.routing_cost import MUCH
+from perfmodel.studies.run.steps.routing_cost import MUCH
 from perfmodel.topology.templates.gpus import gpu_sources
 
 HardwareByName = Mapping[str, Hardware | str]

@@ -24,15 +24,12 @@ from perfmodel.studies.plan.candidates import (
     predict,
     sample_at_peak_s,
 )
-from perfmodel.studies.plan.choice.decisions import (
+from perfmodel.studies.plan.decisions import (
     choose_answers,
     compare_upgrade,
     rank_upgrades,
     sure_fits,
 )
-from perfmodel.studies.plan.choice.efficiency_dips import explain_dips
-from perfmodel.studies.plan.choice.sensitivity import list_swings, measure_swings
-from perfmodel.studies.plan.cost import compute_cost, compute_rates
 from perfmodel.studies.plan.model import (
     PlanOption,
     PlanResult,
@@ -41,8 +38,16 @@ from perfmodel.studies.plan.model import (
     Training,
     UpgradeOutcome,
 )
-from perfmodel.studies.plan.time_to_train import describe_target, target_samples, train, upkeep_of
-from perfmodel.studies.run.resolve.job.model_share import resolve_workload
+from perfmodel.studies.plan.sensitivity import explain_dips, list_swings, measure_swings
+from perfmodel.studies.plan.time_to_train import (
+    compute_cost,
+    compute_rates,
+    describe_target,
+    target_samples,
+    train,
+    upkeep_of,
+)
+from perfmodel.studies.run.resolve.training_job import resolve_workload
 from perfmodel.units import format_bytes
 from perfmodel.version import __version__
 from perfmodel.workload.model import Workload

@@ -42,8 +42,8 @@ from perfmodel.simulate.engine.engine import (
 from perfmodel.simulate.network import Network
 from perfmodel.simulate.uncontended.repetition import hidden_s
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
-from perfmodel.studies.run.resolve.limits import check_message_size
-from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, hash_cost
+from perfmodel.studies.run.resolve.machine import check_message_size
+from perfmodel.studies.run.steps.routing_cost import describe_routing, hash_cost
 from perfmodel.topology.model import Topology
 
 DRAWS = 40

@@ -72,7 +72,7 @@ def advise(sized: SizedJob, memory: Memory, step_s: float, *, timed: bool) -> tu
         both = list(_candidates(sized, pairs))
         fitting = [each for each in both if each.memory.fits]
         if both and not fitting:
-            least = min(both, key=lambda each: _needed_bytes(each.memory, _memory(sized)))
+            least = min(both, key=lambda each: _needed_bytes(each.memory, sized.memory()))
             lines = [*lines, f"no two of them suffice together: {_verdict(least)}"]
     return (*_in_order(fitting, step_s, timed=timed), *lines, *memory.advice)
 
@@ -118,12 +118,12 @@ def _step_s(sized: SizedJob) -> float:
 
 def _candidates(sized: SizedJob, changes: Sequence[tuple[Change, ...]]) -> Iterator[Candidate]:
     """Make the jobs of changes that the scenario allows and that take less memory."""
-    now = _memory(sized)
+    now = sized.memory()
     strategies = []  # of the jobs so far: settings that are defaults make the same one again
     for each in changes:
         try:
             changed = _changed(sized, each)
-            memory = _memory(changed)
+            memory = changed.memory()
         except PerfmodelError:
             continue  # a change that this model, GPU or cluster does not allow
         scenario = changed.job.scenario
@@ -155,11 +155,6 @@ def _changed(sized: SizedJob, changes: Sequence[Change]) -> SizedJob:
     return sized.with_scenario(changed, batch_per_gpu(changed, sized.size.gpus))
 
 
-def _memory(sized: SizedJob) -> Memory:
-    others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
-    return sized.memory(others)
-
-
 def _changes(sized: SizedJob) -> Iterator[Change]:
     scenario = sized.job.scenario
     yield from _strategy_changes(scenario)
@@ -185,7 +180,7 @@ def _strategy_changes(scenario: Scenario) -> Iterator[Change]:
             phrase = ", ".join(f"{name}: {_word(value)}" for name, value in settings.items())
             if kind == own.kind:
                 fields = {f"strategy.{name}": value for name, value in settings.items()}
-                if any(_plain(getattr(own, name)) != value for name, value in settings.items()):
+                if any(_written(getattr(own, name)) != value for name, value in settings.items()):
                     yield Change(f"strategy.{phrase}", fields, "strategy")
                 continue
             section = {"kind": kind, **settings}
@@ -195,9 +190,8 @@ def _strategy_changes(scenario: Scenario) -> Iterator[Change]:
             yield Change(text, {"strategy": section}, "strategy")
 
 
-def _plain(value: object) -> object:
-    """A section as it is written."""
-    return value.model_dump(exclude_unset=True) if isinstance(value, FileModel) else value
+def _written(section: object) -> object:
+    return section.model_dump(exclude_unset=True) if isinstance(section, FileModel) else section
 
 
 def _word(value: object) -> str:

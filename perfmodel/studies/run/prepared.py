@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.simulate.engine.outcome import Run
-from perfmodel.studies.run.resolve.job.training_job import TrainingJob
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
-from perfmodel.studies.run.steps.metrics.step_parts import mean, parts_of_steps
+from perfmodel.studies.run.resolve.training_job import TrainingJob
 from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
@@ -24,6 +23,7 @@ from perfmodel.studies.run.steps.sized_job import (
     simulate_reported,
     size_job,
 )
+from perfmodel.studies.run.steps.step_parts import mean, parts_of_steps
 from perfmodel.training.memory.use import StepOptions
 from perfmodel.training.plan.step_plan import StepPlan
 

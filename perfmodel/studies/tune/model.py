@@ -156,7 +156,7 @@ class TuneResult:
     `default`: PyTorch's own: 1 MiB first, then 25 MiB.
     `requested`: caps of the scenario, where it sets any.
     `best_uniform`, `best_list`, `best_integer_list`: the cap is a round one among those that are as
-        good (see `perfmodel.studies.tune.choice.tie_breaking`).
+        good (see `perfmodel.studies.tune.evaluator`).
     `curve`: by growing cap; together they cover all caps.
     `robust`: None where no interval is known.
     `default_regrets`: of PyTorch's default buckets, like those of a `CurvePoint`; negative where

@@ -10,37 +10,39 @@ from perfmodel.scenario import ClusterSize, Scenario, scenario_digest, sizes
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.resolve.resolved_scenario import gpus_of, resolve_names
 from perfmodel.studies.run.run import name_machine
-from perfmodel.studies.tune.assumptions import assumptions
 from perfmodel.studies.tune.caps import (
     Caps,
+    Groups,
     UniformPartition,
     caps_mb,
     find_windows,
     integer_caps_mb,
     list_uniform_partitions,
 )
-from perfmodel.studies.tune.choice.recommendation import evaluate_candidates, recommend
-from perfmodel.studies.tune.choice.robustness import (
+from perfmodel.studies.tune.evaluator import (
+    Evaluator,
+    choose_lists,
+    choose_uniform_cap,
+    make_evaluator,
+)
+from perfmodel.studies.tune.exact import (
+    all_sizes_timed,
+    allow_integer_caps,
+    search_by_surrogate,
+    time_all_sizes,
+)
+from perfmodel.studies.tune.mixed_dtypes import search_shared_lists, tune_horovod
+from perfmodel.studies.tune.model import CurvePoint, Horovod, TuneResult
+from perfmodel.studies.tune.recommendation import evaluate_candidates, recommend
+from perfmodel.studies.tune.robustness import (
     build_curve,
     compare_machines,
     curve_error,
     find_plateau,
     find_robust_cap,
 )
-from perfmodel.studies.tune.choice.tie_breaking import choose_lists, choose_uniform_cap
-from perfmodel.studies.tune.horovod import tune_horovod
-from perfmodel.studies.tune.model import Horovod, TuneResult
-from perfmodel.studies.tune.objective.evaluator import SAME, Evaluator, make_evaluator
-from perfmodel.studies.tune.objective.gradients import Groups
-from perfmodel.studies.tune.search.exact import (
-    all_sizes_timed,
-    allow_integer_caps,
-    search_by_surrogate,
-    time_all_sizes,
-)
-from perfmodel.studies.tune.search.lower_bound import tighten_bound
-from perfmodel.studies.tune.search.mixed_dtypes import search_shared_lists
-from perfmodel.studies.tune.search.surrogate_search import (
+from perfmodel.studies.tune.surrogate import STEP_ROUNDING, tighten_bound
+from perfmodel.studies.tune.surrogate_search import (
     make_budget,
     search_by_simulation,
     search_integer_list,
@@ -148,7 +150,7 @@ def _assemble_result(
     best_s = choices.best_list.step_time_s
     prepared = evaluator.prepared
     bound_s = _prove_bound(evaluator, best_s)
-    if bound_s is not None and bound_s > best_s * (1 + SAME):
+    if bound_s is not None and bound_s > best_s * (1 + STEP_ROUNDING):
         bound_s = None  # all-reduces that share a link made each other quicker: nothing is proven
     return TuneResult(
         scenario=evaluator.scenario,
@@ -212,11 +214,13 @@ def _simulate_promising_caps(evaluator: Evaluator, partitions: Sequence[UniformP
     for partition in sorted(
         partitions, key=lambda p: evaluator.predict_step_s(p.groups, optimistic=True)
     ):
-        if evaluator.predict_step_s(partition.groups, optimistic=True) >= best_s * (1 - SAME):
+        if evaluator.predict_step_s(partition.groups, optimistic=True) >= best_s * (
+            1 - STEP_ROUNDING
+        ):
             continue
         if sizes_left > 0:
             sizes_left -= evaluator.time_allreduces(partition.groups)
-        if evaluator.predict_step_s(partition.groups) < best_s * (1 - SAME):
+        if evaluator.predict_step_s(partition.groups) < best_s * (1 - STEP_ROUNDING):
             best_s = evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s
 
 
@@ -272,3 +276,113 @@ def list_sizes(scenario: Scenario) -> tuple[ClusterSize, ...]:
     """Return the sizes of a scenario's scaling curve that have buckets: of two GPUs or more."""
     node, _, _ = resolve_names(scenario)
     return tuple(size for size in sizes(scenario, gpus_of(node)) if size.gpus > 1)
+
+
+# ---------------------------------------------------------------- assumptions
+
+
+def assumptions(
+    evaluator: Evaluator, exact: bool, curve: Sequence[CurvePoint], curve_error: float
+) -> tuple[str, ...]:
+    """Return the assumptions that the result depends on.
+
+    `exact`: whether the list is proven to be the best.
+    `curve_error`: largest relative error that the curve may have where it was not simulated.
+    """
+    simulated = sum(point.simulated for point in curve)
+    lines = [
+        _describe_caps(len(curve)),
+        _describe_curve(evaluator, simulated, len(curve), curve_error),
+        _describe_list(evaluator, exact),
+    ]
+    if evaluator.gradients.reverse_filled:
+        lines.append(
+            "PyTorch does not rebuild these buckets: they are filled in the order of registration "
+            "and launched in the reverse."
+        )
+    if evaluator.prepared.alternatives:
+        lines.append(
+            "On a quicker or a slower network nothing was simulated: steps there are those on the "
+            "likely one, longer or shorter by what the all-reduces add bucket by bucket. All sizes "
+            "are taken to be quicker or slower together."
+        )
+    lines += _describe_profile(evaluator)
+    if not evaluator.gradients.single_dtype:
+        lines.append("The caps of a list hold for the first, second ... bucket of each dtype.")
+    return tuple(lines)
+
+
+def _describe_profile(evaluator: Evaluator) -> tuple[str, ...]:
+    """Say which buckets are beyond what the profile was measured with."""
+    prepared = evaluator.prepared
+    profile, size = prepared.sized.ensemble.profile, prepared.size
+    if profile is None:
+        return ()
+    from perfmodel.calibrate.sampling import CollectiveRequest, describe_beyond
+
+    return describe_beyond(
+        profile,
+        (
+            CollectiveRequest("all_reduce", bucket.nbytes, size.gpus, size.nodes)
+            for outcome in evaluator.outcomes.values()
+            for bucket in outcome.buckets
+        ),
+    )
+
+
+def _describe_caps(points: int) -> str:
+    if points == 1:
+        return "Whatever the cap, the buckets are the same."
+    return (
+        f"One cap for all can make {points} different partitions into buckets; the curve has a "
+        "point for each."
+    )
+
+
+def _describe_curve(evaluator: Evaluator, simulated: int, points: int, curve_error: float) -> str:
+    if simulated == points:
+        return (
+            "This was simulated in full." if points == 1 else "All of them were simulated in full."
+        )
+    were = "was" if simulated == 1 else "were"
+    how = f"{simulated} of them {were} simulated in full. "
+    if evaluator.reasons:
+        return (
+            f"{how}The steps of the others are estimates, up to "
+            f"{100 * evaluator.surrogate_error:.2g} % off where they were checked, because "
+            f"{' and '.join(evaluator.reasons)}: a better cap may be among them, and only "
+            "what was simulated is recommended."
+        )
+    return (
+        f"{how}The steps of the others follow, bucket by bucket, from times of all-reduces of "
+        f"{evaluator.allreduce.computed_sizes} sizes; between these times were interpolated, which "
+        f"may put a step on the curve off by up to {percent(curve_error)}. What is "
+        "recommended was simulated."
+    )
+
+
+def percent(fraction: float) -> str:
+    """Format a small fraction in per cent, at least 0.01 %.
+
+    Examples
+    --------
+    >>> percent(0.00123), percent(1e-9)
+    ('0.12 %', '0.01 %')
+    """
+    return f"{100 * max(fraction, 1e-4):.2g} %"
+
+
+def _describe_list(evaluator: Evaluator, exact: bool) -> str:
+    if exact:
+        return "The list is the best of all groups of neighbouring gradients (dynamic programming)."
+    if evaluator.reasons:
+        return "The list is the best that was simulated; no cap that was simulated is better."
+    if evaluator.surrogate.slowdown > 1:
+        return (
+            "The list was found by dynamic programming. All-reduces slow compute down, so that it "
+            "is not proven to be the best of all; no cap for all is better."
+        )
+    return (
+        "The list is the best of all groups of neighbouring gradients (dynamic programming), as "
+        "far as interpolated times of all-reduces are right."
+    )

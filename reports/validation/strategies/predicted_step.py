@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from perfmodel.scenario.sections.parallel import ParallelSection
-from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
+from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
 from perfmodel.studies.run.result.model import Uncertainty
 from perfmodel.studies.run.steps.sized_job import (
@@ -18,8 +18,7 @@ from perfmodel.studies.run.steps.sized_job import (
     simulate_reported,
     size_job,
 )
-from perfmodel.studies.run.steps.uncertain_numbers import simulate_uncertainties
-from perfmodel.studies.run.uncertainty import step_interval
+from perfmodel.studies.run.steps.uncertainty import simulate_uncertainties, step_interval
 from perfmodel.training.memory.use import unused_bytes
 from perfmodel.workload.compute_spread import measured_factors
 from reports.validation.strategies.model import Ends, Quantity, StrategyStep

@@ -13,7 +13,7 @@ from perfmodel.errors import Fault, InputError
 from perfmodel.files import read_yaml, validate_document
 from perfmodel.files.read import parse_yaml
 from perfmodel.scenario import ClusterSize, Scenario
-from perfmodel.studies.run.resolve.job.model_share import expert_ranks_per_node, mixture_of
+from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node, mixture_of
 from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.templates.spec import NodeSpec
 from perfmodel.units import parse_power

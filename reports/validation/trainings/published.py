@@ -11,7 +11,7 @@ from pathlib import Path
 from perfmodel.errors import Fault, PerfmodelError
 from perfmodel.files.csv_rows import read_table
 from perfmodel.studies.run.result.model import Uncertainty
-from perfmodel.studies.run.uncertainty import chance_of_gpus, ratio_interval, step_interval
+from perfmodel.studies.run.steps.uncertainty import chance_of_gpus, ratio_interval, step_interval
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.validate.sweeps.match import one_line
 from perfmodel.workload import zoo

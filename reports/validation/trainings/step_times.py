@@ -17,8 +17,8 @@ from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.resolve.machine import bound_machines
 from perfmodel.studies.run.result.model import Uncertainty
-from perfmodel.studies.run.steps.alone_times import collective_s
-from perfmodel.studies.run.uncertainty import chance_of_gpus
+from perfmodel.studies.run.steps.simulate_step import collective_s
+from perfmodel.studies.run.steps.uncertainty import chance_of_gpus
 from perfmodel.topology.from_text.describe import find_host
 from perfmodel.topology.from_text.match_template import HostText
 from perfmodel.topology.model import Gpu, Topology

@@ -21,7 +21,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.scenario.strategies.ddp import CastHook
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
-from perfmodel.studies.run.resolve.host_overhead import host_work
+from perfmodel.studies.run.resolve.job_plan import host_work
 from perfmodel.training.ddp.options import DdpOptions, cap_bytes
 from perfmodel.training.ddp.step_plan import ddp_plan, unbucketed_plan
 from perfmodel.training.plan.split_class import ClassPart, split

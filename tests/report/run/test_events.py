@@ -20,13 +20,14 @@ from perfmodel.report.run.events import (
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines
-from perfmodel.studies.run.result.disturbances import (
+from perfmodel.studies.run.result.model import (
     BackgroundJobStep,
     DisturbanceCost,
     EventCost,
+    Result,
+    SizeResult,
     Wait,
 )
-from perfmodel.studies.run.result.model import Result, SizeResult
 
 Changed = Callable[..., Result]
 WHAT = DisturbanceCost(

@@ -20,8 +20,7 @@ from perfmodel.report.scaling.figures import draw_efficiency, draw_step_time, dr
 from perfmodel.report.topology.figure import draw_topology
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.disturbances import DisturbanceCost
-from perfmodel.studies.run.result.model import BucketTime, LinkUse, Result
+from perfmodel.studies.run.result.model import BucketTime, DisturbanceCost, LinkUse, Result
 from perfmodel.timeline import Timeline
 from perfmodel.workload.sample import Sample
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.run.timeline_layout import step_picture
-from perfmodel.studies.run.result.dimension_use import MixtureUse, StageUse
 from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result.usage import MixtureUse, StageUse
 from perfmodel.timeline import Span, Timeline
 
 

@@ -31,8 +31,8 @@ from perfmodel.report.topology.labels import (
     stack,
 )
 from perfmodel.report.topology.page import topology_html, write_topology
-from perfmodel.studies.run.result.link_use import LinkEnds, LinkUse
 from perfmodel.studies.run.result.model import Result, SizeResult
+from perfmodel.studies.run.result.usage import LinkEnds, LinkUse
 from perfmodel.topology.own_graph import topology_of
 from perfmodel.topology.templates.build import build_topology
 

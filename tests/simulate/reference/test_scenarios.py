@@ -9,7 +9,7 @@ import pytest
 import perfmodel as pm
 from perfmodel.errors import InputError
 from perfmodel.studies.run.loops import one_loop_size
-from perfmodel.studies.run.resolve import limits
+from perfmodel.studies.run.resolve import machine as limits
 from perfmodel.studies.run.result.model import SizeResult
 
 pytestmark = pytest.mark.usefixtures("steps_alone")

@@ -34,12 +34,15 @@ from perfmodel.scenario import (
 )
 from perfmodel.scenario.sections.plan import Money
 from perfmodel.studies.advise import run as run_of_advice
-from perfmodel.studies.advise.export import advice_rows, to_json
-from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial
-from perfmodel.studies.advise.quick_scan import _best
-from perfmodel.studies.advise.run import _without_idle, advise_scenario, apply_changes, gain_of
-from perfmodel.studies.advise.settings_changes import list_settings
-from perfmodel.studies.advise.upgrades import list_power_limits, list_upgrades
+from perfmodel.studies.advise.changes import list_power_limits, list_settings, list_upgrades
+from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Trial, advice_rows, to_json
+from perfmodel.studies.advise.run import (
+    _best,
+    _without_idle,
+    advise_scenario,
+    apply_changes,
+)
+from perfmodel.studies.compare.compare import gain_of
 from perfmodel.studies.compare.model import Change
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_names

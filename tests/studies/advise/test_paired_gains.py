@@ -17,9 +17,8 @@ from perfmodel.library.machine import Corrections, Machine
 from perfmodel.library.prediction_error import spread_factors
 from perfmodel.report.advice import narrow_gains
 from perfmodel.scenario import change_scenario, load_scenario
-from perfmodel.studies.advise.model import Advice, Proposed, Trial
-from perfmodel.studies.advise.narrow_gains import find_narrow_gains
-from perfmodel.studies.advise.run import gain_of
+from perfmodel.studies.advise.model import Advice, Proposed, Trial, find_narrow_gains
+from perfmodel.studies.compare.compare import gain_of
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.steps.one_size import simulate_size

@@ -15,7 +15,7 @@ from perfmodel.studies.run import run_scenario
 from perfmodel.studies.sweep import run_sweep, variants
 from perfmodel.studies.sweep.executor import Workers
 from perfmodel.studies.tune.run import tune_scenario
-from perfmodel.studies.tune.settings.run import tune_settings
+from perfmodel.studies.tune.settings_search import tune_settings
 
 SMALL = """# Which mixture?
 perfmodel: 1

@@ -11,16 +11,15 @@ import pytest
 from perfmodel.report.comparison.text import assumptions, sentences, unread_fields
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.compare import Change, Comparison, compare
-from perfmodel.studies.compare.attribution import list_what_ifs
 from perfmodel.studies.compare.compare import (
     compare_with_first,
     list_differing_fields,
+    list_what_ifs,
     ratio_interval_of,
 )
-from perfmodel.studies.compare.export import to_csv, to_json
+from perfmodel.studies.compare.model import to_csv, to_json
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.result.disturbances import DisturbanceCost
-from perfmodel.studies.run.result.model import SizeResult
+from perfmodel.studies.run.result.model import DisturbanceCost, SizeResult
 
 TEXT = """# Which is better?
 perfmodel: 1

@@ -10,7 +10,7 @@ from perfmodel.scenario import (
     CandidateSection,
     PowerSection,
 )
-from perfmodel.studies.plan.cost import compute_cost, compute_rates, node_W
+from perfmodel.studies.plan.time_to_train import compute_cost, compute_rates, node_W
 
 HOUR = 3600.0
 

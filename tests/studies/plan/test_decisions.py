@@ -13,7 +13,7 @@ from perfmodel.scenario import (
     CandidateSection,
     UpgradeSection,
 )
-from perfmodel.studies.plan.choice.decisions import (
+from perfmodel.studies.plan.decisions import (
     choose_answers,
     compare_upgrade,
     life_s,

@@ -13,7 +13,7 @@ from perfmodel.report.planning import tables
 from perfmodel.report.planning import text as said
 from perfmodel.report.planning.figures import draw_time_against_cost
 from perfmodel.report.planning.page import plan_html, plan_markdown, write_plan
-from perfmodel.studies.plan.choice.decisions import choose_answers
+from perfmodel.studies.plan.decisions import choose_answers
 from perfmodel.studies.plan.model import PlanResult, UpgradeOutcome
 
 if TYPE_CHECKING:

@@ -306,7 +306,7 @@ def test_the_schema_knows_plans(planned):
 def test_tight_memory_and_hashed_flows_are_told_of_a_candidate(planned, monkeypatch):
     """`run` says both; a plan says them of each candidate, and no answer names what is tight."""
     scenario, plan = planned
-    worker = importlib.import_module("perfmodel.studies.sweep.worker")
+    worker = importlib.import_module("perfmodel.studies.sweep.store")
     run = worker.run_scenario
 
     def tight_and_hashed(asked, **options):

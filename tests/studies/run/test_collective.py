@@ -19,7 +19,7 @@ from perfmodel.library.model import load_library
 from perfmodel.simulate.uncontended.repetition import hidden_s
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.collective import collective_rows, nominal_timer
-from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
+from perfmodel.studies.tune.allreduce_times import AllReduceTimes
 from perfmodel.topology.templates.build import build_topology
 
 MIB, GIB = 1 << 20, 1 << 30

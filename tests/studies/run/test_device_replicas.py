@@ -8,9 +8,9 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
-from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
-from perfmodel.studies.run.resolve.job.training_job import assign_buckets
+from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
+from perfmodel.studies.run.resolve.training_job import assign_buckets
 from perfmodel.studies.run.steps.sized_job import SizedJob, size_job
 from perfmodel.testing.check_plan import check_plan
 

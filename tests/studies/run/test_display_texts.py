@@ -19,7 +19,7 @@ from perfmodel.report.run.kineto import to_kineto
 from perfmodel.report.run.pipeline_figure import pipeline_picture
 from perfmodel.report.run.timeline_layout import step_picture
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
-from perfmodel.studies.choose.step_causes import step_causes
+from perfmodel.studies.choose.mixture_jobs import step_causes
 from perfmodel.studies.plan.time_to_train import target_samples
 from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.one_loop_size import simulate_loop_size
@@ -29,7 +29,7 @@ from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.steps import sized_job
 from perfmodel.studies.run.steps.one_size import simulate_size
 from perfmodel.studies.run.steps.sized_job import SizedJob, simulate_reported, size_job
-from perfmodel.studies.tune.objective.evaluator import make_evaluator
+from perfmodel.studies.tune.evaluator import make_evaluator
 from perfmodel.training.parallel import mixture
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Collective, StepPlan, Task

@@ -10,8 +10,8 @@ import pytest
 from perfmodel.errors import InputError
 from perfmodel.scenario import ClusterSize, load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.resolve.job.model_share import expert_ranks_per_node
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
+from perfmodel.studies.run.resolve.training_job import expert_ranks_per_node
 from perfmodel.workload import Workload
 
 TEXT = """# How long is a step?

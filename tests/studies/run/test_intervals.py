@@ -23,7 +23,7 @@ from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import bound_machines
 from perfmodel.studies.run.result.model import Uncertainty
 from perfmodel.studies.run.steps import one_size
-from perfmodel.studies.run.uncertainty import ratio_interval
+from perfmodel.studies.run.steps.uncertainty import ratio_interval
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.workload.compute_spread import gpu_speeds, roofline_factors, run_factors
 from perfmodel.workload.zoo import build_model

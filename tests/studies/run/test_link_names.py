@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfmodel.studies.run.steps.bottlenecks.link_names import name_busiest, name_link
+from perfmodel.studies.run.steps.bottleneck import name_busiest, name_link
 from perfmodel.topology import build_cluster
 
 

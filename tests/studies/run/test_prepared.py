@@ -10,7 +10,7 @@ from perfmodel.errors import InputError
 from perfmodel.scenario import ClusterSize, load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
-from perfmodel.studies.run.uncertainty import step_interval
+from perfmodel.studies.run.steps.uncertainty import step_interval
 from perfmodel.training.ddp.options import MIB, DdpOptions
 
 DEFAULT: tuple[tuple[str, ...], DdpOptions] = ((), DdpOptions())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.studies.run.result.model import Uncertainty
-from perfmodel.studies.run.uncertainty import ratio_interval, step_interval
+from perfmodel.studies.run.steps.uncertainty import ratio_interval, step_interval
 
 Z80 = 1.2815515655446004
 

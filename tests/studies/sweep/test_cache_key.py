@@ -94,7 +94,7 @@ def test_the_version_is_that_of_source_and_data(tmp_path: Path, monkeypatch) -> 
 
 def test_nothing_that_the_version_leaves_out_is_used_by_a_step() -> None:
     code = (
-        "import sys, perfmodel.studies.run, perfmodel.studies.sweep.worker; "
+        "import sys, perfmodel.studies.run, perfmodel.studies.sweep.store; "
         "print(sorted(m for m in sys.modules if m.startswith('perfmodel.')))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -95,7 +95,7 @@ def test_failures_are_kept_with_their_message(scenario_file: Path, monkeypatch) 
 
 
 def test_what_nobody_expected_fails_one_variant_alone(scenario_file: Path, monkeypatch) -> None:
-    from perfmodel.studies.sweep import worker as answering
+    from perfmodel.studies.sweep import store as answering
 
     real = answering.run_scenario
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfmodel.scenario import Scenario, load_scenario
-from perfmodel.studies.tune.objective.gradients import Cuts
+from perfmodel.studies.tune.caps import Cuts
 
 collect_ignore = ["ddp_of_snippets.py"]
 """A program that a test starts; it needs torch, which the test may have to do without."""

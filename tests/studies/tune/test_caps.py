@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.studies.tune.caps import (
+    GradientOrder,
     Window,
     caps_mb,
     find_windows,
@@ -17,10 +18,10 @@ from perfmodel.studies.tune.caps import (
     integer_cap_mb,
     integer_caps_mb,
     merge_last_windows,
+    order_gradients,
     round_cap_mb,
 )
-from perfmodel.studies.tune.objective.gradients import GradientOrder, order_gradients
-from perfmodel.studies.tune.search.exact import allow_integer_caps
+from perfmodel.studies.tune.exact import allow_integer_caps
 from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
 from perfmodel.workload import load_workload
 from perfmodel.workload.model import ParameterTensor, Workload

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from perfmodel.studies.tune.caps import (
     assign_buckets,
     list_uniform_partitions,
+    order_gradients,
     with_cap,
     with_caps,
 )
-from perfmodel.studies.tune.objective.gradients import order_gradients
 from perfmodel.training.ddp.options import MIB, DdpOptions, cap_bytes
 from perfmodel.workload import load_workload
 from perfmodel.workload.model import Layer, ParameterTensor, Workload

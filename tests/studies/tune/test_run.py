@@ -14,19 +14,20 @@ from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.studies.tune.caps import (
+    Cuts,
     as_bytes,
     assign_buckets,
     caps_mb,
     find_windows,
     list_uniform_partitions,
+    order_gradients,
     with_cap,
     with_caps,
 )
-from perfmodel.studies.tune.choice.tie_breaking import AS_GOOD, FEWER
+from perfmodel.studies.tune.evaluator import FEWER_TOLERANCE, make_evaluator
 from perfmodel.studies.tune.model import TuneResult
-from perfmodel.studies.tune.objective.evaluator import SAME, make_evaluator
-from perfmodel.studies.tune.objective.gradients import Cuts, order_gradients
 from perfmodel.studies.tune.run import list_sizes, tune_scenario
+from perfmodel.studies.tune.surrogate import STEP_ROUNDING, STEP_TOLERANCE
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 Made = Callable[..., Scenario]
@@ -65,13 +66,13 @@ def is_sound(found: TuneResult, scenario: Scenario) -> None:
     """What holds whatever the scenario."""
     best = found.best_list.step_time_s
     caps = steps_of_all_caps(scenario)
-    assert best <= min(caps) * (1 + SAME)
-    allowed = FEWER if scenario.library.name == "gloo" else AS_GOOD
-    assert min(caps[1:]) * (1 - SAME) <= found.best_uniform.step_time_s
+    assert best <= min(caps) * (1 + STEP_ROUNDING)
+    allowed = FEWER_TOLERANCE if scenario.library.name == "gloo" else STEP_TOLERANCE
+    assert min(caps[1:]) * (1 - STEP_ROUNDING) <= found.best_uniform.step_time_s
     assert found.best_uniform.step_time_s <= min(caps[1:]) * (1 + allowed)
     assert found.least_uniform_s == pytest.approx(min(caps[1:]), rel=1e-9)
-    assert best <= found.best_integer_list.step_time_s * (1 + SAME)
-    assert best <= found.default.step_time_s * (1 + SAME)
+    assert best <= found.best_integer_list.step_time_s * (1 + STEP_ROUNDING)
+    assert best <= found.default.step_time_s * (1 + STEP_ROUNDING)
     assert all(cap == int(cap) for cap in found.best_integer_list.bucket_cap_mb_list or ())
     if found.lower_bound_s is not None:
         assert found.lower_bound_s <= best

@@ -13,8 +13,8 @@ from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
 from perfmodel.studies.run.resolve.what_if import apply_what_if
 from perfmodel.studies.run.result.model import Bottleneck, Relief, SizeResult
-from perfmodel.studies.run.steps.bottlenecks.link_names import ends_of, name_link
-from perfmodel.studies.run.steps.bottlenecks.reliefs import (
+from perfmodel.studies.run.steps.bottleneck import beside_communication, ends_of, name_link
+from perfmodel.studies.run.steps.reliefs import (
     COMMUNICATION,
     HOST,
     LATENCY,
@@ -51,7 +51,9 @@ def _relieve_communication(metrics: LoopMetrics) -> list[Relief]:
     if max(metrics.server_busy) > WORTH_NAMING:
         job = replace(metrics.job, idle_servers=True)
         reliefs.append(_relief(metrics, job, "servers that update in no time", SERVERS, {}))
-    reliefs += [_relieve_part(metrics, part) for part in _busy_parts(metrics)]
+    kinds, busy = metrics.job.machine.topology.arcs.kinds, _busy(metrics)
+    most_busy = {part: busy[kinds.among(part.kinds)].max(initial=0.0) for part in LINKS}
+    reliefs += [_relieve_part(metrics, part) for part in LINKS if most_busy[part] > BUSY]
     best_s = max((relief.saves_s for relief in reliefs), default=0.0)
     waits_s = metrics.breakdown_s["exposed communication"]
     if best_s < MOST_OF_IT * waits_s:
@@ -61,12 +63,6 @@ def _relieve_communication(metrics: LoopMetrics) -> list[Relief]:
         relief = _relief(metrics, free, text, COMMUNICATION.name, dict(COMMUNICATION.what_if))
         reliefs.append(replace(relief, parts=(COMMUNICATION.name, SERVERS)))
     return reliefs
-
-
-def _busy_parts(metrics: LoopMetrics) -> list[Part]:
-    """Kinds of links of which one is busy for long."""
-    kinds, busy = metrics.job.machine.topology.arcs.kinds, _busy(metrics)
-    return [part for part in LINKS if busy[kinds.among(part.kinds)].max(initial=0.0) > BUSY]
 
 
 def _busy(metrics: LoopMetrics) -> FloatArray:
@@ -83,8 +79,7 @@ def _relieve_part(metrics: LoopMetrics, part: Part) -> Relief:
     sized, job = metrics.job.sized, metrics.job
     machine = apply_what_if(WhatIf.model_validate(part.what_if), sized.ensemble.likely)
     other = sized.on_machine(machine)
-    origins = {each.origin for each in job.disturbances}
-    disturbances = tuple(e for e in other.disturbances_on(machine) if e.origin in origins)
+    disturbances = other.moved_disturbances(machine, job.disturbances)
     changed = replace(job, sized=other, disturbances=disturbances)
     return _relief(metrics, changed, describe_parts([part]), part.name, dict(part.what_if))
 
@@ -107,17 +102,11 @@ def loop_bottleneck(
 
     It is what saves most where it is no limit, if that is more than 1 % of the step.
     """
-    least_s = WORTH_NAMING * point.step_time_s
-    best = reliefs[0] if reliefs else None
-    events = () if point.disturbance is None else point.disturbance.events
-    event = max(events, key=lambda event: event.costs_s, default=None)
-    if event is not None and event.costs_s > max(least_s, 0.0 if best is None else best.saves_s):
-        return Bottleneck("event", event.what, event.what)
-    if best is None or best.saves_s <= least_s:
-        return Bottleneck("compute", "compute", "compute")
-    name = best.parts[0]
-    if name == HOST.name:
-        return Bottleneck("host", f"host ({HOST.name})", f"host ({HOST.name})")
+    rival_s = max((relief.saves_s for relief in reliefs), default=0.0)
+    elsewhere = beside_communication(point, reliefs, rival_s)
+    if elsewhere is not None:
+        return elsewhere
+    name = reliefs[0].parts[0]
     busy = metrics.server_busy
     if name == SERVERS:
         server = metrics.run.plan.servers[int(np.argmax(busy))]

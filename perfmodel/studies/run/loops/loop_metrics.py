@@ -10,11 +10,9 @@ from functools import cached_property
 from statistics import fmean
 
 from perfmodel.simulate.engine.loop_records import LoopRun
-from perfmodel.studies.run.loops.loop_bounds import LoopBounds, loop_bounds
-from perfmodel.studies.run.loops.loop_job import LoopJob, tracked_workers
-from perfmodel.studies.run.result.dimension_use import CommunicationUse
-from perfmodel.studies.run.result.server_use import Staleness
-from perfmodel.studies.run.steps.metrics.step_parts import PARTS
+from perfmodel.studies.run.loops.loop_job import LoopBounds, LoopJob, loop_bounds, tracked_workers
+from perfmodel.studies.run.result.usage import CommunicationUse, Staleness
+from perfmodel.studies.run.steps.step_parts import PARTS
 from perfmodel.timeline import Span, covered_s
 
 BARS = 24

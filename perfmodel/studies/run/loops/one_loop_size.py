@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import nan
 
 from perfmodel.library.machine import Machine
+from perfmodel.library.prediction_error import kind_of_machine, spread_factors
+from perfmodel.scenario.sections.variants import WhatIf
 from perfmodel.scenario.strategies.servers import ParameterServerStrategy
-from perfmodel.studies.run.loops.loop_bounds import LoopBounds
-from perfmodel.studies.run.loops.loop_interval import simulate_loop_uncertainties
-from perfmodel.studies.run.loops.loop_job import EXACT_PUSHES, QUANTA, LoopJob, LoopLength, settle
+from perfmodel.studies.run.loops.loop_job import (
+    EXACT_PUSHES,
+    QUANTA,
+    LoopBounds,
+    LoopJob,
+    LoopLength,
+    settle,
+)
 from perfmodel.studies.run.loops.loop_limits import loop_bottleneck, simulate_loop_reliefs
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics
-from perfmodel.studies.run.result.disturbances import DisturbanceCost, EventCost
-from perfmodel.studies.run.result.link_use import LinkUse
-from perfmodel.studies.run.result.model import SizeResult, with_bottleneck
-from perfmodel.studies.run.result.server_use import ServerUse
-from perfmodel.studies.run.steps.bottlenecks.link_names import name_link
+from perfmodel.studies.run.resolve.training_job import gpu_spread
+from perfmodel.studies.run.resolve.what_if import apply_what_if
+from perfmodel.studies.run.result.model import (
+    DisturbanceCost,
+    EventCost,
+    SizeResult,
+    Uncertainty,
+    with_bottleneck,
+)
+from perfmodel.studies.run.result.usage import LinkUse, ServerUse
+from perfmodel.studies.run.steps.bottleneck import name_link
 from perfmodel.studies.run.steps.one_size import mfu_of, sum_link_uses
 from perfmodel.studies.run.steps.output_analysis import mean_interval_s
 from perfmodel.studies.run.steps.sized_job import SizedJob, locate_errors
-from perfmodel.studies.run.uncertainty import step_interval
+from perfmodel.studies.run.steps.uncertainty import chance_of_gpus, name_compute, step_interval
 from perfmodel.timeline import Timeline
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.servers.parameter_server import ServerOptions, server_bytes
+from perfmodel.workload.compute_spread import run_factors
 
 
 def simulate_loop_size(
@@ -66,7 +80,6 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
     plan, step_s = metrics.run.plan, metrics.step_s()
     machine = metrics.job.machine
     breakdown_s = metrics.breakdown_s
-    others = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
     rounds = metrics.job.length
     use = _server_use(sized, metrics, machine)
     exposed_s = breakdown_s["exposed communication"]
@@ -84,11 +97,14 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         bottleneck="",
         global_batch=plan.samples,
         batch_per_gpu=sized.batch,
-        memory=sized.memory(others),
+        memory=sized.memory(),
         interval_s=None,
         buckets=(),
         links=_link_uses(metrics, machine),
-        timeline=Timeline(metrics.spans(), classes=_names(plan)),
+        timeline=Timeline(
+            metrics.spans(),
+            classes=(*(w.name for w in plan.workers), *(s.name for s in plan.servers)),
+        ),
         mode=f"flow, {len(plan.workers)} workers and {len(plan.servers)} servers as processes, "
         f"mean of {rounds.counted} rounds after {rounds.warm_up}",
         communication=metrics.communication(exposed_s),
@@ -96,11 +112,6 @@ def _summarise(sized: SizedJob, metrics: LoopMetrics, first_s: float) -> SizeRes
         notes=_notes(plan),
         server_use=use,
     )
-
-
-def _names(plan: LoopPlan) -> tuple[str, ...]:
-    """Workers, and servers."""
-    return (*(each.name for each in plan.workers), *(each.name for each in plan.servers))
 
 
 def _link_uses(metrics: LoopMetrics, machine: Machine) -> Sequence[LinkUse]:
@@ -187,3 +198,102 @@ def _costs(metrics: LoopMetrics) -> DisturbanceCost:
         events=tuple(events),
         waits=(),
     )
+
+
+# ---------------------------------------------------------------- interval
+
+
+def simulate_loop_uncertainties(metrics: LoopMetrics, point: SizeResult) -> tuple[Uncertainty, ...]:
+    """Simulate the ends of compute and network, without what varies from step to step.
+
+    Their ratios to a run without it are what counts, as for other strategies.
+    """
+    base_s = _step_s(metrics.job) if metrics.varies else metrics.step_s()
+    ends = _LoopEnds(metrics.job, base_s, metrics.step_s())
+    compute = ends.of_compute()
+    parts = [compute, *_chance_of_gpus(ends, metrics, compute)]
+    if not metrics.job.is_free:
+        parts.append(ends.of_network())
+    cost = point.disturbance
+    if cost is not None and cost.mean_interval_s is not None:
+        parts.append(Uncertainty("chance", *cost.mean_interval_s, is_shared=False))
+    return tuple(part for part in parts if part.low_s != part.high_s)
+
+
+def _step_s(job: LoopJob) -> float:
+    """Step without what varies; seconds."""
+    steady = tuple(each for each in job.disturbances if not each.varies)
+    settled = replace(job, disturbances=steady)
+    return LoopMetrics(settled, settled.run()).step_s()
+
+
+@dataclass(frozen=True, slots=True)
+class _LoopEnds:
+    """Simulates loops at the ends of their uncertain numbers.
+
+    `base_s`: step without what varies; `step_s`: as reported; seconds.
+    """
+
+    job: LoopJob
+    base_s: float
+    step_s: float
+
+    def of_compute(self) -> Uncertainty:
+        """Times of layers, and with them nothing of the servers."""
+        sized = self.job.sized
+        slower = (sized.with_compute(by) for by in sized.compute_spread)
+        return self._between(name_compute(sized.job), slower)
+
+    def of_network(self) -> Uncertainty:
+        """Bandwidth and latency of all links together."""
+        sized = self.job.sized
+        likely = sized.ensemble.likely
+        origin = f"network of {kind_of_machine(likely.topology)}"
+        if sized.ensemble.drawn:
+            from perfmodel.calibrate import interval_s
+
+            drawn_s = [self._end_s(self._on(machine)) for machine in sized.ensemble.drawn]
+            return self._relative(origin, *(interval_s(drawn_s, self.base_s) or (self.base_s,) * 2))
+        largest = int(max(each.push_bytes for each in self.job.plan().exchanges))
+        factors = spread_factors(likely.topology, "all_reduce", largest)
+        return self._between(origin, (self._on(_slowed(likely, by)) for by in factors))
+
+    def _on(self, machine: Machine) -> SizedJob:
+        return self.job.sized.on_machine(machine)
+
+    def _end_s(self, sized: SizedJob) -> float:
+        return _step_s(replace(self.job, sized=sized))
+
+    def _between(self, origin: str, jobs: Iterable[SizedJob]) -> Uncertainty:
+        ends_s = sorted(self._end_s(sized) for sized in jobs)
+        return self._relative(origin, ends_s[0], ends_s[-1])
+
+    def _relative(self, origin: str, low_s: float, high_s: float) -> Uncertainty:
+        share = self.step_s / self.base_s
+        return Uncertainty(origin, low_s * share, high_s * share)
+
+
+def _slowed(machine: Machine, by: float) -> Machine:
+    """Return the machine whose messages take `by` times as long."""
+    rate, latency = 1 / by, by
+    what_if = WhatIf(
+        network_bandwidth=rate, node_bandwidth=rate, network_latency=latency, node_latency=latency
+    )
+    return apply_what_if(what_if, machine)
+
+
+def _chance_of_gpus(
+    ends: _LoopEnds, metrics: LoopMetrics, compute: Uncertainty
+) -> tuple[Uncertainty, ...]:
+    """Speeds of the GPUs that it happens to get, where all wait for the slowest; and of the run."""
+    sized = ends.job.sized
+    gpu, count = sized.job.gpu, sized.size.gpus
+    if gpu.generation == "cpu":
+        return ()
+    if metrics.run.plan.together:
+        numbers = (count, gpu.name)
+        return chance_of_gpus(
+            ends.step_s, compute, sized.compute_spread, numbers, gpu_spread(sized.job)
+        )
+    quick, slow = run_factors()
+    return (Uncertainty(f"run on {count} x {gpu.name}", ends.step_s * quick, ends.step_s * slow),)

@@ -17,10 +17,8 @@ from perfmodel.scenario.strategies.servers import server_nodes
 from perfmodel.simulate.engine.background import BackgroundJob
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.studies.run.resolve.job.job_plan import plan_step
-from perfmodel.studies.run.resolve.job.layer_prices import price_layers
-from perfmodel.studies.run.resolve.job.model_share import resolve_workload
-from perfmodel.studies.run.resolve.job.training_job import TrainingJob
+from perfmodel.studies.run.resolve.job_plan import plan_step, price_layers
+from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_workload
 from perfmodel.training.plan.loop_plan import Exchange, LoopPlan, Server
 from perfmodel.training.plan.step_plan import Compute, StepPlan, Task
 from perfmodel.workload.model import Workload

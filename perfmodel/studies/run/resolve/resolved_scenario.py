@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
-from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.errors import Fault, InputError, ScheduleError, allowed_names, describe_type
 from perfmodel.files import collect_faults
+from perfmodel.own_functions import call_function, check_function, name_of
 from perfmodel.scenario import ClusterSize, Scenario, sizes
+from perfmodel.scenario.relocated_errors import relocated_errors
+from perfmodel.scenario.strategies.ddp import DdpStrategy
 from perfmodel.simulate.engine.engine import Fidelity
 from perfmodel.studies.run.resolve.disturbance import Disturbance
-from perfmodel.studies.run.resolve.job.model_share import resolve_share, resolve_workload
-from perfmodel.studies.run.resolve.job.training_job import TrainingJob
 from perfmodel.studies.run.resolve.machine import (
     MachineEnsemble,
     build_ensemble,
     machine,
     named_node,
-    relocated_errors,
 )
 from perfmodel.studies.run.resolve.placement import count_hosts, load_other_workloads
+from perfmodel.studies.run.resolve.training_job import TrainingJob, resolve_share, resolve_workload
 from perfmodel.topology.model import Gpu, Topology
 from perfmodel.topology.templates.build import build_topology, load_node
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.topology.templates.spec import NodeSpec
-from perfmodel.training.strategy import Strategy
+from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, Workload
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile
-    from perfmodel.studies.run.resolve.job.own_strategy import OwnStrategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,6 @@ def resolve_scenario(
     """
     own = None
     if strategy is not None:
-        from perfmodel.studies.run.resolve.job.own_strategy import make_strategy, without_strategy
-
         scenario, own = without_strategy(scenario), make_strategy(strategy)
     if scenario.strategy.kind == "auto":
         allowed = "a strategy that stands: perfmodel run, compare, sweep and plan choose it"
@@ -205,3 +206,65 @@ def resolve_names(
     if node is None or workload is None or faults:
         raise InputError(faults)
     return node, workload, other_workloads
+
+
+# ---------------------------------------------------------------- a strategy of the user's
+
+OwnStrategy = Callable[[StepRequest], StepPlan]
+
+A_FUNCTION: Final = "a function of a StepRequest that returns a perfmodel.StepPlan"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOptions:
+    """What is asked of a strategy of the user's: it plans its micro-batches itself."""
+
+    accumulate: int = 1
+
+
+def make_strategy(function: OwnStrategy) -> Strategy:
+    """Return the row of a strategy that a function plans.
+
+    Raises `InputError`: no function, or one that takes other arguments.
+    """
+    check_function("strategy", function, "(request)", A_FUNCTION)
+    name = name_of(function)
+    return Strategy(
+        name=name,
+        options=lambda _: OwnOptions(),
+        plan=partial(_plan, function),
+        memory=None,
+        assumptions=(f"The step is what {name} plans: what that leaves out takes no time.",),
+    )
+
+
+def without_strategy(scenario: Scenario) -> Scenario:
+    """Return the scenario without its own strategy.
+
+    Raises `InputError`: the model is split over ranks, which the user's strategy would not know.
+    """
+    if scenario.parallel.gpus_per_replica > 1 or scenario.parallel.expert > 1:
+        allowed = "nothing with a strategy of your own, whose plan has all ranks"
+        raise scenario.fault("parallel", "a model that ranks share", allowed)
+    return scenario.model_copy(update={"strategy": DdpStrategy()})
+
+
+def _plan(function: OwnStrategy, request: StepRequest, _: object) -> StepPlan:
+    """Plan a step.
+
+    Raises `ScheduleError`: what was expected of the function, and what came.
+    """
+    from perfmodel.testing.check_plan import check_plan  # and what few need
+
+    try:
+        plan = call_function("strategy", function, (request,), "(request)", A_FUNCTION)
+    except InputError as error:  # of no field of the scenario
+        raise ScheduleError(str(error)) from error.__cause__
+    name = name_of(function)
+    if not isinstance(plan, StepPlan):
+        returned = describe_type(plan)
+        raise ScheduleError(f"strategy: {name} returned {returned}; allowed: {A_FUNCTION}")
+    check_plan(plan, request.ranks)
+    if not plan.tasks:
+        raise ScheduleError(f"plan {plan.name!r}: tasks: found none; allowed: at least one")
+    return plan

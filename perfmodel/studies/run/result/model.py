@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from perfmodel.studies.run.result.dimension_use import CommunicationUse, MixtureUse
-from perfmodel.studies.run.result.disturbances import DisturbanceCost
-from perfmodel.studies.run.result.link_use import LinkEnds, LinkUse
 from perfmodel.studies.run.result.memory import Memory
-from perfmodel.studies.run.result.searched_mixtures import MixtureSearch
-from perfmodel.studies.run.result.server_use import HotSpot, ServerUse
+from perfmodel.studies.run.result.usage import (
+    CommunicationUse,
+    HotSpot,
+    LinkEnds,
+    LinkUse,
+    MixtureUse,
+    ServerUse,
+)
 from perfmodel.timeline import Timeline
 from perfmodel.topology.model import Topology
 from perfmodel.workload.sample import Sample
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 Scaling = Literal["weak", "strong"]
 
@@ -273,3 +275,124 @@ class Result:
     def _repr_html_(self) -> str:
         """Show the summary in a notebook."""
         return self.summary._repr_html_()  # type: ignore[operator,no-any-return]
+
+
+# ---------------------------------------------------------------- search of mixtures
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedMixture:
+    """A mixture that was simulated on the way to the quickest one that fits.
+
+    `text`: what it is, in words.
+    `changes`: fields of the scenario that make it this mixture, as written in a file.
+    `bound_s`: below which its step could not be; seconds.
+    `memory_bytes`: of the fullest GPU.
+    `parts_s`: of the step: compute, exposed communication by kind, bubble; seconds.
+    """
+
+    text: str
+    changes: Mapping[str, Any]
+    step_time_s: float
+    bound_s: float
+    memory_bytes: float
+    parts_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSearch:
+    """How the quickest mixture that fits was found.
+
+    `best`: by growing step time; the first one is the answer.
+    `listed`: combinations of what the scenario lists; the other counts add up to it.
+    `impossible`: degrees do not divide GPUs, batch or model, or a schedule does not allow them.
+    `too_big`: did not fit where that was looked at.
+    `bounded`: cannot be quicker, or were not looked at once `simulate` of them were simulated.
+    `unproven`: how much quicker than the best, at most, any mixture is that was left out; 0: none.
+    """
+
+    best: tuple[SimulatedMixture, ...]
+    listed: int
+    impossible: int
+    too_big: int
+    bounded: int
+    simulated: int
+    unproven: float = 0.0
+
+    @property
+    def winner(self) -> SimulatedMixture:
+        """The quickest one."""
+        return self.best[0]
+
+
+# ---------------------------------------------------------------- what events and other jobs cost
+
+
+@dataclass(frozen=True, slots=True)
+class EventCost:
+    """Cost of one event or other job; times in seconds.
+
+    `what`: description of the event.
+    `without_s`: mean step time with all other disturbances, but not this one.
+    `costs_s`: how much longer a step takes because of it, on average over the counted steps.
+    """
+
+    what: str
+    without_s: float
+    costs_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait for the last rank of a collective, over the counted steps; times in seconds.
+
+    `last`: the rank or the class of ranks that came last most often.
+    `share`: of the counted steps, those in which it was the last; 0 to 1.
+    `waited_s`: how long the other ranks waited, on average.
+    `longest_s`: how long the first one waited, at most.
+    """
+
+    collective: str
+    bucket: int | None
+    last: str
+    share: float
+    waited_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundJobStep:
+    """Another job on the same network; times in seconds.
+
+    `step_time_s` is its mean while the main job's steps were counted; `alone_s` is its step on the
+    same nodes with the network for itself.
+    """
+
+    name: str
+    gpus: int
+    step_time_s: float
+    alone_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DisturbanceCost:
+    """Cost of events and other jobs together; times in seconds.
+
+    `steps_s`: the counted steps, one after the other; `SizeResult.step_time_s` is their mean.
+    `undisturbed_s`: a step without any of the events.
+    `mean_interval_s`: 80 % interval of the mean step under jitter; None where nothing is random.
+    `events`: in the order of the scenario.
+    `waits`: in the order of the step.
+    """
+
+    steps_s: tuple[float, ...]
+    undisturbed_s: float
+    mean_interval_s: tuple[float, float] | None
+    events: tuple[EventCost, ...]
+    waits: tuple[Wait, ...]
+    jobs: tuple[BackgroundJobStep, ...] = ()
+
+    @property
+    def costs_s(self) -> float:
+        """How much longer a step takes with all disturbances, on average."""
+        return sum(self.steps_s) / len(self.steps_s) - self.undisturbed_s

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import nan
+from statistics import fmean
 
 import numpy as np
 
+from perfmodel.arrays import FloatArray
+from perfmodel.simulate.engine.background import BackgroundJob, CollectiveArrivals
+from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.network import LinkCounters
 from perfmodel.studies.run.memory_advice import advise
-from perfmodel.studies.run.resolve.job.training_job import assign_buckets
-from perfmodel.studies.run.result.dimension_use import CommunicationUse
-from perfmodel.studies.run.result.link_use import LinkUses
-from perfmodel.studies.run.result.model import BucketTime, SizeResult, with_bottleneck
-from perfmodel.studies.run.steps.bottlenecks.bottleneck import name_bottleneck
-from perfmodel.studies.run.steps.bottlenecks.hot_spot import find_hot_spot
-from perfmodel.studies.run.steps.bottlenecks.reliefs import simulate_reliefs
-from perfmodel.studies.run.steps.disturbance_cost import simulate_costs
-from perfmodel.studies.run.steps.metrics.communication import communication_uses
-from perfmodel.studies.run.steps.metrics.mixture_use import mixture_use
-from perfmodel.studies.run.steps.metrics.step_parts import (
-    busiest_class,
-    mean,
-    mean_breakdown,
-    parts_of_steps,
+from perfmodel.studies.run.resolve.disturbance import Disturbance
+from perfmodel.studies.run.resolve.training_job import assign_buckets
+from perfmodel.studies.run.result.memory import Memory
+from perfmodel.studies.run.result.model import (
+    BackgroundJobStep,
+    BucketTime,
+    DisturbanceCost,
+    EventCost,
+    SizeResult,
+    Wait,
+    with_bottleneck,
 )
-from perfmodel.studies.run.steps.simulate_step import timer_of
+from perfmodel.studies.run.result.usage import CommunicationUse, HotSpot, LinkUses
+from perfmodel.studies.run.steps.bottleneck import name_bottleneck
+from perfmodel.studies.run.steps.mixture_use import mixture_use
+from perfmodel.studies.run.steps.output_analysis import SETTLED, WARM_UP, mean_interval_s
+from perfmodel.studies.run.steps.reliefs import simulate_reliefs
+from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
 from perfmodel.studies.run.steps.sized_job import (
     ReportedRun,
     SizedJob,
@@ -34,11 +40,18 @@ from perfmodel.studies.run.steps.sized_job import (
     simulate_first_step,
     simulate_reported,
 )
-from perfmodel.studies.run.steps.uncertain_numbers import (
+from perfmodel.studies.run.steps.step_parts import (
+    busiest_class,
+    communication_uses,
+    mean,
+    mean_breakdown,
+    parts_of_steps,
+)
+from perfmodel.studies.run.steps.uncertainty import (
     describe_sensitivity,
     simulate_uncertainties,
+    step_interval,
 )
-from perfmodel.studies.run.uncertainty import step_interval
 from perfmodel.timeline import GroupOfClass, Span, Timeline
 from perfmodel.topology.arcs import LinkKinds
 from perfmodel.topology.model import Topology
@@ -95,9 +108,8 @@ def _summarise(sized: SizedJob, reported: ReportedRun, first_step_s: float) -> S
     step_s = sum(reported.steps_s) / counted
     parts = parts_of_steps(reported.plan, run, reported.counted_steps)
     spans = _longest_step(reported)
-    other_gpus = tuple(each.gpu for each in sized.disturbances if each.gpu is not None)
     means = "" if counted == 1 else f", mean of {counted} steps"
-    memory = sized.memory(other_gpus)
+    memory = sized.memory()
     return SizeResult(
         gpus=sized.size.gpus,
         nodes=sized.size.nodes,
@@ -238,3 +250,157 @@ def sum_link_uses(
     use = np.divide(wire_bytes[listed], could_send, out=np.zeros(len(listed)), where=could_send > 0)
     kinds = LinkKinds(arcs.kinds.names, arcs.kinds.codes[listed])
     return LinkUses(arcs.names, kinds, listed, payload_bytes[listed], use)
+
+
+# ---------------------------------------------------------------- hot spot
+
+
+def find_hot_spot(
+    sized: SizedJob,
+    reported: ReportedRun,
+    spans: Sequence[Span],
+    topology: Topology,
+    memory: Memory,
+) -> HotSpot | None:
+    """Find the single GPU whose plan differs from that of all others; None where all are alike.
+
+    `spans`: of one step.
+    """
+    classes = sized.plan_for(None).classes
+    alone = [each for each in classes if len(each.ranks) == 1]
+    if len(classes) < 2 or len(alone) != 1:
+        return None
+    (hot,) = alone
+    streams = {stream.name for stream in reported.plan.streams if stream.kind == "compute"}
+    busy_s: dict[str, float] = {each.name: 0.0 for each in reported.plan.classes}
+    for span in spans:
+        if span.stream in streams:
+            busy_s[span.rank_class] += span.end_s - span.start_s
+    gpu = topology.ranks[hot.ranks[0]]
+    others = [topology.ranks[rank] for each in classes if each is not hot for rank in each.ranks]
+    nbytes = reported.run.counted.payload_bytes / reported.steps
+    return HotSpot(
+        gpu=gpu,
+        busy_s=busy_s[hot.name],
+        others_busy_s=max(time for name, time in busy_s.items() if name != hot.name),
+        link_bytes=_at(topology, nbytes, gpu),
+        others_link_bytes=float(np.mean([_at(topology, nbytes, other) for other in others])),
+        only_there_bytes=memory.optimizer_bytes + memory.buckets_bytes,
+    )
+
+
+def _at(topology: Topology, nbytes: FloatArray, gpu: str) -> float:
+    """Bytes over the links of a GPU in both directions."""
+    return float(sum(nbytes[at] for at, ends in enumerate(topology.arcs.names) if gpu in ends))
+
+
+# ---------------------------------------------------------------- what events and other jobs cost
+
+ROUNDING_S = 1e-12
+"""Waits below this are rounding errors of sums."""
+
+
+def simulate_costs(sized: SizedJob, reported: ReportedRun) -> DisturbanceCost:
+    """Simulate the job without each of its disturbances, and find who waits for whom."""
+    undisturbed_s = _simulate_with(reported, ())
+    costs = []
+    for disturbance in sized.disturbances:
+        rest = tuple(other for other in sized.disturbances if other is not disturbance)
+        without_s = _simulate_with(reported, rest) if rest else undisturbed_s
+        costs.append(EventCost(disturbance.description, without_s, reported.step_s - without_s))
+    is_random = any(each.jitter for each in sized.disturbances)
+    jobs = [each.background_job for each in sized.disturbances if each.background_job]
+    return DisturbanceCost(
+        steps_s=reported.steps_s,
+        undisturbed_s=undisturbed_s,
+        mean_interval_s=mean_interval_s(reported.steps_s) if is_random else None,
+        events=tuple(costs),
+        waits=_find_waits(sized, reported, by_rank=is_random),
+        jobs=tuple(_simulate_other_job(sized, reported, job) for job in jobs),
+    )
+
+
+def _simulate_with(reported: ReportedRun, disturbances: tuple[Disturbance, ...]) -> float:
+    """Mean step with some of the disturbances, over the same steps; seconds."""
+    if any(each.varies for each in disturbances):
+        return reported.simulate_again(disturbances)
+    return simulate_steps(reported.setup, disturbances, SETTLED)[1].step_time_s
+
+
+def _simulate_other_job(
+    sized: SizedJob, reported: ReportedRun, job: BackgroundJob
+) -> BackgroundJobStep:
+    """Step time of another job while the main one's steps were counted, and alone."""
+    ends = reported.run.others_step_ends_s[job.plan.name]
+    from_s = reported.run.step_ends_s[WARM_UP - 1]
+    times_s = [b - a for a, b in itertools.pairwise(ends) if a >= from_s]
+    alone = simulate(
+        job.plan,
+        sized.ensemble.likely,
+        steps=SETTLED,
+        overlap_slowdown=job.overlap_slowdown,
+        timer=timer_of(reported.setup, ()),
+    )
+    gpus = sum(len(each.ranks) for each in job.plan.classes)
+    step_s = fmean(times_s) if times_s else alone.step_time_s
+    return BackgroundJobStep(job.plan.name, gpus, step_s, alone.step_time_s)
+
+
+# ---------------------------------------------------------------- waits in collectives
+
+
+def _find_waits(sized: SizedJob, reported: ReportedRun, *, by_rank: bool) -> tuple[Wait, ...]:
+    """Find who came last to each collective, over the counted steps.
+
+    `by_rank`: whether the last one is named as a rank of its class rather than as the class.
+    """
+    ranks = sized.ensemble.likely.topology.ranks
+    usual = [each.name for each in sized.plan_for(None).classes]
+    class_names = _name_classes(reported.plan, usual)
+
+    def name_last(meeting: CollectiveArrivals) -> str:
+        return ranks[meeting.last_rank] if by_rank else class_names[meeting.last]
+
+    meetings_of: dict[str, list[CollectiveArrivals]] = {}
+    for meeting in reported.run.arrivals:
+        if meeting.step in reported.counted_steps:
+            meetings_of.setdefault(meeting.name, []).append(meeting)
+    return tuple(_wait_of(name, each, name_last) for name, each in meetings_of.items())
+
+
+def _name_classes(plan: StepPlan, usual: Collection[str]) -> dict[str, str]:
+    """Name rank classes; undisturbed ranks of the only class (`usual`) by their number of GPUs.
+
+    Of several, as of the stages of a pipeline, each keeps its name, or nobody knew which is meant.
+    """
+    return {
+        each.name: f"the other {len(each.ranks):,} GPUs"
+        if list(usual) == [each.name] and len(each.ranks) > 1
+        else each.name
+        for each in plan.classes
+    }
+
+
+def _wait_of(
+    name: str,
+    arrivals: Sequence[CollectiveArrivals],
+    name_last: Callable[[CollectiveArrivals], str],
+) -> Wait:
+    counts: dict[str, int] = {}
+    for meeting in arrivals:
+        if meeting.longest_s > ROUNDING_S:
+            last = name_last(meeting)
+            counts[last] = counts.get(last, 0) + 1
+    most_often = max(counts, key=lambda last: counts[last], default="")
+    return Wait(
+        collective=name,
+        bucket=arrivals[0].bucket,
+        last=most_often,
+        share=counts.get(most_often, 0) / len(arrivals),
+        waited_s=_round_to_zero(fmean([meeting.waited_s for meeting in arrivals])),
+        longest_s=_round_to_zero(max(meeting.longest_s for meeting in arrivals)),
+    )
+
+
+def _round_to_zero(wait_s: float) -> float:
+    return wait_s if wait_s > ROUNDING_S else 0.0

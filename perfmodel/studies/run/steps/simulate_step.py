@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from perfmodel.arrays import RankGroup
 from perfmodel.errors import Fault, InputError
-from perfmodel.library.machine import Machine
+from perfmodel.library.machine import Machine, make_machine
+from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.background import Change
 from perfmodel.simulate.engine.engine import Fidelity, Surroundings, simulate, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
@@ -24,7 +26,15 @@ from perfmodel.studies.run.resolve.disturbance import (
 )
 from perfmodel.topology.faults import degrade_links, remove_links
 from perfmodel.training.plan.split_class import ClassPart, one_class_per_rank, split
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    Op,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
 
 MOST_SINGLE_RANKS = 128
 """Ranks at most that get a process each, where vectors of ranks would not be exact."""
@@ -272,3 +282,53 @@ def _slowest_rates(rates: Sequence[Mapping[int, float]]) -> dict[int, float]:
         for arc, rate_Bps in each.items():
             slowest[arc] = min(rate_Bps, slowest.get(arc, rate_Bps))
     return slowest
+
+
+# ---------------------------------------------------------------- one collective alone
+
+
+def collective_s(
+    machine: Machine,
+    group: RankGroup,
+    timers: dict[str, UncontendedTimer],
+    op: Op,
+    nbytes: int,
+    library: str | None = None,
+) -> float:
+    """Time of a collective of some ranks; seconds.
+
+    Parameters
+    ----------
+    machine : Machine
+    group : range or tuple of int
+        Its ranks.
+    timers : dict
+        By library, filled when one is needed.
+    op : str
+    nbytes : int
+        As nccl-tests counts it.
+    library : str, optional
+        Instead of the machine's own.
+    """
+    own = machine.library.name
+    name = library or own
+    if name not in timers:
+        other = make_machine(machine.topology, load_library(name)) if name != own else machine
+        timers[name] = UncontendedTimer(other)
+    if name == own and machine.library.in_order:
+        return simulated_s(timers[name], group, op, nbytes)
+    return timers[name].best(op, nbytes, group)[1]
+
+
+def simulated_s(timer: UncontendedTimer, group: RankGroup, op: Op, nbytes: int) -> float:
+    """Time of a collective by simulation, where the messages of a connection are in order."""
+    ranks = tuple(group)
+    plan = StepPlan(
+        f"one {op}",
+        (RankClass("ranks", ranks),),
+        (Stream("comm", "comm"),),
+        (Communicator("all", (ranks,)),),
+        (Task(op, "communication", "ranks", "comm", Collective(op, nbytes, "all", "one")),),
+        samples=1,
+    )
+    return simulate(plan, timer.machine, timer=timer).step_time_s

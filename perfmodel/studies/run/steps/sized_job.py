@@ -13,18 +13,14 @@ from perfmodel.errors import InputError, PerfmodelError, SimulationError, Topolo
 from perfmodel.garbage import no_collections
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
+from perfmodel.scenario.relocated_errors import relocated_errors
 from perfmodel.simulate.engine.engine import BY_SENDS, Fidelity, has_shared_cores, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
-from perfmodel.studies.run.resolve.disturbance import Disturbance, process_at
-from perfmodel.studies.run.resolve.events import resolve_events
-from perfmodel.studies.run.resolve.host_overhead import host_memory
-from perfmodel.studies.run.resolve.job.job_plan import plan_loops, plan_step
-from perfmodel.studies.run.resolve.job.layer_prices import price_layers
-from perfmodel.studies.run.resolve.job.memory_estimate import estimate_memory
-from perfmodel.studies.run.resolve.job.training_job import TrainingJob, move_to_gpu
-from perfmodel.studies.run.resolve.limits import check_message_size
-from perfmodel.studies.run.resolve.machine import MachineEnsemble, relocated_errors
+from perfmodel.studies.run.resolve.disturbance import Disturbance, process_at, resolve_events
+from perfmodel.studies.run.resolve.job_plan import host_memory, plan_loops, plan_step, price_layers
+from perfmodel.studies.run.resolve.machine import MachineEnsemble, check_message_size
+from perfmodel.studies.run.resolve.memory_estimate import estimate_memory
 from perfmodel.studies.run.resolve.placement import (
     RankAllocation,
     Ranks,
@@ -34,16 +30,16 @@ from perfmodel.studies.run.resolve.placement import (
     resolve_other_jobs,
 )
 from perfmodel.studies.run.resolve.resolved_scenario import ResolvedScenario
+from perfmodel.studies.run.resolve.training_job import TrainingJob, move_to_gpu
 from perfmodel.studies.run.resolve.what_if import filter_disturbances, what_if_of
 from perfmodel.studies.run.result.memory import Memory
-from perfmodel.studies.run.steps.alone_times import collective_s
 from perfmodel.studies.run.steps.output_analysis import (
     MANY_TASKS,
     SETTLED,
     WARM_UP,
     count_needed_steps,
 )
-from perfmodel.studies.run.steps.simulate_step import SimulationSetup, simulate_steps
+from perfmodel.studies.run.steps.simulate_step import SimulationSetup, collective_s, simulate_steps
 from perfmodel.training.ddp.buckets import Iteration
 from perfmodel.training.memory.use import StepOptions
 from perfmodel.training.plan.loop_plan import LoopPlan
@@ -105,6 +101,15 @@ class SizedJob:
         )
         jobs = resolve_other_jobs(self.job, self.other_workloads, machine, self.allocation)
         return filter_disturbances(what_if_of(scenario), (*events, *jobs, *self.own))
+
+    def moved_disturbances(
+        self, machine: Machine, disturbances: Sequence[Disturbance]
+    ) -> tuple[Disturbance, ...]:
+        """Return some of the disturbances as they are on another machine."""
+        if not disturbances:
+            return ()
+        origins = {each.origin for each in disturbances}
+        return tuple(each for each in self.disturbances_on(machine) if each.origin in origins)
 
     def with_options(self, options: StepOptions) -> SizedJob:
         """Return the same job with other options; times of collectives are shared."""
@@ -168,10 +173,7 @@ class SizedJob:
         """
         key = (iteration, launches, gpu)
         if key not in self._plans:
-            job = self.job if gpu is None else move_to_gpu(self.job, gpu)
-            layers = self._layer_times(gpu)
-            layers = layers if self.compute == 1 else scale_times(layers, self.compute)
-            layers = layers if launches else replace(layers, launch_s=0.0)
+            job, layers = self._job_on(gpu), self._scaled_times(gpu, launches)
             collective = partial(collective_s, self.ensemble.likely, self._replicas, self._alone)
             with no_collections():
                 step = plan_step(
@@ -189,13 +191,13 @@ class SizedJob:
             self._plans[key] = place_plan(step, self.allocation.own)
         return self._plans[key]
 
-    def memory(self, others: Sequence[str] = ()) -> Memory:
-        """Bytes on the fullest GPU, and of its host; `others`: GPUs beside the job's own."""
+    def memory(self) -> Memory:
+        """Bytes on the fullest GPU, on the smallest of the job's GPUs, and of its host."""
         return estimate_memory(
             self.job,
             self.size.gpus,
             self.batch,
-            others,
+            tuple(each.gpu for each in self.disturbances if each.gpu is not None),
             host_memory(self.ensemble.likely),
             self.size.gpus_per_node,
         )
@@ -221,10 +223,7 @@ class SizedJob:
         """
         key = (launches, gpu)
         if key not in self._loops:
-            job = self.job if gpu is None else move_to_gpu(self.job, gpu)
-            layers = self._layer_times(gpu)
-            layers = layers if self.compute == 1 else scale_times(layers, self.compute)
-            layers = layers if launches else replace(layers, launch_s=0.0)
+            job, layers = self._job_on(gpu), self._scaled_times(gpu, launches)
             loops = plan_loops(
                 job, layers, self.size.gpus, self.size.nodes, self.batch, merge=not self._per_layer
             )
@@ -236,11 +235,19 @@ class SizedJob:
         """Whether each layer has to be a task of its own."""
         return any(each.jitter and each.jitter.per == "layer" for each in self.disturbances)
 
+    def _job_on(self, gpu: str | None) -> TrainingJob:
+        return self.job if gpu is None else move_to_gpu(self.job, gpu)
+
     def _layer_times(self, gpu: str | None) -> LayerTimes:
         if gpu not in self._times:
-            job = self.job if gpu is None else move_to_gpu(self.job, gpu)
-            self._times[gpu] = price_layers(job, self.batch)
+            self._times[gpu] = price_layers(self._job_on(gpu), self.batch)
         return self._times[gpu]
+
+    def _scaled_times(self, gpu: str | None, launches: bool) -> LayerTimes:
+        """Times of layers, `compute` times as long, with or without their launches."""
+        layers = self._layer_times(gpu)
+        layers = layers if self.compute == 1 else scale_times(layers, self.compute)
+        return layers if launches else replace(layers, launch_s=0.0)
 
     def setup(
         self, settled_s: float = 0.0, iteration: Iteration = "steady", launches: bool = True

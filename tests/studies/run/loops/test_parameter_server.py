@@ -18,9 +18,9 @@ from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, run_markdown
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run import run_scenario
-from perfmodel.studies.run.loops.loop_interval import _LoopEnds
+from perfmodel.studies.run.loops.one_loop_size import _LoopEnds
 from perfmodel.studies.run.result.model import Result, SizeResult, Uncertainty
-from perfmodel.studies.run.result.server_use import ServerUse
+from perfmodel.studies.run.result.usage import ServerUse
 
 TEXT = """# How many updates do four workers make?
 perfmodel: 1

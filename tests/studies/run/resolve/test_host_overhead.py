@@ -12,7 +12,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario.strategies.ddp import CastHook
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.studies.run.resolve.host_overhead import HOST_MEMORY_BPS, host_memory, host_work
+from perfmodel.studies.run.resolve.job_plan import HOST_MEMORY_BPS, host_memory, host_work
 from perfmodel.topology.model import Sockets
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu

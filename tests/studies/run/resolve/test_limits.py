@@ -6,7 +6,7 @@ from perfmodel.errors import InputError
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import load_library
 from perfmodel.scenario import ClusterSize, load_scenario
-from perfmodel.studies.run.resolve.limits import (
+from perfmodel.studies.run.resolve.machine import (
     MESSAGE_SENDS,
     check_cluster_size,
     check_message_size,

@@ -20,7 +20,7 @@ from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.resolve.machine import build_ensemble, machine
 from perfmodel.studies.run.resolve.what_if import apply_what_if
 from perfmodel.studies.run.result.model import Result, SizeResult
-from perfmodel.studies.run.uncertainty import step_interval
+from perfmodel.studies.run.steps.uncertainty import step_interval
 from perfmodel.topology.templates.build import build_topology, load_node, template_names
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from perfmodel.scenario import load_scenario
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.studies.run.result.model import SizeResult
 from perfmodel.studies.run.run import run_scenario
-from perfmodel.studies.run.steps.metrics.communication import communication_uses, ring_bytes
+from perfmodel.studies.run.steps.step_parts import communication_uses, ring_bytes
 from perfmodel.timeline import covered_s
 from perfmodel.training.plan.step_plan import (
     Collective,

@@ -13,7 +13,7 @@ from perfmodel.scenario import load_scenario
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
-from perfmodel.studies.run.steps.bottlenecks.routing_cost import MUCH
+from perfmodel.studies.run.steps.routing_cost import MUCH
 
 FABRICS = [
     ("resnet50-dgx-a100", "{kind: rail-optimised, routing: ecmp}", False),

@@ -6,8 +6,8 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.scenario import load_scenario
-from perfmodel.studies.tune.choice.minimax_regret import choose_minimax_cap, rate_cap
 from perfmodel.studies.tune.model import TuneResult
+from perfmodel.studies.tune.recommendation import choose_minimax_cap, rate_cap
 from perfmodel.studies.tune.run import list_sizes, tune_scenario
 
 

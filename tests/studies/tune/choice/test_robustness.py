@@ -10,15 +10,15 @@ from perfmodel.scenario import load_scenario
 from perfmodel.simulate.uncontended.timer import UncontendedTimer
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.tune.caps import as_bytes, with_cap
-from perfmodel.studies.tune.choice.robustness import (
+from perfmodel.studies.tune.evaluator import make_evaluator
+from perfmodel.studies.tune.model import CurvePoint
+from perfmodel.studies.tune.robustness import (
     WITHIN,
     compare_machines,
     find_plateau,
     find_robust_cap,
     smooth_residual,
 )
-from perfmodel.studies.tune.model import CurvePoint
-from perfmodel.studies.tune.objective.evaluator import make_evaluator
 from perfmodel.studies.tune.run import tune_scenario
 
 SMALL = ["scale=null", "model.name=resnet18"]

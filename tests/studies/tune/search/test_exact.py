@@ -10,10 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.studies.tune.objective.gradients import Cuts, GradientOrder
-from perfmodel.studies.tune.objective.surrogate import StepSurrogate, buckets_of_cuts
-from perfmodel.studies.tune.search.exact import best_cuts
-from perfmodel.studies.tune.search.local_search import improve
+from perfmodel.studies.tune.caps import Cuts, GradientOrder
+from perfmodel.studies.tune.exact import best_cuts, improve
+from perfmodel.studies.tune.surrogate import StepSurrogate, buckets_of_cuts
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 SECONDS = st.floats(0, 0.05)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.studies.tune.search.local_search import neighbourhood, simplify
+from perfmodel.studies.tune.exact import neighbourhood, simplify
 
 
 def test_small_changes_are_partitions() -> None:

@@ -11,12 +11,23 @@ from hypothesis import strategies as st
 
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.tune.caps import as_bytes, caps_mb, find_windows, with_caps
-from perfmodel.studies.tune.objective.evaluator import make_evaluator
-from perfmodel.studies.tune.objective.gradients import Cuts, GradientOrder
-from perfmodel.studies.tune.objective.surrogate import StepSurrogate, buckets_of_groups
+from perfmodel.studies.tune.caps import (
+    Cuts,
+    GradientOrder,
+    as_bytes,
+    caps_mb,
+    find_windows,
+    with_caps,
+)
+from perfmodel.studies.tune.evaluator import make_evaluator
 from perfmodel.studies.tune.run import tune_scenario
-from perfmodel.studies.tune.search.lower_bound import lower_bound_s, minorants, tighten_bound
+from perfmodel.studies.tune.surrogate import (
+    StepSurrogate,
+    buckets_of_groups,
+    lower_bound_s,
+    minorants,
+    tighten_bound,
+)
 
 AllCuts = Callable[[int], Iterator[Cuts]]
 Made = Callable[..., Scenario]

@@ -13,8 +13,7 @@ from perfmodel.errors import InputError
 from perfmodel.report.tuning.settings import settings_json, settings_lines, yaml_snippet
 from perfmodel.scenario import Scenario, load_scenario
 from perfmodel.studies.run.prepared import prepare
-from perfmodel.studies.tune.settings.grid_search import Choice, search
-from perfmodel.studies.tune.settings.run import tune_settings
+from perfmodel.studies.tune.settings_search import Choice, search, tune_settings
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Setting
 

@@ -1,1 +1,0 @@
-"""Which option answers the plan, and what that depends on."""

@@ -1,1 +1,0 @@
-"""From the model, compute and strategy sections of a scenario to plans and memory."""

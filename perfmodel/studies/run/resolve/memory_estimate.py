@@ -1,0 +1,136 @@
+"""Bytes per GPU of a job at one size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from perfmodel.scenario.relocated_errors import relocated_errors
+from perfmodel.studies.run.resolve.job_plan import NO_HOST_MEMORY, HostMemory, price_layers
+from perfmodel.studies.run.resolve.training_job import TrainingJob
+from perfmodel.studies.run.result.memory import Memory, unstated_memory
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.memory.use import (
+    MemoryUse,
+    Setup,
+    StepOptions,
+    add_float8_copies,
+    add_temporaries,
+    add_waiting,
+    reserve_bytes,
+)
+from perfmodel.training.parallel.stage_memory import stage_memory
+from perfmodel.workload.kernels.float8_recipe import float8_casts
+from perfmodel.workload.readers.layer_times import read_measured_activations
+
+
+def estimate_memory(
+    job: TrainingJob,
+    ranks: int,
+    batch: int,
+    others: Sequence[str] = (),
+    host: HostMemory = NO_HOST_MEMORY,
+    ranks_per_host: int = 1,
+) -> Memory:
+    """Bytes on the fullest GPU, and whether they fit on the smallest of all GPUs.
+
+    `others`: GPUs beside the job's own, by name.
+    Not stated where the strategy does not say what it keeps.
+    `host`: whose memory and drives hold what `ranks_per_host` GPUs offload.
+    """
+    compute, grid = job.scenario.compute, job.mixture.grid(ranks)
+    memory_of = job.strategy.memory
+    capacity_bytes = min([job.gpu.memory_bytes, *(load_gpu(name).memory_bytes for name in others)])
+    if memory_of is None:
+        return unstated_memory(capacity_bytes)
+    setup = Setup(
+        workload=job.workload,
+        precision=job.wide_precision,
+        optimizer=compute.optimizer,
+        master_weights=compute.master_weights,
+        ranks=grid.replicas,
+        expert_copies=grid.expert_copies if grid.expert > 1 else None,
+        batch_per_gpu=batch,
+        options=_of_one_gpu(job.options),
+        fused_attention=bool(compute.fused_attention),
+        recompute=job.recompute,
+        offload=compute.offload_activations,
+        compiled=bool(compute.compiled),
+        held_dtype=job.strategy.held_dtype(job.options),
+        optimizer_kernels=compute.optimizer_kernels,
+        activations_bytes=_measured_activations(job),
+        float8=job.float8,
+        float8_copies=_float8_copies(job),
+    )
+
+    def rule(setup: Setup) -> MemoryUse:
+        use = add_float8_copies(setup, memory_of(setup))
+        return add_waiting(setup, add_temporaries(setup, use))
+
+    def most_bytes(kept_share: float) -> float:
+        stages = stage_memory(replace(setup, kept_share=kept_share), rule, job.mixture)
+        return max(use.total_bytes for use in stages)
+
+    with relocated_errors(job.scenario, "compute"):
+        stages = stage_memory(setup, rule, job.mixture)
+    use = max(stages, key=lambda use: use.total_bytes)
+    low, high = (
+        use.total_bytes if share == setup.kept_share else most_bytes(share)
+        for share in job.workload.kept_range
+    )
+    if setup.activations_bytes is None and not job.workload.states_activations:
+        high += _most_activations_bytes(job, batch)
+    is_estimated = low < high
+    of_gpu = asdict(use)
+    del of_gpu["waiting_bytes"]
+    on_host = max(stage.host_bytes + stage.waiting_bytes for stage in stages)
+    of_gpu["host_bytes"] = ranks_per_host * on_host
+    of_gpu["drive_bytes"] = ranks_per_host * max(stage.drive_bytes for stage in stages)
+    return Memory(
+        **of_gpu,
+        host_capacity_bytes=host.capacity_bytes,
+        drive_capacity_bytes=host.drives.capacity_bytes if host.drives else None,
+        stages_bytes=tuple(use.total_bytes for use in stages) if len(stages) > 1 else (),
+        capacity_bytes=capacity_bytes,
+        advice=(STATE_ACTIVATIONS,) if is_estimated and high > capacity_bytes else (),
+        low_bytes=low if is_estimated else None,
+        high_bytes=high if is_estimated else None,
+        reserve_bytes=use.idle_bytes
+        + reserve_bytes(high, nccl=ranks > 1 and job.library.name == "nccl"),
+    )
+
+
+def _of_one_gpu(options: StepOptions) -> StepOptions:
+    """Options of the part of a module that is on one of a process's GPUs."""
+    return replace(options, layer_devices=()) if isinstance(options, DdpOptions) else options
+
+
+def _float8_copies(job: TrainingJob) -> float:
+    """Bytes of fp8 that are kept per element of a weight."""
+    if job.float8 is None:
+        return 0
+    with relocated_errors(job.scenario, "compute"):
+        return float8_casts(
+            job.float8, job.gpu, compiled=bool(job.scenario.compute.compiled)
+        ).copies
+
+
+STATE_ACTIVATIONS = (
+    "state what the model keeps for backward, to know more: `activations` of each layer in its "
+    "file, or of the whole micro-batch beside measured times"
+)
+
+
+def _measured_activations(job: TrainingJob) -> float | None:
+    """Activations that the file of times states, of a whole micro-batch; bytes."""
+    compute = job.scenario.compute
+    if compute.source != "file":
+        return None
+    path = job.scenario.origin.resolve("compute.times", compute.times or "")
+    return read_measured_activations(path)
+
+
+def _most_activations_bytes(job: TrainingJob, batch: int) -> float:
+    """Most that forward can keep in its time: each byte is written to memory once; bytes."""
+    return float(price_layers(job, batch).forward_s.sum()) * job.gpu.memory_Bps

@@ -1,0 +1,332 @@
+"""What a scenario trains and how, before its size is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perfmodel.library.model import CommLibrary
+from perfmodel.scenario import ClusterSize, ModelSection, Scenario
+from perfmodel.scenario.relocated_errors import relocated_errors
+from perfmodel.scenario.sections.model import ExpertsSection
+from perfmodel.scenario.sections.training import Float8Section, KeptResults, RecomputedBlocks
+from perfmodel.topology.model import Gpu
+from perfmodel.topology.templates.gpus import load_gpu
+from perfmodel.training.ddp.buckets import Bucket
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.memory.use import StepOptions
+from perfmodel.training.parallel.device_replica import layer_devices
+from perfmodel.training.parallel.mixture import Mixture
+from perfmodel.training.pipeline.stage_workload import PartitionOptions, part_layers
+from perfmodel.training.strategies import STRATEGIES
+from perfmodel.training.strategy import Strategy
+from perfmodel.workload import load_workload
+from perfmodel.workload.adapters import Adapters, add_adapters
+from perfmodel.workload.compute_spread import spread_of
+from perfmodel.workload.configs.section_model import section_model
+from perfmodel.workload.kernels.float8_layers import name_wide_blocks
+from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
+from perfmodel.workload.memory.blocks import only_blocks_fuse
+from perfmodel.workload.memory.hand_kernels import fuse_by_hand
+from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
+from perfmodel.workload.model import Workload
+from perfmodel.workload.packed_documents import pack_documents
+from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.zoo.buildable import Buildable
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
+
+ONE_PROCESS_ORDER = ("pp", "tp", "cp", "ep", "dp")
+"""GPUs of one process are neighbours."""
+
+
+def mixture_of(scenario: Scenario) -> Mixture:
+    """How a scenario splits its model."""
+    section, pipeline = scenario.parallel, scenario.parallel.pipeline
+    return Mixture(
+        shard=Shard(
+            tensor=section.tensor,
+            sequence_parallel=section.sequence_parallel,
+            context=section.context.degree,
+            context_kind=section.context.kind,
+            context_balanced=section.context.balanced,
+            expert=section.expert,
+            library=section.library,
+            overlap=section.overlap,
+            parallel_loss=section.parallel_loss,
+            vocabulary_multiple=section.vocabulary_multiple,
+        ),
+        stages=pipeline.stages,
+        schedule=pipeline.schedule,
+        chunks=pipeline.chunks,
+        partition=PartitionOptions(
+            blocks_per_part=pipeline.blocks_per_part,
+            first_stage_blocks=pipeline.first_stage_blocks,
+            last_stage_blocks=pipeline.last_stage_blocks,
+            embedding_as_block=pipeline.embedding_as_block,
+            loss_as_block=pipeline.loss_as_block,
+        ),
+        overlap_p2p=pipeline.overlap_p2p,
+        micro_batch_group=pipeline.micro_batch_group,
+        order=ONE_PROCESS_ORDER if pipeline.one_process else tuple(section.order.split("-")),
+        expert_tensor=scenario.model.experts.tensor if scenario.model.experts else 1,
+    )
+
+
+_SHARD_FIELDS = {
+    name: f"parallel.{name}"
+    for name in (
+        "tensor",
+        "sequence_parallel",
+        "expert",
+        "library",
+        "overlap",
+        "parallel_loss",
+        "vocabulary_multiple",
+    )
+} | {
+    "context": "parallel.context.degree",
+    "context_kind": "parallel.context.kind",
+    "context_balanced": "parallel.context.balanced",
+    **{f"experts.{name}": f"model.experts.{name}" for name in ExpertsSection.model_fields},
+}
+"""Fields of a shard in a scenario."""
+
+
+def _expert_settings(
+    section: ExpertsSection | None,
+    ranks_per_node: int | None = None,
+    idle: frozenset[str] = frozenset(),
+) -> ExpertSettings | None:
+    """How experts run, where the scenario says so, but for fields that are `idle`.
+
+    `ranks_per_node`: of those that share experts, where these span nodes.
+    """
+    if section is None and ranks_per_node is None:
+        return None
+    fields = {} if section is None else section.model_dump(exclude=set(idle))
+    return ExpertSettings(**fields, ranks_per_node=ranks_per_node)
+
+
+_BETWEEN_RANKS = frozenset({"imbalance", "dispatcher", "dispatch_dtype", "tensor"})
+"""Fields of experts that act among ranks which share a model, and not in the whole of it."""
+
+
+def expert_ranks_per_node(scenario: Scenario, size: ClusterSize) -> int | None:
+    """Ranks of an expert group that share a node, where the group spans several."""
+    parallel, mixture = scenario.parallel, mixture_of(scenario)
+    ranks = size.gpus // parallel.pipeline.stages
+    if mixture.expert_tensor not in {1, parallel.tensor}:  # refused where the model is read
+        return None
+    ranks //= mixture.expert_tensor  # each share of an expert has its group
+    if parallel.expert == 1 or not ranks or ranks % parallel.expert:
+        return None
+    shared = mixture.grid(size.gpus).expert_ranks_per_host(size.gpus_per_node)
+    return shared if shared < parallel.expert and parallel.expert % shared == 0 else None
+
+
+def resolve_share(scenario: Scenario, whole: Workload, size: ClusterSize) -> Workload:
+    """What one rank of a tensor, context and expert group holds of the model of a scenario.
+
+    `size`: of the cluster, the largest.
+    Raises `InputError`: degrees that do not divide it; names file, line and field.
+    """
+    shard, section = mixture_of(scenario).shard, scenario.model
+    if shard.is_whole:
+        return whole
+    fields = _SHARD_FIELDS | {"sequence_length": _length_field("model", section)}
+    with relocated_errors(scenario, "parallel", fields):
+        share = load_workload(
+            _stated_model(scenario, section, "model"),
+            dtype=section.dtype if section.file is None else None,
+            image_size=section.image_size,
+            sequence_length=section.length,
+            shard=shard,
+            experts=_expert_settings(section.experts, expert_ranks_per_node(scenario, size)),
+        )
+    return _with_fused_parts(scenario, _as_trained(scenario, section, "model", share))
+
+
+def resolve_workload(
+    scenario: Scenario, model: ModelSection | None = None, field: str = "model"
+) -> Workload:
+    """The model of a scenario.
+
+    `model`: of another job of the scenario.
+    `field`: where the model stands.
+    Raises `InputError`: names file, line and field.
+    """
+    section = model or scenario.model
+    parallel = scenario.parallel
+    shares = model is None and (parallel.expert > 1 or parallel.tensor > 1)
+    idle = _BETWEEN_RANKS if shares else frozenset[str]()
+    fields = {
+        "model": f"{field}.{section.source}",
+        "sequence_length": _length_field(field, section),
+    }
+    with relocated_errors(scenario, field, fields):
+        workload = load_workload(
+            _stated_model(scenario, section, field),
+            dtype=section.dtype,
+            image_size=section.image_size,
+            sequence_length=section.length,
+            experts=_expert_settings(section.experts, idle=idle),
+        )
+    return _with_fused_parts(scenario, _as_trained(scenario, section, field, workload))
+
+
+def _as_trained(
+    scenario: Scenario, section: ModelSection, field: str, workload: Workload
+) -> Workload:
+    """Pack documents into sequences, and freeze the model beside its adapters."""
+    with relocated_errors(scenario, field):
+        if section.document_length is not None:
+            workload = pack_documents(workload, section.document_length)
+        if section.adapters is not None:
+            workload = add_adapters(workload, Adapters(**section.adapters.model_dump()))
+    return workload
+
+
+def _stated_model(scenario: Scenario, section: ModelSection, field: str) -> str | Buildable:
+    return section_model(
+        section, lambda part, value: scenario.origin.resolve(f"{field}.{part}", value)
+    )
+
+
+def _length_field(field: str, section: ModelSection) -> str:
+    return f"{field}.{'sequence_length' if section.tokens is None else 'tokens'}"
+
+
+def _with_fused_parts(scenario: Scenario, workload: Workload) -> Workload:
+    """Leave nothing to fuse outside of what is compiled."""
+    if scenario.compute.compiled == "by_hand":
+        return fuse_by_hand(workload)
+    if scenario.compute.compiled != "blocks":
+        return workload
+    with relocated_errors(scenario, "compute"):
+        return only_blocks_fuse(workload)
+
+
+# ---------------------------------------------------------------- the job
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """What is trained and how, before its size is known.
+
+    `workload`: of one rank of a tensor, context and expert group, all stages of a pipeline.
+    `chosen` are options of DistributedDataParallel instead of the scenario's.
+    `whole`: the model, where `workload` is a share of it.
+    `own`: a strategy of the user's, in place of the scenario's.
+    """
+
+    scenario: Scenario
+    workload: Workload
+    gpu: Gpu
+    library: CommLibrary
+    chosen: StepOptions | None = None
+    whole: Workload | None = None
+    own: Strategy | None = None
+
+    @property
+    def model(self) -> Workload:
+        """The whole model; `workload` is what one rank of a mixture holds of it."""
+        return self.whole or self.workload
+
+    @property
+    def mixture(self) -> Mixture:
+        """How the model is split."""
+        return mixture_of(self.scenario)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The row of its strategy."""
+        return self.own or STRATEGIES[self.scenario.strategy.kind]
+
+    @property
+    def options(self) -> StepOptions:
+        """What the strategy is called with."""
+        if self.chosen is not None:
+            return self.chosen
+        with relocated_errors(self.scenario, "strategy"):
+            options = self.strategy.options(self.scenario.strategy)
+            if not self.scenario.parallel.pipeline.one_process:
+                return options
+            assert isinstance(options, DdpOptions)  # by a rule of scenarios
+            schedule = self.mixture.pipeline_schedule(options.accumulate)
+            parts = part_layers(self.workload, schedule, self.mixture.partition)
+            return replace(options, layer_devices=layer_devices(parts))
+
+    @property
+    def recompute(self) -> Recompute:
+        """What backward runs forward of once more."""
+        recompute = self.scenario.compute.recompute
+        if isinstance(recompute, RecomputedBlocks):
+            return Recompute("full", recompute.blocks)
+        if isinstance(recompute, KeptResults):
+            return Recompute("operations", keep=recompute.keep)
+        return NO_RECOMPUTE if recompute == "none" else Recompute(recompute)
+
+    @property
+    def float8(self) -> Float8 | None:
+        """How linear layers run in fp8; None where they do not."""
+        compute = self.scenario.compute
+        if compute.precision != "fp8":
+            return None
+        return name_wide_blocks(self.workload, float8_of(compute.fp8))
+
+    @property
+    def wide_precision(self) -> str:
+        """Precision of what does not run in fp8."""
+        return wide_precision(self.scenario.compute.precision)
+
+    @property
+    def ddp_options(self) -> DdpOptions:
+        """What DistributedDataParallel is called with, where it is the strategy."""
+        options = self.options
+        assert isinstance(options, DdpOptions)
+        return options
+
+
+def float8_of(section: Float8Section | None) -> Float8:
+    """Options of a section, or by default."""
+    if section is None:
+        return Float8()
+    ends = section.first_last_layers_bf16
+    return Float8(
+        library=section.library,
+        recipe=section.recipe,
+        filter_fqns=section.filter_fqns,
+        start_in_bf16=section.num_layers_at_start_in_bf16 * ends,
+        end_in_bf16=section.num_layers_at_end_in_bf16 * ends,
+        reduce_amax=section.reduce_amax and not section.tp_only_amax_red,
+        amax_history_len=section.amax_history_len,
+        fp8_param_gather=section.fp8_param_gather,
+        attention=section.fp8_dot_product_attention,
+        enable_fsdp_float8_all_gather=section.enable_fsdp_float8_all_gather,
+        precompute_float8_dynamic_scale_for_fsdp=section.precompute_float8_dynamic_scale_for_fsdp,
+    )
+
+
+def move_to_gpu(job: TrainingJob, name: str) -> TrainingJob:
+    """Return the same job on another GPU of the table.
+
+    Raises `InputError`: no such GPU, or times that were measured on one GPU only.
+    """
+    compute = job.scenario.compute
+    if compute.source == "file":
+        allowed = "'roofline' with cluster.mixed: a file has the times of one GPU"
+        raise job.scenario.fault("compute.source", "'file'", allowed)
+    if compute.measured_step is not None:
+        allowed = "nothing with cluster.mixed: it is a step of one of its GPUs"
+        raise job.scenario.fault("compute.measured_step", "a step", allowed)
+    return replace(job, gpu=load_gpu(name))
+
+
+def gpu_spread(job: TrainingJob) -> float:
+    """Standard deviation of the speeds of the job's GPUs, over their mean."""
+    return spread_of(job.gpu, job.scenario.compute.gpu_spread)
+
+
+def assign_buckets(job: TrainingJob) -> tuple[Bucket, ...]:
+    """Gradient buckets of the steady state; none for a strategy without."""
+    buckets_of = job.strategy.buckets
+    return () if buckets_of is None else buckets_of(job.workload, job.options)

@@ -1,1 +1,0 @@
-"""What limits a step, and what it would take without it."""

@@ -1,1 +1,0 @@
-"""What is read off a run: where a step goes, and what it sends."""

@@ -1,0 +1,289 @@
+"""What a step saves without each of its limits: what-ifs of the machine's parts, simulated.
+
+Links are tried by kind, then latency and the library's own rates. Only kinds are tried whose
+busiest link is busy for long enough to matter: an idle link holds nothing up, however slow. Where
+several limits follow each other closely, as a NIC and the PCIe link beside it, none of them alone
+saves much; then the fewest that together save half of what no communication at all would save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfmodel.scenario.sections.variants import WhatIf
+from perfmodel.simulate.engine.engine import BY_SENDS
+from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.studies.run.resolve.disturbance import Disturbance
+from perfmodel.studies.run.resolve.what_if import BANDWIDTHS_INSIDE, BETWEEN_NODES, apply_what_if
+from perfmodel.studies.run.result.model import Relief, SizeResult
+from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
+from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
+from perfmodel.studies.run.steps.step_parts import mean, parts_of_steps
+from perfmodel.topology.arcs import Arcs
+from perfmodel.training.plan.step_plan import Collective, StepPlan
+
+WORTH_NAMING = 0.01
+"""Share of the step that something must save to be called a bottleneck: less is within what any
+change to a machine brings, and predictions are not that sharp."""
+
+WORTH_SEARCHING = 0.02
+"""Share of the step that communication has to take before its limits are searched for."""
+
+RIVAL_SHARE = 0.25
+"""Savings of a limit against the largest, from which it may be the largest among events, too."""
+
+MOST_OF_IT = 0.5
+"""Share of what no communication would save from which a limit explains the wait."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A part of the machine that may be no limit.
+
+    `kinds`: of its links; none for what is no link.
+    """
+
+    name: str
+    what_if: Mapping[str, str | float | bool]
+    kinds: frozenset[str] = frozenset()
+
+
+def _links_part(name: str, field: str) -> Part:
+    kinds = frozenset(kind for kind, own in BANDWIDTHS_INSIDE.items() if own == field)
+    return Part(name, {field: "infinite"}, kinds)
+
+
+NETWORK = Part("network", {"network_bandwidth": "infinite"}, BETWEEN_NODES)
+MEMORY = _links_part("host memory", "memory_bandwidth")
+LINKS = (
+    NETWORK,
+    _links_part("NVLink", "nvlink_bandwidth"),
+    _links_part("PCIe", "pcie_bandwidth"),
+    _links_part("links of CPUs", "cpu_bandwidth"),
+    MEMORY,
+)
+LATENCY = Part("latency", {"network_latency": 0.0, "node_latency": 0.0, "launch": 0.0})
+LIBRARY = Part("the library's own rates", {"library_rates": "infinite"})
+HOST = Part("launching kernels", {})
+COMMUNICATION = Part("communication", {"communication": False})
+_TEXTS: Mapping[str, str] = {
+    LATENCY.name: "no latency",
+    LIBRARY.name: "a library without rates of its own",
+    HOST.name: "kernels launched in no time",
+    COMMUNICATION.name: "no communication at all",
+}
+PARTS: Mapping[str, Part] = {
+    part.name: part for part in (*LINKS, LATENCY, LIBRARY, HOST, COMMUNICATION)
+}
+
+
+def describe_parts(parts: Sequence[Part]) -> str:
+    """Describe a machine of which these parts are no limit.
+
+    Examples
+    --------
+    >>> describe_parts([NETWORK, PARTS["PCIe"], LATENCY])
+    'infinitely fast network and PCIe, and no latency'
+    """
+    links = [part.name for part in parts if part in LINKS]
+    listed = " and ".join(filter(None, [", ".join(links[:-1]), *links[-1:]]))
+    fast = [f"infinitely fast {listed}"] if links else []
+    *first, last = [*fast, *(_TEXTS[part.name] for part in parts if part not in LINKS)]
+    # "and" within the links asks for a comma before the next.
+    return f"{', '.join(first)}{',' if ' and ' in first[0] else ''} and {last}" if first else last
+
+
+def simulate_reliefs(
+    sized: SizedJob, reported: ReportedRun, point: SizeResult
+) -> tuple[Relief, ...]:
+    """Simulate the step without each limit that may matter; the one that saves most first.
+
+    Communication is looked into where more than 2 % of the step wait for it or are slowed by it.
+    """
+    step_s = point.step_time_s
+    reliefs: list[Relief] = []
+    if point.breakdown_s["idle"] > WORTH_NAMING * step_s:
+        reliefs.append(_relieve_host(sized, reported))
+    waits_s = point.exposed_comm_s + point.breakdown_s["slowdown"]
+    if point.exposed_comm_s > 0 and waits_s > WORTH_SEARCHING * step_s:
+        reliefs += _relieve_communication(sized, reported)
+    return _by_savings(reliefs)
+
+
+def _by_savings(reliefs: Iterable[Relief]) -> tuple[Relief, ...]:
+    return tuple(sorted(reliefs, key=lambda relief: -relief.saves_s))
+
+
+def _relieve_host(sized: SizedJob, reported: ReportedRun) -> Relief:
+    """Simulate the step as if launching kernels took no time."""
+    setup = replace(reported.setup, plan_for=lambda gpu: sized.plan_for(gpu, launches=False))
+    step_s = reported.simulate_again(sized.disturbances, setup)
+    return Relief(describe_parts([HOST]), (HOST.name,), {}, reported.step_s - step_s)
+
+
+def _relieve_communication(sized: SizedJob, reported: ReportedRun) -> list[Relief]:
+    """Find the limits of communication at fidelity "flow".
+
+    Where steps differ, those of the steps without what varies are found, and the largest simulated
+    with it.
+    """
+    setup = reported.setup
+    if setup.fidelity in BY_SENDS:
+        setup = replace(setup, fidelity="flow")
+    varies = reported.counted > 1
+    if setup is reported.setup and not varies:
+        return _Search(sized, reported, sized.disturbances).reliefs()
+    plan, run, mode = simulate_steps(setup, sized.steady_disturbances, sized.settled)
+    steady = ReportedRun(plan, run, mode, setup, sized.settled, 1)
+    reliefs = _by_savings(_Search(sized, steady, sized.steady_disturbances).reliefs())
+    if not varies or not reliefs:
+        return list(reliefs)
+    alone = next((each for each in reliefs if len(each.parts) == 1), None)
+    close = [
+        each
+        for each in reliefs
+        if each is alone or each.saves_s >= RIVAL_SHARE * reliefs[0].saves_s
+    ]
+    whole = _Search(sized, _at_flow(sized, reported), sized.disturbances)
+    return [whole.relieve(*(PARTS[name] for name in each.parts)) for each in close]
+
+
+def _at_flow(sized: SizedJob, reported: ReportedRun) -> ReportedRun:
+    """Return the run at fidelity "flow": savings are differences of steps of one fidelity."""
+    if reported.setup.fidelity not in BY_SENDS:
+        return reported
+    setup = replace(reported.setup, fidelity="flow")
+    plan, run, mode = simulate_steps(setup, sized.disturbances, reported.steps)
+    return replace(reported, plan=plan, run=run, mode=mode, setup=setup)
+
+
+@dataclass
+class _Search:
+    """The limits of communication in a run with some disturbances."""
+
+    sized: SizedJob
+    reported: ReportedRun
+    disturbances: tuple[Disturbance, ...]
+
+    def reliefs(self) -> list[Relief]:
+        """Return what limits save alone, and several where none alone explains the wait."""
+        free = self.relieve(COMMUNICATION)
+        timer = timer_of(self.reported.setup, self.disturbances)
+        busy_s = _busy_by_part(timer, self.reported)
+        others = (LATENCY, LIBRARY) if _has_rates(self.reported.plan, timer) else (LATENCY,)
+        most_s = self._most_s(busy_s, others)
+        reliefs = self._relieve_singly(
+            {part: min(free.saves_s, most_s[part]) for part in (LATENCY, *busy_s, *others)}
+        )
+        best_s = max((relief.saves_s for relief in reliefs), default=0.0)
+        if best_s < MOST_OF_IT * free.saves_s:
+            links = sorted(busy_s, key=lambda part: -busy_s[part])
+            reliefs.append(self._relieve_together([*links, *others], free))
+        return reliefs
+
+    def _relieve_singly(self, most_s: Mapping[Part, float]) -> list[Relief]:
+        """Simulate single limits, the promising first, until none left can save as much.
+
+        `most_s`: most that each may save; seconds.
+        """
+        reliefs: list[Relief] = []
+        best_s = WORTH_NAMING * self.reported.step_s
+        untried = sorted(most_s, key=lambda part: -most_s[part])
+        while untried := [part for part in untried if most_s[part] > best_s]:
+            # what saves too little together saves too little alone
+            several = len(reliefs) == 1 and len(untried) > 2
+            if several and self.relieve(*untried).saves_s <= best_s:
+                break
+            reliefs.append(self.relieve(untried.pop(0)))
+            best_s = max(best_s, reliefs[-1].saves_s)
+        return reliefs
+
+    def _most_s(self, busy_s: Mapping[Part, float], others: Sequence[Part]) -> dict[Part, float]:
+        """Most that each limit alone may save; seconds.
+
+        Communication takes as long as the busiest of the other kinds of link, at least; and links
+        that are busy now here, now there, hold it up for about twice as long as one of them is.
+        """
+        parts = parts_of_steps(self.reported.plan, self.reported.run, self.reported.counted_steps)
+        comm_s = mean([part.comm_s for part in parts])
+        most_s = {}
+        for part in busy_s:
+            left_s = max((busy_s[other] for other in busy_s if other is not part), default=0.0)
+            most_s[part] = min(2 * busy_s[part], comm_s - left_s)
+        left_s = max(busy_s.values(), default=0.0)
+        return most_s | dict.fromkeys(others, comm_s - left_s)
+
+    def _relieve_together(self, order: Sequence[Part], free: Relief) -> Relief:
+        """Take limits away one after the other, until half of the wait is gone."""
+        enough_s = MOST_OF_IT * free.saves_s
+        for count in range(2, len(order) + 1):
+            relief = self.relieve(*order[:count])
+            if relief.saves_s >= enough_s:
+                return self._without_idle(list(order[:count]), relief, enough_s)
+        return free  # what is left is the library's own work
+
+    def _without_idle(self, parts: list[Part], relief: Relief, enough_s: float) -> Relief:
+        """Leave out what the others do not need."""
+        for part in parts[:-1]:
+            fewer = [each for each in parts if each is not part]
+            if len(fewer) > 1:
+                without = self.relieve(*fewer)
+                if without.saves_s >= enough_s:
+                    parts, relief = fewer, without
+        return relief
+
+    def relieve(self, *parts: Part) -> Relief:
+        """Simulate the step as if these parts of the machine were no limit."""
+        reported, disturbances = self.reported, self.disturbances
+        fields = {name: value for part in parts for name, value in part.what_if.items()}
+        if parts == (COMMUNICATION,):
+            step_s = reported.simulate_again(disturbances, free=True)
+        else:
+            machine = apply_what_if(WhatIf.model_validate(fields), reported.setup.machine)
+            disturbances = self.sized.moved_disturbances(machine, disturbances)
+            step_s = reported.simulate_again(disturbances, reported.setup.on(machine))
+        names = tuple(part.name for part in parts)
+        return Relief(describe_parts(parts), names, fields, reported.step_s - step_s)
+
+
+def _busy_by_part(timer: UncontendedTimer, reported: ReportedRun) -> dict[Part, float]:
+    """How long the busiest link of each kind is busy in a step, where it is at all; seconds.
+
+    Memory through which copies are staged counts as busy all the time: their rate is no link's.
+    """
+    topology = timer.machine.topology
+    kinds_s = busy_by_kind(topology.arcs, reported)
+    busy_s = {part: max(kinds_s.get(kind, 0.0) for kind in part.kinds) for part in LINKS}
+    if topology.staging_Bps is not None:
+        busy_s[MEMORY] = max(busy_s.values())
+    return {part: time_s for part, time_s in busy_s.items() if time_s > 0}
+
+
+def busy_by_kind(arcs: Arcs, reported: ReportedRun) -> dict[str, float]:
+    """How long the busiest link of each kind is busy in a step; seconds."""
+    nbytes = reported.run.counted.wire_bytes / reported.steps
+    usable = (arcs.bandwidth_Bps > 0) & (nbytes > 0)
+    busy_s = np.divide(nbytes, arcs.bandwidth_Bps, out=np.zeros(len(arcs)), where=usable)
+    used = sorted(arcs.kinds.present(usable))
+    return {kind: float(busy_s[arcs.kinds.among((kind,))].max()) for kind in used}
+
+
+def _has_rates(plan: StepPlan, timer: UncontendedTimer) -> bool:
+    """Whether a limit of the library's, and no link, sets the rate of a collective or its sums."""
+    protocols = timer.machine.library.protocols.values()
+    if any(each.reduce_rate is not None or each.host_step > 0 for each in protocols):
+        return True
+    groups = {c.name: c.groups for c in plan.communicators}
+    works = [task.work for task in plan.tasks if isinstance(task.work, Collective)]
+    largest = {work.op: work for work in sorted(works, key=lambda work: work.nbytes)}
+    for work in largest.values():
+        group = max(groups[work.communicator], key=len)
+        if len(group) < 2:
+            continue
+        for stage in timer.best(work.op, work.nbytes, group, work.root)[0].stages:
+            if np.any(timer.rates(stage) >= stage.cap_Bps * (1 - 1e-9)):
+                return True
+    return False

@@ -1,0 +1,316 @@
+"""The objective of the search: simulates the buckets of a setting, and keeps every outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from perfmodel.scenario import Scenario
+from perfmodel.simulate.engine.engine import BY_SENDS
+from perfmodel.studies.run.prepared import PreparedSize, StepEstimate
+from perfmodel.studies.run.resolve.disturbance import Disturbance
+from perfmodel.studies.run.steps.output_analysis import SETTLED
+from perfmodel.studies.run.steps.simulate_step import simulate_steps, timer_of
+from perfmodel.studies.tune.allreduce_times import AllReduceTimes
+from perfmodel.studies.tune.caps import (
+    Caps,
+    GradientOrder,
+    Groups,
+    UniformPartition,
+    as_bytes,
+    assign_buckets,
+    integer_cap_mb,
+    number,
+    order_gradients,
+    with_cap,
+    with_caps,
+)
+from perfmodel.studies.tune.model import ReducedBucket
+from perfmodel.studies.tune.surrogate import (
+    STEP_ROUNDING,
+    STEP_TOLERANCE,
+    Bucket,
+    StepSurrogate,
+    buckets_of_groups,
+    build_surrogate,
+)
+from perfmodel.training.ddp.buckets import bucket_caps
+from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.workload.model import ITEM_BYTES, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Step time and exposed communication of some buckets by the simulation; seconds.
+
+    `noise_s`: half width of the 80 % interval of the mean step; 0 where steps are all alike.
+    """
+
+    step_time_s: float
+    exposed_comm_s: float
+    buckets: tuple[ReducedBucket, ...]
+    noise_s: float = 0.0
+
+
+@dataclass
+class Evaluator:
+    """Evaluates settings of one scenario, by the simulation or by the surrogate.
+
+    `reasons`: why the surrogate may differ from the simulation; empty where it is exact.
+    `outcomes`: all buckets that were simulated.
+    `surrogate_error`: largest relative difference of the surrogate from the simulation so far.
+    """
+
+    prepared: PreparedSize
+    gradients: GradientOrder
+    surrogate: StepSurrogate
+    allreduce: AllReduceTimes
+    reasons: list[str]
+    outcomes: dict[Groups, Outcome] = field(default_factory=dict)
+    surrogate_error: float = 0.0
+    _first_s: dict[tuple[int, ...], float] = field(default_factory=dict)
+    _buckets: dict[Groups, list[Bucket]] = field(default_factory=dict)
+    _predictions: dict[Groups, tuple[int, tuple[float, float]]] = field(default_factory=dict)
+
+    @property
+    def scenario(self) -> Scenario:
+        """Scenario that is tuned."""
+        return self.prepared.job.scenario
+
+    @property
+    def workload(self) -> Workload:
+        """Model that is trained."""
+        return self.prepared.job.workload
+
+    @property
+    def options(self) -> DdpOptions:
+        """Options of DDP as the scenario sets them."""
+        return self.prepared.job.ddp_options
+
+    @property
+    def workers(self) -> int:
+        """All-reduces under way at a time."""
+        return self.prepared.job.library.workers
+
+    def uniform_options(self, cap_mb: float) -> DdpOptions:
+        """Return the options with one cap for all buckets; MiB."""
+        return with_cap(self.options, as_bytes((cap_mb,))[0])
+
+    def list_options(self, caps_mb: tuple[float, ...]) -> DdpOptions:
+        """Return the options with a cap per bucket; MiB."""
+        return with_caps(self.options, as_bytes(caps_mb))
+
+    def default_options(self) -> DdpOptions:
+        """Return the options with PyTorch's default caps."""
+        return with_caps(self.options, None)
+
+    def simulate(self, options: DdpOptions) -> Outcome:
+        """Simulate a setting, unless its buckets were before."""
+        groups = assign_buckets(self.workload, options)
+        if groups not in self.outcomes:
+            stepped = self.prepared.step(options)
+            self.outcomes[groups] = Outcome(
+                stepped.step_time_s,
+                stepped.exposed_comm_s,
+                read_reductions(stepped),
+                stepped.noise_s,
+            )
+            self._check_surrogate(groups)
+        return self.outcomes[groups]
+
+    def simulate_first_step(self, options: DdpOptions) -> float:
+        """Simulate the very first step, unless one with the same initial buckets was; seconds."""
+        key = bucket_caps(options)[0]
+        if key not in self._first_s:
+            self._first_s[key] = self.prepared.first_step_s(options)
+        return self._first_s[key]
+
+    def _check_surrogate(self, groups: Groups) -> None:
+        """Compare the surrogate with the simulation of some buckets."""
+        if not self.reasons:
+            self.time_allreduces(groups)
+        outcome = self.outcomes[groups]
+        error = abs(self.predict_step_s(groups) / outcome.step_time_s - 1.0)
+        self.surrogate_error = max(self.surrogate_error, error)
+        if error > STEP_ROUNDING and not self.reasons:
+            self.reasons.append("the host holds the device up, or ranks differ")
+
+    def time_allreduces(self, groups: Groups) -> int:
+        """Compute the all-reduces of some buckets; returns how many were interpolated before."""
+        return self.allreduce.refine((self.gradients.size(group) for group in groups), len(groups))
+
+    def predict_step_s(self, groups: Groups, optimistic: bool = False) -> float:
+        """Predict the step time, optimistic: with the least times of all-reduces; seconds."""
+        return self.predict(groups, optimistic)[0]
+
+    def predict(self, groups: Groups, optimistic: bool = False) -> tuple[float, float]:
+        """Predict step time and exposed communication by the surrogate; seconds."""
+        if optimistic:
+            return self.surrogate.times(self.buckets(groups), self.allreduce.lower_s)
+        computed_sizes, prediction = self._predictions.get(groups, (-1, (0.0, 0.0)))
+        if computed_sizes != self.allreduce.computed_sizes:
+            prediction = self.surrogate.times(self.buckets(groups), self.allreduce.time_s)
+            self._predictions[groups] = (self.allreduce.computed_sizes, prediction)
+        return prediction
+
+    def buckets(self, groups: Groups) -> list[Bucket]:
+        """Return groups as buckets of the surrogate."""
+        if groups not in self._buckets:
+            self._buckets[groups] = buckets_of_groups(self.surrogate, groups)
+        return self._buckets[groups]
+
+
+def make_evaluator(prepared: PreparedSize) -> Evaluator:
+    """Return the evaluator of a scenario, its surrogate built."""
+    sized, job = prepared.sized, prepared.job
+    gradients = order_gradients(job.workload, job.ddp_options)
+    constant = [disturbance for disturbance in sized.disturbances if _is_constant(disturbance)]
+    finest = sized.with_options(with_cap(job.ddp_options, 1.0)).plan_for(None)
+    surrogate = build_surrogate(
+        finest, gradients, _before_s(prepared, constant), _slowdown(prepared)
+    )
+    surrogate = surrogate.scaled(_slowest_factor(constant))
+    allreduce = _make_allreduce_times(prepared, gradients)
+    allreduce.prepare(min(gradients.nbytes), gradients.sums[-1])
+    return Evaluator(prepared, gradients, surrogate, allreduce, _list_reasons(prepared, gradients))
+
+
+def _is_constant(disturbance: Disturbance) -> bool:
+    """Whether a disturbance slows ranks or links by the same factor in every step."""
+    others = (
+        disturbance.gpu is not None or disturbance.traffic or disturbance.background_job is not None
+    )
+    return not (disturbance.varies or others)
+
+
+def _slowest_factor(constant: Sequence[Disturbance]) -> float:
+    """Factor by which the slowest ranks are slower, which all others wait for."""
+    factors: dict[int, float] = {}
+    for disturbance in constant:
+        for rank in disturbance.ranks:
+            factors[rank] = factors.get(rank, 1.0) * disturbance.by
+    return max(factors.values(), default=1.0)
+
+
+def _before_s(prepared: PreparedSize, constant: Sequence[Disturbance]) -> float:
+    """From the end of a step to the start of the last backward, where that is latest; seconds."""
+    sized = prepared.sized
+    quiet = replace(sized.setup(launches=False), fidelity="flow")
+    _, run, _ = simulate_steps(quiet, constant, SETTLED)
+    last = sized.job.options.accumulate - 1
+    begin_s: dict[str, float] = {}
+    for span in run.timeline.spans:
+        if span.step == SETTLED - 1 and span.kind == "backward" and span.micro_batch == last:
+            begin_s.setdefault(span.rank_class, span.start_s)
+    return max(begin_s.values()) - run.step_ends_s[-2]
+
+
+def _slowdown(prepared: PreparedSize) -> float:
+    requested = prepared.job.scenario.compute.overlap_slowdown
+    return prepared.machine.topology.gpu.overlap_slowdown if requested is None else requested
+
+
+def _make_allreduce_times(prepared: PreparedSize, gradients: GradientOrder) -> AllReduceTimes:
+    sized, sent = prepared.sized, prepared.job.ddp_options.sent_item_bytes
+    setting = sized.setup()
+    scale = 1.0 if sent is None else sent / ITEM_BYTES[gradients.dtypes[0]]
+    factor = 0.0 if setting.fidelity == "free" else 1.0
+    return AllReduceTimes(
+        timer_of(setting, sized.disturbances), sized.allocation.own, scale, factor
+    )
+
+
+def _list_reasons(prepared: PreparedSize, gradients: GradientOrder) -> list[str]:
+    """Return why the surrogate may differ from the simulation."""
+    conditions = {
+        "what happens around the job varies": not all(
+            map(_is_constant, prepared.sized.disturbances)
+        ),
+        "every message is simulated": prepared.sized.fidelity in BY_SENDS,
+        "several all-reduces are under way at a time": prepared.job.library.workers > 1,
+        "a hook compresses each bucket": prepared.job.ddp_options.has_hook,
+        "gradients of several dtypes share the list": not gradients.single_dtype,
+        "buckets are never rebuilt": gradients.reverse_filled,
+        "the host waits for each all-reduce": prepared.job.library.host_staged,
+    }
+    return [reason for reason, holds in conditions.items() if holds]
+
+
+def read_reductions(stepped: StepEstimate) -> tuple[ReducedBucket, ...]:
+    """Return when the buckets of the last step were reduced."""
+    step = stepped.steps - 1
+    start_s = (0.0, *stepped.run.step_ends_s)[step]
+    spans = [
+        span
+        for span in stepped.run.timeline.spans
+        if span.step == step and span.kind == "communication" and span.bucket is not None
+    ]
+    first_spans = {cast("int", span.bucket): span for span in reversed(spans)}
+    return tuple(
+        ReducedBucket(
+            span.nbytes, span.ready_s - start_s, span.start_s - start_s, span.end_s - start_s
+        )
+        for _, span in sorted(first_spans.items())
+    )
+
+
+# ---------------------------------------------------------------- ties
+
+FEWER_TOLERANCE = 3e-3
+"""Instead of `STEP_TOLERANCE` where several all-reduces are under way at a time, for fewer buckets.
+
+Assumption: a model of CPUs that reduce while they compute is less sure of what many small buckets
+cost than of the rest (in reports/experiments/gloo_ddp the median error is 0.9 % of a step).
+"""
+LOOKS = 6
+"""Most caps that are simulated in search of a round one."""
+
+
+def choose_uniform_cap(evaluator: Evaluator, partitions: Sequence[UniformPartition]) -> float:
+    """Return the best simulated uniform cap, or a rounder one that is as good; MiB."""
+    simulated = [partition for partition in partitions if partition.groups in evaluator.outcomes]
+    best = min(simulated, key=lambda partition: evaluator.outcomes[partition.groups].step_time_s)
+    least_s = evaluator.outcomes[best.groups].step_time_s
+    limit_s = least_s * (1 + (FEWER_TOLERANCE if evaluator.workers > 1 else STEP_TOLERANCE))
+    candidates = [partition for partition in partitions if _step_s(evaluator, partition) <= limit_s]
+    for partition in sorted(candidates, key=lambda each: _complexity(evaluator, each))[:LOOKS]:
+        if evaluator.simulate(evaluator.uniform_options(partition.cap_mb)).step_time_s <= limit_s:
+            return partition.cap_mb
+    return best.cap_mb
+
+
+def _step_s(evaluator: Evaluator, partition: UniformPartition) -> float:
+    """Step time; seconds, infinite where the surrogate is not exact and nothing was simulated."""
+    if partition.groups in evaluator.outcomes:
+        return evaluator.outcomes[partition.groups].step_time_s
+    return float("inf") if evaluator.reasons else evaluator.predict_step_s(partition.groups)
+
+
+def _complexity(evaluator: Evaluator, partition: UniformPartition) -> tuple[int, int, float]:
+    """Key that orders caps: fewer buckets where that counts, fewer digits, more room."""
+    window = partition.window
+    room = min(window.high_mb, 2 * window.low_mb) / window.low_mb
+    buckets = len(partition.groups) if evaluator.workers > 1 else 0
+    return buckets, len(number(partition.cap_mb)), -room
+
+
+def choose_lists(
+    evaluator: Evaluator, lists: Sequence[Caps], partitions: Sequence[UniformPartition]
+) -> tuple[Caps, Caps]:
+    """Return the best list of caps, and the best of whole numbers; MiB."""
+    simulated = [partition for partition in partitions if partition.groups in evaluator.outcomes]
+    whole = [
+        cap for partition in simulated if (cap := integer_cap_mb(partition.window)) is not None
+    ]
+    uniform = [(1.0, 25.0), *((float(cap),) for cap in whole)]
+    candidates = [*lists, *uniform, *((partition.cap_mb,) for partition in simulated)]
+    integers = [caps for caps in (*lists, *uniform) if all(cap == int(cap) for cap in caps)]
+    return _choose_quickest(evaluator, candidates), _choose_quickest(evaluator, integers)
+
+
+def _choose_quickest(evaluator: Evaluator, lists: Sequence[Caps]) -> Caps:
+    rated = [(evaluator.simulate(evaluator.list_options(caps)).step_time_s, caps) for caps in lists]
+    least_s = min(step_s for step_s, _ in rated)
+    quickest = [caps for step_s, caps in rated if step_s <= least_s * (1 + STEP_ROUNDING)]
+    return min(quickest, key=lambda caps: (len(caps), len(str(caps))))

@@ -1,1 +1,0 @@
-"""The time of a step as a function of its buckets: `evaluator.make_evaluator`."""

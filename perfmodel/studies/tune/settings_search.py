@@ -1,0 +1,370 @@
+"""The result of tuning the settings of a strategy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import InputError
+from perfmodel.scenario import ClusterSize, Scenario, change_scenario, scenario_digest
+from perfmodel.studies.run.prepared import PreparedSize, prepare
+from perfmodel.studies.run.run import name_machine
+from perfmodel.studies.tune.recommendation import WORTH
+from perfmodel.training.memory.use import StepOptions
+from perfmodel.training.strategies import STRATEGIES
+from perfmodel.training.strategy import Setting
+from perfmodel.version import __version__
+
+if TYPE_CHECKING:
+    from perfmodel.calibrate import Profile
+
+Values = Mapping[str, Any]
+"""Fields of the strategy's section and their values, as a file has them; only those that differ
+from the library's defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One choice of settings.
+
+    `step_time_s`, `exposed_comm_s`: of the settled step; None: not simulated, as it does not fit.
+    `memory_bytes`: of the fullest GPU.
+    `fits`: whether that is within its memory.
+    """
+
+    values: Values
+    step_time_s: float | None
+    exposed_comm_s: float | None
+    memory_bytes: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class SettingsTuning:
+    """The answer of ``perfmodel tune`` for a strategy without DDP's buckets.
+
+    `strategy`: its name, for people; `kind`: its name in a file.
+    `fields`: what was tuned.
+    `default`: the library's defaults; simulated even if it does not fit.
+    `requested`: the scenario's own settings, where they differ.
+    `best`: the shortest step of all that fit, the default's own where it is as good; None: nothing
+        that was tried fits.
+    `trials`: all that were tried, the shortest step first.
+    `refused`: choices that do not hold together.
+    `section`: the scenario's strategy section with the best settings, as a file has it.
+    `own_words`: the best settings as the library takes them.
+    """
+
+    scenario: Scenario = field(repr=False)
+    workload: str
+    machine: str
+    gpus: int
+    nodes: int
+    strategy: str
+    kind: str
+    fields: tuple[str, ...]
+    default: Trial
+    requested: Trial | None
+    best: Trial | None
+    trials: tuple[Trial, ...] = field(repr=False)
+    refused: int
+    section: Values
+    own_words: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    provenance: Mapping[str, str]
+
+    @property
+    def gain(self) -> float:
+        """How much shorter the best step is than the default's, as a share of that."""
+        if self.best is None:
+            return 0.0
+        best_s, default_s = self.best.step_time_s, self.default.step_time_s
+        assert best_s is not None
+        assert default_s is not None
+        return 1.0 - best_s / default_s
+
+    @property
+    def keep(self) -> bool:
+        """Whether the library's defaults are as good as any, and fit."""
+        return self.best is self.default
+
+    @property
+    def simulated(self) -> int:
+        """Choices whose step was simulated."""
+        return sum(trial.step_time_s is not None for trial in self.trials)
+
+    @property
+    def too_large(self) -> int:
+        """Choices that do not fit the memory of a GPU."""
+        return sum(not trial.fits for trial in self.trials)
+
+
+# ---------------------------------------------------------------- search over a few settings
+
+Choice = tuple[Any, ...]
+"""A value for each setting, in their order."""
+
+MOST_WHOLE = 40
+"""Combinations up to which all are tried; beyond, settings are tried one after the other."""
+MOST_ROUNDS = 3
+"""Rounds over all settings, unless one changes nothing."""
+HALVINGS = 2
+"""Times that the values next to the best one are brought nearer."""
+
+KIB, MIB = 1024, 1024 * 1024
+FEW = 4
+"""MiB from which whole ones are near enough."""
+
+Cost = Callable[[Choice], float]
+"""Seconds of a step; infinite where it cannot be."""
+
+
+def search(settings: Sequence[Setting], starts: Sequence[Choice], cost: Cost) -> Choice:
+    """Return the choice with the least cost of all that are tried; the first of them, if several.
+
+    Parameters
+    ----------
+    settings : sequence of Setting
+    starts : sequence of Choice
+        Tried first; the search sets out from the best of them.
+    cost : callable
+        Of a choice; it is asked for one more than once.
+    """
+    best = min(starts, key=cost)
+    grids = [setting.values for setting in settings]
+    if math.prod(map(len, grids)) <= MOST_WHOLE:
+        best = min([best, *itertools.product(*grids)], key=cost)
+    else:
+        for _ in range(MOST_ROUNDS):
+            before = best
+            for place, grid in enumerate(grids):
+                best = min([best, *(_with(best, place, value) for value in grid)], key=cost)
+            if best == before:
+                break
+    for place, setting in enumerate(settings):
+        if setting.unit is not None:
+            best = _refine(setting, place, best, cost)
+    return best
+
+
+def _with(choice: Choice, place: int, value: object) -> Choice:
+    return (*choice[:place], value, *choice[place + 1 :])
+
+
+def _refine(setting: Setting, place: int, best: Choice, cost: Cost) -> Choice:
+    """Try values halfway to the neighbours of the best one, by ratio, ever nearer."""
+    if best[place] is None:
+        return best
+    values = sorted({*setting.values, best[place]} - {None})
+    for _ in range(HALVINGS):
+        at = values.index(best[place])
+        near = [
+            _between(low, high, setting.unit)
+            for low, high in itertools.pairwise(values[max(0, at - 1) : at + 2])
+            if low > 0
+        ]
+        values = sorted({*values, *near})
+        best = min([best, *(_with(best, place, value) for value in near)], key=cost)
+    return best
+
+
+def _between(low: float, high: float, unit: str | None) -> float:
+    """The geometric mean in few digits: whole MiB or KiB, or two digits of others."""
+    middle = math.sqrt(low * high)
+    if unit == "bytes":
+        step = MIB if middle > FEW * MIB else KIB
+        return float(max(1, round(middle / step)) * step)
+    rounded = float(f"{middle:.2g}")
+    return int(rounded) if unit == "elements" else rounded
+
+
+# ---------------------------------------------------------------- `tune_settings`
+
+SETTING_TOLERANCE = 1e-3
+"""Relative difference of steps that is no reason to change one more setting."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class _Trials:
+    """Choices of settings that were tried, and what became of them.
+
+    `refused`: choices that do not hold together.
+    """
+
+    prepared: PreparedSize
+    settings: tuple[Setting, ...]
+    say: Progress
+    default: Choice
+    trials: dict[Choice, Trial | None] = field(default_factory=dict)
+    by_options: dict[StepOptions, Trial] = field(default_factory=dict)
+
+    def section(self, choice: Choice) -> dict[str, Any]:
+        """The strategy section with a choice of settings, as a file has it."""
+        own = self.prepared.job.scenario.origin.content["strategy"]
+        names = {setting.field for setting in self.settings}
+        others = {name: value for name, value in own.items() if name not in names}
+        return {**others, **self.values(choice)}
+
+    def changed(self, choice: Choice) -> Scenario:
+        """Return the scenario with a choice of settings.
+
+        Raises `InputError`: they do not hold together.
+        """
+        return change_scenario(self.prepared.job.scenario, {"strategy": self.section(choice)})
+
+    def values(self, choice: Choice) -> Mapping[str, Any]:
+        """Settings of a choice that are not the library's defaults, as a file has them."""
+        return {
+            setting.field: _written(setting, value)
+            for setting, value, usual in zip(self.settings, choice, self.default, strict=True)
+            if value != usual
+        }
+
+    def trial(self, choice: Choice, *, anyway: bool = False) -> Trial | None:
+        """Simulate a choice, if it fits or `anyway`; None where it does not hold together."""
+        if choice not in self.trials:
+            try:
+                self.trials[choice] = self._simulate(choice, anyway)
+            except InputError:
+                if anyway:
+                    raise
+                self.trials[choice] = None
+        return self.trials[choice]
+
+    def cost(self, choice: Choice) -> float:
+        """Time of a step; infinite where it does not fit; seconds."""
+        trial = self.trial(choice)
+        if trial is None or not trial.fits or trial.step_time_s is None:
+            return math.inf
+        return trial.step_time_s
+
+    def _simulate(self, choice: Choice, anyway: bool) -> Trial:
+        job = self.prepared.job
+        options = job.strategy.options(self.changed(choice).strategy)
+        if options in self.by_options:
+            return replace(self.by_options[options], values=self.values(choice))
+        chosen = copy(self.prepared.sized)
+        chosen.job = replace(job, chosen=options)
+        memory = chosen.memory()
+        step_s = exposed_s = None
+        if memory.fits or anyway:
+            self.say(f"{len(self.by_options) + 1} settings simulated")
+            stepped = self.prepared.step(options)
+            step_s, exposed_s = stepped.step_time_s, stepped.exposed_comm_s
+        trial = Trial(self.values(choice), step_s, exposed_s, memory.total_bytes, memory.fits)
+        self.by_options[options] = trial
+        return trial
+
+
+def _written(setting: Setting, value: Any) -> Any:
+    """A value as a file has it."""
+    if not isinstance(value, float):
+        return value
+    if setting.unit == "seconds":
+        return f"{value * 1e3:.12g} ms"
+    unit, scale = next(each for each in _BINARY if value % each[1] == 0 and (value or each[1] == 1))
+    return f"{value / scale:.12g} {unit}"
+
+
+_BINARY = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+
+
+def tune_settings(
+    scenario: Scenario,
+    *,
+    profile: Profile | None = None,
+    size: ClusterSize | None = None,
+    progress: Progress | None = None,
+) -> SettingsTuning:
+    """Find the settings of a strategy that make a step shortest, among those that fit.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    profile : Profile, optional
+        Measured numbers instead of datasheets'.
+    size : ClusterSize, optional
+        Default: the main size of the scenario.
+    progress : callable, optional
+        Called with the next stage, in words.
+
+    Raises
+    ------
+    InputError
+        A strategy without settings, one GPU, or a scenario that does not hold.
+    """
+    row = STRATEGIES.get(scenario.strategy.kind)
+    if row is None or row.settings is None:
+        tuned = [kind for kind, each in STRATEGIES.items() if each.settings or each.has_buckets]
+        allowed = f"one that can be tuned: {', '.join(tuned)}"
+        raise scenario.fault("strategy.kind", repr(scenario.strategy.kind), allowed)
+    prepared = prepare(scenario, profile=profile, size=size)
+    if prepared.size.gpus < 2:
+        allowed = "2 or more: one GPU communicates nothing, so that settings change nothing"
+        raise scenario.fault("cluster.nodes", "1 GPU in all", allowed)
+    settings = row.settings(prepared.job.workload, scenario.strategy)
+    default = _choice_of(
+        settings, type(scenario.strategy).model_validate({"kind": scenario.strategy.kind})
+    )
+    trials = _Trials(prepared, settings, progress or (lambda _: None), default)
+    own = _choice_of(settings, scenario.strategy)
+    for start in (default, own):
+        trials.trial(start, anyway=True)
+    search(settings, list(dict.fromkeys((default, own))), trials.cost)
+    return _assemble(trials, own)
+
+
+def _choice_of(settings: Sequence[Setting], section: Any) -> Choice:
+    return tuple(getattr(section, setting.field) for setting in settings)
+
+
+def _choose(trials: _Trials) -> Choice | None:
+    """The default, unless another saves enough; else the fewest changes for the shortest step."""
+    costs = {choice: trials.cost(choice) for choice in trials.trials}
+    least_s = min(costs.values())
+    if math.isinf(least_s):
+        return None
+    if costs[trials.default] * (1 - WORTH) <= least_s:
+        return trials.default
+    good = [
+        choice for choice, step_s in costs.items() if step_s <= least_s * (1 + SETTING_TOLERANCE)
+    ]
+    return min(good, key=lambda choice: (len(trials.values(choice)), costs[choice]))
+
+
+def _assemble(trials: _Trials, own: Choice) -> SettingsTuning:
+    prepared, job = trials.prepared, trials.prepared.job
+    default, requested = trials.trials[trials.default], trials.trials[own]
+    assert default is not None
+    chosen = _choose(trials)
+    spell = job.strategy.own_words
+    distinct = {id(trial): trial for trial in trials.by_options.values()}
+    return SettingsTuning(
+        scenario=job.scenario,
+        workload=job.workload.name,
+        machine=name_machine(prepared.machine.topology, prepared.size),
+        gpus=prepared.size.gpus,
+        nodes=prepared.size.nodes,
+        strategy=job.strategy.name,
+        kind=job.scenario.strategy.kind,
+        fields=tuple(setting.field for setting in trials.settings),
+        default=default,
+        requested=None if own == trials.default else requested,
+        best=None if chosen is None else trials.trials[chosen],
+        trials=tuple(sorted(distinct.values(), key=lambda each: each.step_time_s or math.inf)),
+        refused=sum(trial is None for trial in trials.trials.values()),
+        section={} if chosen is None else trials.section(chosen),
+        own_words=spell(trials.changed(chosen).strategy) if spell and chosen is not None else (),
+        assumptions=job.strategy.assumptions,
+        provenance={
+            "perfmodel": __version__,
+            "scenario_sha256": scenario_digest(job.scenario),
+            "simulated_settings": str(len(distinct)),
+        },
+    )
