@@ -27,7 +27,7 @@ from perfmodel.cli.output import (
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
-    from perfmodel.traces.others.execution_trace import ExecutionTrace
+    from perfmodel.traces.execution_trace import ExecutionTrace
 
 TRACE_EXAMPLES = (
     "perfmodel trace rank0.json.gz rank1.json.gz -o out",
@@ -158,13 +158,13 @@ def _analyse(
 
 
 def _is_inspector(path: Path) -> bool:
-    from perfmodel.traces.others.inspector import is_inspector
+    from perfmodel.traces.inspector import is_inspector
 
     return path.is_file() and is_inspector(path)
 
 
 def _is_execution_trace(path: Path) -> bool:
-    from perfmodel.traces.others.execution_trace import is_execution_trace
+    from perfmodel.traces.execution_trace import is_execution_trace
 
     return path.is_file() and is_execution_trace(path)
 
@@ -176,7 +176,7 @@ MOST_OPERATORS = 15
 def _print_executed(paths: list[Path], json: bool) -> None:
     from dataclasses import asdict
 
-    from perfmodel.traces.others.execution_trace import (
+    from perfmodel.traces.execution_trace import (
         pair_files,
         read_execution_trace,
         with_times,
@@ -296,7 +296,7 @@ def _print_inspected(paths: list[Path], json: bool) -> None:
     from dataclasses import asdict
 
     from perfmodel.report.common import quantities
-    from perfmodel.traces.others.inspector import read_inspector
+    from perfmodel.traces.inspector import read_inspector
 
     sizes = read_inspector(paths)
     if json:

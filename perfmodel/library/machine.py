@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from perfmodel.arrays import RankGroup
-from perfmodel.library.channels.channels import Rings, rings_over
+from perfmodel.library.channels import Rings, rings_over
 from perfmodel.library.corrections import Corrections
 from perfmodel.library.model import CommLibrary, library_on
 from perfmodel.library.settings import MOST_CHANNELS, LibrarySettings

@@ -44,7 +44,7 @@ are that differ and share links.
 ===========  =====================================  ==============================================
 model        module                                 held by
 ===========  =====================================  ==============================================
-reference    simulate/reference/                    theory: tests/simulate/reference/
+reference    simulate/reference.py                  theory: tests/simulate/reference/
                                                     test_network, test_shared_links
 recurrence   collectives/timing/recurrence.py       = reference: tests/simulate/reference/
                                                     test_network; tests/collectives/timing
@@ -72,8 +72,8 @@ engine       simulate/engine/plan_run.py            = reference on random plans:
 ===========  =====================================  ==============================================
 
 Costs are from ``reports/benchmarks``. Max-min filling is written three times: to be read
-(`reference/shared_links.py`), for arrays (`sharing/max_min.py`), and for the linked lists of the
-message kernel (`message/kernel/link_sharing.py`).
+(`reference.py`), for arrays (`sharing/max_min.py`), and for the linked lists of the
+message kernel (`message/link_sharing.py`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from perfmodel.scenario import ClusterSize, Scenario, load_scenario
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.flow.network import FlowNetwork
 from perfmodel.simulate.message.network import MessageNetwork
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.job.job_plan import plan_step
 from perfmodel.studies.run.resolve.job.layer_prices import price_layers
 from perfmodel.studies.run.resolve.job.model_share import resolve_workload

@@ -21,8 +21,8 @@ from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.lowering.edge_routing import edges_between
 from perfmodel.library.lowering.edges import HOP_KINDS
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule, LoweredCollective, Stage
-from perfmodel.library.lowering.protocol_costs import chunk_bytes
 from perfmodel.library.lowering.protocols import (
+    chunk_bytes,
     protocol_parameters,
     usable_protocols,
     with_protocol,
@@ -37,7 +37,7 @@ from perfmodel.library.lowering.rings import (
 from perfmodel.library.machine import Machine
 from perfmodel.library.model import Protocol, own_algorithm
 from perfmodel.library.nccl.communicator import channels_of
-from perfmodel.library.nccl.lowering.dispatch import (
+from perfmodel.library.nccl.dispatch import (
     NCCL_USUAL,
     allowed_protocols,
     chosen_algorithm,

@@ -17,8 +17,7 @@ from perfmodel.arrays import IntArray, RankGroup
 from perfmodel.library.lowering.edge_routing import reroute_edges
 from perfmodel.library.lowering.edges import Edges
 from perfmodel.library.lowering.lowered import LoweredCollective, Stage
-from perfmodel.library.lowering.protocol_costs import caps_Bps, step_latency_s
-from perfmodel.library.lowering.protocols import protocol_parameters
+from perfmodel.library.lowering.protocols import caps_Bps, protocol_parameters, step_latency_s
 from perfmodel.library.machine import Machine
 from perfmodel.topology.model import Topology
 

@@ -13,7 +13,7 @@ from perfmodel.arrays import IntArray, RankGroup, rank_array
 from perfmodel.collectives.catalog import ALGORITHMS, ROOTED, make
 from perfmodel.collectives.schedule import Phase, Schedule
 from perfmodel.errors import Fault, InputError, ScheduleError
-from perfmodel.library.channels.channels import Rings, group_by_host
+from perfmodel.library.channels import Rings, group_by_host
 from perfmodel.library.lowering.edge_routing import edges_between, edges_of_names
 from perfmodel.library.lowering.edges import Edges, select_edges
 from perfmodel.library.lowering.lowered import ITEM_BYTES, LaidSchedule

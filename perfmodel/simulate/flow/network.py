@@ -2,7 +2,7 @@
 
 Edges share links max-min fairly with all other active edges, of their own collective and of others.
 At given rates the times of all sends follow from a recurrence over edges
-(`perfmodel.collectives.timing.clocks.variable_rate`); each rank proceeds from stage to stage by
+(`perfmodel.collectives.timing.variable_rate`); each rank proceeds from stage to stage by
 itself.
 When rates change, bytes already sent stay sent. The cost is a few events per collective, whatever
 the number of ranks, at two simplifications: an edge has one rate while it sends, whatever else is
@@ -25,14 +25,14 @@ from perfmodel.compiled_loops.compilation import Effort
 from perfmodel.errors import SimulationError
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
-from perfmodel.simulate.flow.alike_collectives import JoinedCollectives
-from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why, why_approximate
-from perfmodel.simulate.flow.link_shares import (
+from perfmodel.simulate.flow.alike_collectives import (
+    JoinedCollectives,
     SharesMet,
     alone_Bps,
     solve_at_once,
     solve_in_turns,
 )
+from perfmodel.simulate.flow.approximation import NOTES, ApproximationNote, Why, why_approximate
 from perfmodel.simulate.flow.streams import Arrival, Streams, begin_streams, stream_stage
 from perfmodel.simulate.flow.transfers import Collective, sort_key
 from perfmodel.simulate.network import (
@@ -47,8 +47,8 @@ from perfmodel.simulate.network import (
     succeed_at,
 )
 from perfmodel.simulate.sharing.between_collectives import LinkSet, LinkSets, LinkUsers
-from perfmodel.simulate.sharing.classed_legs import TimedLeg
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.sharing.duty_cycle import TimedLeg
+from perfmodel.simulate.uncontended import UncontendedTimer
 
 Job = Collective | Streams
 

@@ -9,25 +9,23 @@ import numpy as np
 
 from perfmodel.arrays import FloatArray, IntArray, sending_s
 from perfmodel.collectives.schedule import Phase
-from perfmodel.collectives.timing.clocks.stepped_clocks import SteppedClocks
-from perfmodel.collectives.timing.clocks.tree_clocks import TreeClocks
-from perfmodel.collectives.timing.clocks.variable_rate import (
+from perfmodel.collectives.timing.recurrence import ReadyTimes
+from perfmodel.collectives.timing.recurrence_steps import LinkRates
+from perfmodel.collectives.timing.stepped_clocks import SteppedClocks, TreeClocks
+from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
+from perfmodel.collectives.timing.variable_rate import (
     Clocks,
     CompletionTimes,
     OneStep,
     is_one_step,
 )
-from perfmodel.collectives.timing.recurrence import ReadyTimes
-from perfmodel.collectives.timing.recurrence_steps import LinkRates
-from perfmodel.collectives.timing.unrolled import UnrolledPhases, prepare_phases
 from perfmodel.compiled_loops.compilation import Effort, Loops
 from perfmodel.library.lowering.edges import Edges
-from perfmodel.library.lowering.link_bytes import stage_bytes
-from perfmodel.library.lowering.lowered import LoweredCollective, Stage
+from perfmodel.library.lowering.lowered import LoweredCollective, Stage, stage_bytes
 from perfmodel.simulate.flow.streams import SAME_RATE, Streams
 from perfmodel.simulate.network import LinkCounters, move_counts
-from perfmodel.simulate.sharing.classed_legs import TimedLeg
-from perfmodel.simulate.uncontended.timer import UncontendedTimer, participants, timed_phases
+from perfmodel.simulate.sharing.duty_cycle import TimedLeg
+from perfmodel.simulate.uncontended import UncontendedTimer, participants, timed_phases
 
 FEW_EDGES = 1024
 """Edges of rings up to which each is stepped through in compiled loops: what repeats in a ring is

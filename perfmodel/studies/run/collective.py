@@ -40,8 +40,7 @@ from perfmodel.simulate.engine.engine import (
     uses_sockets,
 )
 from perfmodel.simulate.network import Network
-from perfmodel.simulate.uncontended.repetition import hidden_s
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.studies.run.resolve.limits import check_message_size
 from perfmodel.studies.run.steps.bottlenecks.routing_cost import describe_routing, hash_cost
 from perfmodel.topology.model import Topology

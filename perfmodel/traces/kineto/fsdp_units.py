@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from perfmodel.arrays import FloatArray
-from perfmodel.traces.kineto.boundaries import Window
 from perfmodel.traces.kineto.event_table import Events, EventTable
-from perfmodel.traces.kineto.work import Work, overlap_s
+from perfmodel.traces.kineto.work import Window, Work, overlap_s
 from perfmodel.traces.model import Call, Gradient
 
 HOOKS = {2: "FSDP::", 1: "FullyShardedDataParallel._"}

@@ -19,7 +19,6 @@ from perfmodel.traces.kineto.backward_layers import (
     read_gradients,
     read_pass,
 )
-from perfmodel.traces.kineto.boundaries import Window, find_windows
 from perfmodel.traces.kineto.collective_calls import read_calls
 from perfmodel.traces.kineto.event_stream import trace_fault
 from perfmodel.traces.kineto.event_table import FIRST_OPERATORS, MOST_SHAPED, EventTable, read_table
@@ -29,8 +28,10 @@ from perfmodel.traces.kineto.work import (
     COPY_IN,
     COPY_OUT,
     Owners,
+    Window,
     Work,
     estimate_slowdown,
+    find_windows,
     overlap_s,
     owners_of,
     work_of,

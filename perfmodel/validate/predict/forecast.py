@@ -17,8 +17,7 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import CommLibrary, load_library
 from perfmodel.library.prediction_error import kind_of_machine
-from perfmodel.simulate.uncontended.repetition import hidden_s
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s
 from perfmodel.validate.refit.numbers import library_without

@@ -5,8 +5,7 @@ from __future__ import annotations
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Block, Paragraph, Table, paragraphs
 from perfmodel.traces.rebuild.layer_profile import BucketTimes
-from perfmodel.traces.rebuild.replay import Comparison
-from perfmodel.traces.run import TraceAnalysis
+from perfmodel.traces.run import Comparison, TraceAnalysis
 from perfmodel.workload.model import ITEM_BYTES
 
 LAUNCH_BOUND = 0.1

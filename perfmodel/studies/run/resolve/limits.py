@@ -13,9 +13,9 @@ from perfmodel.library.lowering.lower import Algorithm, lower_collective, lower_
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario
-from perfmodel.simulate.reference.network import MOST_SENDS
+from perfmodel.simulate.reference import MOST_SENDS
 from perfmodel.simulate.sockets.core_work import PIECE_BYTES
-from perfmodel.simulate.uncontended.messages import MESSAGES, message_pairs
+from perfmodel.simulate.uncontended import MESSAGES, message_pairs
 from perfmodel.topology.templates.build import MOST_GPUS
 
 Groups = tuple[RankGroup, ...]

@@ -6,7 +6,7 @@ from perfmodel.arrays import RankGroup
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import load_library
 from perfmodel.simulate.engine.engine import simulate
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,

@@ -15,7 +15,7 @@ from perfmodel.library.machine import Machine
 from perfmodel.scenario import ClusterSize, Scenario, batch_per_gpu
 from perfmodel.simulate.engine.engine import BY_SENDS, Fidelity, has_shared_cores, uses_sockets
 from perfmodel.simulate.engine.outcome import Run
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.resolve.disturbance import Disturbance, process_at
 from perfmodel.studies.run.resolve.events import resolve_events
 from perfmodel.studies.run.resolve.host_overhead import host_memory

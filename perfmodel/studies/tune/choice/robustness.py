@@ -15,7 +15,7 @@ import numpy as np
 from perfmodel.library.corrections import CollectiveContext, Corrections
 from perfmodel.library.machine import Machine
 from perfmodel.library.prediction_error import BANDS
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.tune.caps import UniformPartition, assign_buckets, number
 from perfmodel.studies.tune.model import CurvePoint, Plateau, RobustCap
 from perfmodel.studies.tune.objective.allreduce_times import TimeOf

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.arrays import FloatArray
-from perfmodel.simulate.uncontended.timer import UncontendedTimer
+from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.run.result.link_use import LinkEnds
 from perfmodel.studies.run.result.model import Bottleneck, Relief, SizeResult
 from perfmodel.studies.run.steps.bottlenecks.link_names import ends_of, name_busiest
