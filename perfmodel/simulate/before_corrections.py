@@ -38,7 +38,7 @@ class UncorrectedCollectives:
 
     machine: Machine
     rates: StageRates = field(init=False)
-    _link_bytes: dict[int, tuple[LoweredCollective, LinkBytes]] = field(default_factory=dict)
+    _link_bytes: dict[LoweredCollective, LinkBytes] = field(default_factory=dict)
     _crossed: dict[tuple[int, int], tuple[Stage, list[Crossings]]] = field(default_factory=dict)
     _lowered: dict[CollectiveKey, tuple[LoweredCollective, ...]] = field(default_factory=dict)
     laid: dict[Callable[[], Any], Any] = field(default_factory=dict)
@@ -66,12 +66,12 @@ class UncorrectedCollectives:
 
     def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
         """Bytes of a collective on the links that it uses."""
-        if id(lowered) not in self._link_bytes:
+        if lowered not in self._link_bytes:
             wire_bytes, payload_bytes = self.traffic(lowered), self.traffic(lowered, payload=True)
             links = np.flatnonzero(wire_bytes)
             on_links = LinkBytes(links, wire_bytes[links], payload_bytes[links])
-            self._link_bytes[id(lowered)] = lowered, on_links
-        return self._link_bytes[id(lowered)][1]
+            self._link_bytes[lowered] = on_links
+        return self._link_bytes[lowered]
 
     def traffic(self, lowered: LoweredCollective, *, payload: bool = False) -> FloatArray:
         """Bytes of a collective on each link: on the wire, or of payload; shape (links,)."""

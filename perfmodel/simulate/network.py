@@ -39,8 +39,8 @@ class ReroutedCollectives:
 
     timer: UncontendedTimer
     machine: Machine
-    _rerouted: dict[int, tuple[LoweredCollective, LoweredCollective]] = field(default_factory=dict)
-    _legs: dict[int, tuple[LoweredCollective, tuple[Stage, ...]]] = field(default_factory=dict)
+    _rerouted: dict[LoweredCollective, LoweredCollective] = field(default_factory=dict)
+    _legs: dict[LoweredCollective, tuple[Stage, ...]] = field(default_factory=dict)
     _messages: dict[tuple[int, int, int], LoweredCollective] = field(default_factory=dict)
 
     def message(self, src: int, dst: int, nbytes: int) -> LoweredCollective:
@@ -60,11 +60,9 @@ class ReroutedCollectives:
         """
         if self.machine is self.timer.machine:
             return lowered
-        if (
-            id(lowered) not in self._rerouted
-        ):  # the entry holds `lowered`, so that its id stays unique
-            self._rerouted[id(lowered)] = (lowered, reroute(lowered, self.machine))
-        return self._rerouted[id(lowered)][1]
+        if lowered not in self._rerouted:
+            self._rerouted[lowered] = reroute(lowered, self.machine)
+        return self._rerouted[lowered]
 
     def legs(self, lowered: LoweredCollective) -> tuple[Stage, ...]:
         """Return the legs of a collective lowered on the first machine, rerouted.
@@ -77,12 +75,9 @@ class ReroutedCollectives:
         legs = self.timer.legs(lowered)
         if self.machine is self.timer.machine:
             return legs
-        if id(lowered) not in self._legs:
-            self._legs[id(lowered)] = (
-                lowered,
-                reroute(replace(lowered, stages=legs), self.machine).stages,
-            )
-        return self._legs[id(lowered)][1]
+        if lowered not in self._legs:
+            self._legs[lowered] = reroute(replace(lowered, stages=legs), self.machine).stages
+        return self._legs[lowered]
 
     def become(self, machine: Machine) -> None:
         """Reroute on another machine from now on."""

@@ -58,21 +58,16 @@ HOPS_AT_ONCE = 1 << 22
 
 @dataclass
 class UncontendedTimer:
-    """Times collectives alone on a machine, with a cache.
-
-    Cache entries hold the objects whose ids are their keys, so that no id is used again.
-    """
+    """Times collectives alone on a machine, with a cache."""
 
     machine: Machine
     _best: dict[CollectiveKey, tuple[LoweredCollective, float]] = field(default_factory=dict)
     _of_host: dict[Hashable, tuple[int, LoweredCollective, float]] = field(default_factory=dict)
     _samples: dict[Hashable, list[_Sample]] = field(default_factory=dict)
-    _bound_s: dict[int, tuple[LoweredCollective, float]] = field(default_factory=dict)
-    _timed_legs: dict[int, tuple[LoweredCollective, tuple[TimedLeg, ...]]] = field(
-        default_factory=dict
-    )
-    _legs: dict[int, tuple[LoweredCollective, tuple[Stage, ...]]] = field(default_factory=dict)
-    _of_legs: dict[int, tuple[tuple[TimedLeg, ...], Any]] = field(default_factory=dict)
+    _bound_s: dict[LoweredCollective, float] = field(default_factory=dict)
+    _timed_legs: dict[LoweredCollective, tuple[TimedLeg, ...]] = field(default_factory=dict)
+    _legs: dict[LoweredCollective, tuple[Stage, ...]] = field(default_factory=dict)
+    _of_legs: dict[tuple[TimedLeg, ...], Any] = field(default_factory=dict)
     _shared: dict[Callable[[], Any], Any] = field(default_factory=dict)
     _common: UncorrectedCollectives = field(init=False)
 
@@ -190,7 +185,7 @@ class UncontendedTimer:
     def _have_same_edges(self, key: CollectiveKey) -> bool:
         """Whether all candidates go over the same edges, so that none is better elsewhere."""
         candidates = self._common.lower(key)
-        return len({tuple(id(stage.edges) for stage in each.stages) for each in candidates}) == 1
+        return len({tuple(stage.edges for stage in each.stages) for each in candidates}) == 1
 
     def _on_host(self, op: str, nbytes: int, group: RankGroup, root: int) -> LoweredCollective:
         """Return the fastest lowered collective; that of another host where hosts are alike."""
@@ -215,7 +210,7 @@ class UncontendedTimer:
     def _forget(self, lowered: LoweredCollective) -> None:
         """Drop the cached arrays of a candidate that is not chosen, which may be large."""
         for cache in (self._bound_s, self._timed_legs, self._legs):
-            cache.pop(id(lowered), None)
+            cache.pop(lowered, None)
 
     def forget(self) -> None:
         """Drop what is cached of each collective; what sizes share stays.
@@ -234,10 +229,10 @@ class UncontendedTimer:
 
     def timed_legs(self, lowered: LoweredCollective) -> tuple[TimedLeg, ...]:
         """Return the legs of a collective without other traffic, each begun rank by rank."""
-        if id(lowered) not in self._timed_legs:
+        if lowered not in self._timed_legs:
             leg = classed_leg(lowered, self._common.rates)
             if leg is not None:
-                self._timed_legs[id(lowered)] = (lowered, (leg,))
+                self._timed_legs[lowered] = (leg,)
                 return (leg,)
             stages = self.legs(lowered)
             rates = [self.rates(stage) for stage in stages]
@@ -246,12 +241,11 @@ class UncontendedTimer:
                 for s, r in zip(stages, rates, strict=True)
             ]
             ends = legs_ends(parts, participants(lowered), credits=lowered.credits)
-            legs = tuple(
+            self._timed_legs[lowered] = tuple(
                 TimedLeg(s.edges, partial(_as_is, s, r), *e)
                 for s, r, e in zip(stages, rates, ends, strict=True)
             )
-            self._timed_legs[id(lowered)] = (lowered, legs)
-        return self._timed_legs[id(lowered)][1]
+        return self._timed_legs[lowered]
 
     def link_bytes(self, lowered: LoweredCollective) -> LinkBytes:
         """Bytes of one of this timer's collectives on the links that it uses.
@@ -262,9 +256,9 @@ class UncontendedTimer:
 
     def of_legs(self, legs: tuple[TimedLeg, ...], find: Callable[[tuple[TimedLeg, ...]], T]) -> T:
         """What `find` returns for some legs of this timer; found once."""
-        if id(legs) not in self._of_legs:
-            self._of_legs[id(legs)] = legs, find(legs)
-        stored: T = self._of_legs[id(legs)][1]
+        if legs not in self._of_legs:
+            self._of_legs[legs] = find(legs)
+        stored: T = self._of_legs[legs]
         return stored
 
     def keep(self, make: Callable[[], T]) -> T:
@@ -282,28 +276,27 @@ class UncontendedTimer:
         only, which get an average share, nor between legs that overlap, whose rates are solved one
         by one.
         """
-        if id(lowered) not in self._bound_s:
+        if lowered not in self._bound_s:
             implied = len(joined_stages(lowered.stages)) < 2 and all(map(is_steady, lowered.stages))
             capacity_Bps = self.machine.topology.arcs.bandwidth_Bps
             least_s = 0.0
             if not implied:
                 times_s = sending_s(self._common.traffic(lowered), capacity_Bps)
                 least_s = float(times_s.max(initial=0.0))
-            self._bound_s[id(lowered)] = (lowered, least_s)
-        return self._bound_s[id(lowered)][1]
+            self._bound_s[lowered] = least_s
+        return self._bound_s[lowered]
 
     def legs(self, lowered: LoweredCollective) -> tuple[Stage, ...]:
         """Return the stages of a collective, successive ones over the same edges joined.
 
         Their phases say what a rank waits for in between (`Phase.drained`).
         """
-        if id(lowered) not in self._legs:
+        if lowered not in self._legs:
             stages = joined_stages(lowered.stages)
-            self._legs[id(lowered)] = (
-                lowered,
-                tuple(self._with_early_arrivals(lowered, stage) for stage in stages),
+            self._legs[lowered] = tuple(
+                self._with_early_arrivals(lowered, stage) for stage in stages
             )
-        return self._legs[id(lowered)][1]
+        return self._legs[lowered]
 
     def _with_early_arrivals(self, lowered: LoweredCollective, stage: Stage) -> Stage:
         """Lower the latencies of a stage by what pieces gain while the pipeline fills and drains.

@@ -16,7 +16,7 @@ ITEM_BYTES = 4
 """Chunks are cut at 4-byte elements; a size that is not whole elements is rounded up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stage:
     """Consecutive phases of a schedule over the same edges; stages follow one another.
 
@@ -37,7 +37,7 @@ class Stage:
     the bytes of the phases."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LoweredCollective:
     """One collective on links, with all that its protocol adds."""
 

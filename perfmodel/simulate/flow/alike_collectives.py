@@ -66,8 +66,8 @@ class SharesMet:
             id(machine),
             tuple(
                 (
-                    id(job.lowered),
-                    id(job.stage),
+                    job.lowered,
+                    job.stage,
                     job.leg,
                     number_of.setdefault(job.key(), len(number_of)),
                 )

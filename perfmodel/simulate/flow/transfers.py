@@ -41,16 +41,14 @@ AnyClocks = Clocks | SteppedClocks | TreeClocks | OneStep
 class Courses:
     """Phases prepared for being stepped through, once for all collectives that have them."""
 
-    _prepared: dict[tuple[int, ...], tuple[tuple[Phase, ...], UnrolledPhases]] = field(
-        default_factory=dict
-    )
+    _prepared: dict[tuple[int, tuple[Phase, ...]], UnrolledPhases] = field(default_factory=dict)
 
     def of(self, phases: tuple[Phase, ...], credits: int) -> UnrolledPhases:
         """Return phases over the same edges, prepared."""
-        key = (credits, *map(id, phases))
-        if key not in self._prepared:  # the entry holds the phases, so that their ids stay unique
-            self._prepared[key] = phases, prepare_phases(phases, credits)
-        return self._prepared[key][1]
+        key = credits, phases
+        if key not in self._prepared:
+            self._prepared[key] = prepare_phases(phases, credits)
+        return self._prepared[key]
 
 
 @dataclass(eq=False)
@@ -262,12 +260,12 @@ class PreparedPhase:
 class PreparedPhases:
     """Phases prepared once for all collectives that have them."""
 
-    _prepared: dict[int, PreparedPhase] = field(default_factory=dict)
+    _prepared: dict[Phase, PreparedPhase] = field(default_factory=dict)
 
     def of(self, phase: Phase) -> PreparedPhase:
         """Return a phase prepared."""
-        if id(phase) not in self._prepared:  # the entry holds it, so that its id stays unique
-            self._prepared[id(phase)] = PreparedPhase(
+        if phase not in self._prepared:
+            self._prepared[phase] = PreparedPhase(
                 phase,
                 np.ascontiguousarray(phase.nbytes, dtype=np.float64),
                 np.ascontiguousarray(phase.active),
@@ -275,7 +273,7 @@ class PreparedPhases:
                 np.bincount(phase.channel),
                 phase.repeat > 1 and not phase.first.any(),
             )
-        return self._prepared[id(phase)]
+        return self._prepared[phase]
 
 
 def cycle_s(

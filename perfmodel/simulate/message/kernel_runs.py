@@ -5,9 +5,10 @@ All times count from the beginning of a busy period, in which the network is nev
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 import simpy
@@ -71,7 +72,9 @@ class KernelRuns:
     kernel: Kernel = field(init=False)
     _sends: int = field(default=0, init=False)
     _of_slot: dict[int, Run] = field(default_factory=dict, init=False)
-    _spare: dict[Any, tuple[object, list[Slot]]] = field(default_factory=dict, init=False)
+    _spare: dict[LoweredCollective | Stream, list[Slot]] = field(
+        default_factory=partial(defaultdict, list), init=False
+    )
 
     def __post_init__(self) -> None:
         self.kernel = Kernel(self.machine.topology.arcs.bandwidth_Bps)
@@ -86,7 +89,7 @@ class KernelRuns:
     def begin(self, run: Run) -> None:
         """Begin a run in the slot of a like one that has ended, or in a new one."""
         transfer = run.transfer
-        _, spare = self._spare.setdefault(_key(run), (transfer, []))
+        spare = self._spare[transfer]
         run.slot = spare.pop() if spare else self._add(self._columns(transfer))
         self._of_slot[run.slot.run] = run
         is_stream = isinstance(transfer, Stream)
@@ -99,7 +102,7 @@ class KernelRuns:
         ended = [self._of_slot.pop(number) for number in self.kernel.advance(until_s)]
         for run in ended:
             if run.slot is not None and not run.is_moved:
-                self._spare[_key(run)][1].append(run.slot)
+                self._spare[run.transfer].append(run.slot)
         return ended
 
     def become(self, machine: Machine, at_s: float, counted: LinkCounters, runs: list[Run]) -> None:
@@ -149,11 +152,6 @@ class KernelRuns:
         if self.machine.library.in_order:
             columns["edges.connection"] = self.kernel.connections(columns)
         return columns
-
-
-def _key(run: Run) -> object:
-    """What runs have in common that can use each other's slots; kept with its object."""
-    return run.transfer if isinstance(run.transfer, Stream) else id(run.transfer)
 
 
 def _routes(transfer: LoweredCollective | Stream) -> Routes:

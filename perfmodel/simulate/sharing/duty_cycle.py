@@ -29,8 +29,8 @@ from perfmodel.simulate.sharing.link_uses import (
 )
 from perfmodel.simulate.sharing.max_min import max_min_rates
 
-StageKey = tuple[int, ...]
-"""Ids of the edges of a stage and of its phases."""
+StageKey = tuple[Edges | Phase, ...]
+"""The edges of a stage and its phases."""
 
 
 class _KnownPatterns(NamedTuple):
@@ -146,7 +146,6 @@ class StageRates:
     """Rates of stages without other traffic, with a cache; wire bytes per second.
 
     They follow from links, caps and bytes: stages that differ in latencies only have the same.
-    Cache entries hold the objects whose ids are their keys, so that no id is used again.
 
     Parameters
     ----------
@@ -156,20 +155,20 @@ class StageRates:
 
     capacity_Bps: FloatArray
     orders: UseOrders = field(default_factory=UseOrders)
-    _max_min: dict[int, tuple[Edges, FloatArray]] = field(default_factory=dict)
-    _duty_cycled: dict[StageKey, tuple[Stage, ClassRates]] = field(default_factory=dict)
-    _fill_and_drain: dict[StageKey, tuple[Stage, ClassRates]] = field(default_factory=dict)
+    _max_min: dict[Edges, FloatArray] = field(default_factory=dict)
+    _duty_cycled: dict[StageKey, ClassRates] = field(default_factory=dict)
+    _fill_and_drain: dict[StageKey, ClassRates] = field(default_factory=dict)
 
     def of(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge; shape (edges,)."""
         if not is_steady(stage):
             return np.minimum(stage.cap_Bps, self.duty_cycled(stage).of_edges())
         edges, unlimited = stage.edges, bool(np.isinf(stage.cap_Bps).all())
-        if unlimited and id(edges) in self._max_min:
-            return self._max_min[id(edges)][1]
+        if unlimited and edges in self._max_min:
+            return self._max_min[edges]
         rates = max_min_rates(self.capacity_Bps, edges.pointers, edges.arcs, stage.cap_Bps)
         if unlimited:
-            self._max_min[id(edges)] = (edges, rates)
+            self._max_min[edges] = rates
         return rates
 
     def classes(self, stage: Stage) -> EdgeClasses | None:
@@ -181,8 +180,8 @@ class StageRates:
         key = _key(stage)
         if key not in self._duty_cycled:
             rates = _duty_cycle_rates(self.capacity_Bps, stage, self.orders)
-            self._duty_cycled[key] = stage, ClassRates(rates, self.classes(stage))
-        return self._duty_cycled[key][1]
+            self._duty_cycled[key] = ClassRates(rates, self.classes(stage))
+        return self._duty_cycled[key]
 
     def fill_and_drain(self, stage: Stage) -> FloatArray:
         """Return the rate of each edge of a pipeline while it fills or drains; shape (edges,)."""
@@ -193,12 +192,12 @@ class StageRates:
         key = _key(stage)
         if key not in self._fill_and_drain:
             rates = _fill_and_drain_rates(self.capacity_Bps, stage, self.orders)
-            self._fill_and_drain[key] = stage, ClassRates(rates, self.classes(stage))
-        return self._fill_and_drain[key][1]
+            self._fill_and_drain[key] = ClassRates(rates, self.classes(stage))
+        return self._fill_and_drain[key]
 
 
 def _key(stage: Stage) -> StageKey:
-    return id(stage.edges), *map(id, stage.phases)
+    return stage.edges, *stage.phases
 
 
 def is_steady(stage: Stage) -> bool:

@@ -236,20 +236,20 @@ class Wires:
     """Which ranks stand for all; None: each for itself."""
     _links: dict[int, Link] = field(default_factory=dict, init=False)
     _connections: dict[tuple[int, ...], Connection] = field(default_factory=dict, init=False)
-    _wired: dict[int, WiredCollective] = field(default_factory=dict, init=False)
+    _wired: dict[LoweredCollective, WiredCollective] = field(default_factory=dict, init=False)
 
     def wire(self, lowered: LoweredCollective) -> WiredCollective:
         """Return a collective on its connections."""
-        if id(lowered) not in self._wired:
+        if lowered not in self._wired:
             ends = [part for s in lowered.stages for part in (s.edges.src, s.edges.dst)]
-            self._wired[id(lowered)] = WiredCollective(
+            self._wired[lowered] = WiredCollective(
                 lowered,
                 tuple(part.tobytes() for part in ends),
                 lowered.schedule.ranks + lowered.schedule.switches,
                 self._rounds(lowered),
                 self._pairs(lowered) if self.folding is None else self._folded_pairs(lowered),
             )
-        return self._wired[id(lowered)]
+        return self._wired[lowered]
 
     def _rounds(self, lowered: LoweredCollective) -> tuple[tuple[RankRound, ...], ...]:
         schedule, folding = lowered.schedule, self.folding

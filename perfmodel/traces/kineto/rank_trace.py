@@ -132,9 +132,11 @@ def _part(table: EventTable, owners: Owners, work: Work, window: Window) -> _Par
 
 def _alike(parts: list[_Part], path: Path) -> tuple[list[_Part], list[str]]:
     """Keep steps of the most frequent form; the others are named."""
-    shape = {id(part): (part.backward.size, len(part.backward.gradients)) for part in parts}
-    usual = Counter(shape.values()).most_common(1)[0][0]
-    usable = [shape[id(part)] == usual and len(part.work) > 0 for part in parts]
+    shapes = [(part.backward.size, len(part.backward.gradients)) for part in parts]
+    usual = Counter(shapes).most_common(1)[0][0]
+    usable = [
+        shape == usual and len(part.work) > 0 for part, shape in zip(parts, shapes, strict=True)
+    ]
     chosen = [part for part, is_usual in zip(parts, usable, strict=True) if is_usual]
     if not chosen:
         raise trace_fault(

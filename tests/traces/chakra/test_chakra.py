@@ -257,6 +257,8 @@ DAMAGED = {
     "text": (b"hello world, this is no trace", "message 0"),
     "JSON": (b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}' * 4, "message 0"),
     "metadata alone": (encode_trace([]), "no nodes"),
+    "a node first": (encode_trace(foreign())[len(encode_trace([])) :], "no metadata at the begin"),
+    "a number for the version": (b"\x02\x08\x01" + encode_trace(foreign()), "no metadata"),
     "cut off": (encode_trace(foreign())[:-3], "it is cut off"),
     "long integer": (b"\xff" * 20, "cut off or too long"),
     "endless list": (_message(encode_bytes(5, b"\x01" * (1 << 21))), "integers in a list"),
