@@ -144,7 +144,7 @@ def _analyse(
         traces, gpu=gpu, batch=batch, model=model, changes=changes, folder=output
     )
     if json:
-        from perfmodel.traces.export import to_json
+        from perfmodel.traces.run import to_json
 
         print_json(to_json(analysis))
     else:

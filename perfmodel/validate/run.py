@@ -10,7 +10,7 @@ from typing import Any
 
 from perfmodel.calibrate import Profile
 from perfmodel.files import as_json, attributes
-from perfmodel.library.prediction_error import BANDS, Spread
+from perfmodel.library.corrections import BANDS, Spread
 from perfmodel.validate.predict.forecast import Mode, Pair, SweepPrediction, partners
 from perfmodel.validate.predict.run import Placed, PredictionTask, match_all, predict_sweeps
 from perfmodel.validate.score import coverage, scores

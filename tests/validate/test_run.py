@@ -92,7 +92,7 @@ def test_alpha_beta_is_the_formula(found):
 
 
 def test_an_unseen_folder_is_judged_by_the_shipped_intervals(found):
-    from perfmodel.library.prediction_error import datasheet_interval_s
+    from perfmodel.library.corrections import datasheet_interval_s
 
     (first, *_) = (p for p in found.judged if p.sweep == "one")
     topology = next(p.matched.topology for p in found.predicted if p.sweep.id == "one")
@@ -180,7 +180,7 @@ def test_the_command(folder, tmp_path):
     assert "not predicted: odd" in done.stdout
     assert "listed, not counted: vague" in done.stdout
     assert (out / "validation.html").is_file()
-    from perfmodel.library.prediction_error import load_spread
+    from perfmodel.library.corrections import load_spread
 
     assert load_spread(spread).seen["ampere, NVSwitch, one host, all_reduce"] == 1
 

@@ -79,7 +79,7 @@ def lay_directly(machine: Machine, schedule: Schedule, group: RankGroup) -> Laid
             edges = edges_of_names(machine.topology, machine.router, *names)
         else:
             ends = ranks[src], ranks[dst]
-            relayed = machine.library.name == "nccl" and schedule.collective in SINGLE_SENDS
+            relayed = machine.library.nccl_tuner and schedule.collective in SINGLE_SENDS
             edges = _edges_between(machine, *ends, relayed=relayed)
         laid.append((phases, edges))
     return LaidSchedule(schedule, tuple(laid))

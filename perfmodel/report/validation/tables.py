@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from perfmodel.library.prediction_error import BANDS
+from perfmodel.library.corrections import BANDS
 from perfmodel.report.common.document import Table
 from perfmodel.validate.score import scores
 from perfmodel.validate.score.scores import BAND_NAMES, LARGE, MODES, Score

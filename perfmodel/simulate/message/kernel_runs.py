@@ -14,7 +14,7 @@ import numpy as np
 import simpy
 
 from perfmodel.arrays import FloatArray
-from perfmodel.collectives.message_arrays import flat_messages
+from perfmodel.collectives.dependencies import flat_messages
 from perfmodel.collectives.timing.recurrence import EdgePaces, fits, last_landing_s
 from perfmodel.library.lowering.lowered import LoweredCollective
 from perfmodel.library.lowering.rerouting import reroute

@@ -25,10 +25,10 @@ from perfmodel.collectives.algorithms.own import (
 )
 from perfmodel.collectives.catalog import bus_factor, maker
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.library.corrections import datasheet_interval_s
 from perfmodel.library.lowering.lower import Algorithm, whole_items
 from perfmodel.library.machine import Machine, make_machine, observed_time_s
 from perfmodel.library.model import load_library
-from perfmodel.library.prediction_error import datasheet_interval_s
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.own_functions import check_function, name_of
 from perfmodel.simulate.engine.engine import (

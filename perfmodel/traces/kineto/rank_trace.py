@@ -22,8 +22,14 @@ from perfmodel.traces.kineto.backward_layers import (
 from perfmodel.traces.kineto.collective_calls import read_calls
 from perfmodel.traces.kineto.event_stream import trace_fault
 from perfmodel.traces.kineto.event_table import FIRST_OPERATORS, MOST_SHAPED, EventTable, read_table
-from perfmodel.traces.kineto.fsdp_units import shard_gradients, union, version_of, waits_s
-from perfmodel.traces.kineto.gradient_sizes import copied_sizes, fill_buckets
+from perfmodel.traces.kineto.gradient_buckets import (
+    copied_sizes,
+    fill_buckets,
+    shard_gradients,
+    union,
+    version_of,
+    waits_s,
+)
 from perfmodel.traces.kineto.work import (
     COPY_IN,
     COPY_OUT,

@@ -14,9 +14,9 @@ from perfmodel.calibrate.apply import apply
 from perfmodel.calibrate.checks import differences
 from perfmodel.calibrate.transfer.fit import fit_profile
 from perfmodel.errors import PerfmodelError
+from perfmodel.library.corrections import kind_of_machine
 from perfmodel.library.machine import make_machine, observed_time_s
 from perfmodel.library.model import CommLibrary, load_library
-from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.simulate.uncontended import UncontendedTimer, hidden_s
 from perfmodel.studies.run.collective import collective_rows
 from perfmodel.validate.predict.baselines import alpha_beta_s, tuner_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfmodel.library.prediction_error import BANDS
+from perfmodel.library.corrections import BANDS
 from perfmodel.validate.predict.forecast import Mode
 from perfmodel.validate.score.points import DataPoint, even_weights, weighted_quantile
 

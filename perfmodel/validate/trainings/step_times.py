@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Literal
 
+from perfmodel.library.corrections import kind_of_machine
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.library.settings import LibrarySettings
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.uncontended import UncontendedTimer

@@ -13,9 +13,8 @@ from perfmodel.report.common.palette import QUIET_INK, WORK, work_of
 from perfmodel.report.common.quantities import duration
 from perfmodel.report.comparison.traces import text
 from perfmodel.report.run.kineto.profiler_trace import to_kineto
-from perfmodel.traces.export import to_json
 from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO
-from perfmodel.traces.run import TraceAnalysis
+from perfmodel.traces.run import TraceAnalysis, to_json
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

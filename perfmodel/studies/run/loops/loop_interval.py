@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from perfmodel.library.corrections import kind_of_machine, spread_factors
 from perfmodel.library.machine import Machine
-from perfmodel.library.prediction_error import kind_of_machine, spread_factors
 from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.studies.run.loops.loop_job import LoopJob
 from perfmodel.studies.run.loops.loop_metrics import LoopMetrics

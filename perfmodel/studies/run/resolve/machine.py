@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
-from perfmodel.library.corrections import CollectiveContext, Corrections
+from perfmodel.library.corrections import CollectiveContext, Corrections, band_of, factors_by_band
 from perfmodel.library.machine import Machine, make_machine
 from perfmodel.library.model import CommLibrary, load_library
-from perfmodel.library.prediction_error import band_of, factors_by_band
 from perfmodel.library.settings import LibrarySettings, settings_of
 from perfmodel.scenario import ClusterSize, LibrarySection, Scenario, WhatIf
 from perfmodel.scenario.sections.node import NodeSection

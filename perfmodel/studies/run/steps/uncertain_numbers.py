@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from perfmodel.library.corrections import kind_of_machine
 from perfmodel.library.machine import Machine
-from perfmodel.library.prediction_error import kind_of_machine
 from perfmodel.scenario.sections.studies.what_if import WhatIf
 from perfmodel.simulate.engine.engine import BY_SENDS, uses_sockets
 from perfmodel.studies.run.resolve.job.training_job import gpu_spread

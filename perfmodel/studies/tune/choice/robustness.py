@@ -12,9 +12,8 @@ from functools import cache
 
 import numpy as np
 
-from perfmodel.library.corrections import CollectiveContext, Corrections
+from perfmodel.library.corrections import BANDS, CollectiveContext, Corrections
 from perfmodel.library.machine import Machine
-from perfmodel.library.prediction_error import BANDS
 from perfmodel.simulate.uncontended import UncontendedTimer
 from perfmodel.studies.tune.caps import UniformPartition, assign_buckets, number
 from perfmodel.studies.tune.model import CurvePoint, Plateau, RobustCap
@@ -167,7 +166,7 @@ def _differs_by_residual(evaluator: Evaluator, machine: Machine) -> bool:
 def smooth_residual(machine: Machine) -> Machine:
     """Return a machine whose residual changes gradually from band to band of sizes.
 
-    Intervals are known by band (`perfmodel.library.prediction_error`). A machine that is slow in
+    Intervals are known by band (`perfmodel.library.corrections`). A machine that is slow in
     all bands does not reduce 65 MiB quicker than 63 MiB, as the jump between two bands says, and no
     cap should be recommended because of such a jump.
     """
