@@ -179,7 +179,7 @@ def test_a_run_imports_what_it_asks_for_alone():
     code = "import sys, perfmodel.studies.run as _; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     unasked = (
-        "perfmodel.workload.configs.families",
+        "perfmodel.workload.configs.family",
         "perfmodel.training.sharded",
         "perfmodel.topology.composed.compose",
         "perfmodel.studies.run.loops",

@@ -1,13 +1,14 @@
 """A first scenario of one's own: a commented file that runs at once.
 
 What is not said is chosen: the precision that the GPU has, the optimizer that such models are
-trained with, the first strategy and the largest batch that fit the memory.
+trained with, the first strategy and the largest batch that fit the memory. From a profiler's trace:
+its model, its buckets, its machine or another.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,15 @@ from perfmodel.files import write_atomically
 from perfmodel.scenario import Scenario, load_scenario, make_scenario
 from perfmodel.topology.templates.build import load_node
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.topology.templates.spec import device_names
+from perfmodel.topology.templates.spec import NodeSpec, device_names
+from perfmodel.traces.model import RankTrace
+from perfmodel.traces.rebuild.layer_profile import Profile, profile_ranks
+from perfmodel.traces.rebuild.scenario_files import MACHINE, MODEL, SCENARIO, rebuild, yaml_text
+from perfmodel.traces.run import read_ranks
 
 if TYPE_CHECKING:
     from perfmodel.studies.run.result.memory import Memory
+
 
 LARGEST_BATCH = 1024
 """Samples per GPU up to which the batch is doubled while it fits."""
@@ -116,9 +122,7 @@ def _content(answers: DraftAnswers) -> dict[str, Any]:
         precision = next((p for p in ("bf16", "fp16") if p in gpu.peak_flops), "fp32")
     cluster: dict[str, Any] = {"node": answers.node, "nodes": answers.nodes}
     if answers.nodes > 1:
-        nics, gpus = (len(device_names(node, kind)) for kind in ("nic", "gpu"))
-        usual = "rail-optimised" if nics >= gpus else "leaf-spine"
-        cluster["fabric"] = answers.fabric or usual
+        cluster["fabric"] = answers.fabric or _usual_fabric(node)
     model = {"config": answers.config} if answers.model is None else {"name": answers.model}
     content: dict[str, Any] = {
         "model": model,
@@ -131,6 +135,11 @@ def _content(answers: DraftAnswers) -> dict[str, Any]:
         content["scale"] = {"nodes": smaller}
     content["compute"] |= _usual_training(make_scenario(content))
     return content
+
+
+def _usual_fabric(node: NodeSpec) -> str:
+    nics, gpus = (len(device_names(node, kind)) for kind in ("nic", "gpu"))
+    return "rail-optimised" if nics >= gpus else "leaf-spine"
 
 
 def relative_file(name: str, folder: Path) -> str:
@@ -163,8 +172,10 @@ def _first_that_fits(
     content: dict[str, Any], batch: int | None
 ) -> tuple[dict[str, Any], int, Memory, str]:
     smallest: Memory | None = None
+    cluster = content["cluster"]
+    gpus = len(device_names(load_node(cluster["node"]), "gpu")) * int(cluster["nodes"])
     for strategy, compute, reason in SPLITS:
-        if strategy["kind"] == "fsdp" and _gpus(content) == 1:
+        if strategy["kind"] == "fsdp" and gpus == 1:
             continue
         changed = {
             **content,
@@ -186,11 +197,6 @@ def _first_that_fits(
     needs, has = format_bytes(smallest.total_bytes), format_bytes(smallest.capacity_bytes)
     allowed = "more nodes (--nodes), a smaller model, or a section `parallel` (strategy: auto)"
     raise InputError(Fault("model", f"{needs} per GPU even with FSDP, of {has}", allowed))
-
-
-def _gpus(content: Mapping[str, Any]) -> int:
-    node = load_node(content["cluster"]["node"])
-    return len(device_names(node, "gpu")) * int(content["cluster"]["nodes"])
 
 
 def _largest_batch(content: Mapping[str, Any], batch: int | None) -> tuple[int, Memory]:
@@ -246,14 +252,13 @@ def _render(
         _line(f"  precision: {compute['precision']}", "of products: fp32, tf32, fp16, bf16, fp8"),
         _line(f"  optimizer: {compute['optimizer']}", "sgd, sgd-momentum, adam, adamw"),
     ]
-    if "channels_last" in compute:
-        lines.append(
-            _line("  channels_last: true", "convolutions in NHWC; false is PyTorch's default")
-        )
-    if "recompute" in compute:
-        lines.append(
-            _line("  recompute: full", "activations again in backward: else it does not fit")
-        )
+    chosen = {
+        "channels_last: true": "convolutions in NHWC; false is PyTorch's default",
+        "recompute: full": "activations again in backward: else it does not fit",
+    }
+    lines += [
+        _line(f"  {field}", why) for field, why in chosen.items() if field.split(":")[0] in compute
+    ]
     lines += [
         _line("  # compiled: true", "torch.compile"),
         _line("  # measured_step: 93 ms at batch 256", MEASURED),
@@ -263,12 +268,7 @@ def _render(
         _line(f"  nodes: {nodes}", "hosts of this job"),
     ]
     if "fabric" in cluster:
-        lines.append(
-            _line(
-                f"  fabric: {cluster['fabric']}",
-                "or {kind: leaf-spine, oversubscription: 2}",
-            )
-        )
+        lines.append(_line(f"  fabric: {cluster['fabric']}", COMMENTS["fabric"]))
     lines.append(_line(f"training: {_flow(content['training'])}", batch))
     if "scale" in content:
         lines.append(_line(f"scale: {_flow(content['scale'])}", "smaller sizes of the curve"))
@@ -288,9 +288,10 @@ def _flow(section: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
+    """A value as YAML writes it within a line."""
     if isinstance(value, list):
-        return f"[{', '.join(map(str, value))}]"
-    text = str(value)
+        return f"[{', '.join(map(_value, value))}]"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
     plain = text and not set(text) & set(":#{}[],&*!|>'\"%@`")
     return text if plain else "'" + text.replace("'", "''") + "'"
 
@@ -313,3 +314,145 @@ def check_new(path: Path, *, force: bool) -> None:
     if path.exists() and not force:
         allowed = "a new file (-o), or --force to replace it"
         raise InputError(Fault("-o", f"{str(path)!r}, which exists", allowed))
+
+
+COMMENTS: Mapping[str, str] = {
+    "file": "layers, tensors and measured times of the trace; edit it",
+    "times": "the same file: the trace's own times",
+    "precision": "of the gradients that were reduced",
+    "gpu_spread": "the recorded ranks are as slow as they were",
+    "overlap_slowdown": "of work beside collectives, as recorded",
+    "kind": "as the trace's collectives show",
+    "version": "of FSDP",
+    "wrap": "units, by their hooks",
+    "reshard_after_forward": "whether backward gathers them again",
+    "shard_gpus": "ranks that a unit is split over; the others hold copies",
+    "bucket_caps": "recorded buckets, which PyTorch's default caps would not make",
+    "broadcast_buffers": "as recorded",
+    "gradient_as_bucket_view": "nothing was copied out of buckets",
+    "node": "the machine as its collectives show it, or a name (perfmodel topology list)",
+    "gpus_per_node": "ranks of the trace",
+    "nodes": "hosts of this job",
+    "fabric": "or {kind: leaf-spine, oversubscription: 2}",
+    "batch_per_gpu": "of the first operator, or --batch",
+    "name": "plain: rings on the recorded links; nccl, gloo or mpi on another machine",
+    "workers": "collectives in progress at once",
+    "host_step": "in the times of layers",
+}
+"""What a field says, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceAnswers:
+    """What a person said beside the traces; None where the trace decides.
+
+    `model`: of the zoo, or a file, that names the parameters.
+    `node`, `nodes`, `fabric`: another machine than the recorded one.
+    """
+
+    gpu: str | None = None
+    batch_per_gpu: int | None = None
+    model: str | None = None
+    node: str | None = None
+    nodes: int | None = None
+    fabric: str | None = None
+
+
+def draft_from_trace(
+    traces: Sequence[Path], output: Path, answers: TraceAnswers, *, force: bool = False
+) -> Draft:
+    """Write the model and the machine of a trace, and draft a scenario beside them.
+
+    Parameters
+    ----------
+    traces : sequence of Path
+        Files of ranks, or folders of them.
+    output : Path
+        Where the scenario will stand: the other files lie beside it, named after it.
+    answers : TraceAnswers
+    force : bool
+        Replace files that exist.
+
+    Raises
+    ------
+    InputError
+        No trace of training that a scenario can express, or files that exist.
+    """
+    if answers.node is None and (answers.nodes is not None or answers.fabric is not None):
+        allowed = "--node beside it: the recorded machine is what it is"
+        raise InputError(Fault("--nodes, --fabric", "a machine without its name", allowed))
+    ranks = read_ranks(traces)
+    profile = profile_ranks(ranks)
+    rebuilt = rebuild(
+        ranks, profile, gpu=answers.gpu, batch=answers.batch_per_gpu, model=answers.model
+    )
+    names = {MODEL: f"{output.stem}-{MODEL}", MACHINE: f"{output.stem}-{MACHINE}"}
+    written = names if answers.node is None else {MODEL: names[MODEL]}
+    for name in written.values():
+        check_new(output.with_name(name), force=force)
+    content = _renamed(rebuilt.documents[SCENARIO], names)
+    if answers.node is not None:
+        content |= _other_machine(answers, ranks[0], output.parent)
+    for kind, name in written.items():
+        output.with_name(name).write_text(yaml_text(rebuilt, kind), encoding="utf-8")
+    text = _render_trace(content, ranks[0])
+    return Draft(
+        text, _check(text, output), (*_trace_notes(ranks[0], profile, answers), *rebuilt.notes)
+    )
+
+
+def _check(text: str, output: Path) -> Scenario:
+    """The scenario as it will be read: its files lie beside it."""
+    trial = output.with_name(f".{output.name}.draft.yaml")
+    trial.write_text(text, encoding="utf-8")
+    try:
+        return load_scenario(str(trial))
+    finally:
+        trial.unlink()
+
+
+def _renamed(document: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    content = {
+        key: dict(value) if isinstance(value, Mapping) else value for key, value in document.items()
+    }
+    content["model"]["file"] = content["compute"]["times"] = names[MODEL]
+    content["cluster"]["node"] = names[MACHINE]
+    return content
+
+
+def _other_machine(answers: TraceAnswers, trace: RankTrace, folder: Path) -> dict[str, Any]:
+    assert answers.node is not None
+    host_node = load_node(answers.node)
+    size, world = len(device_names(host_node, "gpu")), trace.world_size
+    nodes = answers.nodes or max(1, -(-world // size))
+    cluster: dict[str, Any] = {"node": relative_file(answers.node, folder), "nodes": nodes}
+    if nodes > 1:
+        cluster["fabric"] = answers.fabric or _usual_fabric(host_node)
+    elif world < size:
+        cluster["gpus_per_node"] = world
+    on_cpu = load_gpu(host_node.gpu).generation == "cpu"
+    library = {"name": "gloo", "host_step": "0 s"} if on_cpu else {"name": "nccl"}
+    return {"cluster": cluster, "library": library}
+
+
+def _render_trace(content: Mapping[str, Any], trace: RankTrace) -> str:
+    question = f"How long is the step of {trace.path.name} on this machine, or on another?"
+    lines = [f"# {question}"]
+    for name, value in content.items():
+        if not isinstance(value, Mapping):
+            lines.append(f"{name}: {value}")
+            continue
+        lines.append(f"{name}:")
+        lines += [
+            f"{_line(f'  {key}: {_value(each)}', COMMENTS.get(key, 'as recorded'))}"
+            for key, each in value.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _trace_notes(trace: RankTrace, profile: Profile, answers: TraceAnswers) -> Iterator[str]:
+    steps = f"{len(profile.steps_s)} steps of {trace.world_size} ranks on {trace.device}"
+    yield f"{steps}, median {1e3 * profile.step_s:.4g} ms"
+    if answers.node is not None:
+        gpu = load_node(answers.node).gpu
+        yield f"times of layers are those of {trace.device}; the machine has {gpu}"

@@ -54,12 +54,11 @@ def python_names() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        faults = [replace(fault, field=_python_name(fault.field)) for fault in error.faults]
+        faults = [
+            replace(f, field=_PYTHON_NAMES.get(f.field, f.field.removeprefix("--set ")))
+            for f in error.faults
+        ]
         raise InputError(faults) from error.__cause__
-
-
-def _python_name(field: str) -> str:
-    return _PYTHON_NAMES.get(field, field.removeprefix("--set "))
 
 
 def as_scenario(
@@ -88,7 +87,8 @@ def as_scenario(
     >>> as_scenario("resnet50-dgx-a100", keywords={"cluster__nodes": 4}).cluster.nodes
     4
     """
-    changes = {**_check_fields(fields), **_from_keywords(keywords or {})}
+    changes = _check_fields(fields)
+    changes |= {name.replace("__", "."): _plain(value) for name, value in (keywords or {}).items()}
     with python_names():
         scenario = _find(question)
         if not changes:
@@ -116,10 +116,6 @@ def _check_fields(fields: object) -> dict[str, Any]:
         allowed = "a mapping of dotted fields such as {'cluster.nodes': 4}"
         raise InputError(Fault("fields", describe_type(fields), allowed))
     return dict(_plain(fields))
-
-
-def _from_keywords(keywords: Fields) -> dict[str, Any]:
-    return {name.replace("__", "."): _plain(value) for name, value in keywords.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -168,7 +164,9 @@ def as_columns(questions: Sequence[object], keywords: Fields) -> dict[str, Scena
             raise InputError(Fault("scenarios.0", describe_type(member), A_SCENARIO))
         scenario = as_scenario(members[0] if varies else member, member if varies else None)
         scenario = as_scenario(scenario, keywords=keywords)
-        name = label or (_describe_fields(cast("Fields", member)) if varies else scenario.name)
+        name = label or scenario.name
+        if varies and not label:
+            name = ", ".join(f"{field}={value}" for field, value in cast("Fields", member).items())
         columns[name if name not in columns else f"{name} ({at})"] = scenario
     return columns
 
@@ -183,10 +181,6 @@ def _members(questions: Sequence[object]) -> tuple[list[str], list[object]]:
     if isinstance(single, list | tuple):
         return [""] * len(single), list(single)
     return [""] * len(questions), list(questions)
-
-
-def _describe_fields(fields: Fields) -> str:
-    return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
 def as_profile(profile: object) -> Profile | None:

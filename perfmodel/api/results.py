@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import attributes
 from perfmodel.studies.advise.model import Advice
 from perfmodel.studies.compare.model import Comparison
 from perfmodel.studies.plan.model import PlanResult
@@ -69,13 +70,43 @@ def _notebook(blocks: Sequence[Block]) -> str:
     )
 
 
-def _short(name: str, sentence: str) -> str:
-    """Write a result in one line, for `repr`."""
-    line = " ".join(sentence.replace("\N{NO-BREAK SPACE}", " ").split())
-    return f"<{name}: {line}>"
+class Views(NamedTuple):
+    """How a result shows itself: each a function of the result, but the title."""
+
+    title: str
+    headline: Callable[[Any], str]
+    lines: Callable[[Any], Sequence[Block]]
+    page: Callable[[Any], str]
+    figure: Callable[[Any], go.Figure]
 
 
-class RunResult(Result):
+class Shown:
+    """A result that shows itself: a figure, a page, and in a notebook."""
+
+    __slots__ = ()
+
+    def _views(self) -> Views:
+        raise NotImplementedError
+
+    def plot(self) -> go.Figure:
+        """Draw the answer, as the first figure of the page."""
+        return self._views().figure(self)
+
+    def to_html(self, path: str | Path | None = None) -> str | Path:
+        """Write the report, one page that works offline; without a path, return it."""
+        return _page(self._views().page(self), path)
+
+    def __repr__(self) -> str:
+        title, headline, *_ = self._views()
+        line = " ".join(headline(self).replace("\N{NO-BREAK SPACE}", " ").split())
+        return f"<{title}: {line}>"
+
+    def _repr_html_(self) -> str:
+        """Show the answer in a notebook."""
+        return _notebook(self._views().lines(self))
+
+
+class RunResult(Shown, Result):
     """Result of one scenario (`perfmodel.run`).
 
     Examples
@@ -88,6 +119,19 @@ class RunResult(Result):
 
     __slots__ = ()
 
+    def _views(self) -> Views:
+        from perfmodel.report.common import quantities
+        from perfmodel.report.run.page import report_html
+        from perfmodel.report.run.text import result_lines
+
+        return Views(
+            f"Result of {self.scenario}",
+            quantities.headline,
+            result_lines,
+            report_html,
+            RunResult.plot,
+        )
+
     def plot(self, kind: RunFigure | None = None) -> go.Figure:
         """Draw the curve of throughput, or where there is one size the timeline of its step.
 
@@ -95,7 +139,7 @@ class RunResult(Result):
             or "topology".
         """
         from perfmodel.report.common.figures import draw_breakdown, draw_memory
-        from perfmodel.report.run.drawings.timeline_figure import draw_timeline
+        from perfmodel.report.run.timeline_figure import draw_timeline
         from perfmodel.report.scaling.figures import (
             draw_efficiency,
             draw_step_time,
@@ -117,15 +161,9 @@ class RunResult(Result):
             raise InputError(Fault("kind", repr(name), allowed_names(drawings, str(name))))
         return drawings[name]()
 
-    def to_html(self, path: str | Path | None = None) -> str | Path:
-        """Write the report, one page that works offline; without a path, return it."""
-        from perfmodel.report.run.page import report_html
-
-        return _page(report_html(self), path)
-
     def to_perfetto(self, path: str | Path) -> Path:
         """Write the timeline of a step for ui.perfetto.dev; compressed with a name in ``.gz``."""
-        from perfmodel.report.run.kineto.profiler_trace import write_kineto
+        from perfmodel.report.run.kineto import write_kineto
 
         place = _place(path)
         write_kineto(
@@ -151,80 +189,55 @@ class RunResult(Result):
         table["mfu"] = [point.mfu for point in self.points]
         return table
 
-    def __repr__(self) -> str:
-        from perfmodel.report.common.quantities import headline
 
-        return _short(f"Result of {self.scenario}", headline(self))
+class BucketTuning(Shown, TuneResult):
+    """The best gradient buckets of a scenario (`perfmodel.tune`), drawn over the bucket cap."""
 
-    def _repr_html_(self) -> str:
-        """Show the answer in a notebook."""
-        from perfmodel.report.run.text import result_lines
-
-        return _notebook(result_lines(self))
-
-
-class BucketTuning(TuneResult):
-    """The best gradient buckets of a scenario (`perfmodel.tune`)."""
-
-    def plot(self) -> go.Figure:
-        """Draw the step over the bucket cap."""
+    def _views(self) -> Views:
+        from perfmodel.report.tuning import text
         from perfmodel.report.tuning.figures import draw_curve
-
-        return draw_curve(self)
-
-    def to_html(self, path: str | Path | None = None) -> str | Path:
-        """Write the page; without a path, return it."""
         from perfmodel.report.tuning.page import tuned_html
 
-        return _page(tuned_html(self), path)
+        return Views(
+            f"Buckets of {self.scenario.name}",
+            text.headline,
+            text.tuned_lines,
+            tuned_html,
+            draw_curve,
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per range of caps that make the same buckets; regrets against the best cap."""
         import pandas as pd
 
-        return pd.DataFrame(
-            [
-                {
-                    "bucket_cap_mb": point.bucket_cap_mb,
-                    "low_mb": point.low_mb,
-                    "high_mb": point.high_mb,
-                    "buckets": point.buckets,
-                    "step_time_s": point.step_time_s,
-                    "exposed_comm_s": point.exposed_comm_s,
-                    "simulated": point.simulated,
-                    "regret": point.regrets[0],
-                    "worst_regret": point.worst_regret,
-                }
-                for point in self.curve
-            ]
+        own = "bucket_cap_mb low_mb high_mb buckets step_time_s exposed_comm_s simulated"
+        rows = [
+            {
+                **attributes(point, own),
+                "regret": point.regrets[0],
+                "worst_regret": point.worst_regret,
+            }
+            for point in self.curve
+        ]
+        return pd.DataFrame(rows)
+
+
+class StrategyTuning(Shown, SettingsTuning):
+    """The best settings of a strategy without DDP's buckets (`perfmodel.tune`).
+
+    Drawn: the step of each choice that was simulated, the shortest first.
+    """
+
+    def _views(self) -> Views:
+        from perfmodel.report.tuning import settings
+
+        return Views(
+            f"Settings of {self.scenario.name}",
+            settings.settings_headline,
+            settings.settings_lines,
+            settings.settings_html,
+            settings.draw_trials,
         )
-
-    def __repr__(self) -> str:
-        from perfmodel.report.tuning.text import headline
-
-        return _short(f"Buckets of {self.scenario.name}", headline(self))
-
-    def _repr_html_(self) -> str:
-        """Show the answer in a notebook."""
-        from perfmodel.report.tuning.text import tuned_lines
-
-        return _notebook(tuned_lines(self))
-
-
-class StrategyTuning(SettingsTuning):
-    """The best settings of a strategy without DDP's buckets (`perfmodel.tune`)."""
-
-    def plot(self) -> go.Figure:
-        """Draw the step of each choice that was simulated, the shortest first."""
-        from perfmodel.report.tuning.settings import draw_trials
-
-        return draw_trials(self)
-
-    def to_html(self, path: str | Path | None = None) -> str | Path:
-        """Write the page; without a path, return it."""
-        from perfmodel.report.tuning.settings import settings_html
-
-        return _page(settings_html(self), path)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per choice that was tried; settings that are the library's defaults are empty."""
@@ -234,43 +247,29 @@ class StrategyTuning(SettingsTuning):
             [
                 {
                     **{name: dict(trial.values).get(name) for name in self.fields},
-                    "step_time_s": trial.step_time_s,
-                    "exposed_comm_s": trial.exposed_comm_s,
-                    "memory_bytes": trial.memory_bytes,
-                    "fits": trial.fits,
+                    **attributes(trial, "step_time_s exposed_comm_s memory_bytes fits"),
                 }
                 for trial in self.trials
             ]
         )
 
-    def __repr__(self) -> str:
-        from perfmodel.report.tuning.settings import settings_headline
 
-        return _short(f"Settings of {self.scenario.name}", settings_headline(self))
-
-    def _repr_html_(self) -> str:
-        """Show the answer in a notebook."""
-        from perfmodel.report.tuning.settings import settings_lines
-
-        return _notebook(settings_lines(self))
-
-
-class ComparisonResult(Comparison):
-    """Scenarios side by side (`perfmodel.compare`)."""
+class ComparisonResult(Shown, Comparison):
+    """Scenarios side by side (`perfmodel.compare`); drawn: the parts of each side's step."""
 
     __slots__ = ()
 
-    def plot(self) -> go.Figure:
-        """Draw the parts of each side's step."""
-        from perfmodel.report.comparison.page import draw_steps
+    def _views(self) -> Views:
+        from perfmodel.report.comparison import page
+        from perfmodel.report.comparison.text import headline
 
-        return draw_steps(self)
-
-    def to_html(self, path: str | Path | None = None) -> str | Path:
-        """Write the page; without a path, return it."""
-        from perfmodel.report.comparison.page import comparison_html
-
-        return _page(comparison_html(self), path)
+        return Views(
+            f"Comparison of {len(self.sides)}",
+            headline,
+            page.comparison_lines,
+            page.comparison_html,
+            page.draw_steps,
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per side, with its 80 % interval and the fields that differ."""
@@ -280,34 +279,24 @@ class ComparisonResult(Comparison):
 
         return pd.DataFrame(csv_rows(self)).set_index("label")
 
-    def __repr__(self) -> str:
-        from perfmodel.report.comparison.text import headline
 
-        return _short(f"Comparison of {len(self.sides)}", headline(self))
-
-    def _repr_html_(self) -> str:
-        """Show the answer in a notebook."""
-        from perfmodel.report.comparison.tables import comparison_lines
-
-        return _notebook(comparison_lines(self))
-
-
-class Plan(PlanResult):
-    """Candidate clusters for a target (`perfmodel.plan`)."""
+class Plan(Shown, PlanResult):
+    """Candidate clusters for a target (`perfmodel.plan`); drawn: cost against time to train."""
 
     __slots__ = ()
 
-    def plot(self) -> go.Figure:
-        """Draw cost against time to train."""
+    def _views(self) -> Views:
+        from perfmodel.report.planning import page
         from perfmodel.report.planning.figures import draw_time_against_cost
+        from perfmodel.report.planning.text import headline
 
-        return draw_time_against_cost(self)
-
-    def to_html(self, path: str | Path | None = None) -> str | Path:
-        """Write the page; without a path, return it."""
-        from perfmodel.report.planning.page import plan_html
-
-        return _page(plan_html(self), path)
+        return Views(
+            f"Plan of {self.scenario}",
+            headline,
+            page.plan_lines,
+            page.plan_html,
+            draw_time_against_cost,
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per option, with 80 % intervals."""
@@ -317,67 +306,40 @@ class Plan(PlanResult):
 
         return pd.DataFrame(csv_rows(self))
 
-    def __repr__(self) -> str:
-        from perfmodel.report.planning.text import headline
 
-        return _short(f"Plan of {self.scenario}", headline(self))
+class Sweep(Shown, SweepResult):
+    """Variants of a scenario (`perfmodel.sweep`).
 
-    def _repr_html_(self) -> str:
-        """Show the answer in a notebook."""
-        from perfmodel.report.planning.page import plan_lines
-
-        return _notebook(plan_lines(self))
-
-
-class Sweep(SweepResult):
-    """Variants of a scenario (`perfmodel.sweep`)."""
+    Drawn: throughput along the field that has numbers, else the steps of the quickest.
+    """
 
     __slots__ = ()
 
-    def plot(self) -> go.Figure:
-        """Draw throughput along the field that has numbers, else the steps of the quickest."""
-        from perfmodel.report.sweeping.figures import draw_sweep
+    def _views(self) -> Views:
+        from perfmodel.report import sweep
 
-        return draw_sweep(self)
-
-    def to_html(self, path: str | Path | None = None) -> str | Path:
-        """Write a page; without a path, return it."""
-        from perfmodel.report.sweeping.page import sweep_html
-
-        return _page(sweep_html(self), path)
+        return Views("Sweep", sweep.headline, sweep.sweep_lines, sweep.sweep_html, sweep.draw_sweep)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per variant, with its 80 % interval (low_s, high_s)."""
         return self.table
 
-    def __repr__(self) -> str:
-        from perfmodel.report.sweeping.text import headline
 
-        return _short("Sweep", headline(self))
-
-    def _repr_html_(self) -> str:
-        """Show the variants in a notebook."""
-        from perfmodel.report.sweeping.page import sweep_lines
-
-        return _notebook(sweep_lines(self))
-
-
-class AdviceResult(Advice):
-    """What to change in a scenario (`perfmodel.advise`)."""
+class AdviceResult(Shown, Advice):
+    """What to change in a scenario (`perfmodel.advise`), each drawn with its interval."""
 
     __slots__ = ()
 
-    def plot(self) -> go.Figure:
-        """Draw the gain of each change with its interval."""
-        from perfmodel.report.advice.figures import draw_gains
+    def _views(self) -> Views:
+        from perfmodel.report import advice
 
-        return draw_gains(self)
-
-    def to_html(self, path: str | Path | None = None) -> str | Path:
-        """Write the page; without a path, return it."""
-        from perfmodel.report.advice.page import advice_html
-
-        return _page(advice_html(self), path)
+        return Views(
+            f"Advice on {self.scenario.name}",
+            advice.headline,
+            advice.advice_lines,
+            advice.advice_html,
+            advice.draw_gains,
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per change, with the 80 % interval of its gain."""
@@ -387,19 +349,8 @@ class AdviceResult(Advice):
 
         return pd.DataFrame(advice_rows(self))
 
-    def __repr__(self) -> str:
-        from perfmodel.report.advice.text import headline
 
-        return _short(f"Advice on {self.scenario.name}", headline(self))
-
-    def _repr_html_(self) -> str:
-        """Show the answer in a notebook."""
-        from perfmodel.report.advice.text import advice_lines
-
-        return _notebook(advice_lines(self))
-
-
-class CollectiveTimes(list[dict[str, Any]]):
+class CollectiveTimes(Shown, list[dict[str, Any]]):
     """Times of one collective by size (`perfmodel.collective`): a list of rows.
 
     `title`: operation and machine. `notes`: remarks about the routing and the profile.
@@ -412,17 +363,21 @@ class CollectiveTimes(list[dict[str, Any]]):
         self.title = title
         self.notes = tuple(notes)
 
-    def plot(self) -> go.Figure:
-        """Draw the bus bandwidth over the size."""
-        from perfmodel.report.collectives.figures import draw_busbw
+    def _views(self) -> Views:
+        from perfmodel.report import collective
 
-        return draw_busbw(self)
+        by = " and ".join(dict.fromkeys(str(row["algorithm"]) for row in self))
+        several = f" (best of {len(self)} sizes)" if len(self) > 1 else ""
+        return Views(
+            title="Collective",
+            headline=lambda rows: f"{self.title} by {by}: {collective.headline(rows)}{several}",
+            lines=lambda rows: collective.collective_lines(self.title, rows, self.notes),
+            page=lambda rows: collective.collective_html(self.title, rows, self.notes),
+            figure=collective.draw_busbw,
+        )
 
-    def to_html(self, path: str | Path | None = None) -> str | Path:
-        """Write a page; without a path, return it."""
-        from perfmodel.report.collectives.page import collective_html
-
-        return _page(collective_html(self.title, self, self.notes), path)
+    def __repr__(self) -> str:
+        return super().__repr__() if self else "[]"
 
     def to_frame(self) -> pd.DataFrame:
         """One row per size, with the 80 % interval of the time (low_s, high_s)."""
@@ -437,18 +392,3 @@ class CollectiveTimes(list[dict[str, Any]]):
             for row in self
         ]
         return pd.DataFrame(rows).drop(columns="interval_s")
-
-    def __repr__(self) -> str:
-        from perfmodel.report.collectives.page import headline
-
-        if not self:
-            return "[]"
-        by = " and ".join(dict.fromkeys(str(row["algorithm"]) for row in self))
-        several = f" (best of {len(self)} sizes)" if len(self) > 1 else ""
-        return _short("Collective", f"{self.title} by {by}: {headline(self)}{several}")
-
-    def _repr_html_(self) -> str:
-        """Show the rows in a notebook."""
-        from perfmodel.report.collectives.page import collective_lines
-
-        return _notebook(collective_lines(self.title, self, self.notes))

@@ -16,8 +16,7 @@ from perfmodel.cli.options import (
 )
 from perfmodel.cli.output import (
     check_report_folder,
-    print_blocks,
-    print_json,
+    print_answer,
     print_note,
     progress_bar,
 )
@@ -50,23 +49,19 @@ def advise(
 
     question = load_scenario(scenario, set_ or ())
     if output is not None:
-        from perfmodel.report.advice.page import FILES
+        from perfmodel.report.advice import FILES
 
         check_report_folder(output, FILES, [question], profile)
 
+    from perfmodel.report.advice import advice_lines
     from perfmodel.studies.advise.export import to_json
     from perfmodel.studies.advise.run import advise_scenario
 
     measured = load_profile(profile)
     with progress_bar("simulating changes") as progress:
         advice = advise_scenario(question, profile=measured, jobs=jobs, progress=progress)
-    if json:
-        print_json(to_json(advice))
-    else:
-        from perfmodel.report.advice.text import advice_lines
-
-        print_blocks(advice_lines(advice))
+    print_answer(advice, json=json, to_json=to_json, lines=advice_lines)
     if output is not None:
-        from perfmodel.report.advice.page import write_advice
+        from perfmodel.report.advice import write_advice
 
         print_note(f"wrote {write_advice(advice, output)}")

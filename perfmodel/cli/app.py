@@ -118,15 +118,15 @@ COMMANDS = {
     "buckets": "buckets",
     "trace": "trace",
     "export": "export",
-    "verify": "verify",
+    "verify": "collective",
     "capture": "capture",
     "measure": "measure",
     "calibrate": "calibrate",
     "validate": "validate",
-    "scenarios": "scenarios",
-    "models": "buckets",
-    "schema": "scenarios",
-    "doctor": "doctor",
+    "scenarios": "catalogue",
+    "models": "catalogue",
+    "schema": "catalogue",
+    "doctor": "catalogue",
     "init": "init",
     "topology": "topology",
 }
@@ -135,8 +135,8 @@ COMMANDS = {
 TOPOLOGY_COMMANDS = {
     "list": "topology",
     "show": "topology",
-    "import": "topology_import",
-    "discover": "topology_import",
+    "import": "topology",
+    "discover": "topology",
     "check": "topology",
 }
 

@@ -1,10 +1,10 @@
-"""``perfmodel models`` and ``perfmodel buckets``: the zoo, and the gradient buckets of DDP."""
+"""``perfmodel buckets``: the gradient buckets of DDP."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,7 +15,6 @@ from perfmodel.errors import Fault, InputError, allowed_names
 if TYPE_CHECKING:
     from perfmodel.training.ddp.buckets import Bucket
     from perfmodel.training.ddp.options import DdpOptions
-    from perfmodel.workload.model import Workload
 
 
 BUCKETS_EXAMPLES = (
@@ -23,53 +22,6 @@ BUCKETS_EXAMPLES = (
     "perfmodel buckets resnet50 --bucket-cap '50 MiB' --json",
     "perfmodel buckets gpt2 --caps-list '1 MiB,25 MiB,100 MiB'",
 )
-MODELS_EXAMPLES = ("perfmodel models", "perfmodel models llama3-8b whisper-large-v3")
-
-
-def models(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL]...",
-            help="Names, files of parameters, config.json or its folder, .safetensors; "
-            "default: all of the zoo.",
-        ),
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """List the models of the zoo, or show some, and those of a user's files."""
-    from perfmodel.units import format_bytes
-    from perfmodel.workload import load_workload, zoo_names
-
-    with flags_as_fields({"model": "MODEL", "name": "MODEL"}):
-        zoo = [load_workload(name) for name in names or zoo_names()]
-    if json:
-        print_json({"models": [_model_json(model) for model in zoo]})
-        return
-    print_table(
-        ("model", ">parameters", ">tensors", ">size in fp32", "one sample"),
-        [
-            (
-                m.name,
-                f"{m.parameters:,}",
-                f"{len(m.tensors)}",
-                format_bytes(m.nbytes),
-                str(m.sample),
-            )
-            for m in zoo
-        ],
-    )
-
-
-def _model_json(model: Workload) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "parameters": model.parameters,
-        "tensors": len(model.tensors),
-        "nbytes": model.nbytes,
-        "sample": str(model.sample),
-        "source": model.source,
-    }
 
 
 def buckets(
@@ -130,7 +82,15 @@ def buckets(
     with flags_as_fields({"ready_order": "--ready-order", "tensors": "MODEL"}):
         partition = ddp_buckets(workload, options, iteration=iteration, ready_order=order)
     if json:
-        print_json({"buckets": [_bucket_json(bucket, names) for bucket in partition]})
+        documents = [
+            {
+                "index": bucket.index,
+                "nbytes": bucket.nbytes,
+                "parameters": [names[tensor] for tensor in bucket.tensors],
+            }
+            for bucket in partition
+        ]
+        print_json({"buckets": documents})
     else:
         _print_buckets(partition, names)
 
@@ -174,14 +134,6 @@ def read_order(path: Path, names: Sequence[str]) -> list[int]:
     if faults:
         raise InputError(faults)
     return [position[name] for _, name in listed]
-
-
-def _bucket_json(bucket: Bucket, names: Sequence[str]) -> dict[str, Any]:
-    return {
-        "index": bucket.index,
-        "nbytes": bucket.nbytes,
-        "parameters": [names[tensor] for tensor in bucket.tensors],
-    }
 
 
 def _print_buckets(partition: Sequence[Bucket], names: Sequence[str]) -> None:

@@ -11,8 +11,7 @@ import typer
 from perfmodel.cli.options import JobsOption, JsonOption, ProfileOption, load_profile, output_option
 from perfmodel.cli.output import (
     check_report_folder,
-    print_blocks,
-    print_json,
+    print_answer,
     print_note,
     progress_bar,
 )
@@ -78,6 +77,7 @@ def compare(
 
         check_report_folder(output, FILES, columns.values(), profile)
 
+    from perfmodel.report.comparison.page import comparison_lines
     from perfmodel.studies.compare import compare as compare_columns
     from perfmodel.studies.compare.export import to_json
 
@@ -86,10 +86,9 @@ def compare(
         comparison = compare_columns(
             columns, profile=measured, attribute=attribute, jobs=jobs, progress=progress
         )
-    if json:
-        print_json(to_json(comparison))
-    else:
-        _print(comparison)
+    print_answer(comparison, json=json, to_json=to_json, lines=comparison_lines)
+    if not json:
+        _print_notes(comparison)
     if output is not None:
         from perfmodel.report.comparison.page import write_comparison
 
@@ -117,7 +116,8 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
         try:
             loaded = load_scenario(name, overrides)
         except InputError as error:
-            faults += error.faults if label not in withs else map(_of_with, error.faults)
+            flag = "--with" if label in withs else "--set"
+            faults += [replace(f, field=f.field.replace("--set", flag, 1)) for f in error.faults]
         else:
             columns[label if label not in columns else f"{label} ({at})"] = loaded
     if faults:
@@ -125,22 +125,12 @@ def _columns(names: list[str], sets: list[str], withs: list[str]) -> dict[str, S
     return columns
 
 
-def _of_with(fault: Fault) -> Fault:
-    """Name the flag that a field came from."""
-    if not fault.field.startswith("--set"):
-        return fault
-    return replace(fault, field=fault.field.replace("--set", "--with", 1))
-
-
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
-def _print(comparison: Comparison) -> None:
-    """Print the sentences and tables; to stderr what failed and what the numbers rest on."""
-    from perfmodel.report.comparison.tables import comparison_lines
-
-    print_blocks(comparison_lines(comparison))
+def _print_notes(comparison: Comparison) -> None:
+    """Say what failed and what the numbers rest on."""
     for imagined in comparison.what_ifs:
         for side, message in zip(comparison.sides, imagined.messages, strict=True):
             if message:

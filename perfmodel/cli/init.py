@@ -132,8 +132,7 @@ def _draft_traces(
     force: bool,
 ) -> None:
     """Draft a scenario from a trace, and write it with its files."""
-    from perfmodel.api.draft import write_draft
-    from perfmodel.api.traced_draft import TraceAnswers, draft_from_trace
+    from perfmodel.api.draft import TraceAnswers, draft_from_trace, write_draft
 
     if set_flags := [flag for flag, value in unused.items() if value is not None]:
         allowed = "nothing with --trace, which says it: change the file that is written"

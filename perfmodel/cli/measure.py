@@ -91,7 +91,14 @@ def measure(
         topology=name,
     )
     spent = ["--budget", budget] if repeats is None else ["--repeats", str(repeats)]
-    sizes = ["-b", smallest, "-e", largest, "-f", _shortest(factor)]
+    sizes = [
+        "-b",
+        smallest,
+        "-e",
+        largest,
+        "-f",
+        f"{factor:g}" if float(f"{factor:g}") == factor else repr(factor),
+    ]
     job = replace(job, command=_command(job, sizes, [*spent, "--timeout", timeout], topology))
     documents = [
         measurement.model_dump()
@@ -127,10 +134,6 @@ def _command(
         *place,
     ]
     return shlex.join(command)
-
-
-def _shortest(factor: float) -> str:
-    return f"{factor:g}" if float(f"{factor:g}") == factor else repr(factor)
 
 
 def _measure_once(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from perfmodel.report.common.document import Block
     from perfmodel.scenario import Scenario
 
+T = TypeVar("T")
+
 Progress = Callable[[int, int], None]
 """Called with how many of how many pieces are done."""
 
@@ -30,6 +32,16 @@ SHOW_PROGRESS_AFTER_S = 1.0
 def print_json(document: object) -> None:
     """Print one JSON document and nothing else."""
     typer.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+def print_answer(
+    answer: T, *, json: bool, to_json: Callable[[T], object], lines: Callable[[T], Iterable[Block]]
+) -> None:
+    """Print an answer as one JSON document, or for people."""
+    if json:
+        print_json(to_json(answer))
+    else:
+        print_blocks(lines(answer))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -43,7 +55,7 @@ def print_blocks(blocks: Iterable[Block]) -> None:
     """Print paragraphs and tables of a report."""
     from rich.console import Console
 
-    from perfmodel.report.common.terminal import render_terminal
+    from perfmodel.report.common.plain_text import render_terminal
 
     # Without a terminal rich would assume 80 columns and cut.
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 240

@@ -20,8 +20,7 @@ from perfmodel.cli.options import (
 )
 from perfmodel.cli.output import (
     check_report_folder,
-    print_blocks,
-    print_json,
+    print_answer,
     print_note,
     progress_bar,
 )
@@ -68,6 +67,7 @@ def plan(
 
         check_report_folder(output, FILES, [question], profile, store=store)
 
+    from perfmodel.report.planning.page import plan_lines
     from perfmodel.studies.plan import plan_scenario
     from perfmodel.studies.plan.export import to_json
 
@@ -81,10 +81,9 @@ def plan(
             store=store,
             progress=progress,
         )
-    if json:
-        print_json(to_json(answer))
-    else:
-        _print(answer)
+    print_answer(answer, json=json, to_json=to_json, lines=plan_lines)
+    if not json:
+        _print_notes(answer)
     if output is not None:
         from perfmodel.report.planning.page import write_plan
 
@@ -93,12 +92,10 @@ def plan(
         raise typer.Exit(1)
 
 
-def _print(answer: PlanResult) -> None:
-    """Print the answer, the options, what was refused, and what the numbers leave out."""
-    from perfmodel.report.planning.page import plan_lines
+def _print_notes(answer: PlanResult) -> None:
+    """Say what the numbers leave out."""
     from perfmodel.report.planning.text import explain_in_time
 
-    print_blocks(plan_lines(answer))
     for line in answer.cautions:
         print_note(f"note: {line}")
     front = " Front: nothing else is both as quick and as cheap." if answer.currency else ""

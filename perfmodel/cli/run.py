@@ -22,8 +22,7 @@ from perfmodel.cli.options import (
 )
 from perfmodel.cli.output import (
     check_report_folder,
-    print_blocks,
-    print_json,
+    print_answer,
     print_note,
     progress_bar,
 )
@@ -86,9 +85,14 @@ def run(
     from perfmodel.scenario import change_scenario, load_scenario
 
     question = load_scenario(scenario, set_ or ())
-    _check_folder(output, question, profile, images)
+    if output is not None:
+        from perfmodel.report.run.page import FILES
+
+        drawn = [] if images is None else [f"images/report.{images}"]  # a file in place of images
+        check_report_folder(output, [*FILES, *drawn], [question], profile)
 
     from perfmodel.report.run.export import to_json
+    from perfmodel.report.run.text import result_lines
     from perfmodel.studies.run import run_scenario
     from perfmodel.studies.sweep.executor import search_workers
 
@@ -100,12 +104,7 @@ def run(
             question, fidelity=fidelity, profile=measured, progress=progress, workers=workers
         )
     each_s = (time.monotonic() - began_s) / len(result.points)
-    if json:
-        print_json(to_json(result))
-    else:
-        from perfmodel.report.run.text import result_lines
-
-        print_blocks(result_lines(result))
+    print_answer(result, json=json, to_json=to_json, lines=result_lines)
     if output is not None:
         from perfmodel.report.run.page import write_report
 
@@ -128,36 +127,21 @@ def _check_flags(output: Path | None, *, explore: bool, images: str | None) -> N
         check_images()
 
 
-def _check_folder(
-    output: Path | None, question: Scenario, profile: str | None, images: str | None
-) -> None:
-    if output is not None:
-        from perfmodel.report.run.page import FILES
-
-        drawn = [] if images is None else [f"images/report.{images}"]  # a file in place of images
-        check_report_folder(output, [*FILES, *drawn], [question], profile)
-
-
-def _warn_if_long(points: int, each_s: float) -> None:
-    """Say how long the explorer will take if that is long, from how long one size took."""
-    from perfmodel.studies.sweep.executor import count_cores
-
-    minutes = points * each_s / count_cores() / 60
-    if minutes > WARN_FROM_MIN:
-        print_note(
-            f"--explore: {points} settings may take {math.ceil(minutes)} minutes; "
-            "--points N simulates fewer (54 or more)"
-        )
-
-
 def _simulate_grid(
     question: Scenario, result: Result, measured: Profile | None, points: int, each_s: float
 ) -> Grid:
-    """Simulate what the explorer's sliders reach: `points` settings at most."""
+    """Simulate what the explorer's sliders reach, `points` settings at most; say if it is long."""
     from perfmodel.report.explorer.axes import design_of
     from perfmodel.report.explorer.grid import explore
+    from perfmodel.studies.sweep.executor import count_cores
 
     design = design_of(question, result, points)
-    _warn_if_long(len(design.points), each_s)
+    settings = len(design.points)
+    minutes = settings * each_s / count_cores() / 60
+    if minutes > WARN_FROM_MIN:
+        print_note(
+            f"--explore: {settings} settings may take {math.ceil(minutes)} minutes; "
+            "--points N simulates fewer (54 or more)"
+        )
     with progress_bar("simulating settings") as progress:
         return explore(question, result, design, profile=measured, progress=progress)

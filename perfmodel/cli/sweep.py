@@ -89,7 +89,7 @@ def sweep(
     inputs = {"the scenario": Path(scenario), "--profile": Path(profile) if profile else None}
     check_outputs({"--store": store, "--csv": csv, "--parquet": parquet}, inputs | logs)
     if output is not None:
-        from perfmodel.report.sweeping.page import FILES
+        from perfmodel.report.sweep import FILES
 
         check_report_folder(output, FILES, [question], profile)
     if parquet is not None:
@@ -115,7 +115,7 @@ def sweep(
     else:
         _print(swept)
     if output is not None:
-        from perfmodel.report.sweeping.page import write_sweep
+        from perfmodel.report.sweep import write_sweep
 
         print_note(f"wrote {write_sweep(question, swept, output)}")
     if swept.failed:
@@ -135,8 +135,7 @@ def _exit_on_interrupt(store: Path | None) -> Iterator[None]:
 
 def _print(swept: SweepResult) -> None:
     """Print the best variants, then what failed."""
-    from perfmodel.report.sweeping.page import TERMINAL_ROWS, sweep_lines
-    from perfmodel.report.sweeping.text import answered, failed
+    from perfmodel.report.sweep import TERMINAL_ROWS, answered, failed, sweep_lines
     from perfmodel.studies.sweep.run import format_fields
 
     print_blocks(sweep_lines(swept))

@@ -18,7 +18,7 @@ from perfmodel.cli.options import (
 )
 from perfmodel.cli.output import (
     check_outputs,
-    print_blocks,
+    print_answer,
     print_json,
     print_note,
     print_table,
@@ -85,9 +85,14 @@ def trace(
     by shape, operations, collectives; with times, if the profiler's traces stand behind them. -o
     with --topology drafts a scenario from one alone, whose times are estimated.
     """
+    from perfmodel.traces.execution_trace import is_execution_trace
+    from perfmodel.traces.inspector import is_inspector
+
     flags = {"-o": output, "--gpu": gpu, "--batch": batch, "--model": model, "--set": set_}
-    executed = any(_is_execution_trace(path) for path in traces)
-    if (topology is not None and not executed) or any(map(_holds_chakra, traces)):
+    files = [path for path in traces if path.is_file()]
+    chakra = [path for path in traces if path.is_dir() and any(path.glob("*.et"))]
+    executed = any(map(is_execution_trace, files))
+    if chakra or (topology is not None and not executed):
         faults = _unused(flags, "Chakra's traces")
         _simulate_chakra(traces, topology, (nodes, gpus_per_node, fabric), library, faults, json)
         return
@@ -108,7 +113,7 @@ def trace(
     if (nodes, gpus_per_node, fabric, library) != (1, None, None, "nccl"):
         allowed = "nothing with traces of a profiler: --set cluster.nodes=2, and so on"
         raise InputError(Fault("--nodes, --fabric, --library", "a machine", allowed))
-    if any(_is_inspector(path) for path in traces):
+    if any(map(is_inspector, files)):
         if faults := _unused(flags, "lines of NCCL's Inspector"):
             raise InputError(faults)
         _print_inspected(traces, json)
@@ -134,8 +139,8 @@ def _analyse(
     changes: Sequence[str],
 ) -> None:
     """Sum up traces of a profiler, print that, and write it where it is asked for."""
-    from perfmodel.report.comparison.traces.page import FILES
-    from perfmodel.traces.run import analyse_traces
+    from perfmodel.report.trace import FILES, trace_lines
+    from perfmodel.traces.run import analyse_traces, to_json
 
     if output is not None:
         inputs = {f"the trace {path}": path for path in traces if path.is_file()}
@@ -143,30 +148,11 @@ def _analyse(
     analysis = analyse_traces(
         traces, gpu=gpu, batch=batch, model=model, changes=changes, folder=output
     )
-    if json:
-        from perfmodel.traces.run import to_json
-
-        print_json(to_json(analysis))
-    else:
-        from perfmodel.report.comparison.traces.text import trace_lines
-
-        print_blocks(trace_lines(analysis))
+    print_answer(analysis, json=json, to_json=to_json, lines=trace_lines)
     if output is not None:
-        from perfmodel.report.comparison.traces.page import write_trace_report
+        from perfmodel.report.trace import write_trace_report
 
         print_note(f"wrote {write_trace_report(analysis, output)}")
-
-
-def _is_inspector(path: Path) -> bool:
-    from perfmodel.traces.inspector import is_inspector
-
-    return path.is_file() and is_inspector(path)
-
-
-def _is_execution_trace(path: Path) -> bool:
-    from perfmodel.traces.execution_trace import is_execution_trace
-
-    return path.is_file() and is_execution_trace(path)
 
 
 MOST_OPERATORS = 15
@@ -219,6 +205,7 @@ def _draft_executed(
 ) -> None:
     """Draft a scenario from one execution trace, run it, and print both."""
     from perfmodel.report.run.export import to_json
+    from perfmodel.report.run.text import result_lines
     from perfmodel.traces.rebuild import executed_scenario
 
     topology, nodes, gpus_per_node, fabric = cluster
@@ -238,14 +225,7 @@ def _draft_executed(
     section = {"node": topology, "nodes": nodes, "gpus_per_node": gpus_per_node, "fabric": fabric}
     stated = {name: value for name, value in section.items() if value is not None}
     drafted = executed_scenario.run_draft(paths[0], stated, output, batch)
-    if json:
-        from perfmodel.report.run.export import to_json
-
-        print_json(to_json(drafted.result))
-    else:
-        from perfmodel.report.run.text import result_lines
-
-        print_blocks(result_lines(drafted.result))
+    print_answer(drafted.result, json=json, to_json=to_json, lines=result_lines)
     for note in (*drafted.notes, f"wrote {drafted.path}"):
         print_note(note)
 
@@ -318,10 +298,6 @@ def _print_inspected(paths: list[Path], json: bool) -> None:
             for each in sizes
         ],
     )
-
-
-def _holds_chakra(path: Path) -> bool:
-    return path.is_dir() and any(each.suffix == ".et" for each in path.iterdir())
 
 
 def _simulate_chakra(

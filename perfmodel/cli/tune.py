@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perfmodel.cli.options import JsonOption, ProfileOption, SetOption, load_profile, output_option
-from perfmodel.cli.output import check_report_folder, print_blocks, print_json, print_note
+from perfmodel.cli.output import check_report_folder, print_answer, print_note
 from perfmodel.errors import Fault, InputError
 
 if TYPE_CHECKING:
@@ -68,10 +68,7 @@ def tune(
         curves = [f"curve-{number}.csv" for number in range(len(questions))]
         check_report_folder(output, [*FILES, *curves], questions, profile)
     tunings = _tune_each(questions, load_profile(profile), all_sizes=all_sizes, horovod=horovod)
-    if len(tunings) == 1:
-        _report_one(tunings[0], output, json=json)
-    else:
-        _report_all(tunings, output, json=json)
+    _report(tunings, output, json=json)
 
 
 def _has_buckets(question: Scenario) -> bool:
@@ -83,15 +80,13 @@ def _has_buckets(question: Scenario) -> bool:
 
 def _refuse_for_settings(questions: list[Scenario], *, all_sizes: bool, horovod: bool) -> None:
     """Refuse what only buckets of DDP have."""
-    faults = []
-    if len(questions) > 1:
-        several = "several scenarios, not all with strategy ddp"
-        faults.append(Fault("SCENARIO", several, "one of them, or ddp in each"))
-    if all_sizes:
-        faults.append(Fault("--all-sizes", "a strategy without buckets", "one size, or ddp"))
-    if horovod:
-        faults.append(Fault("--horovod", "a strategy without buckets", "ddp, or kind: horovod"))
-    if faults:
+    several, without = "several scenarios, not all with strategy ddp", "a strategy without buckets"
+    refused = (
+        (len(questions) > 1, Fault("SCENARIO", several, "one of them, or ddp in each")),
+        (all_sizes, Fault("--all-sizes", without, "one size, or ddp")),
+        (horovod, Fault("--horovod", without, "ddp, or kind: horovod")),
+    )
+    if faults := [fault for stated, fault in refused if stated]:
         raise InputError(faults)
 
 
@@ -106,10 +101,7 @@ def _tune_settings(
         check_report_folder(output, settings.FILES, [question], profile)
     say = print_note if sys.stderr.isatty() else None
     tuned = tune_settings(question, profile=load_profile(profile), progress=say)
-    if json:
-        print_json(settings.settings_json(tuned))
-    else:
-        print_blocks(settings.settings_lines(tuned))
+    print_answer(tuned, json=json, to_json=settings.settings_json, lines=settings.settings_lines)
     if output is not None:
         print_note(f"wrote {settings.write_settings(tuned, output)}")
 
@@ -132,34 +124,20 @@ def _tune_each(
     return tunings
 
 
-def _report_one(tuned: TuneResult, output: Path | None, *, json: bool) -> None:
-    if json:
-        from perfmodel.report.tuning.export import tuned_json
-
-        print_json(tuned_json(tuned))
-    else:
-        from perfmodel.report.tuning.text import tuned_lines
-
-        print_blocks(tuned_lines(tuned))
-    if output is not None:
-        from perfmodel.report.tuning.page import write_tuned
-
-        print_note(f"wrote {write_tuned(tuned, output)}")
-
-
-def _report_all(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
+def _report(tunings: list[TuneResult], output: Path | None, *, json: bool) -> None:
+    """Print one tuning, or the setting that serves several best, and write its page."""
+    from perfmodel.report.tuning import export, text
     from perfmodel.studies.tune.choice.minimax_regret import choose_minimax_cap
 
-    compromise = choose_minimax_cap(tunings)
-    if json:
-        from perfmodel.report.tuning.export import compromise_json
-
-        print_json(compromise_json(compromise))
+    if len(tunings) == 1:
+        (tuned,) = tunings
+        print_answer(tuned, json=json, to_json=export.tuned_json, lines=text.tuned_lines)
     else:
-        from perfmodel.report.tuning.text import compromise_lines
-
-        print_blocks(compromise_lines(compromise))
+        shared = choose_minimax_cap(tunings)
+        print_answer(shared, json=json, to_json=export.compromise_json, lines=text.compromise_lines)
     if output is not None:
-        from perfmodel.report.tuning.page import write_compromise
+        from perfmodel.report.tuning.page import write_compromise, write_tuned
 
-        print_note(f"wrote {write_compromise(compromise, output)}")
+        one = len(tunings) == 1
+        place = write_tuned(tuned, output) if one else write_compromise(shared, output)
+        print_note(f"wrote {place}")

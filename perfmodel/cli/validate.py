@@ -1,4 +1,4 @@
-"""``perfmodel validate``: predicted beside measured, over recorded sweeps and trainings."""
+"""``perfmodel validate``: predicted beside measured, over recorded sweeps and steps."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Annotated
 import typer
 
 from perfmodel.cli.options import JsonOption, ProfileOption, flags_as_fields, load_profile
-from perfmodel.cli.output import check_outputs, print_blocks, print_json, print_note, progress_bar
+from perfmodel.cli.output import check_outputs, print_answer, print_note, progress_bar
 
 VALIDATE_EXAMPLES = (
     "perfmodel validate",
     "perfmodel validate --data my-sweeps -o my-report",
-    "perfmodel validate --all-rows -o all-rows",
     "perfmodel validate --data my-sweeps --profile mine --json",
 )
-
-REPORT = Path("reports/validation")
 
 
 def validate(
@@ -26,8 +23,8 @@ def validate(
         typer.Option(
             "--data",
             metavar="DIR",
-            help="Folder with nccl_sweeps/META.csv (or META.csv) and the times of each sweep; "
-            "default: the records that ship with perfmodel.",
+            help="Folder with META.csv (or nccl_sweeps/META.csv) and the times of each sweep, with "
+            "steps.csv, or with both; default: the recorded sweeps that ship with perfmodel.",
         ),
     ] = None,
     profile: ProfileOption = None,
@@ -37,14 +34,7 @@ def validate(
             "-o",
             "--output",
             metavar="DIR",
-            help="Write the report here (page, Markdown, CSV); default: reports/validation, and "
-            "nowhere with --data or --json.",
-        ),
-    ] = None,
-    spread: Annotated[
-        Path | None,
-        typer.Option(
-            "--spread", metavar="FILE", help="Write the residual spread for datasheet intervals."
+            help="Write the report here (page, Markdown, JSON, CSV).",
         ),
     ] = None,
     transfer: Annotated[
@@ -54,32 +44,20 @@ def validate(
             help="Also predict each sweep from the others of the same hardware.",
         ),
     ] = True,
-    all_rows: Annotated[
-        bool,
-        typer.Option(
-            "--all-rows",
-            help="Predict every published step, and not a sample of those of split models: hours "
-            "of CPU instead of minutes, in one process per core.",
-        ),
-    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Compare predictions with recorded sweeps and published trainings.
+    """Compare predictions with recorded sweeps of collectives and recorded training steps.
 
     Each sweep is matched to a machine by the words of META.csv (or by its column topology) and
-    predicted from datasheets, from other sweeps of the same hardware, and by two baselines: NCCL's
-    own tuner formula, and alpha-beta. What cannot be matched is listed with the reason.
+    predicted from datasheets, and from other sweeps of the same hardware. What cannot be matched
+    is listed with the reason.
 
-    Of each published training are compared throughput, scaling efficiency against the smallest run
-    of its table, and throughput with compute scaled to the measured rate of one GPU; --json has
-    every run under "trainings", in "rows".
-
-    Of tables with many steps of split models a few setups are predicted; --all-rows predicts every
-    row, and sets the error of each table beside that of its sample.
+    Each row of steps.csv names a scenario, and what was measured: step_s, peak_GB, or both. Other
+    columns are fields of the scenario, as for --set (cluster.nodes).
     """
-    folder = output or (None if json or data is not None else REPORT)
-    check_outputs({"-o": folder and folder / "validation.html", "--spread": spread})
+    check_outputs({"-o": output and output / "validation.html"})
 
+    from perfmodel.report.validation import validation_lines
     from perfmodel.studies.sweep.executor import count_cores
     from perfmodel.validate.run import to_json
     from perfmodel.validate.run import validate as compare
@@ -91,22 +69,11 @@ def validate(
             data,
             profile=own,
             transfer=transfer,
-            whole=all_rows,
             processes=count_cores(),
             progress=progress,
         )
-    if json:
-        print_json(to_json(answer))
-    else:
-        from perfmodel.report.validation.text import validation_lines
+    print_answer(answer, json=json, to_json=to_json, lines=validation_lines)
+    if output is not None:
+        from perfmodel.report.validation import write_validation
 
-        print_blocks(validation_lines(answer))
-    if folder is not None:
-        from perfmodel.report.validation.page import write_validation
-
-        print_note(f"wrote {write_validation(answer, folder)}")
-    if spread is not None:
-        from perfmodel.library.corrections import write_spread
-
-        write_spread(answer.spread(), spread)
-        print_note(f"wrote {spread}")
+        print_note(f"wrote {write_validation(answer, output)}")

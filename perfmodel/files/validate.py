@@ -80,7 +80,11 @@ def _make_fault(
         path.append(details["loc"][-1])
         text, allowed = "nothing", "a value: this field is required"
     elif details["type"] == "extra_forbidden":
-        names = _field_names_at(model, details["loc"])
+        names = [
+            info.alias or name
+            for member in _models_at(model, details["loc"][:-1])
+            for name, info in member.model_fields.items()
+        ]
         fields = allowed_names(names, str(path[-1]) if near else None)
         text, allowed = f"an unknown field, {text}", f"the fields of this section, {fields}"
         if len(path) > 1 and str(path[-1]) in model.model_fields:
@@ -193,15 +197,6 @@ def _union_tags(model: type[BaseModel], details: ErrorDetails) -> list[str]:
     discriminator = str((details.get("ctx") or {})["discriminator"]).strip("'")
     members = _models_at(model, details["loc"])
     return [tag for m in members for tag in _literals(m.model_fields[discriminator].annotation)]
-
-
-def _field_names_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
-    """Names of the valid fields beside an unknown one."""
-    return [
-        info.alias or name
-        for member in _models_at(model, loc[:-1])
-        for name, info in member.model_fields.items()
-    ]
 
 
 def _models_at(model: type[BaseModel], loc: Sequence[str | int]) -> list[type[BaseModel]]:

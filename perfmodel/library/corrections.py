@@ -77,7 +77,7 @@ Factors = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1
 
 
 class Spread(FileModel):
-    """Contents of ``spread.yaml``."""
+    """Contents of ``spread.yaml``, which ``reports.validation --spread`` writes."""
 
     perfmodel: Literal[1] = 1
     kind: Literal["spread"] = "spread"
@@ -191,7 +191,7 @@ def write_spread(spread: Spread, path: Path) -> None:
     text = io.StringIO()
     text.write(
         "# How far measured times lie from datasheet predictions: factors on the predicted time\n"
-        "# that hold 80 %. Made by `perfmodel validate --spread FILE`; do not edit by hand.\n"
+        "# that hold 80 %. Made by reports.validation --spread FILE; do not edit by hand.\n"
     )
     yaml.dump(spread.model_dump(mode="json"), text)
     write_atomically(path, text.getvalue())

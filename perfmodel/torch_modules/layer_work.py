@@ -11,7 +11,7 @@ from perfmodel.torch_modules.layer_groups import LayerGroup, layer_of_place
 from perfmodel.torch_modules.operators import Operator
 from perfmodel.torch_modules.step_recorder import StepTrace
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
-from perfmodel.workload.zoo.decoders.rms_norm import RMS_NORM_KERNELS, RMS_NORM_PASSES
+from perfmodel.workload.zoo.decoder_block import RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import FUSED_LOSS_PASSES
 
 WIDE, HALF = 4, 2

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixKernel, MatrixProduct
-from perfmodel.workload.zoo.images.image_layers import BATCH_NORM_PASSES
+from perfmodel.workload.zoo.image_layers import BATCH_NORM_PASSES
 from perfmodel.workload.zoo.layers import LOSS_PASSES, NORM_PASSES
 
 OperatorKind = Literal["matrix", "norm", "map_norm", "loss", "other"]

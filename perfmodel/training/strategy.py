@@ -17,8 +17,8 @@ from perfmodel.training.ddp.buckets import Bucket, Iteration
 from perfmodel.training.memory.use import MemoryUse, Setup, StepOptions, count_faults
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.plan.step_plan import Op, StepPlan
-from perfmodel.workload.kernels.float8.float8_layers import float8_weights
-from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.kernels.float8_layers import float8_weights
+from perfmodel.workload.kernels.float8_recipe import Float8
 from perfmodel.workload.model import LayerTimes, Workload
 
 
@@ -126,6 +126,11 @@ class StepRequest:
         """Parameters that are gathered in fp8."""
         gathers = self.float8 is not None and self.float8.gathers_narrow
         return float8_weights(self.workload, self.float8) if gathers else frozenset()
+
+    def host_copy_s(self, nbytes: float) -> float:
+        """Time of a copy between a GPU and the memory of its host, while all others copy, too."""
+        assert self.host_link_Bps is not None
+        return nbytes / self.host_link_Bps
 
     def __post_init__(self) -> None:
         faults = count_faults(self.ranks, self.batch_per_gpu)

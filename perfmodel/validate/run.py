@@ -1,42 +1,48 @@
-"""Validate predictions against a folder of records: `validate`, its outcome and its JSON."""
+"""Compare a folder of records with predictions: `validate`, its outcome and its JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from perfmodel.calibrate import Profile
 from perfmodel.files import as_json, attributes
-from perfmodel.library.corrections import BANDS, Spread
-from perfmodel.validate.predict.forecast import Mode, Pair, SweepPrediction, partners
-from perfmodel.validate.predict.run import Placed, PredictionTask, match_all, predict_sweeps
-from perfmodel.validate.score import coverage, scores
-from perfmodel.validate.score.points import DataPoint, points_of
-from perfmodel.validate.score.scores import LARGE, Score
-from perfmodel.validate.score.strategy_scores import strategies_json
-from perfmodel.validate.score.training_scores import trainings_json
-from perfmodel.validate.strategies.model import StrategyTable
-from perfmodel.validate.strategies.step_tables import STEPS as STRATEGY_STEPS
-from perfmodel.validate.sweeps.match import Matched
-from perfmodel.validate.sweeps.read import (
-    SUBFOLDER,
-    Fitted,
-    Sweep,
-    fitted_on,
-    has_sweeps,
-    read_sweeps,
-    sweeps_folder,
+from perfmodel.library.corrections import datasheet_interval_s
+from perfmodel.studies.sweep.executor import count_cores, map_unordered
+from perfmodel.validate.forecast import (
+    Forecast,
+    Mode,
+    Pair,
+    SweepPrediction,
+    Task,
+    partners,
+    predict,
 )
-from perfmodel.validate.trainings.datasets import has_trainings
-from perfmodel.validate.trainings.model import Dataset
+from perfmodel.validate.scores import (
+    LARGE,
+    DataPoint,
+    Score,
+    by_band,
+    by_sweep,
+    even_weights,
+    points_of,
+)
+from perfmodel.validate.steps import STEPS, StepComparison, compare_step, read_steps
+from perfmodel.validate.sweeps.match import Unmatched, match
+from perfmodel.validate.sweeps.read import has_sweeps, read_sweeps, sweeps_folder
+
+WORTH_IT = 8
+"""Sweeps from which on starting processes costs less than they save."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Predictions of every recorded sweep and training beside the measurements.
+    """Predictions of recorded sweeps and steps beside the measurements.
 
     Parameters
     ----------
@@ -44,24 +50,14 @@ class Validation:
         Where the records come from, as text.
     predicted : sequence of SweepPrediction
     unmatched : mapping of str to str
-        Sweeps without a prediction, and why.
-    trainings : sequence of Dataset
-        Published trainings and step times.
-    strategies : sequence of StrategyTable
-        Published steps of sharded and other strategies: time and memory.
-    fitted : sequence of Fitted
-        Which sweeps the shipped constants were fitted on.
-    shipped : bool
-        Whether these are the records that ship, on which the shipped spread of residuals rests.
+        Sweeps and steps without a prediction, and why.
+    steps : sequence of StepComparison
     """
 
     data: str
     predicted: Sequence[SweepPrediction]
     unmatched: Mapping[str, str]
-    trainings: Sequence[Dataset] = ()
-    strategies: Sequence[StrategyTable] = ()
-    fitted: Sequence[Fitted] = field(default=())
-    shipped: bool = True
+    steps: Sequence[StepComparison] = ()
 
     @cached_property
     def points(self) -> list[DataPoint]:
@@ -71,46 +67,40 @@ class Validation:
     @cached_property
     def bands(self) -> dict[Mode, dict[str, Score]]:
         """Scores by mode and band of size, counted sweeps."""
-        return scores.by_band(self.points)
+        return by_band(self.points)
 
     @cached_property
-    def judged(self) -> list[DataPoint]:
-        """Datasheet points with intervals made without their own sweep."""
-        if self.shipped:
-            return coverage.judged(self.points)
-        return coverage.as_shipped(self.predicted)
+    def coverages(self) -> dict[Mode, float]:
+        """Share of measured times inside 80 % intervals by mode; every table weighs the same."""
+        points = [
+            *as_shipped(self.predicted),
+            *(p for p in self.points if p.mode != "datasheet" and p.counted and p.interval_s),
+        ]
+        shares: dict[Mode, float] = {}
+        for mode in dict.fromkeys(p.mode for p in points):
+            own = [p for p in points if p.mode == mode]
+            inside = [p.inside for p in own]
+            shares[mode] = float(np.average(inside, weights=even_weights(own)))
+        return shares
 
-    @cached_property
-    def coverages(self) -> dict[str, dict[str, coverage.Coverage]]:
-        """Coverage of 80 % intervals by mode and band."""
-        by_mode: dict[str, dict[str, coverage.Coverage]] = {}
-        own: dict[str, list[DataPoint]] = {coverage.judged_mode(self.points): self.judged}
-        for mode in ("transferred", "calibrated"):
-            own[mode] = [p for p in self.points if p.mode == mode and p.counted]
-        for mode, points in own.items():
-            for band in ("all", *(band for band, _ in BANDS), LARGE):
-                share = coverage.coverage(points if band == "all" else scores.in_band(points, band))
-                if share is not None:
-                    by_mode.setdefault(mode, {})[band] = share
-        return by_mode
 
-    @property
-    def honest_mode(self) -> Mode:
-        """Mode of the headline: constants that were not fitted to the machines predicted."""
-        return "left out" if "left out" in self.bands else "datasheet"
-
-    def spread(self) -> Spread:
-        """Table of residual spread for datasheet intervals."""
-        sweeps, tables = len({p.sweep for p in self.judged}), len({p.table for p in self.judged})
-        source = (
-            f"perfmodel validate, mode '{self.honest_mode}', residuals of {sweeps} recorded sweeps "
-            f"in {tables} tables ({self.data})"
+def as_shipped(predicted: Sequence[SweepPrediction]) -> list[DataPoint]:
+    """Counted datasheet points with the shipped intervals, for sweeps that do not ship."""
+    machines = {prediction.sweep.id: prediction.matched for prediction in predicted}
+    return [
+        replace(
+            p,
+            interval_s=datasheet_interval_s(
+                machines[p.sweep].topology, p.op, p.nbytes, p.predicted_s
+            ),
         )
-        return coverage.spread_of(self.points, source)
+        for p in points_of(predicted)
+        if p.mode == "datasheet" and p.counted
+    ]
 
 
 def shipped_folder() -> Path:
-    """Folder of the records that ship with perfmodel."""
+    """Folder of the recorded sweeps that ship with perfmodel."""
     return Path(__file__).with_name("data")
 
 
@@ -119,24 +109,20 @@ def validate(
     *,
     profile: Profile | None = None,
     transfer: bool = True,
-    whole: bool = False,
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
-    """Predict all sweeps and trainings of a folder of records and compare.
+    """Predict all sweeps and steps of a folder of records and compare.
 
     Parameters
     ----------
     data : Path, optional
-        Folder with ``nccl_sweeps/META.csv`` or META.csv itself, or with tables of trainings alone
-        (see `perfmodel.validate.trainings.datasets.datasets_in`); default: what ships.
+        Folder with META.csv or ``nccl_sweeps/META.csv``, with ``steps.csv``, or with both; default:
+        the sweeps that ship.
     profile : Profile, optional
         A user's own numbers, as one more mode.
     transfer : bool
         Whether to fit profiles of other sweeps of the same hardware.
-    whole : bool
-        Whether to predict every published step, and not a sample of those of split models, which
-        takes hours instead of minutes.
     processes : int
         More than one only from a program whose main module may be imported again.
     progress : callable, optional
@@ -148,62 +134,92 @@ def validate(
         Every fault of every file.
     """
     folder = data or shipped_folder()
-    has_steps = has_trainings(folder) or (folder / STRATEGY_STEPS).is_file()
-    if not has_sweeps(folder) and has_steps:
-        sweeps, home = [], folder
-    else:
-        sweeps, home = read_sweeps(folder), sweeps_folder(folder)
-    matched, unmatched = match_all(sweeps, home)
+    table = folder / STEPS
+    steps = read_steps(table) if table.is_file() else []
+    matched: list[Pair] = []
+    unmatched: dict[str, str] = {}
+    tasks: list[Task] = []
+    if has_sweeps(folder) or not steps:
+        matched, unmatched = match_all(sweeps_folder(folder))
+        tasks = prediction_tasks(matched, sweeps_folder(folder), profile, transfer=transfer)
+    outcomes = predict_sweeps(tasks, processes, progress)
+    predicted = pair_outcomes(matched, outcomes, unmatched)
+    comparisons: list[StepComparison] = []
+    for step in steps:
+        compared = compare_step(step, profile)
+        if isinstance(compared, str):
+            unmatched[step.id] = compared
+        else:
+            comparisons += compared
+    where = "the records that ship with perfmodel" if data is None else f"folder {data.name}"
+    counts = f"{len(matched) + len(unmatched)} sweeps" + (f", {len(steps)} steps" if steps else "")
+    return Validation(f"{where}, {counts}", predicted, unmatched, comparisons)
+
+
+def match_all(home: Path) -> tuple[list[Pair], dict[str, str]]:
+    """Match all sweeps of a folder; the second part says why some could not be."""
+    matched: list[Pair] = []
+    unmatched: dict[str, str] = {}
+    for sweep in read_sweeps(home):
+        outcome = match(sweep, home)
+        if isinstance(outcome, Unmatched):
+            unmatched[sweep.id] = outcome.reason
+        else:
+            matched.append((sweep, outcome))
+    return matched, unmatched
+
+
+def prediction_tasks(
+    matched: Sequence[Pair], home: Path, profile: Profile | None, *, transfer: bool
+) -> list[Task]:
+    """Say what is predicted of each sweep: with others of its folder, and those that ship."""
     available = {pair[0].id: (pair, home) for pair in matched}
-    if transfer and data is not None and sweeps:
-        shipped = sweeps_folder(shipped_folder())
-        pairs, _ = match_all(read_sweeps(shipped), shipped)
-        available = {pair[0].id: (pair, shipped) for pair in pairs} | available
-    tasks = [
-        PredictionTask(
+    shipped = sweeps_folder(shipped_folder())
+    if transfer and matched and home != shipped:
+        available = {pair[0].id: (pair, shipped) for pair in match_all(shipped)[0]} | available
+    candidates = [pair for pair, _ in available.values()]
+    return [
+        Task(
             (sweep, home),
             profile,
-            _others(sweep, own, available) if transfer else None,
-            left_out=data is None,
+            tuple((other, available[other.id][1]) for other, _ in partners(sweep, own, candidates))
+            if transfer
+            else None,
         )
         for sweep, own in matched
     ]
-    outcomes, trainings, strategies = predict_sweeps(
-        tasks, _root(folder), processes, progress, whole=whole
-    )
+
+
+def predict_sweeps(
+    tasks: Sequence[Task], processes: int, progress: Callable[[int, int], None] | None
+) -> list[Forecast | str]:
+    """Predict sweeps in several processes, the longest first; outcomes in the order of `tasks`."""
+    longest_first = sorted(range(len(tasks)), key=lambda at: -tasks[at].work)
+    calls = [(at, tasks[at]) for at in longest_first]
+    jobs = processes if len(tasks) >= WORTH_IT else 1
+    outcomes: dict[int, Forecast | str] = {}
+    for at, outcome in map_unordered(_predict_at, calls, jobs=jobs, threads=count_cores()):
+        outcomes[at] = outcome
+        if progress is not None:
+            progress(len(outcomes), len(tasks))
+    return [outcomes[at] for at in range(len(tasks))]
+
+
+def _predict_at(at: int, task: Task) -> tuple[int, Forecast | str]:
+    return at, predict(task)
+
+
+def pair_outcomes(
+    matched: Sequence[Pair], outcomes: Sequence[Forecast | str], unmatched: dict[str, str]
+) -> list[SweepPrediction]:
+    """Pair sweeps with their predictions; those that have none go to `unmatched`."""
     predicted = []
     for (sweep, own), outcome in zip(matched, outcomes, strict=True):
         if isinstance(outcome, str):
             unmatched[sweep.id] = outcome
         else:
             predicted.append(SweepPrediction(sweep, own, outcome))
-    return Validation(
-        data=_describe(data, sweeps),
-        predicted=predicted,
-        unmatched=unmatched,
-        trainings=trainings,
-        strategies=strategies,
-        fitted=fitted_on(),
-        shipped=data is None,
-    )
-
-
-def _others(
-    sweep: Sweep, own: Matched, available: Mapping[str, tuple[Pair, Path]]
-) -> tuple[Placed, ...]:
-    """Other sweeps of the same hardware, and where their files lie."""
-    pairs = partners(sweep, own, [pair for pair, _ in available.values()])
-    return tuple((other, available[other.id][1]) for other, _ in pairs)
-
-
-def _root(folder: Path) -> Path:
-    """Folder in which the tables of trainings stand, beside ``nccl_sweeps``."""
-    return folder.parent if folder.name == SUBFOLDER else folder
-
-
-def _describe(data: Path | None, sweeps: Sequence[Sweep]) -> str:
-    where = "the records that ship with perfmodel" if data is None else f"folder {data.name}"
-    return f"{where}, {len(sweeps)} sweeps"
+    return predicted
 
 
 # ---------------------------------------------------------------- as JSON
@@ -212,36 +228,36 @@ def _describe(data: Path | None, sweeps: Sequence[Sweep]) -> str:
 def to_json(validation: Validation) -> dict[str, Any]:
     """Return the answer of ``perfmodel validate --json``.
 
-    ``median_abs_error`` and ``p90_abs_error`` are those from 256 KiB on of the sweeps that count,
-    every table weighing the same, with constants fitted without the family of machines (mode "left
-    out"; of other data those shipped, "datasheet"); without sweeps, those of all trainings.
+    ``median_abs_error`` and ``p90_abs_error`` are those of datasheet predictions from 256 KiB on of
+    the sweeps that count, every table weighing the same; without sweeps, those of step times.
     """
-    predicted, trainings = validation.predicted, validation.trainings
-    main: Score | Dataset | None = validation.bands.get(validation.honest_mode, {}).get(LARGE)
-    if not predicted and not validation.unmatched:
-        main = Dataset("all", "", [case for dataset in trainings for case in dataset.cases])
+    times = [abs(step.error) for step in validation.steps if step.quantity == "step_s"]
+    median, p90 = np.quantile(times, [0.5, 0.9]).tolist() if times else (None, None)
+    main = validation.bands.get("datasheet", {}).get(LARGE)
+    if main is not None:
+        median, p90 = main.median_abs_error, main.p90_abs_error
     document = {
         "data": validation.data,
-        "median_abs_error": main.median_abs_error if main else None,
-        "p90_abs_error": main.p90_abs_error if main else None,
-        "datasets": [*_sweep_entries(validation), *(dataset.to_json() for dataset in trainings)],
+        "median_abs_error": median,
+        "p90_abs_error": p90,
+        "datasets": sweep_entries(validation.predicted, validation.points),
         "by_band": validation.bands,
-        "on_common_sweeps": scores.on_common(validation.points),
-        "by_machine": scores.by_machine(validation.points),
-        "headline_mode": validation.honest_mode,
         "coverage": validation.coverages,
-        "interval_probability": coverage.PROBABILITY,
         "unmatched": validation.unmatched,
-        "not_counted": {p.sweep.id: p.why_not for p in predicted if not p.counted},
-        "fitted_on": [attributes(fitted, "constants sweeps") for fitted in validation.fitted],
-        "trainings": trainings_json(trainings),
-        "strategies": strategies_json(validation.strategies),
+        "not_counted": {p.sweep.id: p.why_not for p in validation.predicted if not p.counted},
+        "steps": [
+            attributes(step, "id quantity measured predicted interval error source")
+            for step in validation.steps
+        ],
     }
     return dict(as_json(document, "validation"))
 
 
-def _sweep_entries(validation: Validation) -> list[dict[str, Any]]:
-    by_sweep = scores.by_sweep(validation.points)
+def sweep_entries(
+    predicted: Sequence[SweepPrediction], points: Sequence[DataPoint]
+) -> list[dict[str, Any]]:
+    """Describe each predicted sweep in each mode, for JSON."""
+    scored = by_sweep(points)
     return [
         {
             "id": prediction.sweep.id,
@@ -253,6 +269,6 @@ def _sweep_entries(validation: Validation) -> list[dict[str, Any]]:
             "assumptions": [*prediction.matched.assumptions, *prediction.sweep.notes],
             "note": prediction.times[mode].note,
         }
-        for prediction in validation.predicted
-        for mode, bands in by_sweep.get(prediction.sweep.id, {}).items()
+        for prediction in predicted
+        for mode, bands in scored.get(prediction.sweep.id, {}).items()
     ]

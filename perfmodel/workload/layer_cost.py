@@ -8,33 +8,34 @@ from functools import lru_cache
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.model import Gpu
-from perfmodel.workload.kernels.attention import (
-    CASTS,
-    fused_attention_s,
-    narrow_casts_s,
-    unfused_products_s,
-)
-from perfmodel.workload.kernels.convolutions import (
-    convolution_s,
-    forward_product,
-    input_gradient_product,
-    layout_copy_s,
-    map_copy_s,
-    weight_gradient_product,
-)
 from perfmodel.workload.kernels.device import Device, make_device
-from perfmodel.workload.kernels.float8.cast_costs import (
+from perfmodel.workload.kernels.float8_casts import (
     Float8Cost,
     Float8Pricing,
     float8_cost,
     grouped_float8_cost,
     make_float8_pricing,
 )
-from perfmodel.workload.kernels.float8.float8_layers import shares_input
-from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
-from perfmodel.workload.kernels.grouped_products import grouped_passes_s
-from perfmodel.workload.kernels.memory_bound import elementwise_s, feature_map_s, norm_s
-from perfmodel.workload.kernels.products import busy_s, product_s
+from perfmodel.workload.kernels.float8_layers import shares_input
+from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
+from perfmodel.workload.kernels.kernel_times import (
+    CASTS,
+    busy_s,
+    convolution_s,
+    elementwise_s,
+    feature_map_s,
+    forward_product,
+    fused_attention_s,
+    grouped_passes_s,
+    input_gradient_product,
+    layout_copy_s,
+    map_copy_s,
+    narrow_casts_s,
+    norm_s,
+    product_s,
+    unfused_products_s,
+    weight_gradient_product,
+)
 from perfmodel.workload.kernels.shapes import (
     Attention,
     Convolution,

@@ -23,10 +23,10 @@ import numpy as np
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.topology.model import Gpu
 from perfmodel.workload.compute_spread import roofline_factors
-from perfmodel.workload.kernels.float8.float8_layers import check_float8, float8_layers
-from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
-from perfmodel.workload.kernels.kernel_constants import kernel_constants
-from perfmodel.workload.kernels.memory_bound import elementwise_s
+from perfmodel.workload.kernels.device import kernel_constants
+from perfmodel.workload.kernels.float8_layers import check_float8, float8_layers
+from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
+from perfmodel.workload.kernels.kernel_times import elementwise_s
 from perfmodel.workload.layer_cost import (
     LayerCost,
     layer_cost,

@@ -31,9 +31,9 @@ from perfmodel.errors import PerfmodelError
 from perfmodel.library.corrections import CollectiveContext, kind_of_machine
 from perfmodel.library.machine import make_machine
 from perfmodel.library.model import load_library
-from perfmodel.validate.refit.numbers import library_without
 from perfmodel.validate.sweeps.match import Matched, match
 from perfmodel.validate.sweeps.read import Sweep, read_sweeps
+from reports.validation.refit.numbers import library_without
 
 FEWEST_TRUST = 3
 """Sweeps of less trust are not used."""

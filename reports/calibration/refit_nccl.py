@@ -1,14 +1,14 @@
 """Fit the NCCL model to the recorded sweeps, and again without each family of machines.
 
-    python reports/calibration/refit_nccl.py [--rounds N] [--write]
+    python -m reports.calibration.refit_nccl [--rounds N] [--write]
 
 Fits every number of perfmodel/library/nccl.yaml whose source is "fitted" to the sweeps that ship
-and that count (trust 3 or more, hardware stated), as `perfmodel.validate.refit.fit` says; then
+and that count (trust 3 or more, hardware stated), as `reports.validation.refit.fit` says; then
 leaves each family of machines out in turn, from the slopes at the whole fit, and predicts the
 sweeps of that family. Prints the errors of both; with --write also writes nccl.yaml, the numbers
-without each family (perfmodel/validate/refit/left_out.yaml), with which `perfmodel validate`
+without each family (reports/validation/refit/left_out.yaml), with which `reports.validation`
 predicts in the mode "left out", and fitted.yaml. Then remake perfmodel/library/nccl/spread.yaml:
-`perfmodel validate --spread perfmodel/library/nccl/spread.yaml`.
+`python -m reports.validation --spread perfmodel/library/nccl/spread.yaml`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import numpy as np
 
 from perfmodel.library import model
 from perfmodel.library.model import CommLibrary, load_library
-from perfmodel.validate.refit.fit import fit, refitted
-from perfmodel.validate.refit.numbers import FILE, FittedNumber, LeftOut, changes, fitted_numbers
-from perfmodel.validate.refit.slopes import Observed, observe
 from perfmodel.validate.run import shipped_folder
-from perfmodel.validate.score.points import weighted_quantile
+from perfmodel.validate.scores import weighted_quantile
 from perfmodel.validate.sweeps import read
 from perfmodel.validate.sweeps.match import Matched, match
+from reports.validation.refit.fit import fit, refitted
+from reports.validation.refit.numbers import FILE, FittedNumber, LeftOut, changes, fitted_numbers
+from reports.validation.refit.slopes import Observed, observe
 
 LARGE_BYTES = 256 * 1024
 
-FITTED_FILE = Path(read.__file__).with_name("fitted.yaml")
+FITTED_FILE = FILE.with_name("fitted.yaml")
 
 LIBRARY_FILE = Path(model.__file__).with_name("nccl.yaml")
 

@@ -1,6 +1,6 @@
 """Search the priors of a fit of sweeps: perfmodel/calibrate/transfer/priors.yaml.
 
-    python reports/calibration/search_priors.py DATA [--tries N] [--write] [--unseen] [--cache FILE]
+    python -m reports.calibration.search_priors DATA [--tries N] [--write] [--unseen] [--cache FILE]
 
 DATA is a folder laid out as `perfmodel validate --data` wants it. Every sweep is predicted from
 what a user may have measured of the same hardware (`leave_one_out.Kind`: another run of the same
@@ -32,10 +32,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-from calibration.leave_one_out import (  # noqa: E402  (line above)
+from perfmodel.calibrate.transfer.priors import Priors, shipped_priors
+from perfmodel.validate.scores import weighted_quantile
+from reports.calibration.leave_one_out import (
     Fold,
     Kind,
     Prepared,
@@ -44,8 +43,8 @@ from calibration.leave_one_out import (  # noqa: E402  (line above)
     prepare,
     questions,
 )
-from perfmodel.calibrate.transfer.priors import Priors, shipped_priors  # noqa: E402
-from perfmodel.validate.score.points import weighted_quantile  # noqa: E402
+
+HERE = Path(__file__).parent
 
 WITHIN = 1.2816
 """Standard deviations about zero that hold 80 % of a normal distribution."""
@@ -54,7 +53,7 @@ MISSED = np.log(2.0)
 """A sweep whose median is farther off than this, as a logarithm, tells of a missing mechanism."""
 
 DRAWN = 1.13
-"""The same for intervals as `perfmodel validate` makes them: the 0.1 and 0.9 quantiles of 30 draws
+"""The same for intervals as `reports.validation` makes them: the 0.1 and 0.9 quantiles of 30 draws
 (1.21) at some sizes, of times that are not quite linear; with it 80 % of what it predicts from
 others lie inside."""
 
@@ -216,7 +215,7 @@ def predict_unseen(runs: Mapping[str, Prepared], start: Priors, tries: int) -> A
 def widening_of(predicted: Answers) -> float:
     """Factor on deviations with which intervals would hold 80 % of the rows of both bands.
 
-    Of the questions about other sweeps; every table counts the same, as in `perfmodel validate`.
+    Of the questions about other sweeps; every table counts the same, as in `reports.validation`.
     """
     factors = [1.0]
     for large in (True, False):

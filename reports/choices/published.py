@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import perfmodel.validate
 from perfmodel.errors import PerfmodelError
 from perfmodel.files.csv_rows import read_table
 from perfmodel.files.read import parse_yaml
@@ -27,11 +26,12 @@ from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.result.searched_mixtures import MixtureSearch
 from perfmodel.studies.run.steps.sized_job import simulate_reported, size_job
 from perfmodel.studies.sweep.executor import Workers
-from perfmodel.validate.strategies.stated_step import StatedStep, count, is_same, read_step
-from perfmodel.validate.strategies.step_tables import STEPS
+from reports.validation.run import records_folder
+from reports.validation.strategies.stated_step import StatedStep, count, is_same, read_step
+from reports.validation.strategies.step_tables import STEPS
 
 HERE = Path(__file__).resolve().parent
-DATA = Path(perfmodel.validate.__file__).parent / "data"
+DATA = records_folder()
 ZOO = {
     "GPT 3.6B": "megatron-3.6b",
     "GPT 18.4B": "megatron-18.4b",

@@ -12,8 +12,8 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Table
 from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.images import Picture
-from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.common.palette import INK, QUIET_INK
+from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.tune.model import Choice, TuneResult
 from perfmodel.studies.tune.run import tune_scenario

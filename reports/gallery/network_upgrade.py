@@ -10,8 +10,8 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Table
 from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.images import Picture
-from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.common.palette import INK, WORK
+from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.report.explorer.axes import design_of
 from perfmodel.report.explorer.grid import explore
 from perfmodel.report.run.page import write_report

@@ -12,8 +12,8 @@ from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Table
 from perfmodel.report.common.figures import axis_layout, new_figure
 from perfmodel.report.common.images import Picture
-from perfmodel.report.common.markdown import render_markdown
 from perfmodel.report.common.palette import channels
+from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.report.run.page import write_report
 from perfmodel.report.scaling.analysis import size_gains
 from perfmodel.report.scaling.text import knee_sentence

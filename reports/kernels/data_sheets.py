@@ -21,10 +21,10 @@ from perfmodel.errors import InputError
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates import gpus as table
 from perfmodel.topology.templates.data_sheets import ESTIMATED, complete
-from perfmodel.validate.trainings import step_times
 from reports.kernels.left_out import log_error, spread
 from reports.kernels.records import Record, product_records
 from reports.kernels.steps import StepRecord, quantile, step_records, table_weights
+from reports.validation.trainings import step_times
 
 _ENTRY = table._entry
 

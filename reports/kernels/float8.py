@@ -19,7 +19,7 @@ import numpy as np
 
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.kernels.device import make_device
-from perfmodel.workload.kernels.float8.cast_costs import product_of_casts_s
+from perfmodel.workload.kernels.float8_casts import product_of_casts_s
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from reports.kernels.records import read
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.kernels.kernel_constants import KernelConstants, kernel_constants
+from perfmodel.workload.kernels.device import KernelConstants, kernel_constants
 from reports.kernels.float8 import float8_errors
 from reports.kernels.records import (
     DATA,

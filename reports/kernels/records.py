@@ -8,21 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
-import perfmodel
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.workload.kernels.attention import fused_attention_s, unfused_products_s
-from perfmodel.workload.kernels.device import Device, make_device
-from perfmodel.workload.kernels.kernel_constants import KernelConstants
-from perfmodel.workload.kernels.memory_bound import norm_s
-from perfmodel.workload.kernels.products import product_s
+from perfmodel.workload.kernels.device import Device, KernelConstants, make_device
+from perfmodel.workload.kernels.kernel_times import (
+    fused_attention_s,
+    norm_s,
+    product_s,
+    unfused_products_s,
+)
 from perfmodel.workload.kernels.shapes import Attention, MatrixProduct
 from perfmodel.workload.model import ITEM_BYTES
 from perfmodel.workload.roofline import layer_times, step_s
 from perfmodel.workload.zoo import bert
 from perfmodel.workload.zoo.layers import DROPOUT_PASSES
 
-DATA = Path(perfmodel.__file__).parent / "validate/data"
+DATA = Path(__file__).parents[1] / "validation" / "data"
 
 
 @dataclass(frozen=True)

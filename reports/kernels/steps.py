@@ -25,20 +25,20 @@ import numpy as np
 
 from perfmodel.files.csv_rows import read_table
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.validate.trainings.llm_steps import llm_run
-from perfmodel.validate.trainings.published import LEFT_OUT, single_gpu_run
-from perfmodel.validate.trainings.rows.model_names import is_convolutional
-from perfmodel.validate.trainings.rows.parse import (
+from perfmodel.workload.kernels.device import KernelConstants, kernel_constants
+from perfmodel.workload.roofline import step_s
+from reports.kernels.records import DATA, bert_records, bert_samples_per_s
+from reports.validation.trainings.llm_steps import llm_run
+from reports.validation.trainings.published import LEFT_OUT, single_gpu_run
+from reports.validation.trainings.rows.model_names import is_convolutional
+from reports.validation.trainings.rows.parse import (
     TrainingRow,
     UnsupportedRow,
     in_common_columns,
     parse_row,
     samples_per_s,
 )
-from perfmodel.validate.trainings.step_times import compute_precision, row_layer_times, topology_of
-from perfmodel.workload.kernels.kernel_constants import KernelConstants, kernel_constants
-from perfmodel.workload.roofline import step_s
-from reports.kernels.records import DATA, bert_records, bert_samples_per_s
+from reports.validation.trainings.step_times import compute_precision, row_layer_times, topology_of
 
 STEPS = (0.7, 1.0, 1.4)
 """Factors tried on a constant in one round of a fit."""

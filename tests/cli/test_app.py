@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 import perfmodel
 from perfmodel.cli.app import app
-from perfmodel.cli.collective import sizes_between
-from perfmodel.cli.verify import ranks_between
+from perfmodel.cli.collective import ranks_between, sizes_between
 from perfmodel.errors import DataMismatch, InputError
 from perfmodel.files import list_shipped
 

@@ -15,8 +15,7 @@ from perfmodel.scenario.sections.strategies.gradient_hooks import CastHook
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.strategy import ddp_memory as memory
-from perfmodel.training.memory.reserve import reserve_bytes
-from perfmodel.training.memory.use import MemoryRule, Setup, add_temporaries
+from perfmodel.training.memory.use import MemoryRule, Setup, add_temporaries, reserve_bytes
 from perfmodel.training.servers.data_parallel import data_parallel_memory
 from perfmodel.training.sharded.fsdp.memory import fsdp_memory
 from perfmodel.training.sharded.fsdp.options import FsdpOptions

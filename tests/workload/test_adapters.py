@@ -14,8 +14,8 @@ from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.studies.run.resolve.job.model_share import resolve_share, resolve_workload
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.adapters import Adapters, add_adapters
-from perfmodel.workload.kernels.float8.float8_layers import float8_layers
-from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.kernels.float8_layers import float8_layers
+from perfmodel.workload.kernels.float8_recipe import Float8
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.hand_kernels import fuse_by_hand, keep_loss_apart
@@ -23,8 +23,8 @@ from perfmodel.workload.memory.optimizer_states import optimizer_state_bytes
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.shards.shard import Shard
-from perfmodel.workload.zoo.decoders.decoder_sizes import SHAPES
-from perfmodel.workload.zoo.decoders.llama import llama
+from perfmodel.workload.zoo.decoder_sizes import SHAPES
+from perfmodel.workload.zoo.llama import llama
 
 TOKENS = 512
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -12,7 +12,7 @@ from perfmodel.errors import InputError
 from perfmodel.topology.model import Gpu
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import Layer, ParameterTensor, Workload, build_model, layer_times, zoo_names
-from perfmodel.workload.kernels.kernel_constants import kernel_constants
+from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct
 from perfmodel.workload.layer_cost import likely_product
 from perfmodel.workload.memory import optimizer_launches

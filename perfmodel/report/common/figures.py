@@ -126,6 +126,44 @@ def bar_times(unit: str) -> str:
     return f"<br>%{{base:.5~r}} to %{{x:.5~r}}\N{NO-BREAK SPACE}{unit}"
 
 
+def label_rows(figure: go.Figure, labels: Sequence[str], title: str, **axis: Any) -> None:
+    """Name the rows of horizontal bars from top to bottom, and what their lengths are."""
+    figure.update_xaxes(**axis_layout(title, **axis))
+    figure.update_yaxes(
+        **axis_layout(
+            autorange="reversed",
+            tickvals=list(range(len(labels))),
+            ticktext=labels,
+            showgrid=False,
+        )
+    )
+
+
+def title_row(figure: go.Figure, height: float, text: str) -> None:
+    """Write a title at the left of a figure, above the bars of a row."""
+    figure.add_annotation(
+        x=0,
+        xref="paper",
+        y=height,
+        xanchor="left",
+        yanchor="bottom",
+        showarrow=False,
+        text=text,
+        font={"size": 12, "color": QUIET_INK},
+    )
+
+
+def error_bars(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Describe intervals around values, which may lie on one side of them."""
+    pairs = list(zip(values, ends, strict=True))
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [max(0.0, high - value) for value, (_, high) in pairs],
+        "arrayminus": [max(0.0, value - low) for value, (low, _) in pairs],
+    }
+
+
 def gpu_ticks(points: Sequence[SizeResult], apart: float = 0.09) -> list[int]:
     """Choose sizes to label, the first and the last among them, on a logarithmic axis.
 

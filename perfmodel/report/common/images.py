@@ -15,8 +15,8 @@ from perfmodel.errors import ExecutorUnavailable
 from perfmodel.report.common import quantities
 from perfmodel.report.common.figures import draw_breakdown, draw_memory
 from perfmodel.report.common.html import legend
-from perfmodel.report.run.drawings.pipeline_figure import draw_pipeline
-from perfmodel.report.run.drawings.timeline_figure import draw_timeline
+from perfmodel.report.run.pipeline_figure import draw_pipeline
+from perfmodel.report.run.timeline_figure import draw_timeline
 from perfmodel.report.scaling.figures import draw_efficiency, draw_step_time, draw_throughput
 from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.studies.run.result.model import Result

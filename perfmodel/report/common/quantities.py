@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from perfmodel.studies.run.result.memory import Memory
 from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.units import TIMES
 
 _SPACE = "\N{NO-BREAK SPACE}"
+MINUS = "\N{MINUS SIGN}"
 _SIZES = (("B", 1.0), ("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
 _RATES = (("B/s", 1.0), ("kB/s", 1e3), ("MB/s", 1e6), ("GB/s", 1e9), ("TB/s", 1e12))
 _LARGE = re.compile(r"\b\d{4,}\b")
@@ -32,7 +33,7 @@ def count(value: float, digits: int = 3) -> str:
         return f"{value:g}"
     rounded = float(f"{value:.{digits}g}")
     decimals = digits - 1 - math.floor(math.log10(abs(rounded)))
-    return f"{rounded:,.{max(0, min(decimals, digits))}f}".replace("-", "\N{MINUS SIGN}")
+    return f"{rounded:,.{max(0, min(decimals, digits))}f}".replace("-", MINUS)
 
 
 def _scaled(value: float, units: tuple[tuple[str, float], ...], digits: int = 3) -> str:
@@ -92,6 +93,22 @@ def percent_column(fraction: float) -> str:
     return f"{100 * fraction:.1f}{_SPACE}%"
 
 
+def signed(value: float, write: Callable[[float], str]) -> str:
+    """Write a value with its sign, also that of a gain."""
+    return f"{'+' if value >= 0 else MINUS}{write(abs(value))}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names in a sentence.
+
+    Examples
+    --------
+    >>> listed(["buckets", "batch", "hook"])
+    'buckets, batch and hook'
+    """
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
 def operation(op: str) -> str:
     """Name an operation as papers do: "all-reduce"."""
     return op.replace("_", "-")
@@ -109,12 +126,12 @@ def samples_short(result: Result) -> str:
 
 def gpus(number: int) -> str:
     """``"1 GPU"``, ``"256 GPUs"``."""
-    return f"{number:,}{_SPACE}GPU{'' if number == 1 else 's'}"
+    return counted(number, "GPU", "GPUs")
 
 
 def nodes(number: int) -> str:
     """``"1 node"``, ``"32 nodes"``."""
-    return f"{number:,}{_SPACE}node{'' if number == 1 else 's'}"
+    return counted(number, "node", "nodes")
 
 
 def counted(number: int, singular: str, plural: str) -> str:
@@ -131,12 +148,10 @@ def headline(result: Result) -> str:
         where = "GPU memory"
         if main.memory.fits_gpu:
             where = "the host's " + " and ".join(main.memory.overfull)
+        doubt = f"Does not fit in {where}. If it did"
         if main.memory.may_fit:
             doubt = f"May not fit in {where}. If it does"
-        else:
-            doubt = f"Does not fit in {where}. If it did"
-        speed = f"{doubt}, {speed.replace('train', 'would train', 1)}"
-        speed = speed.replace("would trains", "would train")
+        speed = f"{doubt}, {speed.replace(verb, 'would train', 1)}"
     linear = ""
     if main.gpus != result.efficiency_base:
         linear = f", {percent(main.scaling_efficiency)} of linear scaling"
@@ -238,6 +253,11 @@ def interval(point: SizeResult) -> str:
     return f"80{_SPACE}% interval {duration(low)} to {duration(high)}"
 
 
+def span_or(unknown: str, ends: tuple[float, float] | None, write: Callable[[float], str]) -> str:
+    """Write an interval in a cell of a table, and another text where there is none."""
+    return unknown if ends is None else span(*ends, write)
+
+
 def span(low: float, high: float, write: Callable[[float], str]) -> str:
     """Write an interval; a unit that both ends share is written once.
 
@@ -255,16 +275,13 @@ def span(low: float, high: float, write: Callable[[float], str]) -> str:
 
 def scaling(result: Result) -> str:
     """Say which batch is held fixed while the cluster grows."""
-    main = result.main
-    if result.scaling == "weak":
-        each = f"{_counted(main.batch_per_gpu, result)} {batch_holder(main)} at every size"
+    main, weak = result.main, result.scaling == "weak"
+    number = main.batch_per_gpu if weak else main.global_batch
+    batch = f"{number:,} {result.samples if number == 1 else samples(result)}"
+    if weak:
+        each = f"{batch} {batch_holder(main)} at every size"
         return f"Weak scaling: {each}, so the global batch grows"
-    batch = f"{_counted(main.global_batch, result)} per step"
-    return f"Strong scaling: {batch} at every size, shared by all GPUs"
-
-
-def _counted(number: int, result: Result) -> str:
-    return f"{number:,} {result.samples if number == 1 else samples(result)}"
+    return f"Strong scaling: {batch} per step at every size, shared by all GPUs"
 
 
 def batch_holder(point: SizeResult) -> str:
@@ -282,10 +299,10 @@ def memory(part: Memory) -> str:
     if not part.is_stated:
         has = size(part.capacity_bytes)
         return f"Memory: not stated, as the strategy does not say what it keeps of {has} per GPU"
-    if part.fits_gpu and part.overfull:
-        return f"Does not fit the host: {host_memory(part)}"
     offloaded = host_memory(part)
-    return _gpu_memory(part) + (f"; {offloaded}" if offloaded else "")
+    if part.fits_gpu and part.overfull:
+        return f"Does not fit the host: {offloaded}"
+    return "; ".join(filter(None, [_gpu_memory(part), offloaded]))
 
 
 def _gpu_memory(part: Memory) -> str:
@@ -327,8 +344,7 @@ def memory_size(part: Memory) -> str:
 
 def memory_verdict(part: Memory) -> str:
     """Return the same in two words: "fits", "tight", "may not fit", "does not fit", or ""."""
-    if not part.is_stated:
-        return ""
+    verdict = "tight" if part.tight else "fits"
     if not part.fits:
-        return "may not fit" if part.may_fit else "does not fit"
-    return "tight" if part.tight else "fits"
+        verdict = "may not fit" if part.may_fit else "does not fit"
+    return verdict if part.is_stated else ""

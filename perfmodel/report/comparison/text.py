@@ -82,7 +82,7 @@ def per_sample(versus: SideDifference) -> Change:
 def title(comparison: Comparison) -> str:
     """Name what is compared."""
     first, *rest = (side.label for side in comparison.sides)
-    return f"{first} against {_and(rest)}" if rest else first
+    return f"{first} against {quantities.listed(rest)}" if rest else first
 
 
 def sentences(comparison: Comparison) -> Iterator[str]:
@@ -172,18 +172,13 @@ def _largest_part(versus: SideDifference) -> str:
     return f" Most of that is {part}, {quantities.duration(abs(apart_s))} {more}."
 
 
-def _any_host(part: str) -> str:
-    """A part of the machine without the number of its host: hosts are alike."""
-    return re.sub(r"\bhost \d+", "host", part)
-
-
 def limited_by(point: SizeResult) -> str:
     """Name the bottleneck; where a step is compute but for a little, that first."""
     relief = point.relief
     if relief is None or not mostly_computes(point):
         return point.bottleneck
     saves = quantities.percent(relief.saves_s / point.step_time_s)
-    return f"compute (without limits of {_and(relief.parts)} {saves} less)"
+    return f"compute (without limits of {quantities.listed(relief.parts)} {saves} less)"
 
 
 def mostly_computes(point: SizeResult) -> bool:
@@ -194,35 +189,27 @@ def mostly_computes(point: SizeResult) -> bool:
     return computes and point.relief.saves_s < (1 - _MOSTLY) * point.step_time_s
 
 
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
 def _limit(first: Side, side: Side, versus: SideDifference) -> str:
-    before, after = versus.bottleneck
-    ends = limited_by(first.point), limited_by(side.point)
     if mostly_computes(first.point) and mostly_computes(side.point):
         return "Compute limits both."
-    if _any_host(before) != _any_host(after):
-        return f"The limit moves from {ends[0]} to {ends[1]}."
-    return f"The limit stays {ends[1]}."
+    before, after = limited_by(first.point), limited_by(side.point)
+    parts = {re.sub(r"\bhost \d+", "host", part) for part in versus.bottleneck}  # hosts are alike
+    moves = f"moves from {before} to" if len(parts) > 1 else "stays"
+    return f"The limit {moves} {after}."
 
 
 def _lacking_memory(first: Side, side: Side) -> str:
     """Say which of two sides has no room in memory."""
     lacking = [each.label for each in (first, side) if not each.point.memory.fits]
-    if not lacking:
-        return ""
     does = "do not fit" if len(lacking) > 1 else "does not fit"
-    return f"{' and '.join(lacking)} {does} in memory."
+    return f"{' and '.join(lacking)} {does} in memory." if lacking else ""
 
 
 def signed_ratio(ratio: float) -> str:
     """Write a ratio as a change: ``"+12 %"``."""
     if abs(ratio - 1) < NOTHING:
         return "0 %"
-    sign = "+" if ratio > 1 else "\N{MINUS SIGN}"
-    return f"{sign}{_percent(ratio)}"
+    return f"{'+' if ratio > 1 else quantities.MINUS}{_percent(ratio)}"
 
 
 def unread_fields(comparison: Comparison) -> list[str]:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.report.explorer.design import Design, Place
-from perfmodel.report.explorer.stops import Axis, Stop
+from perfmodel.report.explorer.design import Axis, Design, Place, Stop
 from perfmodel.scenario import Scenario
 from perfmodel.studies.run.result.model import Result
 from perfmodel.studies.sweep import run_sweep, variants

@@ -13,8 +13,8 @@ from typing import Any
 from perfmodel.files import require_finite
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Markup, Section, section
+from perfmodel.report.explorer.design import Axis, Stop
 from perfmodel.report.explorer.grid import Grid, InterpolationCheck
-from perfmodel.report.explorer.stops import Axis, Stop
 from perfmodel.studies.run.result.model import Result
 
 _AXES = {"bandwidth": "bandwidth", "latency": "latency", "gpus": "GPUs"}
@@ -67,6 +67,7 @@ def explorer_section(result: Result, grid: Grid) -> Section:
     hint = _HINT + (_NETWORK_HINT if network else "")
     tiles = "".join(_tile(result, *tile) for tile in _TILES)
     data = _embed_json(to_data(grid))
+    how_good = f"{_simulated_sentence(grid)} {interpolation_sentence(grid)}"
     markup = [
         f"<style>\n{_read('explorer.css')}</style>",
         (
@@ -79,17 +80,12 @@ def explorer_section(result: Result, grid: Grid) -> Section:
             '<div><svg id="explorer-chart" role="img"></svg></div>'
             f'<p class="hint">{_BETWEEN_DOTS if grid.checks else _DOTS}; shaded: '
             "80\N{NO-BREAK SPACE}% interval.</p>"
-            f'<p class="hint">{escape(how_good(grid))}</p>'
+            f'<p class="hint">{escape(how_good)}</p>'
         ),
         f'<script type="application/json" id="explorer-data">{data}</script>',
         f"<script>\n{_read('explorer.js')}</script>",
     ]
     return section("What if", lead, Markup("\n".join(markup)))
-
-
-def how_good(grid: Grid) -> str:
-    """Say which settings were simulated, and how far the others are off."""
-    return f"{_simulated_sentence(grid)} {interpolation_sentence(grid)}"
 
 
 def _simulated_sentence(grid: Grid) -> str:
@@ -126,20 +122,17 @@ def interpolation_sentence(grid: Grid) -> str:
             f"check this, {_errors(combined)}."
         )
     if between:
-        worst = _AXES.get(max(between, key=_error).axis, "several settings at once")
+        worst = max(between, key=lambda check: check.error)
+        values = _AXES.get(worst.axis, "several settings at once")
         sentences.append(
             "Between ticks numbers are interpolated and say so: at "
-            f"{len(between)} such places {_errors(between)} (between values of {worst})."
+            f"{len(between)} such places {_errors(between)} (between values of {values})."
         )
     if not sentences:
         return "Nothing lies between them."
     if grid.worst_error > COARSE:
         sentences.append("Simulate a setting itself before you rely on it: perfmodel run --set.")
     return " ".join(sentences)
-
-
-def _error(check: InterpolationCheck) -> float:
-    return check.error
 
 
 def _errors(checks: Sequence[InterpolationCheck]) -> str:
@@ -174,7 +167,8 @@ def to_data(grid: Grid) -> dict[str, Any]:
             "between": _worst(grid, lambda kind: kind != "combined"),
             "combined": _worst(grid, lambda kind: kind == "combined"),
         },
-        "failed": _without_file(grid.failed.partition("\n")[0]),
+        # without the path of the scenario's file, so that a shared page does not name it
+        "failed": _FILE.sub("", grid.failed.partition("\n")[0], count=1),
     }
 
 
@@ -183,11 +177,6 @@ def _worst(grid: Grid, includes: Callable[[str], bool]) -> str:
     if not errors:
         return ""
     return f"Where this was tried it was off by up to {quantities.percent(max(errors))}."
-
-
-def _without_file(message: str) -> str:
-    """Drop the path of the scenario's file, so that a shared page does not name it."""
-    return _FILE.sub("", message, count=1)
 
 
 def _number(row: Mapping[str, Any] | None, column: str) -> float | None:

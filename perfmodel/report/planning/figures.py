@@ -8,7 +8,14 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, log_axis, log_ticks, new_figure
+from perfmodel.report.common.figures import (
+    axis_layout,
+    error_bars,
+    label_rows,
+    log_axis,
+    log_ticks,
+    new_figure,
+)
 from perfmodel.report.common.palette import CYCLE, INK, QUIET_INK
 from perfmodel.report.planning.text import DAY_S, HOUR_S, amount_only, given_span, money, span
 from perfmodel.studies.plan.model import PlanOption, PlanResult
@@ -81,29 +88,17 @@ def _trace(
         "text": [f"{option.nodes:,}" for option in own],
         "textposition": "top right",
         "textfont": {"size": 12, "color": QUIET_INK},
-        "error_x": _bars(x, [_time_ends(option) for option in own], unit_s) | bars,
-        "error_y": _bars(y, [_cost_ends(option) for option in own], 1.0) | bars,
+        "error_x": error_bars(x, [_time_ends(option, unit_s) for option in own]) | bars,
+        "error_y": error_bars(y, [_cost_ends(option) for option in own]) | bars,
         "hovertext": [_hover(plan, option) for option in own],
         "hoverinfo": "text",
     }
 
 
-def _bars(
-    likely: Sequence[float], ends: Sequence[tuple[float, float]], unit: float
-) -> dict[str, Any]:
-    pairs = list(zip(likely, ends, strict=True))
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [max(0.0, high / unit - value) for value, (_, high) in pairs],
-        "arrayminus": [max(0.0, value - low / unit) for value, (low, _) in pairs],
-    }
-
-
-def _time_ends(option: PlanOption) -> tuple[float, float]:
-    training = option.training
-    ends = None if training is None else training.wall_interval_s
-    return ends or (option.wall_s, option.wall_s)
+def _time_ends(option: PlanOption, unit_s: float = 1.0) -> tuple[float, float]:
+    ends = None if option.training is None else option.training.wall_interval_s
+    low, high = ends or (option.wall_s, option.wall_s)
+    return low / unit_s, high / unit_s
 
 
 def _cost_ends(option: PlanOption) -> tuple[float, float]:
@@ -279,13 +274,5 @@ def draw_tornado(plan: PlanResult) -> go.Figure:
     figure.add_vline(x=base, line={"color": INK, "width": 1})
     title = f"cost ({plan.currency})" if in_money else f"time to train ({unit})"
     # five labels of money do not fit beside each other on a phone
-    figure.update_xaxes(**axis_layout(title, nticks=4))
-    figure.update_yaxes(
-        **axis_layout(
-            autorange="reversed",
-            tickvals=places,
-            showgrid=False,
-            ticktext=[f"{escape(each.what)} " for each in shown_swings],
-        )
-    )
+    label_rows(figure, [f"{escape(each.what)} " for each in shown_swings], title, nticks=4)
     return figure

@@ -23,7 +23,7 @@ from perfmodel.report.common.document import (
     table_section,
 )
 from perfmodel.report.common.html import render_html, write_report_files
-from perfmodel.report.common.markdown import render_markdown
+from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.report.planning import tables, text
 from perfmodel.report.planning.figures import (
     draw_throughput,

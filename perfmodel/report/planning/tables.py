@@ -21,7 +21,7 @@ from perfmodel.report.planning.text import (
 )
 from perfmodel.studies.plan.export import deadline_met, probability_in_time
 from perfmodel.studies.plan.failures import Upkeep
-from perfmodel.studies.plan.model import Cost, PlanOption, PlanResult, Training, UpgradeOutcome
+from perfmodel.studies.plan.model import Cost, PlanOption, PlanResult, Training
 
 T = TypeVar("T")
 
@@ -167,19 +167,19 @@ def upgrade_table(plan: PlanResult) -> Table:
         ">pays back after",
         "pays",
     ]
-    return Table(headers, [_upgrade_row(outcome) for outcome in plan.outcomes])
-
-
-def _upgrade_row(outcome: UpgradeOutcome) -> list[str]:
-    return [
-        outcome.upgrade,
-        cluster(outcome.before),
-        _or_nothing(lambda saved: _signed(span, saved), outcome.saved_s),
-        _or_nothing(lambda saved: _signed(amount_only, saved), outcome.saved),
-        _or_nothing(amount_only, outcome.price),
-        payback(outcome.payback_s) or NOTHING,
-        outcome.pays if outcome.saved_s is not None else f"fails: {outcome.after.reason}",
+    rows = [
+        [
+            outcome.upgrade,
+            cluster(outcome.before),
+            _or_nothing(lambda saved: _signed(span, saved), outcome.saved_s),
+            _or_nothing(lambda saved: _signed(amount_only, saved), outcome.saved),
+            _or_nothing(amount_only, outcome.price),
+            payback(outcome.payback_s) or NOTHING,
+            outcome.pays if outcome.saved_s is not None else f"fails: {outcome.after.reason}",
+        ]
+        for outcome in plan.outcomes
     ]
+    return Table(headers, rows)
 
 
 def _signed(write: Callable[[float], str], value: float) -> str:

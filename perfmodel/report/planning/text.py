@@ -188,13 +188,10 @@ def answers(plan: PlanResult) -> dict[str, str]:
     questions: dict[str, str] = {}
     for question, answer in _choices(plan):
         before = questions.get(answer)
-        questions[answer] = question if before is None else f"{before}, {_lower(question)}"
+        later = question[0].lower() + question[1:]
+        questions[answer] = question if before is None else f"{before}, {later}"
     by_question = {question: answer for answer, question in questions.items()}
     return by_question | dict(_upgrade_answers(plan))
-
-
-def _lower(question: str) -> str:
-    return question[0].lower() + question[1:]
 
 
 def _choices(plan: PlanResult) -> list[tuple[str, str]]:
@@ -226,13 +223,11 @@ def _describe(plan: PlanResult, option: PlanOption, *, intervals: bool = True) -
     if option.step is not None and option.step.tight:
         phrase += "; its memory is tight"
     met = deadline_met(option, plan.deadline_s)
-    return phrase if met is None else f"{phrase}; {_IN_TIME[met]}{_probability(plan, option)}"
-
-
-def _probability(plan: PlanResult, option: PlanOption) -> str:
-    """Say how likely an option is to meet the deadline, where it has an interval."""
+    if met is None:
+        return phrase
     share = probability_in_time(option, plan.deadline_s)
-    return "" if share is None else f" (probability {odds(share)})"
+    probability = "" if share is None else f" (probability {odds(share)})"
+    return f"{phrase}; {_IN_TIME[met]}{probability}"
 
 
 def odds(share: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from perfmodel.report.common import quantities
@@ -26,15 +27,15 @@ from perfmodel.report.common.processes import for_ranks_of
 from perfmodel.report.explorer.grid import Grid
 from perfmodel.report.explorer.section import explorer_section
 from perfmodel.report.run import tables
-from perfmodel.report.run.drawings.pipeline_figure import PIPELINE_HINT, draw_pipeline
-from perfmodel.report.run.drawings.timeline_figure import draw_timeline, has_bucket_numbers
-from perfmodel.report.run.drawings.timeline_layout import device_window
 from perfmodel.report.run.events import events_section, explain_device
 from perfmodel.report.run.export import to_json
-from perfmodel.report.run.kineto.profiler_trace import write_kineto
-from perfmodel.report.run.parallel.parallelism import mixture_section
+from perfmodel.report.run.kineto import write_kineto
+from perfmodel.report.run.parallelism import mixture_section
+from perfmodel.report.run.pipeline_figure import PIPELINE_HINT, draw_pipeline
 from perfmodel.report.run.servers import servers_section
 from perfmodel.report.run.text import result_header, run_markdown
+from perfmodel.report.run.timeline_figure import draw_timeline, has_bucket_numbers
+from perfmodel.report.run.timeline_layout import device_window
 from perfmodel.report.scaling.text import scaling_section
 from perfmodel.report.topology.figure import draw_topology, topology_caption
 from perfmodel.report.topology.labels import (
@@ -44,7 +45,7 @@ from perfmodel.report.topology.labels import (
     limit_sentence,
 )
 from perfmodel.studies.run.result.memory import Memory
-from perfmodel.studies.run.result.model import BucketTime, Result, SizeResult
+from perfmodel.studies.run.result.model import Result, SizeResult
 
 _BUCKETS_LISTED = 400
 
@@ -249,23 +250,24 @@ def _buckets(point: SizeResult) -> Section | None:
     if len(point.buckets) > _BUCKETS_LISTED:
         lead += f" The first {_BUCKETS_LISTED} are listed; result.json holds all of them."
     header = (">Bucket", ">Size", ">Ready", ">Start", ">End", ">Wait", ">Duration", "Parameters")
-    rows = [_bucket_row(bucket) for bucket in point.buckets[:_BUCKETS_LISTED]]
+    rows = [
+        (
+            f"{bucket.index}",
+            quantities.size(bucket.nbytes),
+            quantities.duration(bucket.ready_s),
+            quantities.duration(bucket.start_s),
+            quantities.duration(bucket.end_s),
+            quantities.duration(max(0.0, bucket.start_s - bucket.ready_s)),
+            quantities.duration(bucket.end_s - bucket.start_s),
+            _ends_of(bucket.parameters),
+        )
+        for bucket in point.buckets[:_BUCKETS_LISTED]
+    ]
     return section("Gradient buckets", lead, Table(header, rows))
 
 
-def _bucket_row(bucket: BucketTime) -> tuple[str, ...]:
-    names = bucket.parameters
-    span = f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)
-    return (
-        f"{bucket.index}",
-        quantities.size(bucket.nbytes),
-        quantities.duration(bucket.ready_s),
-        quantities.duration(bucket.start_s),
-        quantities.duration(bucket.end_s),
-        quantities.duration(max(0.0, bucket.start_s - bucket.ready_s)),
-        quantities.duration(bucket.end_s - bucket.start_s),
-        span,
-    )
+def _ends_of(names: Sequence[str]) -> str:
+    return f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 1 else "".join(names)
 
 
 def _topology(result: Result) -> Section:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from perfmodel.files import csv_text
 from perfmodel.report.common import quantities
 from perfmodel.report.common.document import Table
-from perfmodel.report.scaling.analysis import WORTH, Range, SizeGain, size_gains
-from perfmodel.studies.run.result.memory import Memory
+from perfmodel.report.scaling.analysis import WORTH, SizeGain, size_gains
 from perfmodel.studies.run.result.model import Result, SizeResult
 
 _EFFICIENCY = slice(6, 8)
@@ -60,29 +59,21 @@ def _header(result: Result) -> tuple[str, ...]:
 
 def _row(grown_size: SizeGain) -> tuple[str, ...]:
     """One size of the table of sizes."""
-    point = grown_size.point
-    marginal = grown_size.marginal
-    interval = point.interval_s
+    point, marginal = grown_size.point, grown_size.marginal
+    verdict = quantities.memory_verdict(point.memory)
     return (
         f"{point.gpus:,}",
         f"{point.nodes:,}",
         quantities.duration(point.step_time_s),
-        "none" if interval is None else quantities.span(*interval, quantities.duration),
+        quantities.span_or("none", point.interval_s, quantities.duration),
         quantities.count(point.samples_per_s),
-        "none"
-        if grown_size.samples is None
-        else quantities.span(*grown_size.samples, quantities.count),
+        quantities.span_or("none", grown_size.samples, quantities.count),
         quantities.percent_column(point.scaling_efficiency),
         "" if marginal is None else quantities.percent_column(marginal),
         quantities.duration(point.exposed_comm_s),
         point.bottleneck,
-        quantities.memory_size(point.memory) + _memory_note(point),
+        ", ".join([quantities.memory_size(point.memory), *{verdict} - {"", "fits"}]),
     )
-
-
-def _memory_note(point: SizeResult) -> str:
-    verdict = quantities.memory_verdict(point.memory)
-    return "" if verdict in ("", "fits") else f", {verdict}"
 
 
 def communication_table(point: SizeResult) -> Table:
@@ -141,30 +132,22 @@ def _numbers(size: SizeGain, parts: Sequence[str]) -> list[object]:
         point.global_batch,
         point.batch_per_gpu,
         point.step_time_s,
-        *_ends(point.interval_s),
+        *(point.interval_s or (None, None)),
         point.first_step_time_s,
         point.samples_per_s,
-        *_ends(size.samples),
+        *(size.samples or (None, None)),
         point.scaling_efficiency,
-        *_ends(size.efficiency),
+        *(size.efficiency or (None, None)),
         size.marginal,
         point.compute_s,
         point.comm_s,
         point.exposed_comm_s,
         point.bottleneck,
-        *_memory_numbers(point.memory),
+        point.memory.total_bytes if point.memory.is_stated else None,
+        point.memory.capacity_bytes,
+        point.memory.fits if point.memory.is_stated else None,
         *(point.breakdown_s.get(part, 0.0) for part in parts),
     ]
-
-
-def _memory_numbers(memory: Memory) -> tuple[float | None, float, bool | None]:
-    if not memory.is_stated:
-        return None, memory.capacity_bytes, None
-    return memory.total_bytes, memory.capacity_bytes, memory.fits
-
-
-def _ends(interval: Range | None) -> tuple[float | None, float | None]:
-    return (None, None) if interval is None else interval
 
 
 def buckets_csv(result: Result) -> str:

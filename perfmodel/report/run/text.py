@@ -14,11 +14,10 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
 )
-from perfmodel.report.common.markdown import render_markdown
+from perfmodel.report.common.plain_text import render_markdown
 from perfmodel.report.common.processes import for_ranks_of
-from perfmodel.report.run import events, servers, tables
-from perfmodel.report.run.parallel import parallelism
-from perfmodel.report.scaling.mixture_search import search_blocks
+from perfmodel.report.run import events, parallelism, servers, tables
+from perfmodel.report.run.parallelism import search_blocks
 from perfmodel.report.scaling.text import basis, findings
 from perfmodel.studies.run.result.model import Result, SizeResult
 

@@ -36,15 +36,19 @@ from perfmodel.report.scaling.figures import (
     draw_step_time,
     draw_throughput,
 )
+from perfmodel.report.topology.summary import has_layers
 from perfmodel.studies.run.result.model import Result
 
 
 def basis(result: Result) -> str:
     """What is held fixed over the sizes, and what efficiency is relative to."""
     if len(result.points) < 2:
+        size = quantities.gpus(result.main.gpus)
+        if not has_layers(result.topology):
+            return f"A graph is one size, {size}, so how it scales is not known."
         return (
-            f"Only one size was asked for, {quantities.gpus(result.main.gpus)}, so how it scales "
-            "is not known; `scale` in the scenario asks for more."
+            f"Only one size was asked for, {size}, so how it scales is not known; `scale` in the "
+            "scenario asks for more."
         )
     return f"{quantities.scaling(result)}. Efficiency is {quantities.efficiency_base(result)}."
 
@@ -69,12 +73,14 @@ def knee_sentence(result: Result) -> str:
     reach = knee(result)
     if reach is None:
         return ""
+    sizes = ", ".join(f"{size:,}" for size in reach.exceptions)
+    exceptions = f" (growing to {sizes} does not)" if sizes else ""
     base = f"what a GPU of {quantities.gpus(result.efficiency_base)} trains"
     if result.efficiency_base == 1:
         base = "what one GPU trains alone"
     grown_to = (
         f"from any smaller size on each added GPU brings at least {quantities.percent(WORTH)} of "
-        f"{base}{_exceptions(reach)}"
+        f"{base}{exceptions}"
     )
     if reach.beyond is None:
         text = f"No knee up to {quantities.gpus(reach.gpus)}: {grown_to}"
@@ -86,12 +92,6 @@ def knee_sentence(result: Result) -> str:
         brings = f"brings {quantities.percent(reach.value)}{f' of {base}' if smallest else ''}"
         text += brings if reach.value >= 0 else "lowers the total throughput"
     return f"{text}{_within_intervals(result, reach, knee)}."
-
-
-def _exceptions(reach: Reach) -> str:
-    """Name smaller sizes that are an exception."""
-    sizes = ", ".join(f"{size:,}" for size in reach.exceptions)
-    return f" (growing to {sizes} does not)" if sizes else ""
 
 
 def _within_intervals(
@@ -155,12 +155,11 @@ def _quickest_size(result: Result) -> str:
 
 def _without_interval(result: Result) -> list[str]:
     missing = [point for point in result.points if point.interval_s is None]
-    if not missing:
-        return []
-    if len(missing) == len(result.points):
-        return [f"No size has an interval: {quantities.NO_INTERVAL}."]
     sizes = ", ".join(f"{point.gpus:,}" for point in missing)
-    return [f"No interval on {sizes} GPU{'s' * (sizes != '1')}: {quantities.NO_INTERVAL}."]
+    lacks = f"No interval on {sizes} GPU{'' if sizes == '1' else 's'}"
+    if len(missing) == len(result.points):
+        lacks = "No size has an interval"
+    return [f"{lacks}: {quantities.NO_INTERVAL}."] if missing else []
 
 
 def _not_fitting(result: Result) -> list[str]:

@@ -41,7 +41,10 @@ def topology_html(topology: Topology) -> str:
     rates = " ".join(f"{line[:1].upper()}{line[1:]}." for line in rate_lines(topology))
     device = "process " if has_processes(topology) else "gpu "
     sources = {
-        re.sub("^gpu ", device, name): _source_text(text) for name, text in topology.sources.items()
+        re.sub("^gpu ", device, name): re.sub(
+            r"(?<=\d) us\b", f" {chr(0xB5)}s", text[:1].upper() + text[1:]
+        )
+        for name, text in topology.sources.items()
     }
     return render_html(
         topology.name,
@@ -68,10 +71,6 @@ _PATH_TYPES = {
     "SYS": "from CPU to CPU",
 }
 """What each path type that ``nvidia-smi topo -m`` names means."""
-
-
-def _source_text(text: str) -> str:
-    return re.sub(r"(?<=\d) us\b", f" {chr(0xB5)}s", text[:1].upper() + text[1:])
 
 
 def _paths_section(topology: Topology) -> list[Section]:

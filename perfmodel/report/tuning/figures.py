@@ -6,7 +6,14 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from perfmodel.report.common import quantities
-from perfmodel.report.common.figures import axis_layout, log_axis, log_ticks, new_figure, time_unit
+from perfmodel.report.common.figures import (
+    axis_layout,
+    log_axis,
+    log_ticks,
+    new_figure,
+    time_unit,
+    title_row,
+)
 from perfmodel.report.common.palette import INK, QUIET_INK, WORK
 from perfmodel.report.tuning.text import caps, fine, wide_spans
 from perfmodel.studies.tune.caps import number
@@ -31,8 +38,19 @@ def draw_curve(tuned: TuneResult) -> go.Figure:
     figure = new_figure(380)
     _shade(figure, tuned)
     _steps(figure, points, [p.step_time_s / scale for p in points], "one cap for all", INK)
-    for name, value_s, colour, dash in _levels(tuned):
-        _level(figure, points, value_s / scale, name, colour, dash)
+    levels = [("best list", tuned.best_list.step_time_s, {"color": WORK["optimizer"]})]
+    if tuned.lower_bound_s is not None:
+        dashed = {"color": QUIET_INK, "dash": "dash"}
+        levels.append(("no buckets are below", tuned.lower_bound_s, dashed))
+    for name, value_s, line in levels:
+        figure.add_scatter(
+            x=list(_ends(points)),
+            y=[value_s / scale] * 2,
+            mode="lines",
+            line={"width": 2} | line,
+            name=name,
+            hoverinfo="name",
+        )
     _dot(
         figure,
         25.0,
@@ -82,13 +100,6 @@ def _upper(tuned: TuneResult, points: list[CurvePoint]) -> float:
     return max(*usual, tuned.default.step_time_s)
 
 
-def _levels(tuned: TuneResult) -> list[tuple[str, float, str, str]]:
-    levels = [("best list", tuned.best_list.step_time_s, WORK["optimizer"], "solid")]
-    if tuned.lower_bound_s is not None:
-        levels.append(("no buckets are below", tuned.lower_bound_s, QUIET_INK, "dash"))
-    return levels
-
-
 def _ends(points: list[CurvePoint]) -> tuple[float, float]:
     low = max(points[0].low_mb, LEAST_MB)
     return low, max(2 * low, 1.35 * points[-1].low_mb, 30.0)
@@ -110,16 +121,6 @@ def _steps(
             for p in (*points, points[-1])
         ],
         hovertemplate="%{hovertext}<extra></extra>",
-    )
-
-
-def _level(
-    figure: go.Figure, points: list[CurvePoint], value: float, name: str, colour: str, dash: str
-) -> None:
-    low, high = _ends(points)
-    line = {"color": colour, "width": 2} | ({"dash": dash} if dash != "solid" else {})
-    figure.add_scatter(
-        x=[low, high], y=[value, value], mode="lines", line=line, name=name, hoverinfo="name"
     )
 
 
@@ -214,16 +215,8 @@ def _row(
         hovertext=[f"step {quantities.duration(choice.step_time_s)}"],
     )
     _add_buckets(figure, place, choice, scale, last=last)
-    figure.add_annotation(
-        x=0,
-        xref="paper",
-        y=place + 0.2,
-        xanchor="left",
-        yanchor="bottom",
-        showarrow=False,
-        text=escape(f"{title}: {fine(choice.step_time_s)}", quote=False),
-        font={"size": 12, "color": QUIET_INK},
-    )
+    step_text = escape(f"{title}: {fine(choice.step_time_s)}", quote=False)
+    title_row(figure, place + 0.2, step_text)
     for bucket in choice.buckets:
         length_s = bucket.end_s - bucket.start_s
         if length_s >= _ROOM * choice.step_time_s * 1.6:

@@ -20,7 +20,7 @@ from perfmodel.report.common.document import (
     paragraphs,
     section,
 )
-from perfmodel.report.common.figures import axis_layout, new_figure, time_unit
+from perfmodel.report.common.figures import label_rows, new_figure, time_unit
 from perfmodel.report.common.html import render_html, write_report_files
 from perfmodel.report.common.palette import WORK
 from perfmodel.report.tuning.text import change, fine
@@ -171,10 +171,7 @@ def draw_trials(tuned: SettingsTuning) -> go.Figure:
         ],
     )
     labels = [f"{escape(_listed(trial), quote=False)} " for trial in simulated]
-    figure.update_xaxes(**axis_layout(f"time per step ({unit})", rangemode="tozero"))
-    figure.update_yaxes(
-        **axis_layout(autorange="reversed", tickvals=places, ticktext=labels, showgrid=False)
-    )
+    label_rows(figure, labels, f"time per step ({unit})", rangemode="tozero")
     return figure
 
 

@@ -24,7 +24,6 @@ SLIGHT = WORTH / 2
 ROUNDING = 5e-5
 """Relative change below which there is none."""
 INTERVAL = "80\N{NO-BREAK SPACE}% interval"
-_UNITS = (("ns", 1e-9), ("\N{MICRO SIGN}s", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
 
 def headline(tuned: TuneResult) -> str:
@@ -114,24 +113,24 @@ def settings_table(tuned: TuneResult) -> Table:
     ]
     if whole.bucket_cap_mb_list != tuned.best_list.bucket_cap_mb_list:
         settings.append((f"best list of whole MiB: {caps(whole)}", whole))
-    rows = [_row(tuned, name, choice) for name, choice in settings if choice is not None]
+    rows = [
+        (
+            name,
+            fine(choice.step_time_s),
+            quantities.duration(choice.exposed_comm_s),
+            change(choice.step_time_s / tuned.default.step_time_s - 1.0),
+            f"{len(choice.buckets)}",
+            quantities.duration(choice.first_step_time_s),
+        )
+        for name, choice in settings
+        if choice is not None
+    ]
     if tuned.lower_bound_s is not None:
         bound_s = tuned.lower_bound_s
         below = change(bound_s / tuned.default.step_time_s - 1.0)
         rows.append(("lower bound: no buckets beat it", fine(bound_s), "", below, "", ""))
     header = ("setting", ">step", ">exposed", ">to default", ">buckets", ">first step")
     return Table(header, rows, ruled=False)
-
-
-def _row(tuned: TuneResult, name: str, choice: Choice) -> tuple[str, ...]:
-    return (
-        name,
-        fine(choice.step_time_s),
-        quantities.duration(choice.exposed_comm_s),
-        change(choice.step_time_s / tuned.default.step_time_s - 1.0),
-        f"{len(choice.buckets)}",
-        quantities.duration(choice.first_step_time_s),
-    )
 
 
 def fine(time_s: float) -> str:
@@ -142,11 +141,7 @@ def fine(time_s: float) -> str:
     >>> fine(0.18932).replace(chr(160), " ")
     '189.3 ms'
     """
-    short = quantities.duration(time_s)
-    _, _, unit = short.partition("\N{NO-BREAK SPACE}")
-    scale = next(s for name, s in _UNITS if name == unit)
-    digits = max(0, 3 - math.floor(math.log10(abs(time_s / scale)))) if time_s else 0
-    return f"{time_s / scale:,.{digits}f}\N{NO-BREAK SPACE}{unit}"
+    return quantities.duration(time_s, digits=4)
 
 
 def slower(fraction: float) -> str:
@@ -162,11 +157,10 @@ def slower(fraction: float) -> str:
 
 def change(fraction: float) -> str:
     """Write a relative change with its sign."""
-    if abs(fraction) < 5e-5:
+    if abs(fraction) < ROUNDING:
         return "same"
-    sign = "+" if fraction > 0 else "\N{MINUS SIGN}"
     digits = 2 if abs(fraction) < 0.01 else 1
-    return f"{sign}{100 * abs(fraction):.{digits}f}\N{NO-BREAK SPACE}%"
+    return quantities.signed(100 * fraction, f"{{:.{digits}f}}\N{NO-BREAK SPACE}%".format)
 
 
 def caps(choice: Choice) -> str:
@@ -228,9 +222,8 @@ def spans(equal: Spans) -> str:
         return "any"
     text = "; ".join(mb_span(*span) for span in sorted(wide[:MOST_SPANS]))
     more = len(wide) - MOST_SPANS
-    if more < 1:
-        return f"{text} MiB"
-    return f"{text} MiB, and {more} narrower range{'' if more == 1 else 's'}"
+    narrower = f", and {more} narrower range{'' if more == 1 else 's'}"
+    return f"{text} MiB{narrower if more > 0 else ''}"
 
 
 def wide_spans(equal: Spans) -> list[tuple[float, float]]:
@@ -247,15 +240,10 @@ def wide_spans(equal: Spans) -> list[tuple[float, float]]:
 def mb_span(low: float, high: float) -> str:
     """Two caps in MiB, with three digits."""
     is_least = low * MIB <= 1.0
+    first, last = (f"{end:.3g}" if end < 100 else f"{end:.0f}" for end in (low, high))
     if math.isinf(high):
-        return f"{_short(low)} and more"
-    if is_least:
-        return f"up to {_short(high)}"
-    return f"{_short(low)} to {_short(high)}"
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+        return f"{first} and more"
+    return f"up to {last}" if is_least else f"{first} to {last}"
 
 
 def to_paste(tuned: TuneResult) -> tuple[tuple[str, str], ...]:

@@ -11,7 +11,7 @@ from perfmodel.files.spec import AS_WRITTEN
 from perfmodel.scenario import ClusterSize, Scenario
 from perfmodel.scenario.sections.strategies.auto import AutoStrategy
 from perfmodel.scenario.sections.strategies.counts import MOST_MICRO_STEPS
-from perfmodel.training.pipeline.schedules.schedule_table import SCHEDULES
+from perfmodel.training.pipeline.schedules import SCHEDULES
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.model import Workload
 

@@ -24,10 +24,10 @@ from perfmodel.studies.run.resolve.what_if import what_if_of
 from perfmodel.studies.run.steps.alone_times import collective_s
 from perfmodel.studies.run.steps.sized_job import SizedJob
 from perfmodel.training.parallel.rank_grid import RankGrid
-from perfmodel.training.pipeline.block_partition import PartitionOptions, part_layers
-from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
-from perfmodel.training.pipeline.schedules.schedule_table import SCHEDULES
-from perfmodel.training.plan.pass_calls import PassCall, backward_calls, forward_calls
+from perfmodel.training.pipeline.pass_actions import PipelineSchedule
+from perfmodel.training.pipeline.schedules import SCHEDULES
+from perfmodel.training.pipeline.stage_workload import PartitionOptions, part_layers
+from perfmodel.training.plan.layer_calls import PassCall, backward_calls, forward_calls
 from perfmodel.training.plan.step_plan import Collective, Compute, Op
 from perfmodel.workload.compute_spread import slowest_factor
 from perfmodel.workload.memory.blocks import repeated_blocks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfmodel.studies.run.steps.metrics.step_parts import busiest_class, spans_by_step
 from perfmodel.studies.run.steps.sized_job import ReportedRun
 from perfmodel.timeline import Span, covered_s, exposed_s
-from perfmodel.training.parallel.dimensions import Dimension, dimension_of
+from perfmodel.training.plan.step_plan import Dimension, dimension_of
 
 CALLS: tuple[Dimension, ...] = ("tensor", "context", "expert")
 """Dimensions of layers' collectives (`perfmodel.training.plan.layer_calls`)."""

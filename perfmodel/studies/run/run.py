@@ -29,7 +29,7 @@ from perfmodel.studies.run.uncertainty import ratio_interval
 from perfmodel.topology.model import Topology
 from perfmodel.version import __version__
 from perfmodel.workload.compute_spread import slowest_factor
-from perfmodel.workload.kernels.float8.float8_layers import float8_layers
+from perfmodel.workload.kernels.float8_layers import float8_layers
 
 if TYPE_CHECKING:
     from perfmodel.calibrate import Profile

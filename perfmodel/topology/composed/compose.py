@@ -19,7 +19,6 @@ from perfmodel.topology.composed.gpu_changes import (
 )
 from perfmodel.topology.composed.host_parts import PartedHost, used_only
 from perfmodel.topology.composed.nic_changes import STATED, StatedNics, change_nics, read_nics
-from perfmodel.topology.composed.slots import read_slot
 from perfmodel.topology.composed.tree_changes import (
     change_slots,
     change_tree,
@@ -28,6 +27,7 @@ from perfmodel.topology.composed.tree_changes import (
 )
 from perfmodel.topology.from_text.describe import Described, describe
 from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
+from perfmodel.topology.from_text.grammar import read_slot
 from perfmodel.topology.templates.spec import HostMemorySpec, NodeSpec, NvmeSpec
 
 

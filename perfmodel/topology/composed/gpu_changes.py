@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from perfmodel.errors import Fault, InputError
 from perfmodel.topology.composed.host_parts import PartedHost
 from perfmodel.topology.from_text.defaults import stated_rate
-from perfmodel.topology.from_text.gpu_text import NamedGpu, read_gpu
+from perfmodel.topology.from_text.gpu_text import NamedGpu
+from perfmodel.topology.from_text.grammar import read_stated_gpu, unread_words
 from perfmodel.topology.from_text.intra_text import IntraText, read_intra
 from perfmodel.topology.from_text.layouts import Board, join_gpus
 from perfmodel.topology.from_text.parts import GpuConnector, Layout, hardware_parts, reads_gpus
@@ -49,7 +50,7 @@ def read_gpus(
 
 def _read(text: str, field: str, faults: list[Fault]) -> NamedGpu | None:
     try:
-        return read_gpu(text)
+        return read_stated_gpu(text)
     except InputError as error:
         faults += [
             fault if fault.file else Fault(field, fault.found, fault.allowed)
@@ -189,7 +190,8 @@ def _read_nvlink(text: str) -> IntraText:
     intra = read_intra(nvlink_words(text))
     stated = (intra.layout, intra.generation, intra.lanes, intra.lane_Bps)
     plain = text.strip().lower() in {*_ON, "nvlink", "nvswitch"}
-    if _BITS.search(text) or (not plain and all(each is None for each in stated)):
+    unread = not plain and unread_words(nvlink_words(text).replace(",", " "), "nvlink")
+    if unread or _BITS.search(text) or (not plain and all(each is None for each in stated)):
         allowed = "'none', 'bridge', 'mesh', 'NVLink4' or '12 x 25 GB/s'"
         raise InputError(Fault("nvlink", repr(text), allowed))
     return intra

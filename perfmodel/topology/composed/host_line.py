@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.files import validate_document
 from perfmodel.scenario.sections.node import NodeSection
 
+if TYPE_CHECKING:
+    from perfmodel.topology.from_text.grammar import Phrase
+
 _COUNTED = re.compile(r"\s*\d{1,4}\s*x\s*\S.*", re.IGNORECASE)
-_WATTS = re.compile(r"\d+(\.\d+)?\s*k?w")
 MOST_CHARACTERS = 400
 
 
@@ -20,48 +22,68 @@ def is_host_in_words(text: str) -> bool:
 
 
 def read_words(text: str, field: str) -> NodeSection:
-    """Read a host in one line: GPUs or a template, then what joins them, separated by commas.
+    """Read a host in one line: GPUs or a template, then what joins them and its NICs.
 
-    `field`: the field that has the text, for messages. Raises `InputError`: a part without meaning,
-    or two of one kind; every fault.
+    `field`: the field that has the text, for messages. Raises `InputError`: words without meaning,
+    or two phrases of one kind; every fault.
     """
-    first, *parts = (part.strip() for part in text.split(","))
-    fields: dict[str, Any] = {"gpus" if _COUNTED.fullmatch(first) else "extends": first}
+    from perfmodel.topology.from_text.grammar import read_phrases
+
+    first, _, rest = text.partition(",")
+    fields: dict[str, Any] = {}
+    if _COUNTED.fullmatch(first):
+        rest = text
+    else:
+        fields["extends"] = first.strip()
     faults: list[Fault] = []
-    for part in parts:
-        read = _read_part(part)
+    phrases = read_phrases(rest)
+    for phrase, before in zip(phrases, (None, *phrases), strict=False):
+        read = _read_phrase(phrase)
+        if before and _is_card(before, phrase, rest):
+            fields["gpus"] += " PCIe"
         if not read:
             allowed = (
                 "NICs ('10 GbE', '2 x 100 Gbit/s RoCE'), 'NVLink bridge', 'PCIe gen4 x16', "
                 "'500 W' for each GPU, 'no P2P' or 'two sockets'"
             )
-            faults.append(Fault(field, repr(part), allowed))
-        twice = sorted(fields.keys() & read.keys())
-        faults += [Fault(field, f"{part!r}, beside another {key}", "each once") for key in twice]
+            faults.append(Fault(field, f"{phrase.text!r} in {text!r}", allowed))
+        for key in sorted(fields.keys() & read.keys()):
+            once = "one kind of GPU in a node" if key == "gpus" else "each once"
+            faults.append(Fault(field, f"{phrase.text!r}, beside another {key}", once))
         fields |= read
+    if _COUNTED.fullmatch(first) and "gpus" not in fields:
+        fields["gpus"], faults = first.strip(), []  # of a GPU that is not known, which is said
     if faults:
         raise InputError(faults)
     return validate_document(NodeSection, fields)
 
 
-def _read_part(part: str) -> dict[str, Any]:
-    from perfmodel.topology.from_text.intra_text import read_intra, read_peer_access
-    from perfmodel.topology.from_text.network_text import names_network
+def _is_card(gpus: Phrase, slot: Phrase, text: str) -> bool:
+    """Whether a slot behind GPUs says their form, too: "A100 PCIe4 x16"."""
+    follows = re.search(re.escape(gpus.text) + r"\s+" + re.escape(slot.text), text)
+    subjects = (gpus.subject, slot.subject) == ("gpus", "pcie")
+    return subjects and follows is not None and "name" in slot.words and "form" not in gpus.words
 
-    folded = part.lower()
-    if _WATTS.fullmatch(folded):
-        return {"power_limit": part}
-    if "nv" in folded:
-        named = re.search(r"(\b(?:no|without)\s+)?nv\s?switch", folded)
+
+def _read_phrase(phrase: Phrase) -> dict[str, Any]:
+    """Fields of a node that a phrase states; none where it has no meaning."""
+    from perfmodel.topology.from_text.intra_text import read_intra, read_peer_access
+    from perfmodel.topology.from_text.network_text import read_gpudirect
+
+    text, folded = phrase.text, phrase.text.lower()
+    if phrase.subject in {"gpus", "nic", "pcie", "power_limit"}:
+        return {phrase.subject: text}
+    if phrase.subject == "p2p":
+        return {"p2p": True if folded == "p2p" else read_peer_access(text)}
+    if phrase.subject == "gpudirect":
+        return {"gpudirect": read_gpudirect(text)}
+    if phrase.subject == "nvlink":
+        named = re.search(r"(\b(?:no|without)\s+)?nv[\s-]?switch", folded)
         switch = {} if named is None else {"nvswitch": named[1] is None}
         alone = named is not None and named[0] == folded
-        return switch if alone else {"nvlink": part, **switch}
-    if "p2p" in folded:
-        allowed = True if folded == "p2p" else read_peer_access(part)
-        return {} if allowed is None else {"p2p": allowed}
-    if names_network(part) or re.match(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g\w*", folded):
-        return {"nic": part}
-    if re.search(r"\bpci|\bgen\s?\d", folded):
-        return {"pcie": part}
-    domains = read_intra(part).domains
-    return {"sockets": domains} if domains is not None else {}
+        return switch if alone else {"nvlink": text, **switch}
+    if phrase.subject == "sockets":
+        domains = read_intra(text).domains
+        counted = {} if domains is None else {"sockets": domains}
+        return counted | ({"cpu": phrase.words["cpu"]} if "cpu" in phrase.words else {})
+    return {}

@@ -12,10 +12,17 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import validate_document
 from perfmodel.scenario.sections.node import NicSection
 from perfmodel.topology.composed.host_parts import PartedHost, spread_evenly
-from perfmodel.topology.composed.slots import read_slot
+from perfmodel.topology.from_text.grammar import adapter_rate, read_slot, unread_words
 from perfmodel.topology.from_text.network_text import NetworkText, read_network
 from perfmodel.topology.from_text.parts import hardware_parts, reads_gpus, usual_nics
-from perfmodel.topology.from_text.template_builder import Draft, bits, port, stock_link
+from perfmodel.topology.from_text.template_builder import (
+    Draft,
+    bits,
+    pattern,
+    port,
+    same_link,
+    stock_link,
+)
 from perfmodel.topology.model import NetworkKind
 from perfmodel.topology.templates.spec import LinkSpec
 
@@ -66,6 +73,11 @@ def read_nics(section: NicSection, field: str) -> StatedNics:
     counts = [section.count, *(each.nics for each in stated)]
     kind = next((each.kind for each in stated if each.kind), None)
     rate_Bps = section.rate or next((each.nic_Bps for each in stated if each.nic_Bps), None)
+    carried_Bps = adapter_rate(section.text or "")
+    if rate_Bps is not None and carried_Bps is not None and rate_Bps > carried_Bps:
+        allowed = f"at most {bits(carried_Bps)}, which this adapter carries"
+        raise InputError(Fault(f"{field}.text", repr(section.text), allowed))
+    rate_Bps = rate_Bps or carried_Bps
     if section.text is not None and (leading := re.match(r"\s*(\d+)\s*x\b", section.text)):
         counts.append(int(leading[1]))
     count = next((each for each in counts if each is not None), None)
@@ -91,6 +103,10 @@ _BARE_RATE = re.compile(r"\s*(\d+\s*x\s*)?\d+(\.\d+)?\s*g(bit/?s?|bps|b/s|b)?\s*
 
 def _network(text: str | None, field: str, faults: list[Fault]) -> NetworkText | None:
     if text is None:
+        return None
+    if unread := unread_words(text, "nic"):
+        kinds = (*hardware_parts().ports, "2 x 100 Gbit/s RoCE")
+        faults.append(Fault(field, repr(unread), allowed_names(kinds)))
         return None
     bare = _BARE_RATE.fullmatch(text) is not None
     try:
@@ -195,21 +211,17 @@ def _plug(host: PartedHost, link: LinkSpec, count: int, stated: StatedNics) -> P
         places = _places(fresh, by_cpu=stated.per_socket is not None)
     draft = Draft(host.node.gpu, "", "")
     slot_name, slot_link = _slot(host, stated, old_link)
-    draft.links |= {slot_name: slot_link, link.network_kind: _as_document(link)}
+    draft.links |= {slot_name: slot_link, link.network_kind: same_link(link)}
     at, spread = 0, spread_evenly(count, places)
     for place in dict.fromkeys(spread):
         group = spread.count(place)
-        draft.add(_pattern(at, group), "nic", port=link.network_kind)
-        draft.join(_pattern(at, group), place, slot_name)
+        draft.add(pattern("nic", group, at), "nic", port=link.network_kind)
+        draft.join(pattern("nic", group, at), place, slot_name)
         at += group
     return fresh.plus(draft).with_node(graphs=())
 
 
 _HOLDERS = ("pcie_switch", "cpu", "gpu")
-
-
-def _pattern(first: int, count: int) -> str:
-    return f"nic{first}" if count == 1 else f"nic[{first}-{first + count - 1}]"
 
 
 def _places(host: PartedHost, *, by_cpu: bool) -> list[str]:
@@ -229,19 +241,10 @@ def _places(host: PartedHost, *, by_cpu: bool) -> list[str]:
 def _slot(host: PartedHost, stated: StatedNics, old: str | None) -> tuple[str, dict[str, Any]]:
     """PCIe link of a NIC, by name."""
     if stated.slot is None and old is not None:
-        return old, _as_document(host.node.links[old])
+        return old, same_link(host.node.links[old])
     if stated.slot is not None:
         draft = Draft(host.node.gpu, "", "")
         name = draft.add_pcie(*stated.slot)
         return name, draft.links[name]
     name = max(host.part.pcie, hardware_parts().cpus[host.part.cpu].pcie)
     return name, stock_link(name)
-
-
-def _as_document(link: LinkSpec) -> dict[str, Any]:
-    fields = link.model_dump(exclude_none=True)
-    fields["bandwidth"] = f"{link.bandwidth!r} B/s"
-    fields["latency"] = f"{link.latency!r} s"
-    if link.flow is not None:
-        fields["flow"] = f"{link.flow!r} B/s"
-    return fields

@@ -8,10 +8,9 @@ from perfmodel.topology.composed.host_parts import PartedHost, spread_evenly
 from perfmodel.topology.from_text.parts import hardware_parts
 from perfmodel.topology.from_text.template_builder import (
     Draft,
-    between_cpus,
     dram,
-    link_fields,
     number_pattern,
+    same_link,
     stock_link,
 )
 from perfmodel.topology.templates.spec import EdgeSpec, LinkSpec
@@ -147,7 +146,7 @@ def _tree(
     switches, domains, per_socket = counts
     draft = Draft(host.node.gpu, "", "")
     draft.links |= {
-        name: _document(host.node.links[name]) for name in (*gpu_links, *nic_links.values())
+        name: same_link(host.node.links[name]) for name in (*gpu_links, *nic_links.values())
     }
     cpus = [f"cpu{at}" for at in range(domains)]
     draft.add(number_pattern("cpu", range(domains)), "cpu")
@@ -166,18 +165,8 @@ def _tree(
     if nics:
         for nic, place in zip(nics, spread_evenly(len(nics), places), strict=True):
             draft.join(nic, place, nic_links[nic])
-    _add_memory(draft, kind, domains, per_socket)
+    draft.add_host_memory(kind, range(domains), per_socket)
     return draft
-
-
-def _add_memory(draft: Draft, kind: str, domains: int, per_socket: int) -> None:
-    cpus = number_pattern("cpu", range(domains))
-    if domains > 1:
-        name, document = between_cpus(kind)
-        draft.join(cpus, cpus, draft.link(name, document), pattern="all")
-    draft.link("dram", dram(kind, per_socket))
-    draft.add(number_pattern("mem", range(domains)), "memory")
-    draft.join(number_pattern("mem", range(domains)), cpus, "dram")
 
 
 def _kind_of_cpus(host: PartedHost) -> str:
@@ -194,10 +183,6 @@ def _kind_of_cpus(host: PartedHost) -> str:
         ),
         host.part.cpu,
     )
-
-
-def _document(spec: LinkSpec) -> dict[str, object]:
-    return link_fields(spec, bandwidth=f"{spec.bandwidth!r} B/s", latency=f"{spec.latency!r} s")
 
 
 def _usual_sockets(host: PartedHost, domains: int) -> int:

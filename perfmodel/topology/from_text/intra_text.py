@@ -46,6 +46,7 @@ _LAYOUTS: tuple[tuple[str, Layout], ...] = (
 
 
 _NVLINK = r"nv[\s-]?(?:link|switch)[a-z0-9]*(?:[\s-]bridges?)?(?![\s-]*sharp)"
+_VERSION = r"(?:v|gen(?:eration)?[\s-]?)?"
 _UNUSED_NVLINK = re.compile(
     rf"\b(?:no|without|w/o|lacks?|missing|unused|disabled)\s+(?:any\s+|an?\s+)?{_NVLINK}"
     rf"|{_NVLINK}[^;()]{{0,40}}?\b(?:unused|not (?:in )?use[d]?|unconnected)\b"
@@ -70,7 +71,9 @@ def read_intra(text: str) -> IntraText:
         layout = "pcie"
     each = re.search(r"(\d+)\s*(?:x|links? of|links? at)\s*(\d+(?:\.\d+)?)\s*gb", text)
     links = re.search(r"(\d+)\s*(?:nv)?links?\b|\bnv(\d+)\b", text)
-    generation = re.search(r"nv\s?link[\s-]?v?(\d)(?![\d.])", text)
+    generation = re.search(
+        r"nv\s?link[\s-]?(?:v|gen(?:eration)?[\s-]?)?(\d)(?![\d.]|\s*(?:x|links?)\b)", text
+    )
     lanes = int(each[1]) if each else None
     if links and lanes is None and layout not in {"cube", "mesh"}:  # there: what one pair has
         lanes = int(links[1] or links[2])

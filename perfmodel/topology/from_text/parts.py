@@ -125,6 +125,10 @@ class Parts(FileModel):
     only_if_named: tuple[str, ...]
     """Templates that are taken only where the text names their machine."""
     usual_nics: dict[str, dict[str, str]]
+    adapters: dict[str, str]
+    """Rate of each ConnectX, by its number."""
+    unmodelled: dict[str, tuple[str, ...]]
+    """Kinds of hardware that hosts of perfmodel have not, and how their names begin."""
 
 
 @cache

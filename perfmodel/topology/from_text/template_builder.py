@@ -81,13 +81,18 @@ class Draft:
         name = stock if lanes == 16 else f"{stock}-x{lanes}"
         return self.link(name, stock_link(stock, bandwidth=rate(whole_Bps * lanes / 16), **more))
 
-    def add_host_memory(self, cpu: str, domains: Sequence[int]) -> None:
-        """Join the NUMA domains of a kind of CPU, and add the memory of each."""
+    def add_host_memory(
+        self, cpu: str, domains: Sequence[int], per_socket: int | None = None
+    ) -> None:
+        """Join the NUMA domains of a kind of CPU, and add the memory of each.
+
+        `per_socket`: domains of a socket; default: as of two sockets.
+        """
         cpus, memories = number_pattern("cpu", domains), number_pattern("mem", domains)
         if len(domains) > 1:
             name, link = between_cpus(cpu)
             self.join(cpus, cpus, self.link(name, link), pattern="all")
-        self.link("dram", dram(cpu, max(1, len(domains) // 2)))
+        self.link("dram", dram(cpu, per_socket or max(1, len(domains) // 2)))
         self.add(memories, "memory")
         self.join(memories, cpus, "dram")
 
@@ -153,6 +158,13 @@ def link_fields(spec: LinkSpec | SharedPart, **more: Any) -> dict[str, Any]:
     if "bandwidth" in fields:
         fields["bandwidth"] = rate(fields["bandwidth"])
     return fields | more
+
+
+def same_link(spec: LinkSpec) -> dict[str, Any]:
+    """Return a link as a document that reads back to the same numbers, all digits kept."""
+    fields = spec.model_dump(exclude_none=True)
+    units = {"bandwidth": "B/s", "flow": "B/s", "latency": "s"}
+    return fields | {key: f"{fields[key]!r} {unit}" for key, unit in units.items() if key in fields}
 
 
 def stock_link(name: str, **more: Any) -> dict[str, Any]:

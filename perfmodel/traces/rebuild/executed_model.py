@@ -26,7 +26,7 @@ from perfmodel.traces.rebuild.executed_operations import (
     read_nodes,
     sharding_of,
 )
-from perfmodel.workload.readers.fields import TRAINABLE
+from perfmodel.workload.readers.csv_tables import TRAINABLE
 
 AUTOGRAD, OPTIMIZER = "autograd::", "Optimizer.step#"
 """How names begin of nodes around backward, and around the optimizer's step."""

@@ -25,7 +25,7 @@ from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.workload import load_workload
 from perfmodel.workload.model import ITEM_BYTES
-from perfmodel.workload.readers.fields import TRAINABLE
+from perfmodel.workload.readers.csv_tables import TRAINABLE
 from perfmodel.workload.readers.parameter_file import read_model
 
 MODEL, MACHINE, SCENARIO = "model.yaml", "machine.yaml", "scenario.yaml"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfmodel.training.averaging.options import LocalSgdOptions
-from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
+from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.builder import COMPUTE, TaskList
 from perfmodel.training.plan.forward_backward import MANY_MICRO_BATCHES
@@ -45,7 +45,7 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdOptions) -> StepPlan:
     steps = 1 if request.iteration == "first" else options.accumulate
     single = _single_step(request, options, steps)
     groups = _groups(request.ranks, options, steps)
-    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    tasks = TaskList.of(request)
     ends: list[int] = []
     for step in range(steps):
         end = _repeat(tasks, single.tasks, step, ends)
@@ -53,9 +53,7 @@ def local_sgd_plan(request: StepRequest, options: LocalSgdOptions) -> StepPlan:
         if size is not None and request.ranks > 1:
             end = _average(tasks, request, step, f"average of {size}", end)
         ends.append(end)
-    tasks.tasks[_first_device_task(tasks.tasks)] = replace(
-        tasks.tasks[_first_device_task(tasks.tasks)], after_previous=(ends[-1],)
-    )
+    tasks.begin_after(ends[-1], (COMPUTE.name,))
     streams = single.streams
     if request.ranks > 1 and all(stream.name != "comm" for stream in streams):
         streams = (*streams, Stream("comm", "comm", request.comm_workers))

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from perfmodel.training.ddp.bucket_reduction import BucketReduction
 from perfmodel.training.ddp.buckets import Bucket
-from perfmodel.training.ddp.hooks.bucket_reduction import BucketReduction
 from perfmodel.training.ddp.options import DdpOptions, MixedPrecision
 from perfmodel.training.memory.use import MemoryUse, Setup, held_in_backward, replicated
 from perfmodel.training.plan.forward_backward import Step, forward_segments

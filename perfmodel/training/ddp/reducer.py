@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from perfmodel.training.ddp.bucket_hooks import hook_at, reduce_bucket
+from perfmodel.training.ddp.bucket_reduction import GROUP, BucketReduction
 from perfmodel.training.ddp.buckets import Bucket
-from perfmodel.training.ddp.hooks.bucket_hook import hook_at, reduce_bucket
-from perfmodel.training.ddp.hooks.bucket_reduction import GROUP, BucketReduction
 from perfmodel.training.ddp.mixed_precision import reduce_and_upcast, returned_bytes
 from perfmodel.training.plan.forward_backward import Step, add_backward_segment, backward_segments
 

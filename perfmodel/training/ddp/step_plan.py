@@ -6,42 +6,210 @@ gradients of each layer copied into their bucket as soon as they are ready, an a
 bucket strictly in bucket order on one stream, then bucket by bucket the copy back into the
 gradients, then the optimizer. Also steps without buckets: no communication, or all of it after
 backward.
+
+Its constructor communicates once, before the first step: ranks compare the number and the shapes of
+their parameters, then rank 0 broadcasts its parameters and buffers
+(``_verify_param_shape_across_processes`` and ``_sync_module_states`` in torch/distributed/utils.py,
+``verify_params_across_processes`` in reducer.cpp). The host reads what it received.
+
+In the join context, ranks that run out of inputs shadow the collectives of the others. The order is
+that of torch 2.13: ``Join`` in torch/distributed/algorithms/join.py, ``_pre_forward`` and
+``_DDPJoinHook`` in torch/nn/parallel/distributed.py. Each rank that still has inputs notifies the
+others before forward, agrees with them on whose buffers count, and says whether this backward
+synchronises. A rank that has none waits for each of these, then reduces zeros bucket by bucket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from perfmodel.errors import Fault, InputError
-from perfmodel.training.ddp.buckets import Bucket, ddp_buckets
-from perfmodel.training.ddp.hooks.bucket_hook import check_library
-from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
+from perfmodel.training.ddp.bucket_hooks import check_library
+from perfmodel.training.ddp.bucket_reduction import GROUP
+from perfmodel.training.ddp.buckets import Bucket, assign_buckets, ddp_buckets
 from perfmodel.training.ddp.mixed_precision import CASTS, add_parameter_casts, kept_buffers
-from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.reducer import (
     add_copy_out,
     add_reducing_backward,
     add_shadow_reduction,
 )
-from perfmodel.training.ddp.start import COALESCED_BYTES
-from perfmodel.training.ddp.uneven_inputs import (
-    JOINED,
-    add_authority,
-    add_notice,
-    add_sync_question,
-)
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
-from perfmodel.training.plan.forward_backward import Step, add_forward, add_local_backward
+from perfmodel.training.plan.forward_backward import (
+    Step,
+    add_forward,
+    add_local_backward,
+    add_optimizer,
+)
 from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.model import LayerTimes, Workload
+from perfmodel.workload.model import ITEM_BYTES, LayerTimes, ParameterTensor, Workload
 
-HOOKS = (CASTS, Stream("cast", "copy"), Stream("hook", "copy"))
+COALESCED_BYTES = 250 * MIB
+"""Tensors are broadcast in pieces of this size (broadcast_bucket_size, distributed.py)."""
+
+COUNT_BYTES = 8
+"""An int64 of each rank: how many parameters it has."""
+
+NUMBERS_PER_DIMENSION = 2
+"""Size and stride, int64 each."""
+
 
 RANKS = "ranks"
 """Name of the only rank class."""
+
+
+def start_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
+    """Return the collectives of the constructor as a plan; without ``init_sync`` it has none."""
+    tasks = TaskList.of(request)
+    if options.init_sync:
+        _add_collectives(Step(request, options, tasks, RANKS))
+    return StepPlan(
+        name=f"start of DDP, {request.workload.name}",
+        classes=(RankClass(RANKS, range(request.ranks)),),
+        streams=(HOST, COMPUTE, Stream("comm", "comm", request.comm_workers)),
+        communicators=(Communicator(GROUP, options.groups(request.ranks)),),
+        tasks=tuple(tasks.tasks),
+        samples=request.ranks * request.batch_per_gpu,
+    )
+
+
+def _add_collectives(step: Step) -> None:
+    tasks, rank_class = step.tasks, step.rank_class
+    ranks = step.options.ranks_of_group(step.request.ranks)
+    counted = tasks.collective(
+        "all-gather parameter counts",
+        "all_gather",
+        COUNT_BYTES * ranks,
+        rank_class,
+        communicator=GROUP,
+        key="parameter counts",
+        dtype="int64",
+    )
+    trained = [step.request.workload.tensors[i] for i in step.request.workload.ready_order]
+    numbers = NUMBERS_PER_DIMENSION * sum(len(tensor.shape) for tensor in trained)
+    sent = tasks.collective(
+        "broadcast shapes",
+        "broadcast",
+        COUNT_BYTES * numbers,
+        rank_class,
+        communicator=GROUP,
+        key="shapes",
+        after=(counted,),
+        dtype="int64",
+    )
+    compared = tasks.wait("wait for shapes", rank_class, after=(sent,))
+    for number, (nbytes, dtype, tensors) in enumerate(state_pieces(step)):
+        issued = tasks.issue("broadcast of parameters", 2 + tensors, rank_class)
+        flat = tasks.copy("flatten parameters", nbytes, 1, rank_class, after=(*issued, compared))
+        sent = tasks.collective(
+            f"broadcast parameters ({dtype})",
+            "broadcast",
+            nbytes,
+            rank_class,
+            communicator=GROUP,
+            key=f"parameters {number}",
+            after=(flat,),
+            dtype=dtype,
+        )
+        tasks.copy("copy parameters back", nbytes, tensors, rank_class, after=(sent,))
+
+
+def state_pieces(step: Step) -> tuple[tuple[int, str, int], ...]:
+    """Bytes, dtype and tensors of each broadcast of parameters and buffers."""
+    workload = step.request.workload
+    states = [*workload.tensors]
+    tensors = [1] * len(states)
+    if step.options.sync_buffers_at_start:
+        for group in workload.buffers:
+            elements = group.nbytes // ITEM_BYTES[group.dtype]
+            states.append(ParameterTensor("buffers", (elements,), group.dtype))
+            tensors.append(group.tensors)
+    pieces = assign_buckets(states, (COALESCED_BYTES,))
+    return tuple(
+        (
+            sum(states[i].nbytes for i in piece),
+            states[piece[0]].dtype,
+            sum(tensors[i] for i in piece),
+        )
+        for piece in pieces
+    )
+
+
+FLAG_BYTES = 4
+"""One fp32: a count of ranks, or a yes (``torch.ones(1)``)."""
+RANK_BYTES = 8
+"""One int64: a rank (``_find_common_rank``)."""
+
+JOINED = "joined"
+"""Class of the ranks that have run out of inputs."""
+
+
+def add_notice(step: Step, micro_batch: int) -> tuple[int, ...]:
+    """Say that this rank has inputs; returns what the next collective waits for.
+
+    With ``throw_on_early_termination`` the host also reads whether any rank has none.
+    """
+    if not step.options.join:
+        return ()
+    sent = _flag(step, f"join notice {micro_batch}", micro_batch)
+    waits_for_count = step.rank_class == JOINED
+    if step.options.throw_on_early_termination:
+        sent = _flag(step, f"join exception {micro_batch}", micro_batch, after=(sent,))
+        waits_for_count = True
+    if not waits_for_count:
+        return ()
+    return (
+        step.tasks.wait("wait for join", step.rank_class, after=(sent,), micro_batch=micro_batch),
+    )
+
+
+def add_authority(step: Step, after: tuple[int, ...]) -> tuple[int, ...]:
+    """Agree on the rank whose buffers count; the host reads which."""
+    if not step.options.join:
+        return after
+    sent = step.tasks.collective(
+        "all-reduce of authoritative rank",
+        "all_reduce",
+        RANK_BYTES,
+        step.rank_class,
+        communicator=GROUP,
+        key="authoritative rank",
+        after=after,
+        dtype="int64",
+    )
+    return (step.tasks.wait("wait for authoritative rank", step.rank_class, after=(sent,)),)
+
+
+def add_sync_question(step: Step, micro_batch: int, after: tuple[int, ...]) -> tuple[int, ...]:
+    """Say whether this backward synchronises; only ranks without inputs wait for the answer."""
+    if not step.options.join:
+        return ()
+    sent = _flag(step, f"join synchronises {micro_batch}", micro_batch, after=after)
+    if step.rank_class != JOINED:
+        return ()
+    wait = step.tasks.wait(
+        "wait for the kind of backward", step.rank_class, after=(sent,), micro_batch=micro_batch
+    )
+    return (wait,)
+
+
+def _flag(step: Step, key: str, micro_batch: int, *, after: tuple[int, ...] = ()) -> int:
+    return step.tasks.collective(
+        f"all-reduce of {key}",
+        "all_reduce",
+        FLAG_BYTES,
+        step.rank_class,
+        communicator=GROUP,
+        key=key,
+        after=after,
+        dtype="fp32",
+        micro_batch=micro_batch,
+    )
+
+
+HOOKS = (CASTS, Stream("cast", "copy"), Stream("hook", "copy"))
 
 
 def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
@@ -55,8 +223,8 @@ def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
     """
     if request.bucket_copy_Bps is not None:
         request = replace(request, times=replace(request.times, copy_Bps=request.bucket_copy_Bps))
-    times, ranks = request.times, request.ranks
-    tasks = TaskList(times.launch_s, request.kernel_s, times.copy_Bps)
+    ranks = request.ranks
+    tasks = TaskList.of(request)
     step = Step(request, options, tasks, RANKS)
     if ranks == 1:
         _add_local_step(step)
@@ -64,12 +232,11 @@ def ddp_plan(request: StepRequest, options: DdpOptions) -> StepPlan:
         _add_reduced_step(step)
     comm = Stream("comm", "comm", request.comm_workers)
     kind = "one GPU" if ranks == 1 else "DDP"
-    return StepPlan(
+    return tasks.plan(
         name=f"{kind}, {request.workload.name}, {request.iteration} iteration",
         classes=_classes(request, options),
-        streams=_used_streams(tasks, (HOST, COMPUTE, comm, *HOOKS)),
+        streams=(HOST, COMPUTE, comm, *HOOKS),
         communicators=() if ranks == 1 else (Communicator(GROUP, options.groups(ranks)),),
-        tasks=tuple(tasks.tasks),
         samples=(ranks - _joined(request, options)) * request.batch_per_gpu * options.accumulate,
     )
 
@@ -92,7 +259,7 @@ def _add_local_step(step: Step) -> None:
     for micro_batch in range(step.options.accumulate):
         add_forward(step, micro_batch)
         add_local_backward(step, micro_batch)
-    _add_optimizer(step, ())
+    _add_update(step, ())
 
 
 def _add_reduced_step(step: Step) -> None:
@@ -111,7 +278,7 @@ def _add_reduced_step(step: Step) -> None:
     synced = _add_synchronisation(step, last)
     add_forward(step, last, after=synced, casts=add_parameter_casts(step))
     reduced = add_reducing_backward(step, buckets)
-    _add_optimizer(step, add_copy_out(step, buckets, reduced))
+    _add_update(step, add_copy_out(step, buckets, reduced))
     if _joined(request, step.options):
         _add_shadow_step(replace(step, rank_class=JOINED), buckets)
 
@@ -165,40 +332,9 @@ def _add_buffer_broadcasts(step: Step, after: tuple[int, ...]) -> tuple[int, ...
     )
 
 
-def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:
-    """Add the optimizer; the first device work of the next step follows it."""
-    tasks = step.tasks
-    marks: dict[str, Any] = {"micro_batch": step.last_micro_batch}
-    waits = reduced if step.request.blocking_wait else ()
-    kernels = step.request.times.optimizer_kernels
-    issued = tasks.issue("optimizer", kernels, RANKS, after=waits, **marks)
-    end = tasks.compute(
-        "optimizer",
-        "optimizer",
-        step.request.times.optimizer_s,
-        RANKS,
-        after=dict.fromkeys((*issued, *reduced)),
-        **marks,
-    )
-    if step.request.host_s > 0:
-        end = tasks.compute(
-            "end of the step",
-            "copy",
-            step.request.host_s,
-            RANKS,
-            after=(end,),
-            role="step_end",
-            **marks,
-        )
-    streams = [task.stream for task in tasks.tasks]
-    for stream in {COMPUTE.name, CASTS.name}.intersection(streams):
-        first = streams.index(stream)
-        tasks.tasks[first] = replace(tasks.tasks[first], after_previous=(end,))
-
-
-def _used_streams(tasks: TaskList, streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
-    used = {task.stream for task in tasks.tasks}
-    return tuple(stream for stream in streams if stream.name in used)
+def _add_update(step: Step, reduced: tuple[int, ...]) -> None:
+    streams = (COMPUTE.name, CASTS.name)
+    add_optimizer(step, reduced, host_waits=step.request.blocking_wait, streams=streams)
 
 
 def unbucketed_plan(
@@ -230,12 +366,11 @@ def unbucketed_plan(
             dtype=dtype,
         )
     end = tasks.compute("end of the step", "copy", host_s, RANKS, after=(last,), role="step_end")
-    tasks.tasks[start] = replace(tasks.tasks[start], after_previous=(end,))
-    return StepPlan(
+    tasks.begin_after(end, (COMPUTE.name,))
+    return tasks.plan(
         name=f"{mode}, {workload.name}",
         classes=(RankClass(RANKS, range(ranks)),),
-        streams=(COMPUTE, *((Stream("comm", "comm"),) if reduced else ())),
+        streams=(COMPUTE, Stream("comm", "comm")),
         communicators=(Communicator(GROUP, (range(ranks),)),) if reduced else (),
-        tasks=tuple(tasks.tasks),
         samples=ranks,
     )

@@ -10,8 +10,8 @@ from perfmodel.scenario.sections.strategies.gradient_hooks import (
     PowerSgdHook,
     TopKHook,
 )
+from perfmodel.training.ddp.bucket_hooks import hook_bytes
 from perfmodel.training.ddp.buckets import ddp_buckets
-from perfmodel.training.ddp.hooks.bucket_hook import hook_bytes
 from perfmodel.training.ddp.mixed_precision import mixed_memory
 from perfmodel.training.ddp.options import DdpOptions, MixedPrecision
 from perfmodel.training.ddp.step_plan import ddp_plan

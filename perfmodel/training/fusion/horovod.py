@@ -16,8 +16,9 @@ from typing import Any
 
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.fusion.cycles import Cycle, FusionRules, run_cycles
-from perfmodel.training.fusion.hand_over import (
+from perfmodel.training.fusion.cycles import (
+    Cycle,
+    FusionRules,
     casts_s,
     copy_s,
     follows_device,
@@ -26,6 +27,7 @@ from perfmodel.training.fusion.hand_over import (
     handed_over_s,
     is_cached,
     is_cast,
+    run_cycles,
 )
 from perfmodel.training.fusion.options import HorovodOptions
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
@@ -35,9 +37,17 @@ from perfmodel.training.plan.forward_backward import (
     add_backward_segment,
     add_forward,
     add_local_backward,
+    add_optimizer,
     backward_segments,
 )
-from perfmodel.training.plan.step_plan import Communicator, RankClass, StepPlan, Stream
+from perfmodel.training.plan.step_plan import (
+    Communicator,
+    RankClass,
+    StepPlan,
+    Stream,
+    neighbours,
+    strides,
+)
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
 
@@ -77,7 +87,7 @@ def horovod_plan(request: StepRequest, options: HorovodOptions) -> StepPlan:
         raise InputError(Fault("strategy.allreduce", actual, "'flat', or library.name: nccl"))
     if request.bucket_copy_Bps is not None:
         request = replace(request, times=replace(request.times, copy_Bps=request.bucket_copy_Bps))
-    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    tasks = TaskList.of(request)
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
     for micro_batch in range(step.last_micro_batch):
         add_forward(step, micro_batch)
@@ -85,17 +95,14 @@ def horovod_plan(request: StepRequest, options: HorovodOptions) -> StepPlan:
     add_forward(step, step.last_micro_batch)
     if request.ranks == 1:
         add_local_backward(step, step.last_micro_batch)
-        _add_optimizer(step, ())
+        add_optimizer(step, (), host_waits=True)
     else:
-        _add_optimizer(step, _add_reducing_backward(step, options))
-    used = {task.stream for task in tasks.tasks}
-    streams = (HOST, COMPUTE, THREAD, BUFFER, COMM)
-    return StepPlan(
+        add_optimizer(step, _add_reducing_backward(step, options), host_waits=True)
+    return tasks.plan(
         name=f"Horovod, {request.workload.name}, {request.iteration} iteration",
         classes=(RankClass(RANKS, range(request.ranks)),),
-        streams=tuple(stream for stream in streams if stream.name in used),
+        streams=(HOST, COMPUTE, THREAD, BUFFER, COMM),
         communicators=_communicators(request, options),
-        tasks=tuple(tasks.tasks),
         samples=request.ranks * request.batch_per_gpu * options.accumulate,
     )
 
@@ -106,9 +113,10 @@ def _communicators(request: StepRequest, options: HorovodOptions) -> tuple[Commu
         return ()
     if not _by_hosts(request, options):
         return (Communicator(GROUP, (range(ranks),)),)
-    hosts = tuple(range(first, first + size) for first in range(0, ranks, size))
-    across = tuple(range(first, ranks, size) for first in range(size))
-    return (Communicator(HOSTS, hosts), Communicator(ACROSS, across))
+    return (
+        Communicator(HOSTS, neighbours(ranks, size)),
+        Communicator(ACROSS, strides(ranks, size)),
+    )
 
 
 def _by_hosts(request: StepRequest, options: HorovodOptions) -> bool:
@@ -293,26 +301,3 @@ def _add_casts_back(reducing: _Reducing) -> tuple[int, ...]:
             end = step.tasks.compute(name, "copy", cast_s, RANKS, after=after)
         ends.append(end)
     return tuple(ends)
-
-
-def _add_optimizer(step: Step, reduced: tuple[int, ...]) -> None:
-    """Add the optimizer, which the host issues when all is reduced; the next step follows it."""
-    tasks, request = step.tasks, step.request
-    marks: dict[str, Any] = {"micro_batch": step.last_micro_batch}
-    issued = tasks.issue(
-        "optimizer", request.times.optimizer_kernels, RANKS, after=reduced, **marks
-    )
-    end = tasks.compute(
-        "optimizer",
-        "optimizer",
-        request.times.optimizer_s,
-        RANKS,
-        after=dict.fromkeys((*issued, *reduced)),
-        **marks,
-    )
-    if request.host_s > 0:
-        end = tasks.compute(
-            "end of the step", "copy", request.host_s, RANKS, after=(end,), role="step_end", **marks
-        )
-    first = next(at for at, task in enumerate(tasks.tasks) if task.stream == COMPUTE.name)
-    tasks.tasks[first] = replace(tasks.tasks[first], after_previous=(end,))

@@ -1,18 +1,26 @@
 """Priority scheduling: one training step as a StepPlan.
 
 A step goes from backward to the forward that follows it: gradients are reduced piece by piece, in
-the order of `perfmodel.training.fusion.partitions`; each layer is updated when its own gradients
+the order of `perfmodel.training.fusion.priority`; each layer is updated when its own gradients
 have arrived, and its forward runs at once, while those of later layers still travel.
+
+ByteScheduler (SOSP 2019) and P3 (arXiv 1905.03960) cut tensors to pieces and send, of all that is
+ready, the piece of the layer that the next forward runs first. With infinitely small pieces and one
+link that order is the best there is: it is the rule of the largest delivery time for one machine
+with release times (Jackson 1955; Horn 1974), where the delivery time of a piece is the rest of
+forward from its layer on.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.fusion.options import PriorityOptions
-from perfmodel.training.fusion.partitions import Partition, cut_bytes, send_order
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
 from perfmodel.training.plan.forward_backward import (
     Segment,
@@ -20,6 +28,7 @@ from perfmodel.training.plan.forward_backward import (
     add_backward_segment,
     add_forward,
     add_local_backward,
+    add_step_end,
     visit_segments,
 )
 from perfmodel.training.plan.step_plan import (
@@ -32,6 +41,75 @@ from perfmodel.training.plan.step_plan import (
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES
 
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A piece of a gradient.
+
+    `tensor`: that it is cut from; `part`: its number among the pieces of that.
+    `rank`: pieces of lower rank go first, of those that are ready.
+    `ready_s`: when its gradient is there; seconds.
+    """
+
+    tensor: int
+    part: int
+    nbytes: int
+    rank: int
+    ready_s: float
+
+
+def cut_bytes(nbytes: int, most_bytes: float, item_bytes: int) -> tuple[int, ...]:
+    """Cut a size to pieces of at most so many bytes, whole elements each.
+
+    Examples
+    --------
+    >>> cut_bytes(10, 4, 2), cut_bytes(10, 1, 2), cut_bytes(8, 100, 4)
+    ((4, 4, 2), (2, 2, 2, 2, 2), (8,))
+    """
+    most = max(item_bytes, int(most_bytes) // item_bytes * item_bytes)
+    whole, rest = divmod(nbytes, most)
+    return (most,) * whole + ((rest,) if rest else ())
+
+
+def send_order(
+    partitions: Sequence[Partition], time_s: Callable[[int], float], credit_bytes: float
+) -> tuple[int, ...]:
+    """Order in which one queue sends pieces, as indices.
+
+    Parameters
+    ----------
+    partitions : sequence of Partition
+    time_s : callable
+        Time of a piece of so many bytes; seconds.
+    credit_bytes : float
+        Bytes in flight at most, but for a single piece.
+    """
+    by_time = sorted(range(len(partitions)), key=lambda index: partitions[index].ready_s)
+    arrivals = deque(by_time)
+    waiting: list[tuple[int, int]] = []
+    in_flight: deque[tuple[float, int]] = deque()
+    flying_bytes, now, free_s = 0, 0.0, 0.0
+    order: list[int] = []
+    while arrivals or waiting:
+        while arrivals and partitions[arrivals[0]].ready_s <= now:
+            index = arrivals.popleft()
+            heapq.heappush(waiting, (partitions[index].rank, index))
+        while in_flight and in_flight[0][0] <= now:
+            flying_bytes -= in_flight.popleft()[1]
+        if not waiting:
+            now = partitions[arrivals[0]].ready_s
+            continue
+        nbytes = partitions[waiting[0][1]].nbytes
+        if in_flight and flying_bytes + nbytes > credit_bytes:
+            now = in_flight[0][0]
+            continue
+        order.append(heapq.heappop(waiting)[1])
+        free_s = max(now, free_s) + time_s(nbytes)
+        in_flight.append((free_s, nbytes))
+        flying_bytes += nbytes
+    return tuple(order)
+
+
 RANKS, GROUP = "ranks", "data parallel"
 
 
@@ -40,7 +118,7 @@ def priority_plan(request: StepRequest, options: PriorityOptions) -> StepPlan:
 
     Raises `ScheduleError`: times that do not fit the workload.
     """
-    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    tasks = TaskList.of(request)
     step = Step(request, DdpOptions(accumulate=options.accumulate), tasks, RANKS)
     ready = _add_backward(step)
     arrived = _add_pieces(step, options, ready) if request.ranks > 1 else {}
@@ -48,15 +126,12 @@ def priority_plan(request: StepRequest, options: PriorityOptions) -> StepPlan:
     for micro_batch in range(step.last_micro_batch):
         add_local_backward(step, micro_batch)
         add_forward(step, micro_batch + 1)
-    used = {task.stream for task in tasks.tasks}
-    streams = (HOST, COMPUTE, Stream("comm", "comm"))
     group = Communicator(GROUP, (range(request.ranks),))
-    return StepPlan(
+    return tasks.plan(
         name=f"{options.order} scheduling, {request.workload.name}",
         classes=(RankClass(RANKS, range(request.ranks)),),
-        streams=tuple(stream for stream in streams if stream.name in used),
+        streams=(HOST, COMPUTE, Stream("comm", "comm")),
         communicators=(group,) if request.ranks > 1 else (),
-        tasks=tuple(tasks.tasks),
         samples=request.ranks * request.batch_per_gpu * options.accumulate,
     )
 
@@ -83,16 +158,7 @@ def _add_backward(step: Step) -> dict[int, tuple[int, float]]:
         assert isinstance(work, Compute)
         now += work.duration_s
         ready |= dict.fromkeys(part.tensors, (end, now))
-    if step.request.host_s > 0:
-        step.tasks.compute(
-            "end of the step",
-            "copy",
-            step.request.host_s,
-            RANKS,
-            after=(end,),
-            micro_batch=step.last_micro_batch,
-            role="step_end",
-        )
+    add_step_end(step, end)
     return ready
 
 
@@ -156,8 +222,7 @@ def _add_updates_and_forward(step: Step, arrived: dict[int, list[int]]) -> None:
         if part.tensors:
             _add_update(step, part, step.nbytes(part.tensors) / trained, waits)
         name = f"forward {part.name}"
-        issued = tasks.issue(name, part.kernels, RANKS)
-        tasks.compute(name, "forward", part.duration_s, RANKS, after=issued, layers=part.indices)
+        tasks.launch(name, "forward", part.duration_s, part.kernels, RANKS, layers=part.indices)
 
 
 def _add_update(step: Step, part: Segment, share: float, waits: Sequence[int]) -> None:

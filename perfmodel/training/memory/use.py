@@ -1,23 +1,25 @@
-"""Memory that training takes on a GPU.
+"""Memory that training takes on a GPU, and what CUDA, NCCL and the allocator take beside it.
 
-`MemoryUse` has the parts of ``result.Memory`` under the same names. The CUDA context, NCCL's
-buffers and the allocator take more (`perfmodel.training.memory.reserve`).
+`MemoryUse` has the parts of ``result.Memory`` under the same names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
 
 from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import read_yaml
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.workload.kernels.float8.float8_layers import (
+from perfmodel.workload.kernels.float8_layers import (
     float8_layers,
     float8_modules,
     float8_weights,
 )
-from perfmodel.workload.kernels.float8.recipe import Float8, operand_bytes
+from perfmodel.workload.kernels.float8_recipe import Float8, operand_bytes
 from perfmodel.workload.memory.activations import (
     NO_NARROW_INPUTS,
     BackwardBytes,
@@ -318,3 +320,32 @@ def _check(setup: Setup) -> None:
         )
     if faults:
         raise InputError(faults)
+
+
+GIB = 2**30
+
+
+def reserve_bytes(allocated_bytes: float, *, nccl: bool) -> float:
+    """Bytes that have to be left: of the CUDA context, NCCL's buffers and unused remainders.
+
+    `allocated_bytes`: what training takes.
+    `nccl`: whether it communicates by NCCL, among several GPUs.
+    """
+    data = _constants()
+    buffers = data["nccl"]
+    connections = buffers["connections"] * buffers["channels"] if nccl else 0
+    return float(
+        GIB * data["cuda_context"]["GiB"]
+        + connections * buffers["connection_bytes"]
+        + unused_bytes(allocated_bytes)
+    )
+
+
+def unused_bytes(allocated_bytes: float) -> float:
+    """Bytes that the allocator reserves beside those that it has given out."""
+    return float(_constants()["allocator"]["share"] * allocated_bytes)
+
+
+@cache
+def _constants() -> Any:
+    return read_yaml(Path(__file__).with_name("reserve.yaml"))

@@ -6,9 +6,13 @@ from dataclasses import replace
 
 from perfmodel.scenario.sections.strategies.onebit import OneBitStrategy
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
-from perfmodel.training.onebit.compressed_reduction import padded_elements
-from perfmodel.training.onebit.momentum_steps import check_dtypes, momentum_buffers, onebit_plan
 from perfmodel.training.onebit.options import OneBitOptions
+from perfmodel.training.onebit.step_plan import (
+    check_dtypes,
+    momentum_buffers,
+    onebit_plan,
+    padded_elements,
+)
 from perfmodel.training.strategy import Strategy
 
 ERROR_BYTES = 4

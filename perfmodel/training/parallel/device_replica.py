@@ -18,8 +18,8 @@ from itertools import pairwise
 from perfmodel.errors import Fault, InputError
 from perfmodel.training.ddp.buckets import ddp_buckets
 from perfmodel.training.ddp.options import DdpOptions
+from perfmodel.training.pipeline.pass_actions import TRANSFER_STREAMS, Message, bytes_after
 from perfmodel.training.pipeline.pass_regions import PASSES
-from perfmodel.training.pipeline.stage_messages import TRANSFER_STREAMS, Message, bytes_after
 from perfmodel.training.pipeline.stage_workload import ModelPart
 from perfmodel.training.plan.builder import COMPUTE, HOST
 from perfmodel.training.plan.step_plan import (

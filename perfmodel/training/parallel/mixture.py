@@ -1,26 +1,113 @@
-"""What a mixture makes of a plain data-parallel plan: calls of layers, stages, places of ranks."""
+"""What a parallel layout makes of a data-parallel plan: calls of layers, stages, places of ranks.
+
+Of a pipeline's parts, those that differ in names only share one plan: a part in the middle of a
+large model has layers like its neighbours', and planning hundreds of micro-batches of each part
+anew takes longer than to simulate them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
 
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.parallel.alike_parts import plan_parts
 from perfmodel.training.parallel.device_replica import check_replica, spread_replica
-from perfmodel.training.parallel.expand_ranks import expand_ranks
-from perfmodel.training.parallel.rank_grid import RankGrid
-from perfmodel.training.pipeline.block_partition import PartitionOptions
+from perfmodel.training.parallel.rank_grid import RankGrid, expand_ranks
+from perfmodel.training.pipeline.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
-from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
-from perfmodel.training.pipeline.schedules.schedule_table import make_schedule
-from perfmodel.training.pipeline.stage_passes import PipelineOptions
-from perfmodel.training.pipeline.stage_workload import ModelPart, handed_bytes, model_parts
+from perfmodel.training.pipeline.schedules import make_schedule
+from perfmodel.training.pipeline.stage_passes import PartPlan, PipelineOptions
+from perfmodel.training.pipeline.stage_workload import (
+    ModelPart,
+    PartitionOptions,
+    handed_bytes,
+    model_parts,
+)
 from perfmodel.training.plan.layer_calls import add_layer_calls
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import Collective, StepPlan, Task
 from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.memory.blocks import block_of
 from perfmodel.workload.memory.recompute import Recompute
+from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
+
+_WORD = re.compile(r"[^\s,()]+")
+
+
+def plan_parts(parts: Sequence[ModelPart], make: Callable[[ModelPart], StepPlan]) -> list[PartPlan]:
+    """Plan all parts of a pipeline; `make` plans one of those that are alike."""
+    samples: dict[Hashable, PartPlan] = {}
+    plans = []
+    for part in parts:
+        likeness = _likeness(part)
+        if likeness in samples:
+            plans.append(PartPlan(_renamed(samples[likeness], part), part))
+        else:
+            samples[likeness] = PartPlan(make(part), part)
+            plans.append(samples[likeness])
+    return plans
+
+
+def _likeness(part: ModelPart) -> Hashable:
+    """All that a plan depends on, with blocks counted from the part's first."""
+    workload, names = part.workload, _numbered(part.workload)
+    nameless = replace(
+        workload,
+        name="",
+        tensors=tuple(replace(each, name=names[each.name]) for each in workload.tensors),
+        layers=tuple(replace(each, name=names[each.name]) for each in workload.layers),
+    )
+    times = [getattr(part.times, each.name) for each in fields(part.times)]
+    return (
+        repr(nameless),
+        part.shared,
+        *(each.tobytes() if isinstance(each, np.ndarray) else each for each in times),
+    )
+
+
+def _numbered(workload: Workload) -> Mapping[str, str]:
+    """Names of layers, tensors and their blocks, with the number of the block in the part."""
+    numbers: dict[str, int] = {}
+    names: dict[str, str] = {}
+    named = [layer.name for layer in workload.layers]
+    named += [tensor.name for tensor in workload.tensors]
+    for name in named:
+        block = block_of(name)
+        names[name] = name
+        if block is not None:
+            number = numbers.setdefault(block, len(numbers))
+            names[block] = f"block {number}"
+            names[name] = f"block {number}{name[len(block) :]}"
+    return names
+
+
+def _renamed(sample: PartPlan, part: ModelPart) -> StepPlan:
+    """Return the plan of an alike part with the names of its own layers."""
+    own = {number: name for name, number in _numbered(part.workload).items()}
+    names = {name: own[number] for name, number in _numbered(sample.part.workload).items()}
+    texts: dict[str, str] = {}
+
+    def rename(text: str) -> str:
+        if text not in texts:
+            texts[text] = _WORD.sub(lambda word: names.get(word[0], word[0]), text)
+        return texts[text]
+
+    def rename_task(task: Task) -> Task:
+        name, issues, work = rename(task.name), rename(task.issues), task.work
+        if isinstance(work, Collective) and rename(work.key) != work.key:
+            return replace(task, name=name, work=replace(work, key=rename(work.key)))
+        return task if name == task.name else replace(task, name=name, issues=issues)
+
+    plan = sample.plan
+    return replace(
+        plan,
+        name=plan.name.replace(sample.part.workload.name, part.workload.name),
+        tasks=tuple(map(rename_task, plan.tasks)),
+    )
+
 
 PART_SEGMENTS = 1
 """Tasks per pass of a part of a pipeline, beside where buckets end: passes are many and short."""

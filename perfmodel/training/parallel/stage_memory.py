@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 from perfmodel.training.memory.use import MemoryRule, MemoryUse, Setup, kept_meanwhile
 from perfmodel.training.parallel.mixture import Mixture
-from perfmodel.training.pipeline.schedules.pass_actions import PassAction, StageActions
+from perfmodel.training.pipeline.pass_actions import PassAction, StageActions
 from perfmodel.training.pipeline.stage_workload import part_workloads
 
 

@@ -6,6 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.errors import Fault, InputError
+from perfmodel.training.pipeline.pass_actions import (
+    Message,
+    PassAction,
+    PipelineSchedule,
+    action_groups,
+    bytes_after,
+    input_of,
+    output_of,
+)
 from perfmodel.training.pipeline.pass_regions import (
     PASSES,
     PassKind,
@@ -14,15 +23,7 @@ from perfmodel.training.pipeline.pass_regions import (
     drop_host_ahead,
     merge_pass,
     part_calls,
-)
-from perfmodel.training.pipeline.schedules.pass_actions import PassAction, PipelineSchedule
-from perfmodel.training.pipeline.split_backward import split_backward
-from perfmodel.training.pipeline.stage_messages import (
-    Message,
-    action_groups,
-    bytes_after,
-    input_of,
-    output_of,
+    split_backward,
 )
 from perfmodel.training.pipeline.stage_workload import ModelPart
 from perfmodel.training.plan.builder import HOST

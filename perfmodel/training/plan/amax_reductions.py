@@ -21,10 +21,11 @@ from perfmodel.training.plan.step_plan import (
     StepPlan,
     Stream,
     Task,
+    follow_previous,
 )
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.kernels.float8.float8_layers import float8_modules
-from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.kernels.float8_layers import float8_modules
+from perfmodel.workload.kernels.float8_recipe import Float8
 
 AMAXES = "greatest values"
 """Communicator of all ranks, and its stream."""
@@ -63,10 +64,7 @@ def add_amax_reductions(plan: StepPlan, request: StepRequest, float8: Float8) ->
                 launch_s=request.times.launch_s,
                 update_s=history_s + 2 * request.kernel_s,
             )
-    for at, task in enumerate(tasks):
-        if task.after_previous:
-            before = tuple(places[each] for each in task.after_previous)
-            tasks[at] = replace(task, after_previous=before)
+    follow_previous(tasks, places)
     if not reduces:
         return replace(plan, tasks=tuple(tasks))
     everyone = Communicator(AMAXES, (range(request.ranks),), "amaxes")

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from perfmodel.training.plan.step_plan import Collective, Compute, Op, Stream, Task
+from perfmodel.training.plan.step_plan import (
+    Collective,
+    Communicator,
+    Compute,
+    Op,
+    RankClass,
+    StepPlan,
+    Stream,
+    Task,
+)
+from perfmodel.training.strategy import StepRequest
 
 HOST = Stream("host", "host")
 COMPUTE = Stream("compute", "compute")
@@ -27,6 +37,11 @@ class TaskList:
     kernel_s: float
     copy_Bps: float
     tasks: list[Task] = field(default_factory=list)
+
+    @staticmethod
+    def of(request: StepRequest) -> TaskList:
+        """Begin an empty list, at the rates of a step that was asked for."""
+        return TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
 
     def add(self, task: Task) -> int:
         """Append a task and return its index."""
@@ -67,6 +82,29 @@ class TaskList:
         work = Compute(duration_s)
         return self.add(Task(name, kind, rank_class, stream, work, tuple(after), **marks))
 
+    def launch(
+        self,
+        name: str,
+        kind: str,
+        duration_s: float,
+        kernels: int,
+        rank_class: str,
+        *,
+        issue_after: Iterable[int] = (),
+        after: Iterable[int] = (),
+        micro_batch: int = 0,
+        **marks: Any,
+    ) -> int:
+        """Let the host launch kernels, and run them after that and what else they wait for.
+
+        `issue_after`: what the host waits for before it launches them.
+        """
+        issued = self.issue(name, kernels, rank_class, after=issue_after, micro_batch=micro_batch)
+        waits = dict.fromkeys((*issued, *after))
+        return self.compute(
+            name, kind, duration_s, rank_class, after=waits, micro_batch=micro_batch, **marks
+        )
+
     def wait(self, name: str, rank_class: str, *, after: Iterable[int], **marks: Any) -> int:
         """Let the host wait, as a synchronisation or the reading of a value does.
 
@@ -75,6 +113,10 @@ class TaskList:
         stream = HOST if self.launch_s > 0 else COMPUTE
         work = Compute(0.0)
         return self.add(Task(name, "wait", rank_class, stream.name, work, tuple(after), **marks))
+
+    def copy_s(self, nbytes: float, kernels: int) -> float:
+        """Time of copies within a device; seconds."""
+        return nbytes / self.copy_Bps + kernels * self.kernel_s
 
     def copy(
         self,
@@ -87,8 +129,9 @@ class TaskList:
         **marks: Any,
     ) -> int:
         """Copy `nbytes` within a device, in `kernels` kernels."""
-        duration_s = nbytes / self.copy_Bps + kernels * self.kernel_s
-        return self.compute(name, "copy", duration_s, rank_class, after=after, **marks)
+        return self.compute(
+            name, "copy", self.copy_s(nbytes, kernels), rank_class, after=after, **marks
+        )
 
     def collective(
         self,
@@ -110,3 +153,33 @@ class TaskList:
         work = Collective(op, nbytes, communicator, key, root, dtype, times)
         task = Task(name, "communication", rank_class, stream, work, tuple(after), **marks)
         return self.add(task)
+
+    def begin_after(self, end: int, streams: Iterable[str] = ()) -> None:
+        """Let the first task on each stream follow task `end` of the step before.
+
+        `streams`: names; none: all but the host's.
+        """
+        own = set(streams) or {task.stream for task in self.tasks} - {HOST.name}
+        for index, task in enumerate(self.tasks):
+            if task.stream in own and index != end:
+                own.remove(task.stream)
+                self.tasks[index] = replace(task, after_previous=(end,))
+
+    def plan(
+        self,
+        name: str,
+        classes: Iterable[RankClass],
+        streams: Iterable[Stream],
+        communicators: Iterable[Communicator],
+        samples: int,
+    ) -> StepPlan:
+        """Return the tasks as a plan, with those streams that they use."""
+        used = {task.stream for task in self.tasks}
+        return StepPlan(
+            name=name,
+            classes=tuple(classes),
+            streams=tuple(stream for stream in streams if stream.name in used),
+            communicators=tuple(communicators),
+            tasks=tuple(self.tasks),
+            samples=samples,
+        )

@@ -17,7 +17,7 @@ import numpy as np
 from perfmodel.arrays import FloatArray, IntArray
 from perfmodel.errors import ScheduleError
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.plan.builder import TaskList
+from perfmodel.training.plan.builder import COMPUTE, TaskList
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import ITEM_BYTES, LayerTimes, Workload
 
@@ -73,13 +73,13 @@ def add_forward(
     )
     for index, part in enumerate(parts):
         name = f"forward {part.name}"
-        issued = step.tasks.issue(name, part.kernels, step.rank_class, micro_batch=micro_batch)
-        step.tasks.compute(
+        step.tasks.launch(
             name,
             "forward",
             part.duration_s,
+            part.kernels,
             step.rank_class,
-            after=(*issued, *after, *casts[index : index + 1]),
+            after=(*after, *casts[index : index + 1]),
             micro_batch=micro_batch,
             layers=part.indices,
         )
@@ -112,17 +112,57 @@ def add_backward_segment(
         duration_s += 1.5 * step.nbytes(part.tensors) / step.request.times.copy_Bps
         duration_s += added * step.tasks.kernel_s
         kernels += added
-    issued = step.tasks.issue(name, kernels, step.rank_class, micro_batch=micro_batch)
-    return step.tasks.compute(
+    return step.tasks.launch(
         name,
         "backward",
         duration_s,
+        kernels,
         step.rank_class,
-        after=issued,
         micro_batch=micro_batch,
         core_s=step.request.core.of(part.layers, len(part.tensors), step.nbytes(part.tensors)),
         layers=part.indices,
     )
+
+
+def add_step_end(step: Step, end: int) -> int:
+    """Add what the process of a rank does at the end of a step; returns the last task."""
+    if step.request.host_s <= 0:
+        return end
+    return step.tasks.compute(
+        "end of the step",
+        "copy",
+        step.request.host_s,
+        step.rank_class,
+        after=(end,),
+        role="step_end",
+        micro_batch=step.last_micro_batch,
+    )
+
+
+def add_optimizer(
+    step: Step,
+    reduced: tuple[int, ...],
+    *,
+    host_waits: bool,
+    streams: Sequence[str] = (COMPUTE.name,),
+) -> None:
+    """Add the optimizer once all is reduced; the next step begins after it.
+
+    `host_waits`: whether the host waits for the reductions before it issues the optimizer.
+    `streams`: that begin with the next step.
+    """
+    times = step.request.times
+    end = step.tasks.launch(
+        "optimizer",
+        "optimizer",
+        times.optimizer_s,
+        times.optimizer_kernels,
+        step.rank_class,
+        issue_after=reduced if host_waits else (),
+        after=reduced,
+        micro_batch=step.last_micro_batch,
+    )
+    step.tasks.begin_after(add_step_end(step, end), streams)
 
 
 # ---------------------------------------------------------------- segments

@@ -67,12 +67,11 @@ class StepBuilder:
         streams: Sequence[Stream] = (),
     ) -> None:
         everybody = range(request.ranks)
-        times = request.times
         self._request = request
         self._classes = dict(classes or {"ranks": everybody})
         self._groups = dict(groups or {"all": (everybody,)})
         self._streams = (HOST, COMPUTE, COMM, *streams)
-        self._list = TaskList(times.launch_s, request.kernel_s, times.copy_Bps)
+        self._list = TaskList.of(request)
 
     def compute(
         self,
@@ -201,14 +200,12 @@ class StepBuilder:
         samples : int, optional
             That one step trains; default: the batch of each rank.
         """
-        used = {task.stream for task in self._list.tasks}
         request = self._request
-        return StepPlan(
+        return self._list.plan(
             name=name or f"own strategy, {request.workload.name}",
             classes=tuple(RankClass(each, ranks) for each, ranks in self._classes.items()),
-            streams=tuple(stream for stream in self._streams if stream.name in used),
+            streams=self._streams,
             communicators=tuple(Communicator(each, tuple(g)) for each, g in self._groups.items()),
-            tasks=tuple(self._list.tasks),
             samples=request.ranks * request.batch_per_gpu if samples is None else samples,
         )
 

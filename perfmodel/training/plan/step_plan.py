@@ -6,12 +6,15 @@ on a task or a communicator stands in fields: nothing is read out of a name.
 A plan names *classes* of identical ranks, not ranks: data-parallel training of 100,000
 GPUs is one class, nn.DataParallel is two, a pipeline is one per stage. ``reports/decisions``
 has the check that FSDP, tensor, pipeline and asynchronous training fit.
+
+Which dimension of a mixture a communicator serves.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 Op = Literal[
     "all_reduce",
@@ -182,3 +185,61 @@ class StepPlan:
     tasks: tuple[Task, ...]
     samples: int
     semaphores: tuple[tuple[str, int], ...] = ()
+
+
+def follow_previous(tasks: list[Task], places: Sequence[int]) -> None:
+    """Let tasks of a plan that has been rewritten wait for those of the step before it.
+
+    `places`: of each task of the plan as it was, its index in `tasks`.
+    """
+    for at, task in enumerate(tasks):
+        if task.after_previous:
+            tasks[at] = replace(task, after_previous=tuple(places[i] for i in task.after_previous))
+
+
+def neighbours(ranks: int, size: int) -> tuple[range, ...]:
+    """Groups of so many ranks with consecutive numbers."""
+    return tuple(range(first, first + size) for first in range(0, ranks, size))
+
+
+def strides(ranks: int, size: int) -> tuple[range, ...]:
+    """Groups of the ranks in the same place of all groups of neighbours."""
+    return tuple(range(first, ranks, size) for first in range(size))
+
+
+Dimension = Literal["tensor", "context", "expert", "pipeline", "data", "all ranks"]
+
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+"""In the order in which reports list them; "data": gradients, and parameters that are sharded."""
+
+_DIMENSION_OF: Mapping[CommunicatorRole, Dimension] = {
+    "replicas": "data",
+    "tensor": "tensor",
+    "context": "context",
+    "expert": "expert",
+    "expert_rail": "expert",
+    "expert_node": "expert",
+    "expert_copies": "data",
+    "amaxes": "data",
+    "stages": "pipeline",
+    "embedding_holders": "pipeline",
+    "all_stages": "all ranks",
+}
+
+
+def dimension_of(communicator: Communicator) -> Dimension:
+    """Dimension whose ranks a communicator joins.
+
+    A gradient of the embedding that both ends of a pipeline hold is the pipeline's.
+
+    Examples
+    --------
+    >>> dimension_of(Communicator("pairs", ((0, 1), (2, 3)), "expert_rail"))
+    'expert'
+    """
+    return _DIMENSION_OF[communicator.role]
+
+
+def has_stages(plan: StepPlan) -> bool:
+    """Whether a plan has a pipeline's stages, which wait for each other's messages."""
+    return any(dimension_of(each) == "pipeline" for each in plan.communicators)

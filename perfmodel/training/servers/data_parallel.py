@@ -8,14 +8,14 @@ is a single operation; only GPU 0 runs the optimizer. From torch 2.13: torch/nn/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfmodel.training.ddp.options import MIB, DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.memory.use import MemoryUse, Setup, replicated
 from perfmodel.training.plan.builder import COMPUTE, HOST, TaskList
-from perfmodel.training.plan.forward_backward import backward_segments, forward_segments
+from perfmodel.training.plan.forward_backward import Segment, backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Communicator, Op, RankClass, StepPlan, Stream
 from perfmodel.training.strategy import StepRequest, Strategy
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor
@@ -56,7 +56,7 @@ def data_parallel_plan(request: StepRequest, _options: DdpOptions = NO_OPTIONS) 
             segments=request.segments,
         )
         return ddp_plan(alone, DdpOptions())
-    tasks = TaskList(times.launch_s, request.kernel_s, times.copy_Bps)
+    tasks = TaskList.of(request)
     step = _Step(request, tasks)
     _add_forward(step)
     _add_backward(step)
@@ -150,14 +150,21 @@ def _add_forward(step: _Step) -> None:
     parts = forward_segments(
         step.request.workload, step.request.times, at_most=step.request.segments
     )
+    _add_layers(step, "forward", parts, ready, launches=step.request.ranks)
+
+
+def _add_layers(
+    step: _Step, kind: str, parts: Sequence[Segment], ready: Mapping[str, int], launches: int = 1
+) -> None:
+    """Add layers of all GPUs, whose first kernels wait for what is `ready`.
+
+    `launches`: how many threads launch kernels one after the other.
+    """
     for rank_class in (FIRST, OTHERS):
         waits: tuple[int, ...] = (ready[rank_class],)
         for part in parts:
-            name = f"forward {part.name}"
-            issued = step.tasks.issue(name, part.kernels * step.request.ranks, rank_class)
-            step.tasks.compute(
-                name, "forward", part.duration_s, rank_class, after=(*issued, *waits)
-            )
+            name, kernels = f"{kind} {part.name}", part.kernels * launches
+            step.tasks.launch(name, kind, part.duration_s, kernels, rank_class, after=waits)
             waits = ()
 
 
@@ -167,17 +174,10 @@ def _add_backward(step: _Step) -> None:
     if outputs:
         gathered = _together(step, "gather outputs", "gather", outputs, ready)
         ready = _together(step, "scatter gradient of outputs", "scatter", outputs, gathered)
-    for rank_class in (FIRST, OTHERS):
-        waits: tuple[int, ...] = (ready[rank_class],)
-        for part in backward_segments(
-            step.request.workload, step.request.times, at_most=step.request.segments
-        ):
-            name = f"backward {part.name}"
-            issued = step.tasks.issue(name, part.kernels, rank_class)
-            step.tasks.compute(
-                name, "backward", part.duration_s, rank_class, after=(*issued, *waits)
-            )
-            waits = ()
+    parts = backward_segments(
+        step.request.workload, step.request.times, at_most=step.request.segments
+    )
+    _add_layers(step, "backward", parts, ready)
 
 
 def _add_reduction(step: _Step) -> None:
@@ -196,13 +196,14 @@ def _add_reduction(step: _Step) -> None:
             for rank_class in (FIRST, OTHERS)
         }
         ready = _together(step, f"reduce gradients {number}", "reduce", nbytes, flat, dtype)
-    issued = step.tasks.issue("optimizer", step.request.times.optimizer_kernels, FIRST)
-    end = step.tasks.compute(
+    times = step.request.times
+    end = step.tasks.launch(
         "optimizer",
         "optimizer",
-        step.request.times.optimizer_s,
+        times.optimizer_s,
+        times.optimizer_kernels,
         FIRST,
-        after=(*issued, ready[FIRST]),
+        after=(ready[FIRST],),
     )
     for index in _firsts(step):
         task = step.tasks.tasks[index]

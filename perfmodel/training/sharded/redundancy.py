@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.scenario.sections.strategies.zero_redundancy import ZeroRedundancyStrategy
-from perfmodel.training.ddp.hooks.bucket_reduction import GROUP
+from perfmodel.training.ddp.bucket_reduction import GROUP
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import RANKS, ddp_plan
 from perfmodel.training.ddp.strategy import ddp_memory, ddp_options
 from perfmodel.training.memory.use import MemoryUse, Setup
 from perfmodel.training.plan.builder import TaskList
-from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
+from perfmodel.training.plan.step_plan import Compute, StepPlan
 from perfmodel.training.strategy import Setting, StepRequest, Strategy
 from perfmodel.workload.model import ParameterTensor
 
@@ -71,7 +71,7 @@ def zero_redundancy_plan(request: StepRequest, options: ZeroRedundancyOptions) -
     owned = partition_parameters(trained, sizes[GROUP])
     place = next(i for i, task in enumerate(plan.tasks) if task.kind == "optimizer")
     end = max(i for task in plan.tasks for i in task.after_previous)
-    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    tasks = TaskList.of(request)
     tasks.tasks = list(plan.tasks)
     update = tasks.tasks[place]
     assert isinstance(update.work, Compute)
@@ -126,10 +126,8 @@ def _add_broadcasts(
                 key=f"updated {name}",
                 after=dict.fromkeys((*issued, end)),
                 dtype=dtype,
+                root=rank,
             )
-            work = tasks.tasks[last].work
-            assert isinstance(work, Collective)
-            tasks.tasks[last] = replace(tasks.tasks[last], work=replace(work, root=rank))
     return last
 
 

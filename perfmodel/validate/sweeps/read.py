@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from perfmodel.calibrate.readers.infer_op import OPS
 from perfmodel.errors import Fault, InputError
-from perfmodel.files import FileModel, load_document
 from perfmodel.files.csv_rows import Record, RowReader, read_table
 from perfmodel.validate.sweeps.times import Row, Times, times_of
 
@@ -235,31 +233,6 @@ def _ranks(reader: RowReader, times: Times, notes: list[str]) -> tuple[int, int,
     if times.nranks not in {None, nranks}:
         notes.append(f"the times are said to be of {times.nranks} ranks, the table says {nranks}")
     return nodes, nranks // nodes, nranks
-
-
-class Fitted(FileModel):
-    """Constants, and the sweeps that they were fitted on."""
-
-    constants: str
-    sweeps: tuple[str, ...]
-
-
-class _FittedFile(FileModel):
-    perfmodel: Literal[1]
-    kind: Literal["fitted"]
-    fitted_on: tuple[Fitted, ...]
-
-
-def fitted_on(path: Path | None = None) -> tuple[Fitted, ...]:
-    """Read which sweeps the shipped constants were fitted on (``fitted.yaml``).
-
-    Raises
-    ------
-    InputError
-        Everything that is wrong in the file, with lines.
-    """
-    shipped = Path(__file__).with_name("fitted.yaml")
-    return load_document(_FittedFile, path or shipped).fitted_on
 
 
 def operation(text: str) -> str:

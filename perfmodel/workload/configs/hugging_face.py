@@ -5,27 +5,112 @@ Weights are not read, and nothing is fetched: the file alone says what the model
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from perfmodel.errors import Fault, InputError, allowed_names
-from perfmodel.files import is_file, is_folder, validate_document
-from perfmodel.workload.configs.config_types import Finding, HubConfig, raise_findings
-from perfmodel.workload.configs.extra_fields import extra_notes, quantization_of, value_findings
-from perfmodel.workload.configs.families import decoder_configs as dense
-from perfmodel.workload.configs.families import deepseek_configs as deepseek
-from perfmodel.workload.configs.families import encoder_configs as encoder
-from perfmodel.workload.configs.families import expert_configs as routed
-from perfmodel.workload.configs.families import image_text_configs as seeing
-from perfmodel.workload.configs.families import llama_kin_configs as kin
-from perfmodel.workload.configs.families import other_configs as other
-from perfmodel.workload.configs.families import sense_configs as sense
+from perfmodel.files import is_file, is_folder
+from perfmodel.workload.configs.decoder_families import DENSE_FAMILIES, IMAGE_TEXT_FAMILIES
+from perfmodel.workload.configs.expert_families import EXPERT_FAMILIES
+from perfmodel.workload.configs.family import Family, Finding, HubConfig, raise_findings
+from perfmodel.workload.configs.image_and_sound_families import IMAGE_AND_SOUND_FAMILIES
 from perfmodel.workload.configs.json_file import CONFIG_NAME, JsonFile, read_json
+from perfmodel.workload.configs.text_families import TEXT_FAMILIES
 from perfmodel.workload.zoo.buildable import Buildable
+
+_HARMLESS = """
+_name_or_path architectures model_type torch_dtype dtype transformers_version auto_map return_dict
+output_hidden_states output_attentions output_past output_scores use_cache problem_type label2id
+id2label chunk_size_feed_forward is_encoder_decoder torchscript tokenizer_class
+task_specific_params finetuning_task keys_to_ignore_at_inference _attn_implementation
+attn_implementation _flash_attn_2_enabled use_flash_attn cache_implementation pad_token_id
+bos_token_id eos_token_id sep_token_id cls_token_id unk_token_id mask_token_id
+decoder_start_token_id forced_bos_token_id forced_eos_token_id forced_decoder_ids suppress_tokens
+begin_suppress_tokens bad_words_ids image_token_id image_token_index max_length min_length
+do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+typical_p repetition_penalty length_penalty num_return_sequences no_repeat_ngram_size
+encoder_no_repeat_ngram_size return_dict_in_generate initializer_range initializer_factor init_std
+logit_scale_init_value rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon
+norm_type qk_layernorm_eps rope_theta rope_scaling rope_parameters rope_local_base_freq
+rope_interleave rotary_emb_base original_max_position_embeddings initial_context_length
+max_sequence_length max_window_layers rope_type n_ctx n_positions max_position_embeddings
+relative_attention_max_distance model_max_length pretraining_tp ep_size quantization_config
+sliding_window layer_types norm_topk_prob routed_scaling_factor router_aux_loss_coef
+router_jitter_noise aux_loss_alpha seq_aux topk_method scoring_func moe_layer_freq
+experts_per_token num_experts num_local_experts n_shared_experts swiglu_alpha swiglu_limit
+qk_head_dim head_dim query_pre_attn_scalar _sliding_window_pattern hidden_act hidden_activation
+embedding_multiplier logits_scaling residual_multiplier attention_multiplier use_qk_norm
+attention_chunk_size attn_temperature_tuning floor_scale attn_scale for_llm_compressor
+scale_attn_weights summary_type summary_use_proj summary_activation summary_proj_to_labels
+summary_first_dropout reorder_and_upcast_attn classifier_dropout position_embedding_type
+pooler_act pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
+pooler_type directionality attention_probs_dropout_prob embd_pdrop dense_act_fn is_gated_act
+scale_decoder_outputs feed_forward_proj encoder_stride scale_embedding use_weighted_layer_sum
+classifier_proj_size apply_spec_augment mask_time_prob mask_time_length mask_time_min_masks
+mask_feature_prob mask_feature_length mask_feature_min_masks median_filter_width num_hidden_layers
+text_config_dict vision_config_dict initializer_cutoff_factor
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+"""Fields that change no tensor and no work, or that the library does not read, as in
+transformers 5.23 ``configuration_utils.py`` and the families' configuration classes."""
+
+ONLY: Mapping[str, tuple[object, ...]] = {
+    "moe_layer_freq": (1,),
+    "position_embedding_type": ("absolute",),
+    "scoring_func": ("softmax", "sigmoid"),
+    "num_key_value_groups": (1,),
+}
+"""Fields whose other values make a model that is none of the zoo."""
+
+CHECKPOINTED = (
+    "The file asks for gradient_checkpointing, which is not read: memory.recompute states it."
+)
+BALANCED = "The loss of balance is left out: model.experts.auxiliary_loss adds it."
+FURTHER = "Its heads for further tokens (num_nextn_predict_layers) are left out."
+CODE = "The file names code of its own (auto_map), which is not read: the family's is taken."
+MOST_NAMED = 6
+
+
+def value_findings(content: Mapping[str, Any]) -> Iterator[Finding]:
+    """Find values of such fields that the zoo has no model for."""
+    for field, allowed in ONLY.items():
+        value = content.get(field)
+        if value is not None and value not in allowed:
+            yield field, repr(value), " or ".join(map(repr, allowed))
+
+
+def extra_notes(content: Mapping[str, Any], contract: type[HubConfig]) -> tuple[str, ...]:
+    """Return what of a file is left out, in sentences."""
+    switches = {
+        "gradient_checkpointing": CHECKPOINTED,
+        "output_router_logits": BALANCED,
+        "num_nextn_predict_layers": FURTHER,
+        "auto_map": CODE,
+    }
+    notes = [note for field, note in switches.items() if content.get(field)]
+    method = quantization_of(content)
+    if method:
+        text = f"Its weights are stored as {method}; trained in bf16, as they are dequantised."
+        notes.append(text)
+    read_fields = HARMLESS | switches.keys() | contract.model_fields.keys()
+    others = sorted(field for field, value in content.items() if value and field not in read_fields)
+    if others:
+        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+        notes.append(f"Fields that are not read: {', '.join(others[:MOST_NAMED])}{more}.")
+    return tuple(notes)
+
+
+def quantization_of(content: Mapping[str, Any]) -> str:
+    """Return how stored weights are quantised, or nothing."""
+    section = content.get("quantization_config")
+    if not isinstance(section, dict):
+        return ""
+    return str(section.get("quant_method", "quantised numbers"))[:40]
+
 
 OTHERS = "what `perfmodel capture {file}` writes (with transformers installed), a model file"
 SIZES = frozenset(
@@ -50,68 +135,12 @@ SIZES = frozenset(
 TEXT_ALONE = "Its text model alone is trained: the parts for images or sound are left out."
 
 
-class Family(NamedTuple):
-    """Contract of a configuration, what makes a model of it, Hugging Face's class."""
-
-    config: type[HubConfig]
-    make: Callable[[str, Any, str], Buildable]
-    name: str
-
-
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(dense.LlamaConfig, dense.decoder_model, "LlamaForCausalLM"),
-    "mistral": Family(dense.MistralConfig, dense.decoder_model, "MistralForCausalLM"),
-    "qwen2": Family(dense.Qwen2Config, dense.decoder_model, "Qwen2ForCausalLM"),
-    "qwen3": Family(dense.Qwen3Config, dense.decoder_model, "Qwen3ForCausalLM"),
-    "gemma": Family(dense.GemmaConfig, dense.decoder_model, "GemmaForCausalLM"),
-    "gemma2": Family(dense.Gemma2Config, dense.decoder_model, "Gemma2ForCausalLM"),
-    "gemma3_text": Family(dense.Gemma3Config, dense.decoder_model, "Gemma3ForCausalLM"),
-    "nemotron": Family(dense.NemotronConfig, dense.decoder_model, "NemotronForCausalLM"),
-    "phi3": Family(kin.Phi3Config, dense.decoder_model, "Phi3ForCausalLM"),
-    "glm": Family(kin.GlmConfig, dense.decoder_model, "GlmForCausalLM"),
-    "glm4": Family(kin.Glm4Config, dense.decoder_model, "Glm4ForCausalLM"),
-    "granite": Family(kin.GraniteConfig, dense.decoder_model, "GraniteForCausalLM"),
-    "smollm3": Family(kin.SmolLM3Config, dense.decoder_model, "SmolLM3ForCausalLM"),
-    "seed_oss": Family(kin.SeedOssConfig, dense.decoder_model, "SeedOssForCausalLM"),
-    "ernie4_5": Family(kin.Ernie45Config, dense.decoder_model, "Ernie4_5ForCausalLM"),
-    "cohere": Family(kin.CohereConfig, dense.decoder_model, "CohereForCausalLM"),
-    "cohere2": Family(kin.Cohere2Config, dense.decoder_model, "Cohere2ForCausalLM"),
-    "olmo": Family(kin.OlmoConfig, dense.decoder_model, "OlmoForCausalLM"),
-    "olmo2": Family(kin.Olmo2Config, dense.decoder_model, "Olmo2ForCausalLM"),
-    "olmo3": Family(kin.Olmo3Config, dense.decoder_model, "Olmo3ForCausalLM"),
-    "starcoder2": Family(kin.Starcoder2Config, dense.decoder_model, "Starcoder2ForCausalLM"),
-    "stablelm": Family(kin.StableLmConfig, dense.decoder_model, "StableLmForCausalLM"),
-    "mixtral": Family(routed.MixtralConfig, routed.expert_model, "MixtralForCausalLM"),
-    "qwen2_moe": Family(routed.Qwen2MoeConfig, routed.expert_model, "Qwen2MoeForCausalLM"),
-    "qwen3_moe": Family(routed.Qwen3MoeConfig, routed.expert_model, "Qwen3MoeForCausalLM"),
-    "deepseek_v2": Family(deepseek.DeepseekV2Config, routed.expert_model, "DeepseekV2ForCausalLM"),
-    "deepseek_v3": Family(deepseek.DeepseekV3Config, routed.expert_model, "DeepseekV3ForCausalLM"),
-    "glm4_moe": Family(deepseek.Glm4MoeConfig, routed.expert_model, "Glm4MoeForCausalLM"),
-    "olmoe": Family(routed.OlmoeConfig, routed.expert_model, "OlmoeForCausalLM"),
-    "gpt_oss": Family(routed.GptOssConfig, routed.expert_model, "GptOssForCausalLM"),
-    "llama4_text": Family(routed.Llama4Config, routed.expert_model, "Llama4ForCausalLM"),
-    "qwen2_vl_text": Family(seeing.Qwen2VLTextConfig, dense.decoder_model, "Qwen2ForCausalLM"),
-    "qwen2_5_vl_text": Family(seeing.Qwen2VLTextConfig, dense.decoder_model, "Qwen2ForCausalLM"),
-    "qwen3_vl_text": Family(seeing.Qwen3VLTextConfig, dense.decoder_model, "Qwen3ForCausalLM"),
-    "qwen3_vl_moe_text": Family(
-        seeing.Qwen3VLMoeTextConfig, routed.expert_model, "Qwen3MoeForCausalLM"
-    ),
-    "ministral3": Family(seeing.Ministral3Config, dense.decoder_model, "Ministral3ForCausalLM"),
-    "gpt2": Family(other.Gpt2Config, other.gpt2_model, "GPT2LMHeadModel"),
-    "gpt_neox": Family(other.GptNeoxConfig, other.gpt_neox_model, "GPTNeoXForCausalLM"),
-    "phi": Family(other.PhiConfig, other.phi_model, "PhiForCausalLM"),
-    "opt": Family(other.OptConfig, other.opt_model, "OPTForCausalLM"),
-    "bert": Family(encoder.BertConfig, encoder.bert_model, "BertForMaskedLM"),
-    "roberta": Family(encoder.RobertaConfig, encoder.roberta_model, "RobertaForMaskedLM"),
-    "xlm-roberta": Family(encoder.XlmRobertaConfig, encoder.roberta_model, "XLMRobertaForMaskedLM"),
-    "camembert": Family(encoder.XlmRobertaConfig, encoder.roberta_model, "CamembertForMaskedLM"),
-    "distilbert": Family(
-        encoder.DistilBertConfig, encoder.distilbert_model, "DistilBertForMaskedLM"
-    ),
-    "t5": Family(other.T5Config, other.t5_model, "T5ForConditionalGeneration"),
-    "vit": Family(sense.VitConfig, sense.vit_model, "ViTForImageClassification"),
-    "clip": Family(sense.ClipConfig, sense.clip_model, "CLIPModel"),
-    "whisper": Family(sense.WhisperConfig, sense.whisper_model, "WhisperForConditionalGeneration"),
+    **DENSE_FAMILIES,
+    **EXPERT_FAMILIES,
+    **IMAGE_TEXT_FAMILIES,
+    **TEXT_FAMILIES,
+    **IMAGE_AND_SOUND_FAMILIES,
 }
 """By `model_type`."""
 
@@ -160,8 +189,7 @@ def config_model(document: JsonFile, name: str | None = None) -> Buildable:
     try:
         missing = () if is_part else _missing_sizes(family, fields)
         raise_findings(chain(value_findings(fields), missing))
-        config = validate_document(family.config, fields)
-        model = family.make(title, config, family.name)
+        model = family.make(title, family.read(fields), family)
         model = replace(
             model,
             dtype=_dtype_of(content, fields),

@@ -18,7 +18,7 @@ from perfmodel.files import is_file
 from perfmodel.files.bounds import LARGEST_BYTES
 from perfmodel.workload.configs.json_file import JsonFile, parse_json, read_json
 from perfmodel.workload.model import Layer, ParameterTensor, Workload
-from perfmodel.workload.readers.fields import MOST_ELEMENTS, TRAINABLE, list_first
+from perfmodel.workload.readers.csv_tables import MOST_ELEMENTS, TRAINABLE, list_first
 
 SUFFIX, INDEX_SUFFIX = ".safetensors", ".safetensors.index.json"
 ORDER_NOTE = (

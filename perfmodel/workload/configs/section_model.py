@@ -34,8 +34,8 @@ def section_model(section: ModelSection, resolve: Callable[[str, str], Path]) ->
         except InputError as error:
             raise InputError(_inside("transformer", fault) for fault in error.faults) from None
     if section.megatron is not None:
-        from perfmodel.workload.configs.megatron.argument_text import is_argument_file
-        from perfmodel.workload.configs.megatron.megatron_arguments import megatron_model
+        from perfmodel.workload.configs.argument_text import is_argument_file
+        from perfmodel.workload.configs.megatron_arguments import megatron_model
 
         stated: str | Path = section.megatron
         if is_argument_file(section.megatron):

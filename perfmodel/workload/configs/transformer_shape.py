@@ -6,16 +6,16 @@ from dataclasses import replace
 from functools import partial
 
 from perfmodel.scenario.sections.model import TransformerSection, transformer_findings
-from perfmodel.workload.configs.config_types import LONGEST_DEFAULT, raise_findings
+from perfmodel.workload.configs.family import LONGEST_DEFAULT, raise_findings
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.decoders.experts import ExpertSettings
-from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
-from perfmodel.workload.zoo.decoders.experts.expert_sizes import ExpertShape, RoutedShape
-from perfmodel.workload.zoo.decoders.llama import llama
-from perfmodel.workload.zoo.stacks.activation_functions import ACTIVATIONS
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
+from perfmodel.workload.zoo.expert_sizes import ExpertShape, RoutedShape
+from perfmodel.workload.zoo.layers import ACTIVATIONS
+from perfmodel.workload.zoo.llama import llama
 
 EXPERT_FAMILY = "MixtralForCausalLM"
 """Whose names tensors of experts have; others have Llama's."""

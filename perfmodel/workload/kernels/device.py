@@ -2,14 +2,201 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
+from perfmodel.errors import Fault, InputError, allowed_names
+from perfmodel.files import read_yaml
 from perfmodel.topology.model import Gpu
-from perfmodel.workload.kernels.kernel_constants import (
-    AttentionRate,
-    KernelConstants,
-    kernel_constants,
-)
+
+
+@dataclass(frozen=True)
+class ProductConstants:
+    """Of matrix products: ramp, prologue of a tile (bytes of the depth), loads of its edges.
+
+    `demand_Bps`: bytes per second that the operations of one multiprocessor need, from which on
+        these hold; below, prologue and loads weigh less in proportion.
+    """
+
+    ramp_s: float
+    prologue_bytes: float
+    tile_edge: float
+    demand_Bps: float
+
+
+@dataclass(frozen=True)
+class GroupedConstants:
+    """Of products of experts: rate of one kernel for all groups, over that of a plain product.
+
+    `dispatch_s`, `own_kernel_slowdown`: least time, and time over that of a plain product, where
+        each of several groups has a kernel of its own.
+    """
+
+    single_kernel_rate: float
+    dispatch_s: float
+    own_kernel_slowdown: float
+
+    def own_kernels_s(self, each_s: float, groups: int) -> float:
+        """Time of a kernel for each group; a group alone is a plain product."""
+        slowdown = self.own_kernel_slowdown if groups > 1 else 1.0
+        return groups * max(self.dispatch_s, slowdown * each_s)
+
+
+@dataclass(frozen=True)
+class ConvolutionConstants:
+    """Elements per second of one multiprocessor: over feature maps, and in transposing copies."""
+
+    map_elements_per_s: float
+    copy_elements_per_s: float
+
+
+@dataclass(frozen=True)
+class AttentionConstants:
+    """Of attention.
+
+    `half_rate_keys`: keys per query at which a fused kernel reaches half its rate.
+    `backward_flops`, `backward_passes`: operations and traffic of its backward over forward.
+    `first_flash_rate`: rate of FlashAttention 1 against the second.
+    `unfused_passes`, `unfused_kernels`: memory passes and kernels per score where attention is not
+        fused.
+    `compiled_passes`: those passes where a compiler fuses what lies between the products.
+    `dropout_passes`: of dropout, where it stays a kernel of its own beside fused ones.
+    """
+
+    half_rate_keys: float
+    backward_flops: float
+    backward_passes: float
+    first_flash_rate: float
+    unfused_passes: float
+    unfused_kernels: int
+    compiled_passes: float
+    dropout_passes: float
+
+
+@dataclass(frozen=True)
+class AttentionRate:
+    """Rate of fused attention over that of large products, for heads of up to 64 and from 128.
+
+    `backward`: rate of backward over that of forward.
+    `half_rate_keys`: keys that a query sees at half of the rate; None: as elsewhere.
+    `narrow`, `narrow_backward`: rates with fp8 operands over those in bf16; None: there are none.
+    """
+
+    small_heads: float
+    large_heads: float
+    backward: float = 1.0
+    half_rate_keys: float | None = None
+    narrow: float | None = None
+    narrow_backward: float | None = None
+
+    def at(self, head_size: int) -> float:
+        """Interpolate by head size."""
+        share = min(1.0, max(0.0, (head_size - 64) / 64))
+        return self.small_heads + share * (self.large_heads - self.small_heads)
+
+
+@dataclass(frozen=True)
+class NormConstants:
+    """Elements per second of one multiprocessor; time of backward over forward."""
+
+    elements_per_s: float
+    backward: float
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerKind:
+    """An optimizer's fp32 state per parameter element, and its kernels.
+
+    `tensors_per_launch`: of the fused kernel.
+    `operations`, `passes`, `copies`: where it is not fused: element-wise operations, how often
+        these read or write a tensor of the parameters' size, and such tensors that they make.
+    """
+
+    state_tensors: int
+    tensors_per_launch: int
+    operations: int
+    passes: int
+    copies: int
+
+
+@dataclass(frozen=True)
+class ForLoopConstants:
+    """Operations and passes that keeping gradients costs, where each tensor has its own kernels."""
+
+    operations: int
+    passes: int
+
+
+@dataclass(frozen=True, eq=False)
+class KernelConstants:
+    """All of them; the file states each source.
+
+    `elementwise_backward`: traffic of backward over that of forward.
+    `elements_per_launch`: parameter elements that one optimizer launch can cover.
+    `tensors_per_operation`: tensors that a launch of one of its operations covers, not fused.
+    """
+
+    product: ProductConstants
+    grouped: GroupedConstants
+    convolution: ConvolutionConstants
+    attention: AttentionConstants
+    attention_rates: Mapping[str, AttentionRate]
+    norm: NormConstants
+    elementwise_backward: float
+    optimizers: Mapping[str, OptimizerKind]
+    elements_per_launch: int
+    tensors_per_operation: int
+    for_loop: ForLoopConstants
+
+    def attention_rate(self, gpu: str, generation: str, library: str = "") -> AttentionRate:
+        """Rate on a GPU where it is stated, else of its generation, or that of `other`.
+
+        `library`: whose kernels run, where they are not the usual ones.
+        """
+        names = (f"{generation} {library}", gpu, generation, "other")
+        return next(self.attention_rates[name] for name in names if name in self.attention_rates)
+
+    def optimizer(self, name: str) -> OptimizerKind:
+        """Look an optimizer up.
+
+        Raises `InputError`: nothing by that name.
+        """
+        if name not in self.optimizers:
+            raise InputError(Fault("optimizer", repr(name), allowed_names(self.optimizers, name)))
+        return self.optimizers[name]
+
+
+@cache
+def kernel_constants() -> KernelConstants:
+    """Read the shipped constants."""
+    data = read_yaml(Path(__file__).parent / "kernel_constants.yaml")
+
+    def values(section: str) -> dict[str, Any]:
+        return {
+            name: entry["value"]
+            for name, entry in data[section].items()
+            if isinstance(entry, Mapping) and "value" in entry
+        }
+
+    return KernelConstants(
+        product=ProductConstants(**values("product")),
+        grouped=GroupedConstants(**values("grouped")),
+        convolution=ConvolutionConstants(**values("convolution")),
+        attention=AttentionConstants(**values("attention")),
+        attention_rates={
+            name: AttentionRate(**{key: float(entry[key]) for key in entry if key != "source"})
+            for name, entry in data["attention_rates"].items()
+        },
+        norm=NormConstants(**values("norm")),
+        elementwise_backward=float(data["elementwise"]["backward"]["value"]),
+        optimizers={name: OptimizerKind(**entry) for name, entry in data["optimizers"].items()},
+        elements_per_launch=int(data["elements_per_launch"]),
+        tensors_per_operation=int(data["tensors_per_operation"]),
+        for_loop=ForLoopConstants(**values("for_loop")),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from perfmodel.workload.kernels.kernel_constants import kernel_constants
+from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
 OptimizerKernels = Literal["foreach", "fused", "for-loop"]

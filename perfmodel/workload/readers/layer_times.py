@@ -21,7 +21,7 @@ from perfmodel.workload.memory.optimizer_states import (
     optimizer_launches,
 )
 from perfmodel.workload.model import LayerTimes, Workload
-from perfmodel.workload.readers.fields import list_first
+from perfmodel.workload.readers.csv_tables import list_first
 
 if TYPE_CHECKING:
     from perfmodel.workload.readers.spec import ModelSpec

@@ -12,7 +12,7 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
 from perfmodel.workload.zoo import zoo_model, zoo_names
 from perfmodel.workload.zoo.buildable import Buildable, build
-from perfmodel.workload.zoo.decoders.experts import ExpertSettings
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 if TYPE_CHECKING:
     from perfmodel.workload.configs.json_file import JsonFile

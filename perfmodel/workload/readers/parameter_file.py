@@ -15,10 +15,13 @@ from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.files import line_of, read_yaml, validate_document
 from perfmodel.workload.configs.safetensors import SUFFIX, is_safetensors, read_safetensors
 from perfmodel.workload.model import Buffers, Layer, ParameterTensor, Workload
-from perfmodel.workload.readers.csv_tables import read_rows
-from perfmodel.workload.readers.estimated_work import ELEMENT_BYTES, Stated, complete_work
-from perfmodel.workload.readers.fields import list_first
-from perfmodel.workload.readers.layer_shapes import make_layer
+from perfmodel.workload.readers.csv_tables import list_first, read_rows
+from perfmodel.workload.readers.estimated_work import (
+    ELEMENT_BYTES,
+    Stated,
+    complete_work,
+    make_layer,
+)
 from perfmodel.workload.readers.spec import LayerSpec, ModelSpec
 from perfmodel.workload.sample import stated_sample
 

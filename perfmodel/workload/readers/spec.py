@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from perfmodel.files import Bandwidth, Bytes, Count, FileModel, Seconds, SizeOrNothing
 from perfmodel.units import format_bytes
-from perfmodel.workload.readers.fields import MOST_ELEMENTS, TRAINABLE, parse_dtype, parse_shape
+from perfmodel.workload.readers.csv_tables import MOST_ELEMENTS, TRAINABLE, parse_dtype, parse_shape
 
 Name = Annotated[str, Field(min_length=1)]
 Shape = Annotated[tuple[int, ...], BeforeValidator(parse_shape)]

@@ -11,25 +11,31 @@ from functools import partial
 from perfmodel.errors import Fault, InputError, allowed_names
 from perfmodel.workload.model import Workload
 from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.zoo import bert, dlrm, gpt, t5
-from perfmodel.workload.zoo.buildable import Buildable, build
-from perfmodel.workload.zoo.decoders import decoder_sizes, llama
-from perfmodel.workload.zoo.decoders.experts import (
-    ExpertSettings,
+from perfmodel.workload.zoo import (
+    amoebanet,
+    bert,
+    clip,
+    convnext,
+    decoder_sizes,
+    dit,
+    dlrm,
+    efficientnet,
     expert_decoder,
     expert_sizes,
-)
-from perfmodel.workload.zoo.diffusion import dit, flux, unet
-from perfmodel.workload.zoo.images import (
-    amoebanet,
-    convnext,
-    efficientnet,
+    flux,
+    gpt,
+    image_stack,
     inception,
+    llama,
     resnet,
+    t5,
+    unet,
     vgg,
     vit,
+    whisper,
 )
-from perfmodel.workload.zoo.stacks import clip, image_stack, whisper
+from perfmodel.workload.zoo.buildable import Buildable, build
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 _IMAGES: Mapping[str, tuple[Callable[..., Workload], int]] = {
     **{f"resnet{depth}": (partial(resnet.resnet, depth), 224) for depth in resnet.BLOCKS},

@@ -8,16 +8,15 @@ from typing import Literal
 
 from perfmodel.workload.model import Buffers, FusedKept, Workload
 from perfmodel.workload.sample import sequence_of
-from perfmodel.workload.shards.calls import LayerCall
-from perfmodel.workload.shards.map_calls import (
+from perfmodel.workload.shards.calls import (
+    LayerCall,
     column_calls,
     loss_calls,
     norm_calls,
     row_calls,
     table_calls,
 )
-from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.shards.sizes import SharedSizes, check_shard
+from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -30,6 +29,8 @@ from perfmodel.workload.zoo.layers import (
     MASK_BYTES,
     NORM_BYTES,
     NORM_PASSES,
+    ONE_KERNEL,
+    ActivationFunction,
     Module,
     Parameter,
     assemble,
@@ -41,7 +42,6 @@ from perfmodel.workload.zoo.layers import (
     numels,
     weight_and_bias,
 )
-from perfmodel.workload.zoo.stacks.activation_functions import ONE_KERNEL, ActivationFunction
 from perfmodel.workload.zoo.transformer import attention, embedding
 
 VOCABULARY, POSITIONS, SEGMENTS = 30522, 512, 2

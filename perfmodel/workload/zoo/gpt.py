@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from perfmodel.workload.model import FusedKept, Workload
 from perfmodel.workload.sample import sequence_of
-from perfmodel.workload.shards.map_calls import column_calls, loss_calls, norm_calls, table_calls
-from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.shards.sizes import SharedSizes, check_shard
+from perfmodel.workload.shards.calls import column_calls, loss_calls, norm_calls, table_calls
+from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -20,7 +19,9 @@ from perfmodel.workload.zoo.layers import (
     LOSS_PASSES,
     MASK_BYTES,
     NORM_PASSES,
+    ONE_KERNEL,
     WIDE_BYTES,
+    ActivationFunction,
     Module,
     Parameter,
     assemble,
@@ -29,7 +30,6 @@ from perfmodel.workload.zoo.layers import (
     norm_parameters,
     numels,
 )
-from perfmodel.workload.zoo.stacks.activation_functions import ONE_KERNEL, ActivationFunction
 from perfmodel.workload.zoo.transformer import (
     BlockParameters,
     BlockShape,

@@ -7,17 +7,15 @@ from itertools import chain
 
 from perfmodel.workload.model import FusedKept, Workload
 from perfmodel.workload.sample import sequence_of
-from perfmodel.workload.shards.map_calls import (
+from perfmodel.workload.shards.calls import (
     column_calls,
     loss_calls,
     norm_calls,
     row_calls,
     table_calls,
 )
-from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.shards.sizes import SharedSizes, check_shard
-from perfmodel.workload.zoo.decoders.decoder_block import PRODUCT_PASSES
-from perfmodel.workload.zoo.decoders.rms_norm import RMS_NORM_KERNELS, RMS_NORM_PASSES
+from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.zoo.decoder_block import PRODUCT_PASSES, RMS_NORM_KERNELS, RMS_NORM_PASSES
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,

@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 from perfmodel.workload.kernels.shapes import Attention
 from perfmodel.workload.model import FusedKept, Layer
-from perfmodel.workload.shards.attention_calls import attention_calls
-from perfmodel.workload.shards.calls import LayerCall
-from perfmodel.workload.shards.map_calls import column_calls, norm_calls, row_calls
-from perfmodel.workload.shards.shard import WHOLE, Shard
-from perfmodel.workload.shards.sizes import is_balanced
+from perfmodel.workload.shards.calls import (
+    LayerCall,
+    attention_calls,
+    column_calls,
+    norm_calls,
+    row_calls,
+)
+from perfmodel.workload.shards.shard import WHOLE, Shard, is_balanced
 from perfmodel.workload.zoo.layers import (
     ACTIVATION_PASSES,
     ADD_PASSES,
@@ -25,6 +28,8 @@ from perfmodel.workload.zoo.layers import (
     MASK_BYTES,
     NORM_BYTES,
     NORM_PASSES,
+    ONE_KERNEL,
+    ActivationFunction,
     Module,
     Parameter,
     linear,
@@ -32,7 +37,6 @@ from perfmodel.workload.zoo.layers import (
     names_reversed,
     numels,
 )
-from perfmodel.workload.zoo.stacks.activation_functions import ONE_KERNEL, ActivationFunction
 
 
 def attention(

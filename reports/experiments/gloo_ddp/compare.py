@@ -15,8 +15,8 @@ from pathlib import Path
 
 from perfmodel.files.csv_rows import read_table
 from perfmodel.simulate.uncontended import UncontendedTimer
-from perfmodel.validate.trainings.shaped_links import ShapedCluster, measured_links
-from perfmodel.validate.trainings.testbed import models_of, predicted_s
+from reports.validation.trainings.shaped_links import ShapedCluster, measured_links
+from reports.validation.trainings.testbed import models_of, predicted_s
 
 FOLDER = Path(__file__).with_name("testbed")
 Row = dict[str, str]

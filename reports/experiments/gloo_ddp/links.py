@@ -1,6 +1,6 @@
 """What plain TCP reaches between two hosts of a lab, and how fast its cores are (`cores.py`).
 
-The only numbers that predictions take. Rows have the columns that ``perfmodel validate`` reads:
+The only numbers that predictions take. Rows have the columns that ``reports.validation`` reads:
 round trips of 64 bytes, how long some sizes take one way, CPU time of a small all-reduce.
 """
 

@@ -9,10 +9,10 @@ import perfmodel
 from perfmodel.files.csv_rows import Record
 from perfmodel.studies.tune.model import TuneResult
 from perfmodel.studies.tune.run import tune_scenario
-from perfmodel.validate.trainings.shaped_links import measured_links, shaped_of
-from perfmodel.validate.trainings.testbed import accumulation_order
 from reports.experiments.gloo_ddp.lab import Net
 from reports.experiments.gloo_ddp.models import MODELS, Layer
+from reports.validation.trainings.shaped_links import measured_links, shaped_of
+from reports.validation.trainings.testbed import accumulation_order
 
 CORES = 2
 

@@ -11,7 +11,7 @@ from perfmodel.report.common.document import (
     Table,
     section,
 )
-from perfmodel.report.common.markdown import escape_markdown, render_markdown
+from perfmodel.report.common.plain_text import escape_markdown, render_markdown
 
 
 def test_markdown_shows_hostile_text_as_text() -> None:

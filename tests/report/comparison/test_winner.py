@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from perfmodel.report.common import quantities
-from perfmodel.report.comparison.page import comparison_html
-from perfmodel.report.comparison.tables import figures_table
+from perfmodel.report.comparison.page import comparison_html, figures_table
 from perfmodel.report.comparison.text import column_names, headline, sentences
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.compare import compare

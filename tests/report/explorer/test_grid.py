@@ -13,12 +13,10 @@ import pytest
 from hypothesis import strategies as st
 
 from perfmodel.report.common.html import render_block
-from perfmodel.report.explorer.axes import design_of
-from perfmodel.report.explorer.design import Design, choose_design
+from perfmodel.report.explorer.axes import design_of, gpu_axis, training_axes
+from perfmodel.report.explorer.design import Axis, Design, Stop, choose_design
 from perfmodel.report.explorer.grid import Grid, explore, value_at
 from perfmodel.report.explorer.section import explorer_section, to_data
-from perfmodel.report.explorer.stops import Axis, Stop
-from perfmodel.report.explorer.training_axes import gpu_axis, training_axes
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.run import run_scenario
 from perfmodel.studies.run.result.model import Result

@@ -12,10 +12,9 @@ import pytest
 
 from perfmodel.report.common import quantities
 from perfmodel.report.common.html import render_html
-from perfmodel.report.explorer.design import Design
+from perfmodel.report.explorer.design import Axis, Design, Stop
 from perfmodel.report.explorer.grid import Grid, value_at
 from perfmodel.report.explorer.section import explorer_section
-from perfmodel.report.explorer.stops import Axis, Stop
 from perfmodel.studies.run.result.model import Result
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from perfmodel.report.common.terminal import render_terminal
+from perfmodel.report.common.plain_text import render_terminal
 from perfmodel.report.run.text import result_lines, run_markdown
 from perfmodel.studies.run.result.model import Result
 

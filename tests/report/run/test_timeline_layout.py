@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.report.run.drawings.timeline_layout import step_picture
+from perfmodel.report.run.timeline_layout import step_picture
 from perfmodel.studies.run.result.dimension_use import MixtureUse, StageUse
 from perfmodel.studies.run.result.model import Result, SizeResult
 from perfmodel.timeline import Span, Timeline

@@ -24,7 +24,7 @@ from perfmodel.studies.run.collective import collective_rows
 from perfmodel.studies.tune.objective.allreduce_times import AllReduceTimes
 from perfmodel.topology.model import Sockets, Topology
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.validate.trainings.shaped_links import ShapedCluster, machine_of
+from reports.validation.trainings.shaped_links import ShapedCluster, machine_of
 
 Maker = Callable[..., Topology]
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.report.advice.page import advice_html
-from perfmodel.report.advice.text import (
+from perfmodel.report.advice import (
+    advice_html,
     advice_lines,
     command,
     headline,

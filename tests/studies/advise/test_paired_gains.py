@@ -14,7 +14,7 @@ from scipy.interpolate import RegularGridInterpolator
 from perfmodel.arrays import Z80, FloatArray
 from perfmodel.library.corrections import CollectiveContext, spread_factors
 from perfmodel.library.machine import Corrections, Machine
-from perfmodel.report.advice.text import narrow_gains
+from perfmodel.report.advice import narrow_gains
 from perfmodel.scenario import change_scenario, load_scenario
 from perfmodel.studies.advise.model import Advice, Proposed, Trial
 from perfmodel.studies.advise.narrow_gains import find_narrow_gains

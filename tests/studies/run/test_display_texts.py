@@ -15,9 +15,9 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.files import list_shipped
-from perfmodel.report.run.drawings.pipeline_layout import pipeline_picture
-from perfmodel.report.run.drawings.timeline_layout import step_picture
-from perfmodel.report.run.kineto.profiler_trace import to_kineto
+from perfmodel.report.run.kineto import to_kineto
+from perfmodel.report.run.pipeline_figure import pipeline_picture
+from perfmodel.report.run.timeline_layout import step_picture
 from perfmodel.scenario import Scenario, change_scenario, load_scenario
 from perfmodel.studies.choose.step_causes import step_causes
 from perfmodel.studies.plan.time_to_train import target_samples

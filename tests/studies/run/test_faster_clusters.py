@@ -37,7 +37,7 @@ from perfmodel.training.plan.step_plan import (
     Stream,
     Task,
 )
-from perfmodel.validate.trainings.shaped_links import ShapedCluster, machine_of
+from reports.validation.trainings.shaped_links import ShapedCluster, machine_of
 
 MIB = 1 << 20
 TURNS = 0.001

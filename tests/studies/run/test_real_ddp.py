@@ -1,6 +1,6 @@
 """Real steps of DDP over Gloo by the user's own path: a scenario says what the validation does.
 
-The validation (`perfmodel.validate.trainings.testbed`) predicts rows of recorded runs; here the
+The validation (`reports.validation.trainings.testbed`) predicts rows of recorded runs; here the
 same rows are written as a scenario with files of parameters, times and a host, as a user would.
 """
 
@@ -17,11 +17,11 @@ from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.prepared import prepare
 from perfmodel.studies.run.run import run_scenario
 from perfmodel.topology.templates.build import build_topology
-from perfmodel.validate.run import shipped_folder
-from perfmodel.validate.trainings.shaped_links import measured_links, shaped_of
-from perfmodel.validate.trainings.testbed import models_of, predicted_s
+from reports.validation.run import records_folder
+from reports.validation.trainings.shaped_links import measured_links, shaped_of
+from reports.validation.trainings.testbed import models_of, predicted_s
 
-FOLDER = shipped_folder() / "testbed"
+FOLDER = records_folder() / "testbed"
 ROWS = list(csv.DictReader((FOLDER / "ddp_iters.csv").read_text().splitlines()))
 NODE = (Path(__file__).parents[3] / "topologies" / "shaped-ethernet.yaml").read_text()
 STRATEGY = {"fp16": ", hook: fp16"}

@@ -14,13 +14,13 @@ from perfmodel.topology.from_text.describe import describe
 from perfmodel.topology.model import Topology
 from perfmodel.topology.templates.build import build_topology
 from perfmodel.topology.templates.gpus import load_gpu
-from perfmodel.validate.run import shipped_folder
-from perfmodel.validate.strategies.predicted_step import predict_step
-from perfmodel.validate.strategies.stated_step import read_step
-from perfmodel.validate.strategies.step_tables import STEPS
 from perfmodel.workload.compute_spread import roofline_factors
-from perfmodel.workload.kernels.float8.recipe import Float8, recipe_faults
+from perfmodel.workload.kernels.float8_recipe import Float8, recipe_faults
 from perfmodel.workload.zoo import build_model
+from reports.validation.run import records_folder
+from reports.validation.strategies.predicted_step import predict_step
+from reports.validation.strategies.stated_step import read_step
+from reports.validation.strategies.step_tables import STEPS
 
 BOARDS = ("mi300x-x8", "mi325x-x8", "mi350x-x8", "mi355x-x8", "azure-ndmi300x")
 
@@ -80,7 +80,7 @@ def test_fp8_of_amd_has_scales_of_tensors_and_rows_alone() -> None:
 def test_a_published_fine_tuning_on_amd_is_predicted(hosts: str) -> None:
     rows = [
         cells
-        for cells in read_table(shipped_folder() / STEPS, [])
+        for cells in read_table(records_folder() / STEPS, [])
         if cells.cells["table"] == "mlperf-lora-amd"
         and cells.cells["gpu"] == "mi300x"
         and cells.cells["nodes"] == hosts

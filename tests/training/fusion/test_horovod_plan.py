@@ -11,8 +11,7 @@ import pytest
 
 from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.fusion.cycles import bit_vector_bytes
-from perfmodel.training.fusion.hand_over import agreement_s, handed_over_s
+from perfmodel.training.fusion.cycles import agreement_s, bit_vector_bytes, handed_over_s
 from perfmodel.training.fusion.horovod import horovod_plan
 from perfmodel.training.fusion.options import MIB, HorovodOptions
 from perfmodel.training.fusion.strategy import HOROVOD

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.fusion.options import PriorityOptions
-from perfmodel.training.fusion.partitions import Partition, cut_bytes, send_order
-from perfmodel.training.fusion.priority import priority_plan
+from perfmodel.training.fusion.priority import Partition, cut_bytes, priority_plan, send_order
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload

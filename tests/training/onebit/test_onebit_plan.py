@@ -17,9 +17,8 @@ from perfmodel.scenario.sections.strategies.onebit import OneBitStrategy
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.testing.closed_forms import form
 from perfmodel.training.memory.use import Setup
-from perfmodel.training.onebit.compressed_reduction import CompressedReduction, padded_elements
-from perfmodel.training.onebit.momentum_steps import onebit_plan
 from perfmodel.training.onebit.options import OneBitOptions
+from perfmodel.training.onebit.step_plan import CompressedReduction, onebit_plan, padded_elements
 from perfmodel.training.onebit.strategy import ONEBIT, onebit_memory
 from perfmodel.training.plan.builder import TaskList
 from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan

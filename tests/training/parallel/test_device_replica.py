@@ -16,7 +16,7 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.parallel.device_replica import layer_devices
 from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
-from perfmodel.training.pipeline.block_partition import part_layers
+from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload import load_workload

@@ -21,7 +21,7 @@ from perfmodel.workload import load_workload
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.shards.shard import Shard
-from perfmodel.workload.zoo.decoders.experts import ExpertSettings
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 REPLICAS, EXPERT = 16, 8
 

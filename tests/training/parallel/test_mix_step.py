@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.parallel.mixture import Mixture, Reduction, mix_step
-from perfmodel.training.pipeline.stage_end import TIED
+from perfmodel.training.pipeline.pipeline_plan import TIED
 from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.megatron.strategy import megatron_plan

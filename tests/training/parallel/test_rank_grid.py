@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.training.parallel.expand_ranks import expand_ranks
-from perfmodel.training.parallel.rank_grid import RankGrid
+from perfmodel.training.parallel.rank_grid import RankGrid, expand_ranks
 from perfmodel.training.plan.step_plan import (
     Collective,
     Communicator,

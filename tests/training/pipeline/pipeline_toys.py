@@ -13,8 +13,8 @@ from perfmodel.library.model import load_library
 from perfmodel.testing.pipeline_times import PassTimes
 from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.pipeline.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
-from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
 from perfmodel.training.pipeline.stage_passes import PartPlan, PipelineOptions
 from perfmodel.training.pipeline.stage_workload import model_parts
 from perfmodel.training.plan.step_plan import StepPlan

@@ -11,10 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
-from perfmodel.training.pipeline.block_partition import PartitionOptions, block_counts, part_layers
-from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
-from perfmodel.training.pipeline.schedules.schedule_table import make_schedule
-from perfmodel.training.pipeline.stage_workload import handed_bytes, model_parts
+from perfmodel.training.pipeline.pass_actions import PipelineSchedule
+from perfmodel.training.pipeline.schedules import make_schedule
+from perfmodel.training.pipeline.stage_workload import (
+    PartitionOptions,
+    block_counts,
+    handed_bytes,
+    model_parts,
+    part_layers,
+)
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.roofline import layer_times

@@ -15,12 +15,10 @@ from perfmodel.errors import InputError
 from perfmodel.simulate.engine.engine import simulate
 from perfmodel.simulate.ranks.jitter import Jitter, Variation
 from perfmodel.testing.check_plan import check_plan
-from perfmodel.testing.pipeline_times import PassTimes, pass_spans, published_bubble
-from perfmodel.training.pipeline.pipeline_plan import pipeline_plan
-from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
-from perfmodel.training.pipeline.schedules.schedule_table import SCHEDULES, make_schedule
-from perfmodel.training.pipeline.stage_end import ALL_STAGES, TIED
-from perfmodel.training.pipeline.stage_messages import action_groups
+from perfmodel.testing.pipeline_times import PassTimes, pass_spans
+from perfmodel.training.pipeline.pass_actions import PipelineSchedule, action_groups
+from perfmodel.training.pipeline.pipeline_plan import ALL_STAGES, TIED, pipeline_plan
+from perfmodel.training.pipeline.schedules import SCHEDULES, make_schedule
 from perfmodel.training.pipeline.stage_passes import PartPlan, PipelineOptions
 from perfmodel.training.pipeline.stage_workload import model_parts
 from perfmodel.training.plan.layer_calls import add_layer_calls
@@ -41,6 +39,7 @@ from tests.training.pipeline.pipeline_toys import (
     toy_model,
     toy_pipeline,
 )
+from tests.training.pipeline.published_bubbles import published_bubble
 
 EVEN = PassTimes(3.0, 3.0, 2.0)
 

@@ -21,8 +21,8 @@ from perfmodel.training.sharded.megatron.gradient_buffer import buffer_buckets
 from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.kernels.float8.float8_layers import float8_weights
-from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.kernels.float8_layers import float8_weights
+from perfmodel.workload.kernels.float8_recipe import Float8
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.zoo import build_model
 

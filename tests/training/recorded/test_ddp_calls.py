@@ -18,8 +18,7 @@ from perfmodel.testing.check_plan import check_plan
 from perfmodel.training.averaging.options import LocalSgdOptions
 from perfmodel.training.averaging.rounds import local_sgd_plan
 from perfmodel.training.ddp.options import DdpOptions, MixedPrecision, cap_bytes
-from perfmodel.training.ddp.start import start_plan
-from perfmodel.training.ddp.step_plan import ddp_plan
+from perfmodel.training.ddp.step_plan import ddp_plan, start_plan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import Buffers

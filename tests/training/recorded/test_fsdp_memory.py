@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from perfmodel.training.sharded.fsdp.memory import rank_shards
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import unit_sizes
-from perfmodel.training.sharded.shard_units import wrap_units
+from perfmodel.training.sharded.fsdp.units import wrap_units
 from perfmodel.workload.model import Workload
 from perfmodel.workload.zoo import build_model
 from tests.training.recorded.toy_workload import workload

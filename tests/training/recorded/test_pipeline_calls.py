@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from perfmodel.testing.pipeline_times import PassTimes
-from perfmodel.training.pipeline.schedules.schedule_table import make_schedule
+from perfmodel.training.pipeline.schedules import make_schedule
 from perfmodel.training.plan.step_plan import Collective
 from tests.training.pipeline.pipeline_toys import toy_pipeline
 from tests.training.recorded.pipeline_cases import (

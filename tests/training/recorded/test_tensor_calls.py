@@ -21,9 +21,9 @@ from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import LayerTimes, Workload
 from perfmodel.workload.shards import Shard
-from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.decoders.llama import llama
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.gpt import GptShape, gpt
+from perfmodel.workload.zoo.llama import llama
 from tests.training.recorded import tensor_cases
 from tests.training.recorded.run_cases import DTYPES, Call, run_cases
 

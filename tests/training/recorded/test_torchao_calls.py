@@ -20,7 +20,7 @@ from perfmodel.training.sharded.fsdp.memory import fsdp_memory
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
 from perfmodel.training.strategy import StepRequest
-from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.kernels.float8_recipe import Float8
 from perfmodel.workload.model import Layer, LayerTimes, ParameterTensor, Workload
 from tests.training.recorded.run_cases import Call, planned_calls
 

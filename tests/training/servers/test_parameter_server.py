@@ -14,6 +14,7 @@ from perfmodel.scenario.sections.strategies.parameter_server import ParameterSer
 from perfmodel.training.memory.use import Setup, replicated
 from perfmodel.training.plan.loop_plan import LoopPlan
 from perfmodel.training.servers.parameter_server import (
+    HASH_FACTOR,
     MOST_PUSHES,
     ServerOptions,
     cpu_rate_Bps,
@@ -21,8 +22,8 @@ from perfmodel.training.servers.parameter_server import (
     parameter_server_memory,
     server_bytes,
     server_options,
+    shard,
 )
-from perfmodel.training.servers.shards import HASH_FACTOR, shard
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.model import LayerTimes, ParameterTensor, Workload
 from perfmodel.workload.zoo import build_model

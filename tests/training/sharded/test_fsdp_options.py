@@ -18,7 +18,7 @@ from perfmodel.training.plan.step_plan import Collective, StepPlan
 from perfmodel.training.sharded.fsdp.memory import fsdp_memory
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
 from perfmodel.training.sharded.fsdp.step_plan import fsdp_plan
-from perfmodel.training.sharded.shard_units import wrap_units
+from perfmodel.training.sharded.fsdp.units import wrap_units
 from perfmodel.training.strategy import StepRequest
 from perfmodel.workload.memory.activations import backward_bytes
 from perfmodel.workload.model import Buffers, LayerTimes

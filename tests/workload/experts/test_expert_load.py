@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.workload.zoo.decoders.experts import ExpertSettings
-from perfmodel.workload.zoo.decoders.experts.expert_load import (
+from perfmodel.workload.zoo.expert_settings import (
+    ExpertSettings,
     busiest_load,
     concentration,
     distinct_domains,
     dropped_share,
 )
-from perfmodel.workload.zoo.decoders.experts.expert_sizes import RoutedShape
+from perfmodel.workload.zoo.expert_sizes import RoutedShape
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from perfmodel.errors import InputError
 from perfmodel.workload import Workload, build_model
 from perfmodel.workload.shards import Shard
 from perfmodel.workload.shards.calls import LayerCall
-from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.decoders.experts import ExpertSettings
-from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
-from perfmodel.workload.zoo.decoders.experts.expert_sizes import (
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
+from perfmodel.workload.zoo.expert_sizes import (
     EXPERT_SHAPES,
     ExpertShape,
     LatentShape,

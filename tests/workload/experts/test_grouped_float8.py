@@ -17,27 +17,27 @@ from perfmodel.training.memory.use import (
     replicated,
 )
 from perfmodel.workload.kernels.device import make_device
-from perfmodel.workload.kernels.float8.cast_costs import (
+from perfmodel.workload.kernels.float8_casts import (
     Float8Pricing,
     grouped_float8_cost,
     make_float8_pricing,
     narrow_product_s,
     padded_mean,
 )
-from perfmodel.workload.kernels.float8.float8_layers import (
+from perfmodel.workload.kernels.float8_layers import (
     float8_layers,
     float8_modules,
     float8_weights,
 )
-from perfmodel.workload.kernels.float8.recipe import Float8
-from perfmodel.workload.kernels.memory_bound import elementwise_s
+from perfmodel.workload.kernels.float8_recipe import Float8
+from perfmodel.workload.kernels.kernel_times import elementwise_s
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.roofline import layer_times
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo import build_model
-from perfmodel.workload.zoo.decoders.experts import ExpertSettings
-from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 H800, H100, B200 = "h800-sxm5-80gb", "h100-sxm5-80gb", "b200-sxm-180gb"
 

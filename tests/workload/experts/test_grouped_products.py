@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload.kernels.device import make_device
-from perfmodel.workload.kernels.grouped_products import grouped_passes_s
-from perfmodel.workload.kernels.products import product_s
+from perfmodel.workload.kernels.kernel_times import grouped_passes_s, product_s
 from perfmodel.workload.kernels.shapes import GroupedProduct, MatrixProduct
 
 B200 = make_device(load_gpu("b200-sxm-180gb"), "bf16", 2)

@@ -6,8 +6,8 @@ import pytest
 
 from perfmodel.workload import Workload
 from perfmodel.workload.shards.shard import Shard
-from perfmodel.workload.zoo.decoders.experts.expert_decoder import expert_decoder
-from perfmodel.workload.zoo.decoders.experts.expert_settings import ExpertSettings
+from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 TOKENS, WIDTH, WORDS = 128, 7168, 129_280
 SECOND = ExpertSettings(second_token=True)

@@ -19,19 +19,19 @@ from perfmodel.files import read_yaml
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.workload import compute_spread
 from perfmodel.workload.kernels.device import make_device
-from perfmodel.workload.kernels.float8.cast_costs import (
+from perfmodel.workload.kernels.float8_casts import (
     float8_cost,
     make_float8_pricing,
     narrow_gradient_s,
     narrow_product_s,
 )
-from perfmodel.workload.kernels.float8.float8_layers import (
+from perfmodel.workload.kernels.float8_layers import (
     check_float8,
     float8_layers,
     float8_modules,
 )
-from perfmodel.workload.kernels.float8.recipe import Float8, float8_casts, recipes_of
-from perfmodel.workload.kernels.products import product_s
+from perfmodel.workload.kernels.float8_recipe import Float8, float8_casts, recipes_of
+from perfmodel.workload.kernels.kernel_times import product_s
 from perfmodel.workload.kernels.shapes import MatrixProduct
 from perfmodel.workload.memory.activations import NarrowInputs, activation_bytes
 from perfmodel.workload.roofline import layer_times

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from perfmodel.workload.adapters import Adapters, add_adapters
-from perfmodel.workload.kernels.float8.float8_calls import narrow_calls
-from perfmodel.workload.kernels.float8.recipe import Float8
+from perfmodel.workload.kernels.float8_layers import narrow_calls
+from perfmodel.workload.kernels.float8_recipe import Float8
 from perfmodel.workload.shards.calls import LayerCall
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo import build_model

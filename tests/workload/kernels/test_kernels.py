@@ -10,16 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfmodel.topology.templates.gpus import gpu_names, load_gpu
-from perfmodel.workload.kernels.attention import fused_attention_s
-from perfmodel.workload.kernels.convolutions import (
+from perfmodel.workload.kernels.device import Device, make_device
+from perfmodel.workload.kernels.kernel_times import (
     convolution_s,
+    elementwise_s,
+    feature_map_s,
     forward_product,
+    fused_attention_s,
     input_gradient_product,
+    norm_s,
+    product_s,
     weight_gradient_product,
 )
-from perfmodel.workload.kernels.device import Device, make_device
-from perfmodel.workload.kernels.memory_bound import elementwise_s, feature_map_s, norm_s
-from perfmodel.workload.kernels.products import product_s
 from perfmodel.workload.kernels.shapes import Attention, Convolution, MatrixProduct, batched
 from perfmodel.workload.model import ITEM_BYTES
 from perfmodel.workload.zoo import build_model

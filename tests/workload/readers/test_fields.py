@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.workload.readers.fields import parse_shape
+from perfmodel.workload.readers.csv_tables import parse_shape
 
 
 @pytest.mark.parametrize(

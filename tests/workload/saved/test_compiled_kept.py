@@ -24,9 +24,9 @@ from perfmodel.workload import Workload
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.blocks import only_blocks_fuse
 from perfmodel.workload.memory.recompute import Recompute
-from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.decoders.llama import llama
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
 from perfmodel.workload.zoo.gpt import GptShape, gpt
+from perfmodel.workload.zoo.llama import llama
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 

@@ -21,8 +21,7 @@ import transformers as hf
 from perfmodel.workload import Workload, build_model
 from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
-from perfmodel.workload.zoo import gpt, t5
-from perfmodel.workload.zoo.decoders import decoder_sizes, llama
+from perfmodel.workload.zoo import decoder_sizes, gpt, llama, t5
 from tests.workload.saved.saved_tensors import saved_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations

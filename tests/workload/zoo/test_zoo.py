@@ -11,8 +11,8 @@ from perfmodel.workload.memory.activations import activation_bytes
 from perfmodel.workload.memory.blocks import repeated_blocks
 from perfmodel.workload.sample import sequence_of
 from perfmodel.workload.zoo.bert import bert
-from perfmodel.workload.zoo.decoders.decoder_sizes import DecoderShape
-from perfmodel.workload.zoo.decoders.llama import llama
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.llama import llama
 from perfmodel.workload.zoo.t5 import target_tokens
 
 # Parameters, tensors, and the start of the SHA-256 of "name:64x3x7x7" lines in registration order.

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from perfmodel.workload import build_model
-from perfmodel.workload.zoo import bert, gpt, t5
-from perfmodel.workload.zoo.decoders import decoder_sizes
+from perfmodel.workload.zoo import bert, decoder_sizes, gpt, t5
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 

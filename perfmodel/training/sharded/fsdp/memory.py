@@ -8,9 +8,14 @@ from dataclasses import dataclass, replace
 from perfmodel.training.memory.use import MemoryUse, Setup, held_in_backward, replicated
 from perfmodel.training.sharded.fsdp.options import MIN_WRAPPED, FsdpOptions
 from perfmodel.training.sharded.fsdp.unit_sizes import UnitSizes, unit_sizes
-from perfmodel.training.sharded.fsdp.walk import Moment, walk_units
-from perfmodel.training.sharded.shard_units import ShardUnit, split_rows, wrap_units
-from perfmodel.workload.kernels.kernel_constants import kernel_constants
+from perfmodel.training.sharded.fsdp.units import (
+    Moment,
+    ShardUnit,
+    split_rows,
+    walk_units,
+    wrap_units,
+)
+from perfmodel.workload.kernels.device import kernel_constants
 from perfmodel.workload.memory.activations import BackwardBytes
 from perfmodel.workload.model import ITEM_BYTES, Buffers
 

@@ -20,7 +20,7 @@ MIN_WRAPPED = 100_000_000
 class FsdpOptions:
     """Options of ``FullyShardedDataParallel`` (version 1) and ``fully_shard`` (version 2).
 
-    `wrap`: what each unit holds (see `perfmodel.training.sharded.shard_units.wrap_units`).
+    `wrap`: what each unit holds (see `perfmodel.training.sharded.fsdp.units.wrap_units`).
     `wrap_elements`: least parameters of a unit with ``wrap="size"``; None: `MIN_WRAPPED`.
     `reshard_after_forward`: whether units are freed between forward and backward; or the number of
         ranks that hold a unit between them then, instead of all of a shard group (version 2). In

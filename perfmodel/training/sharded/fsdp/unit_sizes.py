@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfmodel.training.sharded.fsdp.options import FsdpOptions
-from perfmodel.training.sharded.shard_units import ShardUnit, flat_elements, row_elements
+from perfmodel.training.sharded.fsdp.units import ShardUnit, flat_elements, row_elements
 from perfmodel.workload.model import ITEM_BYTES, ParameterTensor, Workload
 
 ALIGNED_BYTES = 16

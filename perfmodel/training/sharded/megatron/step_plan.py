@@ -23,7 +23,7 @@ from perfmodel.training.plan.forward_backward import (
     forward_segments,
     visit_segments,
 )
-from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan
+from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours, strides
 from perfmodel.training.sharded.megatron.gradient_buffer import BufferBucket, buffer_buckets
 from perfmodel.training.sharded.megatron.options import MegatronOptions
 from perfmodel.training.sharded.zero.zero_passes import (
@@ -35,7 +35,6 @@ from perfmodel.training.sharded.zero.zero_passes import (
     add_update,
     add_work,
     begin_sharding_step,
-    copy_seconds,
     finish_plan,
 )
 from perfmodel.training.strategy import StepRequest
@@ -112,7 +111,7 @@ def megatron_step(request: StepRequest, options: MegatronOptions) -> StepPlan:
     sharing = _Sharing(step, buckets, shard_ranks, fused)
     elements = sum(bucket.elements for bucket in buckets)
     zeroed = elements * sharing.gradient_bytes / 2
-    add_work(step, "zero gradients", "copy", copy_seconds(step, zeroed, 1), 1)
+    add_work(step, "zero gradients", "copy", step.tasks.copy_s(zeroed, 1), 1)
     for micro_batch in range(options.accumulate):
         _add_forward(sharing, micro_batch)
         _add_backward(sharing, micro_batch)
@@ -138,10 +137,8 @@ def _check_instances(request: StepRequest, options: MegatronOptions) -> None:
 def _instances(ranks: int, shard_ranks: int) -> tuple[Communicator, ...]:
     if shard_ranks in (1, ranks):
         return ()
-    starts = range(0, ranks, shard_ranks)
-    neighbours = tuple(range(start, start + shard_ranks) for start in starts)
-    strides = tuple(range(first, ranks, shard_ranks) for first in range(shard_ranks))
-    return Communicator(INSTANCE, neighbours), Communicator(TWINS, strides)
+    instances = Communicator(INSTANCE, neighbours(ranks, shard_ranks))
+    return instances, Communicator(TWINS, strides(ranks, shard_ranks))
 
 
 # ---------------------------------------------------------------- forward
@@ -249,7 +246,7 @@ def _add_to_buffer(sharing: _Sharing, part: Segment, micro_batch: int) -> None:
             step,
             f"add {part.name}",
             "copy",
-            copy_seconds(step, nbytes, len(others)),
+            step.tasks.copy_s(nbytes, len(others)),
             len(others),
             micro_batch,
         )
@@ -272,7 +269,7 @@ def _add_reduction(sharing: _Sharing, bucket: BufferBucket) -> int:
     nbytes = bucket.elements * sharing.gradient_bytes
     name, micro_batch = f"bucket {bucket.index}", options.accumulate - 1
     if not options.average_in_collective:
-        add_work(step, f"scale {name}", "copy", copy_seconds(step, nbytes, 1), 1, micro_batch)
+        add_work(step, f"scale {name}", "copy", step.tasks.copy_s(nbytes, 1), 1, micro_batch)
     after = (*step.device_waits, *(() if step.last is None else (step.last,)))
     op: Op = "reduce_scatter" if sharing.splits else "all_reduce"
     sent = add_collective(

@@ -20,25 +20,23 @@ from dataclasses import dataclass, field
 
 from perfmodel.training.plan.builder import COMPUTE
 from perfmodel.training.plan.forward_backward import visit_segments
-from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan
+from perfmodel.training.plan.step_plan import Communicator, Op, StepPlan, neighbours
 from perfmodel.training.sharded.zero.fetches import (
     Arrival,
+    DriveRead,
+    DriveWait,
     Fetch,
     Gather,
     LayerRun,
     persistent_tensors,
     trace_fetches,
 )
-from perfmodel.training.sharded.zero.offload.drive_optimizer import (
+from perfmodel.training.sharded.zero.offload import (
     add_drive_task,
     add_grouped_update,
-    gradient_bytes,
-)
-from perfmodel.training.sharded.zero.offload.drive_parts import drive_tensors
-from perfmodel.training.sharded.zero.offload.drive_reads import DriveRead, DriveWait
-from perfmodel.training.sharded.zero.offload.host_optimizer import (
     add_host_update,
-    host_copy_seconds,
+    drive_tensors,
+    gradient_bytes,
     part_seconds,
 )
 from perfmodel.training.sharded.zero.options import ZeroOptions
@@ -61,7 +59,6 @@ from perfmodel.training.sharded.zero.zero_passes import (
     add_update,
     add_work,
     begin_sharding_step,
-    copy_seconds,
     finish_plan,
 )
 from perfmodel.training.strategy import StepRequest
@@ -126,8 +123,7 @@ def sharded_parameters_plan(request: StepRequest, options: ZeroOptions) -> StepP
         passes.micro_batch, passes.pending = micro_batch, 0
         _add_micro_batch(passes, fetches)
     end = _add_optimizer(step, passes.written)
-    starts = range(0, request.ranks, options.hpz_ranks)
-    holders = tuple(range(start, start + options.hpz_ranks) for start in starts)
+    holders = neighbours(request.ranks, options.hpz_ranks)
     others = (Communicator(SECONDARY, holders),) if options.hpz_ranks > 1 else ()
     return finish_plan(step, end, "ZeRO-3", others)
 
@@ -200,9 +196,9 @@ def _add_gather(passes: _Passes, gather: Gather) -> None:
     stream = GATHERING if options.overlaps else COMPUTE.name
     issued = step.tasks.issue(name, 2, RANKS, after=step.host_waits)
     own_bytes = elements // holders * step.item_bytes
-    seconds = copy_seconds(step, own_bytes, 1) if len(gather.tensors) > 1 else 0.0
+    seconds = step.tasks.copy_s(own_bytes, 1) if len(gather.tensors) > 1 else 0.0
     if options.offload_param:
-        seconds += host_copy_seconds(step, own_bytes)
+        seconds += step.request.host_copy_s(own_bytes)
     copied = step.tasks.compute(
         f"copy in {name}",
         "copy",
@@ -257,7 +253,7 @@ def _add_arrival(passes: _Passes, arrival: Arrival) -> None:
         end = step.tasks.compute(
             name,
             "copy",
-            copy_seconds(step, elements * step.item_bytes, kernels),
+            step.tasks.copy_s(elements * step.item_bytes, kernels),
             RANKS,
             after=dict.fromkeys((*issued, end)),
             stream=GATHERING if step.options.overlaps else COMPUTE.name,
@@ -343,18 +339,17 @@ def _add_copy(
     `more_s`: of copies to the host and back.
     """
     step = passes.step
+    seconds = step.tasks.copy_s(nbytes, kernels) + more_s
     if not step.options.overlaps:
         step.device_waits = (*step.device_waits, *after)
-        seconds = copy_seconds(step, nbytes, kernels) + more_s
         return add_work(step, name, "copy", seconds, kernels, passes.micro_batch)
-    issued = step.tasks.issue(name, kernels, RANKS, micro_batch=passes.micro_batch)
-    waits = dict.fromkeys((*issued, *after, *(() if step.last is None else (step.last,))))
-    return step.tasks.compute(
+    return step.tasks.launch(
         name,
         "copy",
-        copy_seconds(step, nbytes, kernels) + more_s,
+        seconds,
+        kernels,
         RANKS,
-        after=waits,
+        after=(*after, *(() if step.last is None else (step.last,))),
         stream=REDUCTION,
         micro_batch=passes.micro_batch,
     )
@@ -380,7 +375,7 @@ def _add_optimizer(step: ShardingStep[ZeroOptions], written: Sequence[int]) -> i
         issued = step.tasks.issue(f"gather {name}", 1, RANKS)
         part = part_elements(workload, (tensor,), ranks)
         if step.options.offload_param:
-            up_s = host_copy_seconds(step, part * step.item_bytes)
+            up_s = step.request.host_copy_s(part * step.item_bytes)
             step.device_waits = (end,)
             end = add_work(step, f"copy {name} up", "copy", up_s, 1)
         elements = part * ranks

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from perfmodel.training.plan.forward_backward import backward_segments, forward_segments
 from perfmodel.training.plan.step_plan import Op, StepPlan
-from perfmodel.training.sharded.zero.offload.host_optimizer import (
+from perfmodel.training.sharded.zero.offload import (
     add_host_update,
     own_gradient_seconds,
 )
@@ -42,7 +42,6 @@ from perfmodel.training.sharded.zero.zero_passes import (
     add_update,
     add_work,
     begin_sharding_step,
-    copy_seconds,
     finish_plan,
 )
 from perfmodel.training.strategy import StepRequest
@@ -111,7 +110,7 @@ def _add_local_backward(step: ShardingStep[ZeroOptions], micro_batch: int) -> No
                 step,
                 f"add {part.name}",
                 "copy",
-                copy_seconds(step, nbytes, kernels),
+                step.tasks.copy_s(nbytes, kernels),
                 kernels,
                 micro_batch,
             )
@@ -162,7 +161,7 @@ def _add_own_part(step: ShardingStep[ZeroOptions], reducing: _Reducing) -> None:
         step,
         "own gradients",
         "copy",
-        copy_seconds(step, adds * nbytes, kernels),
+        step.tasks.copy_s(adds * nbytes, kernels),
         kernels,
         reducing.micro_batch,
     )
@@ -183,7 +182,7 @@ def _add_copies_in(
         step,
         f"copy in bucket {bucket.index}",
         "copy",
-        copy_seconds(step, nbytes, len(tensors)),
+        step.tasks.copy_s(nbytes, len(tensors)),
         len(tensors),
         micro_batch,
     )
@@ -236,7 +235,7 @@ def _add_copy(
     issued = step.tasks.issue(name, kernels, RANKS, after=step.host_waits, **marks)
     waits = dict.fromkeys((*issued, *after))
     if step.options.overlaps:
-        duration_s = copy_seconds(step, nbytes, kernels)
+        duration_s = step.tasks.copy_s(nbytes, kernels)
         return step.tasks.compute(
             name, "copy", duration_s, RANKS, after=waits, stream=REDUCTION, **marks
         )

@@ -9,7 +9,7 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.ddp.step_plan import ddp_plan
 from perfmodel.training.plan.step_plan import StepPlan
 from perfmodel.training.sharded.zero.memory import zero_memory
-from perfmodel.training.sharded.zero.offload.drive_parts import check_offload
+from perfmodel.training.sharded.zero.offload import check_offload
 from perfmodel.training.sharded.zero.options import OptimizerOffload, ParameterOffload, ZeroOptions
 from perfmodel.training.sharded.zero.sharded_parameters import sharded_parameters_plan
 from perfmodel.training.sharded.zero.sharded_states import sharded_states_plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from perfmodel.training.memory.use import StepOptions
@@ -75,7 +75,7 @@ class ShardingStep(Generic[OptionsT]):
 
 def begin_sharding_step(request: StepRequest, options: OptionsT) -> ShardingStep[OptionsT]:
     """Begin an empty list of tasks."""
-    tasks = TaskList(request.times.launch_s, request.kernel_s, request.times.copy_Bps)
+    tasks = TaskList.of(request)
     workload = request.workload
     dtype = workload.tensors[workload.ready_order[0]].dtype
     return ShardingStep(request, options, tasks, dtype)
@@ -98,18 +98,19 @@ def add_work(
     layers: tuple[int, ...] = (),
 ) -> int:
     """Add kernels to the computing stream, after what it and the host wait for."""
-    issued = step.tasks.issue(name, kernels, RANKS, after=step.host_waits, micro_batch=micro_batch)
-    after = dict.fromkeys((*issued, *step.host_waits, *step.device_waits))
-    step.last = step.tasks.compute(
-        name, kind, duration_s, RANKS, after=after, micro_batch=micro_batch, layers=layers
+    step.last = step.tasks.launch(
+        name,
+        kind,
+        duration_s,
+        kernels,
+        RANKS,
+        issue_after=step.host_waits,
+        after=(*step.host_waits, *step.device_waits),
+        micro_batch=micro_batch,
+        layers=layers,
     )
     step.device_waits = step.host_waits = ()
     return step.last
-
-
-def copy_seconds(step: ShardingStep[Any], nbytes: float, kernels: int) -> float:
-    """Time of copies within a device."""
-    return nbytes / step.tasks.copy_Bps + kernels * step.tasks.kernel_s
 
 
 def add_collective(
@@ -126,11 +127,10 @@ def add_collective(
     micro_batch: int = 0,
 ) -> int:
     """Add a collective of so many elements, after what it waits for on the device."""
-    nbytes = elements * ITEM_BYTES[dtype]
-    index = step.tasks.collective(
+    return step.tasks.collective(
         name,
         op,
-        nbytes,
+        elements * ITEM_BYTES[dtype],
         RANKS,
         communicator=communicator,
         key=f"{name} {len(step.tasks.tasks)}",
@@ -138,11 +138,8 @@ def add_collective(
         bucket=bucket,
         micro_batch=micro_batch,
         dtype=dtype,
+        root=root,
     )
-    if root:
-        task = step.tasks.tasks[index]
-        step.tasks.tasks[index] = replace(task, work=replace(task.work, root=root))  # type: ignore[arg-type]
-    return index
 
 
 def add_agreement(
@@ -158,7 +155,7 @@ def add_agreement(
     """
     tensors = len(step.request.workload.ready_order)
     counted = add_work(
-        step, f"count {name}", "copy", copy_seconds(step, read_bytes / 2, tensors), tensors
+        step, f"count {name}", "copy", step.tasks.copy_s(read_bytes / 2, tensors), tensors
     )
     agreed = counted
     if communicator is not None:
@@ -178,7 +175,7 @@ def add_update(step: ShardingStep[Any], elements: float) -> int:
         step,
         name,
         "optimizer",
-        times.optimizer_s * elements / total + copy_seconds(step, casts, 2),
+        times.optimizer_s * elements / total + step.tasks.copy_s(casts, 2),
         kernels,
     )
 
@@ -190,18 +187,12 @@ def finish_plan(
 
     `others`: communicators beside that of all ranks.
     """
-    streams: set[str] = {HOST.name}
-    for index, task in enumerate(step.tasks.tasks):
-        if task.stream not in streams and index != end:
-            streams.add(task.stream)
-            step.tasks.tasks[index] = replace(task, after_previous=(end,))
-    used = {task.stream for task in step.tasks.tasks}
     request = step.request
-    return StepPlan(
+    step.tasks.begin_after(end)
+    return step.tasks.plan(
         name=f"{name}, {request.workload.name}",
         classes=(RankClass(RANKS, range(request.ranks)),),
-        streams=tuple(stream for stream in STREAMS if stream.name in used),
+        streams=STREAMS,
         communicators=(Communicator(EVERYONE, (range(request.ranks),)), *others),
-        tasks=tuple(step.tasks.tasks),
         samples=request.ranks * request.batch_per_gpu * step.options.accumulate,
     )

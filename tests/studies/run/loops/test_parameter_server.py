@@ -12,7 +12,7 @@ from rich.console import Console
 
 from perfmodel.errors import InputError
 from perfmodel.library.corrections import spread_factors
-from perfmodel.report.common.terminal import render_terminal
+from perfmodel.report.common.plain_text import render_terminal
 from perfmodel.report.run.export import to_json
 from perfmodel.report.run.page import report_html
 from perfmodel.report.run.text import result_lines, run_markdown

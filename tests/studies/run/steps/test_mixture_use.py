@@ -7,9 +7,8 @@ from itertools import pairwise
 import pytest
 
 from perfmodel.report.common.figures import new_figure
-from perfmodel.report.run.drawings.pipeline_figure import _add_blocks
-from perfmodel.report.run.drawings.pipeline_layout import pipeline_picture
-from perfmodel.report.run.parallel.parallelism import degrees, lines
+from perfmodel.report.run.parallelism import degrees, lines
+from perfmodel.report.run.pipeline_figure import _add_blocks, pipeline_picture
 from perfmodel.scenario import load_scenario
 from perfmodel.studies.run.resolve.resolved_scenario import resolve_scenario
 from perfmodel.studies.run.result.model import SizeResult

@@ -8,7 +8,7 @@ from perfmodel.scenario.sections.training import MeasuredStep
 from perfmodel.studies.run.resolve.job.training_job import TrainingJob
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.resolve.what_if import scale_layer_times, what_if_of
-from perfmodel.training.pipeline.block_partition import part_layers
+from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.workload import read_layer_times
 from perfmodel.workload.compute_spread import measured_factors
 from perfmodel.workload.memory.recompute import add_recompute

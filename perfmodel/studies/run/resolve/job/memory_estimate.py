@@ -12,7 +12,6 @@ from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.studies.run.result.memory import Memory, unstated_memory
 from perfmodel.topology.templates.gpus import load_gpu
 from perfmodel.training.ddp.options import DdpOptions
-from perfmodel.training.memory.reserve import reserve_bytes
 from perfmodel.training.memory.use import (
     MemoryUse,
     Setup,
@@ -20,9 +19,10 @@ from perfmodel.training.memory.use import (
     add_float8_copies,
     add_temporaries,
     add_waiting,
+    reserve_bytes,
 )
 from perfmodel.training.parallel.stage_memory import stage_memory
-from perfmodel.workload.kernels.float8.recipe import float8_casts
+from perfmodel.workload.kernels.float8_recipe import float8_casts
 from perfmodel.workload.readers.layer_times import read_measured_activations
 
 

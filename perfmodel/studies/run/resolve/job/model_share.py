@@ -6,7 +6,7 @@ from perfmodel.scenario import ClusterSize, ModelSection, Scenario
 from perfmodel.scenario.sections.model import ExpertsSection
 from perfmodel.studies.run.resolve.machine import relocated_errors
 from perfmodel.training.parallel.mixture import Mixture
-from perfmodel.training.pipeline.block_partition import PartitionOptions
+from perfmodel.training.pipeline.stage_workload import PartitionOptions
 from perfmodel.workload import load_workload
 from perfmodel.workload.adapters import Adapters, add_adapters
 from perfmodel.workload.configs.section_model import section_model
@@ -16,7 +16,7 @@ from perfmodel.workload.model import Workload
 from perfmodel.workload.packed_documents import pack_documents
 from perfmodel.workload.shards.shard import Shard
 from perfmodel.workload.zoo.buildable import Buildable
-from perfmodel.workload.zoo.decoders.experts import ExpertSettings
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
 
 ONE_PROCESS_ORDER = ("pp", "tp", "cp", "ep", "dp")
 """GPUs of one process are neighbours."""

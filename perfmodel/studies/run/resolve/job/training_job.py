@@ -17,12 +17,12 @@ from perfmodel.training.ddp.options import DdpOptions
 from perfmodel.training.memory.use import StepOptions
 from perfmodel.training.parallel.device_replica import layer_devices
 from perfmodel.training.parallel.mixture import Mixture
-from perfmodel.training.pipeline.block_partition import part_layers
+from perfmodel.training.pipeline.stage_workload import part_layers
 from perfmodel.training.strategies import STRATEGIES
 from perfmodel.training.strategy import Strategy
 from perfmodel.workload.compute_spread import spread_of
-from perfmodel.workload.kernels.float8.float8_layers import name_wide_blocks
-from perfmodel.workload.kernels.float8.recipe import Float8, wide_precision
+from perfmodel.workload.kernels.float8_layers import name_wide_blocks
+from perfmodel.workload.kernels.float8_recipe import Float8, wide_precision
 from perfmodel.workload.memory.recompute import NO_RECOMPUTE, Recompute
 from perfmodel.workload.model import Workload
 

@@ -9,8 +9,7 @@ from itertools import pairwise
 from perfmodel.simulate.engine.outcome import Run, TaskExecution
 from perfmodel.studies.run.result.dimension_use import CommunicationUse
 from perfmodel.timeline import exposed
-from perfmodel.training.parallel.dimensions import has_stages
-from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task
+from perfmodel.training.plan.step_plan import Collective, Compute, StepPlan, Task, has_stages
 
 Interval = tuple[float, float]
 

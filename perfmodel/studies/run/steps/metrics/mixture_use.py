@@ -22,9 +22,17 @@ from perfmodel.studies.run.steps.metrics.step_parts import computes
 from perfmodel.studies.run.steps.sized_job import ReportedRun, SizedJob
 from perfmodel.testing.pipeline_times import PassTimes, pass_spans
 from perfmodel.timeline import Span, covered_s, exposed_s
-from perfmodel.training.parallel.dimensions import DIMENSIONS, Dimension, dimension_of
-from perfmodel.training.pipeline.schedules.pass_actions import PipelineSchedule
-from perfmodel.training.plan.step_plan import Collective, Communicator, Compute, StepPlan, Task
+from perfmodel.training.pipeline.pass_actions import PipelineSchedule
+from perfmodel.training.plan.step_plan import (
+    DIMENSIONS,
+    Collective,
+    Communicator,
+    Compute,
+    Dimension,
+    StepPlan,
+    Task,
+    dimension_of,
+)
 
 MOST_NEIGHBOURS = 64
 """Neighbours of a group whose paths are looked up, at most; further ones are alike."""

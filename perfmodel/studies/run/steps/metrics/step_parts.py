@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.simulate.engine.outcome import Run
 from perfmodel.timeline import Span, covered_s, exposed_s
-from perfmodel.training.parallel.dimensions import has_stages
-from perfmodel.training.plan.step_plan import StepPlan
+from perfmodel.training.plan.step_plan import StepPlan, has_stages
 
 PARTS = ("forward", "backward", "copies", "optimizer", "slowdown", "exposed communication", "idle")
 

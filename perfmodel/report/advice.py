@@ -1,0 +1,472 @@
+"""Advice in the terminal, and as one self-contained HTML page with its JSON beside it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import InputError
+from perfmodel.files import find_file
+from perfmodel.report.common import quantities
+from perfmodel.report.common.document import (
+    PREDICTED,
+    Block,
+    Bullets,
+    Code,
+    Definitions,
+    Figure,
+    Folded,
+    Paragraph,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    header,
+    paragraphs,
+    section,
+)
+from perfmodel.report.common.figures import error_bars, label_rows, new_figure, short_label
+from perfmodel.report.common.html import render_html, write_report_files
+from perfmodel.report.common.palette import INK, WORK
+from perfmodel.scenario.sections.studies.money import Money
+from perfmodel.scenario.source_map import SourceMap
+from perfmodel.studies.advise.export import to_json
+from perfmodel.studies.advise.model import WORTH, Advice, Proposed, Touches, Trial, joined_fields
+from perfmodel.studies.advise.narrow_gains import NarrowGain, StepsAtEnd, find_narrow_gains
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+_LIMITS = {
+    "NVLink": "NVLink inside each server holds you back",
+    "PCIe": "PCIe inside each server holds you back",
+    "links of CPUs": "the link between each server's CPUs holds you back",
+    "host memory": "each server's memory, through which copies go, holds you back",
+    "latency": "the latency of many small messages holds you back",
+    "the library's own rates": "the communication library itself holds you back",
+    "launching kernels": "the CPU holds you back, which launches one kernel after the other",
+    "communication": "communication holds you back, by no single part of it",
+    "updates": "the servers' updates hold you back",
+}
+"""Sentence for each part of the machine that may be the limit."""
+
+LEVELS = {
+    "nothing": "training stays as it is",
+    "rounding": "training stays as it is but for rounding",
+    "training": "training changes: watch the loss",
+    "hardware": "needs other hardware",
+}
+
+INTERVALS = (
+    "Gains are samples per second over those of the scenario. Their 80 % intervals compare like "
+    "ends with like: what both steps share, such as the error of a model's compute time, cancels "
+    "in them. How well a change itself is modelled (what torch.compile fuses, what a cast costs) "
+    "is not in them: measure a step before you rely on a gain of a few per cent."
+)
+
+
+def limit_words(advice: Advice) -> str:
+    """Say what holds the scenario back, as one would of each server."""
+    point = advice.base
+    relief = point.relief
+    if relief is None:
+        if point.limit == "compute":
+            return "computing is the limit, nothing else costs more than 1 % of a step"
+        return f"{point.bottleneck} holds you back"
+    if relief.parts != ("network",):
+        sentence = _LIMITS.get(relief.parts[0]) if len(relief.parts) == 1 else None
+        return sentence or f"{point.bottleneck} hold you back together"
+    at_nic = any("nic" in link.devices for link in point.limiting_links)
+    if at_nic and advice.adapter_Bps is not None:
+        rate = f"{advice.adapter_Bps * 8 / 1e9:g} Gbit/s"
+        if advice.adapters == 1:
+            return f"each server's {rate} adapter holds you back"
+        return f"each server's {advice.adapters} adapters of {rate} hold you back"
+    return f"the network between switches holds you back ({point.bottleneck})"
+
+
+def headline(advice: Advice) -> str:
+    """Say in one sentence what limits, and what to change first."""
+    limit = limit_words(advice)
+    best = advice.best
+    if best is None:
+        return f"{_upper(limit)}; none of the changes that were tried gains 1 %."
+    names = {change.text for change in best.changes}
+    alone = [trial for trial in advice.trials if trial.text in names]
+    first = max(alone, key=lambda trial: trial.ratio, default=best)  # gains most alone
+    verb = "save" if first.changes[0].is_plural else "saves"
+    text = f"{_upper(limit)}; {named(first.changes[0])} {verb} {quantities.percent(first.saves)}"
+    if len(best.changes) > 1:
+        others = [named(each) for each in best.changes if each.text != first.changes[0].text]
+        text += f", with {quantities.listed(others)} {quantities.percent(best.saves)}"
+    doubt = "" if best.sure else ", though not surely"
+    return f"{text} of the time per {advice.samples.unit}{doubt}."
+
+
+def named(change: Proposed) -> str:
+    """Name a change within a sentence: "the fp16 hook"."""
+    return f"the {change.text}" if change.takes_article else change.text
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def gain_text(ratio: float) -> str:
+    """Write a gain of throughput with its sign.
+
+    Examples
+    --------
+    >>> [gain_text(ratio).replace(chr(160), " ") for ratio in (1.66, 1.0)]
+    ['+66 %', 'same']
+    """
+    return "same" if abs(ratio - 1.0) < 5e-4 else quantities.signed(ratio - 1.0, quantities.percent)
+
+
+def gain_interval(trial: Trial) -> str:
+    """Write the ends of a gain."""
+    if trial.gain is None or trial.gain.interval is None:
+        return "not known"
+    return " to ".join(dict.fromkeys(map(gain_text, trial.gain.interval)))
+
+
+def changes_table(advice: Advice, trials: Sequence[Trial]) -> Table:
+    """One row per change: its gain, the memory that it takes, and what else it costs."""
+    rows = [
+        (
+            trial.text,
+            gain_text(trial.ratio),
+            gain_interval(trial),
+            quantities.duration(trial.point.step_time_s),
+            quantities.size(trial.point.memory.total_bytes),
+            costs(trial),
+        )
+        for trial in trials
+        if trial.point is not None
+    ]
+    rate = f">{advice.samples.units}/s"
+    header = ("change", rate, ">80 % interval", ">step", ">memory", "costs")
+    return Table(header, rows, ruled=False)
+
+
+def costs(trial: Trial) -> str:
+    """What changes cost beside memory."""
+    notes = [note for note in dict.fromkeys(change.note for change in trial.changes) if note]
+    prices = [_money(change.price) for change in trial.changes if change.price is not None]
+    rents = [f"{_money(c.rent)} an hour" for c in trial.changes if c.rent is not None]
+    return "; ".join([*prices, *rents, *notes]) or "nothing"
+
+
+def _money(money: Money) -> str:
+    return f"{money.amount:,.10g} {money.currency}"
+
+
+def proposals(advice: Advice) -> list[str]:
+    """State each proposal that was simulated as a whole."""
+    lines = []
+    for trial in advice.together:
+        assert trial.point is not None
+        step = quantities.duration(trial.point.step_time_s)
+        line = (
+            f"{_upper(LEVELS[trial.touches])}: {trial.text}: {gain_text(trial.ratio)} "
+            f"{advice.samples.units} per second (80 % interval {gain_interval(trial)}), a step "
+            f"takes {step} in {quantities.size(trial.point.memory.total_bytes)}; then "
+            f"{_then(trial)}."
+        )
+        lines.append(line + _cost_of_samples(advice, trial))
+    return lines
+
+
+def narrow_gains(advice: Advice) -> list[str]:
+    """Say of each such proposal how long steps are at both ends of what is uncertain."""
+    return [_sentence(each) for each in find_narrow_gains(advice)]
+
+
+def _sentence(reason: NarrowGain) -> str:
+    (change,) = reason.alone.changes
+    rest = [each.text for each in reason.together.changes if each.text != change.text]
+    quick = reason.least.base_s < reason.most.base_s
+    ends = (reason.least, reason.most) if quick else (reason.most, reason.least)
+    first, second = map(_steps, ends)
+    return (
+        f"Why {named(change)} gains less surely alone than with {' + '.join(rest)}: the "
+        f"{_short(reason.origin)} is uncertain. At its quick end a step takes {first}; at its slow "
+        f"end {second}."
+    )
+
+
+def _short(origin: str) -> str:
+    """What is uncertain, without of which machine or model."""
+    return origin.partition(" of ")[0]
+
+
+def _steps(end: StepsAtEnd) -> str:
+    base, alone, together = map(quantities.duration, (end.base_s, end.alone_s, end.together_s))
+    return (
+        f"{base} as it is, {alone} with that change ({gain_text(end.alone)}), {together} with all "
+        f"({gain_text(end.together)})"
+    )
+
+
+def power_limits(advice: Advice) -> list[str]:
+    """Say what limits on the power of boards would save and cost, where that is worth it."""
+    lines = [
+        f"{trial.text}: {gain_text(trial.ratio)} {advice.samples.units} per second for "
+        f"{quantities.percent(1 - advice.energy_ratio(trial))} less energy of each"
+        for trial in advice.thrifty
+    ]
+    if not lines:
+        return []
+    counted = "boards counted at what they may draw; cluster.node.power_limit"
+    return [f"To save energy: {'; '.join(lines)} ({counted})."]
+
+
+def _then(trial: Trial) -> str:
+    assert trial.point is not None
+    if trial.point.limit == "compute":
+        return "computing is the limit"
+    return f"the limit is {trial.point.bottleneck}"
+
+
+def _cost_of_samples(advice: Advice, trial: Trial) -> str:
+    """What a million samples cost, where the scenario states what an hour does."""
+    if advice.hourly is None or trial.point is None:
+        return ""
+    rents = [change.rent.amount for change in trial.changes if change.rent is not None]
+    per_s = advice.hourly.amount / 3600
+    before = per_s / advice.base.samples_per_s * 1e6
+    after = (per_s + sum(rents) / 3600) / trial.point.samples_per_s * 1e6
+    unit = advice.hourly.currency
+    return (
+        f" A million {advice.samples.units} cost {quantities.count(after)} {unit} of rent instead "
+        f"of {quantities.count(before)}."
+    )
+
+
+def command(advice: Advice, trial: Trial) -> str:
+    """The command that runs a proposal."""
+    origin = advice.scenario.origin
+    fields = {name: _written_at(origin.content, name) for name in origin.flags}
+    fields |= joined_fields(trial.changes)
+    flags = [
+        f"--set '{name}={value if isinstance(value, str) else json.dumps(value)}'"
+        for name, value in fields.items()
+    ]
+    return " ".join([f"perfmodel run {_typed_name(origin)}", *flags])
+
+
+def _typed_name(origin: SourceMap) -> str:
+    """A scenario's name, or its path where the name is that of no file or of another."""
+    with suppress(InputError):
+        if origin.file is None or str(find_file(origin.name, "scenarios")) == origin.file:
+            return origin.name
+    return shlex.quote(origin.file or origin.name)
+
+
+def _written_at(content: Mapping[str, Any], field: str) -> Any:
+    """The value of a dotted field that a flag gave."""
+    value: Any = content
+    for part in field.split("."):
+        value = value[int(part)] if isinstance(value, list) else value.get(part)
+    return value
+
+
+def left_out(advice: Advice) -> list[str]:
+    """Say what gains nothing, and what is not proposed."""
+    lines = []
+    idle = [trial.text for trial in advice.trials if trial.ratio < 1.0 + WORTH]
+    if idle:
+        lines.append(f"Less than 1 %, or slower: {', '.join(idle)}.")
+    lines += _too_big(advice)
+    if advice.refused:
+        lines.append(f"Not possible here: {', '.join(trial.text for trial in advice.refused)}.")
+    return lines
+
+
+def _too_big(advice: Advice) -> Iterator[str]:
+    """Say what fits no GPU and what fits no host; each change is named with what it needs."""
+    needs = [(trial.text, trial.memory) for trial in advice.too_big if trial.memory is not None]
+    has = quantities.size(advice.base.memory.capacity_bytes)
+    in_gpu, in_host = f"the {has} of a GPU, with CUDA and NCCL beside it", "the host"
+    lacking: dict[str, list[str]] = {in_gpu: [], in_host: []}
+    for text, memory in needs:
+        if memory.fits_gpu and memory.overfull:
+            lacking[in_host].append(f"{text} ({quantities.host_memory(memory)})")
+        else:
+            lacking[in_gpu].append(f"{text} ({quantities.size(memory.total_bytes)})")
+    for where, texts in lacking.items():
+        if texts:
+            yield f"Does not fit {where}: {', '.join(texts)}."
+
+
+def as_it_is(advice: Advice) -> str:
+    """Describe the scenario as it is."""
+    point = advice.base
+    rate = f"{quantities.count(point.samples_per_s)} {advice.samples.units}/s"
+    fits = (
+        "" if point.memory.fits else " It does not fit its GPUs: gains are over an imagined step."
+    )
+    return (
+        f"As it is: {quantities.gpus(point.gpus)}, {rate}, a step takes "
+        f"{quantities.duration(point.step_time_s)}, {quantities.waiting(point)}; bottleneck: "
+        f"{point.bottleneck}.{fits}"
+    )
+
+
+def advice_lines(advice: Advice) -> list[Block]:
+    """Arrange advice for the terminal."""
+    blocks: list[Block] = [Paragraph(headline(advice), "headline"), Paragraph(as_it_is(advice))]
+    if advice.worth:
+        blocks.append(changes_table(advice, advice.worth))
+    blocks += paragraphs(proposals(advice))
+    if advice.best is not None:
+        blocks.append(Paragraph(f"  {command(advice, advice.best)}"))
+    notes = [*power_limits(advice), *left_out(advice), *narrow_gains(advice), INTERVALS]
+    return [*blocks, *paragraphs(notes, "note")]
+
+
+MOST_BARS = 14
+_ROW_PIXELS = 34
+
+_COLOURS: dict[Touches, tuple[str, str]] = {
+    "nothing": (WORK["backward"], "training as it is"),
+    "rounding": (WORK["forward"], "as it is but for rounding"),
+    "training": (WORK["communication"], "training changes"),
+    "hardware": (WORK["host"], "other hardware"),
+}
+
+
+def draw_gains(advice: Advice) -> go.Figure:
+    """Draw the gain of changes alone and together, the largest on top, with 80 % intervals."""
+    listed = sorted(
+        [*advice.trials, *(t for t in advice.together if len(t.changes) > 1)],
+        key=lambda trial: -trial.ratio,
+    )[:MOST_BARS]
+    figure = new_figure(90 + _ROW_PIXELS * max(1, len(listed)), bargap=0.35)
+    for touches, (colour, name) in _COLOURS.items():
+        places = [at for at, trial in enumerate(listed) if trial.touches == touches]
+        if not places:
+            continue
+        chosen = [listed[at] for at in places]
+        gains = [100 * (trial.ratio - 1.0) for trial in chosen]
+        ends = [_percent_ends(trial) for trial in chosen]
+        figure.add_bar(
+            x=gains,
+            y=places,
+            orientation="h",
+            name=name,
+            marker={"color": colour},
+            error_x=error_bars(gains, ends) | {"color": INK, "thickness": 1.2, "width": 4},
+            hoverinfo="text",
+            hovertext=[_hover(trial) for trial in chosen],
+        )
+    labels = [_label(trial) for trial in listed]
+    label_rows(figure, labels, f"{advice.samples.units}/s, change in %")
+    return figure
+
+
+def _label(trial: Trial) -> str:
+    """Name one change, or what several together touch, which tells proposals apart."""
+    if len(trial.changes) == 1:
+        return short_label(trial.text)
+    return f"<b>{short_label(f'{len(trial.changes)} together: {_COLOURS[trial.touches][1]}')}</b>"
+
+
+def _percent_ends(trial: Trial) -> tuple[float, float]:
+    low, high = (trial.gain.interval if trial.gain else None) or (trial.ratio, trial.ratio)
+    return 100 * (low - 1.0), 100 * (high - 1.0)
+
+
+def _hover(trial: Trial) -> str:
+    text = f"{gain_text(trial.ratio)} (80 % interval {gain_interval(trial)})"
+    return (
+        f"<b>{escape(trial.text, quote=False)}</b><br>{text}<br>{escape(costs(trial), quote=False)}"
+    )
+
+
+ALONE = "Sorted by gain; bars end where the simulation does, lines hold 80 % of what is uncertain."
+
+FILES = ("advice.html", "advice.json")
+"""Files that `write_advice` writes."""
+
+
+def write_advice(advice: Advice, folder: Path) -> Path:
+    """Write ``advice.html`` and ``advice.json``; returns and raises as `write_report_files`."""
+    files = {"advice.html": advice_html(advice), "advice.json": to_json(advice)}
+    return write_report_files(folder, files)
+
+
+def advice_html(advice: Advice) -> str:
+    """Build the page as one string."""
+    setting = f"{advice.workload} on {advice.machine}"
+    limits = power_limits(advice)
+    figure = Figure(draw_gains(advice), "gains", "Gain of each change, with its 80 % interval")
+    return render_html(
+        f"What to change: {setting}",
+        [
+            header(
+                setting,
+                headline(advice),
+                [PREDICTED],
+                [advice.scenario.question],
+                [as_it_is(advice)],
+            ),
+            _tiles(advice),
+            _together(advice),
+            section(
+                "Each change alone",
+                ALONE,
+                figure,
+                changes_table(advice, advice.trials),
+            ),
+            section("Power", "", Bullets(limits)) if limits else None,
+            section("What is left out", "", Bullets(left_out(advice))),
+            section(
+                "What this rests on",
+                "",
+                Bullets([*narrow_gains(advice), INTERVALS]),
+                Folded("Provenance", [Definitions(dict(advice.provenance))]),
+            ),
+        ],
+    )
+
+
+def _tiles(advice: Advice) -> Tiles | None:
+    best = advice.best
+    if best is None or best.point is None:
+        return None
+    surely = "80 % interval" if best.sure else "not surely a gain"
+    return Tiles(
+        [
+            Tile(
+                "Best proposal",
+                gain_text(best.ratio),
+                f"{surely} {gain_interval(best)}",
+            ),
+            Tile(
+                "Step time",
+                quantities.duration(best.point.step_time_s),
+                f"now {quantities.duration(advice.base.step_time_s)}",
+            ),
+            Tile(
+                "Memory per GPU",
+                quantities.size(best.point.memory.total_bytes),
+                f"now {quantities.size(advice.base.memory.total_bytes)}",
+            ),
+            Tile("Bottleneck then", best.point.bottleneck, f"now {advice.base.bottleneck}", "text"),
+        ]
+    )
+
+
+def _together(advice: Advice) -> Section | None:
+    if advice.best is None:
+        return None
+    lead = "Changes that belong together, each proposal simulated as a whole."
+    commands = "\n".join(command(advice, trial) for trial in advice.together)
+    return section("What to do", lead, Bullets(proposals(advice)), Code(commands))

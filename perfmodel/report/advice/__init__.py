@@ -1,1 +1,0 @@
-"""Advice on a scenario: terminal, figure, page."""

@@ -1,1 +1,0 @@
-"""Times of a collective by size: a page with charts."""

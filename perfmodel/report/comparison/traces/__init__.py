@@ -1,1 +1,0 @@
-"""A traced step: what it is made of, beside its simulation."""

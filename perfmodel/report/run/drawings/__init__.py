@@ -1,1 +1,0 @@
-"""Pictures of one step: streams side by side, or the stages of a pipeline."""

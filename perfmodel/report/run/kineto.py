@@ -1,0 +1,418 @@
+"""Timelines as Kineto-shaped Chrome JSON: open in Perfetto and in HolisticTraceAnalysis.
+
+The fields are those that PyTorch's profiler writes (``schemaVersion``, ``distributedInfo``,
+kernels with ``stream`` and ``correlation``, the collective's arguments as named in pytorch/kineto
+``MetadataFieldCatalog.h``). Times are microseconds on a grid of 1 ns, as in the profiler.
+
+A kernel is launched by the host's work that issues it. HolisticTraceAnalysis says of a stream
+that idles whether the host was late: the kernel that ends the pause was launched during it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from perfmodel.files import write_atomically
+from perfmodel.timeline import GroupOfClass, Span, Timeline, assign_lanes
+
+HOST_KINDS = frozenset({"issue", "wait"})
+"""Kinds of spans that are work of the CPU."""
+
+STEP_TID = 0
+LAUNCH_TID = 1
+LAUNCH_NS = 1000
+"""Longest launch that is drawn at the end of the work that issues it. The host's time for an
+operation is that of this work, of which a launch is a part of a few us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A span on the trace's grid of nanoseconds.
+
+    `number`: of the span in the trace, from 1.
+    """
+
+    span: Span
+    start_ns: int
+    end_ns: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One thread of the trace: a stream of a rank class, or one of its concurrent lanes."""
+
+    pid: int
+    tid: int
+    name: str
+    placed: Sequence[Placed]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """When and on which thread a kernel is launched.
+
+    `issued_by`: number of the host's span that does so; of the kernel itself where none does.
+    """
+
+    pid: int
+    tid: int
+    start_ns: int
+    end_ns: int
+    issued_by: int
+
+
+def nanoseconds(time_s: float) -> int:
+    """Return a time on the grid of the trace."""
+    return round(time_s * 1e9)
+
+
+def make_tracks(timeline: Timeline, classes: Sequence[str]) -> list[Track]:
+    """Return the threads of a timeline; a process for each of `classes`."""
+    streams: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        streams[span.rank_class, span.stream].append(span)
+    tids: dict[str, Iterator[int]] = {name: itertools.count(LAUNCH_TID + 1) for name in classes}
+    numbers, tracks = itertools.count(1), list[Track]()
+    for (rank_class, stream), spans in streams.items():
+        for lane, own in enumerate(assign_lanes(spans)):
+            name = stream if lane == 0 else f"{stream} ({lane + 1})"
+            placed = _placed(own, numbers)
+            tracks.append(Track(classes.index(rank_class), next(tids[rank_class]), name, placed))
+    return tracks
+
+
+def _placed(lane: Sequence[Span], numbers: Iterator[int]) -> list[Placed]:
+    """Round to nanoseconds so that neighbours which touch do not come to overlap."""
+    placed: list[Placed] = []
+    for span in lane:
+        start = nanoseconds(span.start_s)
+        start = max(start, placed[-1].end_ns if placed else start)
+        end = max(start, nanoseconds(span.end_s))
+        placed.append(Placed(span, start, end, next(numbers)))
+    return placed
+
+
+def launch_kernels(tracks: Sequence[Track]) -> dict[int, Launch]:
+    """Find the launch of each span of a device, by its number.
+
+    A task is launched at the end of the host's work that issues it. One without such work, as a
+    copy that a hook starts, is launched by the last that ended before it was ready. Without any,
+    a launch is when the task is ready.
+    """
+    launches: dict[int, Launch] = {}
+    for pid in dict.fromkeys(track.pid for track in tracks):
+        own = [track for track in tracks if track.pid == pid]
+        issues = [
+            (placed, track.tid)
+            for track in own
+            for placed in track.placed
+            if placed.span.kind == "issue"
+        ]
+        issues.sort(key=lambda pair: pair[0].end_ns)
+        kernels = sorted(
+            (
+                placed
+                for track in own
+                for placed in track.placed
+                if placed.span.kind not in HOST_KINDS
+            ),
+            key=lambda placed: (placed.start_ns, placed.end_ns),
+        )
+        for at, issued in _by_issue(issues, kernels).items():
+            launches |= _launches_of(pid, None if at < 0 else issues[at], issued)
+    return launches
+
+
+def _by_issue(
+    issues: Sequence[tuple[Placed, int]], kernels: Sequence[Placed]
+) -> dict[int, list[Placed]]:
+    """Kernels by the host's work that launches them; -1: none does."""
+    waiting: dict[tuple[int, str], deque[int]] = defaultdict(deque)
+    for at, (issue, _) in enumerate(issues):
+        waiting[issue.span.step, issue.span.issues].append(at)
+    ends = [issue.end_ns for issue, _ in issues]
+    issued: dict[int, list[Placed]] = defaultdict(list)
+    for kernel in kernels:
+        own = waiting.get((kernel.span.step, kernel.span.name))
+        if own and ends[own[0]] <= kernel.start_ns:
+            issued[own.popleft()].append(kernel)
+        else:
+            issued[bisect_right(ends, nanoseconds(kernel.span.ready_s)) - 1].append(kernel)
+    return issued
+
+
+def _launches_of(
+    pid: int, issue: tuple[Placed, int] | None, kernels: Sequence[Placed]
+) -> dict[int, Launch]:
+    """Launches one after another at the end of the host's work."""
+    if issue is None:
+        return {
+            kernel.number: Launch(pid, LAUNCH_TID, ready_ns, ready_ns, kernel.number)
+            for kernel in kernels
+            for ready_ns in [nanoseconds(kernel.span.ready_s)]
+        }
+    work, tid = issue
+    each_ns = min(LAUNCH_NS, (work.end_ns - work.start_ns) // len(kernels))
+    first_ns = work.end_ns - each_ns * len(kernels)
+    return {
+        kernel.number: Launch(
+            pid, tid, first_ns + each_ns * at, first_ns + each_ns * (at + 1), work.number
+        )
+        for at, kernel in enumerate(kernels)
+    }
+
+
+Event = dict[str, Any]
+
+_COLLECTIVES = {
+    "all_reduce": ("AllReduce", "allreduce"),
+    "reduce_scatter": ("ReduceScatter", "_reduce_scatter_base"),
+    "all_gather": ("AllGather", "_allgather_base"),
+    "broadcast": ("Broadcast", "broadcast"),
+    "all_to_all": ("SendRecv", "all_to_all"),
+    "scatter": ("SendRecv", "scatter"),
+    "gather": ("SendRecv", "gather"),
+    "reduce": ("Reduce", "reduce"),
+    "send": ("SendRecv", "send"),
+    "send_recv": ("SendRecv", "all_to_all"),
+}
+"""Operation: what NCCL's kernel and PyTorch's process group call it."""
+_ELEMENTS = {
+    "fp64": ("Double", 8),
+    "fp32": ("Float", 4),
+    "fp16": ("Half", 2),
+    "bf16": ("BFloat16", 2),
+}
+"""Type of elements: PyTorch's word and bytes. Others are counted in bytes."""
+_RANKS_LISTED = 32
+"""Of a job whose groups are not known."""
+
+
+def to_kineto(
+    timeline: Timeline, *, world_size: int, backend: str, gpu: str, rank_class: str | None = None
+) -> dict[str, Any]:
+    """Write a timeline in the shape of a PyTorch profiler trace.
+
+    Each class of identical ranks is one process, each stream one thread; spans that run at the
+    same time on one stream get threads of their own, because viewers drop overlapping spans.
+    Arrows lead from the compute that made a bucket ready to the start of its collective. Times
+    begin at zero or later.
+
+    `world_size`: ranks of the job.
+    `backend`: "nccl" or "gloo".
+    `gpu`: name of the device.
+    `rank_class`: write this class alone, as the trace of its first rank.
+    Returns a JSON document; ``ts`` and ``dur`` in microseconds.
+    """
+    timeline = _from_zero(timeline)
+    classes = list(dict.fromkeys(span.rank_class for span in timeline.spans))
+    pids = [n for n, name in enumerate(classes) if rank_class in {None, name}]
+    tracks = [track for track in make_tracks(timeline, classes) if track.pid in pids]
+    launches = launch_kernels(tracks)
+    everyone = GroupOfClass(world_size, tuple(range(min(world_size, _RANKS_LISTED))))
+
+    def group_of(span: Span) -> GroupOfClass:
+        return timeline.groups.get((span.rank_class, span.communicator), everyone)
+
+    events = [*_names(classes, tracks, launches), *_steps(timeline, pids)]
+    for track in tracks:
+        events += _track_events(track, launches, group_of, backend == "nccl")
+    events += _flows(tracks)
+    rank = 0 if rank_class is None else timeline.first_rank.get(rank_class, 0)
+    return {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": pid, "name": gpu} for pid in pids],
+        "distributedInfo": {"backend": backend, "rank": rank, "world_size": world_size},
+        "displayTimeUnit": "ns",
+        "traceName": "perfmodel",
+        "traceEvents": events,
+    }
+
+
+def write_kineto(
+    timeline: Timeline,
+    path: Path,
+    *,
+    world_size: int,
+    backend: str,
+    gpu: str,
+    rank_class: str | None = None,
+) -> None:
+    """Write `to_kineto` to a file, compressed when its name ends in ``.gz``.
+
+    Raises `InputError`: the file cannot be written.
+    """
+    document = to_kineto(
+        timeline, world_size=world_size, backend=backend, gpu=gpu, rank_class=rank_class
+    )
+    # HolisticTraceAnalysis looks for the rank by a pattern that has a space after the colon
+    data = json.dumps(document, allow_nan=False, separators=(",", ": ")).encode()
+    write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def _from_zero(timeline: Timeline) -> Timeline:
+    """A timeline that begins at zero, where it began before.
+
+    Warm-up steps do; Perfetto drops events before zero (``trace_sorter_negative_timestamp_dropped``
+    of its trace processor).
+    """
+    first_s = min((min(span.ready_s, span.start_s) for span in timeline.spans), default=0.0)
+    if first_s >= 0:
+        return timeline
+    return replace(timeline, spans=tuple(_earlier(span, first_s) for span in timeline.spans))
+
+
+def _earlier(span: Span, by_s: float) -> Span:
+    times = (span.start_s - by_s, span.end_s - by_s, span.ready_s - by_s)
+    return span._replace(start_s=times[0], end_s=times[1], ready_s=times[2])
+
+
+def _us(time_ns: int) -> float:
+    return time_ns / 1000
+
+
+def _names(
+    classes: Sequence[str], tracks: Sequence[Track], launches: Mapping[int, Launch]
+) -> Iterator[Event]:
+    def meta(pid: int, tid: int, key: str, **args: str | int) -> Event:
+        return {"ph": "M", "name": key, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+    by_themselves = {each.pid for each in launches.values() if each.tid == LAUNCH_TID}
+    for pid in dict.fromkeys(track.pid for track in tracks):
+        yield meta(pid, 0, "process_name", name=f"ranks: {classes[pid]}")
+        yield meta(pid, 0, "process_sort_index", sort_index=pid)
+        yield meta(pid, STEP_TID, "thread_name", name="steps")
+        if pid in by_themselves:
+            yield meta(pid, LAUNCH_TID, "thread_name", name="ready to run")
+    for track in tracks:
+        yield meta(track.pid, track.tid, "thread_name", name=track.name)
+        yield meta(track.pid, track.tid, "thread_sort_index", sort_index=track.tid)
+
+
+def _steps(timeline: Timeline, pids: Sequence[int]) -> Iterator[Event]:
+    """Mark steps: each lasts from its first work on a device to that of the next step."""
+    starts: dict[int, int] = {}
+    for span in timeline.spans:
+        if span.kind not in HOST_KINDS:
+            begin = nanoseconds(span.start_s)
+            starts[span.step] = min(begin, starts.get(span.step, begin))
+    end = max((nanoseconds(span.end_s) for span in timeline.spans), default=0)
+    borders = [*(starts[step] for step in sorted(starts)), end]
+    for pid in pids:
+        for step, start, stop in zip(sorted(starts), borders, borders[1:], strict=False):
+            yield {
+                "ph": "X",
+                "cat": "user_annotation",
+                "name": f"ProfilerStep#{step}",
+                "pid": pid,
+                "tid": STEP_TID,
+                "ts": _us(start),
+                "dur": _us(max(0, stop - start)),
+                "args": {},
+            }
+
+
+def _track_events(
+    track: Track,
+    launches: Mapping[int, Launch],
+    group_of: Callable[[Span], GroupOfClass],
+    nccl: bool,
+) -> Iterator[Event]:
+    for placed in track.placed:
+        span = placed.span
+        event: Event = {
+            "ph": "X",
+            "cat": "kernel",
+            "name": span.name,
+            "pid": track.pid,
+            "tid": track.tid,
+            "ts": _us(placed.start_ns),
+            "dur": _us(placed.end_ns - placed.start_ns),
+        }
+        details: dict[str, Any] = {"kind": span.kind, "ready_us": _us(nanoseconds(span.ready_s))}
+        if span.bucket is not None:
+            details["bucket"] = span.bucket
+        if span.kind in HOST_KINDS:
+            yield event | {"cat": "cpu_op", "args": {"External id": placed.number} | details}
+            continue
+        launch = launches[placed.number]
+        ids = {"External id": launch.issued_by, "correlation": placed.number}
+        device = ids | {"device": track.pid, "stream": track.tid} | details
+        if span.kind == "communication":
+            event |= _communication_names(span, nccl)
+            device |= _communication_args(span, group_of(span))
+        yield {
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "pid": launch.pid,
+            "tid": launch.tid,
+            "ts": _us(launch.start_ns),
+            "dur": _us(launch.end_ns - launch.start_ns),
+            "args": ids,
+        }
+        yield event | {"args": device}
+
+
+def _operation(span: Span) -> str:
+    """Operation of a communication; messages to and from servers have none."""
+    return span.op if span.op in _COLLECTIVES else "send"
+
+
+def _communication_names(span: Span, nccl: bool) -> Event:
+    operation = _operation(span)
+    if nccl:
+        return {"name": f"ncclDevKernel_{_COLLECTIVES[operation][0]}"}
+    return {"cat": "user_annotation", "name": f"gloo:{operation}"}
+
+
+def _communication_args(span: Span, group: GroupOfClass) -> dict[str, Any]:
+    listed = ", ".join(map(str, group.first))
+    more = ", ..." if group.ranks > len(group.first) else ""
+    name, element_bytes = _ELEMENTS.get(span.dtype or "", ("Byte", 1))
+    elements = span.nbytes // element_bytes
+    share = elements // max(1, group.ranks)
+    operation = _operation(span)
+    return {
+        "Collective name": _COLLECTIVES[operation][1],
+        "In msg nelems": share if operation == "all_gather" else elements,
+        "Out msg nelems": share if operation == "reduce_scatter" else elements,
+        "dtype": name,
+        "Group size": group.ranks,
+        "Process Group Name": span.communicator or "0",
+        "Process Group Description": span.communicator or "default_pg",
+        "Process Group Ranks": f"[{listed}{more}]",
+        "task": span.name,
+    }
+
+
+def _flows(tracks: Sequence[Track]) -> Iterator[Event]:
+    """Arrows from the span whose end made a bucket ready to the start of its collective."""
+    ends: dict[tuple[int, int], tuple[Track, Placed]] = {}
+    for track in tracks:
+        for placed in track.placed:
+            computes = placed.span.kind not in HOST_KINDS | {"communication"}
+            if computes and placed.end_ns > placed.start_ns:
+                ends[track.pid, placed.end_ns] = (track, placed)
+    number = itertools.count(1)
+    for track in tracks:
+        for placed in track.placed:
+            span = placed.span
+            source = ends.get((track.pid, nanoseconds(span.ready_s)))
+            if span.kind != "communication" or span.bucket is None or source is None:
+                continue
+            base = {"cat": "bucket_ready", "name": "bucket ready", "id": next(number)}
+            # A start binds to the slice around it, and a slice does not contain its own end.
+            leave = {"pid": source[0].pid, "tid": source[0].tid, "ts": _us(source[1].end_ns - 1)}
+            arrive = {"pid": track.pid, "tid": track.tid, "ts": _us(placed.start_ns)}
+            yield base | {"ph": "s"} | leave
+            yield base | {"ph": "f", "bp": "e"} | arrive

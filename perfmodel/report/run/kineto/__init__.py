@@ -1,1 +1,0 @@
-"""Timelines in the shape of PyTorch's profiler traces; see `profiler_trace.to_kineto`."""

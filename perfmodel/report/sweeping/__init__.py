@@ -1,1 +1,0 @@
-"""Results of a sweep: a page with charts, and the terminal."""

@@ -1,1 +1,0 @@
-"""The report of ``perfmodel validate``; `page.write_validation` writes it."""

@@ -1,0 +1,254 @@
+"""Communication hooks: how each reduces a bucket, and what it keeps in memory.
+
+Hooks that all-reduce whole buckets are PyTorch's default, its ``allreduce_hook``, and 16 bits. With
+hooks that gather what each rank compressed (largest elements, signs, 8 bits), each rank receives
+what all others send, and adds it up itself. `power_sgd` has its own module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.scenario.sections.strategies.gradient_hooks import (
+    CastHook,
+    Hook,
+    OneBitHook,
+    PowerSgdHook,
+    QuantizationHook,
+    TopKHook,
+)
+from perfmodel.training.ddp.bucket_reduction import CAST, BucketReduction
+from perfmodel.training.ddp.buckets import Bucket
+from perfmodel.training.ddp.power_sgd import kept_bytes, passing_bytes, reduce_factors
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.model import ITEM_BYTES, Workload
+
+SECTOR_BYTES = 32
+"""Memory moves at least so much for an element that stands alone (CUDA C++ Programming Guide)."""
+
+SELECT_PASSES = 6
+"""Reads of all elements by ``torch.topk`` of 32-bit values: a radix select of 8 bits at a time,
+one to count and one to gather (torch/csrc, ``TensorTopK.cu``)."""
+SELECT_KERNELS = 14
+"""Kernels of it: three per digit, and two to gather."""
+SORT_PASSES = 4
+"""Passes of a radix sort of the selected, 8 bits at a time."""
+
+OBSERVER_KERNELS = 24
+"""Small kernels of an observer and of scale and zero point from its extremes
+(``torch/ao/quantization/observer.py``)."""
+
+
+def largest_elements(hook: TopKHook, numel: int) -> int:
+    """Elements of a bucket that are sent."""
+    return max(1, math.ceil(hook.ratio * numel))
+
+
+def reduce_largest(reduction: BucketReduction, hook: TopKHook) -> int:
+    """Gather the largest elements and their places, and add them up; returns the last task."""
+    dtype, ranks = reduction.bucket.dtype, reduction.ranks
+    item, index = ITEM_BYTES[dtype], ITEM_BYTES[hook.index_dtype]
+    nbytes, chosen = reduction.bucket.nbytes, largest_elements(hook, reduction.numel)
+    # magnitudes, selection and sort; then the elements themselves, places in their dtype
+    moved = 2 * nbytes + SELECT_PASSES * nbytes + SORT_PASSES * 2 * chosen * (item + 8)
+    moved += chosen * (SECTOR_BYTES + item + 8 + index)
+    kernels = 1 + SELECT_KERNELS + SORT_PASSES + 2
+    if hook.use_error_feedback:  # adds the error; keeps what is not sent
+        moved += 3 * nbytes + 2 * nbytes + chosen * SECTOR_BYTES
+        kernels += 3
+    ready = reduction.compress(moved, kernels)
+    values = reduction.send("values of", "all_gather", ranks * chosen * item, dtype, after=(ready,))
+    places = reduction.send(
+        "places of", "all_gather", ranks * chosen * index, hook.index_dtype, after=(values,)
+    )
+    scattered = ranks * chosen * (index + item + 2 * SECTOR_BYTES)
+    return reduction.call_back(
+        "add up", nbytes + scattered + 2 * nbytes, 2 + ranks, after=(values, places)
+    )
+
+
+def packed_bytes(numel: int) -> int:
+    """Bytes of so many signs."""
+    return -(-numel // 8)
+
+
+def reduce_signs(reduction: BucketReduction, hook: OneBitHook) -> int:
+    """Gather signs and a scale, and add them up; returns the last task.
+
+    All signs are read and added in one kernel, which is the fewest bytes.
+    """
+    nbytes, ranks = reduction.bucket.nbytes, reduction.ranks
+    packed = packed_bytes(reduction.numel)
+    moved, kernels = 2 * nbytes + packed, 2  # mean of magnitudes; signs into bits
+    if hook.use_error_feedback:
+        moved, kernels = moved + 3 * nbytes + 2 * nbytes, kernels + 2
+    ready = reduction.compress(moved, kernels)
+    scales = reduction.send("scales of", "all_gather", ranks * 4, "fp32", after=(ready,))
+    signs = reduction.send("signs of", "all_gather", ranks * packed, "uint8", after=(scales,))
+    return reduction.call_back("add up", ranks * packed + nbytes, 1, after=(scales, signs))
+
+
+def quantised_channels(hook: QuantizationHook, numel: int) -> tuple[int, int]:
+    """Scales of a bucket, and its elements with padding: a whole channel where none is needed."""
+    if hook.kind == "quantization_pertensor":
+        return 1, numel
+    size = hook.channel_elements
+    padded = numel + size - numel % size
+    return padded // size, padded
+
+
+def reduce_quantised(reduction: BucketReduction, hook: QuantizationHook) -> int:
+    """Gather scales, then 8-bit elements, and add them up; returns the last task.
+
+    Every operation is a pass of its own, per rank; with channels, operations of each channel are
+    (``torch/distributed/algorithms/ddp_comm_hooks/quantization_hooks.py``). Python reads the
+    scale, for which it waits.
+    """
+    ranks = reduction.ranks
+    channels, padded = quantised_channels(hook, reduction.numel)
+    per_channel = hook.kind == "quantization_perchannel"
+    pad = 2 * 4 * padded if per_channel else 0
+    ready = reduction.compress(reduction.bucket.nbytes + pad, OBSERVER_KERNELS + per_channel)
+    reduction.hold_host((ready,))
+    scales = reduction.send(
+        "scales of", "all_gather", ranks * 2 * channels * 4, "fp32", after=(ready,)
+    )
+    # division, rounding, zero point, clamp: 4 bytes read and written; then to 8 bits
+    quantised = reduction.call_back(
+        "quantise",
+        (4 * 8 + 5) * padded + ranks * padded,
+        (4 * channels + 3 if per_channel else 5) + ranks,
+        after=(scales,),
+    )
+    data = reduction.send("data of", "all_gather", ranks * padded, "uint8", after=(quantised,))
+    # out of the gathered whole; to 32 bits, zero point, scale, sum; then the mean
+    each = 2 + 5 + 8 + 8 + 12
+    kernels = 1 + (3 * channels + 3 if per_channel else 4)
+    return reduction.call_back(
+        "add up",
+        4 * padded + ranks * each * padded + 8 * padded,
+        2 + ranks * kernels,
+        after=(data,),
+    )
+
+
+def reduce_whole(reduction: BucketReduction, hook: CastHook) -> int:
+    """All-reduce a bucket, converted to 16 bits if the hook does; returns the last task."""
+    bucket = reduction.bucket
+    if hook.kind == "none":
+        return reduction.send("", "all_reduce", bucket.nbytes, bucket.dtype, after=reduction.ready)
+    if hook.kind == "allreduce":  # div_ in place (_allreduce_fut in default_hooks.py)
+        divided = reduction.compress(2 * bucket.nbytes, 1)
+        return reduction.send("", "all_reduce", bucket.nbytes, bucket.dtype, after=(divided,))
+    nbytes = ITEM_BYTES[hook.kind] * reduction.numel
+    converted = _convert(reduction, nbytes)
+    sent = reduction.send("", "all_reduce", nbytes, hook.kind, after=(converted,))
+    return reduction.step.tasks.copy(
+        f"decompress {reduction.name}",
+        (bucket.nbytes + nbytes) / 2,
+        1,
+        reduction.step.rank_class,
+        after=(sent,),
+        stream="hook",
+        **reduction.marks,
+    )
+
+
+def _convert(reduction: BucketReduction, nbytes: int) -> int:
+    """Convert a bucket to 16 bits and divide it, on the device or on the host."""
+    step, name = reduction.step, f"compress {reduction.name}"
+    if step.request.cast_Bps is not None:
+        cast_s = reduction.bucket.nbytes / step.request.cast_Bps
+        return step.tasks.compute(
+            name,
+            "copy",
+            cast_s,
+            step.rank_class,
+            after=reduction.ready,
+            stream=CAST,
+            role="compress",
+            **reduction.marks,
+        )
+    issued = step.tasks.issue(name, 2, step.rank_class, **reduction.marks)
+    cast_bytes = (reduction.bucket.nbytes + nbytes) / 2 + nbytes
+    after = (*issued, *reduction.ready)
+    return step.tasks.copy(
+        name, cast_bytes, 2, step.rank_class, after=after, role="compress", **reduction.marks
+    )
+
+
+def reduce_bucket(reduction: BucketReduction, hook: Hook) -> int:
+    """Reduce a bucket; returns the task after which its gradients are reduced."""
+    match hook:
+        case CastHook():
+            return reduce_whole(reduction, hook)
+        case PowerSgdHook():
+            return reduce_factors(reduction, hook)
+        case TopKHook():
+            return reduce_largest(reduction, hook)
+        case OneBitHook():
+            return reduce_signs(reduction, hook)
+        case QuantizationHook():
+            return reduce_quantised(reduction, hook)
+
+
+def hook_at(hook: Hook, iteration: str) -> Hook:
+    """Return what reduces in an iteration: PowerSGD starts late, after whole buckets."""
+    if iteration == "first" and isinstance(hook, PowerSgdHook) and hook.start_iteration > 0:
+        return CastHook(kind=hook.wrapper or "allreduce")
+    return hook
+
+
+def check_library(hook: Hook, request: StepRequest, buckets: Sequence[Bucket]) -> None:
+    """Refuse hooks that cannot run with a library whose threads run callbacks.
+
+    Raises `InputError`: PowerSGD waits in its callbacks for all-reduces, for which no thread is
+    free (seen to hang: torch 2.13, Gloo, two threads, several buckets); the quantisation hooks
+    index what NCCL's gathers return (seen to fail on Gloo with an IndexError).
+    """
+    if not request.blocking_wait or request.ranks == 1:
+        return
+    if isinstance(hook, QuantizationHook):
+        allowed = "a hook that all-reduces: PyTorch's quantisation hooks fail on Gloo and MPI"
+        raise InputError(Fault("strategy.hook", repr(hook.kind), allowed))
+    threads = request.comm_workers
+    if isinstance(hook, PowerSgdHook) and len(buckets) >= threads:
+        needed = max(threads - 1, 0)
+        allowed = (
+            f"at most {needed} with the {threads} threads of this library, such as one bucket by a "
+            "large bucket_cap, or NCCL: callbacks of PowerSGD wait in these threads for all-reduces"
+        )
+        raise InputError(Fault("strategy.hook", f"'powersgd' and {len(buckets)} buckets", allowed))
+
+
+def hook_bytes(hook: Hook, workload: Workload, buckets: Sequence[Bucket], ranks: int) -> float:
+    """Bytes on a GPU beside buckets and gradients.
+
+    What hooks keep, of all buckets; what they need in passing, of the largest; for hooks that do
+    not wait, all buckets may be in flight.
+    """
+    staying, passing = [0], [0]
+    for bucket in buckets:
+        tensors = tuple(workload.tensors[index] for index in bucket.tensors)
+        numel = sum(tensor.numel for tensor in tensors)
+        item = ITEM_BYTES[bucket.dtype]
+        match hook:
+            case CastHook():
+                staying.append(ITEM_BYTES[hook.kind] * numel if hook.kind in ITEM_BYTES else 0)
+            case PowerSgdHook():
+                staying.append(kept_bytes(hook, bucket, tensors))
+                passing.append(passing_bytes(hook, bucket, tensors))
+            case TopKHook():
+                each = item + ITEM_BYTES[hook.index_dtype]
+                gathered = (ranks + 1) * largest_elements(hook, numel) * each
+                staying.append(gathered + bucket.nbytes * (1 + hook.use_error_feedback))
+            case OneBitHook():
+                gathered = (ranks + 1) * packed_bytes(numel)
+                staying.append(gathered + bucket.nbytes * (1 + hook.use_error_feedback))
+            case QuantizationHook():
+                channels, padded = quantised_channels(hook, numel)
+                # lists of gathered scales and bytes, the flat buffer, the sum
+                staying.append((ranks + 1) * 8 * channels + (2 * ranks + 1) * padded + 4 * padded)
+    return float(sum(staying) + max(passing))

@@ -1,1 +1,0 @@
-"""Communication hooks: how each family of them reduces a bucket, and what it keeps in memory."""

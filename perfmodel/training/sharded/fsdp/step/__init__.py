@@ -1,1 +1,0 @@
-"""Forward, backward and update of one step."""

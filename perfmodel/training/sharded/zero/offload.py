@@ -1,0 +1,290 @@
+"""ZeRO-Offload and ZeRO-Infinity: states in the memory of the host or on drives, and their update.
+
+The optimizer's states lie in the memory of the host, and its step runs on the host's CPUs, as in
+DeepSpeed 0.19 with ``offload_optimizer.device: cpu`` and pinned memory:
+
+- Stages 1 and 2 (``copy_grads_in_partition`` in stage_1_and_2.py): a rank's own gradients go down
+  in fp32 when the last micro-batch has reduced them. Until then they are added up in host memory
+  by way of the GPU (``async_accumulate_grad_in_cpu_via_gpu``): up, added, down. Which rank's part
+  is reduced last depends on the order of backward: here it is the one that the step waits for, and
+  copies at the rate that all GPUs of a host reach together.
+- Stage 3 (``partition_grads`` in stage3.py): parts of each bucket go down in their own dtype, and
+  up again unless they are added up; at the last micro-batch they go down once more, in fp32.
+- The step scales the gradients, runs ``DeepSpeedCPUAdam`` (one pass, all cores), converts the
+  parameters and copies them up. The device has nothing to do meanwhile.
+
+Copies are issued on the stream of the reductions, so that copies down and up do not overlap.
+
+ZeRO-Infinity updates one sub-group after the other, from drives and back, as ``step`` of stage3.py
+in DeepSpeed 0.19 with ``PartitionedOptimizerSwapper`` or, with a pipeline,
+``PipelinedOptimizerSwapper``: the states of a sub-group and its fp32 gradients are read, updated by
+the CPUs, and the states written, before the next is begun. With ``pipeline_read`` the next one is
+read meanwhile; with ``pipeline_write`` the next one does not wait until the last is written, but
+its own write does. Gradients were written in backward, beside it; the first read waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.training.sharded.zero.options import OptimizerOffload, ZeroOptions
+from perfmodel.training.sharded.zero.partition import part_elements, sub_groups
+from perfmodel.training.sharded.zero.zero_passes import (
+    DRIVE_READS,
+    DRIVE_WRITES,
+    MASTER_BYTES,
+    RANKS,
+    ShardingStep,
+    add_update,
+    add_work,
+)
+from perfmodel.training.strategy import StepRequest
+from perfmodel.workload.kernels.device import kernel_constants
+from perfmodel.workload.model import ITEM_BYTES, Workload
+
+LEAST_SWAPPED_BYTES = 2**20
+"""What is smaller stays in memory (``MIN_AIO_BYTES`` in runtime/swap_tensor/utils.py, and as large
+as the default ``block_size`` of ``aio``)."""
+
+STATE_ITEM_BYTES = 4
+"""Of an element of each state of the optimizer: fp32."""
+
+SWAPPED_STATES = 3
+"""Tensors of a sub-group that are read and written: parameters, and Adam's two moments."""
+
+
+def swaps_states(elements: int) -> bool:
+    """Whether states of a sub-group's part lie on drives (``is_swappable_tensor``)."""
+    return elements * STATE_ITEM_BYTES >= LEAST_SWAPPED_BYTES
+
+
+def drive_tensors(workload: Workload, options: ZeroOptions, ranks: int) -> frozenset[int]:
+    """Parameters whose parts lie on drives.
+
+    Sub-groups stay in host memory while they fit into ``max_in_cpu`` elements, small parts always
+    (``_create_fp16_partitions_with_defragmentation``, ``swappable_tensor``). Frozen parameters,
+    which have no sub-group, lie on drives, too.
+    """
+    offload = options.offload_param
+    if offload is None or not offload.nvme:
+        return frozenset()
+    in_memory: set[int] = set()
+    end = 0
+    for group in sub_groups(workload, options, ranks):
+        end += part_elements(workload, group, ranks)
+        if end <= offload.max_in_cpu:
+            in_memory.update(group)
+    return frozenset(
+        tensor
+        for tensor, each in enumerate(workload.tensors)
+        if tensor not in in_memory
+        and each.numel > options.param_persistence_threshold
+        and part_elements(workload, (tensor,), ranks) * ITEM_BYTES[each.dtype]
+        >= LEAST_SWAPPED_BYTES
+    )
+
+
+def check_offload(request: StepRequest, options: ZeroOptions) -> None:
+    """Raise `InputError`: what the machine has no way for, or DeepSpeed stops at; every fault."""
+    if options.offloads:
+        faults = [*_machine_faults(request, options), *_buffer_faults(request, options)]
+        if faults:
+            raise InputError(faults)
+
+
+def _machine_faults(request: StepRequest, options: ZeroOptions) -> Iterator[Fault]:
+    for name in ("offload_optimizer", "offload_param"):
+        offload = getattr(options, name)
+        if offload is None:
+            continue
+        if request.host_link_Bps is None:
+            allowed = "a node whose topology connects GPUs with CPUs"
+            yield Fault(name, "device: nvme" if offload.nvme else "device: cpu", allowed)
+        if offload.nvme and request.drives is None:
+            allowed = (
+                "'device: cpu', or a node with `nvme: {read: 25 GB/s, write: 20 GB/s}`: the rates "
+                "of all drives of a host together"
+            )
+            yield Fault(name, "device: nvme", allowed)
+    if options.offload_optimizer and request.optimizer not in ("adam", "adamw"):
+        allowed = "'adam' or 'adamw' with strategy.offload_optimizer, as DeepSpeedCPUAdam is"
+        yield Fault("compute.optimizer", repr(request.optimizer), allowed)
+
+
+def _buffer_faults(request: StepRequest, options: ZeroOptions) -> Iterator[Fault]:
+    states, parts = options.offload_optimizer, options.offload_param
+    if states is not None and states.nvme and states.buffer_count < buffers_needed(states):
+        yield Fault(
+            "offload_optimizer.buffer_count",
+            str(states.buffer_count),
+            f"{buffers_needed(states)} or more: a sub-group has {SWAPPED_STATES} states and "
+            "gradients, and so has each that is read or written beside it",
+        )
+    if parts is None or not parts.nvme:
+        return
+    swapped = drive_tensors(request.workload, options, request.ranks)
+    largest = max(
+        (part_elements(request.workload, (each,), request.ranks) for each in swapped), default=0
+    )
+    if largest > parts.buffer_size:
+        allowed = f"{largest:,} or more: the elements of the largest part"
+        yield Fault("offload_param.buffer_size", f"{parts.buffer_size:,}", allowed)
+
+
+def buffers_needed(offload: OptimizerOffload) -> int:
+    """Buffers of the sub-group that is updated, and of those that are read or written meanwhile."""
+    return (SWAPPED_STATES + 1) * (1 + offload.pipeline_read + offload.pipeline_write)
+
+
+SCALED_BYTES = 8
+"""Of an fp32 gradient that ``unscale_and_clip_grads`` reads and writes."""
+
+
+def host_bytes(item_bytes: int, optimizer: str) -> int:
+    """Bytes of host memory that a step reads and writes, per element of a rank's part.
+
+    Examples
+    --------
+    >>> host_bytes(2, "adamw")  # 8 scaled, 28 updated, 6 converted
+    42
+    """
+    states = kernel_constants().optimizer(optimizer).state_tensors
+    updated = MASTER_BYTES * (1 + 2 + 2 * states)
+    return SCALED_BYTES + updated + MASTER_BYTES + item_bytes
+
+
+def own_gradient_seconds(step: ShardingStep[ZeroOptions], elements: float, micro: int) -> float:
+    """Time of the copies of a rank's own gradients after a micro-batch, of stages 1 and 2."""
+    accumulate = step.options.accumulate if step.options.stage == 2 else 1
+    nbytes = 0.0
+    if accumulate > 1:  # down, and up before that from the second on
+        nbytes += step.item_bytes * elements * (1 + (micro > 0))
+    if micro == step.options.accumulate - 1:
+        nbytes += MASTER_BYTES * elements
+    return step.request.host_copy_s(nbytes)
+
+
+def part_seconds(step: ShardingStep[ZeroOptions], elements: float, micro: int) -> float:
+    """Time of the copies of a rank's part of a bucket after its reduction, of stage 3."""
+    nbytes = 2 * step.item_bytes * elements
+    if micro == step.options.accumulate - 1:
+        nbytes += MASTER_BYTES * elements
+    return step.request.host_copy_s(nbytes)
+
+
+def add_host_update(step: ShardingStep[ZeroOptions], elements: float) -> int:
+    """Update a rank's part on the CPUs and copy its parameters up, unless they lie on the host."""
+    request = step.request
+    moved = host_bytes(step.item_bytes, request.optimizer) * elements
+    seconds = moved / request.host_memory_Bps
+    updated = add_work(step, "optimizer on CPUs", "optimizer", seconds, 0)
+    if step.options.offload_param:
+        return updated
+    up_s = step.request.host_copy_s(step.item_bytes * elements)
+    return add_work(step, "copy parameters up", "copy", up_s, 1)
+
+
+def add_drive_task(
+    step: ShardingStep[ZeroOptions],
+    name: str,
+    nbytes: float,
+    after: Sequence[int],
+    *,
+    write: bool = False,
+    micro_batch: int = 0,
+) -> int:
+    """Read or write a file, at this GPU's share of the drives' rate."""
+    drives = step.request.drives
+    assert drives is not None
+    rate_Bps = drives.write_Bps if write else drives.read_Bps
+    return step.tasks.compute(
+        name,
+        "copy",
+        nbytes / rate_Bps,
+        RANKS,
+        after=dict.fromkeys(after),
+        stream=DRIVE_WRITES if write else DRIVE_READS,
+        micro_batch=micro_batch,
+    )
+
+
+def gradient_bytes(step: ShardingStep[ZeroOptions], tensors: Sequence[int]) -> int:
+    """Bytes of a rank's fp32 gradients that go through drives: small parts stay in memory."""
+    model, ranks = step.request.workload, step.request.ranks
+    parts = (part_elements(model, (tensor,), ranks) for tensor in tensors)
+    return sum(STATE_ITEM_BYTES * part for part in parts if swaps_states(part))
+
+
+def add_grouped_update(
+    step: ShardingStep[ZeroOptions], groups: Sequence[Sequence[int]], written: Sequence[int]
+) -> int:
+    """Update one sub-group after the other; return the last task.
+
+    `written`: tasks that wrote gradients.
+    """
+    options, workload, ranks = step.options, step.request.workload, step.request.ranks
+    offload = options.offload_optimizer or OptimizerOffload()
+    parts = [part_elements(workload, group, ranks) for group in groups]
+    swapped = [offload.nvme and swaps_states(part) for part in parts]
+    on_drives = drive_tensors(workload, options, ranks)
+    reading: int | None = None
+    writing: int | None = None
+    waits = tuple(written) + step.host_waits
+    end = -1
+    for number, (group, part) in enumerate(zip(groups, parts, strict=True)):
+        follows = number + 1 < len(groups) and swapped[number + 1]
+        if swapped[number]:
+            if reading is None:
+                reading = _add_read(step, number, group, part, waits)
+            step.device_waits = step.host_waits = (reading, *waits)
+            ahead = offload.pipeline_read and follows
+            reading = (
+                _add_read(
+                    step, number + 1, groups[number + 1], parts[number + 1], (reading, *waits)
+                )
+                if ahead
+                else None
+            )
+        end = _add_one_update(step, part)
+        away = [tensor for tensor in group if tensor in on_drives]
+        if away:
+            nbytes = step.item_bytes * part_elements(workload, away, ranks)
+            end = add_drive_task(
+                step, f"write parameters of sub-group {number}", nbytes, (end,), write=True
+            )
+        waits = (end,)
+        if swapped[number]:
+            before = () if writing is None else (writing,)
+            nbytes = SWAPPED_STATES * STATE_ITEM_BYTES * part
+            name = f"write states of sub-group {number}"
+            writing = add_drive_task(step, name, nbytes, (end, *before), write=True)
+            if offload.pipeline_write and follows:
+                waits = (end, *before)
+            else:
+                end, waits, writing = writing, (writing,), None
+        step.device_waits = step.host_waits = waits
+    step.device_waits = step.host_waits = ()
+    return end
+
+
+def _add_read(
+    step: ShardingStep[ZeroOptions],
+    number: int,
+    group: Sequence[int],
+    part: int,
+    after: Sequence[int],
+) -> int:
+    nbytes = SWAPPED_STATES * STATE_ITEM_BYTES * part + gradient_bytes(step, group)
+    return add_drive_task(step, f"read states of sub-group {number}", nbytes, after)
+
+
+def _add_one_update(step: ShardingStep[ZeroOptions], part: int) -> int:
+    """Update a sub-group where its states are, and bring its parameters to where they lie."""
+    if step.options.offload_optimizer:
+        return add_host_update(step, part)
+    end = add_update(step, part)
+    if step.options.offload_param:
+        down_s = step.request.host_copy_s(step.item_bytes * part)
+        end = add_work(step, "copy parameters down", "copy", down_s, 1)
+    return end

@@ -1,1 +1,0 @@
-"""ZeRO-Offload and ZeRO-Infinity: what lies in the memory of the host, or on its drives."""

@@ -1,0 +1,247 @@
+"""The decoder, dense or of experts, that a configuration of any family as Llama's describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from perfmodel.workload.configs.family import (
+    LONGEST_DEFAULT,
+    Family,
+    Finding,
+    divides,
+    heads_divide,
+    is_on,
+    raise_findings,
+    rotary_share,
+)
+from perfmodel.workload.zoo.buildable import Buildable
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.expert_decoder import expert_decoder
+from perfmodel.workload.zoo.expert_sizes import (
+    ExpertShape,
+    LatentShape,
+    RoutedShape,
+)
+from perfmodel.workload.zoo.layers import ACTIVATIONS
+from perfmodel.workload.zoo.llama import llama
+
+UNSTATED: Mapping[str, Any] = {
+    "hidden_act": "silu",
+    "gated": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "sliding_window": None,
+    "use_sliding_window": True,
+    "layer_types": None,
+    "sliding_window_pattern": None,
+    "max_window_layers": None,
+    "turns_where_it_slides": False,
+    "slides_where_unturned": False,
+    "no_rope_layers": None,
+    "no_rope_layer_interval": None,
+    "final_logit_softcapping": None,
+    "attn_logit_softcapping": None,
+    "rope_parameters": None,
+    "partial_rotary_factor": None,
+    "usual_rotary_share": 1.0,
+    "resid_pdrop": 0.0,
+    "residual_dropout": 0.0,
+    "embedding_dropout": 0.0,
+    "intermediate_size_mlp": None,
+    "moe_intermediate_size": None,
+    "shared_expert_intermediate_size": 0,
+    "num_experts": None,
+    "num_local_experts": None,
+    "n_routed_experts": None,
+    "n_shared_experts": None,
+    "n_group": None,
+    "topk_group": None,
+    "topk_method": None,
+    "first_k_dense_replace": 0,
+    "mlp_only_layers": None,
+    "moe_layers": None,
+    "decoder_sparse_step": 1,
+    "interleave_moe_layer_step": None,
+    "kv_lora_rank": None,
+}
+"""Values of fields that a family does not have: those with which the decoder is Llama's.
+
+Without fields of their own: whether the feed-forward part is `gated`; whether positions turn only
+where attention slides, or attention slides where they do not; the `usual_rotary_share` of a head.
+"""
+
+
+def decoder_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
+    """Return the dense decoder of a configuration."""
+    config = _with_unstated(stated)
+    shape = decoder_shape(config, family)
+    make = partial(llama, name, shape=shape, family=family.name)
+    return Buildable(name, make, min(shape.positions, LONGEST_DEFAULT))
+
+
+def expert_model(name: str, stated: SimpleNamespace, family: Family) -> Buildable:
+    """Return the decoder of experts of a configuration."""
+    config = _with_unstated(stated)
+    routed = _routed_shape(config, family)
+    raise_findings(_routed_findings(config, routed))
+    shape = ExpertShape(decoder_shape(config, family), routed, _latent_shape(config))
+    make = partial(expert_decoder, name, shape=shape, family=family.name)
+    default = min(shape.decoder.positions, LONGEST_DEFAULT)
+    return Buildable(name, make, default, has_experts=True)
+
+
+def _with_unstated(stated: SimpleNamespace) -> SimpleNamespace:
+    """Return what a file states, with the values of fields that its family does not have."""
+    config = SimpleNamespace(**{**UNSTATED, **vars(stated)})
+    if config.kv_lora_rank:  # latent heads have sizes of their own, whatever plain ones have
+        config.head_dim, config.num_key_value_heads = config.qk_rope_head_dim, None
+    return config
+
+
+def decoder_shape(config: SimpleNamespace, family: Family) -> DecoderShape:
+    """Sizes of the decoder that a configuration describes.
+
+    Raises `InputError`: heads that do not divide.
+    """
+    raise_findings(_head_findings(config))
+    follows = {
+        "biased_attention": config.attention_bias,
+        "biased_output": config.attention_bias,
+        "biased_mlp": config.mlp_bias,
+        "windows": _windows(config),
+        "unturned": _unturned(config),
+        "capped": config.attn_logit_softcapping is not None,
+        "capped_logits": config.final_logit_softcapping is not None,
+        "dropout": is_on(config.resid_pdrop) or is_on(config.residual_dropout),
+        "embedding_dropout": is_on(config.embedding_dropout),
+        "score_dropout": is_on(config.attention_dropout),
+        "ungated": None if config.gated else ACTIVATIONS[config.hidden_act],
+        "rotary_share": rotary_share(config, usual=config.usual_rotary_share),
+    }
+    stated = {place: bool(getattr(config, source)) for place, source in family.stated.items()}
+    return DecoderShape(
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.num_attention_heads,
+        config.num_key_value_heads or config.num_attention_heads,
+        config.intermediate_size_mlp or config.intermediate_size,
+        config.vocab_size,
+        config.max_position_embeddings,
+        head_width=config.head_dim,
+        tied=config.tie_word_embeddings,
+        **{**follows, **stated, **family.shape},
+    )
+
+
+def _windows(config: SimpleNamespace) -> tuple[int | None, ...] | None:
+    """Tokens that a query of each layer sees at most; None: all before it, in all layers."""
+    if not config.sliding_window or not config.use_sliding_window:
+        return None
+    slide = [_slides(config, layer) for layer in range(config.num_hidden_layers)]
+    return tuple(config.sliding_window if each else None for each in slide) if any(slide) else None
+
+
+def _slides(config: SimpleNamespace, layer: int) -> bool:
+    """Whether attention of a layer, counted from 0, slides: by the file, or as its family does.
+
+    Qwen's slides from a layer on, or, with a pattern, up to it.
+    """
+    if config.layer_types is not None:
+        return bool(config.layer_types[layer] == "sliding_attention")
+    if config.slides_where_unturned:
+        return layer in _unturned(config)
+    pattern, border = config.sliding_window_pattern, config.max_window_layers
+    if pattern is None:
+        return border is None or layer >= border
+    return (layer + 1) % pattern > 0 and (border is None or layer < border)
+
+
+def _unturned(config: SimpleNamespace) -> frozenset[int]:
+    """Layers without positions."""
+    layers, every = range(config.num_hidden_layers), config.no_rope_layer_interval
+    if config.turns_where_it_slides:
+        slides = config.sliding_window is not None
+        return frozenset(layer for layer in layers if not (slides and _slides(config, layer)))
+    if config.no_rope_layers:
+        return frozenset(layer for layer in layers if not config.no_rope_layers[layer])
+    return frozenset(layers[every - 1 :: every]) if every else frozenset()
+
+
+def _routed_shape(config: SimpleNamespace, family: Family) -> RoutedShape:
+    """Experts of a layer, and the layers that have some."""
+    width = config.moe_intermediate_size or config.intermediate_size
+    shared_width = config.shared_expert_intermediate_size or (config.n_shared_experts or 0) * width
+    every = config.interleave_moe_layer_step or config.decoder_sparse_step
+    dense_layers, is_grouped = config.mlp_only_layers or (), config.topk_method != "greedy"
+    if config.moe_layers is not None:
+        every, layers = 1, range(config.num_hidden_layers)
+        named = config.moe_layers or layers
+        dense_layers = tuple(layer for layer in layers if layer not in named)
+    return RoutedShape(
+        config.num_experts or config.num_local_experts or config.n_routed_experts,
+        config.num_experts_per_tok,
+        width,
+        shared_width,
+        dense_first=config.first_k_dense_replace,
+        every=every,
+        dense_layers=dense_layers,
+        groups=(config.n_group or 1) if is_grouped else 1,
+        top_groups=(config.topk_group or 1) if is_grouped else 1,
+        **family.block,
+    )
+
+
+def _latent_shape(config: SimpleNamespace) -> LatentShape | None:
+    """Ranks of the maps of latent attention, and sizes of a head, where it is latent."""
+    if not config.kv_lora_rank:
+        return None
+    return LatentShape(
+        config.q_lora_rank,
+        config.kv_lora_rank,
+        config.qk_nope_head_dim,
+        config.qk_rope_head_dim,
+        config.v_head_dim,
+    )
+
+
+def _head_findings(config: SimpleNamespace) -> Iterator[Finding]:
+    """Find heads that do not divide, and lists of layers that are too long or too short."""
+    heads, pairs = config.num_attention_heads, config.num_key_value_heads
+    if config.head_dim is None:
+        yield from heads_divide(config.hidden_size, heads)
+    if pairs is not None:
+        yield from divides(heads, pairs, "num_key_value_heads", "the heads of queries")
+    kinds = config.layer_types
+    if kinds is not None and len(kinds) != config.num_hidden_layers:
+        allowed = f"one kind for each of the {config.num_hidden_layers} layers"
+        yield "layer_types", f"{len(kinds)} kinds", allowed
+
+
+def _routed_findings(config: SimpleNamespace, routed: RoutedShape) -> Iterator[Finding]:
+    """Find layers without experts to the last, too many experts a token, uneven groups."""
+    dense, layers = routed.dense_first, config.num_hidden_layers
+    if not 0 <= dense < layers:
+        yield "first_k_dense_replace", str(dense), f"0 to {layers - 1}: the last layer has experts"
+    yield from choice_findings(routed, "num_experts_per_tok", "n_group", "topk_group")
+
+
+def choice_findings(
+    routed: RoutedShape, top_k: str, groups: str, top_groups: str
+) -> Iterator[Finding]:
+    """Find tokens that take more experts than they may, and groups that do not divide the experts.
+
+    `top_k`, `groups`, `top_groups`: the fields that state them.
+    """
+    experts, allowed = routed.experts, "the experts of a layer"
+    if experts % routed.groups:
+        yield groups, str(routed.groups), f"a divisor of the {experts} experts"
+    elif routed.top_groups > routed.groups:
+        yield top_groups, str(routed.top_groups), f"at most the {routed.groups} groups"
+    elif routed.groups > 1:
+        experts = experts // routed.groups * routed.top_groups
+        allowed = f"the experts of {routed.top_groups} of {routed.groups} groups"
+    if routed.top_k > experts:
+        yield top_k, str(routed.top_k), f"at most {experts}, {allowed}"

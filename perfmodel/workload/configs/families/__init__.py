@@ -1,1 +1,0 @@
-"""Families of Hugging Face: what their configurations state, and the zoo's models of it."""

@@ -1,0 +1,221 @@
+"""A family of Hugging Face's configurations: the fields it may state, their types and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, create_model
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.files import FileModel, validate_document
+from perfmodel.scenario.sections.model import MOST_EXPERTS, MOST_LAYERS, MOST_WIDTH, MOST_WORDS
+from perfmodel.workload.zoo.buildable import Buildable
+
+MOST_TOKENS = 2**31 - 1
+
+Layers = Annotated[int, Field(strict=True, gt=0, le=MOST_LAYERS)]
+Width = Annotated[int, Field(strict=True, gt=0, le=MOST_WIDTH)]
+Words = Annotated[int, Field(strict=True, gt=0, le=MOST_WORDS)]
+Experts = Annotated[int, Field(strict=True, gt=0, le=MOST_EXPERTS)]
+Tokens = Annotated[int, Field(strict=True, gt=0, le=MOST_TOKENS)]
+Window = Annotated[int, Field(strict=True, ge=0, le=MOST_TOKENS)]
+"""Tokens that a query sees at most; zero, as transformers writes it, is as none."""
+Pixels = Annotated[int, Field(strict=True, gt=0, le=100_000)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Nothing = Annotated[float, Field(ge=0, le=0)]
+"""Rates of what the zoo's models do not leave out."""
+Flag = Annotated[bool, Field(strict=True)]
+Gate = Literal["silu", "swish", "gelu", "gelu_pytorch_tanh"]
+Function = Literal[
+    "gelu", "gelu_pytorch_tanh", "silu", "swish", "relu", "relu2", "quick_gelu", "gelu_new"
+]
+"""Activation functions whose work is known."""
+AttentionKind = Literal["full_attention", "sliding_attention"]
+
+LONGEST_DEFAULT = 4096
+"""Tokens of a sample, where nobody says how many and positions are rotary: most are pre-trained
+with as many or twice, whatever the most that their positions allow."""
+
+
+class HubConfig(FileModel):
+    """What a ``config.json`` may state; other fields do not change a training step."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_type: str = ""
+    architectures: tuple[str, ...] | None = None
+
+
+class RopeParameters(HubConfig):
+    """What newer files state of rotary positions."""
+
+    partial_rotary_factor: Share | None = None
+
+
+_FIELDS_OF_TYPE: tuple[tuple[Any, str], ...] = (
+    (Words, "vocab_size relative_attention_num_buckets type_vocab_size"),
+    (Words | None, "num_labels"),
+    (
+        Layers,
+        (
+            "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers "
+            "sliding_window_pattern no_rope_layer_interval decoder_sparse_step "
+            "interleave_moe_layer_step"
+        ),
+    ),
+    (Layers | None, "num_decoder_layers"),
+    (
+        Width,
+        (
+            "hidden_size intermediate_size num_attention_heads moe_intermediate_size "
+            "shared_expert_intermediate_size intermediate_size_mlp kv_lora_rank qk_rope_head_dim "
+            "qk_nope_head_dim v_head_dim n_embd n_head ffn_dim n_heads dim hidden_dim d_model d_kv "
+            "d_ff num_heads patch_size num_channels projection_dim num_mel_bins "
+            "encoder_attention_heads decoder_attention_heads encoder_ffn_dim decoder_ffn_dim"
+        ),
+    ),
+    (
+        Width | None,
+        "num_key_value_heads head_dim q_lora_rank n_inner word_embed_proj_dim pooler_output_size",
+    ),
+    (Tokens, "max_position_embeddings n_positions max_source_positions max_target_positions"),
+    (Window | None, "sliding_window pad_token_id"),
+    (Experts, "num_experts_per_tok num_local_experts num_experts n_routed_experts"),
+    (Experts | None, "n_shared_experts n_group topk_group"),
+    (int, "max_window_layers first_k_dense_replace"),
+    (tuple[int, ...] | None, "no_rope_layers mlp_only_layers moe_layers"),
+    (tuple[AttentionKind, ...] | None, "layer_types"),
+    (Pixels, "image_size"),
+    (
+        Rate,
+        (
+            "resid_pdrop residual_dropout embedding_dropout embd_pdrop attn_pdrop hidden_dropout "
+            "dropout dropout_rate hidden_dropout_prob attention_probs_dropout_prob "
+            "activation_dropout"
+        ),
+    ),
+    (Rate | None, "attention_dropout"),
+    (Nothing, "layerdrop encoder_layerdrop decoder_layerdrop"),
+    (Share | None, "partial_rotary_factor rotary_pct"),
+    (float | None, "final_logit_softcapping attn_logit_softcapping"),
+    (RopeParameters | None, "rope_parameters"),
+    (
+        Flag,
+        (
+            "tie_word_embeddings attention_bias mlp_bias attention_out_bias use_bias qkv_bias "
+            "use_qkv_bias use_qk_norm use_sliding_window use_parallel_residual"
+        ),
+    ),
+    (Literal[False], "add_cross_attention is_decoder qk_layernorm sinusoidal_pos_embds"),
+    (Literal[True], "do_layer_norm_before enable_bias layer_norm_elementwise_affine"),
+    (None, "clip_qkv"),
+    (Gate, "hidden_act"),
+    (Gate | None, "hidden_activation"),
+    (Function, "activation_function activation"),
+    (Literal["greedy", "group_limited_greedy"], "topk_method"),
+    (Literal["relu", "gated-gelu"], "feed_forward_proj"),
+    (dict[str, Any] | None, "id2label"),
+)
+FIELD_TYPES: Mapping[str, Any] = {
+    name: kind for kind, names in _FIELDS_OF_TYPE for name in names.split()
+}
+"""Type of each field that configurations state, where its family has no other."""
+
+
+def contract(
+    title: str, defaults: Mapping[str, Any], types: Mapping[str, Any] | None = None
+) -> type[HubConfig]:
+    """Return the contract of fields with these defaults (`...`: the file must state it).
+
+    `types`: of fields that have another than in `FIELD_TYPES`.
+    """
+    known = {**FIELD_TYPES, **(types or {})}
+    fields: dict[str, Any] = {name: (known[name], value) for name, value in defaults.items()}
+    return create_model(title, __base__=HubConfig, __module__=__name__, **fields)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What files of one `model_type` state, and how the zoo's model follows from it.
+
+    `name`: Hugging Face's class; `other_heads`: classes that differ from it in their head.
+    `make`: builder of the model from its name, what a file states, and this row.
+    `defaults`: of the fields that a file may state: those of the configuration classes of
+        transformers 5.23 (``models/FAMILY/configuration_FAMILY.py``).
+    `types`: of those fields that have another than in `FIELD_TYPES`.
+    `fixed`: values that the family has without a field for them.
+    `shape`, `block`: where the zoo's shape differs from the usual, and its block or its experts.
+    `stated`: fields of the zoo's shape that follow from a field of the file alone.
+    """
+
+    name: str
+    make: Callable[[str, Any, Family], Buildable]
+    defaults: Mapping[str, Any]
+    types: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    block: Mapping[str, Any] = field(default_factory=dict)
+    stated: Mapping[str, str] = field(default_factory=dict)
+    other_heads: tuple[str, ...] = ()
+
+    @cached_property
+    def config(self) -> type[HubConfig]:
+        """Contract of the files."""
+        return contract(self.name, self.defaults, self.types)
+
+    def read(self, content: Mapping[str, Any]) -> SimpleNamespace:
+        """Return what a file states, its head, and the values that the family has fixed.
+
+        Raises `InputError`: values that the contract does not allow, a head that is not known.
+        """
+        stated = dict(validate_document(self.config, content))
+        heads = (self.name, *self.other_heads)
+        head = (stated["architectures"] or heads)[0]
+        if head not in heads:
+            names = " or ".join(map(repr, heads))
+            allowed = f"{names}; `perfmodel capture` takes others"
+            raise InputError(Fault("architectures", repr(head), allowed))
+        return SimpleNamespace(**{**self.fixed, **stated, "head": head})
+
+
+Finding = tuple[str, str, str]
+"""Field, what was found, what is allowed."""
+
+
+def raise_findings(findings: Iterator[Finding]) -> None:
+    """Raise InputError with all of them, if there are any."""
+    faults = [Fault(*finding) for finding in findings]
+    if faults:
+        raise InputError(faults)
+
+
+def divides(number: int, by: int, field: str, meaning: str) -> Iterator[Finding]:
+    """Find a number that another does not divide."""
+    if number % by:
+        yield field, str(by), f"a divisor of {number}, {meaning}"
+
+
+def heads_divide(width: int, heads: int, section: str = "") -> Iterator[Finding]:
+    """Find heads that do not divide the width; `section`: of the file, with a point after it."""
+    return divides(width, heads, f"{section}num_attention_heads", "the hidden size")
+
+
+def rotary_share(config: Any, *, usual: float) -> float:
+    """Share of a head that positions turn: newer files state it in a section, older ones beside."""
+    rope = config.rope_parameters
+    shares = (
+        rope.partial_rotary_factor if rope else None,
+        config.partial_rotary_factor,
+        getattr(config, "rotary_pct", None),
+    )
+    return next((share for share in shares if share is not None), usual)
+
+
+def is_on(rate: float | None) -> bool:
+    """Whether some of something is dropped out."""
+    return (rate or 0.0) > 0

@@ -1,0 +1,226 @@
+"""Models of images and sound: ViT, CLIP and Whisper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+from perfmodel.workload.configs.family import (
+    Family,
+    Finding,
+    Function,
+    Rate,
+    contract,
+    divides,
+    heads_divide,
+    is_on,
+    raise_findings,
+)
+from perfmodel.workload.zoo.buildable import Buildable
+from perfmodel.workload.zoo.clip import CLIP_BLOCK, ClipShape, clip
+from perfmodel.workload.zoo.image_stack import VIT_BLOCK, ImageShape, vit
+from perfmodel.workload.zoo.layers import ACTIVATIONS
+from perfmodel.workload.zoo.stack_block import StackShape
+from perfmodel.workload.zoo.whisper import WhisperShape, whisper, whisper_block
+
+
+def vit_model(name: str, config: SimpleNamespace, family: Family) -> Buildable:
+    """Return the model of a configuration of ViT: a classifier, or the encoder with a pooler."""
+    raise_findings(_image_findings(config))
+    block = StackShape(
+        config.hidden_size,
+        config.num_attention_heads,
+        config.intermediate_size,
+        VIT_BLOCK,
+        activation=ACTIVATIONS[config.hidden_act],
+        dropout=is_on(config.hidden_dropout_prob),
+        score_dropout=is_on(config.attention_probs_dropout_prob),
+        biases=(config.qkv_bias,) * 3,
+    )
+    # a classifier has two labels, where none are stated
+    classes = len(config.id2label) if config.id2label else config.num_labels or 2
+    shape = ImageShape(
+        config.num_hidden_layers,
+        config.patch_size,
+        config.image_size,
+        block,
+        channels=config.num_channels,
+        classes=classes if config.head == family.name else None,
+        pooled=config.pooler_output_size,
+    )
+    return Buildable(name, partial(vit, name, shape=shape), config.image_size, "image")
+
+
+def clip_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
+    """Return the model of a configuration of CLIP: both of its stacks."""
+    images, texts = config.vision_config, config.text_config
+    text_heads = heads_divide(texts.hidden_size, texts.num_attention_heads, "text_config.")
+    raise_findings(chain(_image_findings(images, "vision_config."), text_heads))
+    image_block, text_block = (
+        StackShape(
+            part.hidden_size,
+            part.num_attention_heads,
+            part.intermediate_size,
+            CLIP_BLOCK,
+            causal=part is texts,
+            activation=ACTIVATIONS[part.hidden_act],
+            score_dropout=is_on(part.attention_dropout),
+        )
+        for part in (images, texts)
+    )
+    image = ImageShape(
+        images.num_hidden_layers,
+        images.patch_size,
+        images.image_size,
+        image_block,
+        channels=images.num_channels,
+    )
+    shape = ClipShape(
+        image,
+        texts.num_hidden_layers,
+        text_block,
+        tokens=texts.max_position_embeddings,
+        vocabulary=texts.vocab_size,
+        projection=config.projection_dim,
+    )
+    return Buildable(name, partial(clip, name, shape=shape), images.image_size, "image")
+
+
+def _image_findings(config: Any, section: str = "") -> Iterator[Finding]:
+    """Find heads and patches that do not divide; `section`: of the file, with a point after it."""
+    yield from heads_divide(config.hidden_size, config.num_attention_heads, section)
+    field = f"{section}patch_size"
+    yield from divides(config.image_size, config.patch_size, field, "the image size")
+
+
+def whisper_model(name: str, config: SimpleNamespace, _family: Family) -> Buildable:
+    """Return the model of a configuration of Whisper."""
+    width, heads = config.d_model, (config.encoder_attention_heads, config.decoder_attention_heads)
+    fields = ("encoder_attention_heads", "decoder_attention_heads")
+    raise_findings(
+        chain.from_iterable(
+            divides(width, count, field, "d_model")
+            for count, field in zip(heads, fields, strict=True)
+        )
+    )
+    encoder, decoder = (
+        whisper_block(
+            width,
+            count,
+            mlp_width,
+            decodes=decodes,
+            activation=ACTIVATIONS[config.activation_function],
+            dropout=is_on(config.dropout),
+            inner_dropout=is_on(config.activation_dropout),
+            score_dropout=is_on(config.attention_dropout),
+        )
+        for count, mlp_width, decodes in (
+            (config.encoder_attention_heads, config.encoder_ffn_dim, False),
+            (config.decoder_attention_heads, config.decoder_ffn_dim, True),
+        )
+    )
+    shape = WhisperShape(
+        config.encoder_layers,
+        encoder,
+        config.decoder_layers,
+        decoder,
+        config.vocab_size,
+        config.num_mel_bins,
+        config.max_source_positions,
+        config.max_target_positions,
+        tied=config.tie_word_embeddings,
+    )
+    longest = config.max_target_positions
+    return Buildable(name, partial(whisper, name, shape=shape), longest, longest=longest)
+
+
+CLIP_TYPES = {"hidden_act": Function, "attention_dropout": Rate}
+CLIP_TEXT = contract(
+    "ClipTextConfig",
+    {
+        "vocab_size": 49408,
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 77,
+        "hidden_act": "quick_gelu",
+        "attention_dropout": 0.0,
+    },
+    CLIP_TYPES,
+)
+CLIP_IMAGE = contract(
+    "ClipVisionConfig",
+    {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_channels": 3,
+        "image_size": 224,
+        "patch_size": 32,
+        "hidden_act": "quick_gelu",
+        "attention_dropout": 0.0,
+    },
+    CLIP_TYPES,
+)
+
+IMAGE_AND_SOUND_FAMILIES: Mapping[str, Family] = {
+    "vit": Family(
+        "ViTForImageClassification",
+        vit_model,
+        {
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "hidden_act": "gelu",
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+            "image_size": 224,
+            "patch_size": 16,
+            "num_channels": 3,
+            "qkv_bias": True,
+            "pooler_output_size": None,
+            "num_labels": None,
+            "id2label": None,
+        },
+        types={"hidden_act": Function},
+        other_heads=("ViTModel",),
+    ),
+    "clip": Family(
+        "CLIPModel",
+        clip_model,
+        {"text_config": CLIP_TEXT(), "vision_config": CLIP_IMAGE(), "projection_dim": 512},
+        types={"text_config": CLIP_TEXT, "vision_config": CLIP_IMAGE},
+    ),
+    "whisper": Family(
+        "WhisperForConditionalGeneration",
+        whisper_model,
+        {
+            "vocab_size": 51865,
+            "num_mel_bins": 80,
+            "encoder_layers": 4,
+            "encoder_attention_heads": 6,
+            "decoder_layers": 4,
+            "decoder_attention_heads": 6,
+            "decoder_ffn_dim": 1536,
+            "encoder_ffn_dim": 1536,
+            "encoder_layerdrop": 0.0,
+            "decoder_layerdrop": 0.0,
+            "activation_function": "gelu",
+            "d_model": 384,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "activation_dropout": 0.0,
+            "max_source_positions": 1500,
+            "max_target_positions": 448,
+            "tie_word_embeddings": True,
+        },
+        types={"attention_dropout": Rate},
+    ),
+}
+"""By `model_type`."""

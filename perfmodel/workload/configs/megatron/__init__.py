@@ -1,1 +1,0 @@
-"""Models from arguments of Megatron-LM."""

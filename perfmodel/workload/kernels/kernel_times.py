@@ -1,0 +1,201 @@
+"""Times of kernels: matrix products, convolutions, attention, experts, and what memory limits.
+
+A product is cut into tiles of its result, of which each multiprocessor computes one at a time, so
+that it takes whole waves of tiles. A tile steps through the depth; small tiles load more operands
+per operation. Where tiles are too few, the depth is split and partial sums are added in memory.
+The library's choice is taken to be the fastest of its tiles and splits.
+
+Products of experts have one weight per group, and rows that routing gives to each group. One
+kernel can run the tiles of all groups together; a library without such a kernel runs a product per
+group, each of which the host has to prepare and issue.
+
+A kernel that does little per element runs at the memory's rate. One that waits for sums or strides
+through memory takes time of its multiprocessors for each element on top, which shows the more, the
+faster the memory and the narrower the element.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+from perfmodel.workload.kernels.device import Device
+from perfmodel.workload.kernels.shapes import Attention, Convolution, GroupedProduct, MatrixProduct
+
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+"""Rows and columns of the tiles that cuBLAS has for every precision."""
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Parts of the depth that are summed apart."""
+DEPTH_STEP_BYTES = 128
+"""Bytes of the depth that a tile loads at once."""
+PARTIAL_BYTES = 4
+"""Partial sums are fp32."""
+FULL_WAVES = 16
+"""Waves from which on no further split pays."""
+
+
+def product_s(product: MatrixProduct, device: Device) -> float:
+    """Device time of a product; seconds."""
+    nbytes = device.item_bytes * product.elements
+    return device.constants.product.ramp_s + busy_s(product, nbytes, device)
+
+
+def busy_s(product: MatrixProduct, nbytes: float, device: Device) -> float:
+    """Time without the ramp, for operands of `nbytes`; seconds."""
+    memory_s = nbytes / device.memory_Bps
+    partials_s = PARTIAL_BYTES * product.count * product.rows * product.columns / device.memory_Bps
+    step = DEPTH_STEP_BYTES // device.item_bytes
+    shortest = math.inf
+    for height, width, depth_s in _tile_costs(device):
+        tiles = -(-product.rows // height) * -(-product.columns // width) * product.count
+        for split in SPLITS:
+            waves = -(-tiles * split // device.multiprocessors)
+            depth = -(-product.depth // (split * step)) * step
+            compute_s = waves * (depth + device.prologue) * depth_s
+            moved_s = memory_s + split * partials_s if split > 1 else memory_s
+            shortest = min(shortest, max(compute_s, moved_s))
+            if waves >= FULL_WAVES:
+                break
+    return shortest
+
+
+@lru_cache(maxsize=64)
+def _tile_costs(device: Device) -> tuple[tuple[int, int, float], ...]:
+    """Rows, columns and seconds per element of the depth of each tile."""
+    edge, rate = device.tile_edge, device.matrix_flops / device.multiprocessors
+    largest = 1 + edge / 256 + edge / 128
+    return tuple(
+        (height, width, 2.0 * height * width / rate * (1 + edge / height + edge / width) / largest)
+        for height, width in TILES
+    )
+
+
+def grouped_passes_s(grouped: GroupedProduct, device: Device) -> tuple[float, float, float]:
+    """Device times of forward, of the gradient of the weights, and of that of the rows; seconds."""
+    mean = grouped.mean
+    forward, weights, rows = (
+        _groups_s(each, device, grouped.single_kernel)
+        for each in (mean, mean.weight_gradient, mean.input_gradient)
+    )
+    return forward, weights, rows
+
+
+def _groups_s(mean: MatrixProduct, device: Device, single_kernel: bool) -> float:
+    constants = device.constants.grouped
+    if single_kernel:
+        slower = replace(device, matrix_flops=device.matrix_flops * constants.single_kernel_rate)
+        nbytes = device.item_bytes * mean.elements
+        return device.constants.product.ramp_s + busy_s(mean, nbytes, slower)
+    own_s = product_s(replace(mean, count=1), device)
+    return constants.own_kernels_s(own_s, mean.count)
+
+
+CHANNEL_STEP = 4
+"""Input channels are padded to a multiple of this: images have three."""
+
+
+def forward_product(conv: Convolution) -> MatrixProduct:
+    """Return the product: one row per output pixel, depth over channels and kernel positions."""
+    channels = -(-conv.in_channels // conv.groups // CHANNEL_STEP) * CHANNEL_STEP
+    return MatrixProduct(
+        conv.images * math.prod(conv.out_size),
+        conv.out_channels,
+        channels * math.prod(conv.kernel),
+    )
+
+
+def input_gradient_product(conv: Convolution) -> MatrixProduct:
+    """One row per input pixel; kernel positions that a stride skips take no work."""
+    stride = math.prod(conv.in_size) / math.prod(conv.out_size)
+    channels = conv.out_channels // conv.groups
+    depth = math.ceil(channels * math.prod(conv.kernel) / max(1.0, stride))
+    return MatrixProduct(conv.images * math.prod(conv.in_size), conv.in_channels, depth)
+
+
+def weight_gradient_product(conv: Convolution) -> MatrixProduct:
+    """One row per output channel, summed over all output pixels."""
+    forward = forward_product(conv)
+    return MatrixProduct(forward.columns, forward.depth, forward.rows)
+
+
+def convolution_s(conv: Convolution, product: MatrixProduct, device: Device) -> float:
+    """Device time of one pass over a convolution, given as its product; seconds.
+
+    The operands in memory are the images, not the unfolded product.
+    """
+    elements = conv.in_elements + conv.out_elements + conv.weight_elements
+    busy = busy_s(product, float(device.item_bytes * elements), device)
+    return device.constants.product.ramp_s + busy
+
+
+def layout_copy_s(conv: Convolution, device: Device) -> float:
+    """Device time of transposing both feature maps of a pass, there or back; seconds."""
+    return map_copy_s(conv.in_elements + conv.out_elements, device) + 2 * device.ramp_s
+
+
+def map_copy_s(elements: float, device: Device) -> float:
+    """Device time of transposing so many elements, no ramps; seconds."""
+    passes = 2.0 * elements
+    return passes * (device.item_bytes / device.memory_Bps + device.copy_s)
+
+
+def elementwise_s(nbytes: float, kernels: int, device: Device) -> float:
+    """Device time of element-wise kernels that move `nbytes` together; seconds."""
+    return nbytes / device.memory_Bps + kernels * device.ramp_s
+
+
+def feature_map_s(nbytes: float, item_bytes: int, device: Device) -> float:
+    """Device time of kernels over feature maps (batch normalisation, ReLU), no ramps; seconds."""
+    return nbytes * (1 / device.memory_Bps + device.map_s / item_bytes)
+
+
+def norm_s(nbytes: float, item_bytes: int, device: Device, *, backward: bool = False) -> float:
+    """Device time of normalisations over rows whose forward moves `nbytes`, no ramps; seconds.
+
+    `backward`: of their backward, which also sums the gradients of gain and bias over all rows.
+    """
+    per_byte_s = 1 / device.memory_Bps + device.norm_s / item_bytes
+    return nbytes * per_byte_s * (device.constants.norm.backward if backward else 1.0)
+
+
+CAST_BYTES, CASTS = 3, 2
+"""Bytes that a cast between bf16 and fp8 moves per element, and such kernels of a pass: queries,
+keys and values together, and the result; in backward the result's gradient, and theirs
+(TransformerEngine 2, ``dot_product_attention/backends.py``, ``FusedAttnFunc``)."""
+
+
+def fused_attention_s(
+    attention: Attention, device: Device, *, backward: bool = False, narrow: bool = False
+) -> float:
+    """Device time of one fused kernel; seconds.
+
+    `narrow`: with fp8 operands, without their casts.
+
+    Its rate saturates with the number of keys that a query sees, as the start of each tile of
+    queries is spread over more work. Keys in blocks are seen a block at a time; the starts of the
+    kernels after the first are no part of it.
+    """
+    constants, rate = device.constants.attention, device.attention
+    keys = attention.seen_keys
+    work = attention.flops * keys / attention.all_keys
+    work *= constants.backward_flops if backward else 1.0
+    block_keys = keys / attention.blocks
+    saturation = block_keys / (block_keys + (rate.half_rate_keys or constants.half_rate_keys))
+    share = rate.at(attention.head_size) * saturation * (rate.backward if backward else 1.0)
+    if narrow:
+        share *= (rate.narrow_backward if backward else rate.narrow) or 1.0
+    passes = constants.backward_passes if backward else 1.0
+    memory_s = passes * device.item_bytes * attention.elements / device.memory_Bps
+    return device.constants.product.ramp_s + max(work / (device.matrix_flops * share), memory_s)
+
+
+def narrow_casts_s(attention: Attention, device: Device) -> float:
+    """Device time of the casts of one pass of attention in fp8; seconds."""
+    return elementwise_s(CAST_BYTES * attention.elements, CASTS, device)
+
+
+def unfused_products_s(attention: Attention, device: Device, *, backward: bool = False) -> float:
+    """Device time of the two products forward, of four backward; seconds."""
+    pair_s = product_s(attention.scores, device) + product_s(attention.weighted_sum, device)
+    return 2 * pair_s if backward else pair_s

@@ -1,0 +1,285 @@
+"""AmoebaNet-D as torchgpipe trains it: cells of two inputs, found by evolution.
+
+Real et al. 2018 (arXiv 1802.01548), with the cells of kakaobrain/torchgpipe
+(benchmarks/models/amoebanet), whose parameters are as many as table 1 of GPipe (arXiv 1811.06965)
+counts: a normal cell joins its first input and three of its sums, not the last three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from perfmodel.workload.kernels.shapes import Convolution
+from perfmodel.workload.model import Buffers, Layer, Workload
+from perfmodel.workload.zoo.image_layers import (
+    BATCH_NORM_PASSES,
+    CLASSES,
+    Image,
+    hand_on,
+    image_model,
+    output_size,
+    pair,
+    pooling,
+)
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    ELEMENT_BYTES,
+    INDEX_BYTES,
+    Module,
+    linear,
+    names,
+    norm_parameters,
+    weight_and_bias,
+)
+
+AMOEBANET_SHAPES = {
+    f"amoebanet-d-l{layers}-d{filters}": (layers, filters)
+    for layers, filters in ((18, 208), (18, 256), (18, 416), (18, 544), (36, 544), (72, 512))
+}
+"""Cells and filters of torchgpipe's benchmarks (its docs/benchmarks.rst)."""
+
+Kernel = tuple[int, int]
+Operation = Callable[[str, Image, int], tuple[list[Module], Image]]
+"""From a name, an input and a stride to layers and an output."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """Ten operations, of which neighbours are added, and the states that are joined in the end.
+
+    `operations`: the state that each reads, and what it does. States 0 and 1 are the inputs.
+    """
+
+    operations: tuple[tuple[int, Operation], ...]
+    joined: tuple[int, ...]
+
+
+def amoebanet(name: str, *, dtype: str, image_size: int) -> Workload:
+    """AmoebaNet-D of the benchmarks' sizes."""
+    layers, filters = AMOEBANET_SHAPES[name]
+    width, image = filters // 4, Image(3, image_size, image_size)
+    parts, now = _rectified(
+        "stem1.conv", image, width, (3, 3), stride=2, padding=(1, 1), norm="stem1.bn"
+    )
+    parts = hand_on(parts, now.elements)
+    before, reduced_before = now, False
+    for path, cell in _cells(layers // 3):
+        reduces = cell is _REDUCTION
+        width *= 2 if reduces else 1
+        block, after = _cell(path, cell, before, now, width, reduced_before)
+        parts += hand_on(block, after.elements + now.elements)
+        before, now, reduced_before = now, after, reduces
+    pool, pooled = pooling("classify.pool", now, 7, stride=7, indices=False)
+    elements = pooled.elements
+    head = weight_and_bias("classify.fc", CLASSES, elements)
+    parts += [pool, linear("classify.fc", 1, elements, CLASSES, parameters=head)]
+    return image_model(
+        name,
+        parts,
+        dtype=dtype,
+        image_size=image_size,
+        source="kakaobrain/torchgpipe, benchmarks/models/amoebanet; arXiv 1802.01548",
+    )
+
+
+def _cells(repeats: int) -> list[tuple[str, _Cell]]:
+    """Cells by name, in order: two that reduce, then three runs of normal ones between two more."""
+    cells = [("stem2", _REDUCTION), ("stem3", _REDUCTION)]
+    for run, reduction in ((1, "cell2_reduction"), (3, "cell4_reduction"), (5, "")):
+        cells += [(f"cell{run}_normal{number}", _NORMAL) for number in range(1, repeats + 1)]
+        cells += [(reduction, _REDUCTION)] if reduction else []
+    return cells
+
+
+def _cell(
+    path: str, cell: _Cell, before: Image, now: Image, width: int, reduced_before: bool
+) -> tuple[list[Module], Image]:
+    """Map both inputs to one width, run the operations, add them in pairs, join the states."""
+    parts, first = _rectified(f"{path}.reduce1.1", now, width, (1, 1), norm=f"{path}.reduce1.2")
+    second = before
+    if reduced_before:
+        more, second = _halved(f"{path}.reduce2", before, width)
+        parts += more
+    elif before.channels != width:
+        more, second = _rectified(
+            f"{path}.reduce2.1", before, width, (1, 1), norm=f"{path}.reduce2.2"
+        )
+        parts += more
+    states, pooled = [first, second], set[int]()
+    for place, (state, operation) in enumerate(cell.operations):
+        stride = 2 if cell is _REDUCTION and state < 2 else 1
+        more, out = operation(f"{path}.operations.{place}.module", states[state], stride)
+        if operation in (_averaged, _greatest):
+            parts += _kept_once(more) if state in pooled else more
+            pooled.add(state)
+        else:
+            parts += more
+        if place % 2:
+            states.append(out)
+    adds = ADD_PASSES * sum(state.elements for state in states[2:])
+    joined = Image(width * len(cell.joined), states[-1].height, states[-1].width)
+    parts.append(_element_wise(f"{path}.joined", adds + ACTIVATION_PASSES * joined.elements, 6))
+    return parts, joined
+
+
+def _kept_once(parts: Sequence[Module]) -> list[Module]:
+    """Pooling of a state that another keeps already."""
+    return [replace(each, layer=replace(each.layer, saved_elements=0.0)) for each in parts]
+
+
+def _element_wise(name: str, passes: float, kernels: int, saved: float = 0.0) -> Module:
+    return Module(
+        Layer(name, vector_bytes=ELEMENT_BYTES * passes, saved_elements=saved, kernels=kernels)
+    )
+
+
+# ---------------------------------------------------------------- operations
+
+
+def _rectified(
+    name: str,
+    image: Image,
+    channels: int,
+    kernel: Kernel,
+    *,
+    norm: str,
+    stride: int | Kernel = 1,
+    padding: Kernel = (0, 0),
+    rectifies: bool = True,
+) -> tuple[list[Module], Image]:
+    """ReLU, a convolution without bias, and batch normalisation, if it is named.
+
+    Kept: what ReLU puts out, and what is normalised.
+    """
+    steps = pair(stride)
+    height, _ = output_size(image, kernel, steps[0], padding, name)
+    _, width = output_size(image, kernel, steps[1], padding, name)
+    out = Image(channels, height, width)
+    weight = weight_and_bias(name, channels, image.channels, *kernel, bias=False)
+    normed = norm_parameters(norm, channels) if norm else ()
+    passes = ACTIVATION_PASSES * rectifies * image.elements
+    passes += BATCH_NORM_PASSES * bool(norm) * out.elements
+    layer = Layer(
+        name=name,
+        matmul_flops=2.0 * out.elements * image.channels * kernel[0] * kernel[1],
+        matmul_bytes=float(ELEMENT_BYTES * (image.elements + out.elements)),
+        vector_bytes=float(ELEMENT_BYTES * passes),
+        fused_bytes=float(ELEMENT_BYTES * passes),
+        fused_kernels=1 + rectifies + 2 * bool(norm),
+        weight_elements=float(channels * image.channels * kernel[0] * kernel[1]),
+        saved_elements=float(image.elements * rectifies + out.elements * bool(norm)),
+        kernels=1 + rectifies + 2 * bool(norm),
+        kind="conv",
+        matrix=Convolution(
+            image.channels, channels, (image.height, image.width), (height, width), kernel
+        ),
+    )
+    buffers = (Buffers("fp32", 2, 8 * channels), Buffers("int64", 1, 8)) if norm else ()
+    return [Module(layer, weight + normed, names(normed) + names(weight), buffers)], out
+
+
+def _halved(path: str, image: Image, channels: int) -> tuple[list[Module], Image]:
+    """Half of the size: two maps, of every second place and of those between, normalised."""
+    half = channels // 2
+    parts, out = _rectified(f"{path}.conv1", image, half, (1, 1), norm="", stride=2)
+    more, _ = _rectified(f"{path}.conv2", image, half, (1, 1), norm="", stride=2, rectifies=False)
+    whole = replace(out, channels=channels)
+    # cut and padded, joined, normalised
+    copies = 2 * ACTIVATION_PASSES * image.elements + ACTIVATION_PASSES * whole.elements
+    passes = float(copies + BATCH_NORM_PASSES * whole.elements)
+    normed = norm_parameters(f"{path}.bn", channels)
+    layer = Layer(
+        f"{path}.bn",
+        vector_bytes=ELEMENT_BYTES * passes,
+        kernels=6,
+        saved_elements=float(image.elements + whole.elements),
+    )
+    buffers = (Buffers("fp32", 2, 8 * channels), Buffers("int64", 1, 8))
+    return [*parts, *more, Module(layer, normed, names(normed), buffers)], whole
+
+
+def _unchanged(name: str, image: Image, stride: int) -> tuple[list[Module], Image]:
+    return ([], image) if stride == 1 else _halved(name, image, image.channels)
+
+
+def _averaged(name: str, image: Image, stride: int) -> tuple[list[Module], Image]:
+    """Average of 3 x 3 ("max_pool_3x3", too, averages there)."""
+    out = Image(image.channels, *output_size(image, (3, 3), stride, (1, 1), name))
+    return [_element_wise(name, image.elements + out.elements, 1, saved=image.elements)], out
+
+
+def _greatest(name: str, image: Image, stride: int) -> tuple[list[Module], Image]:
+    """Greatest of 2 x 2."""
+    out = Image(image.channels, *output_size(image, (2, 2), stride, (0, 0), name))
+    index_bytes = float(INDEX_BYTES * out.elements)
+    layer = Layer(
+        name,
+        vector_bytes=ELEMENT_BYTES * float(image.elements + out.elements) + index_bytes,
+        saved_elements=image.elements,
+        saved_bytes=index_bytes,
+    )
+    return [Module(layer)], out
+
+
+def _convolved(
+    kernels: Sequence[tuple[Kernel, int]], name: str, image: Image, stride: int
+) -> tuple[list[Module], Image]:
+    """Convolutions one after the other: kernel, and by what the width is divided.
+
+    The only one, or those of several places along an axis, step along it.
+    """
+    parts: list[Module] = []
+    channels = image.channels
+    for place, (kernel, divisor) in enumerate(kernels):
+        steps = [stride if side > 1 or len(kernels) == 1 else 1 for side in kernel]
+        more, image = _rectified(
+            f"{name}.{3 * place + 1}",
+            image,
+            channels // divisor,
+            kernel,
+            norm=f"{name}.{3 * place + 2}",
+            stride=(steps[0], steps[1]),
+            padding=(kernel[0] // 2, kernel[1] // 2),
+        )
+        parts += more
+    return parts, image
+
+
+_ONE = (1, 1)
+_MAP = partial(_convolved, ((_ONE, 1),))
+_SEVEN = partial(_convolved, ((_ONE, 4), ((1, 7), 4), ((7, 1), 4), (_ONE, 1)))
+_THREE = partial(_convolved, ((_ONE, 4), ((3, 3), 4), (_ONE, 1)))
+
+_NORMAL = _Cell(
+    (
+        (1, _MAP),
+        (1, _averaged),
+        (1, _unchanged),
+        (0, _SEVEN),
+        (0, _MAP),
+        (0, _SEVEN),
+        (2, _averaged),
+        (2, _unchanged),
+        (1, _averaged),
+        (5, _MAP),
+    ),
+    (0, 3, 4, 6),
+)
+_REDUCTION = _Cell(
+    (
+        (0, _greatest),
+        (0, _averaged),
+        (2, _unchanged),
+        (1, _THREE),
+        (2, _SEVEN),
+        (2, _averaged),
+        (3, _unchanged),
+        (1, _greatest),
+        (2, _averaged),
+        (3, _MAP),
+    ),
+    (4, 5, 6),
+)

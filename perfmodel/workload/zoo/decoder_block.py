@@ -1,0 +1,381 @@
+"""The two parts of a decoder's block: attention with grouped queries, and gated feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.workload.model import FusedKept
+from perfmodel.workload.shards.calls import column_calls, norm_calls, row_calls
+from perfmodel.workload.shards.shard import WHOLE, Shard
+from perfmodel.workload.zoo.decoder_sizes import DecoderShape
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    DROPOUT_PASSES,
+    FUSED_NORM_PASSES,
+    JOIN_PASSES,
+    MASK_BYTES,
+    NORM_PASSES,
+    WIDE_BYTES,
+    ActivationFunction,
+    Module,
+    Parameter,
+    join_maps,
+    linear,
+    names,
+    names_reversed,
+    numels,
+    weight_and_bias,
+)
+from perfmodel.workload.zoo.transformer import attention
+
+RMS_NORM_PASSES = 12
+"""RMS normalisation as single operations, cast to fp32 and back, at the rate of normalisations: the
+table of ``ROTARY_PASSES`` measures 30 passes of half precision forward and 79 backward, of which
+autocast, whose input is fp32 already, spares half; in between."""
+RMS_NORM_KERNELS = 6
+"""Cast, square, mean, scale, cast, gain."""
+NORM_KERNELS = {False: (RMS_NORM_PASSES, RMS_NORM_KERNELS), True: (NORM_PASSES, 1)}
+"""Passes and kernels of a norm: as single operations, or fused."""
+
+
+MEAN_PASSES, MEAN_KERNELS = 5, 3
+"""More of these for layer normalisation: the mean reads, and is subtracted twice."""
+
+
+def norm_work(shape: DecoderShape) -> tuple[int, int]:
+    """Passes and kernels of a norm of a model."""
+    passes, kernels = NORM_KERNELS[shape.fused_norms]
+    return passes + MEAN_PASSES * shape.mean_norms, kernels + MEAN_KERNELS * shape.mean_norms
+
+
+def norm_weight(prefix: str, width: int, *, bias: bool = False) -> tuple[Parameter, ...]:
+    """Parameters of a normalisation: its gain, and its bias where it is layer normalisation."""
+    return weight_and_bias(prefix, width, bias=bias)
+
+
+def norm_ready(norm: tuple[Parameter, ...], shape: DecoderShape) -> tuple[str, ...]:
+    """Parameters of a normalisation in the order in which their gradients are complete."""
+    return names_reversed(norm) if shape.gains_from_one else names(norm)
+
+
+def kept_by_norm(
+    elements: float, rows: float, shape: DecoderShape, logits: float = 0.0, results: float = 0.0
+) -> dict[str, Any]:
+    """What a normalisation keeps beside its result, and softmax of `logits`.
+
+    In single operations its input in fp32, and, before the gain, its result: in fp32 (Gemma,
+    OLMo 2) or as narrow as its input was; as one kernel its input alone. Of each row its scale in
+    fp32, and its mean where it is layer normalisation.
+
+    `results`: of the elements, those that a product put out, so that they are narrow in any case.
+    """
+    fixed_bytes = WIDE_BYTES * (logits + rows * (1 + shape.layer_norms))
+    if shape.mean_norms:  # what is squared, what is scaled, and what the gain multiplies
+        return {"saved_bytes": WIDE_BYTES * 3.0 * elements + fixed_bytes, "saved_elements": 0.0}
+    if shape.plain_norms:
+        return {"saved_bytes": WIDE_BYTES * elements + fixed_bytes, "saved_elements": 0.0}
+    if shape.fused_norms:
+        return {
+            "saved_bytes": fixed_bytes,
+            "stream_elements": float(elements),
+            "saved_elements": 0.0,
+        }
+    if shape.scaled_embedding or shape.wide_gains:
+        return {"saved_bytes": WIDE_BYTES * 2.0 * elements + fixed_bytes, "saved_elements": 0.0}
+    return {
+        "saved_bytes": WIDE_BYTES * elements + fixed_bytes,
+        "stream_elements": float(elements - results),
+        "saved_elements": float(results),
+    }
+
+
+ROTARY_PASSES = 17
+"""Rotary embedding of queries and keys as single operations, forward: 20 to 22 passes forward and
+24 to 27 backward of half precision measured on an A100 (linkedin/Liger-Kernel, benchmark data,
+"huggingface"); backward is taken as 5/3 of forward."""
+PRODUCT_PASSES = ACTIVATION_PASSES + ADD_PASSES
+"""SiLU of the gate, then its product with the other branch."""
+NO_FUNCTION = ActivationFunction(passes=0, kernels=0, saved=0)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlace:
+    """A block of a model: its path, the tokens of one sample, the model's sizes.
+
+    `shard`: which part of it a rank holds; the sizes are those of the whole.
+    """
+
+    prefix: str
+    tokens: int
+    shape: DecoderShape
+    shard: Shard = WHOLE
+
+
+def registered(block: Iterable[Module], order: Sequence[str]) -> list[Parameter]:
+    """Parameters of a block in the order in which a family registers its modules."""
+    parameters = [parameter for part in block for parameter in part.parameters]
+    return sorted(parameters, key=lambda parameter: order.index(_module_of(parameter[0])))
+
+
+def _module_of(parameter: str) -> str:
+    """``self_attn.q_proj`` of ``model.layers.0.self_attn.q_proj.weight``.
+
+    ``mlp.experts.gate_up_proj`` of ``model.layers.0.mlp.experts.gate_up_proj``, a tensor.
+    """
+    return parameter.split(".", 3)[3].removesuffix(".weight").removesuffix(".bias")
+
+
+def shape_of_layer(shape: DecoderShape, number: int) -> DecoderShape:
+    """Sizes of one layer, counted from 0: without positions, where it has none."""
+    return replace(shape, rotary_share=0.0) if number in shape.unturned else shape
+
+
+def check_norms(name: str, shape: DecoderShape, shard: Shard) -> None:
+    """Raise InputError where ranks would share heads that are normalised all at once."""
+    if shape.wide_head_norms and shard.tensor > 1:
+        allowed = f"1 for {name!r}, which normalises queries and keys of all heads at once"
+        raise InputError(Fault("tensor", str(shard.tensor), allowed))
+
+
+def attention_part(place: BlockPlace, window: int | None) -> list[Module]:
+    """Normalise, attend, add.
+
+    `window`: tokens that a query sees at most, or None: all before it.
+    """
+    prefix, s, shape, shard = place.prefix, place.tokens, place.shape, place.shard
+    family, queries = shape.block_names, shape.heads * shape.head_size // shard.tensor
+    joins = bool(family.qkv)
+    sinks: tuple[Parameter, ...] = ((f"{prefix}.self_attn.sinks", (shape.heads // shard.tensor,)),)
+    attended = attention(
+        f"{prefix}.self_attn",
+        s,
+        shape.heads * shape.head_size,
+        heads=shape.heads,
+        kv_width=shape.kv_heads * shape.head_size,
+        causal=True,
+        window=window,
+        dropout=shape.score_dropout,
+        wide_scores=not shape.sinks,
+        capped_scores=shape.capped,
+        shard=shard,
+        # turned parts and the rest joined anew; values are a part of a joined map's
+        held=shape.lays_anew + joins * (1 + shape.kv_heads / shape.heads),
+    )
+    if shape.sinks:
+        attended = replace(attended, parameters=sinks, ready=names(sinks))
+    return [
+        *_query_maps(place, queries),
+        attended,
+        projection(
+            place,
+            "self_attn.o_proj",
+            queries,
+            shape.width,
+            after=family.after_attention,
+            added=True,
+        ),
+    ]
+
+
+def _query_maps(place: BlockPlace, queries: int) -> list[Module]:
+    """Maps of `queries`, keys and values, after the norm of the part."""
+    shape, shard, prefix = place.shape, place.shard, place.prefix
+    h, head_size, family = shape.width, shape.head_size, shape.block_names
+    keys = max(1, shape.kv_heads // shard.tensor) * head_size
+    widths = (queries, keys) if shape.wide_head_norms else (head_size, head_size)
+    q_norm, k_norm = (
+        norm_weight(f"{prefix}.self_attn.{part}_norm", width) if shape.head_norms else ()
+        for part, width in zip("qk", widths, strict=True)
+    )
+    # Gemma 3 and GLM 4.5 normalise both after its three maps, Qwen 3 each after its own
+    late = k_norm + q_norm if shape.branch_norms or shape.late_head_norms else ()
+    q_ready, k_ready = ((), ()) if late else (q_norm, k_norm)
+    maps = [
+        projection(
+            place,
+            "self_attn.q_proj",
+            h,
+            queries,
+            norm=family.norm,
+            begins=True,
+            head_norm=q_norm,
+            ready_first=names(q_ready),
+            rotary=True,
+        ),
+        projection(
+            place,
+            "self_attn.k_proj",
+            h,
+            keys,
+            head_norm=k_norm,
+            ready_first=names(k_ready),
+            rotary=True,
+            shared=True,
+        ),
+        projection(place, "self_attn.v_proj", h, keys, ready_first=names(late), shared=True),
+    ]
+    if family.qkv:
+        return [_one_map(maps, f"{prefix}.{family.qkv}")]
+    return [join_maps(maps, f"{prefix}.self_attn.qkv_proj")] if shard.joins_maps else maps
+
+
+def _one_map(maps: Sequence[Module], name: str) -> Module:
+    """Maps that have one weight together, and one bias or none."""
+    joined, has_bias = join_maps(maps, name), maps[1].parameters[-1][0].endswith("bias")
+    _, (_, inputs) = maps[1].parameters[0]
+    rows = sum(part.parameters[-1][1][0] for part in maps)
+    before = maps[0].parameters[: -1 - has_bias]  # gains of a norm
+    own = weight_and_bias(name, rows, inputs, bias=has_bias)
+    return replace(
+        joined, parameters=before + own, ready=names_reversed(own) + names_reversed(before)
+    )
+
+
+def feed_forward_part(
+    place: BlockPlace, *, path: str = "mlp", width: int | None = None, normed: bool = True
+) -> list[Module]:
+    """Normalise, gate and widen, narrow, add.
+
+    `path`: of its maps in the block; `width`: between them, where it is not the model's.
+    `normed`: whether it begins with a norm; otherwise it shares its input with another part.
+    """
+    h, shard, family = place.shape.width, place.shard, place.shape.block_names
+    wide = (width or place.shape.mlp_width) // shard.tensor
+    norm, after = family.before_mlp if normed else "", family.after_mlp
+    if place.shape.ungated:
+        return [
+            projection(place, family.up, h, wide, norm=norm, begins=True),
+            projection(place, family.down, wide, h, after=after, added=True, activated=True),
+        ]
+    maps = [
+        projection(
+            place, f"{path}.gate_proj", h, wide, norm=norm, begins=normed, shares_input=not normed
+        ),
+        projection(place, f"{path}.up_proj", h, wide, shared=True),
+    ]
+    if family.gate_up:
+        maps = [_one_map(maps, f"{place.prefix}.{family.gate_up}")]
+    elif shard.joins_maps:
+        maps = [join_maps(maps, f"{place.prefix}.{path}.gate_up_proj")]
+    down = projection(place, f"{path}.down_proj", wide, h, after=after, added=True, gated=True)
+    return [*maps, down]
+
+
+def projection(
+    place: BlockPlace,
+    name: str,
+    inputs: int,
+    outputs: int,
+    *,
+    norm: str = "",
+    after: str = "",
+    head_norm: tuple[Parameter, ...] = (),
+    ready_first: tuple[str, ...] = (),
+    rotary: bool = False,
+    added: bool = False,
+    gated: bool = False,
+    shared: bool = False,
+    shares_input: bool = False,
+    activated: bool = False,
+    begins: bool = False,
+) -> Module:
+    """One map of a block, with what stands before and after it.
+
+    It is cut by rows where its result joins the stream, else by columns.
+
+    `inputs`, `outputs`: of the part that a rank holds.
+    `norm`: of the input, `after`: of the result; "" where there is none.
+    `begins`: whether it is the first that keeps its input.
+    `head_norm`: parameters of a norm of each head of the result.
+    `ready_first`: gradients that its backward completes before its own.
+    `rotary`: whether positions are turned into the result; `added`: whether it joins the stream.
+    `activated`: whether the input is what the activation function of an ungated part put out.
+    `gated`: whether the input is the product of two branches; `shared`: kept by another map, too.
+    `shares_input`: with another part, which keeps it, too, but gathers it for itself.
+    """
+    shape, shard = place.shape, place.shard
+    s, stream = shard.map_tokens(place.tokens), shard.stream_tokens(place.tokens)
+    norm_passes, norm_kernels = norm_work(shape)
+    function = shape.ungated if activated and shape.ungated else NO_FUNCTION
+    bias = _has_bias(shape, name)
+    own = weight_and_bias(f"{place.prefix}.{name}", outputs, inputs, bias=bias)
+    gain = norm_weight(f"{place.prefix}.{norm}", inputs, bias=shape.layer_norms)
+    normed = gain if norm and not shape.plain_norms else ()
+    ended = norm_weight(f"{place.prefix}.{after}", outputs) if after else ()
+    results = (stream * bool(ended) + s * bool(head_norm)) * outputs
+    normed_elements = stream * bool(norm) * inputs + results
+    count = bool(norm) + bool(ended) + bool(head_norm)
+    turns = rotary and shape.rotary_share > 0
+    turned, joined = turns * shape.rotary_share * s * outputs, added * stream * outputs
+    dropped = shape.dropout * joined
+    masks = float(MASK_BYTES * dropped)
+    heads = outputs // numels(head_norm)[0] if head_norm else 0
+    rows = stream * (bool(norm) + bool(ended)) + s * heads
+    kept_input = shard.kept_tokens(place.tokens) * inputs
+    normed_kept = kept_by_norm(normed_elements, rows, shape, results=results)
+    normed_kept["saved_bytes"] += masks
+    normed_kept["saved_elements"] += float(
+        kept_input * begins + (4 * gated + function.narrow) * s * inputs
+    )
+    calls = (
+        row_calls(shard, s * outputs)
+        if added
+        else column_calls(shard, s * inputs, first=not shared)
+    )
+    return linear(
+        f"{place.prefix}.{name}",
+        s,
+        inputs,
+        outputs,
+        parameters=normed + own + ended + head_norm,
+        ready=ready_first + names(ended) + names_reversed(own) + norm_ready(normed, shape),
+        vector_elements=float(
+            ROTARY_PASSES * turned
+            + ADD_PASSES * joined
+            + DROPOUT_PASSES * dropped
+            + shape.scaled_branches * ACTIVATION_PASSES * joined
+            + (gated * PRODUCT_PASSES + function.passes) * s * inputs
+        ),
+        norm_elements=float(norm_passes * normed_elements),
+        wide_norm=count > 0 and not shape.fused_norms,
+        fused_elements=float(
+            ACTIVATION_PASSES * turned
+            + JOIN_PASSES * joined
+            + (gated * JOIN_PASSES + activated * ACTIVATION_PASSES) * s * inputs
+            + FUSED_NORM_PASSES * normed_elements
+        ),
+        copied_elements=float((shared or shares_input) * kept_input),
+        **normed_kept,
+        # a norm's input, what products read, and what they put out where a norm follows
+        fused_kept=FusedKept(
+            float(
+                kept_input * begins
+                + (3 * gated + 2 * activated) * s * inputs
+                + outputs * (s * bool(head_norm) + stream * bool(ended))
+            ),
+            float(stream * inputs * bool(norm)),
+            masks,
+        ),
+        kernels=1
+        + 5 * turns
+        + added * (1 + shape.dropout + shape.scaled_branches)
+        + 2 * gated
+        + function.kernels
+        + norm_kernels * count,
+        calls=calls
+        + norm_calls(shard, numels(normed + ended + own[1:] * added))
+        + norm_calls(shard, numels(head_norm), heads=True),
+    )
+
+
+def _has_bias(shape: DecoderShape, name: str) -> bool:
+    """Whether a map of a block has a bias; of shared experts none has."""
+    if name.endswith(("q_proj", "k_proj", "v_proj")):
+        return shape.biased_attention
+    if name.endswith("o_proj"):
+        return shape.biased_output
+    return shape.biased_mlp and name.startswith("mlp.")

@@ -1,1 +1,0 @@
-"""Decoders with rotary positions: parts of a block, dense models, and models of experts."""

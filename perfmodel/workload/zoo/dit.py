@@ -1,0 +1,188 @@
+"""DiT as diffusers builds it: a transformer over patches, whose norms are set by time and class."""
+
+from __future__ import annotations
+
+from perfmodel.workload.model import Workload
+from perfmodel.workload.sample import Sample
+from perfmodel.workload.zoo.image_layers import Image, convolution
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    FUSED_NORM_PASSES,
+    INDEX_BYTES,
+    JOIN_PASSES,
+    NORM_BYTES,
+    NORM_PASSES,
+    Module,
+    Parameter,
+    assemble,
+    linear,
+    names_reversed,
+    weight_and_bias,
+)
+from perfmodel.workload.zoo.transformer import attention, embedding
+
+TIME_FEATURES = 256
+"""Sinusoids of a time."""
+MODULATION_PASSES = 4
+"""Scale and shift of a normalised token: two kernels that read and write it."""
+GATE_PASSES = 2
+
+
+def condition_map(
+    name: str,
+    inputs: int,
+    outputs: int,
+    *,
+    own: tuple[Parameter, ...] | None = None,
+    kernels: int = 2,
+) -> Module:
+    """One map of the condition of a sample, with SiLU.
+
+    `own`: its parameters, where these are not its own alone.
+    """
+    return linear(
+        name,
+        1,
+        inputs,
+        outputs,
+        kernels=kernels,
+        parameters=weight_and_bias(name, outputs, inputs) if own is None else own,
+        vector_elements=float(ACTIVATION_PASSES * outputs),
+        saved_elements=float(inputs + outputs),
+    )
+
+
+def modulated_map(
+    name: str, tokens: int, width: int, outputs: int, parameters: tuple[Parameter, ...]
+) -> Module:
+    """Normalise without parameters, scale and shift as the condition says, and map."""
+    elements = tokens * width
+    return linear(
+        name,
+        tokens,
+        width,
+        outputs,
+        parameters=parameters,
+        ready=names_reversed(parameters),
+        norm_elements=NORM_PASSES * elements,
+        vector_elements=MODULATION_PASSES * elements,
+        fused_elements=FUSED_NORM_PASSES * elements,
+        saved_elements=float(elements),
+        stream_elements=2.0 * elements,
+        saved_bytes=float(NORM_BYTES * tokens),
+        kernels=5,
+    )
+
+
+DIT = "DiT-XL-2-256"
+WIDTH, LAYERS, HEADS = 1152, 28, 16
+"""XL of Peebles and Xie 2022, table 1."""
+PATCH, CLASSES = 2, 1000
+LATENT_CHANNELS, SHRUNK, LEARNED = 4, 8, 2
+"""Channels of the autoencoder's code, pixels of a side that become one of it, and outputs for each:
+the noise and its variance."""
+WIDEN, MODULATIONS = 4, 6
+"""Inner width of the perceptron; scales, shifts and gates of a block."""
+FEATURE_KERNELS, DROP_KERNELS = 12, 5
+"""Sinusoids of the time and a map with SiLU; a map, and classes left out at random."""
+
+
+def dit(*, dtype: str, image_size: int) -> Workload:
+    """Transformer of Peebles and Xie 2022 (arXiv 2212.09748), which learns to tell the noise."""
+    side = max(PATCH, image_size // SHRUNK)
+    code = Image(LATENT_CHANNELS, side, side)
+    patches, grid = convolution("pos_embed.proj", code, WIDTH, PATCH, stride=PATCH, relu=False)
+    tokens, elements = grid.height * grid.width, grid.elements
+    parts = [patches]
+    for block in range(LAYERS):
+        parts += _block(f"transformer_blocks.{block}", tokens)
+    first = "transformer_blocks.0.norm1.emb.timestep_embedder"
+    # the condition is computed once more, with the embedder of the first block
+    parts += [
+        condition_map(f"{first}.linear_1.again", TIME_FEATURES, WIDTH, own=()),
+        condition_map(f"{first}.linear_2.again", WIDTH, WIDTH, own=()),
+        condition_map("proj_out_1", WIDTH, 2 * WIDTH),
+        modulated_map(
+            "proj_out_2",
+            tokens,
+            WIDTH,
+            LEARNED * LATENT_CHANNELS * PATCH**2,
+            weight_and_bias("proj_out_2", LEARNED * LATENT_CHANNELS * PATCH**2, WIDTH),
+        ),
+    ]
+    return assemble(
+        DIT,
+        parts,
+        dtype=dtype,
+        sample=Sample("image", f"of {image_size} x {image_size}", is_image=True),
+        source="diffusers DiTTransformer2DModel; Peebles and Xie 2022, arXiv 2212.09748",
+        input_elements=float(code.elements),
+        output_elements=float(LEARNED * code.elements),
+        stream_elements=float(elements),
+    )
+
+
+def _block(name: str, tokens: int) -> list[Module]:
+    """The condition of the block, attention and perceptron, each modulated before, gated after."""
+    elements, inner = tokens * WIDTH, WIDEN * WIDTH
+    time, place = f"{name}.norm1.emb.timestep_embedder", f"{name}.attn1"
+    table = ((f"{name}.norm1.emb.class_embedder.embedding_table.weight", (CLASSES + 1, WIDTH)),)
+    set_by = f"{name}.norm1.linear"
+
+    def own(part: str, outputs: int, inputs: int) -> tuple[Parameter, ...]:
+        return weight_and_bias(f"{name}.{part}", outputs, inputs)
+
+    def other(letter: str) -> Module:
+        return linear(
+            f"{place}.to_{letter}",
+            tokens,
+            WIDTH,
+            WIDTH,
+            copied_elements=float(elements),
+            parameters=own(f"attn1.to_{letter}", WIDTH, WIDTH),
+        )
+
+    gated = float((GATE_PASSES + ADD_PASSES) * elements)
+    return [
+        condition_map(f"{time}.linear_1", TIME_FEATURES, WIDTH, kernels=FEATURE_KERNELS),
+        condition_map(f"{time}.linear_2", WIDTH, WIDTH, kernels=DROP_KERNELS),
+        embedding(
+            f"{name}.norm1.emb.class_embedder",
+            table,
+            (table[0][0],),
+            kernels=2,
+            vector_elements=5.0 * WIDTH,
+            saved_bytes=float(INDEX_BYTES),
+        ),
+        condition_map(set_by, WIDTH, MODULATIONS * WIDTH),
+        modulated_map(f"{place}.to_q", tokens, WIDTH, WIDTH, own("attn1.to_q", WIDTH, WIDTH)),
+        other("k"),
+        other("v"),
+        attention(f"{place}.attention", tokens, WIDTH, heads=HEADS, causal=False, dropout=False),
+        linear(
+            f"{place}.to_out.0",
+            tokens,
+            WIDTH,
+            WIDTH,
+            kernels=4,
+            parameters=own("attn1.to_out.0", WIDTH, WIDTH),
+            vector_elements=gated + ACTIVATION_PASSES * elements,
+            fused_elements=float(JOIN_PASSES * elements),
+            saved_elements=float(elements),
+        ),
+        modulated_map(
+            f"{name}.ff.net.0.proj", tokens, WIDTH, inner, own("ff.net.0.proj", inner, WIDTH)
+        ),
+        linear(
+            f"{name}.ff.net.2",
+            tokens,
+            inner,
+            WIDTH,
+            parameters=own("ff.net.2", WIDTH, inner),
+            vector_elements=gated + ACTIVATION_PASSES * tokens * inner,
+            fused_elements=float(ACTIVATION_PASSES * tokens * inner + JOIN_PASSES * elements),
+            saved_elements=float(2 * tokens * inner + elements),
+            kernels=4,
+        ),
+    ]

@@ -1,0 +1,264 @@
+"""EfficientNet as torchvision builds both versions: inverted residuals with gated channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from perfmodel.workload.model import Workload
+from perfmodel.workload.zoo.image_layers import (
+    CLASSES,
+    Image,
+    adaptive_pooling,
+    convolution,
+    hand_on,
+    image_model,
+)
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    DROPOUT_PASSES,
+    DROPPED_PASSES,
+    ELEMENT_BYTES,
+    MASK_BYTES,
+    Module,
+    linear,
+    weight_and_bias,
+)
+
+CHANNEL_STEP = 8
+"""Scaled channels are rounded to a multiple of this, and by a tenth at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Blocks of one stage: growth inside of a block, kernel, stride, channels, repeats.
+
+    `fused`: whether one convolution takes the place of the first two, and no channels are gated.
+    """
+
+    growth: int
+    kernel: int
+    stride: int
+    inputs: int
+    outputs: int
+    blocks: int
+    fused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EfficientNetShape:
+    """Stages, factors on channels and blocks, channels before the classifier, image size."""
+
+    stages: Sequence[Stage]
+    image_size: int
+    width: float = 1.0
+    depth: float = 1.0
+    last_channels: int | None = None
+
+
+_FIRST = (
+    Stage(1, 3, 1, 32, 16, 1),
+    Stage(6, 3, 2, 16, 24, 2),
+    Stage(6, 5, 2, 24, 40, 2),
+    Stage(6, 3, 2, 40, 80, 3),
+    Stage(6, 5, 1, 80, 112, 3),
+    Stage(6, 5, 2, 112, 192, 4),
+    Stage(6, 3, 1, 192, 320, 1),
+)
+"""Tan and Le 2019, table 1."""
+
+_SMALL = (
+    Stage(1, 3, 1, 24, 24, 2, fused=True),
+    Stage(4, 3, 2, 24, 48, 4, fused=True),
+    Stage(4, 3, 2, 48, 64, 4, fused=True),
+    Stage(4, 3, 2, 64, 128, 6),
+    Stage(6, 3, 1, 128, 160, 9),
+    Stage(6, 3, 2, 160, 256, 15),
+)
+_MEDIUM = (
+    Stage(1, 3, 1, 24, 24, 3, fused=True),
+    Stage(4, 3, 2, 24, 48, 5, fused=True),
+    Stage(4, 3, 2, 48, 80, 5, fused=True),
+    Stage(4, 3, 2, 80, 160, 7),
+    Stage(6, 3, 1, 160, 176, 14),
+    Stage(6, 3, 2, 176, 304, 18),
+    Stage(6, 3, 1, 304, 512, 5),
+)
+_LARGE = (
+    Stage(1, 3, 1, 32, 32, 4, fused=True),
+    Stage(4, 3, 2, 32, 64, 7, fused=True),
+    Stage(4, 3, 2, 64, 96, 7, fused=True),
+    Stage(4, 3, 2, 96, 192, 10),
+    Stage(6, 3, 1, 192, 224, 19),
+    Stage(6, 3, 2, 224, 384, 25),
+    Stage(6, 3, 1, 384, 640, 7),
+)
+"""Tan and Le 2021, table 4, as their code and torchvision have them."""
+
+EFFICIENTNET_SHAPES: Mapping[str, EfficientNetShape] = {
+    "efficientnet_b0": EfficientNetShape(_FIRST, 224),
+    "efficientnet_b1": EfficientNetShape(_FIRST, 240, 1.0, 1.1),
+    "efficientnet_b2": EfficientNetShape(_FIRST, 288, 1.1, 1.2),
+    "efficientnet_b3": EfficientNetShape(_FIRST, 300, 1.2, 1.4),
+    "efficientnet_b4": EfficientNetShape(_FIRST, 380, 1.4, 1.8),
+    "efficientnet_b5": EfficientNetShape(_FIRST, 456, 1.6, 2.2),
+    "efficientnet_b6": EfficientNetShape(_FIRST, 528, 1.8, 2.6),
+    "efficientnet_b7": EfficientNetShape(_FIRST, 600, 2.0, 3.1),
+    "efficientnet_v2_s": EfficientNetShape(_SMALL, 384, last_channels=1280),
+    "efficientnet_v2_m": EfficientNetShape(_MEDIUM, 480, last_channels=1280),
+    "efficientnet_v2_l": EfficientNetShape(_LARGE, 480, last_channels=1280),
+}
+"""Names and image sizes are those of torchvision's weights."""
+
+
+def efficientnet(name: str, *, dtype: str, image_size: int) -> Workload:
+    """Convolutional network of Tan and Le (arXiv 1905.11946, 2104.00298), torchvision's variant."""
+    shape = EFFICIENTNET_SHAPES[name]
+    stages = [_scaled(stage, shape) for stage in shape.stages]
+    stem, image = _unit(
+        "features.0", Image(3, image_size, image_size), stages[0].inputs, 3, stride=2
+    )
+    parts, is_first = hand_on([stem], image.elements), True
+    for place, stage in enumerate(stages, start=1):
+        for block in range(stage.blocks):
+            own = stage if block == 0 else replace(stage, inputs=stage.outputs, stride=1)
+            added, image = _block(f"features.{place}.{block}", image, own, drops=not is_first)
+            parts, is_first = parts + hand_on(added, image.elements), False
+    last = shape.last_channels or 4 * stages[-1].outputs
+    top, image = _unit(f"features.{len(stages) + 1}", image, last, 1)
+    pool, pooled = adaptive_pooling("avgpool", image, 1)
+    head = linear(
+        "classifier.1",
+        1,
+        last,
+        CLASSES,
+        parameters=weight_and_bias("classifier.1", CLASSES, last),
+        vector_elements=DROPOUT_PASSES * last,
+        fused_elements=ACTIVATION_PASSES * last,
+        kernels=2,
+        saved_bytes=float(MASK_BYTES * last),
+    )
+    last_maps = [*hand_on([top], image.elements), *hand_on([pool], pooled.elements)]
+    return image_model(
+        name,
+        [*parts, *last_maps, head],
+        dtype=dtype,
+        image_size=image_size,
+        source="torchvision efficientnet; Tan and Le 2019, arXiv 1905.11946; 2021, 2104.00298",
+    )
+
+
+def _scaled(stage: Stage, shape: EfficientNetShape) -> Stage:
+    return replace(
+        stage,
+        inputs=_channels(stage.inputs * shape.width),
+        outputs=_channels(stage.outputs * shape.width),
+        blocks=math.ceil(stage.blocks * shape.depth),
+    )
+
+
+def _channels(wished: float) -> int:
+    """Round to a multiple of eight, upwards where that loses more than a tenth."""
+    rounded = max(CHANNEL_STEP, int(wished + CHANNEL_STEP / 2) // CHANNEL_STEP * CHANNEL_STEP)
+    return rounded + CHANNEL_STEP if rounded < 0.9 * wished else rounded
+
+
+def _unit(
+    name: str,
+    image: Image,
+    channels: int,
+    kernel: int,
+    *,
+    stride: int = 1,
+    groups: int = 1,
+    activation: bool = True,
+    residual: bool = False,
+    drops: bool = False,
+) -> tuple[Module, Image]:
+    """Convolution, batch normalisation and SiLU, which works in place on a copy that it keeps."""
+    part, out = convolution(
+        f"{name}.0",
+        image,
+        channels,
+        kernel,
+        stride=stride,
+        padding=(kernel - 1) // 2,
+        groups=groups,
+        norm=f"{name}.1",
+        relu=activation,
+        residual=residual,
+    )
+    layer = part.layer
+    copied = ACTIVATION_PASSES * activation + DROPPED_PASSES * (drops and residual)
+    changed = replace(
+        layer,
+        vector_bytes=layer.vector_bytes + ELEMENT_BYTES * copied * out.elements,
+        saved_elements=layer.saved_elements + out.elements,
+        kernels=layer.kernels + activation + 3 * (drops and residual),
+    )
+    return replace(part, layer=changed), out
+
+
+def _block(name: str, image: Image, stage: Stage, *, drops: bool) -> tuple[list[Module], Image]:
+    """An inverted residual: widen, filter each channel, gate the channels, narrow, add."""
+    inner, block = _channels(stage.inputs * stage.growth), f"{name}.block"
+    grows = inner != stage.inputs
+    residual = stage.stride == 1 and stage.inputs == stage.outputs
+    if stage.fused and not grows:
+        part, out = _unit(
+            f"{block}.0",
+            image,
+            stage.outputs,
+            stage.kernel,
+            stride=stage.stride,
+            residual=residual,
+            drops=drops,
+        )
+        return [part], out
+    parts: list[Module] = []
+    if grows and not stage.fused:
+        part, image = _unit(f"{block}.0", image, inner, 1)
+        parts.append(part)
+    part, image = _unit(
+        f"{block}.{len(parts)}",
+        image,
+        inner,
+        stage.kernel,
+        stride=stage.stride,
+        groups=1 if stage.fused else inner,
+    )
+    parts.append(part)
+    gate: list[Module] = []
+    if not stage.fused:
+        gate = _gate(f"{block}.{len(parts)}", image, max(1, stage.inputs // 4))
+    part, out = _unit(
+        f"{block}.{len(parts) + bool(gate)}",
+        image,
+        stage.outputs,
+        1,
+        activation=False,
+        residual=residual,
+        drops=drops,
+    )
+    return [*parts, *gate, part], out
+
+
+def _gate(name: str, image: Image, squeezed: int) -> list[Module]:
+    """Average each channel, map the averages twice, and scale the channels by what comes out."""
+    pool, pooled = adaptive_pooling(f"{name}.avgpool", image, 1)
+    first, inner = convolution(f"{name}.fc1", pooled, squeezed, 1)
+    second, _ = convolution(f"{name}.fc2", inner, image.channels, 1)
+    pool = replace(pool, layer=replace(pool.layer, saved_elements=float(pooled.elements)))
+    first = replace(first, layer=replace(first.layer, saved_elements=2.0 * inner.elements))
+    moved = ELEMENT_BYTES * 2.0 * image.elements
+    layer = second.layer
+    scaled = replace(
+        layer,
+        vector_bytes=layer.vector_bytes + moved,
+        kernels=layer.kernels + 1,
+        fused_bytes=(layer.fused_bytes or 0.0) + moved,
+        fused_kernels=layer.fused_kernels,
+        saved_elements=float(image.elements + pooled.elements),
+    )
+    return [pool, first, replace(second, layer=scaled)]

@@ -1,0 +1,250 @@
+"""Decoders of experts with Hugging Face's tensors: Mixtral, Qwen, DeepSeek, Kimi, Llama 4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+
+from perfmodel.errors import Fault, InputError
+from perfmodel.workload.model import Buffers, Workload
+from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.shards.calls import (
+    column_calls,
+    joined_calls,
+    norm_calls,
+    table_calls,
+)
+from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.zoo.decoder_block import (
+    NORM_KERNELS,
+    BlockPlace,
+    attention_part,
+    check_norms,
+    feed_forward_part,
+    kept_by_norm,
+    norm_weight,
+    registered,
+    shape_of_layer,
+)
+from perfmodel.workload.zoo.expert_settings import ExpertSettings, check_settings
+from perfmodel.workload.zoo.expert_sizes import (
+    EXPERT_NAMES,
+    EXPERT_SHAPES,
+    USUAL_NAMES,
+    ExpertShape,
+    expert_family,
+)
+from perfmodel.workload.zoo.latent_attention import latent_attention_part
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    FUSED_NORM_PASSES,
+    INDEX_BYTES,
+    Module,
+    assemble,
+    linear,
+    names,
+    numels,
+    weight_and_bias,
+)
+from perfmodel.workload.zoo.llama import (
+    head_and_loss,
+    rotary_buffers,
+    token_embedding,
+)
+from perfmodel.workload.zoo.routed_part import BIAS, RoutedPlace, routed_part
+
+PREFIX = "model.layers.mtp"
+"""Without a number, as no stage of a pipeline is dealt this block: it follows the head."""
+
+SHARED_NOTE = (
+    "The block that predicts a second token follows the head, on the last stage of a pipeline; the "
+    "table that it shares with the embedding is not held there a second time."
+)
+
+
+def joined_tokens(place: BlockPlace) -> Module:
+    """Gather embeddings, normalise both streams, put them beside each other, and map them."""
+    shape, shard = place.shape, place.shard
+    s, rows = shard.stream_tokens(place.tokens), shard.map_tokens(place.tokens)
+    h, both = shape.width, 2 * s * shape.width
+    columns, whole = h // shard.tensor, float(rows * h)
+    norms = norm_weight(f"{PREFIX}.enorm", h) + norm_weight(f"{PREFIX}.hnorm", h)
+    own = weight_and_bias(f"{PREFIX}.eh_proj", columns, 2 * h, bias=False)
+    passes, kernels = NORM_KERNELS[shape.fused_norms]
+    saved = kept_by_norm(both, 2 * s, shape)
+    saved["saved_elements"] += float(2 * shard.kept_tokens(place.tokens) * h)  # the product's
+    saved["saved_bytes"] += float(INDEX_BYTES * s)
+    return linear(
+        f"{PREFIX}.eh_proj",
+        rows,
+        2 * h,
+        columns,
+        parameters=norms + own,
+        ready=names(own) + names(norms),
+        # ranks' columns are put beside each other after the gather
+        vector_elements=ACTIVATION_PASSES * (s * h + both + whole * (shard.tensor > 1)),
+        norm_elements=float(passes * both),
+        wide_norm=not shape.fused_norms,
+        fused_elements=float(ACTIVATION_PASSES * s * h + FUSED_NORM_PASSES * both),
+        kernels=3 + 2 * kernels + (shard.tensor > 1),
+        **saved,
+        calls=(
+            *table_calls(shard, whole, whole_first=False),
+            *column_calls(shard, 2 * whole),
+            *joined_calls(shard, whole),
+            *norm_calls(shard, numels(norms)),
+        ),
+    )
+
+
+def second_token_part(place: BlockPlace, block: Sequence[Module]) -> list[Module]:
+    """Modules in the order of forward, around `block`, which stands at `place`."""
+    head = head_and_loss(
+        place.shape, place.tokens, place.shard, name=f"{PREFIX}.shared_head", is_shared=True
+    )
+    return [joined_tokens(place), *block, head]
+
+
+CHUNK = 8192
+"""Tokens within which most layers of Llama 4 attend."""
+
+_ATTENTION = (
+    "self_attn.sinks",
+    *(f"self_attn.{part}_proj" for part in "qkvo"),
+    "self_attn.q_norm",
+    "self_attn.k_norm",
+)
+_LATENT = (
+    "self_attn.q_proj",
+    "self_attn.q_a_proj",
+    "self_attn.q_a_layernorm",
+    "self_attn.q_b_proj",
+    "self_attn.kv_a_proj_with_mqa",
+    "self_attn.kv_a_layernorm",
+    "self_attn.kv_b_proj",
+    "self_attn.o_proj",
+)
+_MAPS = ("gate_proj", "up_proj", "down_proj")
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def expert_decoder(
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    shape: ExpertShape | None = None,
+    family: str | None = None,
+    settings: ExpertSettings | None = None,
+    shard: Shard = WHOLE,
+) -> Workload:
+    """Decoder-only transformer whose feed-forward parts are experts.
+
+    `shape`, `family`: of a model that is not in the zoo; `family` is Hugging Face's class.
+    `settings`: how experts are run; as `ExpertSettings` has it if not given.
+    `shard`: which part of it a rank holds.
+    Raises `InputError`: settings and shares that the model's experts cannot have.
+    """
+    shape, s = shape or EXPERT_SHAPES[name], sequence_length
+    family, settings = family or expert_family(name), settings or ExpertSettings()
+    check_shard(shard, _shared_sizes(name, shape, s))
+    check_settings(settings, shape.routed, shard)
+    _check_latent(name, shape, shard)
+    check_norms(name, shape.decoder, shard)
+    decoder, routed = shape.decoder, shape.routed
+    blocks = [
+        _block(
+            BlockPlace(f"model.layers.{i}", s, shape_of_layer(decoder, i), shard),
+            i,
+            shape,
+            family,
+            settings,
+            dtype,
+        )
+        for i in range(decoder.layers)
+    ]
+    first, last = token_embedding(decoder, s, shard), head_and_loss(decoder, s, shard)
+    second = []
+    if settings.second_token:
+        place = BlockPlace(PREFIX, s, decoder, shard)
+        block = _block(place, decoder.layers - 1, shape, family, settings, dtype)
+        second = second_token_part(place, block)
+    parameters = [
+        *first.parameters,
+        *chain.from_iterable(registered(block, _module_order(family)) for block in blocks),
+        *last.parameters,
+        *chain.from_iterable(part.parameters for part in second),
+    ]
+    routed_blocks = sum(routed.is_routed(i) for i in range(decoder.layers)) + bool(second)
+    bias = Buffers("fp32", routed_blocks, 4 * routed.experts * routed_blocks)
+    chunked = family == "Llama4ForCausalLM" and s > CHUNK
+    chunk_note = f"Attention within chunks of {CHUNK} tokens is counted as full attention."
+    return assemble(
+        name,
+        [first, *chain.from_iterable(blocks), last, *second],
+        dtype=dtype,
+        sample=sequence_of(s),
+        source=f"Hugging Face {family}, experts as grouped products",
+        input_elements=s,
+        output_elements=s * decoder.vocabulary,
+        registered=parameters,
+        buffers=(*rotary_buffers(decoder), *(bias,) * routed.score_bias),
+        notes=(*(chunk_note,) * chunked, *(SHARED_NOTE,) * bool(second)),
+        routed_share=routed.top_k / routed.experts,
+        shard=shard,
+        stream_elements=float(shard.stream_tokens(s) * decoder.width),
+    )
+
+
+def _shared_sizes(name: str, shape: ExpertShape, s: int) -> SharedSizes:
+    decoder = shape.decoder
+    limit = "keys and values of latent attention differ in size" if shape.latent else ""
+    narrowest = math.gcd(decoder.mlp_width, shape.routed.shared_width)
+    return SharedSizes(
+        name,
+        decoder.heads,
+        decoder.kv_heads,
+        narrowest,
+        decoder.vocabulary,
+        s,
+        context_limit=limit,
+        experts=shape.routed.experts,
+    )
+
+
+def _check_latent(name: str, shape: ExpertShape, shard: Shard) -> None:
+    if shape.latent and shard.tensor > 1 and shard.library == "torch":
+        allowed = f"1 for {name!r} with library: torch, or library: megatron"
+        raise InputError(Fault("tensor", str(shard.tensor), allowed))
+
+
+def _block(
+    place: BlockPlace,
+    number: int,
+    shape: ExpertShape,
+    family: str,
+    settings: ExpertSettings,
+    dtype: str,
+) -> list[Module]:
+    """Attention part, then experts or a dense feed-forward part."""
+    called = EXPERT_NAMES.get(family, USUAL_NAMES)
+    if shape.latent is None:
+        attention = attention_part(place, shape.decoder.window_of(number))
+    else:
+        attention = latent_attention_part(place, shape.latent)
+    if not shape.routed.is_routed(number):
+        return [*attention, *feed_forward_part(place, path=called.path)]
+    return [*attention, *routed_part(RoutedPlace(place, shape.routed, settings, dtype, called))]
+
+
+def _module_order(family: str) -> tuple[str, ...]:
+    called = EXPERT_NAMES.get(family, USUAL_NAMES)
+    path, router = called.path, called.router
+    shared = [f"{kind}.{name}" for kind in ("shared_experts", "shared_expert") for name in _MAPS]
+    maps = ("gate_up_proj", "down_proj")
+    experts = [f"experts.{name}{bias}" for name in maps for bias in ("", BIAS)]
+    routed = (router, *experts) if called.router_first else (*experts, router)
+    parts = (*_MAPS, *routed, *shared, "shared_expert_gate")
+    attention = _LATENT if "Deepseek" in family else _ATTENTION
+    return (*attention, *(f"{path}.{part}" for part in parts), *_NORMS)

@@ -1,0 +1,245 @@
+"""How a library runs experts: kernels, capacity, balance, and how tokens reach them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from perfmodel.arrays import round_bits
+from perfmodel.errors import Fault, InputError
+from perfmodel.workload.shards.shard import Shard
+from perfmodel.workload.zoo.expert_sizes import RoutedShape
+
+GRID = 4096
+"""Points of the integral; ten times as many change its result by less than 1e-6."""
+TAIL = 12.0
+"""Standard deviations about the mean that it spans, and some more for exponential tails."""
+LEAST_VARIATION = 1e-4
+"""Below, loads are taken to be equal."""
+
+
+def concentration(experts: int, variation: float) -> float:
+    """Parameter of the Dirichlet distribution whose loads have a coefficient of variation.
+
+    A load of mean 1 has the variance (E - 1) / (E a + 1).
+    """
+    return ((experts - 1) / variation**2 - 1) / experts
+
+
+def busiest_load(experts: int, ranks: int, variation: float) -> float:
+    """Expected load of the busiest of so many ranks with as many experts each, over the mean.
+
+    `variation`: coefficient of variation of an expert's load, below the root of `experts` - 1.
+    """
+    if ranks == 1 or variation < LEAST_VARIATION:
+        return 1.0
+    from scipy import special  # rarely needed
+
+    shape = concentration(experts, variation) * experts / ranks
+    # the largest of gamma variables is independent of their sum: its mean over that of the sum
+    lowest = max(0.0, shape - TAIL * math.sqrt(shape))
+    span = shape + TAIL * (math.sqrt(shape) + math.log(ranks * GRID)) - lowest
+    edges = np.linspace(0.0, 1.0, GRID + 1)
+    # squares put points close together near zero, where small shapes have their mass
+    points = lowest + span * ((edges[:-1] + edges[1:]) / 2) ** 2
+    beyond = 1.0 - special.gammainc(shape, points) ** ranks
+    largest = lowest + float(np.sum(beyond * span * np.diff(edges**2)))
+    return min(float(ranks), float(round_bits(np.array([largest / shape]))[0]))
+
+
+def dropped_share(experts: int, variation: float, capacity: float) -> float:
+    """Share of tokens beyond what each expert takes: `capacity` times the mean load.
+
+    A load X has a beta distribution; E[(X - c)+] = E[X; X > c] - c P(X > c).
+    """
+    if variation < LEAST_VARIATION or capacity >= experts:
+        return max(0.0, 1.0 - capacity)
+    from scipy import special  # rarely needed
+
+    a = concentration(experts, variation)
+    rest = a * (experts - 1)
+    limit = capacity / experts
+    load_beyond = 1.0 - special.betainc(a + 1, rest, limit)
+    return float(load_beyond - capacity * (1.0 - special.betainc(a, rest, limit)))
+
+
+def distinct_domains(
+    experts: int, top_k: int, domains: int, groups: int = 1, top_groups: int = 1
+) -> float:
+    """Expected number of domains (nodes, ranks) that a token's experts stand in.
+
+    A token takes `top_k` of the experts of `top_groups` of `groups`, each choice as likely; domains
+    hold as many experts each, of whole groups or within one.
+    """
+    each, size = experts // domains, experts // groups
+    pool = top_groups * size
+
+    def missed(absent: int) -> float:
+        """Chance that no expert is among so many of the pool."""
+        return math.comb(pool - absent, top_k) / math.comb(pool, top_k)
+
+    if each <= size:
+        return domains * top_groups / groups * (1.0 - missed(each))
+    held = groups // domains
+    selections = math.comb(groups, top_groups)
+    touched = sum(
+        math.comb(held, chosen)
+        * math.comb(groups - held, top_groups - chosen)
+        / selections
+        * (1.0 - missed(chosen * size))
+        for chosen in range(1, min(held, top_groups) + 1)
+    )
+    return domains * touched
+
+
+Implementation = Literal["grouped", "per-expert"]
+Dispatcher = Literal["all_to_all", "all_gather", "deduplicated"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSettings:
+    """How experts are run.
+
+    Parameters
+    ----------
+    implementation : {"grouped", "per-expert"}
+        One kernel for the products of all experts (``torch._grouped_mm``: Hugging Face
+        transformers 5, torchtitan), or a product for each (Transformer Engine's grouped linear in
+        Megatron-LM, which issues one after another).
+    capacity : float, optional
+        An expert takes at most so many times the mean load, and drops the rest; None: it takes all
+        (the default of all of them).
+    pad_to_capacity : bool
+        Whether each expert's rows are filled up to its capacity.
+    imbalance : float
+        Coefficient of variation of the experts' loads, which are Dirichlet distributed. 0, the
+        default: all alike, as benchmarks force them to be, and as a loss or a bias makes them.
+        Without force Qwen3 235B-A22B on 256 H100 with 8 ranks of experts took 9 to 24 % longer
+        (NVIDIA, Megatron-MoE-ModelZoo).
+    auxiliary_loss : bool
+        Whether each layer computes a loss of its balance.
+    dispatcher : {"all_to_all", "all_gather", "deduplicated"}
+        A row for each expert of a token; all tokens to all ranks; or a token once to each node
+        that has experts for it, which spreads it (DeepEP; within one node: once to each rank).
+    dispatch_dtype : {"bf16", "fp8"}, optional
+        Of tokens on their way to experts, and of gradients of what experts said; fp8 with a scale
+        of fp32 for each 128 elements. What comes back is never fp8 (arXiv 2412.19437, section
+        3.3.3). None: that of the compute.
+    ranks_per_node : int, optional
+        Ranks of an expert group that share a node; None: all of them.
+    tensor : int
+        Ranks that share each expert: 1, or the degree of tensor parallelism.
+    router_padding : bool
+        Whether the router fills each expert's rows up to the multiple of a recipe of fp8
+        (Megatron-Core's ``--moe-router-padding-for-quantization``). Otherwise Transformer Engine's
+        grouped linear copies all rows before its first map and after its last one (``Fp8Padding``),
+        unless DeepEP's permutation fills them up on the way.
+    second_token : bool
+        Whether a further block predicts the token after the next (DeepSeek-V3's multi-token
+        prediction).
+    """
+
+    implementation: Implementation = "grouped"
+    capacity: float | None = None
+    pad_to_capacity: bool = False
+    imbalance: float = 0.0
+    auxiliary_loss: bool = False
+    dispatcher: Dispatcher = "all_to_all"
+    dispatch_dtype: Literal["bf16", "fp8"] | None = None
+    ranks_per_node: int | None = None
+    tensor: int = 1
+    router_padding: bool = False
+    second_token: bool = False
+
+    @property
+    def copies_to_pad(self) -> bool:
+        """Whether rows are copied to fill groups up, where they are multiplied in fp8."""
+        filled = self.router_padding or self.pad_to_capacity or self.dispatcher == "deduplicated"
+        return self.implementation == "per-expert" and not filled
+
+    def busiest(self, routed: RoutedShape, ranks: int) -> float:
+        """Rows of the busiest of the ranks that share experts, over the mean without drops.
+
+        With a capacity this is an upper limit: no rank has more than its experts take.
+        """
+        if self.capacity is None:
+            return busiest_load(routed.experts, ranks, self.imbalance)
+        if self.pad_to_capacity:
+            return self.capacity
+        accepted = 1.0 - dropped_share(routed.experts, self.imbalance, self.capacity)
+        if ranks == 1:
+            return accepted
+        return max(
+            accepted, min(busiest_load(routed.experts, ranks, self.imbalance), self.capacity)
+        )
+
+
+def check_settings(settings: ExpertSettings, routed: RoutedShape, shard: Shard) -> None:
+    """Raise InputError with all that a model's experts cannot do."""
+    faults = [
+        *_load_faults(settings, routed),
+        *_tensor_faults(settings, routed, shard),
+        *_dispatch_faults(settings, shard.expert),
+    ]
+    if faults:
+        raise InputError(faults)
+
+
+def _load_faults(settings: ExpertSettings, routed: RoutedShape) -> Iterator[Fault]:
+    experts = routed.experts
+    if routed.top_k > experts:
+        yield Fault("top_k", str(routed.top_k), f"1 to {experts}, the experts of a layer")
+    if settings.capacity is not None and not settings.capacity > 0:
+        yield Fault("experts.capacity", repr(settings.capacity), "a number above zero, or nothing")
+    if settings.pad_to_capacity and settings.capacity is None:
+        yield Fault("experts.pad_to_capacity", "true without a capacity", "false, or a capacity")
+    if not 0 <= settings.imbalance < max(experts - 1, 1) ** 0.5:
+        most = f"0 to below {(experts - 1) ** 0.5:.3g}, where one of {experts} experts has all"
+        yield Fault("experts.imbalance", repr(settings.imbalance), most)
+
+
+def _tensor_faults(settings: ExpertSettings, routed: RoutedShape, shard: Shard) -> Iterator[Fault]:
+    if settings.tensor not in {1, shard.tensor}:
+        more = "" if shard.tensor == 1 else f" or {shard.tensor}, the degree of tensor parallelism"
+        yield Fault("experts.tensor", str(settings.tensor), f"1{more}")
+    if routed.width % settings.tensor:
+        allowed = f"a divisor of the {routed.width} columns of an expert"
+        yield Fault("experts.tensor", str(settings.tensor), allowed)
+    if shard.tensor > 1 and not shard.sequence_parallel:
+        allowed = (
+            f"true with experts and tensor: {shard.tensor}, whose ranks route their own tokens"
+        )
+        yield Fault("sequence_parallel", "false", allowed)
+
+
+def _dispatch_faults(settings: ExpertSettings, ranks: int) -> Iterator[Fault]:
+    if ranks == 1:
+        yield from _idle_faults(settings)
+        return
+    if settings.dispatch_dtype is not None and settings.dispatcher == "all_gather":
+        allowed = "all_to_all or deduplicated beside dispatch_dtype"
+        yield Fault("experts.dispatcher", "'all_gather'", allowed)
+    if settings.tensor > 1 and settings.dispatcher == "all_gather":
+        yield Fault("experts.tensor", str(settings.tensor), "1 beside dispatcher all_gather")
+    node = settings.ranks_per_node
+    if node is not None and (node < 1 or ranks % node):
+        allowed = f"a divisor of the {ranks} ranks that share experts"
+        yield Fault("experts.ranks_per_node", str(node), allowed)
+
+
+def _idle_faults(settings: ExpertSettings) -> Iterator[Fault]:
+    """Settings that have nothing to act on where each rank holds all experts."""
+    idle = "where each GPU holds all experts (expert: 1)"
+    if settings.dispatcher != "all_to_all":
+        yield Fault("experts.dispatcher", repr(settings.dispatcher), f"'all_to_all' {idle}")
+    if settings.dispatch_dtype is not None:
+        yield Fault("experts.dispatch_dtype", repr(settings.dispatch_dtype), f"nothing {idle}")
+    if settings.ranks_per_node is not None:
+        yield Fault("experts.ranks_per_node", str(settings.ranks_per_node), f"nothing {idle}")
+    if settings.imbalance and settings.capacity is None:
+        allowed = f"0, or a capacity, {idle}: it has all tokens, however they fall"
+        yield Fault("experts.imbalance", repr(settings.imbalance), allowed)

@@ -1,0 +1,373 @@
+"""FLUX.1 as diffusers builds it: blocks of two streams, image and text, and then of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from perfmodel.workload.model import Workload
+from perfmodel.workload.sample import Sample
+from perfmodel.workload.zoo.decoder_block import ROTARY_PASSES
+from perfmodel.workload.zoo.dit import (
+    GATE_PASSES,
+    TIME_FEATURES,
+    condition_map,
+    modulated_map,
+)
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    FUSED_NORM_PASSES,
+    JOIN_PASSES,
+    NORM_PASSES,
+    WIDE_BYTES,
+    Module,
+    Parameter,
+    assemble,
+    linear,
+    names_reversed,
+    weight_and_bias,
+)
+from perfmodel.workload.zoo.transformer import attention
+
+SHRUNK, TEXT_TOKENS = 16, 512
+"""Pixels of a side that become one token (the autoencoder's eight, in patches of two), and tokens
+of a text (``max_sequence_length`` of the pipeline)."""
+WIDEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FluxShape:
+    """Blocks of two streams and of one, heads and their size, and what goes in.
+
+    `guided`: whether it is told the scale of guidance (distilled from it).
+    """
+
+    double: int = 19
+    single: int = 38
+    heads: int = 24
+    head_size: int = 128
+    channels: int = 64
+    text_width: int = 4096
+    pooled_width: int = 768
+    guided: bool = True
+
+    @property
+    def width(self) -> int:
+        """Elements of a token."""
+        return self.heads * self.head_size
+
+
+FLUX_SHAPES = {"FLUX.1-dev": FluxShape(), "FLUX.1-schnell": FluxShape(guided=False)}
+"""black-forest-labs on huggingface.co, ``transformer/config.json``."""
+
+
+def flux(
+    name: str,
+    *,
+    dtype: str,
+    image_size: int,
+    shape: FluxShape | None = None,
+    text_tokens: int = TEXT_TOKENS,
+) -> Workload:
+    """Transformer of Black Forest Labs (2024), which learns the flow from noise to a code.
+
+    The autoencoder and the text encoders, which are not trained, are not part of it.
+    """
+    shape = shape or FLUX_SHAPES[name]
+    image = max(1, image_size // SHRUNK) ** 2
+    double = [
+        _double_block(f"transformer_blocks.{number}", shape, image, text_tokens)
+        for number in range(shape.double)
+    ]
+    single = [
+        _single_block(f"single_transformer_blocks.{number}", shape, image + text_tokens)
+        for number in range(shape.single)
+    ]
+    first, last = _first(shape, image, text_tokens), _last(shape, image)
+    parts = [*first, *chain.from_iterable((*double, *single)), *last]
+    registered = [
+        *_in_order(first, _FIRST),
+        *chain.from_iterable(_in_order(each, _DOUBLE, 2) for each in double),
+        *chain.from_iterable(_in_order(each, _SINGLE, 2) for each in single),
+        *_in_order(last, _LAST),
+    ]
+    return assemble(
+        name,
+        parts,
+        dtype=dtype,
+        sample=Sample("image", f"of {image_size} x {image_size} and its text", is_image=True),
+        source="diffusers FluxTransformer2DModel; Black Forest Labs 2024",
+        input_elements=float(
+            image * shape.channels + text_tokens * shape.text_width + shape.pooled_width
+        ),
+        output_elements=float(image * shape.channels),
+        registered=registered,
+    )
+
+
+_EMBEDDERS = ("timestep", "guidance", "text")
+_FIRST = (
+    *(
+        f"time_text_embed.{kind}_embedder.linear_{number}"
+        for kind in _EMBEDDERS
+        for number in (1, 2)
+    ),
+    "context_embedder",
+    "x_embedder",
+)
+_LAST = ("norm_out.linear", "proj_out")
+_DOUBLE = (
+    "norm1.linear",
+    "norm1_context.linear",
+    "attn.norm_q",
+    "attn.norm_k",
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.norm_added_q",
+    "attn.norm_added_k",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+    "ff.net.0.proj",
+    "ff.net.2",
+    "ff_context.net.0.proj",
+    "ff_context.net.2",
+)
+_SINGLE = (
+    "norm.linear",
+    "proj_mlp",
+    "proj_out",
+    "attn.norm_q",
+    "attn.norm_k",
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+)
+"""Modules in the order in which diffusers registers them."""
+
+
+def _in_order(parts: Sequence[Module], order: Sequence[str], start: int = 0) -> list[Parameter]:
+    """Parameters as they are registered; `start`: parts of a name before those in `order`."""
+
+    def place(parameter: Parameter) -> int:
+        module = parameter[0].rpartition(".")[0].split(".", start)[start]
+        return order.index(module)
+
+    return sorted((each for part in parts for each in part.parameters), key=place)
+
+
+def _first(shape: FluxShape, image: int, text: int) -> list[Module]:
+    """Tokens of image and text mapped; what every block is told."""
+    h = shape.width
+    embedders = [("timestep", TIME_FEATURES), ("text", shape.pooled_width)]
+    if shape.guided:
+        embedders.insert(1, ("guidance", TIME_FEATURES))
+    embedded: list[Module] = []
+    for kind, inputs in embedders:
+        place = f"time_text_embed.{kind}_embedder"
+        embedded += [
+            condition_map(f"{place}.linear_{number}", width, h)
+            for number, width in ((1, inputs), (2, h))
+        ]
+    return [
+        _token_map("x_embedder", image, shape.channels, h),
+        *embedded,
+        _token_map("context_embedder", text, shape.text_width, h),
+    ]
+
+
+def _token_map(name: str, tokens: int, inputs: int, outputs: int) -> Module:
+    """Map what has no gradient."""
+    part = linear(
+        name,
+        tokens,
+        inputs,
+        outputs,
+        parameters=weight_and_bias(name, outputs, inputs),
+        saved_elements=float(tokens * inputs),
+    )
+    return replace(part, layer=replace(part.layer, gradients=1))
+
+
+def _last(shape: FluxShape, image: int) -> list[Module]:
+    """Normalise as the condition says, and map to the code."""
+    h, out = shape.width, weight_and_bias("proj_out", shape.channels, shape.width)
+    return [
+        condition_map("norm_out.linear", h, 2 * h),
+        modulated_map("proj_out", image, h, shape.channels, out),
+    ]
+
+
+def _double_block(name: str, shape: FluxShape, image: int, text: int) -> list[Module]:
+    """Image and text have maps of their own, and attend to both."""
+    h, tokens = shape.width, image + text
+    return [
+        condition_map(f"{name}.norm1.linear", h, 6 * h),
+        condition_map(f"{name}.norm1_context.linear", h, 6 * h),
+        *_normed_last(
+            [
+                *_query_maps(name, ("attn.to_q", "attn.to_k", "attn.to_v"), "norm_", image, shape),
+                *_query_maps(
+                    name,
+                    ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+                    "norm_added_",
+                    text,
+                    shape,
+                ),
+            ]
+        ),
+        _attended(name, shape, tokens),
+        _gated_map(f"{name}.attn.to_out.0", image, h, h),
+        _gated_map(f"{name}.attn.to_add_out", text, h, h, copied=True),
+        *_perceptron(f"{name}.ff", image, h),
+        *_perceptron(f"{name}.ff_context", text, h),
+    ]
+
+
+def _attended(name: str, shape: FluxShape, tokens: int) -> Module:
+    return attention(
+        f"{name}.attn.attention",
+        tokens,
+        shape.width,
+        heads=shape.heads,
+        causal=False,
+        dropout=False,
+    )
+
+
+def _query_maps(
+    name: str,
+    maps: tuple[str, ...],
+    norm: str,
+    tokens: int,
+    shape: FluxShape,
+    *,
+    begins: bool = True,
+) -> list[Module]:
+    """Queries and keys, normalised by head and turned; values.
+
+    `begins`: whether the first one normalises and keeps its input.
+    """
+    return [
+        _query_map(
+            f"{name}.{each}", norm if at < 2 else "", tokens, shape, begins=begins and at == 0
+        )
+        for at, each in enumerate(maps)
+    ]
+
+
+def _normed_last(maps: list[Module]) -> list[Module]:
+    """Maps of all streams, after which all norms of heads run; so their gains are ready first."""
+    gains = [
+        name
+        for part in reversed(maps)
+        for name, shape in part.parameters
+        if len(shape) == 1 and name.endswith("weight")
+    ]
+    return [*maps[:-1], replace(maps[-1], ready=(*gains, *maps[-1].ready))]
+
+
+def _query_map(name: str, norm: str, tokens: int, shape: FluxShape, *, begins: bool) -> Module:
+    h, elements = shape.width, tokens * shape.width
+    own = weight_and_bias(name, h, h)
+    letter = name.rpartition("to_")[2] if ".to_" in name else name.rpartition("add_")[2][0]
+    place = f"{name.rpartition('.')[0]}.{norm}{letter}"
+    head_norm = weight_and_bias(place, shape.head_size, bias=False) if norm else ()
+    vector = (2 * ADD_PASSES + ROTARY_PASSES) * elements if norm else 2 * ADD_PASSES * elements
+    if begins:
+        part = modulated_map(name, tokens, h, h, own)
+    else:
+        part = linear(
+            name,
+            tokens,
+            h,
+            h,
+            parameters=own,
+            copied_elements=float(elements),
+        )
+    layer, normed = part.layer, float(bool(norm) * elements)
+    layer = replace(
+        layer,
+        vector_bytes=layer.vector_bytes + WIDE_BYTES * (vector + NORM_PASSES * normed),
+        norm_bytes=layer.norm_bytes + WIDE_BYTES * NORM_PASSES * normed,
+        fused_bytes=(layer.fused_bytes or 0.0)
+        + WIDE_BYTES * (ACTIVATION_PASSES * elements + FUSED_NORM_PASSES * normed),
+        stream_elements=layer.stream_elements + normed,
+        saved_bytes=layer.saved_bytes + WIDE_BYTES * bool(norm) * tokens * shape.heads,
+        kernels=layer.kernels + 2 + 6 * bool(norm),
+    )
+    return Module(layer, own + head_norm, names_reversed(own))
+
+
+def _gated_map(
+    name: str,
+    tokens: int,
+    inputs: int,
+    outputs: int,
+    *,
+    copied: bool = False,
+    activated: bool = False,
+) -> Module:
+    """Map, times a gate that the condition sets, and add.
+
+    `activated`: whether its input is GELU's result; `copied`: whether it is laid out anew.
+    """
+    result = tokens * outputs
+    inside = activated * tokens * inputs
+    return linear(
+        name,
+        tokens,
+        inputs,
+        outputs,
+        parameters=weight_and_bias(name, outputs, inputs),
+        vector_elements=float((GATE_PASSES + ADD_PASSES) * result + ACTIVATION_PASSES * inside),
+        fused_elements=float(JOIN_PASSES * result + ACTIVATION_PASSES * inside),
+        saved_elements=float(result + 2 * inside + (not activated) * tokens * inputs),
+        kernels=3 + activated + copied,
+    )
+
+
+def _perceptron(name: str, tokens: int, width: int) -> list[Module]:
+    """Modulated, widened, GELU, narrowed, gated, added."""
+    wide, widen = WIDEN * width, f"{name}.net.0.proj"
+    return [
+        modulated_map(widen, tokens, width, wide, weight_and_bias(widen, wide, width)),
+        _gated_map(f"{name}.net.2", tokens, wide, width, activated=True),
+    ]
+
+
+def _single_block(name: str, shape: FluxShape, tokens: int) -> list[Module]:
+    """Attention and perceptron side by side, mapped back together."""
+    h, wide = shape.width, WIDEN * shape.width
+    mlp = weight_and_bias(f"{name}.proj_mlp", wide, h)
+    out = f"{name}.proj_out"
+    inside, result = tokens * wide, tokens * h
+    joined = tokens * (h + wide)
+    return [
+        condition_map(f"{name}.norm.linear", h, 3 * h),
+        modulated_map(f"{name}.proj_mlp", tokens, h, wide, mlp),
+        *_normed_last(
+            _query_maps(
+                name, ("attn.to_q", "attn.to_k", "attn.to_v"), "norm_", tokens, shape, begins=False
+            )
+        ),
+        _attended(name, shape, tokens),
+        linear(
+            out,
+            tokens,
+            h + wide,
+            h,
+            parameters=weight_and_bias(out, h, h + wide),
+            kernels=5,
+            vector_elements=float(
+                ACTIVATION_PASSES * (inside + joined) + (GATE_PASSES + ADD_PASSES) * result
+            ),
+            fused_elements=float(ACTIVATION_PASSES * inside + JOIN_PASSES * result),
+            saved_elements=float(inside + joined + result),
+        ),
+    ]

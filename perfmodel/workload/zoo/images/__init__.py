@@ -1,1 +1,0 @@
-"""Image models with torchvision's tensors."""

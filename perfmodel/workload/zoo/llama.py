@@ -1,0 +1,209 @@
+"""Llama, and decoders alike it (Mistral, Qwen, Gemma), with Hugging Face's tensors."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from perfmodel.workload.model import Buffers, FusedKept, Workload
+from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.shards.calls import column_calls, loss_calls, norm_calls, table_calls
+from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.zoo.decoder_block import (
+    BlockPlace,
+    attention_part,
+    check_norms,
+    feed_forward_part,
+    kept_by_norm,
+    norm_ready,
+    norm_weight,
+    norm_work,
+    registered,
+    shape_of_layer,
+)
+from perfmodel.workload.zoo.decoder_sizes import FAMILIES, SHAPES, DecoderShape
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    DROPOUT_PASSES,
+    FUSED_LOSS_PASSES,
+    FUSED_NORM_PASSES,
+    INDEX_BYTES,
+    JOIN_PASSES,
+    LOSS_PASSES,
+    MASK_BYTES,
+    Module,
+    Parameter,
+    assemble,
+    linear,
+    names,
+    names_reversed,
+    numels,
+    weight_and_bias,
+)
+from perfmodel.workload.zoo.transformer import embedding
+
+CAP_PASSES = 3 * ACTIVATION_PASSES
+"""Logits over the cap, tanh, times the cap: three operations."""
+
+
+def rotary_buffers(shape: DecoderShape) -> tuple[Buffers, ...]:
+    """Rotary frequencies, twice, for sliding and full attention where these differ; a scale."""
+    if not shape.rotary_share:
+        return ()
+    kinds = 1
+    if shape.own_rotaries:
+        kinds = len({shape.window_of(layer) is None for layer in range(shape.layers)})
+    frequencies = int(shape.head_size * shape.rotary_share) // 2
+    rotary = Buffers("fp32", 2 * kinds, 2 * kinds * 4 * frequencies)
+    return (rotary, *(Buffers("fp32", 1, 4),) * shape.scaled_embedding)
+
+
+def token_embedding(shape: DecoderShape, s: int, shard: Shard = WHOLE) -> Module:
+    """Gather the rows of tokens, and scale them where the model does.
+
+    `shard`: which part of the table a rank holds.
+    """
+    own_vocabulary = shard.padded(shape.vocabulary) // shard.tensor
+    tables: tuple[Parameter, ...] = (("model.embed_tokens.weight", (own_vocabulary, shape.width)),)
+    learned = shape.learned_positions
+    tables += (("model.embed_positions.weight", (shape.positions, shape.width)),) * learned
+    gathered = shard.map_tokens(s) * shape.width
+    own = shard.stream_tokens(s) * shape.width
+    scaled = (shape.scaled_embedding or shape.scaled_branches) * own
+    return embedding(
+        "model.embed_tokens",
+        tables,
+        names_reversed(tables),
+        vector_elements=float(
+            ACTIVATION_PASSES * (gathered * (1 + learned) + scaled)
+            + learned * ADD_PASSES * gathered
+            + shape.drops_embedding * DROPOUT_PASSES * own
+        ),
+        fused_elements=float((JOIN_PASSES if learned else ACTIVATION_PASSES) * gathered),
+        saved_bytes=float(
+            INDEX_BYTES * (1 + learned) * shard.map_tokens(s)
+            + shape.drops_embedding * MASK_BYTES * own
+        ),
+        kernels=1 + bool(scaled) + 2 * learned + shape.drops_embedding,
+        calls=table_calls(shard, gathered, whole_first=learned),
+    )
+
+
+def head_and_loss(
+    shape: DecoderShape,
+    s: int,
+    shard: Shard = WHOLE,
+    *,
+    name: str = "lm_head",
+    is_shared: bool = False,
+) -> Module:
+    """Last norm, logits and loss; a tied weight gets its gradient in the embedding's backward.
+
+    `shard`: which part of the vocabulary a rank holds; it may score all of it.
+    `is_shared`: whether another head has the weight, whose norm is not this one's.
+    """
+    norm_name = f"{name}.norm" if is_shared else "model.norm"
+    h, gain = shape.width, norm_weight(norm_name, shape.width, bias=shape.layer_norms)
+    norm = () if shape.plain_norms else gain
+    vocabulary = shard.padded(shape.vocabulary)
+    own_vocabulary = vocabulary // shard.tensor
+    own_weight = not (shape.tied or is_shared)
+    head = weight_and_bias(name, own_vocabulary, h, bias=False) if own_weight else ()
+    rows, stream = shard.map_tokens(s), shard.stream_tokens(s) * h
+    logits = rows * (own_vocabulary if shard.parallel_loss else vocabulary)
+    passes, _ = norm_work(shape)
+    saved = kept_by_norm(stream, shard.stream_tokens(s), shape, logits)
+    saved["saved_elements"] += float(shard.kept_tokens(s) * h + shape.capped_logits * logits)
+    return linear(
+        name,
+        rows,
+        h,
+        own_vocabulary,
+        parameters=norm + head,
+        ready=names(head) + norm_ready(norm, shape),
+        norm_elements=float(passes * stream),
+        vector_elements=float(
+            (
+                LOSS_PASSES
+                + shape.capped_logits * CAP_PASSES
+                + shape.scaled_branches * ACTIVATION_PASSES
+            )
+            * logits
+        ),
+        wide_norm=not shape.fused_norms,
+        wide_elements=float(LOSS_PASSES * logits),
+        fused_elements=float(FUSED_NORM_PASSES * stream + FUSED_LOSS_PASSES * logits),
+        **saved,
+        fused_kept=FusedKept(float(shard.kept_tokens(s) * h + logits), float(stream)),
+        kernels=4 + 3 * shape.capped_logits + shape.scaled_branches,
+        calls=column_calls(shard, rows * h)
+        + loss_calls(shard, rows, vocabulary)
+        + norm_calls(shard, numels(norm)),
+    )
+
+
+def llama(
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    shape: DecoderShape | None = None,
+    family: str | None = None,
+    shard: Shard = WHOLE,
+) -> Workload:
+    """Decoder-only transformer with rotary positions, RMS normalisation and gated feed-forward.
+
+    `shape`: of a model that is not in the zoo; `family`: Hugging Face's class of it.
+    `shard`: which part of it a rank holds.
+    """
+    shape, s = shape or SHAPES[name], sequence_length
+    check_shard(
+        shard,
+        SharedSizes(
+            name,
+            shape.heads,
+            shape.kv_heads,
+            shape.mlp_width,
+            shape.vocabulary,
+            s,
+            window=any(shape.window_of(layer) for layer in range(shape.layers)),
+        ),
+    )
+    first, last = token_embedding(shape, s, shard), head_and_loss(shape, s, shard)
+    check_norms(name, shape, shard)
+    blocks = [_block(i, s, shape, shard) for i in range(shape.layers)]
+    parameters = [
+        *first.parameters,
+        *chain.from_iterable(registered(block, shape.block_names.registered) for block in blocks),
+        *last.parameters,
+    ]
+    return assemble(
+        name,
+        [first, *chain.from_iterable(blocks), last],
+        dtype=dtype,
+        sample=sequence_of(s),
+        source=f"Hugging Face {family or _hugging_face_class(name)}",
+        input_elements=s,
+        output_elements=s * shape.vocabulary,
+        registered=parameters,
+        buffers=rotary_buffers(shape),
+        notes=(_CAP_NOTE,) * shape.capped,
+        shard=shard,
+        stream_elements=float(shard.stream_tokens(s) * shape.width),
+    )
+
+
+_CAP_NOTE = "The cap of attention's scores (a tanh) takes no time of its own, fused or not."
+
+
+def _hugging_face_class(name: str) -> str:
+    return next(
+        (family for family, models in FAMILIES.items() if name in models), "LlamaForCausalLM"
+    )
+
+
+def _block(number: int, s: int, shape: DecoderShape, shard: Shard) -> list[Module]:
+    """Attention part, then feed-forward part."""
+    place = BlockPlace(f"model.layers.{number}", s, shape_of_layer(shape, number), shard)
+    attended = attention_part(place, shape.window_of(number))
+    return [*attended, *feed_forward_part(place, normed=not shape.parallel)]

@@ -1,0 +1,285 @@
+"""The feed-forward part of experts: router, rows gathered by expert, grouped products, their sum.
+
+Rows are gathered by expert before the first product and gathered back, weighed and summed after the
+second. Where ranks share the experts, rows travel between gathering and products, there and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perfmodel.workload.kernels.shapes import GroupedProduct
+from perfmodel.workload.model import Layer
+from perfmodel.workload.shards.calls import LayerCall, norm_calls
+from perfmodel.workload.zoo.decoder_block import (
+    NORM_KERNELS,
+    PRODUCT_PASSES,
+    BlockPlace,
+    feed_forward_part,
+    kept_by_norm,
+    norm_weight,
+)
+from perfmodel.workload.zoo.dispatch_calls import combine_calls, dispatch_calls
+from perfmodel.workload.zoo.expert_settings import ExpertSettings
+from perfmodel.workload.zoo.expert_sizes import (
+    USUAL_NAMES,
+    ExpertNames,
+    RoutedShape,
+)
+from perfmodel.workload.zoo.layers import (
+    ACTIVATION_PASSES,
+    ADD_PASSES,
+    ELEMENT_BYTES,
+    FUSED_NORM_PASSES,
+    INDEX_BYTES,
+    JOIN_PASSES,
+    WIDE_BYTES,
+    Module,
+    Parameter,
+    linear,
+    names,
+    names_reversed,
+    numels,
+    weight_and_bias,
+)
+
+SCORE_PASSES = {"softmax": 6.0, "sigmoid": 14.0, "top": 2.5}
+"""Passes over a token's scores in fp32: cast (1.5), softmax (2), the greatest of them found (2.5);
+sigmoid with balanced groups adds a bias (3), the greatest of a group, a mask (3) and a gather."""
+SCORE_KERNELS = {"softmax": 6, "sigmoid": 18, "top": 3}
+CLAMPED_PASSES, CLAMPED_KERNELS, CLAMPED_KEPT = 16, 7, 7.0
+"""Gate and branch clamped, the gate scaled, its sigmoid, their product, one added to the branch,
+and the product: of elements between the maps. Kept: both as they were, the gate clamped, its
+sigmoid, their product, the branch plus one, and the result."""
+BIAS = "_bias"
+"""Ends the name of a bias of experts."""
+BALANCE_PASSES, BALANCE_KERNELS = 4.0, 8
+"""Auxiliary loss: scores summed over tokens, tokens counted, their product summed, and its scale;
+counted in Megatron-LM's ``switch_load_balancing_loss_func``."""
+SORT_KERNELS = 8
+"""Experts sorted (4), rows of tokens found, rows counted, summed up, rows gathered."""
+RESTORE_KERNELS = 5
+"""Rows weighed, the sort inverted (3), rows gathered back."""
+CAST_PASSES = 1.5
+"""A cast from bf16 to fp8, or back: one reads or writes half as much as the other."""
+HALF = frozenset({"bf16", "fp16"})
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedPlace:
+    """Experts of one block: where they stand, their sizes, how they run and how they are shared.
+
+    `dtype`: of the parameters.
+    `names`: as their family has them.
+    """
+
+    block: BlockPlace
+    routed: RoutedShape
+    settings: ExpertSettings
+    dtype: str
+    names: ExpertNames = USUAL_NAMES
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one sample that a rank routes."""
+        return self.block.shard.stream_tokens(self.block.tokens)
+
+    @property
+    def rows(self) -> float:
+        """Rows that the busiest rank's experts have, of one sample of each rank."""
+        load = self.settings.busiest(self.routed, self.block.shard.expert)
+        return self.tokens * self.routed.top_k * load * self.settings.tensor
+
+    @property
+    def own_experts(self) -> int:
+        """Experts that a rank holds."""
+        return self.routed.experts // self.block.shard.expert
+
+    @property
+    def own_width(self) -> int:
+        """Width of an expert as a rank holds it."""
+        return self.routed.width // self.settings.tensor
+
+    def named(self, part: str) -> str:
+        """Full name of a part."""
+        return f"{self.block.prefix}.{self.names.path}.{part}"
+
+
+def routed_part(place: RoutedPlace) -> list[Module]:
+    """Modules in the order of forward."""
+    routed, block = place.routed, place.block
+    shared: list[Module] = []
+    if routed.shared_width:
+        path = f"{place.names.path}.{_shared_name(place)}"
+        shared = feed_forward_part(block, path=path, width=routed.shared_width, normed=False)
+    experts = [*_expert_maps(place)]
+    if routed.shared_gate:  # the shared expert runs first, its gate and the sum last
+        return [
+            *_normed_first(place, shared),
+            _router(place, normed=False),
+            *experts,
+            _shared_gate(place),
+        ]
+    return [_router(place, normed=True), *experts, *shared]
+
+
+def _shared_name(place: RoutedPlace) -> str:
+    plural = place.names.path == "mlp" and not place.routed.shared_gate
+    return "shared_experts" if plural else "shared_expert"
+
+
+def _normed_first(place: RoutedPlace, shared: list[Module]) -> list[Module]:
+    """Shared experts that read the part's input first, and so stand behind its norm."""
+    path = f"{place.names.path}.{_shared_name(place)}"
+    normed = feed_forward_part(place.block, path=path, width=place.routed.shared_width)
+    return [normed[0], *shared[1:]]
+
+
+def _router(place: RoutedPlace, *, normed: bool) -> Module:
+    block, routed = place.block, place.routed
+    s, h, shape = place.tokens, block.shape.width, block.shape
+    norm = norm_weight(f"{block.prefix}.{shape.block_names.before_mlp}", h) if normed else ()
+    router = place.named(place.names.router)
+    own = weight_and_bias(router, routed.experts, h, bias=routed.biased)
+    chosen = routed.top_k if routed.scores == "top" else routed.experts
+    scores, balance = s * routed.experts, place.settings.auxiliary_loss
+    wide = (SCORE_PASSES[routed.scores] + balance * BALANCE_PASSES) * scores
+    # the norm's result, cast, where parameters are narrower than the router's product
+    cast = routed.wide_router and place.dtype in HALF
+    norm_passes, norm_kernels = NORM_KERNELS[shape.fused_norms]
+    saved = kept_by_norm(s * h * normed, s * normed, shape)
+    saved["saved_elements"] += float(s * h * normed)
+    saved["saved_bytes"] += (
+        WIDE_BYTES * (s * chosen + cast * s * h) + INDEX_BYTES * s * routed.top_k
+    )
+    return linear(
+        router,
+        s,
+        h,
+        routed.experts,
+        parameters=norm + own,
+        ready=names_reversed(own) + names(norm),
+        vector_elements=wide + cast * 1.5 * s * h,
+        wide_elements=wide,
+        norm_elements=float(norm_passes * s * h * normed),
+        wide_norm=normed and not shape.fused_norms,
+        fused_elements=float(FUSED_NORM_PASSES * s * h * normed + 2 * scores),
+        copied_elements=float((not normed) * s * h),
+        kernels=1
+        + norm_kernels * normed
+        + SCORE_KERNELS[routed.scores]
+        + cast
+        + BALANCE_KERNELS * balance,
+        **saved,
+        calls=norm_calls(block.shard, numels(norm + own)),
+    )
+
+
+def _expert_maps(place: RoutedPlace) -> tuple[Module, Module]:
+    """Gather rows and widen them; gate, narrow, weigh, gather back and sum them."""
+    block, routed = place.block, place.routed
+    s, h, rows, wide = place.tokens, block.shape.width, place.rows, place.own_width
+    shared_sizes = (place.settings, routed, block.shard, s, h)
+    pairs = float(s * routed.top_k)
+    gathered = (ACTIVATION_PASSES + routed.weighs_input * ACTIVATION_PASSES) * pairs * h
+    if place.settings.dispatch_dtype == "fp8":
+        # cast before tokens leave, and back where they arrive; gradients likewise in backward
+        gathered += CAST_PASSES * (s * h + rows * h)
+    weighs = not routed.weighs_input
+    sums = pairs * h + ADD_PASSES * s * h
+    restored = ACTIVATION_PASSES * pairs * h * (1 + weighs) + sums
+    widen = _grouped(
+        place,
+        "gate_up_proj",
+        h,
+        2 * wide,
+        vector=gathered,
+        fused=ACTIVATION_PASSES * pairs * h,
+        saved=rows * h + routed.weighs_input * pairs * h,
+        indices=2,
+        kernels=SORT_KERNELS,
+        calls=dispatch_calls(*shared_sizes),
+    )
+    passes = CLAMPED_PASSES if routed.clamped else PRODUCT_PASSES
+    gate_kept = CLAMPED_KEPT if routed.clamped else 4.0
+    narrow = _grouped(
+        place,
+        "down_proj",
+        wide,
+        h,
+        vector=passes * rows * wide + restored,
+        fused=JOIN_PASSES * rows * wide + ACTIVATION_PASSES * pairs * h + JOIN_PASSES * s * h,
+        saved=gate_kept * rows * wide + weighs * rows * h,
+        indices=1,
+        kernels=RESTORE_KERNELS + (CLAMPED_KERNELS + 2 if routed.clamped else 4),
+        calls=combine_calls(*shared_sizes),
+    )
+    return widen, narrow
+
+
+def _grouped(
+    place: RoutedPlace,
+    name: str,
+    inputs: int,
+    outputs: int,
+    *,
+    vector: float,
+    fused: float,
+    saved: float,
+    indices: int,
+    kernels: int,
+    calls: tuple[LayerCall, ...],
+) -> Module:
+    """One product of all experts.
+
+    `indices`: of rows, that are kept.
+    """
+    groups, single = place.own_experts, place.settings.implementation == "grouped"
+    sides = (inputs, outputs) if place.names.transposed else (outputs, inputs)
+    own: tuple[Parameter, ...] = ((place.named(f"experts.{name}"), (groups, *sides)),)
+    if place.routed.biased:
+        own += ((f"{own[0][0]}{BIAS}", (groups, outputs)),)
+    pairs = float(place.tokens * place.routed.top_k)
+    layer = Layer(
+        name=own[0][0],
+        # as routing asks for: what imbalance or padding adds is no work of the model
+        matmul_flops=2.0 * pairs * place.settings.tensor * inputs * outputs,
+        matmul_bytes=float(ELEMENT_BYTES * place.rows * (inputs + outputs)),
+        vector_bytes=ELEMENT_BYTES * vector,
+        fused_bytes=ELEMENT_BYTES * fused,
+        fused_kernels=1 + SORT_KERNELS // 2,
+        weight_elements=float(groups * inputs * outputs),
+        saved_elements=saved,
+        saved_bytes=float(INDEX_BYTES * indices * pairs),
+        kernels=kernels + 1,
+        matrix=GroupedProduct(
+            place.rows,
+            outputs,
+            inputs,
+            groups,
+            single,
+            place.rows * place.block.shape.width * place.settings.copies_to_pad,
+        ),
+        calls=calls,
+    )
+    return Module(layer, own, names_reversed(own), of_experts=frozenset(names(own)))
+
+
+def _shared_gate(place: RoutedPlace) -> Module:
+    """How much each token takes of what the shared experts say, and the sum (Qwen 2)."""
+    s, h = place.tokens, place.block.shape.width
+    own = weight_and_bias(place.named("shared_expert_gate"), 1, h, bias=False)
+    gate = linear(
+        place.named("shared_expert_gate"),
+        s,
+        h,
+        1,
+        parameters=own,
+        vector_elements=float(2 * ADD_PASSES * s * h),
+        fused_elements=float(JOIN_PASSES * s * h),
+        saved_elements=float(s * h + s),
+        copied_elements=float(s * h),
+        kernels=4,
+        calls=norm_calls(place.block.shard, numels(own)),
+    )
+    return replace(gate, ready=names(own))

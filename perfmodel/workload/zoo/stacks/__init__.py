@@ -1,1 +1,0 @@
-"""Transformers whose blocks normalise layers first: GPT-NeoX, ViT, CLIP, Whisper; their parts."""

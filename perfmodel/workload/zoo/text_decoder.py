@@ -1,0 +1,184 @@
+"""GPT-NeoX (Pythia), Phi and OPT with Hugging Face's tensors: decoders of blocks of a stack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfmodel.workload.model import Buffers, Workload
+from perfmodel.workload.sample import sequence_of
+from perfmodel.workload.shards.shard import WHOLE, Shard, SharedSizes, check_shard
+from perfmodel.workload.zoo.layers import Parameter, assemble, norm_parameters
+from perfmodel.workload.zoo.stack_block import (
+    AttentionNames,
+    BlockNames,
+    StackShape,
+    stack_blocks,
+)
+from perfmodel.workload.zoo.stack_ends import token_tables, vocabulary_head
+
+NEOX_BLOCK = BlockNames(
+    attention=AttentionNames(("attention.query_key_value",), "attention.dense", "input_layernorm"),
+    widen="mlp.dense_h_to_4h",
+    narrow="mlp.dense_4h_to_h",
+    norm="post_attention_layernorm",
+    registered=(
+        "input_layernorm",
+        "post_attention_layernorm",
+        "attention.query_key_value",
+        "attention.dense",
+        "mlp.dense_h_to_4h",
+        "mlp.dense_4h_to_h",
+    ),
+)
+
+
+PHI_BLOCK = BlockNames(
+    attention=AttentionNames(
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "self_attn.dense",
+        "input_layernorm",
+    ),
+    widen="mlp.fc1",
+    narrow="mlp.fc2",
+    norm="",
+    registered=(
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.dense",
+        "mlp.fc1",
+        "mlp.fc2",
+        "input_layernorm",
+    ),
+)
+OPT_BLOCK = BlockNames(
+    attention=AttentionNames(
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "self_attn.out_proj",
+        "self_attn_layer_norm",
+    ),
+    widen="fc1",
+    narrow="fc2",
+    norm="final_layer_norm",
+    registered=(
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.q_proj",
+        "self_attn.out_proj",
+        "self_attn_layer_norm",
+        "fc1",
+        "fc2",
+        "final_layer_norm",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderEnds:
+    """What a family calls what stands around its blocks.
+
+    `embedding`, `positions`: tables of tokens and of positions ("": rotary ones).
+    `norm`, `head`: what follows the blocks; `norm_first`: whether the norm is registered before.
+    """
+
+    embedding: str
+    blocks: str
+    norm: str
+    head: str = "lm_head"
+    positions: str = ""
+    norm_first: bool = False
+
+
+NEOX_ENDS = DecoderEnds("gpt_neox.embed_in", "gpt_neox.layers", "gpt_neox.final_layer_norm")
+PHI_ENDS = DecoderEnds("model.embed_tokens", "model.layers", "model.final_layernorm")
+OPT_ENDS = DecoderEnds(
+    "model.decoder.embed_tokens",
+    "model.decoder.layers",
+    "model.decoder.final_layer_norm",
+    positions="model.decoder.embed_positions",
+    norm_first=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextDecoderShape:
+    """Layers, vocabulary, the sizes of a block, and the ends.
+
+    `tied`: whether the head is the embedding; `biased_head`: whether it has a bias.
+    `positions`: rows of the table of positions, where there is one.
+    `embedding_dropout`: whether embeddings are dropped out.
+    `wide_loss`: whether logits are cast to fp32 in any precision.
+    """
+
+    layers: int
+    vocabulary: int
+    block: StackShape
+    ends: DecoderEnds
+    tied: bool = False
+    biased_head: bool = False
+    positions: int = 0
+    embedding_dropout: bool = False
+    wide_loss: bool = True
+
+
+def text_decoder(
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    shape: TextDecoderShape,
+    source: str,
+    shard: Shard = WHOLE,
+) -> Workload:
+    """Decoder-only transformer trained to predict the next token.
+
+    `source`: what its tensors are like. `shard`: which part of it a rank holds.
+    """
+    s, block, ends = sequence_length, shape.block, shape.ends
+    h = block.width
+    check_shard(
+        shard, SharedSizes(name, block.heads, block.heads, block.mlp_width, shape.vocabulary, s)
+    )
+    own_words = shard.padded(shape.vocabulary) // shard.tensor
+    tables: tuple[Parameter, ...] = ((f"{ends.embedding}.weight", (own_words, h)),)
+    if ends.positions:
+        tables += ((f"{ends.positions}.weight", (shape.positions, h)),)
+    first = token_tables(
+        ends.embedding,
+        tables,
+        s,
+        h,
+        dropout=shape.embedding_dropout,
+        indexed=len(tables),
+        shard=shard,
+    )
+    blocks, ordered = stack_blocks(ends.blocks, shape.layers, block, s, shard=shard)
+    norm = norm_parameters(ends.norm, h)
+    last = vocabulary_head(
+        ends.head,
+        s,
+        h,
+        shape.vocabulary,
+        norm=norm,
+        tied=shape.tied,
+        biased=shape.biased_head,
+        wide_loss=shape.wide_loss,
+        shard=shard,
+    )
+    rest = [parameter for parameter in last.parameters if parameter not in norm]
+    order = [*norm, *ordered] if ends.norm_first else [*ordered, *norm]
+    frequencies = int(h // block.heads * block.rotary_share) // 2
+    rotary = (Buffers("fp32", 2, 2 * 4 * frequencies),)
+    return assemble(
+        name,
+        [first, *blocks, last],
+        dtype=dtype,
+        sample=sequence_of(s),
+        source=source,
+        input_elements=s,
+        output_elements=s * shape.vocabulary,
+        registered=[*first.parameters, *order, *rest],
+        buffers=rotary * bool(frequencies),
+        shard=shard,
+        stream_elements=float(shard.stream_tokens(s) * h),
+    )

@@ -1,0 +1,241 @@
+"""Whisper with Hugging Face's tensors: convolutions and an encoder of sound, a decoder of text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from perfmodel.errors import InputError
+from perfmodel.workload.model import Workload
+from perfmodel.workload.sample import Sample
+from perfmodel.workload.shards.shard import WHOLE, Shard, shard_faults, whole_faults
+from perfmodel.workload.zoo.image_layers import Image, convolution
+from perfmodel.workload.zoo.layers import (
+    ADD_PASSES,
+    DROPOUT_PASSES,
+    ELEMENT_BYTES,
+    MASK_BYTES,
+    ONE_KERNEL,
+    ActivationFunction,
+    Module,
+    Parameter,
+    assemble,
+    norm_parameters,
+)
+from perfmodel.workload.zoo.stack_block import (
+    AttentionNames,
+    BlockNames,
+    StackShape,
+    stack_blocks,
+)
+from perfmodel.workload.zoo.stack_ends import last_norm, token_tables, vocabulary_head
+
+KERNEL, PER_TOKEN = 3, 2
+"""Of both convolutions; frames of sound for one token, as the second one halves them."""
+
+
+def _attention(path: str) -> AttentionNames:
+    maps = (f"{path}.q_proj", f"{path}.k_proj", f"{path}.v_proj")
+    return AttentionNames(maps, f"{path}.out_proj", f"{path}_layer_norm")
+
+
+def _registered_parts(path: str) -> tuple[str, ...]:
+    return tuple(f"{path}.{part}_proj" for part in ("k", "v", "q", "out"))
+
+
+_TAIL = ("fc1", "fc2", "final_layer_norm")
+ENCODER_BLOCK = BlockNames(
+    _attention("self_attn"),
+    "fc1",
+    "fc2",
+    "final_layer_norm",
+    (*_registered_parts("self_attn"), "self_attn_layer_norm", *_TAIL),
+)
+DECODER_BLOCK = BlockNames(
+    _attention("self_attn"),
+    "fc1",
+    "fc2",
+    "final_layer_norm",
+    (
+        *_registered_parts("self_attn"),
+        "self_attn_layer_norm",
+        *_registered_parts("encoder_attn"),
+        "encoder_attn_layer_norm",
+        *_TAIL,
+    ),
+    source=_attention("encoder_attn"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperShape:
+    """Both stacks.
+
+    `mels`: frequencies of a frame of sound; `sounds`: tokens of the encoder (two frames each).
+    `targets`: tokens that the decoder has positions for.
+    `tied`: whether the head is the decoder's embedding.
+    """
+
+    encoder_layers: int
+    encoder: StackShape
+    decoder_layers: int
+    decoder: StackShape
+    vocabulary: int = 51865
+    mels: int = 80
+    sounds: int = 1500
+    targets: int = 448
+    tied: bool = True
+
+
+def whisper_block(
+    width: int,
+    heads: int,
+    mlp_width: int,
+    *,
+    decodes: bool,
+    activation: ActivationFunction = ONE_KERNEL,
+    dropout: bool = False,
+    inner_dropout: bool = False,
+    score_dropout: bool = False,
+) -> StackShape:
+    """Sizes of a block, with Whisper's names and biases."""
+    return StackShape(
+        width,
+        heads,
+        mlp_width,
+        DECODER_BLOCK if decodes else ENCODER_BLOCK,
+        causal=decodes,
+        activation=activation,
+        dropout=dropout,
+        inner_dropout=inner_dropout,
+        score_dropout=score_dropout,
+        biases=(True, False, True),
+        wide_scores=False,
+        scaled_queries=True,
+        laid_anew=True,
+    )
+
+
+def _whisper(
+    layers: int, width: int, heads: int, *, mels: int = 80, vocabulary: int = 51865
+) -> WhisperShape:
+    encoder = whisper_block(width, heads, 4 * width, decodes=False)
+    decoder = whisper_block(width, heads, 4 * width, decodes=True)
+    return WhisperShape(layers, encoder, layers, decoder, vocabulary, mels)
+
+
+WHISPER_SHAPES = {
+    "whisper-tiny": _whisper(4, 384, 6),
+    "whisper-base": _whisper(6, 512, 8),
+    "whisper-small": _whisper(12, 768, 12),
+    "whisper-medium": _whisper(24, 1024, 16),
+    "whisper-large-v3": _whisper(32, 1280, 20, mels=128, vocabulary=51866),
+}
+"""openai on huggingface.co; Radford et al. 2022 (arXiv 2212.04356), table 1."""
+
+
+def whisper(
+    name: str,
+    *,
+    dtype: str,
+    sequence_length: int,
+    shape: WhisperShape | None = None,
+    shard: Shard = WHOLE,
+) -> Workload:
+    """Encoder of half a minute of sound, decoder of `sequence_length` tokens of text.
+
+    Raises `InputError`: a share of it, which nobody's library has.
+    """
+    shape, s = shape or WHISPER_SHAPES[name], sequence_length
+    if faults := shard_faults(shard) or whole_faults(shard, name, "its encoder is not split"):
+        raise InputError(faults)
+    encoder, encoder_parameters = _encoder(shape)
+    decoder, decoder_parameters = _decoder(shape, s)
+    return assemble(
+        name,
+        [*encoder, *decoder],
+        dtype=dtype,
+        sample=Sample("recording", f"of {_seconds(shape):g} s and {s} tokens of text"),
+        source="Hugging Face WhisperForConditionalGeneration; Radford et al. 2022, "
+        "arXiv 2212.04356",
+        input_elements=float(PER_TOKEN * shape.sounds * shape.mels + s),
+        output_elements=float(s * shape.vocabulary),
+        registered=[*encoder_parameters, *decoder_parameters],
+        shard=shard,
+    )
+
+
+def _seconds(shape: WhisperShape) -> float:
+    """Length of the sound: 100 frames a second."""
+    return PER_TOKEN * shape.sounds / 100
+
+
+def _encoder(shape: WhisperShape) -> tuple[list[Module], list[Parameter]]:
+    """Parts in the order of forward, and parameters in that of registration.
+
+    Positions of sounds are a table that is not trained.
+    """
+    root, h, tokens = "model.encoder", shape.encoder.width, shape.sounds
+    frames = Image(shape.mels, 1, PER_TOKEN * tokens)
+    widen, wide = _convolution(f"{root}.conv1", frames, h, stride=1, input_elements=frames.elements)
+    halve, _ = _convolution(f"{root}.conv2", wide, h, stride=PER_TOKEN, input_elements=0)
+    dropped, elements = shape.encoder.dropout, tokens * h
+    # its result is added to positions, which needs none of it: the input of GELU alone is kept
+    layer = replace(
+        halve.layer,
+        vector_bytes=halve.layer.vector_bytes
+        + ELEMENT_BYTES * (ADD_PASSES + dropped * DROPOUT_PASSES) * elements,
+        saved_elements=float(elements),
+        saved_bytes=float(dropped * MASK_BYTES * elements),
+        kernels=halve.layer.kernels + 1 + dropped,
+    )
+    blocks, ordered = stack_blocks(f"{root}.layers", shape.encoder_layers, shape.encoder, tokens)
+    norm = last_norm(f"{root}.layer_norm", tokens, h)
+    positions: Parameter = (f"{root}.embed_positions.weight", (tokens, h))
+    parameters = [
+        *widen.parameters,
+        *halve.parameters,
+        positions,
+        *ordered,
+        *norm.parameters,
+    ]
+    return [widen, replace(halve, layer=layer), *blocks, norm], parameters
+
+
+def _convolution(
+    name: str, sound: Image, channels: int, *, stride: int, input_elements: int
+) -> tuple[Module, Image]:
+    """Convolve frames, GELU.
+
+    `input_elements`: of its input, where nobody else keeps it.
+    """
+    module, wide = convolution(name, sound, channels, (1, KERNEL), stride=stride, padding=(0, 1))
+    weight, bias = module.parameters
+    flat: tuple[Parameter, ...] = ((weight[0], (channels, sound.channels, KERNEL)), bias)
+    layer = replace(module.layer, saved_elements=float(2 * wide.elements + input_elements))
+    return replace(module, layer=layer, parameters=flat), wide
+
+
+def _decoder(shape: WhisperShape, s: int) -> tuple[list[Module], list[Parameter]]:
+    """Parts in the order of forward, and parameters in that of registration."""
+    root, h = "model.decoder", shape.decoder.width
+    tables: tuple[Parameter, ...] = (
+        (f"{root}.embed_tokens.weight", (shape.vocabulary, h)),
+        (f"{root}.embed_positions.weight", (shape.targets, h)),
+    )
+    first = token_tables(
+        f"{root}.embed_tokens", tables, s, h, dropout=shape.decoder.dropout, indexed=2
+    )
+    blocks, ordered = stack_blocks(
+        f"{root}.layers", shape.decoder_layers, shape.decoder, s, source=shape.sounds
+    )
+    last = vocabulary_head(
+        "proj_out",
+        s,
+        h,
+        shape.vocabulary,
+        norm=norm_parameters(f"{root}.layer_norm", h),
+        tied=shape.tied,
+        wide_loss=False,
+        shard=WHOLE,
+    )
+    return [first, *blocks, last], [*tables, *ordered, *last.parameters]

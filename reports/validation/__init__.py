@@ -1,0 +1,1 @@
+"""Published and recorded rows beside predictions: ``python -m reports.validation``."""

@@ -1,0 +1,108 @@
+"""The report of `python -m reports.validation` on a small folder of sweeps."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfmodel.library.corrections import datasheet_interval_s, load_spread
+from reports.validation.__main__ import validate as report
+from reports.validation.pages.page import write_validation
+from reports.validation.run import to_json, validate
+
+HEADER = (
+    "sweep_id,collective,gpu,nodes,gpus_per_node,nranks,intra_node,inter_node,"
+    "nic_count_per_node,nic_gbps,proc_model,trust"
+)
+ROWS = (
+    "one,all_reduce,A100-SXM4-80GB,1,8,8,NVLink3 NVSwitch,none,,,single process 8 GPUs,4",
+    "two,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand NDR,8,400,1 GPU/process,5",
+    "vague,all_reduce,H100-SXM5-80GB,2,8,16,NVLink4 NVSwitch,InfiniBand,,,,4",
+    "old,all_reduce,H100-SXM5-80GB,1,8,8,NVLink4 NVSwitch,none,,,,2",
+    "odd,all_reduce,Gaudi 3,1,8,8,xGMI,none,,,,4",
+)
+TIMES = "size_bytes,time_us\n1024,40\n1048576,90\n268435456,2500\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    (root / "nccl_sweeps").mkdir()
+    (root / "nccl_sweeps" / "META.csv").write_text("\n".join((HEADER, *ROWS)) + "\n")
+    for row in ROWS:
+        (root / "nccl_sweeps" / f"{row.partition(',')[0]}.csv").write_text(TIMES)
+    return root
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    return validate(folder, transfer=False)
+
+
+def test_all_baselines_are_compared(found):
+    answer = to_json(found)
+    modes = {d["mode"] for d in answer["datasets"]}
+    assert modes == {"datasheet", "nccl tuner", "alpha-beta"}
+    assert answer["by_band"]["datasheet"]["256 KiB and up"]["sweeps"] == 2
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+
+
+def test_alpha_beta_is_the_formula(found):
+    """8 GPUs, 12 NVLinks of 25 GB/s, 1.98 us a step: 14 steps and 1.75 S / B."""
+    (one,) = (p for p in found.predicted if p.sweep.id == "one")
+    expected = 14 * 1.98e-6 + 268435456 * 1.75 / 300e9
+    assert one.times["alpha-beta"].time_s[-1] == pytest.approx(expected)
+    (two,) = (p for p in found.predicted if p.sweep.id == "two")
+    expected = 30 * 1.98e-6 + 268435456 * 1.875 / 400e9  # 8 NICs of 400 Gbit/s limit the ring
+    assert two.times["alpha-beta"].time_s[-1] == pytest.approx(expected)
+
+
+def test_the_headline_of_other_data_is_of_the_shipped_constants(found):
+    """No constant was fitted to these sweeps: there is nothing to leave out."""
+    assert to_json(found)["headline_mode"] == "datasheet"
+
+
+def test_an_unseen_folder_is_judged_by_the_shipped_intervals(found):
+
+    (first, *_) = (p for p in found.judged if p.sweep == "one")
+    topology = next(p.matched.topology for p in found.predicted if p.sweep.id == "one")
+    expected = datasheet_interval_s(topology, "all_reduce", first.nbytes, first.predicted_s)
+    assert first.interval_s == expected
+
+
+def test_the_report(found, tmp_path):
+    page = write_validation(found, tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in text
+    for name in ("one", "two", "vague", "odd"):
+        assert name in text
+    markdown = (tmp_path / "validation.md").read_text()
+    assert "| datasheet | 2 |" in markdown
+    assert "not predicted: odd" in markdown
+    assert json.loads((tmp_path / "validation.json").read_text()) == to_json(found)
+    lines = (tmp_path / "points.csv").read_text().splitlines()
+    assert lines[0].startswith("sweep_id,counted,nbytes,way,measured_us,datasheet_us")
+    assert len(lines) == 1 + 4 * 3
+
+
+def test_a_spread_is_written_and_what_is_not_predicted_is_named(folder, tmp_path, capsys):
+    out, spread = tmp_path / "report", tmp_path / "spread.yaml"
+    report(folder, transfer=False, output=out, spread=spread)
+    said = capsys.readouterr().out
+    assert "NCCL's own formula" in said
+    assert "not predicted: odd" in said
+    assert "listed, not counted: vague" in said
+    assert (out / "validation.html").is_file()
+    assert load_spread(spread).seen["ampere, NVSwitch, one host, all_reduce"] == 1
+
+
+def test_the_program_refuses_what_is_wrong_in_words():
+    command = [sys.executable, "-m", "reports.validation", "--data", "no-such-folder", "--json"]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+    assert done.returncode == 2
+    assert "no such folder" in done.stderr
+    assert "Traceback" not in done.stderr
