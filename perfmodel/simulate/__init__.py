@@ -63,7 +63,8 @@ message      simulate/message/network.py            = reference: tests/simulate/
 sockets      simulate/sockets/network.py            = reference where nothing queues, and
                                                     measurements: tests/simulate/sockets/
                                                     test_network, test_alike_ranks (who stands
-                                                    for whom), tests/validate/trainings
+                                                    for whom), tests/reports/
+                                                    validation/trainings
 rank vector  simulate/ranks/rank_vectors.py         = reference, a process for each rank: tests/
                                                     simulate/reference/test_plan_processes
 surrogate    studies/tune/objective/surrogate.py    = reference: tests/studies/tune/test_run
